@@ -21,7 +21,7 @@ SAME_MODEL = 0.9
 """Share of moves whose other group is of the same model."""
 PATIENCE = -np.log1p(-(np.arange(1024) + 0.5) / 1024)
 """What a move may cost in temperatures, one of these as likely as another: exponentially distributed (Metropolis)."""
-MIX = np.cumsum([0.15, 0.55, 0.15, 0.1, 0.05])
+MIX = np.cumsum([0.06, 0.8, 0.06, 0.06, 0.02])
 """Of moves: relocate, swap, exchange of runs, exchange of tails, append."""
 COOLING_STEP = 128
 """Moves at one temperature."""
@@ -57,13 +57,14 @@ def draw(random: NDArray[np.uint64]) -> np.uint64:
     x = random[0]
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    mixed: np.uint64 = x ^ (x >> np.uint64(31))
+    return mixed
 
 
 @compiled_inline
 def below(bits: np.uint64, limit: int) -> int:
     """A whole number from 0 to *limit* - 1, by the upper half of *bits*."""
-    return np.int64(((bits >> np.uint64(32)) * np.uint64(limit)) >> np.uint64(32))
+    return np.int64(((bits >> np.uint64(32)) * np.uint64(limit)) >> np.uint64(32))  # type: ignore[return-value]
 
 
 @compiled_inline
@@ -74,13 +75,13 @@ def part(bits: np.uint64, at: int) -> float:
 
 @compiled_inline
 def flag(bits: np.uint64, at: int) -> bool:
-    return (bits >> np.uint64(at)) & np.uint64(1) == np.uint64(1)
+    return (bits >> np.uint64(at)) & np.uint64(1) == np.uint64(1)  # type: ignore[no-any-return]
 
 
 @compiled_inline
 def run_wanted(bits: np.uint64, at: int) -> int:
     """1 to `LONGEST_RUN`, by the three of *bits* from the bit *at* on."""
-    return np.int64((bits >> np.uint64(at)) & np.uint64(LONGEST_RUN - 1)) + 1
+    return np.int64((bits >> np.uint64(at)) & np.uint64(LONGEST_RUN - 1)) + 1  # type: ignore[return-value]
 
 
 @compiled_inline

@@ -25,7 +25,7 @@ a late group loses. The three go together: of 3,000 draws for each of three prob
 CHANGED = 0.3
 """Share of parameters that a mutation changes."""
 STEP = 0.35
-"""Standard deviation of a mutation."""
+"""Standard deviation of a mutation, at the median: each has its own, log-normal."""
 
 
 class Listing(NamedTuple):
@@ -411,7 +411,8 @@ def best_listing(terms: Terms, listing: Listing, goes_on: Callable[[int], bool],
             tried = np.zeros(models + 2 + types * models)
             tried[:models], tried[models], tried[models + 1] = math.log(near), math.log(swap), give_up
         else:
-            tried = kept + STEP * random.standard_normal(kept.size) * (random.random(kept.size) < CHANGED)
+            step = STEP * math.exp(random.standard_normal())
+            tried = kept + step * random.standard_normal(kept.size) * (random.random(kept.size) < CHANGED)
             tried[: models + 1] += STEP * random.standard_normal() * (random.random() < CHANGED)
         count, cost = list_groups(
             terms,

@@ -58,8 +58,8 @@ class Scheme(NamedTuple):
 
 COLD = Scheme(0.5, 0.03)
 COLD_MIDDLE = Scheme(0.35, 0.1)
-COLD_LONG = Scheme(0.2, 0.3)
-WARM = Scheme(0.0, 0.01)
+COLD_LONG = Scheme(0.3, 0.2)
+WARM = Scheme(0.0, 0.02)
 
 
 class Answer(NamedTuple):
