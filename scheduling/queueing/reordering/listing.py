@@ -116,68 +116,6 @@ def order_listed(listing: Listing, count: int, queues: int) -> Order:
     return Order(first.astype(np.int64), listing.chosen[:count][by])
 
 
-@compiled
-def earliest_completion(terms: Terms, listing: Listing, ranked: Ints) -> int:
-    """Give the groups *ranked*, one after another, to the queue that is done with each first; how many could be given."""
-    count = 0
-    for queue in range(terms.kind.size):
-        listing.time[queue], listing.loaded[queue] = terms.free[queue], terms.loaded[queue]
-    for k in range(ranked.size):
-        group = ranked[k]
-        model, best, least_s = terms.model[group], -1, np.inf
-        for queue in range(terms.kind.size):
-            kind = terms.kind[queue]
-            end_s = (
-                listing.time[queue] + terms.change[kind, listing.loaded[queue] + 1, model] + terms.service[kind, group]
-            )
-            if end_s < least_s:
-                best, least_s = queue, end_s
-        if best >= 0:
-            listing.time[best], listing.loaded[best] = least_s, model
-            listing.chosen[count], listing.queue[count] = group, best
-            count += 1
-    return count
-
-
-@compiled
-def first_free(terms: Terms, listing: Listing, ranked: Ints) -> int:
-    """The queue that is free first takes the first of the groups *ranked* that it can serve; how many were taken."""
-    count, left = 0, ranked.size
-    for queue in range(terms.kind.size):
-        listing.time[queue], listing.loaded[queue] = terms.free[queue], terms.loaded[queue]
-    for group in range(terms.model.size):
-        listing.taken[group] = 0
-    begin = 0
-    while left > 0:
-        queue = 0
-        for other in range(1, terms.kind.size):
-            if listing.time[other] < listing.time[queue]:
-                queue = other
-        if listing.time[queue] == np.inf:
-            break  # nobody can serve the rest
-        kind = terms.kind[queue]
-        while begin < ranked.size and listing.taken[ranked[begin]] == 1:
-            begin += 1
-        taken = False
-        for k in range(begin, ranked.size):
-            group = ranked[k]
-            if listing.taken[group] == 1:
-                continue
-            model = terms.model[group]
-            end_s = (
-                listing.time[queue] + terms.change[kind, listing.loaded[queue] + 1, model] + terms.service[kind, group]
-            )
-            if end_s < np.inf:
-                listing.time[queue], listing.loaded[queue] = end_s, model
-                listing.chosen[count], listing.queue[count] = group, queue
-                listing.taken[group] = 1
-                count, left, taken = count + 1, left - 1, True
-                break
-        if not taken:
-            listing.time[queue] = np.inf
-    return count
-
-
 @compiled_inline
 def _look(listing: Listing, kind: int, model: int) -> None:
     """Find what is best in the window of *model* for queues of type *kind*."""
