@@ -1,8 +1,8 @@
-"""List scheduling: orders that are built group by group, for the queue that is free first or is done first.
+"""List scheduling: orders that are built group by group, each for the queue that is free first.
 
-`list_groups` is a parametrised list scheduling by a composite index (ATCS: apparent tardiness cost with setups; Lee,
-Bhaskaran and Pinedo 1997), whose parameters are found for each problem by a (1+1) evolution strategy: an order takes a third
-of a millisecond to build, so a hundred are tried.
+The group is chosen by a composite index (ATCS: apparent tardiness cost with setups; Lee, Bhaskaran and Pinedo 1997), whose
+parameters are found for each problem by a (1+1) evolution strategy: an order of a thousand groups takes some tenths of a
+millisecond to build, so hundreds are tried.
 """
 
 import math

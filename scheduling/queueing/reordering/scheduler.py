@@ -45,7 +45,7 @@ MIDDLE, LONG = 1500.0, 4000.0
 class Scheme(NamedTuple):
     """How a budget is spent. Temperatures are by mean requests of a group x mean service.
 
-    The numbers were chosen on seeds 0 to 2 of the benchmark's problems; it judges on others.
+    The numbers were chosen on seeds 0 to 7 of the benchmark's problems; it judges on others.
     """
 
     listed: float
