@@ -1,7 +1,7 @@
 """List scheduling: orders that are built group by group, each for the queue that is free first.
 
 The group is chosen by a composite index (ATCS: apparent tardiness cost with setups; Lee, Bhaskaran and Pinedo 1997), whose
-parameters are found for each problem by a (1+1) evolution strategy: an order of a thousand groups takes some tenths of a
+parameters are greatest for each problem by a (1+1) evolution strategy: an order of a thousand groups takes some tenths of a
 millisecond to build, so hundreds are tried.
 """
 
@@ -296,20 +296,20 @@ def list_groups(
             if base + listing.highest[kind, model] + max(0.0, -give_up) <= highest:
                 continue
             in_time = base + start_s * listing.by_near[model]
-            rank, found = listing.best[0, kind, model], -np.inf
+            rank, greatest = listing.best[0, kind, model], -np.inf
             if rank >= 0 and start_s + listing.offset[kind, rank] <= 0.0:
-                found = in_time + listing.key[kind, rank]
-            if start_s > listing.in_time[kind, model] and found < base + listing.highest[kind, model] - give_up:
+                greatest = in_time + listing.key[kind, rank]
+            if start_s > listing.in_time[kind, model] and greatest < base + listing.highest[kind, model] - give_up:
                 for slot in range(listing.size[model]):
                     other = listing.window[model, slot]
                     if start_s + listing.offset[kind, other] <= 0.0:
                         index = in_time + listing.key[kind, other]
                     else:
                         index = base + listing.value[kind, other] - give_up
-                    if index > found:
-                        rank, found = other, index
-            if found > highest:
-                best, best_model, highest = rank, model, found
+                    if index > greatest:
+                        rank, greatest = other, index
+            if greatest > highest:
+                best, best_model, highest = rank, model, greatest
         if best < 0:
             listing.time[queue] = np.inf
             _sift(listing, 0)
