@@ -43,7 +43,10 @@ def _requests(start: Start, horizon_s: float) -> int:
             return int((recorded(start.arrivals, start.at).arrival_s < horizon_s).sum())
         case "file":
             row = TraceFile.objects.only("requests", "span_s").filter(pk=start.arrivals["trace"]).first()
-            return 0 if row is None else round(row.requests * min(1.0, horizon_s / max(row.span_s, 1.0)))
+            if row is None:
+                return 0
+            within = row.requests * min(1.0, horizon_s * start.arrivals.get("speed", 1.0) / max(row.span_s, 1.0))
+            return min(round(within), start.arrivals.get("limit") or row.requests)
     clients = start.scenario.get("clients", [])
     return round(sum(float(client["requests_per_s"]) for client in clients) * horizon_s)
 

@@ -18,6 +18,7 @@ from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import LETTERS, Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.runs import working
 from controlplane.simulation.whatif.start import Start
+from controlplane.simulation.whatif.starts.traces import misfits
 from controlplane.simulation.whatif.twin_errors import fleet_error
 
 AS_NOW: Final = "As now"
@@ -117,6 +118,9 @@ def check(row: WhatIf) -> dict[str, str]:
             field = error.field if error.field.startswith("edits") else f"{future.letter}.{error.field}"
             wrong[field] = error.what
             continue
+        if start.arrivals["kind"] == "file":
+            for key, what in misfits(start.arrivals, changed.scenario).items():
+                wrong.setdefault(f"begin.trace_keys.{key}", what)
         if any(one.lengths for one in changed.scenario.clients) or changed.scenario.trace:
             wrong["start"] = "reads a file: upload it as a trace"
         instances = sum(

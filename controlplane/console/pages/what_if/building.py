@@ -19,6 +19,7 @@ from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import back
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart, local
+from controlplane.console.pages.what_if import tracing
 from controlplane.console.pages.what_if.demand import demand_chart
 from controlplane.console.pages.what_if.forms import (
     ALL_FUTURES,
@@ -68,12 +69,12 @@ def build(request: HttpRequest) -> HttpResponseBase:
     posted = request.method == "POST"
     data = request.POST if posted else request.GET
     horizon_s = float(data.get("horizon") or USUAL_HORIZON) if (data.get("horizon") or "0").isdecimal() else 3600.0
-    now, trouble = _now(start_of(data), horizon_s)
+    now, trouble = _now(start_of(data, {}), horizon_s)
     values = now.scenario if now else {}
     wanted = asked(data, values)
     if request.GET.get("format") == "csv":
         return _demand(wanted, values).csv("what-if-demand")
-    shown = _shown(wanted, values)
+    shown = _shown(wanted, now)
     refused = ""
     draft = _draft(data)
     keeps = posted and "keep" in data
@@ -86,7 +87,7 @@ def build(request: HttpRequest) -> HttpResponseBase:
             refused = " ".join(error.messages)
         except (ActionError, ChangeError, ValueError) as error:
             refused = str(error)
-    context = _form(data, values) | _side(wanted, shown, now, trouble) | _chart(wanted, values)
+    context = _form(data, values, wanted) | _side(wanted, shown, now, trouble) | _chart(wanted, values)
     context |= {"refused": refused, "draft": draft}
     return render(request, "console/what_if/build.html", context, status=422 if posted else 200)
 
@@ -177,15 +178,16 @@ def _begin(start: Values, horizon_s: float) -> Begin:
         raise ActionError(f"{first['loc'][0]}: {first['msg']}") from error
 
 
-def _shown(wanted: Asked, values: Values) -> list[dict[str, Any]]:
+def _shown(wanted: Asked, now: Start | None) -> list[dict[str, Any]]:
     """The futures in words; what is wrong with one is among the errors."""
-    shown = []
+    shown, values = [], now.scenario if now else {}
     for letter, one in zip(LETTERS, wanted.futures, strict=False):
         words: list[str] = []
         try:
-            if values:
+            if now is not None:
                 changes = [*parsed(wanted.edits, "Demand"), *parsed(one["changes"], one["name"])]
-                applied(values, changes, asks=bool(values.get("clients")), shared=len(wanted.edits))
+                changed = applied(values, changes, asks=bool(values.get("clients")), shared=len(wanted.edits))
+                wanted.errors.update(tracing.misfits(now, changed.scenario))
                 words = in_words(values, changes)[len(wanted.edits) :]
         except ChangeError as error:
             wanted.errors[f"{one['name']}, {error.field}"] = error.what
@@ -195,7 +197,7 @@ def _shown(wanted: Asked, values: Values) -> list[dict[str, Any]]:
     return shown
 
 
-def _form(data: QueryDict, values: Values) -> dict[str, Any]:
+def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
     presets = data.getlist("preset") if "chosen" in data else list(USUAL_PRESETS)
     baselines = {preset.name for preset in BASELINES}
     gpu_types, regions, prices = cells_of(data, values)
@@ -211,6 +213,9 @@ def _form(data: QueryDict, values: Values) -> dict[str, Any]:
         "until": until,
         "traces": TraceFile.objects.defer("content"),
         "formats": sorted(FORMATS),
+        "trace_fields": tracing.fields(data, values, wanted.errors),
+        "trace_about": tracing.about(wanted.start),
+        "trace_names": (tracing.NAMES, rows_of(tracing.NAMES, data)),
         "horizons": HORIZONS,
         "horizon": data.get("horizon") or USUAL_HORIZON,
         "warmup": data.get("warmup") or "0",
@@ -221,7 +226,7 @@ def _form(data: QueryDict, values: Values) -> dict[str, Any]:
         "no_row": {},
         "column_choices": {
             f"{kind.name}-{column.name}": column.choices(values)
-            for kind in (*OF_ALL, *OF_FLEET)
+            for kind in (*OF_ALL, *OF_FLEET, tracing.NAMES)
             for column in kind.columns
             if column.choices
         },

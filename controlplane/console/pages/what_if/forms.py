@@ -10,6 +10,7 @@ from typing import Any, Final
 from django.http import QueryDict
 from django.utils import timezone
 
+from controlplane.console.pages.what_if import tracing
 from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, TENANT, Kind, Values, changes_of
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.policies import PARTS
@@ -72,7 +73,7 @@ def asked(data: QueryDict, now: Values) -> Asked:
                 errors[error.field] = error.what
         return made
 
-    edits, start = changes(OF_ALL), start_of(data)
+    edits, start = changes(OF_ALL), start_of(data, errors)
     horizon_s = number("horizon", float(USUAL_HORIZON), *HORIZON_S)
     if start["kind"] == "ledger":
         horizon_s = _length_s(start, errors) or horizon_s
@@ -110,14 +111,15 @@ def asked(data: QueryDict, now: Values) -> Asked:
     )
 
 
-def start_of(data: QueryDict) -> Values:
-    """Where it begins, in the words of the service."""
+def start_of(data: QueryDict, errors: dict[str, str]) -> Values:
+    """Where it begins, in the words of the service; what is wrong with a trace's fields is written into *errors*."""
     match data.get("start", "fleet"):
         case "ledger":
             since, until = window_of(data)
             return {"kind": "ledger", "since": since or None, "until": until or None}
         case "trace":
-            return {"kind": "trace", "trace": data.get("trace") or None}
+            trace = data.get("trace") or tracing.newest()
+            return {"kind": "trace", "trace": trace, "trace_keys": tracing.keys_of(data, errors)}
         case "synthetic":
             try:
                 return {"kind": "synthetic", "tenants": changes_of(TENANT, data)}

@@ -139,6 +139,7 @@ def _minutes(name: str, label: str) -> Column:
 
 
 REGION = Column("region", "Region", _regions)
+MODEL: Final = Column("model", "Model", _one_model)
 DEMAND: Final = Kind(
     "demand",
     "Demand",
@@ -165,7 +166,7 @@ TENANT: Final = Kind(
     "New tenants",
     (
         Column("tenant", "Tenant"),
-        Column("model", "Model", _one_model),
+        MODEL,
         Column("class", "SLO class", _classes),
         REGION,
         Column("rate", "Rate", unit="requests/s", step="any"),
@@ -179,7 +180,7 @@ BOUNDS: Final = Kind(
     "bounds",
     "Bounds",
     (
-        Column("model", "Model", _one_model),
+        MODEL,
         REGION,
         Column("least", "At least", unit="instances", step="1"),
         Column("most", "At most", unit="instances", step="1"),

@@ -26,7 +26,7 @@ class Begin(BaseModel):
     trace: int | None = None
     """Number of an uploaded trace, for the fleet as it is."""
     trace_keys: dict[str, Any] = {}
-    """Of a scenario's `[trace]`, such as `speed`, `model` and `models`: what the trace does not say."""
+    """Of a scenario's `[trace]`: speed, limit, model, models, region, slo_class, tenant, what the trace does not say."""
     scenario: dict[str, Any] = {}
     """Keys of a scenario file with clients: a fleet and a demand that are not those of today."""
 
@@ -59,7 +59,7 @@ def start_of(asked: Begin, horizon_s: float) -> Start:
         kind="trace",
         at=timezone.now(),
         scenario=_fleet(),
-        arrivals={"kind": "file", "trace": asked.trace, **asked.trace_keys},
+        arrivals={**asked.trace_keys, "kind": "file", "trace": asked.trace},
     )
 
 

@@ -3,9 +3,14 @@
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
+
+import numpy as np
+from pydantic import ValidationError
 
 from controlplane.accounts.models import User
 from controlplane.events.services import record
@@ -21,6 +26,8 @@ from scheduling.table_files import TraceError
 
 MOST_BYTES: Final = 64 * 1024 * 1024
 MOST_KEPT: Final = 20
+KEYS: Final = ("speed", "limit", "model", "models", "region", "slo_class", "tenant")
+"""Of a scenario's `[trace]`: what the trace does not say."""
 
 
 def upload(name: str, trace_format: str, content: bytes, actor: User) -> TraceFile:
@@ -59,14 +66,55 @@ def workload_of(arrivals: dict[str, Any], scenario: Scenario, seed: int) -> Work
     row = TraceFile.objects.filter(pk=arrivals["trace"]).first()
     if row is None:
         raise ValueError(f"Trace {arrivals['trace']} is not kept any more. Upload it again.")
-    rest = {name: value for name, value in arrivals.items() if name not in ("kind", "trace")}
-    table = TraceOf(file=row.name, format=row.format, **rest)
+    table = _table(row, arrivals)
     with _file(zlib.decompress(row.content)) as path:
         workload = load_trace(path, row.format, seed=seed, limit=table.limit)
     try:
         return named_workload(scenario, table, workload)
     except Misfit as misfit:
         raise ValueError(f"{row.name}: {misfit}") from misfit
+
+
+def misfits(arrivals: dict[str, Any], scenario: Scenario) -> dict[str, str]:
+    """What of *arrivals*, as `workload_of` takes them, does not fit *scenario*, by key of `[trace]`; empty if all does."""
+    row = TraceFile.objects.defer("content").filter(pk=arrivals["trace"]).first()
+    if row is None:
+        return {"trace": f"{arrivals['trace']} is not kept any more: upload it again"}
+    if unknown := [name for name in arrivals if name not in ("kind", "trace", *KEYS)]:
+        return {unknown[0]: f"is no key; there is {', '.join(KEYS)}"}
+    try:
+        named_workload(scenario, _table(row, arrivals), _names(row.pk, row.uploaded_at))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        return {str(first["loc"][0]): str(first["msg"]).removeprefix("Value error, ")}
+    except Misfit as misfit:
+        return {misfit.key[-1]: str(misfit)}
+    return {}
+
+
+def named(pk: int) -> dict[str, list[str]]:
+    """The names that a trace has for models, regions and SLO classes; of each none where it does not say."""
+    row = TraceFile.objects.defer("content").filter(pk=pk).first()
+    if row is None:
+        return {}
+    names = _names(row.pk, row.uploaded_at)
+    columns = (("model", names.model), ("region", names.region), ("slo_class", names.slo_class))
+    return {kind: [name for name in column.names if name] for kind, column in columns}
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _names(pk: int, uploaded_at: datetime) -> Workload:
+    """The trace *pk*, which was uploaded then and never changes, without its requests: its names stay."""
+    row = TraceFile.objects.get(pk=pk)
+    with _file(zlib.decompress(row.content)) as path:
+        workload = load_trace(path, row.format)
+    return workload.select(np.zeros(len(workload), np.bool_))
+
+
+def _table(row: TraceFile, arrivals: dict[str, Any]) -> TraceOf:
+    """The scenario's `[trace]` of *arrivals*. Raises ValueError for a key that is wrong."""
+    given = {name: value for name, value in arrivals.items() if name not in ("kind", "trace")}
+    return TraceOf.model_validate({**given, "file": row.name, "format": row.format})
 
 
 @contextmanager
