@@ -15,7 +15,7 @@ from controlplane.console.pages.what_if import building, compare
 from controlplane.console.pages.what_if.forms import asked
 from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif import selectors, services
 from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.models import Counterfactual, FutureSeed, TwinError, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import Start
@@ -252,7 +252,30 @@ def test_its_files(client, operator, ran):
     assert len(csv("what-if-ttft")) > 10
     report = client.get(f"/what-if/{ran.pk}/report")
     assert report["Content-Disposition"].endswith(f'"what-if-{ran.pk}.html"')
-    assert b"Plotly" in report.content
+    text = report.content.decode()
+    for words in ("Plotly", "Cost against goodput", "tok/s</td>", "<th>Seed 2</th>", "Waiting requests in East"):
+        assert words in text, words
+
+
+@pytest.mark.django_db
+def test_cost_is_drawn_against_goodput_too(client, operator, ran):
+    first, second = selectors.comparison(ran)["futures"]
+    good = [f"{round(each['goodput_tokens_per_s']['mean']):,}" for each in (first, second)]
+    text = page(client, operator, f"/what-if/{ran.pk}/")
+    table = text.partition('aria-label="Futures, table"')[2].partition("</table>")[0]
+    assert "Goodput tok/s" in table
+    assert all(f'<td class="num">{each}' in table for each in good)
+    assert 'href="?against=goodput#chart-what-if-cost"' in text
+    text = page(client, operator, f"/what-if/{ran.pk}/?against=goodput")
+    assert "Cost against goodput" in text
+    assert "SLO target, 99 %" not in text
+    asked = f"/console/api/what-if-charts/{ran.pk}?charts=what-if-cost&against=goodput"
+    drawn = json.loads(client.get(asked).content)["charts"]["what-if-cost"]["figure"]["data"]
+    means = [round(each["goodput_tokens_per_s"]["mean"], 3) for each in (first, second)]
+    assert [trace["y"][0] for trace in drawn if trace["mode"] == "markers+text"] == means
+    address = f"/what-if/{ran.pk}/?format=csv&table=what-if-cost&against=goodput"
+    header = b"".join(client.get(address).streaming_content).decode().splitlines()[0]
+    assert header.startswith("Future,Goodput (tok/s)")
 
 
 @pytest.mark.django_db

@@ -45,8 +45,8 @@ def _requests(start: Start, horizon_s: float) -> int:
             row = TraceFile.objects.only("requests", "span_s").filter(pk=start.arrivals["trace"]).first()
             if row is None:
                 return 0
-            within = row.requests * min(1.0, horizon_s * start.arrivals.get("speed", 1.0) / max(row.span_s, 1.0))
-            return min(round(within), start.arrivals.get("limit") or row.requests)
+            speed, limit = float(start.arrivals.get("speed", 1.0)), int(start.arrivals.get("limit", row.requests))
+            return min(round(row.requests * min(1.0, horizon_s * speed / max(row.span_s, 1.0))), limit)
     clients = start.scenario.get("clients", [])
     return round(sum(float(client["requests_per_s"]) for client in clients) * horizon_s)
 

@@ -1,6 +1,7 @@
-"""Charts of a what-if: cost against SLO met, time to first token, and what changes over time."""
+"""Charts of a what-if: cost against SLO met or goodput, time to first token, and what changes over time."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -13,6 +14,32 @@ from controlplane.simulation.whatif.models import LETTERS
 
 Row = dict[str, Any]
 QUANTITIES: Final = (("ready", "Instances"), ("waiting", "Waiting requests"))
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What cost is drawn against: a column of the comparison, times *factor*."""
+
+    column: str
+    title: str
+    heading: str
+    unit: str
+    factor: float
+    form: str
+    """Of a value in a sentence."""
+    bars: str
+    """What its intervals are."""
+
+
+GAINS: Final = {
+    "slo": Gain(
+        "slo_met", "SLO met", "SLO met (%)", "%", 100.0, "{:.2f} % met", "95 % intervals with the twin error"
+    ),
+    "goodput": Gain(
+        "goodput_tokens_per_s", "goodput", "Goodput (tok/s)", "tok/s", 1.0, "{:,.0f} tok/s", "95 % intervals over seeds"
+    ),
+}  # fmt: skip
+AGAINST: Final = (("slo", "SLO met"), ("goodput", "Goodput"))
 NOTHING: Final = "Nothing is simulated yet. Points come as seeds are done."
 
 
@@ -20,16 +47,18 @@ def _style(at: int) -> tuple[str, str]:
     return COLORS[at].removeprefix("var(--").removesuffix(")"), DASHES[at]
 
 
-def scatter(rows: Sequence[Row], target: float) -> Chart:
-    """A point a future, with its interval of SLO met; the line joins those that none beats on both."""
-    known = [row for row in rows if row["slo_met"] and row["cost_usd_per_h"]]
-    across, up = _ranges(known, target)
-    points = {row["letter"]: (row["cost_usd_per_h"]["mean"], 100 * row["slo_met"]["mean"]) for row in known}
+def scatter(rows: Sequence[Row], target: float, against: str = "slo") -> Chart:
+    """A point a future, with its interval of what is gained; the line joins those that none beats on both."""
+    gain = GAINS[against]
+    known = [row for row in rows if row[gain.column] and row["cost_usd_per_h"]]
+    level = [gain.factor * target] if against == "slo" else []
+    across, up = _ranges(known, gain, level)
+    points = {row["letter"]: (row["cost_usd_per_h"]["mean"], _gained(row, gain)) for row in known}
     labels = labels_of(points, {row["letter"]: row["name"] for row in known}, across, up)
     series = [
         Series(
             f"{row['letter']} {row['name']}",
-            [round(100 * row["slo_met"]["mean"], 3)],
+            [_gained(row, gain)],
             _style(row["at"]),
             [round(row["cost_usd_per_h"]["mean"], 3)],
             shape="circle",
@@ -45,18 +74,19 @@ def scatter(rows: Sequence[Row], target: float) -> Chart:
                 "error_y": {
                     "type": "data",
                     "symmetric": False,
-                    "array": [round(100 * (row["slo_met"]["wide_high"] - row["slo_met"]["mean"]), 3)],
-                    "arrayminus": [round(100 * (row["slo_met"]["mean"] - row["slo_met"]["wide_low"]), 3)],
+                    "array": [round(_gained(row, gain, "wide_high") - _gained(row, gain), 3)],
+                    "arrayminus": [round(_gained(row, gain) - _gained(row, gain, "wide_low"), 3)],
                     "color": COLORS[row["at"]],
                     "thickness": 1.5,
                     "width": 0,
                 },
-                "hovertemplate": f"{row['letter']} {row['name']}<br>%{{y:.2f}} % met at $%{{x:.2f}}/h<extra></extra>",
+                "hovertemplate": f"{row['letter']} {row['name']}<br>{gain.form.format(_gained(row, gain))} at $%{{x:.2f}}/h"
+                "<extra></extra>",
             },
         )
         for row in known
     ]
-    front = _front(known)
+    front = _front(known, gain)
     line = Series(
         "Pareto front",
         [y for _, y in front],
@@ -66,56 +96,74 @@ def scatter(rows: Sequence[Row], target: float) -> Chart:
         layer=-1,
         more={"line": {"shape": "hv"}, "hoverinfo": "skip"},
     )
-    best = max(known, key=lambda row: row["slo_met"]["mean"], default=None)
+    best = max(known, key=lambda row: _gained(row, gain), default=None)
     return Chart(
         key="what-if-cost",
-        title="Cost against SLO met",
-        caption="Up and left is better; bars are 95 % intervals with the twin error",
-        sentence=f"{len(known)} futures; the most is met by {best['letter']}, {100 * best['slo_met']['mean']:.1f} %, at "
+        title=f"Cost against {gain.title}",
+        caption=f"Up and left is better; bars are {gain.bars}",
+        sentence=f"{len(known)} futures; {best['letter']} has the most, {gain.form.format(_gained(best, gain))}, at "
         f"{usd(best['cost_usd_per_h']['mean'])} an hour." if best else "",
         across=NUMBERS.but(
             tickprefix="$", showgrid=True, range=list(across),
             title={"text": "cost, $/h", "font": {"size": 11}, "standoff": 4},
         ),
-        up=NUMBERS.but(unit="%", ticksuffix=" %", range=list(up), rangemode="normal"),
+        up=NUMBERS.but(unit=gain.unit, range=list(up), rangemode="normal", **_ticks(against)),
         series=[*series, line],
-        levels=Levels(f"SLO target, {100 * target:g} %", [100 * target]),
+        levels=Levels(f"SLO target, {100 * target:g} %", level) if level else None,
         empty="" if known else NOTHING,
         size="large",
         hover="closest",
-        table=_table_of(rows),
+        table=_table_of(rows, gain),
     )  # fmt: skip
 
 
-def _ranges(known: Sequence[Row], target: float) -> tuple[tuple[float, float], tuple[float, float]]:
-    """What the axes of cost and of SLO met reach over, with room for labels and intervals."""
-    lows = [100 * row["slo_met"]["wide_low"] for row in known] + [100 * target]
-    low = max(0.0, min(lows) - 0.15 * (100 - min(lows)))
+def _gained(row: Row, gain: Gain, statistic: str = "mean") -> float:
+    return round(gain.factor * row[gain.column][statistic], 3)
+
+
+def _ticks(against: str) -> dict[str, Any]:
+    if against == "slo":
+        return {"ticksuffix": " %"}
+    return {"tickformat": "~s", "title": {"text": "goodput, tok/s", "font": {"size": 11}, "standoff": 4}}
+
+
+def _ranges(
+    known: Sequence[Row], gain: Gain, level: Sequence[float]
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """What the axes of cost and of what is gained reach over, with room for labels and intervals."""
+    lows = [*(_gained(row, gain, "wide_low") for row in known), *level] or [0.0]
+    highs = [_gained(row, gain, "wide_high") for row in known] or [1.0]
+    top = 100.0 if level else max(highs)
+    height = max(top - min(lows), 0.02 * top, 0.01)
+    low = max(0.0, min(lows) - 0.15 * height)
     costs = [row["cost_usd_per_h"]["mean"] for row in known] or [0.0]
     room = max(0.15 * (max(costs) - min(costs)), 0.08 * max(costs), 0.01)
-    return (min(costs) - room, max(costs) + room), (low, 100 + 0.06 * (100 - low))
+    return (min(costs) - room, max(costs) + room), (low, top + (0.06 if level else 0.15) * (top - low))
 
 
-def _table_of(rows: Sequence[Row]) -> Any:
+def _table_of(rows: Sequence[Row], gain: Gain) -> Any:
+    def statistic(name: str) -> Any:
+        return lambda row: row[gain.column] and gain.factor * row[gain.column][name]
+
     return table(
         {
             "Future": lambda row: f"{row['letter']} {row['name']}",
-            "SLO met (%)": lambda row: row["slo_met"] and 100 * row["slo_met"]["mean"],
-            "low (%)": lambda row: row["slo_met"] and 100 * row["slo_met"]["wide_low"],
-            "high (%)": lambda row: row["slo_met"] and 100 * row["slo_met"]["wide_high"],
+            gain.heading: statistic("mean"),
+            f"low ({gain.unit})": statistic("wide_low"),
+            f"high ({gain.unit})": statistic("wide_high"),
             "Cost ($/h)": lambda row: row["cost_usd_per_h"] and row["cost_usd_per_h"]["mean"],
         },
         rows,
     )
 
 
-def _front(rows: Sequence[Row]) -> list[tuple[float, float]]:
-    """The futures that none beats on both cost and SLO met, by cost."""
+def _front(rows: Sequence[Row], gain: Gain) -> list[tuple[float, float]]:
+    """The futures that none beats on both cost and what is gained, by cost."""
     best, front = -1.0, []
-    for row in sorted(rows, key=lambda row: (row["cost_usd_per_h"]["mean"], -row["slo_met"]["mean"])):
-        if row["slo_met"]["mean"] > best:
-            best = row["slo_met"]["mean"]
-            front.append((round(row["cost_usd_per_h"]["mean"], 3), round(100 * best, 3)))
+    for row in sorted(rows, key=lambda row: (row["cost_usd_per_h"]["mean"], -_gained(row, gain))):
+        if _gained(row, gain) > best:
+            best = _gained(row, gain)
+            front.append((round(row["cost_usd_per_h"]["mean"], 3), best))
     return front
 
 

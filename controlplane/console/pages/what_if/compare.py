@@ -146,10 +146,10 @@ def drawn(share: Row, target: float, left: float) -> Drawn:
 
 
 def cells(one: Row, at: int) -> list[Cell]:
-    """SLO met, TTFT p95, cost, instance-hours and the highest queue."""
+    """SLO met, TTFT p95, goodput, cost, instance-hours and the highest queue."""
     met = one["slo_met"]
     if met is None:
-        return [Cell(NONE)] * 5
+        return [Cell(NONE)] * 6
     points = None if at == 0 or met["delta"] is None else 100 * met["delta"]
     share = Cell(
         f"{100 * met['mean']:.1f} %",
@@ -158,10 +158,14 @@ def cells(one: Row, at: int) -> list[Cell]:
         "" if points is None or abs(points) < 0.05 else "better" if points > 0 else "worse",
         bold=True,
     )
-    cost, hours = one["cost_usd_per_h"], one["instance_hours"]
+    cost, hours, good = one["cost_usd_per_h"], one["instance_hours"], one["goodput_tokens_per_s"]
     return [
         share,
         Cell(milliseconds(_mean(one["ttft_p95_ms"]))),
+        Cell(
+            NONE if good is None else count(round(good["mean"])),
+            change=_change(good, at, lambda by: f"{by:+,.0f}", 0.5),
+        ),
         Cell(usd(_mean(cost)), change=_change(cost, at, lambda by: f"{'+' if by > 0 else '-'}{usd(abs(by))}", 0.005)),
         Cell(_number(_mean(hours)), change=_change(hours, at, lambda by: f"{by:+,.1f}", 0.05)),
         Cell(NONE if one["queue_peak"] is None else count(round(one["queue_peak"]["mean"]))),

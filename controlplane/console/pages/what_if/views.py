@@ -196,6 +196,7 @@ class _Seen:
         self.row, self.asked = row, request.GET
         self.scope = self._one("scope", ("all", "interactive", "all, edited", "interactive, edited"))
         self.quantity = self._one("quantity", [name for name, _ in drawn.QUANTITIES])
+        self.against = self._one("against", [name for name, _ in drawn.AGAINST])
         self.price = _price(self.asked.get("price", ""))
         self.progress: dict[str, Any] = selectors.progress(row.pk) or {}
         self.compared = selectors.comparison(row, self.scope, self.price)
@@ -231,7 +232,7 @@ class _Seen:
     def charts(self) -> list[Chart]:
         row = self.row
         at = timezone.localtime(datetime.fromisoformat(row.start["at"]) if row.start else row.created_at)
-        self.scatter = drawn.scatter(self.rows, self.compared["target"])
+        self.scatter = drawn.scatter(self.rows, self.compared["target"], self.against)
         self.ttft = drawn.ttft(self.rows, self.curves, self._slo_ms(), self.scope)
         actual = {}
         if self.quantity == "ready" and row.plan and not row.plan.get("undone_at"):
@@ -275,6 +276,8 @@ class _Seen:
             },
             "over_time_title": f"{dict(drawn.QUANTITIES)[self.quantity]} over time",
             "quantities": drawn.QUANTITIES,
+            "against": self.against,
+            "gains": drawn.AGAINST,
             "quantity": self.quantity,
             "regions": self.regions,
             "region": self.region,

@@ -18,7 +18,8 @@ UNKNOWN: Final = "-"
 STYLE: Final = """
 body { font: 15px/1.5 Inter, system-ui, sans-serif; margin: 2rem auto; max-width: 70rem; padding: 0 1rem; color: #15181d; }
 table { border-collapse: collapse; width: 100%; } th, td { border-bottom: 1px solid #d8dbe0; padding: .4rem .6rem;
-text-align: right; } th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; } small { color: #586070; }
+text-align: right; } th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; }
+.numbers :is(th, td):nth-child(3) { text-align: right; } small { color: #586070; }
 """
 
 
@@ -26,7 +27,13 @@ def html(row: WhatIf) -> str:
     """The whole file, some 4 MB, most of which is Plotly."""
     made, curves = selectors.comparison(row), selectors.curves(row)
     futures = [each for each in made["futures"] if each["seeds_done"]]
-    figures = [_cost(futures, made["target"]), _ttft(futures, curves), *_instances(futures, curves)]
+    figures = [
+        _cost(futures, made["target"]),
+        _goodput(futures),
+        _ttft(futures, curves),
+        *_over_time(futures, curves, "ready", "Instances ready", "instances"),
+        *_over_time(futures, curves, "waiting", "Waiting requests", "requests"),
+    ]
     drawn = [
         plotly.io.to_html(figure, full_html=False, include_plotlyjs=number == 0, default_height="420px")
         for number, figure in enumerate(figures)
@@ -40,7 +47,7 @@ def html(row: WhatIf) -> str:
         _table(made["futures"]),
         "<p><small>Means over seeds with 95 % intervals; in brackets with the error of the simulation too.</small></p>",
         *drawn,
-        f"<h2>Regret</h2><p>{escape(made['regret']['sentence'])}</p>" if made["regret"] else "",
+        _regret(made["regret"], {each["letter"]: each["name"] for each in futures}),
         _decides(selectors.decides(row)),
     ]
     title = f"<title>{escape(row.title)}</title>"
@@ -55,6 +62,7 @@ def _table(futures: Sequence[dict[str, Any]]) -> str:
         "Changes against now",
         "SLO met",
         "TTFT p95",
+        "Goodput",
         "Cost an hour",
         "Instance-hours",
         "Queue peak",
@@ -75,6 +83,7 @@ def _table(futures: Sequence[dict[str, Any]]) -> str:
             escape("; ".join(each["changes"]) or "no change"),
             met,
             _mean(each, "ttft_p95_ms", "{:,.0f} ms"),
+            _mean(each, "goodput_tokens_per_s", "{:,.0f} tok/s"),
             _mean(each, "cost_usd_per_h", "${:,.2f}"),
             _mean(each, "instance_hours", "{:,.1f}"),
             _mean(each, "queue_peak", "{:,.0f}"),
@@ -120,6 +129,28 @@ def _cost(futures: Sequence[dict[str, Any]], target: float) -> go.Figure:
     return figure
 
 
+def _goodput(futures: Sequence[dict[str, Any]]) -> go.Figure:
+    figure = go.Figure()
+    for each in futures:
+        good, cost = each["goodput_tokens_per_s"], each["cost_usd_per_h"]
+        if good is None or cost is None:
+            continue
+        ends = {"array": [good["wide_high"] - good["mean"]], "arrayminus": [good["mean"] - good["wide_low"]]}
+        figure.add_scatter(
+            x=[cost["mean"]],
+            y=[good["mean"]],
+            error_y={"type": "data", "symmetric": False, **ends},
+            mode="markers+text",
+            name=f"{each['letter']} {each['name']}",
+            text=[each["letter"]],
+            textposition="top right",
+            marker={"color": _style(each["letter"])["color"], "size": 11},
+        )
+    title = "Cost against goodput: output tokens of requests that kept their promise"
+    figure.update_layout(title=title, xaxis_title="USD an hour", yaxis_title="tokens/s", template="simple_white")
+    return figure
+
+
 def _ttft(futures: Sequence[dict[str, Any]], curves: dict[str, dict[str, Any]]) -> go.Figure:
     figure = go.Figure()
     for each in futures:
@@ -133,23 +164,43 @@ def _ttft(futures: Sequence[dict[str, Any]], curves: dict[str, dict[str, Any]]) 
     return figure
 
 
-def _instances(futures: Sequence[dict[str, Any]], curves: dict[str, dict[str, Any]]) -> list[go.Figure]:
-    """One figure a region: instances of all models that are ready."""
-    regions = dict.fromkeys(key.rpartition(" ")[2] for of in curves.values() for key in of["series"]["ready"])
+def _over_time(
+    futures: Sequence[dict[str, Any]], curves: dict[str, dict[str, Any]], quantity: str, title: str, unit: str
+) -> list[go.Figure]:
+    """One figure a region: *quantity* of all its models."""
+    regions = dict.fromkeys(key.rpartition(" ")[2] for of in curves.values() for key in of["series"][quantity])
     figures = []
     for region in regions:
         figure = go.Figure()
         for each in futures:
             series = curves[each["letter"]]["series"]
-            own = [values for key, values in series["ready"].items() if key.rpartition(" ")[2] == region]
+            own = [values for key, values in series[quantity].items() if key.rpartition(" ")[2] == region]
             total = [sum(values) for values in zip(*own, strict=True)]
             hours = [t_s / 3600 for t_s in series["t_s"]]
             line = _style(each["letter"]) | {"shape": "hv"}
             figure.add_scatter(x=hours, y=total, name=f"{each['letter']} {each['name']}", line=line)
-        title = f"Instances ready in {region_title(region)}"
-        figure.update_layout(title=title, xaxis_title="hours", yaxis_title="instances", template="simple_white")
+        said = f"{title} in {region_title(region)}"
+        figure.update_layout(title=said, xaxis_title="hours", yaxis_title=unit, template="simple_white")
         figures.append(figure)
     return figures
+
+
+def _regret(regret: dict[str, Any] | None, names: dict[str, str]) -> str:
+    """Dollars above the best future of each seed, the least regretted first."""
+    if regret is None:
+        return ""
+    head = "".join(
+        f"<th>{title}</th>" for title in ("", "Future", *map("Seed {}".format, regret["seeds"]), "Mean", "Worst")
+    )
+    rows = []
+    for each in sorted(regret["rows"], key=lambda each: each["mean"]):
+        cells = "".join(f"<td>${value:,.2f}</td>" for value in (*each["usd"], each["mean"], each["worst"]))
+        rows.append(f"<tr><td>{each['letter']}</td><td>{escape(names[each['letter']])}</td>{cells}</tr>")
+    return (
+        f"<h2>Regret</h2><p>Cost plus ${regret['usd_per_1000_missed']:g} per 1,000 missed requests, above the best future of"
+        f' that seed. {escape(regret["sentence"])}</p><table class="numbers"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
+    )
 
 
 def _decides(rows: Sequence[dict[str, Any]]) -> str:

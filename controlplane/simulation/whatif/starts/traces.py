@@ -88,7 +88,7 @@ def misfits(arrivals: dict[str, Any], scenario: Scenario) -> dict[str, str]:
         first = error.errors(include_url=False)[0]
         return {str(first["loc"][0]): str(first["msg"]).removeprefix("Value error, ")}
     except Misfit as misfit:
-        return {misfit.key[-1]: str(misfit)}
+        return {str(misfit.key[-1]): str(misfit)}
     return {}
 
 
