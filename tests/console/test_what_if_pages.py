@@ -118,6 +118,28 @@ def test_a_form_is_a_request():
     assert {"gpus", "price"} < {change["kind"] for change in asked(data, NOW).edits}
 
 
+def test_edits_of_the_fleet_join_a_future():
+    """They are a future of their own, with the policies of a preset if one is chosen, or those of the custom future."""
+
+    def futures(**fields):
+        data = entered(chosen="yes", preset=["qlm"], **fields)
+        data["gpus:east:g"] = "9"
+        wanted = asked(data, NOW)
+        return {one["name"]: [change["kind"] for change in one["changes"]] for one in wanted.futures}, wanted
+
+    plain = {"As now": [], "QLM": ["policy"]}
+    assert futures()[0] == plain | {"Other fleet": ["gpus"]}
+    made, wanted = futures(fleet_for="qlm")
+    assert made == plain | {"QLM, other fleet": ["policy", "gpus"]}
+    assert parsed(wanted.futures[-1]["changes"])[0].value == "qlm"
+    assert futures(fleet_for="qlm", fleet_name="Eight more")[0] == plain | {"Eight more": ["policy", "gpus"]}
+    made, _ = futures(fleet_for="custom", custom_ordering="ssjf", custom_routing="round_robin")
+    assert made == plain | {"Custom": ["policy", "policy", "gpus"]}
+    made, wanted = futures(fleet_for="custom")
+    assert made == plain
+    assert "there is no custom future" in wanted.errors["Applies to"]
+
+
 @pytest.mark.parametrize(
     ("fields", "where"),
     [
@@ -135,6 +157,7 @@ def test_what_is_wrong_is_named(fields, where):
 @pytest.mark.django_db
 def test_the_form_says_what_it_asks_for(client, operator, begun):
     text = page(client, operator, f"{NEW}?chosen=yes&preset=qlm&seeds=4&demand-edit=factor&demand-by=2")
+    assert '<option value="qlm" selected>QLM</option>' in page(client, operator, f"{NEW}?fleet-for=qlm")
     assert "2x demand" in text
     assert "8 (2 futures" in text
     assert "4 of 4 instances reported" in text

@@ -70,7 +70,7 @@ def test_what_the_trace_does_not_say_is_asked_at_its_field(client, operator, tra
     what = f"is missing: a model, which the trace does not name, is none of llama-3.1-8b, {OTHER}"
     assert f'id="trace-model-error">{what}<' in text
     assert f"Trace, Model: {what}" in text
-    assert "300 requests over 9 min. It names no models; no regions; no SLO classes." in text
+    assert "300 requests over 9 min. It names no models; no regions; no SLO classes. Where it names none:" in text
     assert not WhatIf.objects.exists()
     assert f'id="trace-model-error">{what}<' in page(client, operator, f"{NEW}?start=trace")  # the newest trace
     text = page(client, operator, f"{NEW}?start=trace&trace-model={OTHER}")

@@ -23,9 +23,11 @@ from controlplane.console.pages.what_if import tracing
 from controlplane.console.pages.what_if.demand import demand_chart
 from controlplane.console.pages.what_if.forms import (
     ALL_FUTURES,
+    CUSTOM_FUTURE,
     CUSTOM_PARTS,
     HORIZONS,
     MOST_SEEDS,
+    OWN_FUTURE,
     USUAL_HORIZON,
     USUAL_PRESETS,
     Asked,
@@ -233,7 +235,7 @@ def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
         "gpu_types": gpu_types,
         "regions": [(region_title(name), cells) for name, cells in regions],
         "prices": prices,
-        "of_all_futures": data.get("fleet-for") == ALL_FUTURES,
+        "applies_to": _applies_to(data.get("fleet-for", OWN_FUTURE)),
         "fleet_name": data.get("fleet-name", ""),
         "scenario_keys": scenario_keys(),
         "presets": presets,
@@ -251,6 +253,15 @@ def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
         ],
         "custom_chosen": any(data.get(f"custom-{part}") for part in CUSTOM_PARTS),
     }
+
+
+def _applies_to(chosen: str) -> list[tuple[str, list[tuple[str, str, bool]]]]:
+    """Groups of what edits of the fleet may apply to: value, title, and whether it is *chosen*."""
+    groups = (
+        ("", ((OWN_FUTURE, "a future of its own"), (ALL_FUTURES, "all futures"), (CUSTOM_FUTURE, "the custom future"))),
+        ("A future of its own, with", tuple((preset.name, preset.title) for preset in PRESETS.values())),
+    )
+    return [(label, [(value, title, value == chosen) for value, title in options]) for label, options in groups]
 
 
 def _demand(wanted: Asked, values: Values) -> Chart:

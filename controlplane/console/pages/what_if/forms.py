@@ -28,7 +28,8 @@ USUAL_SEEDS: Final = 5
 MOST_SEEDS: Final = 20
 USUAL_PRESETS: Final = ("pilothouse",)
 CUSTOM_PARTS: Final = ("routing", "ordering", "strategy", "forecaster")
-ALL_FUTURES: Final = "all"
+OWN_FUTURE, ALL_FUTURES, CUSTOM_FUTURE = "own", "all", "custom"
+"""What edits of the fleet apply to, beside the name of a preset: a future of theirs that has its policies too."""
 AS_NOW: Final = "As now"
 
 
@@ -82,7 +83,8 @@ def asked(data: QueryDict, now: Values) -> Asked:
         if not start["tenants"]:
             errors["New tenants"] = "a synthetic start has no other requests: add one"
     fleet = [*_supply(data, now, errors), *changes(OF_FLEET)]
-    of_all = data.get("fleet-for") == ALL_FUTURES
+    fleet_for, fleet_name = data.get("fleet-for", OWN_FUTURE), data.get("fleet-name", "").strip()[:80]
+    of_all = fleet_for == ALL_FUTURES
     futures: list[Values] = [{"name": AS_NOW, "changes": []}]
     chosen = data.getlist("preset") if "chosen" in data else USUAL_PRESETS
     futures += [
@@ -95,10 +97,17 @@ def asked(data: QueryDict, now: Values) -> Asked:
         for part in CUSTOM_PARTS
         if data.get(f"custom-{part}", "") in PARTS[part]
     ]
+    joins = bool(fleet) and fleet_for == CUSTOM_FUTURE
     if custom:
-        futures.append({"name": "Custom", "changes": custom})
-    if fleet and not of_all:
-        futures.append({"name": data.get("fleet-name", "").strip()[:80] or "Other fleet", "changes": fleet})
+        name = fleet_name if joins and fleet_name else "Custom"
+        futures.append({"name": name, "changes": [*custom, *(fleet if joins else [])]})
+    elif joins:
+        errors["Applies to"] = "there is no custom future: choose its router, order, strategy or forecaster"
+    if fleet and not (of_all or joins):
+        policies = PRESETS.get(fleet_for)
+        name = f"{policies.title}, other fleet" if policies else "Other fleet"
+        taken = [dict(change) for change in policies.changes] if policies else []
+        futures.append({"name": fleet_name or name, "changes": [*taken, *fleet]})
     return Asked(
         title=data.get("title", "").strip()[:160],
         start=start,

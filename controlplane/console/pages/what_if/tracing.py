@@ -85,9 +85,9 @@ def fields(data: QueryDict, values: Values, errors: Mapping[str, str]) -> list[d
     regions = list(values.get("regions", {}))
     classes = list(values.get("classes", {}))
     options = {
-        "model": [("", "as the trace says"), *((name, name) for name in values.get("models", {}))],
-        "region": [("", _else(regions, region_title)), *((name, region_title(name)) for name in regions)],
-        "slo_class": [("", _else(classes, str)), *((name, name) for name in classes)],
+        "model": [("", "choose one"), *((name, name) for name in values.get("models", {}))],
+        "region": [("" if at == 0 else name, region_title(name)) for at, name in enumerate(regions)],
+        "slo_class": [("" if at == 0 else name, name) for at, name in enumerate(classes)],
     }
     usual = {"tenant": "trace", "speed": "1", "limit": "all"}
     made = []
@@ -108,10 +108,6 @@ def fields(data: QueryDict, values: Values, errors: Mapping[str, str]) -> list[d
     return made
 
 
-def _else(names: list[str], title: Any) -> str:
-    return f"as the trace says, else {title(names[0])}" if names else "as the trace says"
-
-
 def about(start: Values) -> str:
     """What a trace is and which names it has, in a sentence or two; empty if there is none."""
     pk = str(start.get("trace") or "")
@@ -123,7 +119,7 @@ def about(start: Values) -> str:
         title = {"model": "models", "region": "regions", "slo_class": "SLO classes"}[kind]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         lists.append(f"{title} {', '.join(names[:SHOWN])}{more}" if names else f"no {title}")
-    return f"{row.requests:,} requests over {duration(row.span_s)}. It names {'; '.join(lists)}."
+    return f"{row.requests:,} requests over {duration(row.span_s)}. It names {'; '.join(lists)}. Where it names none:"
 
 
 def newest() -> int | None:
