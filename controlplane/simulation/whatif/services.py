@@ -161,7 +161,7 @@ def ask(values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]], actor: 
 
 
 @transaction.atomic
-def cancel(row: WhatIf, actor: User, reason: str = "", letter: str = "") -> WhatIf:
+def cancel(row: WhatIf, actor: User | str, reason: str = "", letter: str = "") -> WhatIf:
     """Cancel *row*, or one future of it; workers stop within seconds and what is done stays. Raises ActionError."""
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     if row.state not in working.OPEN:
@@ -175,14 +175,14 @@ def cancel(row: WhatIf, actor: User, reason: str = "", letter: str = "") -> What
     if not FutureSeed.objects.filter(future__what_if=row, state__in=working.OPEN).exists():
         whole = not FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.CANCELLED).exists()
         row.state = WhatIfState.DONE if whole else WhatIfState.CANCELLED
-        row.ended_at, row.ended_by = timezone.now(), actor.get_username()
+        row.ended_at, row.ended_by = timezone.now(), actor if isinstance(actor, str) else actor.get_username()
         row.save(update_fields=["state", "ended_at", "ended_by"])
     record("what_if.cancelled", row, actor=actor, reason=reason, inputs={"future": letter} if letter else {})
     return row
 
 
 @transaction.atomic
-def resume(row: WhatIf, actor: User, letter: str = "") -> WhatIf:
+def resume(row: WhatIf, actor: User | str, letter: str = "") -> WhatIf:
     """Run what of *row*, or of one future, was cancelled, failed or interrupted. Raises ActionError if nothing was."""
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     missing = FutureSeed.objects.filter(

@@ -19,12 +19,14 @@ from scheduling.simulation.scenario.file import read_toml
 
 ACTOR = "command line"
 LOOK_S = 0.5
+INTERRUPTED = 130
+"""The exit code of a command that Ctrl-C ended, as shells have it."""
 
 
 class Command(BaseCommand):
     help = (
         "Ask a what-if, watch it, and print its futures side by side: of the living fleet, or of a file with the body that"
-        " POST /api/what-ifs takes. With a number, print one that was asked before."
+        " POST /api/what-ifs takes. With a number, follow and print one that was asked before. Ctrl-C leaves it to workers."
     )
     requires_system_checks = []
 
@@ -43,20 +45,43 @@ class Command(BaseCommand):
         parser.add_argument("--demand", type=float, default=1.0, help="so many times the demand, in all futures")
         parser.add_argument("--horizon", type=float, default=3600.0, metavar="S", help="seconds (default %(default)g)")
         parser.add_argument("--seeds", type=int, default=5, help="default %(default)d")
+        parser.add_argument("--cancel", type=int, metavar="N", help="cancel what-if N; what is done stays")
+        parser.add_argument(
+            "--resume",
+            type=int,
+            metavar="N",
+            help="run what of what-if N was cancelled, failed or interrupted, and follow it",
+        )
+        parser.add_argument(
+            "--future", default="", metavar="LETTER", help="of --cancel and --resume; all, if it is left out"
+        )
         parser.add_argument("--here", action="store_true", help="run in this process, not by the Celery workers")
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:
         given = options["what_if"] or ""
         try:
-            row = self._known(int(given)) if given.isdigit() else self._asked(given, options)
+            if options["cancel"] is not None:
+                self._cancel(self._known(options["cancel"]), options)
+                return
+            if options["resume"] is not None:
+                row = services.resume(self._known(options["resume"]), ACTOR, options["future"])
+            else:
+                row = self._known(int(given)) if given.isdigit() else self._asked(given, options)
         except (ActionError, ScenarioError, OSError, ValueError) as error:
             raise CommandError(str(error)) from error
         except ValidationError as error:
             raise CommandError(
                 "; ".join(f"{name}: {' '.join(each)}" for name, each in error.message_dict.items())
             ) from error
-        self._watch(row, options["here"], options["json"])
+        try:
+            self._watch(row, options["here"], options["json"])
+        except KeyboardInterrupt:
+            self.stderr.write(
+                f"What-if {row.pk} goes on where workers run. `manage.py whatif {row.pk}` follows it again, --here makes its"
+                f" runs, and `manage.py whatif --cancel {row.pk}` cancels it."
+            )
+            raise SystemExit(INTERRUPTED) from None
         row.refresh_from_db()
         made = selectors.comparison(row)
         if options["json"]:
@@ -70,6 +95,17 @@ class Command(BaseCommand):
         if row is None:
             raise CommandError(f"There is no what-if {pk}.")
         return row
+
+    def _cancel(self, row: WhatIf, options: dict[str, Any]) -> None:
+        row = services.cancel(row, ACTOR, letter=options["future"])
+        seen = selectors.progress(row.pk)
+        assert seen is not None
+        if options["json"]:
+            self.stdout.write(json.dumps({"id": row.pk, **seen}))
+            return
+        what = f"Future {options['future']} of what-if" if options["future"] else "What-if"
+        kept = f"{seen['runs_done']} of {seen['runs']} runs are kept"
+        self.stdout.write(f"{what} {row.pk} is cancelled; {kept}. `manage.py whatif --resume {row.pk}` runs the rest.")
 
     def _asked(self, file: str, options: dict[str, Any]) -> WhatIf:
         body: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
