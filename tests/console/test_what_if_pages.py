@@ -270,6 +270,14 @@ def test_its_files(client, operator, ran):
         return b"".join(answer.streaming_content).decode().splitlines()
 
     assert len(csv("futures")) == 3
+    assert len(csv("runs")) == 1 + 2 * 2 * 4  # futures, seeds, scopes
+    assert csv("keys")[0] == "future,name,key,change"
+    assert {line[:10] for line in csv("keys")[1:]} == {"B,Reactive"}
+    text = client.get(f"/what-if/{ran.pk}/?future=B").content.decode()
+    assert "of the scenario differ" in text
+    assert csv("keys")[1].split(",")[2] in text.partition('class="all-keys"')[2].partition("</details>")[0]
+    for table in ("runs", "keys"):
+        assert f"table={table}&amp;format=csv" in text
     assert csv("regret")[0].startswith("Future,Seed 1 ($),Seed 2 ($)")
     assert len(csv("what-if-cost")) == 3
     assert len(csv("what-if-ttft")) > 10

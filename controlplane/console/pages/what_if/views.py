@@ -16,12 +16,13 @@ from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import back
 from controlplane.console.charts.spec import Chart
 from controlplane.console.filters import number
-from controlplane.console.formats import MINUS, NONE, duration, milliseconds, signed, usd, usd_signed
+from controlplane.console.formats import MINUS, NONE, duration, signed
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.what_if import charts as drawn
 from controlplane.console.pages.what_if import following
 from controlplane.console.pages.what_if.compare import facts, heat, hidden_of, rows_of, sentence, state_of
+from controlplane.console.selectors.replay import replay
 from controlplane.console.tables import Table
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.simulation.whatif import plan, selectors, services, twin_errors
@@ -29,10 +30,8 @@ from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
 from controlplane.simulation.whatif.results import files, report
 from controlplane.simulation.whatif.results.following import ready_since
-from controlplane.simulation.whatif.runs import counterfactual
 from controlplane.simulation.whatif.runs.decisions import kept_of
 from controlplane.simulation.whatif.runs.working import OPEN, edited_time
-from scheduling.bundles import BUNDLES
 
 SHOWN: Final = 100
 MORE_SEEDS: Final = 5
@@ -55,30 +54,10 @@ def what_ifs(request: HttpRequest) -> HttpResponse:
         "ready": READY,
         "any_open": any(row.state in OPEN for row in rows),
         "any_draft": any(row.state == WhatIfState.DRAFT for row in rows),
-        "replay": _replay(),
+        "replay": replay(),
         "twin": _twin(),
     }
     return render(request, "console/what_if/list.html", context)
-
-
-def _replay() -> dict[str, Any] | None:
-    """The newest replay of the ledger, a row a bundle; None before the first."""
-    said = counterfactual.newest()
-    if said is None:
-        return None
-    first = said.rows[0]
-    rows = [
-        {
-            "name": BUNDLES[row.bundle].title if row.bundle in BUNDLES else "As it is",
-            "cost": usd(row.cost_usd),
-            "saved": usd_signed(-row.saved_usd) if row.bundle else "",
-            "missed": f"{row.missed:,}",
-            "fewer": signed(-row.fewer_missed) if row.bundle else "",
-            "ttft": milliseconds(row.ttft_p95_ms),
-        }
-        for row in said.rows
-    ]
-    return {"sentence": said.sentence, "rows": rows, "requests": first.requests, "made_at": first.made_at.timestamp()}
 
 
 def _twin() -> list[dict[str, Any]]:
@@ -120,6 +99,10 @@ def what_if(request: HttpRequest, pk: int) -> HttpResponseBase:
             return _regret_table(seen).csv(f"what-if-{pk}-regret")
         case "csv", "futures":
             return Table(files.FUTURES_HEADER, map(list, files.futures(row, seen.scope))).csv(f"what-if-{pk}")
+        case "csv", "runs":
+            return Table(files.RUNS_HEADER, map(list, files.runs(row))).csv(f"what-if-{pk}-runs")
+        case "csv", "keys":
+            return Table(files.KEYS_HEADER, map(list, files.keys(row))).csv(f"what-if-{pk}-keys")
         case "csv", key:
             for chart in seen.charts():
                 if chart.key == key:
@@ -325,19 +308,21 @@ class _Seen:
     def _choice(self, chosen: dict[str, Any]) -> dict[str, Any]:
         """What the chosen future would have of the fleet, and whether it can become the plan."""
         row = self.row
-        if why := _why_not(row, chosen):
-            return {"becomes": [(f"{at}.", text) for at, text in enumerate(chosen["words"], 1)], "why_not": why}
         future = row.futures.get(letter=chosen["letter"])
+        keys = selectors.full_diff(row, future)
+        if why := _why_not(row, chosen):
+            becomes = [(f"{at}.", text) for at, text in enumerate(chosen["words"], 1)]
+            return {"becomes": becomes, "why_not": why, "keys": keys}
         try:
             wanted, gone = plan.wanted(row, future), plan.obstacles(row, future)
         except ActionError as refusal:
-            return {"becomes": [], "why_not": str(refusal)}
+            return {"becomes": [], "why_not": str(refusal), "keys": keys}
         changes = [text for text in chosen["words"] if text not in wanted.assumed]
         becomes = [("Changes", text) for text in changes] + [
             ("Assumed", text) for text in (*wanted.assumed, *selectors.edits_in_words(row))
         ]
         becomes.append(("Instances", "proposed as plans, which an operator approves"))
-        return {"becomes": becomes, "can_become": not gone, "why_not": "; ".join(gone)}
+        return {"becomes": becomes, "can_become": not gone, "why_not": "; ".join(gone), "keys": keys}
 
     def _scopes(self) -> list[list[tuple[str, str, bool]]]:
         part = ", edited" if self.scope.endswith(", edited") else ""

@@ -16,6 +16,7 @@ RUN_COLUMNS: Final = (
     "cost_usd_per_h", "instance_hours", "queue_peak", "goodput_tokens_per_s",
 )  # fmt: skip
 RUNS_HEADER: Final = ("future", "name", "seed", "scope", *RUN_COLUMNS)
+KEYS_HEADER: Final = ("future", "name", "key", "change")
 
 
 def futures(row: WhatIf, scope: str = selectors.ALL) -> Iterator[tuple[Any, ...]]:
@@ -31,3 +32,11 @@ def runs(row: WhatIf) -> Iterator[tuple[Any, ...]]:
     for letter, name, seed, result in done.values_list("future__letter", "future__name", "seed", "result"):
         for scope, values in result["columns"].items():
             yield letter, name, seed, scope, *(values[column] for column in RUN_COLUMNS)
+
+
+def keys(row: WhatIf) -> Iterator[tuple[Any, ...]]:
+    """One row a key of the scenario that a future has otherwise than now, by KEYS_HEADER."""
+    for future in row.futures.all():
+        for line in selectors.full_diff(row, future):
+            key, _, change = line.partition(": ")
+            yield future.letter, future.name, key, change
