@@ -21,8 +21,8 @@ from controlplane.console.selectors.attention import plans_waiting, rollouts_fai
 from controlplane.console.selectors.events import latest_events
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.console.selectors.names import model_names
+from controlplane.console.selectors.replay import replay
 from controlplane.fleet.selectors import instances, usd_per_hour
-from controlplane.simulation.whatif.runs import counterfactual
 
 INSTANCES_SHOWN = 12
 EVENTS_SHOWN = 5
@@ -75,7 +75,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "usd_per_hour": usd_per_hour(model),
         "events": latest_events(EVENTS_SHOWN, model),
         "events_shown": EVENTS_SHOWN,
-        "counterfactual": counterfactual.newest(),
+        "replay": replay(),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }
     return render(request, "console/overview/overview.html", context)
