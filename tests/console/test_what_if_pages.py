@@ -118,6 +118,31 @@ def test_a_form_is_a_request():
     assert {"gpus", "price"} < {change["kind"] for change in asked(data, NOW).edits}
 
 
+def test_a_spot_price_a_deadline_and_a_daily_swing_are_asked():
+    tenant = {
+        "tenant_tenant": "new",
+        "tenant_model": "m",
+        "tenant_class": "chat",
+        "tenant_rate": "2",
+        "tenant_region": "",
+    }
+    data = entered(
+        **tenant, tenant_prompt="300", tenant_output="150", tenant_swing="40", tenant_peak="6",
+        slo_class="chat", slo_ttft="", slo_deadline="90", chosen="yes",
+    )  # fmt: skip
+    data["price:g"], data["spot:g"] = f"{NOW['gpus']['g']['usd_per_hour']:g}", "0.25"
+    wanted = asked(data, NOW)
+    assert wanted.errors == {}
+    [change] = parsed(wanted.edits)
+    assert (change.client.daily_swing, change.client.peak_h) == (0.4, 6.0)
+    price, slo = parsed(wanted.futures[-1]["changes"])
+    assert (price.usd_per_hour, price.spot_usd_per_hour) == (NOW["gpus"]["g"]["usd_per_hour"], 0.25)
+    assert price.words(NOW) == "g spot $0.00 to $0.25 an hour"
+    assert slo.deadline_s == 90.0
+    data["spot:g"] = "0"
+    assert [change["kind"] for change in asked(data, NOW).futures[-1]["changes"]] == ["slo"]
+
+
 def test_edits_of_the_fleet_join_a_future():
     """They are a future of their own, with the policies of a preset if one is chosen, or those of the custom future."""
 

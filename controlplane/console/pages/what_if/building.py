@@ -145,7 +145,7 @@ def _run(request: HttpRequest, wanted: Asked, data: QueryDict, scenario: Values,
 def address_of(data: QueryDict, scenario: Values) -> str:
     """The draft as a query string, without GPUs and prices that are as they are: a later fleet may have others."""
     _, regions, prices = cells_of(data, scenario)
-    cells = [*prices, *(cell for _, own in regions for cell in own)]
+    cells = [cell for _, own in (*regions, *prices) for cell in own]
     left_out = {"csrfmiddlewaretoken", "one-seed", "keep", "draft"}
     if data.get("start") != "ledger":
         left_out |= {"since", "until"}
@@ -192,7 +192,8 @@ def _shown(wanted: Asked, now: Start | None) -> list[dict[str, Any]]:
                 wanted.errors.update(tracing.misfits(now, changed.scenario))
                 words = in_words(values, changes)[len(wanted.edits) :]
         except ChangeError as error:
-            wanted.errors[f"{one['name']}, {error.field}"] = error.what
+            place = error.field if error.field.startswith(f"{one['name']}[") else f"{one['name']}, {error.field}"
+            wanted.errors[place] = error.what
         shown.append({"letter": letter, "name": one["name"], "words": words})
     if len(wanted.futures) > len(LETTERS):
         wanted.errors["Futures"] = f"{len(wanted.futures)} are more than {len(LETTERS)}; leave some out"

@@ -30,6 +30,8 @@ USUAL_PRESETS: Final = ("pilothouse",)
 CUSTOM_PARTS: Final = ("routing", "ordering", "strategy", "forecaster")
 OWN_FUTURE, ALL_FUTURES, CUSTOM_FUTURE = "own", "all", "custom"
 """What edits of the fleet apply to, beside the name of a preset: a future of theirs that has its policies too."""
+PRICES: Final = {"price:": "usd_per_hour", "spot:": "spot_usd_per_hour"}
+"""Fields of prices by their begin, and the key of a GPU type that each is."""
 AS_NOW: Final = "As now"
 
 
@@ -163,7 +165,8 @@ def _length_s(start: Values, errors: dict[str, str]) -> float | None:
 def _supply(data: QueryDict, now: Values, errors: dict[str, str]) -> list[Values]:
     """The changed ones among the fields of GPUs and prices, which hold what is now unless somebody changed them."""
     made: list[Values] = []
-    for field_name in sorted(name for name in data if name.startswith(("gpus:", "price:"))):
+    prices: dict[str, Values] = {}
+    for field_name in sorted(name for name in data if name.startswith(("gpus:", *PRICES))):
         kind, *where = field_name.split(":")
         text = data.get(field_name, "").strip()
         if not text:
@@ -175,15 +178,18 @@ def _supply(data: QueryDict, now: Values, errors: dict[str, str]) -> list[Values
             continue
         if kind == "gpus" and value != gpus_in(now, *where):
             made.append({"kind": "gpus", "region": where[0], "gpu": where[1], "count": int(value)})
-        elif kind == "price" and value != now["gpus"].get(where[0], {}).get("usd_per_hour"):
-            made.append({"kind": "price", "gpu": where[0], "usd_per_hour": value})
-    return made
+        elif f"{kind}:" in PRICES:
+            is_now, key = now.get("gpus", {}).get(where[0], {}), PRICES[f"{kind}:"]
+            if value != is_now.get(key, 0.0):
+                other = {"usd_per_hour": is_now.get("usd_per_hour", 0.0)}
+                prices[where[0]] = other | prices.get(where[0], {}) | {key: value}
+    return [*made, *({"kind": "price", "gpu": gpu, **changed} for gpu, changed in prices.items())]
 
 
 def cells_of(
     data: QueryDict, now: Values
-) -> tuple[list[str], list[tuple[str, list[dict[str, Any]]]], list[dict[str, Any]]]:
-    """(GPU types, (region, its cells) for each region, the cells of prices) of the table of GPUs, with what is now."""
+) -> tuple[list[str], list[tuple[str, list[dict[str, Any]]]], list[tuple[str, list[dict[str, Any]]]]]:
+    """(GPU types, (region, its cells) for each region, (title, its cells) for each price) of the table, with what is now."""
     types = sorted({group["gpu"] for group in now.get("fleet", ())})
 
     def cell(name: str, was: float | None, label: str) -> dict[str, Any]:
@@ -204,8 +210,14 @@ def cells_of(
             cells.append(cell(f"gpus:{region}:{gpu}", was, f"GPUs of {gpu} in {region}"))
         regions.append((region, cells))
     prices = [
-        cell(f"price:{gpu}", now["gpus"].get(gpu, {}).get("usd_per_hour", 0.0), f"Price of {gpu} an hour")
-        for gpu in types
+        (
+            title,
+            [
+                cell(f"{name}{gpu}", now["gpus"].get(gpu, {}).get(key, 0.0), f"{title} of {gpu} an hour")
+                for gpu in types
+            ],
+        )
+        for title, (name, key) in zip(("Price", "Spot price"), PRICES.items(), strict=True)
     ]
     return types, regions, prices
 

@@ -111,13 +111,14 @@ def _failure(row: Mapping[str, str]) -> Values:
 
 
 def _slo(row: Mapping[str, str]) -> Values:
-    targets = _given(row, 1.0, ttft_ms="ttft", itl_ms="itl", e2e_ms="e2e")
+    targets = _given(row, 1.0, ttft_ms="ttft", itl_ms="itl", e2e_ms="e2e", deadline_s="deadline")
     return {"kind": "slo", "slo_class": row["class"]} | targets
 
 
 def _tenant(row: Mapping[str, str]) -> Values:
     client: Values = {"tenant": row["tenant"], "model": row["model"], "slo_class": row["class"]}
     client["requests_per_s"] = amount(row, "rate")
+    client |= _given(row, 0.01, daily_swing="swing") | _given(row, 1.0, peak_h="peak")
     if row["region"]:
         client["regions"] = {row["region"]: 1.0}
     for name in ("prompt", "output"):
@@ -170,6 +171,8 @@ TENANT: Final = Kind(
         Column("class", "SLO class", _classes),
         REGION,
         Column("rate", "Rate", unit="requests/s", step="any"),
+        Column("swing", "Daily swing", unit="%", step="any"),
+        Column("peak", "Peak after", unit="h", step="any"),
         Column("prompt", "Prompt", unit="tokens, median", step="1"),
         Column("output", "Output", unit="tokens, median", step="1"),
     ),
@@ -212,6 +215,7 @@ SLO: Final = Kind(
         Column("ttft", "TTFT", unit="ms", step="any"),
         Column("itl", "ITL", unit="ms", step="any"),
         Column("e2e", "E2E", unit="ms", step="any"),
+        Column("deadline", "Deadline", unit="s", step="any"),
     ),
     (("SLO target", {}),),
     _slo,

@@ -77,10 +77,12 @@ class PriceChange(Change):
 
     def words(self, before: Values) -> str:
         now = before["gpus"].get(self.gpu, {})
-        text = f"{self.gpu} ${now.get('usd_per_hour', 0.0):.2f} to ${self.usd_per_hour:.2f} an hour"
+        was, was_spot = (now.get(name, 0.0) for name in ("usd_per_hour", "spot_usd_per_hour"))
+        parts = [f"${was:.2f} to ${self.usd_per_hour:.2f} an hour"]
         if self.spot_usd_per_hour is not None:
-            text += f", spot ${now.get('spot_usd_per_hour', 0.0):.2f} to ${self.spot_usd_per_hour:.2f}"
-        return text
+            spot = f"spot ${was_spot:.2f} to ${self.spot_usd_per_hour:.2f}"
+            parts = [*parts, spot] if self.usd_per_hour != was else [f"{spot} an hour"]
+        return f"{self.gpu} {', '.join(parts)}"
 
 
 class BoundsChange(Change):
