@@ -118,7 +118,7 @@ def scatter(rows: Sequence[Row], target: float, against: str = "slo") -> Chart:
 
 
 def _gained(row: Row, gain: Gain, statistic: str = "mean") -> float:
-    return round(gain.factor * row[gain.column][statistic], 3)
+    return round(gain.factor * float(row[gain.column][statistic]), 3)
 
 
 def _ticks(against: str) -> dict[str, Any]:
