@@ -46,14 +46,25 @@ export function startChanges() {
 export function startEstimates() {
   const form = document.querySelector("form[data-estimates]");
   if (!form) return;
-  let timer = 0;
+  let [timer, asks, again] = [0, false, false];
+  // One answer at a time, and once more for what was entered meanwhile: the last one is of the form as it stands.
+  const ask = async () => {
+    again = asks;
+    if (asks) return;
+    asks = true;
+    do {
+      again = false;
+      await swap(form.dataset.estimates.split(" "), location.href);
+    } while (again);
+    asks = false;
+  };
   form.addEventListener("input", () => {
     clearTimeout(timer);
     timer = setTimeout(() => {
       const same = new Set([...form.querySelectorAll("[data-was]")].filter(({ value, dataset }) => value === dataset.was).map(({ name }) => name));
       const entered = [...new FormData(form)].filter(([name, value]) => name !== "csrfmiddlewaretoken" && value !== "" && !same.has(name));
       history.replaceState(null, "", `?${new URLSearchParams(entered)}`);
-      swap(form.dataset.estimates.split(" "), location.href);
+      ask();
     }, ESTIMATE_MS);
   });
 }
