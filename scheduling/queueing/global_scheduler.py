@@ -175,7 +175,8 @@ class GlobalScheduler:
 
     def wants(self, waiting: WaitingArrays, now_s: float) -> bool:
         """Whether the queues may have changed since the solver was called last, or that was long ago."""
-        return self._known(waiting) != self.tried or now_s - self.tried_s >= self.AGAIN_S
+        # A clock that was put back must not keep the queues from being looked at until it is where it was.
+        return self._known(waiting) != self.tried or abs(now_s - self.tried_s) >= self.AGAIN_S
 
     @staticmethod
     def _known(waiting: WaitingArrays) -> tuple[int, int]:

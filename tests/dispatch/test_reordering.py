@@ -10,7 +10,7 @@ from controlplane.dispatch import solving
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Submit
+from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Submit
 from controlplane.dispatch.requests import reordering
 from controlplane.dispatch.solving import CelerySolver, pack_answer, pack_problem, unpack_answer, unpack_problem
 from controlplane.events.models import Event
@@ -18,6 +18,7 @@ from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.planning.execution import floor
 from controlplane.tunable import Tunable
 from scheduling.queueing.global_scheduler import solve
+from scheduling.queueing.reordering.evaluate import evaluate
 from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
 from scheduling.queueing.reordering.scheduler import reorder
 from scheduling.queueing.snapshot import snapshot
@@ -29,7 +30,7 @@ class Served:
     def __init__(self, ordering="qlm", instances=(1, 2), model="m", region="east", epoch_s=0.0):
         self.model, self.region, self.epoch_s = model, region, epoch_s
         self.now_s = 0.0
-        self.placed, self.evicted = [], []
+        self.placed, self.evicted, self.refused = [], [], []
         self.topology = Topology()
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.take)
         self.number = 0
@@ -58,6 +59,8 @@ class Served:
             self.placed.append(record)
         elif isinstance(record, Evict):
             self.evicted.append(record.number)
+        elif isinstance(record, Refused):
+            self.refused.append(record.number)
 
     def ask(self, due_s, output=50):
         self.number += 1
@@ -84,8 +87,7 @@ class Served:
         return snapshot(topology.fleet, topology.arrays, self.dispatcher.queue.arrays, self.now_s)
 
 
-@pytest.fixture
-def late():
+def served_late():
     """Long answers that are due a little before many short ones: by due time all would be late."""
     served = Served()
     for _ in range(8):
@@ -93,6 +95,11 @@ def late():
     for _ in range(16):
         served.ask(11.0, output=20)
     return served
+
+
+@pytest.fixture
+def late():
+    return served_late()
 
 
 def test_requests_go_by_groups_and_the_trace_says_so():
@@ -191,15 +198,68 @@ def test_many_groups_are_given_to_a_worker_whose_answer_may_be_late_or_never_com
     count = len(late.dispatcher.reordering.recent)
     asked[1][1](late_answer)
     assert len(late.dispatcher.reordering.recent) == count
-    assert sorted([*late.drain()])[-1] == 24
+    assert sorted([1, *late.drain()]) == list(range(1, 25))  # the first was done before
+    assert not late.refused
 
 
-def test_the_clock_may_jump(late):
-    for now_s in (1e6, 5.0, 1e9):
-        late.now_s = now_s
+WITHIN_HOLD_S = (599.0, 5.0, 300.0, 0.0, 600.0, 6.0)
+
+
+def test_a_clock_that_jumps_changes_no_order_where_nobody_is_late():
+    drained = []
+    for jumps_s in (WITHIN_HOLD_S, ()):
+        served = Served(instances=(1,))
+        assert max(WITHIN_HOLD_S) <= served.topology.tuned.MAX_HOLD_S
+        for at in range(24):
+            served.ask(7200.0 - 100.0 * at)  # who comes last is due first
+        for served.now_s in jumps_s:
+            served.dispatcher.sweep()
+        drained.append(served.drain())
+        assert not served.refused
+    assert drained[0] == drained[1]
+    assert drained[0][:2] == [1, 24]
+    assert sorted(drained[0]) == list(range(1, 25))
+
+
+def test_after_jumps_of_the_clock_the_order_is_as_good_as_if_there_had_been_none(late):
+    for late.now_s in WITHIN_HOLD_S:
         late.dispatcher.sweep()
-    late.now_s = 6.0
-    assert len(late.drain()) + late.dispatcher.queue.group_count >= 2
+    still = served_late()
+    still.now_s = late.now_s
+    still.dispatcher.sweep()
+    jumped, beside = (evaluate(*served.seen()[:2], 1.0).objective for served in (late, still))
+    assert jumped == pytest.approx(beside)
+    assert sorted(late.drain()) == list(range(1, 25))
+    assert not late.refused
+
+
+@pytest.mark.parametrize("jumps_s", [(1e6, 5.0, 1e9, 6.0), (601.0, 0.0), (600.0, -1e9, 1e9)])
+def test_a_clock_that_jumps_beyond_what_requests_are_held_refuses_or_places_each_once(late, jumps_s):
+    given = [record.number for record in late.placed]
+    for late.now_s in jumps_s:
+        late.dispatcher.sweep()
+    drained = late.drain()
+    assert late.refused, "nobody was held too long"
+    assert sorted(drained + late.refused) == list(range(1, 25))
+    assert set(given) <= set(drained)
+    assert late.dispatcher.waiting_count == late.dispatcher.queue.group_count == 0
+
+
+def test_a_clock_that_is_put_back_keeps_nobody_from_looking(late, monkeypatch):
+    late.now_s = 590.0
+    late.dispatcher.sweep()
+    scheduler, waiting = late.dispatcher.reordering.scheduler, late.dispatcher.queue.arrays
+    assert not scheduler.wants(waiting, 590.0)
+    assert scheduler.wants(waiting, 5.0)
+
+    monkeypatch.setattr(reordering, "IN_PROCESS_GROUPS", 1)
+    asked = []
+    late.dispatcher.reordering.ask = lambda *args: asked.append(args)
+    for late.now_s in (599.0, 5.0):
+        late.dispatcher.sweep()
+    assert late.dispatcher.reordering.fallbacks == 1
+    assert len(asked) == 2
+    assert sorted(late.drain()) == list(range(1, 25))
 
 
 def test_what_goes_to_a_worker_comes_back_as_it_was(late):
