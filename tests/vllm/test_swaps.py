@@ -19,11 +19,13 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 from django.db import connections
 
+from controlplane.dispatch.live_fleet.topology import Replica
 from controlplane.fleet import services
 from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Model, Swap, SwapGroup
 from controlplane.gateway.models import LedgerRow
 from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
+from controlplane.tuning import services as tuning
 from tests.gateway.conftest import serving, until
 from tests.gateway.rows import SECRET, make_rows
 from tests.vllm.conftest import VllmFleet, emulated
@@ -60,7 +62,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[list[SimpleNamespace]]:
         process.terminate()
 
 
-def rows(servers: list[SimpleNamespace], cpu_memory_bytes: int | None) -> None:
+def rows(servers: list[SimpleNamespace], cpu_memory_bytes: int | None, ordering: str, by_queue: bool) -> None:
     """The first is awake, the second sleeps on its GPUs."""
     first, second = servers
     make_rows([first], regions=["here"], max_num_seqs=AT_ONCE, queue_bound=1000, model_name="first")
@@ -75,6 +77,9 @@ def rows(servers: list[SimpleNamespace], cpu_memory_bytes: int | None) -> None:
     Instance.objects.create(
         name="second", deployment=other, url=second.url, state="sleeping", sleep_level=1, swap_group=group
     )
+    Deployment.objects.update(ordering_policy=ordering)
+    if not by_queue:
+        tuning.change("SWAP_BY_QUEUE", False, "test")
 
 
 class Worker:
@@ -103,22 +108,30 @@ class Worker:
 
 
 @pytest.mark.parametrize("cpu_memory_bytes", [None, 0], ids=["in memory", "discarded"])
-async def test_models_that_share_gpus_serve_all_that_comes(transactional_db, servers, monkeypatch, cpu_memory_bytes):
+@pytest.mark.parametrize(
+    ("ordering", "by_queue"), [("fcfs", True), ("qlm", True), ("qlm", False)], ids=["fcfs", "by queue", "on demand"]
+)
+async def test_models_that_share_gpus_serve_all_that_comes(
+    transactional_db, servers, monkeypatch, cpu_memory_bytes, ordering, by_queue
+):
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.1)
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.2)
     for sends in (services, tasks):
         monkeypatch.setattr(sends, "deliver", lambda command: True)
         monkeypatch.setattr(sends, "advance_swaps", lambda: True)
     monkeypatch.setattr(tasks, "SLEEP_WAIT_S", 60.0)
-    await database_sync_to_async(rows)(servers, cpu_memory_bytes)
+    await database_sync_to_async(rows)(servers, cpu_memory_bytes, ordering, by_queue)
     async with AsyncExitStack() as stack:
         second = await stack.enter_async_context(VllmClient(servers[1].url))
         await second.sleep(level=1)
         before = [await reading_of(server.url) for server in servers]
         gateway = Gateway(floor_rows)
         url = await stack.enter_async_context(serving(gateway))
-        http = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)))
+        http = await stack.enter_async_context(session())
         await until(lambda: gateway.topology.fleet.accepting.sum() == 1, 30)
+        arrays = gateway.dispatcher.queue.arrays.groups
+        together = ordering == "qlm" and by_queue  # QLM: one virtual queue for both models
+        await until(lambda: len({int(arrays.queue_of[one.slot]) for one in replicas(gateway)}) == 2 - together, 30)
         stack.enter_context(Worker())
 
         async def ask(number: int) -> dict:
@@ -132,13 +145,25 @@ async def test_models_that_share_gpus_serve_all_that_comes(transactional_db, ser
                 return await answer.json()
 
         answers = await asyncio.gather(*(ask(number) for number in range(2 * REQUESTS)))
+        answers.append(await ask(2 * REQUESTS))  # for the first: if it sleeps by now, that is a swap back
         await until(lambda: not any(group.in_progress for group in gateway.topology.swap_groups), 60)
-    assert [answer["model"] for answer in answers] == list(MODELS) * REQUESTS
+    assert [answer["model"] for answer in answers] == [*list(MODELS) * REQUESTS, "first"]
     assert {answer["usage"]["completion_tokens"] for answer in answers} == {TOKENS}
-    for server, was in zip(servers, before, strict=True):
+    for server, was, count in zip(servers, before, (REQUESTS + 1, REQUESTS), strict=True):
         reading = await reading_of(server.url)
-        assert reading.generation_tokens_total - was.generation_tokens_total == REQUESTS * TOKENS
+        assert reading.generation_tokens_total - was.generation_tokens_total == count * TOKENS
     await database_sync_to_async(check)(cpu_memory_bytes)
+
+
+def session() -> aiohttp.ClientSession:
+    """Each request has a connection of its own: one that idles may be closed in the moment in which it is used again."""
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=300), connector=aiohttp.TCPConnector(limit=0, force_close=True)
+    )
+
+
+def replicas(gateway: Gateway) -> list[Replica]:
+    return list(gateway.topology.replicas.values())
 
 
 async def reading_of(url: str) -> VllmMetrics:
@@ -155,5 +180,5 @@ def check(cpu_memory_bytes: int | None) -> None:
     assert {swap.state for swap in made} == {"succeeded"}
     assert {swap.sleep_tier for swap in made} == {"storage" if cpu_memory_bytes == 0 else "cpu"}
     assert all(None not in (swap.drain_s, swap.sleep_s, swap.load_s) for swap in made)
-    assert LedgerRow.objects.filter(outcome="done").count() == 2 * REQUESTS
-    assert LedgerRow.objects.count() == 2 * REQUESTS
+    assert LedgerRow.objects.filter(outcome="done").count() == 2 * REQUESTS + 1
+    assert LedgerRow.objects.count() == 2 * REQUESTS + 1
