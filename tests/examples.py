@@ -29,6 +29,8 @@ settings.register_profile("many", max_examples=MANY, deadline=None, derandomize=
 settings.register_profile("explore", max_examples=MANY, deadline=None)
 
 
-def costly(few: int) -> settings:
-    """For a test whose examples take long: *few* of them, and more in proportion where others draw more."""
+def costly(few: int, many: int | None = None) -> settings:
+    """For a test whose examples take long: *few* of them, and where others draw more, *many*, or more in proportion."""
+    if many is not None and settings().max_examples > FEW:
+        return settings(max_examples=many)
     return settings(max_examples=few * settings().max_examples // FEW)
