@@ -1,0 +1,19 @@
+"""The RWT estimator keeps to what docs/waiting-time.md says of it, on every simulated profile (QLM figure 18)."""
+
+import pytest
+
+from scheduling.queueing.correction import Correction
+from tests.bench.waiting_time import PROFILES, estimate, summary
+
+SEEDS = range(2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROFILES)
+def test_waits_are_foreseen_from_four_groups_on(name):
+    correction = Correction()
+    estimate(name, 8, len(SEEDS), correction)
+    found = summary([estimate(name, groups, seed, correction) for groups in (4, 8) for seed in SEEDS])
+    print(name, found)
+    assert found["r2"] >= 0.98
+    assert found["below_p99"] >= 0.99
