@@ -19,7 +19,8 @@ from scheduling.simulation.cluster.description import Batching
 def small(monkeypatch):
     for name, value in {
         "ARRIVING_S": 4.0, "ARRIVING_B_S": 4.0, "LOADS": (0.5, 1.5), "LOADS_B": (0.2,), "WAITING_S": 3.0,
-        "WAITING_B_S": 2.0, "MEGA_SHARES": (0.2,), "A10_SHARES": (0.5,), "DELTAS": (0.25,),
+        "WAITING_B_S": 2.0, "MEGA_SHARES": (0.2,), "A10_SHARES": (0.5,), "SIZES_S": (0.0, 60.0),
+        "DELTAS": (0.25,),
     }.items():  # fmt: skip
         monkeypatch.setattr(evaluation, name, value)
     monkeypatch.setattr(systems, "AT_ONCE", 200)
@@ -37,6 +38,8 @@ def test_every_part_is_run_and_compared(small):
     of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
     assert of["single", 1.5, "shepherd"]["throughput"] < of["single", 1.5, "qlm"]["throughput"]
     assert all(of["single", load, "fcfs"]["reorderings"] == 0 for load in (0.5, 1.5))
+    waiting = [of["size", waiting_s, "qlm"]["most_waiting"] for waiting_s in (0.0, 60.0)]
+    assert waiting[0] < waiting[1]
     compared = {each.measure: each.ours for each in Qlm().compare(result)}
     gains = [of["single", load, "qlm"]["attainment"] - of["single", load, "edf"]["attainment"] for load in (0.5, 1.5)]
     assert compared["requests in time over EDF, one model, points, at the most"] == pytest.approx(max(gains))

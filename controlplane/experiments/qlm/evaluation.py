@@ -61,18 +61,26 @@ BUSY_LOAD: Final = 1.4
 """At which one thing after another is taken from QLM, and mega prompts and group sizes are varied."""
 MEGA_SHARES: Final = (0.0, 0.05, 0.2)
 A10_SHARES: Final = (0.0, 0.2, 0.5, 1.0)
+SIZES_S: Final = (0.0, 20.0, 40.0, 80.0, 160.0)
+"""Of the whole fleet: the work that waits at the begin, as `WAITING_S` is."""
+SIZE_LOAD: Final = 0.9
+"""Of interactive requests, beside what waits: with Batch-1 a little more than the fleet ends."""
 DELTAS: Final = (0.0625, 0.25, 1.0, GROUP_BATCHES, 16.0)
-PARTS: Final = ("single", "without", "multi", "mega", "gpus", "delta")
+PARTS: Final = ("single", "without", "multi", "mega", "gpus", "size", "delta")
 TITLES: Final = {
     "single": "W_A, one model on A100, over the rate of interactive requests",
     "without": "W_A, each operation left out",
     "multi": "W_B, five models on nodes of four A100, over the rate of Batch-1",
     "mega": "W_C, W_A with a share of mega prompts",
     "gpus": "W_A on A100 and A10, over the share of A10",
+    "size": "W_A, over how much waits at the begin, in seconds of the whole fleet",
     "delta": "W_A, batches in a request group (delta)",
 }
 SECTIONS: Final = {"single": "8.1", "without": "8.1", "multi": "8.2"}
-VARIED: Final = {"single": "load", "without": "load", "multi": "load", "mega": "mega", "gpus": "A10", "delta": "delta"}
+VARIED: Final = {
+    "single": "load", "without": "load", "multi": "load", "mega": "mega", "gpus": "A10", "size": "waiting s",
+    "delta": "delta",
+}  # fmt: skip
 
 
 class Qlm(Experiment):
@@ -81,7 +89,7 @@ class Qlm(Experiment):
     section = "8"
     measures = (
         "SLO attainment and throughput against EDF, vLLM's FCFS and SHEPHERD's batches: one model and five, each operation"
-        " left out, mega prompts, two GPU types, group sizes"
+        " left out, mega prompts, two GPU types, queue sizes, group sizes"
     )
     results = "queueing.md#qlms-evaluation"
     options = (
@@ -178,12 +186,13 @@ def mean_of(lines: Sequence[Line]) -> dict[str, Any]:
     return {name: mean([row[name] for row in rows]) for name in rows[0]}
 
 
-def workload_a(rate: float, load: float, seed: int, mega: float = 0.0) -> Requests:
-    """W_A: *load* of the *rate* that the fleet ends as interactive requests, Batch-1 beside, and Batch-2 that waits."""
+def workload_a(rate: float, load: float, seed: int, mega: float = 0.0, waiting_s: float | None = None) -> Requests:
+    """W_A: *load* of the *rate* that the fleet ends as interactive requests, Batch-1 beside, and Batch-2 that waits: what
+    the fleet ends in *waiting_s* seconds, or the usual."""
     streams = [
         Stream(INTERACTIVE, load * rate),
         Stream(BATCH_1, BATCH_1_LOAD * rate),
-        Stream(BATCH_2, 0.0, waiting=round(WAITING_S * rate)),
+        Stream(BATCH_2, 0.0, waiting=round((WAITING_S if waiting_s is None else waiting_s) * rate)),
     ]
     return draw(streams, ARRIVING_S, seed, mega)
 
@@ -244,6 +253,20 @@ def gpus(scale: float) -> Iterator[Run]:
             )
 
 
+def size(scale: float) -> Iterator[Run]:
+    fleet, rate = _fleet(scale)
+    for waiting_s in SIZES_S:
+        for system in ("qlm", *BASELINES):
+            yield (
+                waiting_s,
+                system,
+                SIZE_LOAD * rate,
+                lambda seed, of=(waiting_s, system): one_model(
+                    fleet, of[1], workload_a(rate, SIZE_LOAD, seed, waiting_s=of[0])
+                ),
+            )
+
+
 def delta(scale: float) -> Iterator[Run]:
     fleet, rate = _fleet(scale)
     for batches in DELTAS:
@@ -277,7 +300,7 @@ def multi(scale: float) -> Iterator[Run]:
 
 
 PART_RUNS: Final = {
-    "single": single, "without": without, "multi": multi, "mega": mega, "gpus": gpus, "delta": delta,
+    "single": single, "without": without, "multi": multi, "mega": mega, "gpus": gpus, "size": size, "delta": delta,
 }  # fmt: skip
 
 
