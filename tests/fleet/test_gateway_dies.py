@@ -106,6 +106,8 @@ class Clients:
     answers: list[str] = field(default_factory=list)
     """The gateway's id of each request that was answered."""
     broken: int = 0
+    waited: int = 0
+    """Answers whose request found no room when it came."""
 
     async def ask(self, http: aiohttp.ClientSession, model: str) -> None:
         body = {"model": model, "prompt": list(range(1, 50)), "max_tokens": TOKENS, "ignore_eos": True}
@@ -118,6 +120,7 @@ class Clients:
             assert answer["usage"]["completion_tokens"] == TOKENS
             assert answer["model"] == model
             self.answers.append(answer["request_id"])
+            self.waited += answer["waited"]
 
     async def _once(
         self, http: aiohttp.ClientSession, body: dict[str, Any], headers: dict[str, str]
@@ -128,7 +131,8 @@ class Clients:
                     return None  # the gateway comes up, or its instance went
                 assert response.status == 200, await response.text()
                 answer: dict[str, Any] = await response.json()
-                return answer | {"request_id": response.headers["x-request-id"]}
+                waited = "x-queue-position" in response.headers
+                return answer | {"request_id": response.headers["x-request-id"], "waited": waited}
         except (aiohttp.ClientError, ConnectionError):
             return None
 
@@ -139,8 +143,13 @@ async def until_state(address: Address, name: str, states: set[str]) -> None:
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("where", ["while who is awake drains", "while the other loads"])
-async def test_a_gateway_that_dies_within_a_swap(stack, address, secret, where):
+@pytest.mark.parametrize(
+    ("where", "ordering"),
+    [("while who is awake drains", "fcfs"), ("while the other loads", "fcfs"), ("while the other loads", "qlm")],
+)
+async def test_a_gateway_that_dies_within_a_swap(stack, address, secret, where, ordering):
+    if ordering == "qlm":
+        await asyncio.to_thread(shell, address, order_by_groups())
     awake = next(name for name, state in rows(address)["states"].items() if state == "ready")
     (asleep,) = set(PAIR) - {awake}
     clients = Clients(address.url, secret)
@@ -165,6 +174,7 @@ async def test_a_gateway_that_dies_within_a_swap(stack, address, secret, where):
         await asyncio.gather(*asking)
     assert done["states"] == {awake: "sleeping", asleep: "ready"}
     assert clients.broken > 0, "it was not killed while something ran"
+    assert ordering == "fcfs" or clients.waited > 2 * CLIENTS, "few stood in request groups"
     assert len(clients.answers) == len(set(clients.answers)) == clients.asked
     await asyncio.sleep(2.0)  # the ledger is written twice a second
     ledger_says = await asyncio.to_thread(shell, address, ledger(clients.answers))
@@ -173,6 +183,18 @@ async def test_a_gateway_that_dies_within_a_swap(stack, address, secret, where):
     assert ledger_says["open_commands"] == 0
     # The rows of the last half second of a process that is killed may be lost, no other ones.
     assert ledger_says["rows"] >= len(clients.answers) - 2 * CLIENTS
+
+
+def order_by_groups() -> str:
+    """Have the pair serve by request groups, two requests at once, so that most stand in a virtual queue."""
+    return f"""
+        from controlplane.fleet.models import Deployment
+        from controlplane.fleet.services import notify
+        of = Deployment.objects.filter(instances__name__in={PAIR!r})
+        of.update(ordering_policy="qlm", max_num_seqs=2)
+        notify()
+        print("null")
+        """
 
 
 def swap_to(asleep: str, name: str, state: str) -> str:
