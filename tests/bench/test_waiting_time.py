@@ -10,10 +10,10 @@ SEEDS = range(2)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROFILES)
-def test_waits_are_foreseen_from_four_groups_on(name):
+def test_waits_are_estimated_from_four_groups_on(name):
     correction = Correction()
     estimate(name, 8, len(SEEDS), correction)
-    found = summary([estimate(name, groups, seed, correction) for groups in (4, 8) for seed in SEEDS])
-    print(name, found)
-    assert found["r2"] >= 0.98
-    assert found["below_p99"] >= 0.99
+    judged = summary([estimate(name, groups, seed, correction) for groups in (4, 8) for seed in SEEDS])
+    print(name, judged)
+    assert judged["r2"] >= 0.98
+    assert judged["below_p99"] >= 0.99
