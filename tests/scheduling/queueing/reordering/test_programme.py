@@ -35,9 +35,8 @@ def test_the_search_finds_the_same_optimum(problem, kappa_s):
     assert_the_search_finds_the_optimum(problem, kappa_s)
 
 
-@pytest.mark.xfail(strict=True, reason="The search ends at 37 with any number of moves; the optimum is 36")
 def test_the_search_finds_the_optimum_where_swaps_are_dearer_than_all_else():
-    """Found by drawing cases of up to two queues and seven groups."""
+    """Found by drawing cases of up to two queues and seven groups: an earlier search ended at 37, and 36 is the least."""
     problem = Problem(
         requests=np.array([1, 1, 16, 1, 1, 1, 1]),
         model=np.array([0, 1, 2, 0, 0, 0, 0]),
