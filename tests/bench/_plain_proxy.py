@@ -1,10 +1,11 @@
-"""The least a Python proxy can do: bare ASGI and aiohttp, no key, no queue, no ledger. BACKEND is the port behind it."""
+"""The least a Python proxy can do: bare ASGI and aiohttp, no key, no queue, no ledger. BACKENDS are the URLs behind it."""
 
+import itertools
 import os
 
 import aiohttp
 
-URL = f"http://127.0.0.1:{os.environ.get('BACKEND', '0')}/v1/chat/completions"
+URLS = itertools.cycle(f"{url}/v1/chat/completions" for url in os.environ.get("BACKENDS", "").split(","))
 session = None
 
 
@@ -19,13 +20,17 @@ async def app(scope, receive, send):
         await session.close()
         await send({"type": "lifespan.shutdown.complete"})
         return
+    if scope["path"] == "/healthz":
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+        return
     body = b""
     while True:
         message = await receive()
         body += message.get("body", b"")
         if not message.get("more_body"):
             break
-    async with session.post(URL, data=body, headers={"Content-Type": "application/json"}) as response:
+    async with session.post(next(URLS), data=body, headers={"Content-Type": "application/json"}) as response:
         kind = response.headers["Content-Type"].encode()
         await send({"type": "http.response.start", "status": response.status, "headers": [(b"content-type", kind)]})
         async for chunk in response.content.iter_any():

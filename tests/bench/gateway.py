@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             "REDIS_URL": "redis://127.0.0.1:1/0",
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
             "PYTHONWARNINGS": "ignore",
-            "BACKEND": str(ports["backend"]),
+            "BACKENDS": f"http://127.0.0.1:{ports['backend']}",
         }
         backend = [sys.executable, "-m", "tests.bench._backend", str(ports["backend"]), str(CHUNKS)]
         servers = {

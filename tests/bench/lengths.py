@@ -198,7 +198,6 @@ def in_gateway(rounds: int, seconds: float) -> dict[str, float]:
             "REDIS_URL": "redis://127.0.0.1:1/0",
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
             "PYTHONWARNINGS": "ignore",
-            "BACKEND": str(ports["backend"]),
             "PILOTHOUSE_LENGTH_CACHE_ENTRIES": "0",
         }
         backend = [sys.executable, "-m", "tests.bench._backend", str(ports["backend"]), str(CHUNKS)]

@@ -2,7 +2,8 @@
 
 Every connection sends its next request when its last stream has ended. Reported: streams and tokens, errors, time to first
 byte, how long `/healthz` took at worst (asked ten times a second), and what the gateway's memory did between the first and
-last quarter.
+last quarter. The same is asked of the least that a Python proxy can do: processor time of a token means little without a
+yardstick on the same machine.
 """
 
 import argparse
@@ -149,7 +150,7 @@ async def load(port: int, pid: int, options: argparse.Namespace) -> dict[str, An
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    emulator_port, gateway_port = free_port(), free_port()
+    emulator_port, gateway_port, proxy_port = free_port(), free_port(), free_port()
     with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as folder:
         instance = {
             "model": "m",
@@ -175,4 +176,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             gateway = uvicorn("controlplane.asgi:application", gateway_port)
             with process(gateway, gateway_port, environment) as child:
                 time.sleep(3.0)
-                return uvloop.run(load(gateway_port, child.pid, options))
+                measured = uvloop.run(load(gateway_port, child.pid, options))
+            proxy = uvicorn("tests.bench._plain_proxy:app", proxy_port, "httptools")
+            with process(proxy, proxy_port, environment | {"BACKENDS": ",".join(urls.values())}) as child:
+                plain = uvloop.run(load(proxy_port, child.pid, options))
+            return measured | {
+                "cpu_of_plain_proxy": measured["cpu_us_per_token"] / plain["cpu_us_per_token"],
+                "plain_proxy": plain,
+            }

@@ -1,7 +1,7 @@
 """List scheduling: orders that are built group by group, each for the queue that is free first.
 
 The group is chosen by a composite index (ATCS: apparent tardiness cost with setups; Lee, Bhaskaran and Pinedo 1997), whose
-parameters are greatest for each problem by a (1+1) evolution strategy: an order of a thousand groups takes some tenths of a
+parameters are searched for each problem by a (1+1) evolution strategy: an order of a thousand groups takes some tenths of a
 millisecond to build, so hundreds are tried.
 """
 
