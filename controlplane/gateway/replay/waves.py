@@ -10,7 +10,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 import aiohttp
@@ -97,6 +97,9 @@ def streams(endpoints: Iterable[tuple[str, str, int]], keys: dict[str, str], day
     ]
 
 
+Begin = Callable[[Stream, random.Random], Awaitable[None]]
+
+
 class Waves:
     """Sends every stream and job to *url* (ends in /v1) until cancelled, whatever becomes of the gateway meanwhile."""
 
@@ -113,19 +116,19 @@ class Waves:
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session,
             asyncio.TaskGroup() as group,
         ):
-            for number, stream in enumerate(self.sources):
-                group.create_task(self._flow(session, stream, random.Random(f"{self.seed} {number}"), room, group))
-            for number, job in enumerate(self.jobs):
-                group.create_task(self._repeat(session, job, random.Random(f"{self.seed} job {number}"), room, group))
 
-    async def _flow(
-        self,
-        session: aiohttp.ClientSession,
-        stream: Stream,
-        draw: random.Random,
-        room: asyncio.Semaphore,
-        group: asyncio.TaskGroup,
-    ) -> None:
+            async def begin(stream: Stream, draw: random.Random) -> None:
+                """Send a request, unless too many are open."""
+                if not room.locked():
+                    await room.acquire()
+                    group.create_task(self._send(session, stream, draw)).add_done_callback(lambda _: room.release())
+
+            for number, stream in enumerate(self.sources):
+                group.create_task(self._flow(stream, random.Random(f"{self.seed} {number}"), begin))
+            for number, job in enumerate(self.jobs):
+                group.create_task(self._repeat(job, random.Random(f"{self.seed} job {number}"), begin))
+
+    async def _flow(self, stream: Stream, draw: random.Random, begin: Begin) -> None:
         """Poisson arrivals by thinning: draw at the highest rate there is, keep as many as the present rate asks for."""
         clock = asyncio.get_running_loop().time
         began_s = clock()
@@ -138,34 +141,14 @@ class Waves:
                 burst_from_s = now_s + draw.expovariate(1 / BURST_EVERY_S)
             burst = burst_from_s <= now_s
             if draw.random() * highest < stream.rate_per_s(time.time(), burst):
-                await self._begin(session, stream, draw, room, group)
+                await begin(stream, draw)
 
-    async def _repeat(
-        self,
-        session: aiohttp.ClientSession,
-        job: Job,
-        draw: random.Random,
-        room: asyncio.Semaphore,
-        group: asyncio.TaskGroup,
-    ) -> None:
+    async def _repeat(self, job: Job, draw: random.Random, begin: Begin) -> None:
         await asyncio.sleep(job.first_s)
         while True:
             for _ in range(job.requests):
-                await self._begin(session, job.stream, draw, room, group)
+                await begin(job.stream, draw)
             await asyncio.sleep(job.every_s)
-
-    async def _begin(
-        self,
-        session: aiohttp.ClientSession,
-        stream: Stream,
-        draw: random.Random,
-        room: asyncio.Semaphore,
-        group: asyncio.TaskGroup,
-    ) -> None:
-        """Send a request, unless too many are open."""
-        if not room.locked():
-            await room.acquire()
-            group.create_task(self._send(session, stream, draw)).add_done_callback(lambda _: room.release())
 
     async def _send(self, session: aiohttp.ClientSession, stream: Stream, draw: random.Random) -> None:
         kind = stream.kind

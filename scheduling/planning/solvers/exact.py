@@ -1,9 +1,8 @@
 """The integer programme of SageServe section 5, written with PuLP, and solved by CBC where HiGHS is not there.
 
 This is the model to read beside the paper, row by row. Every other planner is compared with it, and `branch_and_bound` gives
-the same model to HiGHS. Nothing that a solver says
-is believed unread: it counts what PuLP says of the solution and not of the run, values must be whole, and the caller checks
-all rows again.
+the same model to HiGHS. Nothing that a solver says is believed unread: it counts what PuLP says of the solution and not of
+the run, values must be whole, and the caller checks all rows again.
 """
 
 import time
