@@ -3,7 +3,8 @@
 Numba decides whether a cached kernel is still good by the modification time of the file that holds it. A kernel that
 calls another one in a second file keeps the old code of the callee when only the second file changes. So the kernels of
 a file are cached in a folder named after a digest of that file and of all that it imports from its package, directly or not:
-a change there opens a new one, and kernels that it does not concern stay compiled.
+a change there opens a new one, and kernels that it does not concern stay compiled. The folder lies in the user's cache and
+is found by that digest alone, so a second checkout, or one that was moved, compiles nothing again.
 
 Numba itself is imported by the first call of a kernel. That takes most of a second, and most commands and processes that
 import kernels call none: to check a scenario, to write rows, to show a page.
@@ -65,18 +66,21 @@ def source_digest(file: Path, root: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def cache_bases(package: Path) -> list[Path]:
+    """Where kernels of *package* may be kept, best first: NUMBA_CACHE_DIR, the user's cache, the package's `__pycache__`."""
+    bases = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilothouse", package / "__pycache__"]
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        bases.insert(0, Path(chosen))
+    return bases
+
+
 def cache_folder(file: Path, root: Path) -> Path | None:
     """The folder for the compiled kernels of *file*, created; None when no place is writable (every start compiles).
 
-    Tried in order: NUMBA_CACHE_DIR, the package's own `__pycache__`, the user's cache folder. Folders that nobody has
-    used for a week are removed too.
+    Folders that nobody has used for a week are removed too.
     """
-    package = root / file.relative_to(root).parts[0]
-    bases = [package / "__pycache__", Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilothouse"]
-    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
-        bases.insert(0, Path(chosen))
     name = f"kernels-{file.stem}-{source_digest(file, root)}"
-    for base in bases:
+    for base in cache_bases(root / file.relative_to(root).parts[0]):
         folder = base / name
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -97,6 +101,35 @@ def _folder(file: str) -> Path | None:
     if not path.is_relative_to(ROOT):
         return None  # typed at a prompt, or a test's own
     return cache_folder(path, ROOT)
+
+
+class Locator:
+    """Where Numba keeps the kernels of a file: in its folder, whatever the path of the checkout and the times of its files.
+
+    By Numba's own interface for this (NUMBA_CACHE_LOCATOR_CLASSES), whose locators have the path in theirs.
+    """
+
+    def __init__(self, function: Callable[..., Any], file: str, folder: Path) -> None:
+        self._py_file, self._folder = file, folder
+        self._line = function.__code__.co_firstlineno
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> "Locator | None":
+        folder = _folder(py_func.__code__.co_filename)
+        return cls(py_func, py_file, folder) if folder is not None else None
+
+    def ensure_cache_path(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    def get_cache_path(self) -> str:
+        return str(self._folder)
+
+    def get_source_stamp(self) -> str:
+        """The folder's name has the digest of all sources."""
+        return self._folder.name
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
 
 
 class Kernel:
@@ -128,13 +161,13 @@ class Kernel:
             if "dispatcher" in self.__dict__:
                 return self.__dict__["dispatcher"]
             folder = _folder(self.py_func.__code__.co_filename) if self._kept else None
-            previous = config.CACHE_DIR
-            if folder is not None:
-                config.CACHE_DIR = str(folder)  # read once, by the decorator; other users of Numba keep theirs
+            previous = config.CACHE_LOCATOR_CLASSES
+            if folder is not None:  # read once, by the decorator; other users of Numba keep theirs
+                config.CACHE_LOCATOR_CLASSES = f"{__name__}.{Locator.__name__}"
             try:
                 made = numba.njit(cache=folder is not None, **self._options)(self.py_func)
             finally:
-                config.CACHE_DIR = previous
+                config.CACHE_LOCATOR_CLASSES = previous
             return self.__dict__.setdefault("dispatcher", made)
 
     @property

@@ -2,7 +2,7 @@
 
 Kernels are kept on disk, and several processes that miss one at the same time would each compile it. The simulator's loop
 takes as long as all others together, so it has a process of its own. When all of that was done for these sources on this
-machine, and is still there, nothing is loaded, which takes some tenths of a second.
+machine, in any checkout, and is still there, nothing is loaded, which takes some tenths of a second.
 """
 
 import hashlib
@@ -11,13 +11,16 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from scheduling.compiled import cache_bases
+
 ROOT = Path(__file__).parents[1]
-STAMP = ROOT / "scheduling" / "__pycache__" / "kernels.compiled"
 PACKAGES = ("scheduling", "forecasting")
-WHERE = ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME")
+TESTS_READ = ROOT / "tests" / "__pycache__" / "read"
+"""Is there once the test modules of this checkout are compiled."""
 
 
 def sources() -> Iterator[Path]:
@@ -37,31 +40,39 @@ def processor() -> str:
 
 
 def state() -> str:
-    """A digest of what Numba finds a kernel on disk by: times and sizes of sources, versions, the processor."""
+    """A digest of what a kernel on disk is found by: sources, versions, the processor."""
     machine = (sys.version, importlib.metadata.version("numba"), importlib.metadata.version("llvmlite"), processor())
-    digest = hashlib.sha256(repr((machine, [os.environ.get(name) for name in WHERE])).encode())
+    digest = hashlib.sha256(repr(machine).encode())
     for path in sources():
-        about = path.stat()
-        digest.update(f"{path} {about.st_mtime_ns} {about.st_size}\n".encode())
-    return digest.hexdigest()
+        digest.update(os.path.relpath(path, ROOT).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
-def kept() -> set[str]:
-    """Compiled kernels beside the sources."""
-    return {str(path) for name in PACKAGES for path in (ROOT / name).rglob("*.nbc")}
+def stamp() -> Path:
+    """The file that is there once all was compiled; its folder goes when unused for a week, as those of kernels."""
+    return cache_bases(ROOT / PACKAGES[0])[0] / f"kernels-all-{state()}" / "files"
+
+
+def kept(since_s: float) -> set[str]:
+    """Compiled kernels on disk whose folders have been asked for since then."""
+    bases = {base for name in PACKAGES for base in cache_bases(ROOT / name)}
+    folders = [folder for base in bases for folder in base.glob("kernels-*") if folder.stat().st_mtime >= since_s]
+    return {str(path) for folder in folders for path in folder.glob("*.nbc")}
 
 
 def is_done(stamp: Path) -> bool:
     """Whether *stamp* was written for what is here now, and what was compiled then is still there."""
-    if not stamp.is_file():
+    try:
+        os.utime(stamp.parent)
+        files = stamp.read_text().splitlines()
+    except OSError:
         return False
-    before, *files = stamp.read_text().splitlines()
-    return before == state() and set(files) <= kept()
+    return all(map(os.path.exists, files))
 
 
-def note_done(stamp: Path) -> None:
-    stamp.parent.mkdir(exist_ok=True)
-    stamp.write_text("\n".join([state(), *sorted(kept())]))
+def note_done(stamp: Path, files: Iterable[str]) -> None:
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text("\n".join(sorted(files)))
 
 
 class Silent:
@@ -108,24 +119,28 @@ def compile_others() -> None:
 
 
 def read_tests() -> None:
-    """Let pytest write the test modules as it runs them, which each of its processes would do for itself."""
+    """Let pytest write the test modules as it runs them, once in a checkout, or each of its processes would."""
+    if TESTS_READ.exists():
+        return
     command = [sys.executable, "-m", "pytest", "-qq", "-n", "0", "--collect-only"]
     subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    TESTS_READ.parent.mkdir(exist_ok=True)
+    TESTS_READ.touch()
 
 
 PARTS = {"simulator": compile_simulator, "others": compile_others}
 
 
 def main() -> int:
-    if is_done(STAMP):
+    if is_done(stamp()):
+        read_tests()
         return 0
-    STAMP.unlink(missing_ok=True)
-    simulator, others = (subprocess.Popen([sys.executable, "-m", "tests.compile_kernels", part]) for part in PARTS)
-    failed = others.wait()
-    read_tests()  # while the simulator's loop is still compiled
-    failed = max(failed, simulator.wait())
+    began_s = time.time()
+    parts = [subprocess.Popen([sys.executable, "-m", "tests.compile_kernels", part]) for part in PARTS]
+    read_tests()  # beside the simulator's loop, which takes the longest
+    failed = max([part.wait() for part in parts])
     if not failed:
-        note_done(STAMP)
+        note_done(stamp(), kept(began_s))
     return failed
 
 

@@ -8,38 +8,56 @@ from tests import compile_kernels
 
 
 @pytest.fixture
-def stamp(tmp_path, monkeypatch):
-    source, kernel = tmp_path / "source.py", tmp_path / "kernel.nbc"
-    for file in (source, kernel):
-        file.write_text("")
+def source(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "source.py"
+    source.write_text("")
     monkeypatch.setattr(compile_kernels, "sources", lambda: [source])
-    monkeypatch.setattr(compile_kernels, "kept", lambda: {str(path) for path in tmp_path.glob("*.nbc")})
-    stamp = tmp_path / "stamp"
-    compile_kernels.note_done(stamp)
-    return stamp
+    return source
 
 
-def test_it_is_done_once(stamp):
-    assert compile_kernels.is_done(stamp)
-    (stamp.parent / "another.nbc").write_text("")  # what a test compiled for itself
-    assert compile_kernels.is_done(stamp)
-    stamp.unlink()
-    assert not compile_kernels.is_done(stamp)
+@pytest.fixture
+def kernel(source):
+    kernel = source.parent / "cache" / "kernels-source-0" / "kernel.nbc"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text("")
+    compile_kernels.note_done(compile_kernels.stamp(), compile_kernels.kept(0.0))
+    return kernel
 
 
-def test_a_source_saved_again_is_compiled_again(stamp):
-    os.utime(stamp.parent / "source.py", (1.0, 1.0))
-    assert not compile_kernels.is_done(stamp)
+def done():
+    return compile_kernels.is_done(compile_kernels.stamp())
 
 
-def test_a_kernel_that_was_removed_is_compiled_again(stamp):
-    (stamp.parent / "kernel.nbc").unlink()
-    assert not compile_kernels.is_done(stamp)
+def test_it_is_done_once(source, kernel):
+    assert done()
+    (kernel.parent / "another.nbc").write_text("")  # what a test compiled for itself
+    assert done()
+    os.utime(source, (1.0, 1.0))  # another checkout of the same sources
+    assert done()
+    compile_kernels.stamp().unlink()
+    assert not done()
 
 
-def test_another_processor_compiles_for_itself(stamp, monkeypatch):
+def test_a_source_that_changed_is_compiled_again(source, kernel):
+    source.write_text("# changed")
+    assert not done()
+
+
+def test_a_kernel_that_was_removed_is_compiled_again(kernel):
+    kernel.unlink()
+    assert not done()
+
+
+def test_another_processor_compiles_for_itself(kernel, monkeypatch):
     monkeypatch.setattr(compile_kernels, "processor", lambda: "another")
-    assert not compile_kernels.is_done(stamp)
+    assert not done()
+
+
+def test_kernels_of_folders_that_nobody_asked_for_do_not_count(source, kernel):
+    os.utime(kernel.parent, (1.0, 1.0))
+    assert str(kernel) not in compile_kernels.kept(2.0)
+    assert str(kernel) in compile_kernels.kept(0.0)
 
 
 def test_everything_that_holds_kernels_is_looked_at():

@@ -1,5 +1,9 @@
 import os
+import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from numba.core import config
@@ -61,11 +65,16 @@ def test_the_digest_does_not_follow_anything_else(root, kernels):
     assert compiled.source_digest(kernels, root) == before
 
 
-def test_the_cache_lies_beside_the_sources(root, kernels, monkeypatch):
+@pytest.fixture
+def home(root, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "home"))
+    return root / "home" / "pilothouse"
+
+
+def test_the_cache_lies_in_the_users(root, kernels, home):
     folder = compiled.cache_folder(kernels, root)
-    name = f"kernels-kernels-{compiled.source_digest(kernels, root)}"
-    assert folder == root / "package/__pycache__" / name
+    assert folder == home / f"kernels-kernels-{compiled.source_digest(kernels, root)}"
     assert folder.is_dir()
 
 
@@ -74,18 +83,50 @@ def test_numbas_own_setting_comes_first(root, kernels, tmp_path, monkeypatch):
     assert compiled.cache_folder(kernels, root).parent == tmp_path / "chosen"
 
 
-def test_sources_that_cannot_be_written_beside_use_the_users_cache_and_else_none(root, kernels, monkeypatch):
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "home"))
+def test_where_the_users_cannot_be_written_it_lies_beside_the_sources_and_else_nowhere(root, kernels, home):
+    home.parent.write_text("a file where the folder should be")
+    assert compiled.cache_folder(kernels, root).parent == root / "package/__pycache__"
+    shutil.rmtree(root / "package/__pycache__")
     (root / "package/__pycache__").write_text("a file where the folder should be")
-    assert compiled.cache_folder(kernels, root).parent == root / "home" / "pilothouse"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(root / "package/__pycache__"))
     assert compiled.cache_folder(kernels, root) is None
 
 
-def test_folders_that_nobody_used_for_a_week_are_removed(root, kernels, monkeypatch):
-    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    old, recent = (root / "package/__pycache__" / name for name in ("kernels-old", "kernels-recent"))
+CHECKOUT = """
+from package import kernels
+assert kernels.f(1) == 2
+print(sum(kernels.f.stats.cache_misses.values()))
+"""
+
+
+def test_a_second_checkout_compiles_nothing_again(tmp_path, home):
+    """Other path, other times of files; a change of what a kernel uses is compiled."""
+
+    def compilations(checkout: Path) -> int:
+        command = [sys.executable, "-c", CHECKOUT]
+        environment = {**os.environ, "XDG_CACHE_HOME": str(home.parent)}
+        answer = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=True)
+        return int(answer.stdout)
+
+    for name in ("first", "second"):
+        folder = tmp_path / name
+        (folder / "package").mkdir(parents=True)
+        (folder / "scheduling").mkdir()
+        (folder / "scheduling/__init__.py").write_text("")
+        (folder / "package/__init__.py").write_text("")
+        shutil.copy(compiled.__file__, folder / "scheduling")
+        (folder / "package/part.py").write_text("ONE = 1\n")
+        (folder / "package/kernels.py").write_text(
+            "from package.part import ONE\nfrom scheduling.compiled import compiled\n\n"
+            "@compiled\ndef f(number):\n    return number + ONE\n"
+        )
+    assert compilations(tmp_path / "first") > 0
+    assert compilations(tmp_path / "second") == 0
+    (tmp_path / "second/package/part.py").write_text("ONE = 2 - 1\n")
+    assert compilations(tmp_path / "second") > 0
+
+
+def test_folders_that_nobody_used_for_a_week_are_removed(root, kernels, home):
+    old, recent = (home / name for name in ("kernels-old", "kernels-recent"))
     for folder in (old, recent):
         folder.mkdir(parents=True)
     week_ago = time.time() - compiled.STALE_AFTER_S - 60
@@ -102,7 +143,7 @@ def test_the_projects_kernels_stay_when_what_they_do_not_use_changes():
 
 
 def test_numbas_setting_is_left_as_it_was():
-    setting = config.CACHE_DIR
+    setting = config.CACHE_LOCATOR_CLASSES
     kernel = compiled.compiled(lambda number: number + 1)
     assert kernel(1) == 2
-    assert setting == config.CACHE_DIR
+    assert setting == config.CACHE_LOCATOR_CLASSES
