@@ -27,8 +27,8 @@ MOST_RUNS: Final = 32
 INSTANCE, REQUESTS, LATEST, SERVED = range(4)
 TOKENS: Final = 4
 """First columns of a run, before those of what is expected (`waiting_time.EXPECTED_COLUMNS`). LATEST is the last moment for
-its model to serve if none of its groups is to be late, that of the request itself included, infinity for none; SERVED the
-seconds that these take."""
+its model to serve if none of its groups is to be late, infinity for none: those of the request's own model count that stand
+behind it too, for they bring the model up. SERVED are the seconds that these take."""
 RUN_COLUMNS: Final = TOKENS + EXPECTED_COLUMNS
 
 
@@ -66,6 +66,38 @@ def _run_of(runs: NDArray[np.float64], count: int, instance: int) -> tuple[int, 
     return count, count + 1
 
 
+@compiled_inline
+def _runs_behind(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    waiting: WaitingArrays,
+    expected: NDArray[np.float64],
+    queue: int,
+    now_s: float,
+    runs: NDArray[np.float64],
+    count: int,
+) -> int:
+    """Write the models of *queue* that are not among the first *count* of *runs* behind those; how many there are."""
+    arrays, total = waiting.groups, count
+    group = int(arrays.queues[queue].first)
+    while group >= 0:
+        this = arrays.groups[group]
+        member = member_of(endpoints, arrays, queue, int(this.endpoint))
+        if this.hold_until_s <= now_s and member >= 0:
+            row = 0
+            while row < total and runs[row, INSTANCE] != member:
+                row += 1
+            if row == total and total < runs.shape[0]:
+                runs[total] = 0.0
+                runs[total, INSTANCE], runs[total, LATEST] = member, math.inf
+                total += 1
+            if count <= row < total:
+                _latest(waiting, group, runs[row], group_s(fleet, arrays, group, member))
+                _add_group(waiting, expected, group, runs[row])
+        group = int(this.following)
+    return total - count
+
+
 @compiled
 def runs_ahead(
     fleet: FleetArrays,
@@ -76,15 +108,17 @@ def runs_ahead(
     instance: int,
     now_s: float,
     runs: NDArray[np.float64],
-) -> tuple[int, float, float, bool]:
+) -> tuple[int, int, float, float, bool]:
     """What is served before *slot* out of the queue of *instance*, which serves its endpoint and shares its GPUs; -1 for a
     request that comes behind all others of its model.
 
     Written into *runs* (runs x RUN_COLUMNS): first who has the GPUs, then the models that come up before that of *slot*,
-    each with all that waits for it, since it is put first while it has the GPUs (`scaling.swapping`); at last *instance*
-    with what stands before *slot* of its own model. One row alone where that has the GPUs and its groups stand first; the
-    first row has no requests where they do not.
-    (rows, seconds until the first serves, what it runs, whether its groups stand first).
+    each with all that waits for it, since it is put first while it has the GPUs (`scaling.swapping`); then *instance*
+    with what stands before *slot* of its own model. That row alone where it has the GPUs and its groups stand first; the
+    first row has no requests where they do not. Behind these the models whose groups all stand behind: they may take the
+    GPUs from it.
+    (rows of what is served before, of what stands behind, seconds until the first serves, what it runs, whether its groups
+    stand first).
     """
     arrays, queue, endpoint = waiting.groups, int(waiting.groups.queue_of[instance]), int(fleet.endpoint[instance])
     began, until_s, running = having(fleet, arrays, queue, now_s)
@@ -112,13 +146,13 @@ def runs_ahead(
         runs[count, INSTANCE], runs[count, LATEST] = instance, math.inf
         count += 1
     last, group = count - 1, int(arrays.queues[queue].first)
-    while group >= 0 and not behind:
+    while group >= 0:
         this = arrays.groups[group]
         if this.endpoint == endpoint and (this.hold_until_s <= now_s or group == own):
             _latest(waiting, group, runs[last], group_s(fleet, arrays, group, instance))
-            if group != own:
+            if group != own and not behind:
                 _add_group(waiting, expected, group, runs[last])
-        behind = group == own
+        behind = behind or group == own
         group = int(this.following)
     other = NONE if slot < 0 else int(arrays.groups[own].first)
     while other != slot:
@@ -128,7 +162,7 @@ def runs_ahead(
         other = int(arrays.members[other].following)
     if began == NONE:
         until_s = change_s(fleet, arrays, NONE, 0.0, int(runs[0, INSTANCE]))
-    return count, until_s, running, first
+    return count, _runs_behind(fleet, endpoints, waiting, expected, queue, now_s, runs, count), until_s, running, first
 
 
 @compiled

@@ -146,12 +146,22 @@ def leaving(given_s: float, limit_s: float, busy_s: float) -> Leaving:
     return Leaving(given_s + busy_s * (1.0 - runs), busy_s**2 * max(0.0, 1.0 - lost - runs * runs), runs)
 
 
-def busy_spell_s(per_s: float, lasts_s: float) -> float:
-    """For how long something runs, on average, where requests that come *per_s* a second each run for *lasts_s* at once."""
-    running = per_s * lasts_s
-    return (
-        math.inf if running > MOST_EXPONENT else lasts_s * math.expm1(running) / running if running > 0.0 else lasts_s
-    )
+def busy_spell_s(per_s: float, lasts_s: float, running: float = 1.0) -> float:
+    """For how long something runs, on average, from when *running* requests do, where others come *per_s* a second and each
+    runs for *lasts_s*, exponentially distributed, at once (M/M/infinity): until one less runs, and so on to none."""
+    load = per_s * lasts_s
+    if load > MOST_EXPONENT:
+        return math.inf
+    total = 0.0
+    for left in range(1, max(1, round(running)) + 1):
+        term = one_less = 1.0 / left
+        more = 1
+        while term > 1e-9 * one_less:
+            term *= load / (left + more)
+            one_less += term
+            more += 1
+        total += one_less
+    return lasts_s * total
 
 
 def _member(fleet: FleetArrays, arrays: GroupArrays, queue: int, endpoint: int) -> int:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controlplane.dispatch.requests.waiting_times import ENOUGH_BATCHES
+from controlplane.dispatch.requests.paces import ENOUGH_BATCHES
 from tests.gateway.conftest import until
 
 pytestmark = pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 2, "queue_bound": 4}])
@@ -97,7 +97,7 @@ async def test_nothing_is_learned_from_waits_before_lengths_are_known(served):
     backend.script.hold.set()
     for task in tasks:
         (await task).release()
-    assert served.gateway.dispatcher.times._correction(endpoint, "").batches == 0
+    assert served.gateway.dispatcher.times.paces.learned(endpoint, "").batches == 0
 
 
 async def test_what_was_waited_corrects_what_is_said_next(served):
@@ -111,7 +111,7 @@ async def test_what_was_waited_corrects_what_is_said_next(served):
         backend.script.hold.set()
         for task in tasks:
             (await task).release()
-    correction = dispatcher.times._correction(endpoint, "interactive")
+    correction = dispatcher.times.paces.learned(endpoint, "interactive")
     assert correction.batches > ENOUGH_BATCHES
     assert correction.factor < 0.8
     history = dispatcher.times.history.lengths(("m", "interactive"))

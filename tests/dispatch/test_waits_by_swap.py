@@ -89,15 +89,11 @@ async def test_swaps_and_drains_are_in_what_is_said(per_s, due_s, least_r2):
     result = judged(said, came) | {"unsaid": len(live.unsaid)}
     asleep = np.array([number in live.asleep for number in last])
     parts = {"asleep": judged(said[asleep], came[asleep]), "up": judged(said[~asleep], came[~asleep])}
-    # A group without a deadline may wait for minutes as it stands, and is served with others of its model: few are far off.
-    error_s = np.abs(said[:, 0] - came)
-    usual = error_s <= np.quantile(error_s, 0.99)
-    parts["usual"] = judged(said[usual], came[usual])
     print(json.dumps({"per_s": per_s, **result, **parts}))
     assert not live.unsaid, "also of a model that sleeps it is known how long"
-    assert parts["usual"]["r2"] > least_r2
-    assert abs(result["mean_excess"]) < 0.4
-    assert result["below_p99"] > 0.7
+    assert result["r2"] > least_r2
+    assert abs(result["mean_excess"]) < 0.2
+    assert result["below_p99"] > 0.8
 
 
 async def test_a_request_for_a_model_that_sleeps_is_said_to_wait_for_the_swap():

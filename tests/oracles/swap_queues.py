@@ -85,6 +85,8 @@ class PlainRun(NamedTuple):
 
     model: int
     groups: list[PlainGroup]
+    later: Sequence[PlainGroup] = ()
+    """Of that model too, but behind the request."""
 
     @property
     def requests(self) -> int:
@@ -93,19 +95,26 @@ class PlainRun(NamedTuple):
     @property
     def latest_s(self) -> float:
         """By when it is to serve, for all of them to be in time one after another."""
-        served = [sum(each.service_s for each in self.groups[: at + 1]) for at in range(len(self.groups))]
-        return min((group.due_s - s for group, s in zip(self.groups, served, strict=True)), default=math.inf)
+        groups = [*self.groups, *self.later]
+        served = [sum(each.service_s for each in groups[: at + 1]) for at in range(len(groups))]
+        return min((group.due_s - s for group, s in zip(groups, served, strict=True)), default=math.inf)
 
 
-def runs_before(queue: Sequence[PlainGroup], own: int, model: int, gpus: PlainGpus) -> tuple[list[PlainRun], bool]:
+def runs_before(
+    queue: Sequence[PlainGroup], own: int, model: int, gpus: PlainGpus
+) -> tuple[list[PlainRun], list[PlainRun], bool]:
     """The models that have the GPUs until the group at *own* of *queue*, of *model*, is served (its length: one that comes
-    last), each with its groups; its own with those up to that one. And whether the groups of who has the GPUs stand first.
-    """
+    last), each with its groups; its own with those up to that one. Then the models that all stand behind. And whether the
+    groups of who has the GPUs stand first."""
     before = [group.model for group in queue]
     met = before.index(model) if model in before else len(queue)
     order = list(dict.fromkeys(([gpus.model] if gpus.model >= 0 else []) + before[:met]))
     runs = [PlainRun(each, [group for group in queue if group.model == each and each != model]) for each in order]
     if order != [model]:
         runs.append(PlainRun(model, []))
-    runs[-1] = PlainRun(model, [group for group in queue[: own + 1] if group.model == model])
-    return runs, bool(queue) and queue[0].model == gpus.model
+    theirs = [group for group in queue[: own + 1] if group.model == model]
+    runs[-1] = PlainRun(model, theirs, [group for group in queue[own + 1 :] if group.model == model])
+    met_too = {run.model for run in runs}
+    behind = [each for each in dict.fromkeys(before) if each not in met_too]
+    others = [PlainRun(each, [group for group in queue if group.model == each]) for each in behind]
+    return runs, others, bool(queue) and queue[0].model == gpus.model

@@ -90,7 +90,7 @@ class Placement:
             request, replica = queue.take_out(slot), topology.by_slot[instance]
             request.placed_s = self.clock()
             request.attempts += 1
-            self.times.placed(request)
+            self.times.placed(request, replica)
             why = self._explain(request, endpoint, replica, pulled)
             self.accounts.opened(request, replica)
             if policy == LEAST_DELAY:

@@ -165,9 +165,9 @@ def test_what_is_served_before_a_request_is_as_the_plain_rule_has_it(drawn, stat
     place_of = queued.index(groups[own]) if slot != NONE else len(queued)
 
     gpus = shared.gpus(float(now_s))
-    plain, first = runs_before([*map(shared.plain, queued)], place_of, model, gpus)
+    plain, others, first = runs_before([*map(shared.plain, queued)], place_of, model, gpus)
     rows = np.full((MOST_RUNS, RUN_COLUMNS), np.nan)
-    count, until_s, running, has_first = runs_ahead(
+    count, behind, until_s, running, has_first = runs_ahead(
         shared.fleet, shared.endpoints, shared.waiting, expected, slot, model, float(now_s), rows
     )
     assert rows[:count, INSTANCE].tolist() == [run.model for run in plain]
@@ -176,6 +176,10 @@ def test_what_is_served_before_a_request_is_as_the_plain_rule_has_it(drawn, stat
         run.requests - (slot != NONE and at == count - 1) for at, run in enumerate(plain)
     ]
     assert rows[:count, LATEST].tolist() == pytest.approx([run.latest_s for run in plain])
+    rest = rows[count : count + behind]
+    assert rest[:, INSTANCE].tolist() == [run.model for run in others]
+    assert rest[:, REQUESTS].tolist() == [run.requests for run in others]
+    assert rest[:, LATEST].tolist() == pytest.approx([run.latest_s for run in others])
     for run, row in zip(plain, rows[:count], strict=True):
         before = queued if run is not plain[-1] else queued[:place_of]
         theirs = [group for group in before if shared.arrays.groups["endpoint"][group] == run.model]

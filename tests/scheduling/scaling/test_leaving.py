@@ -44,3 +44,19 @@ def test_a_busy_spell_is_that_of_a_queue_with_servers_for_all():
     assert busy_spell_s(per_s, lasts_s) == pytest.approx(float(np.mean(spells_s)), rel=0.05)
     assert busy_spell_s(0.0, 2.0) == 2.0
     assert math.isinf(busy_spell_s(100.0, 2.0))
+
+
+def test_a_spell_from_many_that_run_is_longer():
+    """As draws of it have it, where each lasts for an exponential time."""
+    random, spells_s = np.random.default_rng(4), []
+    per_s, lasts_s, running = 0.9, 2.0, 6
+    for _ in range(4000):
+        ends_s, now_s = list(random.exponential(lasts_s, running)), 0.0
+        while now_s <= max(ends_s):
+            now_s += random.exponential(1.0 / per_s)
+            if now_s <= max(ends_s):
+                ends_s.append(now_s + random.exponential(lasts_s))
+        spells_s.append(max(ends_s))
+    spell_s = busy_spell_s(per_s, lasts_s, running)
+    assert spell_s == pytest.approx(float(np.mean(spells_s)), rel=0.04)
+    assert spell_s > 1.3 * busy_spell_s(per_s, lasts_s)
