@@ -87,3 +87,33 @@ class Correction:
         left = self._left(constant_s, factor) / waits
         prior = max(self.guess, 1.0)
         return (prior * self.PRIOR_VARIANCE + self.batches * left) / (prior + self.batches)
+
+
+class Blend:
+    """How far a request is served by the pool of instances that may take it, rather than by its own queue alone.
+
+    Both are estimated; the share of the pool is fitted to what was then waited, beginning with a half. What is learned
+    counts in batches, as in `Correction`.
+    """
+
+    PRIOR: Final = 2.0
+    """Batches that the half is worth, whose estimates differ as those seen do."""
+
+    def __init__(self) -> None:
+        self.batches = self._dd = self._da = 0.0
+
+    def learn(self, own_s: float, pool_s: float, actual_s: float, batch: float) -> None:
+        """One wait, and what its own queue and the pool had said of it."""
+        weight, apart_s = 1.0 / max(batch, 1.0), pool_s - own_s
+        kept = (1.0 - Correction.RATE) ** weight
+        self.batches = self.batches * kept + weight
+        self._dd = self._dd * kept + weight * apart_s * apart_s
+        self._da = self._da * kept + weight * apart_s * (actual_s - own_s)
+
+    @property
+    def share(self) -> float:
+        """Of the pool, 0 to 1."""
+        if self._dd <= 0.0:
+            return 0.5
+        prior = self.PRIOR * self._dd / self.batches
+        return min(1.0, max(0.0, (self._da + 0.5 * prior) / (self._dd + prior)))

@@ -20,6 +20,7 @@ from controlplane.dispatch.live_fleet.lookahead import Outlook
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Submit
 from controlplane.dispatch.wire import as_published
+from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, GpuType, Instance, InstanceCommand, Model, PerformanceProfile, Region
 from controlplane.planning import selectors, services
@@ -27,7 +28,7 @@ from controlplane.planning.comparison.advisor import Advisor
 from controlplane.planning.execution import floor as floor_rows
 from controlplane.planning.execution import live_views, strategist
 from controlplane.planning.models import Forecast, PolicyMode, ScalingMove
-from controlplane.planning.plans import capability, inventory, start_times
+from controlplane.planning.plans import capability, inventory
 from controlplane.planning.plans import services as plans
 from controlplane.tuning import services as tuning
 from controlplane.tuning.rules import beneath

@@ -5,11 +5,13 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
+from controlplane.dispatch.live_fleet import inventory as live_inventory
 from controlplane.events.models import Event
+from controlplane.fleet.lifecycle import start_times
+from controlplane.fleet.lifecycle.start_times import StartTime
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.comparison.cluster import live_scenario
-from controlplane.planning.plans import inventory, start_times
-from controlplane.planning.plans.start_times import StartTime
+from controlplane.planning.plans import inventory
 from controlplane.tuning import services as tuning
 from scheduling.planning.places import problem_of
 from scheduling.simulation.scenario import Scenario
@@ -40,6 +42,15 @@ def test_the_median_of_those_seen(three_starts, make_instance):
     moved(make_instance(), ready=5)  # nobody saw it asked for
     assert start_times.read().of(*KEY) == StartTime(40.0, 3)
     assert start_times.read().of(PLACE[0], "h100") == StartTime(120.0, 0)
+
+
+def test_the_gateway_hears_when_one_that_starts_was_asked_for(three_starts, make_instance):
+    coming = make_instance(state="loading")
+    moved(coming, provisioning=500, loading=505)
+    seen = {spec.name: spec for spec in live_inventory.read().instances}
+    assert seen[coming.name].start_s == 40.0
+    assert seen[coming.name].start_began_at == (NOW + timedelta(seconds=500)).timestamp()
+    assert all(spec.start_s is None for name, spec in seen.items() if name != coming.name)
 
 
 def test_but_for_failures_and_a_stack_that_was_off_meanwhile(make_instance):

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from django.db.models import Min
 
-from controlplane.fleet.lifecycle.states import AWAKE, InstanceState
+from controlplane.fleet.lifecycle import start_times
+from controlplane.fleet.lifecycle.start_times import StartTimes
+from controlplane.fleet.lifecycle.states import AWAKE, COMING, InstanceState
 from controlplane.fleet.models import (
     Deployment,
     Instance,
@@ -69,6 +71,9 @@ class InstanceSpec:
     launched: bool = False  # by Pilothouse, which could start it again
     failures: int = 0  # in a row
     swap_group: str = ""  # those that share its GPUs; "" for none
+    start_s: float | None = None
+    """How long its start takes, as those before it did, where it is on its way; None otherwise."""
+    start_began_at: float = 0.0  # epoch seconds
     profile: Profile | None = None
     """Coefficients of its step time, where somebody has measured; routers that reckon in seconds go by it."""
     api_key: str = field(default="", repr=False)
@@ -133,12 +138,13 @@ class Inventory:
 
 
 def read() -> Inventory:
-    """The active inventory, in nine queries (more where GPUs are shared). Order is stable: by name."""
+    """The active inventory, in nine queries (more where GPUs are shared, or one is on its way). Order is stable: by name."""
     models = {row.name: row for row in Model.objects.filter(active=True)}
     rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED)
     instances = list(
         rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "swap_group")
     )
+    starts = start_times.read() if any(row.state in COMING for row in instances) else StartTimes({})
     present = Counter(Instance.objects.order_by().present().values_list("deployment_id", flat=True))
     launched = Instance.objects.launched().order_by()
     launched_models = set(launched.values_list("deployment__model", flat=True).distinct())
@@ -193,6 +199,10 @@ def read() -> Inventory:
                 api_key=row.token,
                 failures=row.failures,
                 swap_group=row.swap_group.name if row.swap_group else "",
+                start_s=starts.of(row.deployment.model.name, row.deployment.gpu_type.name).seconds
+                if row.state in COMING
+                else None,
+                start_began_at=starts.begun.get(str(row.pk), row.state_changed_at).timestamp(),
                 profile=_measured(
                     profiles.get((row.deployment.model_id, row.deployment.gpu_type_id, row.deployment.tensor_parallel))
                 ),

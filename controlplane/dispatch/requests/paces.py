@@ -1,11 +1,18 @@
 """How fast endpoints and instances work on what waits, as performance profiles say and as what was waited corrects it."""
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
-from scheduling.queueing.correction import Correction
+from controlplane.fleet.lifecycle.stages import COMING_LIMIT_S
+from scheduling.queueing.correction import Blend, Correction
+from scheduling.queueing.starting import Coming, left_of_start_s
 from scheduling.queueing.waiting_time import History, Lengths, Throughput, Wait, waiting_time
 
 REFRESH_S = 1.0  # how long the throughput of an endpoint counts as known
@@ -52,15 +59,50 @@ class Pace:
 class Paces:
     """*history* knows how long requests are."""
 
-    def __init__(self, topology: Topology, queue: WaitingQueue, history: History) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        queue: WaitingQueue,
+        history: History,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.wall_clock = wall_clock
         self.topology, self.queue, self.history = topology, queue, history
         self._paces: dict[tuple[int, int], Pace] = {}  # by endpoint and instance, -1 for all of its instances
         self._corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class; "": of all
+        self._blends: dict[tuple[int, str], Blend] = {}
 
     def shares(self, replica: Replica) -> bool:
         """Whether *replica* has one virtual queue with the others on its GPUs."""
         swap_s = self.queue.arrays.groups.swap_s
         return replica.slot < swap_s.size and bool(swap_s[replica.slot] < math.inf)
+
+    def serving(self, endpoint: Endpoint) -> int:
+        """Instances of *endpoint* that accept work."""
+        return int(np.count_nonzero(self.topology.fleet.accepting[self._slots(endpoint)]))
+
+    def _slots(self, endpoint: Endpoint) -> NDArray[np.int32]:
+        """Of the instances of *endpoint*, as of the last reading of the rows."""
+        arrays = self.topology.arrays
+        return arrays.members[arrays.first[endpoint.index] : arrays.first[endpoint.index + 1]]
+
+    def coming(self, endpoint: Endpoint, now_s: float) -> list[Coming]:
+        """Instances of *endpoint* that are on their way, soonest first; those come by a swap are none."""
+        found, wall_s = list[Coming](), self.wall_clock()
+        for one in map(self.topology.by_slot.get, self._slots(endpoint).tolist()):
+            if one is None or one.spec.start_s is None or self.shares(one):
+                continue
+            start_s, passed_s = one.spec.start_s, wall_s - one.spec.start_began_at
+            known = self.known(endpoint, one, "", now_s)
+            if known is not None and passed_s < COMING_LIMIT_S:
+                pace = known.pace
+                tokens = pace.by_profile.batch * pace.lengths.output_mean
+                found.append(Coming(left_of_start_s(start_s, max(0.0, passed_s)), known.tokens_per_s, tokens))
+        return sorted(found)
+
+    def blend(self, endpoint: Endpoint, slo_class: str) -> Blend:
+        """How far waits of a class at *endpoint* are those of all its instances, rather than of one queue."""
+        return self._blends.setdefault((endpoint.index, slo_class), Blend())
 
     def until_given(self, ahead: Ahead, endpoint: Endpoint, replica: Replica | None, known: Known) -> Wait:
         """Until what waits ahead is given out, and one more can be."""
@@ -107,11 +149,12 @@ class Paces:
         return pace
 
     def _read_pace(self, endpoint: Endpoint, replica: Replica | None, now_s: float) -> Pace | None:
-        """How fast what serves *endpoint* now works, or *replica* alone; None if nothing does."""
+        """How fast what serves *endpoint* now works, or *replica* alone, on its way or not; None if nothing does."""
         fleet, lengths = self.topology.fleet, self.history.lengths(endpoint.model)
         serving = [one for one in self.topology.members(endpoint) if fleet.accepting[one.slot]]
         together: Throughput | None = None
-        of_one = [replica] if replica is not None and (replica in serving or self.shares(replica)) else []
+        alone_too = replica is not None and (self.shares(replica) or replica.spec.start_s is not None)
+        of_one = [replica] if replica is not None and (replica in serving or alone_too) else []
         for one in of_one or serving:
             alone = Throughput.of(
                 one.spec.profile or endpoint.spec.profile,

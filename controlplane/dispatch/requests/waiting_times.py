@@ -10,6 +10,7 @@ from controlplane.dispatch.requests.paces import Ahead, Paces
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.shared_gpus import SharedGpus, Turn
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
+from scheduling.queueing.starting import Coming, sooner, until_produced
 from scheduling.queueing.waiting_time import EXPECTED_COLUMNS, History, Wait
 
 MOST_ERROR = 0.2  # of the mean output ahead, in shares of it, with which throughput can be learned from a wait
@@ -25,6 +26,9 @@ class Estimate:
     uncorrected_s: float | None = None  # mean by the profile alone, once lengths are known
     says_throughput: bool = False  # the queue was long enough for its wait to say how fast the endpoint is
     batch: float = 1.0
+    of_own_s: float = 0.0  # mean by the queue that it stands in, and
+    of_pool_s: float | None = None  # by all instances of its endpoint; None where these are one
+    serving: int = 0  # instances of its endpoint, by then
 
 
 class WaitingTimes:
@@ -56,7 +60,8 @@ class WaitingTimes:
     def of_next(self, endpoint: Endpoint, now_s: float) -> Wait | None:
         """Of a request that would come last in the queue of *endpoint* now; nobody waits where nobody is ahead."""
         if not self.queue.count(endpoint) and self._up(endpoint):
-            return Wait()
+            comes = not self.paces.serving(endpoint) and self.paces.coming(endpoint, now_s)
+            return self._of_first(endpoint, -1, comes).wait if comes else Wait()
         return self._estimate(endpoint, -1, "", now_s).wait
 
     def of_all(self, endpoint: Endpoint, now_s: float, most: int) -> list[tuple[Request, Estimate]]:
@@ -73,9 +78,14 @@ class WaitingTimes:
             return
         if self._shared.came_up_since(replica, request.asked.arrived_s):
             return  # it waited for another model meanwhile
+        if not self.paces.shares(replica) and self.paces.serving(request.endpoint) != estimate.serving:
+            return  # others serve by now
+        waited_s = request.placed_s - request.asked.arrived_s
+        if estimate.of_pool_s is not None:
+            blend = self.paces.blend(request.endpoint, request.asked.slo_class)
+            blend.learn(estimate.of_own_s, estimate.of_pool_s, waited_s, estimate.batch)
         for name in ("", request.asked.slo_class):
             if name or estimate.says_throughput:
-                waited_s = request.placed_s - request.asked.arrived_s
                 self.paces.learned(request.endpoint, name).learn(estimate.uncorrected_s, waited_s, estimate.batch)
 
     def finished(self, request: Request, output_tokens: int) -> None:
@@ -88,7 +98,11 @@ class WaitingTimes:
                 )
 
     def _estimate(self, endpoint: Endpoint, slot: int, slo_class: str, now_s: float) -> Estimate:
-        replica = self._pulling(endpoint, slot)
+        replica, serving = self._pulling(endpoint, slot), self.paces.serving(endpoint)
+        shares = replica is not None and self.paces.shares(replica)
+        coming = [] if shares else self.paces.coming(endpoint, now_s)
+        if coming and not serving:
+            return self._of_first(endpoint, slot, coming)
         known = self.paces.known(endpoint, replica, slo_class, now_s)
         ahead, turn = self._ahead(endpoint, replica, slot, now_s)
         position = round(ahead.requests + ahead.others_requests) + 1 if ahead else self.queue.count(endpoint) + 1
@@ -96,16 +110,44 @@ class WaitingTimes:
             return Estimate(endpoint, position)
         pace, correction = known.pace, known.correction
         own = self.paces.until_given(ahead, endpoint, replica, known)
+        of_own_s, pool = own.mean_s, self._of_pool(endpoint, replica, slot, slo_class, now_s)
+        if pool is not None:
+            own = own.or_else(pool, self.paces.blend(endpoint, slo_class).share)
         overtaken_s = correction.overtaken_s
         # Before lengths are known, a wait says nothing of throughput; nor does one for other models.
         is_known = ahead.requests > 0 and ahead.error <= MOST_ERROR * ahead.mean and not ahead.empty
         uncorrected_s = own.mean_s * known.tokens_per_s / pace.by_profile.tokens_per_s if is_known else None
         spread_s2 = overtaken_s * (overtaken_s + 2.0 * own.mean_s) * known.relative_variance
         own = own.then(Wait(overtaken_s, spread_s2))
+        # Groups that are in time where they stand stay there (`reordering.scheduler`): only others have more instances.
+        moves = replica is None or self.queue.now_s(now_s) + own.mean_s > float(self.queue.arrays.key[slot])
+        if coming and moves and (together := self.paces.known(endpoint, None, slo_class, now_s)) is not None:
+            own = sooner(own, together.tokens_per_s, coming)
         wait, batch = ahead.others.then(own), pace.by_profile.batch
         if turn is not None:
             wait = wait.then(self._shared.lost(turn, ahead.others.mean_s, own, now_s))
-        return Estimate(endpoint, position, wait, uncorrected_s, ahead.requests >= batch, batch)
+        return Estimate(
+            endpoint, position, wait, uncorrected_s, ahead.requests >= batch, batch,
+            of_own_s + overtaken_s, None if pool is None else pool.mean_s + overtaken_s, serving,
+        )  # fmt: skip
+
+    def _of_first(self, endpoint: Endpoint, slot: int, coming: list[Coming]) -> Estimate:
+        """Of *slot* where no instance of *endpoint* serves yet."""
+        before = self._before(endpoint, slot)
+        tokens = Wait(before.mean, before.variance + before.error**2)
+        return Estimate(endpoint, round(before.requests) + 1, until_produced(tokens, 0.0, coming))
+
+    def _of_pool(
+        self, endpoint: Endpoint, replica: Replica | None, slot: int, slo_class: str, now_s: float
+    ) -> Wait | None:
+        """What *slot* waits if all instances of *endpoint* serve what is due there, whatever queue it stands in; None where
+        *replica* is the only one. Groups change queues, and who has nothing of its own to do takes what is due first."""
+        if replica is None or self.paces.shares(replica) or self.paces.serving(endpoint) < 2:
+            return None
+        known = self.paces.known(endpoint, None, slo_class, now_s)
+        if known is None:
+            return None
+        return self.paces.until_given(self._before(endpoint, slot), endpoint, None, known)
 
     def _ahead(
         self, endpoint: Endpoint, replica: Replica | None, slot: int, now_s: float
@@ -114,11 +156,16 @@ class WaitingTimes:
         nothing is known of the pace of a model that comes before its own."""
         arrays, moment_s = self.queue.arrays, self.queue.now_s(now_s)
         if replica is None:
-            heap, size = arrays.heap[endpoint.index], int(arrays.size[endpoint.index])
-            return Ahead(*ahead(heap, size, arrays.key, arrays.sequence, self._expected, slot)), None
+            return self._before(endpoint, slot), None
         if not self.paces.shares(replica):
             return Ahead(*ahead_in_queue(arrays.groups, self._expected, slot, moment_s)), None
         return self._shared.ahead(replica, slot, self._expected, now_s) or (None, None)
+
+    def _before(self, endpoint: Endpoint, slot: int) -> Ahead:
+        """What waits for *endpoint* with an earlier queue key than *slot*, whatever queue it stands in."""
+        arrays = self.queue.arrays
+        heap, size = arrays.heap[endpoint.index], self.queue.count(endpoint)
+        return Ahead(*ahead(heap, size, arrays.key, arrays.sequence, self._expected, slot))
 
     def _up(self, endpoint: Endpoint) -> bool:
         """Whether an instance of *endpoint* takes requests, or none would come up by a swap."""

@@ -4,9 +4,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Node
-from controlplane.planning.plans import start_times
 
 if TYPE_CHECKING:
     from scheduling.planning.places import Fleet as PlannedFleet

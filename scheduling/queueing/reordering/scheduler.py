@@ -26,6 +26,7 @@ from scheduling.queueing.reordering.sequences import (
     order_of,
     terms_of,
 )
+from scheduling.queueing.reordering.ties import in_turn
 
 KAPPA = 0.2
 """Being late at all counts as this share of the time in which the fleet could serve all that waits."""
@@ -280,4 +281,5 @@ def reorder(
     if (after.left_over, after.objective) >= (before.left_over, before.objective * (1.0 - LEAST_GAIN)):
         reason = "No better order was found." if previous is not None else "EDF with earliest completion is as good."
         return Answer(base, False, before, before, budget.tried, lacking, reason)
+    order, after = in_turn(problem, order, after, kappa_s)
     return Answer(order, True, before, after, budget.tried, lacking, _reason(before, after, lacking))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.profile import Profile
-from scheduling.queueing.correction import Correction
+from scheduling.queueing.correction import Blend, Correction
 from scheduling.queueing.waiting_time import (
     EXACT,
     UNKNOWN,
@@ -218,3 +218,24 @@ def test_a_constant_is_never_negative_and_not_there_where_none_is_needed(pairs, 
     assert any_waits.overtaken_s >= 0.0
     assert any_waits.factor > 0.0
     assert any_waits.relative_variance >= 0.0
+
+
+@given(st.floats(0.0, 1.0), st.integers(0, 2**32 - 1))
+def test_the_share_of_the_pool_is_found_and_a_half_before(share, seed):
+    blend, random = Blend(), np.random.default_rng(seed)
+    assert blend.share == 0.5
+    for own_s, pool_s in random.uniform(1.0, 100.0, (400, 2)).tolist():
+        blend.learn(own_s, pool_s, own_s + share * (pool_s - own_s) + random.normal(0.0, 1.0), 1.0)
+    assert blend.share == pytest.approx(share, abs=0.06)
+    few = Blend()
+    few.learn(10.0, 20.0, 10.0, 16.0)
+    assert 0.45 < few.share < 0.5, "one wait of a batch says little"
+
+
+def test_a_wait_or_else_another_is_their_mixture():
+    random = np.random.default_rng(6)
+    here, there = Wait(10.0, 4.0), Wait(30.0, 9.0)
+    drawn = np.where(random.random(400_000) < 0.3, random.normal(30.0, 3.0, 400_000), random.normal(10.0, 2.0, 400_000))
+    mixed = here.or_else(there, 0.3)
+    assert mixed.mean_s == pytest.approx(drawn.mean(), rel=0.01)
+    assert mixed.variance_s2 == pytest.approx(drawn.var(), rel=0.01)

@@ -1,7 +1,8 @@
-"""How long instances take from being asked for until they serve: as it was seen, for plans and simulations alike."""
+"""How long instances take from being asked for until they serve: as it was seen, for plans, simulations and estimates of
+waiting alike."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 import numpy as np
@@ -34,6 +35,8 @@ class StartTimes:
     """By (model, GPU type) as far as any was seen to start; the usual one for all others."""
 
     seen: Mapping[Key, StartTime]
+    begun: Mapping[str, datetime] = field(default_factory=dict)
+    """When instances were asked for that are on their way, by key."""
 
     def of(self, model: str, gpu_type: str) -> StartTime:
         return self.seen.get((model, gpu_type)) or StartTime(tuned(model).USUAL_START_S)
@@ -55,4 +58,5 @@ def read() -> StartTimes:
             case InstanceState.FAILED | InstanceState.STOPPED:
                 asked.pop(subject, None)
     counted = {key: [each for each in took if each <= LONGEST_S][-STARTS:] for key, took in took_s.items()}
-    return StartTimes({key: StartTime(float(np.median(took)), len(took)) for key, took in counted.items() if took})
+    seen = {key: StartTime(float(np.median(took)), len(took)) for key, took in counted.items() if took}
+    return StartTimes(seen, asked)

@@ -1,0 +1,66 @@
+"""Groups that may change places at no cost stand by due time."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduling.queueing.reordering.evaluate import evaluate
+from scheduling.queueing.reordering.problem import Order, Problem, broken_rules
+from scheduling.queueing.reordering.scheduler import reorder
+from scheduling.queueing.reordering.ties import in_turn
+from tests.scheduling.queueing.reordering.problems import small_problems
+
+
+def alike(due_s, queues=2, service_s=10.0):
+    """Groups of one model and of one size."""
+    count = len(due_s)
+    return Problem(
+        requests=np.full(count, 8),
+        model=np.zeros(count, np.int64),
+        due_s=np.array(due_s, float),
+        service_s=np.full((count, 1), service_s),
+        own_s=np.full((count, 1), service_s),
+        queue_type=np.zeros(queues, np.int64),
+        free_s=np.zeros(queues),
+        loaded=np.zeros(queues, np.int64),
+        swap_s=np.full((1, 1), np.inf),
+        drain_s=np.zeros((1, 1)),
+        fixed=np.full(count, -1),
+        hold_s=np.zeros(count),
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(small_problems(), st.floats(0.0, 30.0), st.integers(0, 99))
+def test_an_order_in_turn_can_be_carried_out_and_is_worth_as_much(problem, kappa_s, seed):
+    order = reorder(problem, moves=50, seed=seed).order
+    score = evaluate(problem, order, kappa_s)
+    turned, worth = in_turn(problem, order, score, kappa_s)
+    assert broken_rules(problem, turned) == broken_rules(problem, order)
+    again = evaluate(problem, turned, kappa_s)
+    assert worth.objective == again.objective <= score.objective * (1 + 1e-8) + 1e-8
+    assert (again.left_over, again.swaps) <= (score.left_over, score.swaps)
+    assert sorted(turned.groups.tolist()) == sorted(order.groups.tolist())
+
+
+@given(st.permutations(range(7)))
+def test_groups_that_are_in_time_anyway_are_served_as_they_are_due(shuffled):
+    problem = alike([1000.0 + at for at in range(7)])
+    order = Order.of([shuffled[:4], shuffled[4:]])
+    turned, _ = in_turn(problem, order, evaluate(problem, order, 5.0), 5.0)
+    starts_s = evaluate(problem, turned, 5.0).start_s
+    assert starts_s.tolist() == sorted(starts_s.tolist())
+
+
+def test_who_is_in_time_does_not_give_way_to_who_is_late_for_good():
+    problem = alike([-50.0, 12.0, 2000.0], queues=1)
+    order = Order.of([[1, 2, 0]])
+    turned, _ = in_turn(problem, order, evaluate(problem, order, 60.0), 60.0)
+    assert turned.queues()[0][0] == 1
+
+
+def test_what_is_fixed_or_held_stays():
+    problem = alike([40.0, 30.0, 20.0, 10.0], queues=1, service_s=0.0)
+    problem.fixed[0], problem.hold_s[1] = 0, 5.0
+    turned, _ = in_turn(problem, Order.of([[0, 1, 2, 3]]), evaluate(problem, Order.of([[0, 1, 2, 3]]), 5.0), 5.0)
+    assert turned.queues() == [[0, 1, 3, 2]]
