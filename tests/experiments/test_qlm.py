@@ -18,8 +18,8 @@ from scheduling.simulation.cluster.description import Batching
 @pytest.fixture
 def small(monkeypatch):
     for name, value in {
-        "ARRIVING_S": 4.0, "ARRIVING_B_S": 4.0, "LOADS": (0.5, 1.5), "LOADS_B": (0.2,), "WAITING_S": 3.0,
-        "WAITING_B_S": 2.0, "MEGA_SHARES": (0.2,), "A10_SHARES": (0.5,), "SIZES_S": (0.0, 60.0),
+        "ARRIVING_S": 4.0, "ARRIVING_B_S": 4.0, "LOADS": (0.5, 1.5), "LOADS_B": (0.2,), "LOADS_FEW": (0.2,),
+        "WAITING_S": 3.0, "WAITING_B_S": 2.0, "MEGA_SHARES": (0.2,), "A10_SHARES": (0.5,), "SIZES_S": (0.0, 60.0),
         "DELTAS": (0.25,),
     }.items():  # fmt: skip
         monkeypatch.setattr(evaluation, name, value)
@@ -37,6 +37,7 @@ def test_every_part_is_run_and_compared(small):
         assert row["goodput"] == pytest.approx(row["throughput"] * row["attainment"], rel=1e-2)
     of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
     assert of["single", 1.5, "shepherd"]["throughput"] < of["single", 1.5, "qlm"]["throughput"]
+    assert of["few", 0.2, "qlm"]["swaps"] > 0  # five models on three nodes
     assert all(of["single", load, "fcfs"]["reorderings"] == 0 for load in (0.5, 1.5))
     waiting = [of["size", waiting_s, "qlm"]["most_waiting"] for waiting_s in (0.0, 60.0)]
     assert waiting[0] < waiting[1]

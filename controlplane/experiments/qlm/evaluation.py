@@ -30,6 +30,7 @@ from controlplane.experiments.qlm.systems import (
 from controlplane.experiments.qlm.workloads import (
     BATCH_1,
     BATCH_2,
+    CLASSES,
     INTERACTIVE,
     MISTRAL_A10,
     MISTRAL_A100,
@@ -52,7 +53,10 @@ ARRIVING_S: Final = 60.0
 ARRIVING_B_S: Final = 180.0
 LOADS: Final = (0.7, 0.9, 1.1, 1.4)
 """Of interactive requests (W_A) or Batch-1 (W_B), times what the fleet ends in the long run."""
-LOADS_B: Final = (0.2, 0.4, 0.6)
+LOADS_B: Final = (0.3, 0.6, 0.9, 1.2)
+FEW_NODES: Final = 3
+"""Fewer than models, so that nothing is served without swaps."""
+LOADS_FEW: Final = (0.4, 0.8)
 BATCH_1_LOAD: Final = 0.2
 WAITING_S: Final = 40.0
 """Of the whole fleet: the work of the Batch-2 requests that wait at the begin."""
@@ -66,20 +70,21 @@ SIZES_S: Final = (0.0, 20.0, 40.0, 80.0, 160.0)
 SIZE_LOAD: Final = 0.9
 """Of interactive requests, beside what waits: with Batch-1 a little more than the fleet ends."""
 DELTAS: Final = (0.0625, 0.25, 1.0, GROUP_BATCHES, 16.0)
-PARTS: Final = ("single", "without", "multi", "mega", "gpus", "size", "delta")
+PARTS: Final = ("single", "without", "multi", "few", "mega", "gpus", "size", "delta")
 TITLES: Final = {
     "single": "W_A, one model on A100, over the rate of interactive requests",
     "without": "W_A, each operation left out",
     "multi": "W_B, five models on nodes of four A100, over the rate of Batch-1",
+    "few": f"W_B on {FEW_NODES} nodes, over the rate of Batch-1",
     "mega": "W_C, W_A with a share of mega prompts",
     "gpus": "W_A on A100 and A10, over the share of A10",
     "size": "W_A, over how much waits at the begin, in seconds of the whole fleet",
     "delta": "W_A, batches in a request group (delta)",
 }
-SECTIONS: Final = {"single": "8.1", "without": "8.1", "multi": "8.2"}
+SECTIONS: Final = {"single": "8.1", "without": "8.1", "multi": "8.2", "few": "8.2"}
 VARIED: Final = {
-    "single": "load", "without": "load", "multi": "load", "mega": "mega", "gpus": "A10", "size": "waiting s",
-    "delta": "delta",
+    "single": "load", "without": "load", "multi": "load", "few": "load", "mega": "mega", "gpus": "A10",
+    "size": "waiting s", "delta": "delta",
 }  # fmt: skip
 
 
@@ -154,6 +159,8 @@ class Qlm(Experiment):
             ),
             ("requests in time over EDF, five models, points", "multi", 0.9, "edf", "attainment"),
             ("throughput over EDF, five models", "multi", 3.0, "edf", "throughput"),
+            ("requests in time over EDF, five models on three nodes, points", "few", 0.9, "edf", "attainment"),
+            ("throughput over EDF, five models on three nodes", "few", 3.0, "edf", "throughput"),
             ("throughput by swapping, five models", "multi", 3.0, "without-swapping", "throughput"),
         ]
         return [
@@ -281,8 +288,18 @@ def delta(scale: float) -> Iterator[Run]:
 
 
 def multi(scale: float) -> Iterator[Run]:
-    """W_B: two models of Batch-1 at a rate each, three of Batch-2 with requests that wait at the begin."""
-    count = max(len(TUNED), round(NODES * scale))  # so that each model can have a node of its own
+    """W_B where each model can have a node of its own."""
+    count = max(len(TUNED), round(NODES * scale))
+    yield from _several_models(count, LOADS_B, ("qlm", *BASELINES, "without-swapping"))
+
+
+def few(scale: float) -> Iterator[Run]:
+    """W_B on fewer nodes than there are models. Fixed batches have no swaps."""
+    yield from _several_models(FEW_NODES, LOADS_FEW, ("qlm", "edf", "fcfs"))
+
+
+def _several_models(count: int, loads: Sequence[float], systems: Sequence[str]) -> Iterator[Run]:
+    """Two models of Batch-1 at a rate each, three of Batch-2 with requests that wait at the begin, on *count* nodes."""
     per_s = [full_per_s(each.base) for each in TUNED]
     first = [at for at, each in enumerate(TUNED) if each.slo_class == BATCH_1]
     second = [at for at, each in enumerate(TUNED) if each.slo_class == BATCH_2]
@@ -294,20 +311,21 @@ def multi(scale: float) -> Iterator[Run]:
         streams += [Stream(BATCH_2, 0.0, at, waiting=round(waiting)) for at in second]
         return nodes(count, system, draw(streams, ARRIVING_B_S, seed))
 
-    for load in LOADS_B:
-        for system in ("qlm", *BASELINES, "without-swapping"):
+    for load in loads:
+        for system in systems:
             yield load, system, load * rate, lambda seed, of=(load, system): made(seed, *of)
 
 
 PART_RUNS: Final = {
-    "single": single, "without": without, "multi": multi, "mega": mega, "gpus": gpus, "size": size, "delta": delta,
+    "single": single, "without": without, "multi": multi, "few": few, "mega": mega, "gpus": gpus, "size": size,
+    "delta": delta,
 }  # fmt: skip
 
 
 def columns(part: str) -> Sequence[Column]:
     """Those of the table of *part*."""
     share = VARIED[part] in ("mega", "A10")
-    classes = {"multi": ("batch-1", "batch-2")}.get(part, ("interactive", "batch-1", "batch-2"))
+    classes = CLASSES[1:] if part in ("multi", "few") else CLASSES
     return (
         Column(VARIED[part], "varied", (lambda value: percent(value, sign=False)) if share else "{:g}"),
         Column("req/s", "requests_per_s", "{:,.0f}"),
