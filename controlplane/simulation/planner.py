@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 
 import numpy as np
 
+from controlplane.simulation.capabilities import capabilities
 from controlplane.simulation.forecasts import (
     MINUTE_S,
     ORACLE,
@@ -18,18 +18,13 @@ from controlplane.simulation.forecasts import (
     forecaster_named,
 )
 from scheduling.planning.advisor import Band, Demand, EndpointDemand, FleetPlan, PlanSettings, SimulatedPlanner
-from scheduling.planning.bursts import POISSON_CV, arrival_cv
-from scheduling.planning.capacity import MEASURED, Capability, niw_buffer
+from scheduling.planning.capacity import niw_buffer
 from scheduling.planning.places import Deployed, Endpoint, Fleet
-from scheduling.planning.simulated_capability import fleet_sizes, simulated_capability
 from scheduling.scaling import Advice, EndpointView, PlansFor
-from scheduling.simulation.engine.reference import EngineConfig
-from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
 from scheduling.simulation.scenario.toml_lines import Key
 from scheduling.simulation.staging import Stage, past_requests
-from scheduling.simulation.staging.fleet import gpus_as_type
 
 NO_STRATEGY = PlansFor()
 
@@ -139,7 +134,7 @@ class _Expected:
 
 
 def _finite(band: Band) -> Band:
-    return Band(*(np.nan_to_num(values) for values in band))
+    return Band(*(values if np.isfinite(values).all() else np.nan_to_num(values) for values in band))
 
 
 def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> list[np.ndarray]:
@@ -154,67 +149,6 @@ def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> 
         np.array([by_window(row, window_s, windows)[windows - kept :] for row in rows])
         for rows in (asked.prompt, asked.output)
     ]
-
-
-def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Capability]:
-    """By (model, GPUs of an instance): as given, else as live by a simulation of the performance profile.
-
-    For requests as long as the recent ones, or else those to come, the strictest of the interactive promises and the
-    burstiest endpoint's arrivals.
-    """
-    given = {(one.model, gpus_as_type(one.gpu, one.tensor_parallel)): one for one in scenario.capabilities}
-    requests, cluster = staged.recent or staged.requests, staged.cluster
-    promise, percentile = _strictest(scenario)
-    minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
-    shown = [at for at, one in enumerate(scenario.classes.values()) if one.kind == "interactive"]
-    asked = Asked.of(cluster, requests, shown, minutes)
-    endpoints = cluster.endpoints
-    made: dict[tuple[str, str], Capability] = {}
-    for key, engine in cluster.engines().items():
-        if (one := given.get(key)) is not None:
-            prompt, output = (
-                inf if limit is None else limit for limit in (one.prompt_tokens_per_s, one.output_tokens_per_s)
-            )
-            made[key] = Capability(prompt, output, one.total_tokens_per_s, MEASURED, note="as the scenario says")
-            continue
-        own = requests.model == cluster.models.index(key[0])
-        if not own.any():
-            continue
-        cv = max(arrival_cv(asked.requests[at]) for at, (model, _) in enumerate(endpoints) if model == key[0])
-        lengths = (requests.prompt_tokens[own].tobytes(), requests.output_tokens[own].tobytes())
-        sizes = tuple(fleet_sizes(scenario.planner.capability_instances))
-        most_above = scenario.planner.capability_most_above
-        made[key] = _simulated(engine, *lengths, promise, percentile, max(POISSON_CV, cv), sizes, most_above)
-    return made
-
-
-@lru_cache(maxsize=32)
-def _simulated(
-    engine: EngineConfig,
-    prompt_tokens: bytes,
-    output_tokens: bytes,
-    promise: Promise,
-    percentile: float,
-    cv: float,
-    sizes: tuple[int, ...],
-    most_above: float,
-) -> Capability:
-    """Of int32 lengths. The futures of a what-if have the same requests, and each would simulate it again."""
-    prompts, outputs = np.frombuffer(prompt_tokens, np.int32), np.frombuffer(output_tokens, np.int32)
-    return simulated_capability(
-        engine, prompts, outputs, promise, percentile=percentile, cv=cv, sizes=sizes, most_above=most_above
-    )
-
-
-def _strictest(scenario: Scenario) -> tuple[Promise, float]:
-    """The strictest of each interactive promise, and the highest percentile that one is given for."""
-    shown = [one for one in scenario.classes.values() if one.kind == "interactive"]
-
-    def least_s(name: str) -> float:
-        return min((value / 1000 for one in shown if (value := getattr(one, name)) is not None), default=inf)
-
-    promise = Promise(least_s("ttft_ms"), least_s("itl_ms"), least_s("e2e_ms"))
-    return promise, max((one.percentile for one in shown), default=95.0)
 
 
 def _fleet(scenario: Scenario, staged: Stage) -> Fleet:

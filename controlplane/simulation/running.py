@@ -35,11 +35,16 @@ class Ran:
     measures: Measures
     moves: Table
     """Of strategies that decide at ticks; what reactive changes on arrivals is among `changes`."""
-    plans: Table
     made: list[Made]
     """Those moves, by the numbers of their endpoints."""
     changes: Table
     """Every instance's states, in order of time: starts, drains, reclaims, failures, redeploys."""
+    planner: Planner | None
+
+    @property
+    def plans(self) -> Table:
+        """Plans that strategies followed. The windows that nobody looked at are planned for it."""
+        return _plans(self.planner)
 
     def as_json(self) -> dict[str, Any]:
         """All but the series and the changes; what could not be measured is null."""
@@ -86,7 +91,7 @@ def run(
         "failures": int((result.changes["after"] == State.FAILED).sum()),
         **_hours(measures),
     }
-    return Ran(about, result, measures, _moves(result, made.moves), _plans(planner), made.moves, _changes(result))
+    return Ran(about, result, measures, _moves(result, made.moves), made.moves, _changes(result), planner)
 
 
 def _hours(measures: Measures) -> dict[str, float]:

@@ -6,7 +6,7 @@ forecasts and instances are read. A plan is in force until its successor is ther
 stale, and strategies go by use alone.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import ceil, inf, sqrt
 from typing import NamedTuple
@@ -19,13 +19,12 @@ from scheduling.planning.capacity import Capability, instances_needed
 from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
 from scheduling.planning.plan import Plan
 from scheduling.planning.planner import solve
+from scheduling.planning.soon import STARTS_AHEAD, Soon, SoonAt
 from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor
 
 Floats = NDArray[np.float64]
 STALE_PERIODS = 2.0
 """A plan is followed at least so many periods: its successor may come a whole period late."""
-STARTS_AHEAD = 2.0
-"""What is added soon is what is asked in the time of so many starts: one that is asked for now, and some to spare."""
 
 
 class Band(NamedTuple):
@@ -123,7 +122,8 @@ class EndpointPlan:
     target_instances: int
     """To be kept."""
     soon_instances: Sequence[int]
-    """To be added up to, by the window in which that is asked; empty where nothing but the target is planned."""
+    """To be added up to, by the window in which that is asked; empty where nothing but the target is planned. Each window
+    is planned when it is first looked at."""
     forecast_tokens_per_s: float
     """The highest rate that is planned for, with what is kept free for non-interactive work."""
     start_s: float
@@ -194,15 +194,16 @@ def make_plan(
     horizon_s = max(max(horizon_ends_s.values(), default=0.0) - now_s, demand.window_s)
     planned = problem_of(fleet, kept, beta, theta, horizon_s, settings.epsilon, fixed)
     plan = solve(planned.problem, time_limit_s=settings.time_limit_s)
-    targets = _by_endpoint(plan)
+    targets = plan.by_endpoint
     two_plans = {model for model in fleet.models if model in follows and follows[model].two_plans}
     last_s = max((ends_s[model] for model in two_plans & set(ends_s)), default=now_s)
     steps = min(demand.windows, ceil((last_s - demand.start_s) / demand.window_s))
-    soon: list[NDArray[np.int64]] = []
-    if two_plans:
+    soon: Soon | None = None
+    if two_plans and steps > 0:
         added = _with_reserve(lambda each: each.soon, demand, capability)
         asked = {endpoint: added[endpoint] if endpoint[0] in two_plans else each for endpoint, each in kept.items()}
-        soon = _soon(asked, fleet, demand.window_s, planned, fixed, targets, two_plans, steps, settings.time_limit_s)
+        after = {model: ceil(STARTS_AHEAD * fleet.slowest_start_s(model) / demand.window_s) for model in two_plans}
+        soon = Soon(asked, planned, fixed, targets, after, steps, settings.time_limit_s / steps)
     models, regions = fleet.models, fleet.regions
     endpoints = {}
     for (model, region), each in demand.of.items():
@@ -211,7 +212,7 @@ def make_plan(
         at = models.index(model), regions.index(region)
         endpoints[model, region] = EndpointPlan(
             target_instances=int(targets[at]),
-            soon_instances=[int(step[at]) for step in soon] if model in two_plans else [],
+            soon_instances=SoonAt(soon, at) if soon is not None and model in two_plans else (),
             forecast_tokens_per_s=float(each.kept[ahead[model]].max(initial=0.0)) + each.beta_tokens_per_s,
             start_s=demand.start_s,
             window_s=demand.window_s,
@@ -253,42 +254,6 @@ def _with_reserve(
     return needed
 
 
-def _soon(
-    asked: Mapping[Endpoint, Floats],
-    fleet: Fleet,
-    window_s: float,
-    planned: Planned,
-    fixed: Collection[Endpoint],
-    targets: NDArray[np.int64],
-    two_plans: Set[str],
-    steps: int,
-    time_limit_s: float,
-) -> list[NDArray[np.int64]]:
-    """(models, regions) for each of the first *steps* windows: instances for what is *asked* from it until
-    `STARTS_AHEAD` starts after.
-
-    Never more than *targets*, which are kept: what comes for more would only go again. Models that do not have two plans
-    take part with all of what is asked, since they take GPUs.
-    """
-    known: dict[bytes, NDArray[np.int64]] = {}
-    by_window = []
-    after = {model: ceil(STARTS_AHEAD * fleet.slowest_start_s(model) / window_s) for model in two_plans}
-    for window in range(steps):
-        problem = planned.asking(
-            {
-                endpoint: each[window : window + 1 + after[endpoint[0]]] if endpoint[0] in two_plans else each
-                for endpoint, each in asked.items()
-            },
-            fixed,
-        )
-        # Of the same fleet, problems with the same needs are one.
-        need = problem.need_tokens_per_s.tobytes() + problem.need_total_tokens_per_s.tobytes()
-        if need not in known:
-            known[need] = _by_endpoint(solve(problem, time_limit_s=time_limit_s / steps))
-        by_window.append(np.minimum(known[need], targets))
-    return by_window
-
-
 def _windows_ahead(now_s: float, demand: Demand, plans_for: PlansFor, period_s: float) -> slice:
     """The windows that a plan made at *now_s* is for: those that begin within its horizon, or before its successor is there.
 
@@ -326,11 +291,6 @@ def _by_capability(
             return sum(row.max_instances for row in rows.values())
         needed = max(needed, count)
     return needed
-
-
-def _by_endpoint(plan: Plan) -> NDArray[np.int64]:
-    """(models, regions): instances after *plan*."""
-    return np.asarray(plan.targets.sum(axis=2))
 
 
 @dataclass(slots=True)

@@ -44,6 +44,11 @@ class Plan:
         """(l, r, g): instances after the change."""
         return np.asarray(self.problem.instances + self.delta)
 
+    @property
+    def by_endpoint(self) -> NDArray[np.int64]:
+        """(l, r): instances after the change, on all GPU types."""
+        return np.asarray(self.targets.sum(axis=2))
+
     @cached_property
     def _short(self) -> Any:
         return self.problem.shortage(self.targets)

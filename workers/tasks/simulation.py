@@ -1,6 +1,7 @@
 """Simulations that were asked for by REST, and the runs of what-ifs."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 
 from django.conf import settings
@@ -11,6 +12,9 @@ from controlplane.simulation.whatif import twin_errors
 from controlplane.simulation.whatif.runs import counterfactual, working
 from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one, somebody_waits
+
+SHIFT_S = 20.0
+"""So long a process takes one run after the other by itself: a message to a worker waits behind what else it does."""
 
 
 @app.task(soft_time_limit=requested.LIMIT_S, time_limit=requested.LIMIT_S + 20)
@@ -28,17 +32,21 @@ def look_after_simulations() -> int:
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
 def run_future() -> int | None:
-    """Make the next run of a what-if that waits, and send for the one after it; its key, None if there was none.
+    """Make the next run of a what-if that waits, further ones for `SHIFT_S`, and send for the one after them; the key of the
+    last, None if there was none.
 
     At most `WHAT_IF_PROCESSES` at once on a machine, so that short tasks always find a process.
     """
+    ends_s = time.monotonic() + SHIFT_S
+    last = None
     with slot() as free:
-        if not free:
-            return None
-        pk = working.work()
-    if pk is not None:
+        while free and (pk := working.work()) is not None:
+            last = pk
+            if time.monotonic() >= ends_s:
+                break
+    if last is not None:
         working.send_workers(most=1)
-    return pk
+    return last
 
 
 @app.task

@@ -138,7 +138,7 @@ class Round:
                 "period_s": self._of(model).period_s,
                 "demand_tokens_per_s": {region: np.round(each.kept, 1) for region, each in demand.items()},
                 "soon_tokens_per_s": {region: np.round(each.soon, 1) for region, each in demand.items()},
-                "soon_instances": {region: each.soon_instances for region, each in endpoints.items()},
+                "soon_instances": {region: list(each.soon_instances) for region, each in endpoints.items()},
                 "forecast_tokens_per_s": {
                     region: round(each.forecast_tokens_per_s, 1) for region, each in endpoints.items()
                 },

@@ -49,6 +49,15 @@ def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
     return Scaled(strategies, bounds, floors if scaling.floor else None)
 
 
+def follows_plans(scenario: Scenario) -> bool:
+    """Whether any endpoint's strategy does, without a look at the fleet that there is."""
+    if scenario.scaled is None:
+        return False
+    endpoints = {(group.model, region) for group in scenario.fleet for region in group.regions}
+    tables = {id(one): one for one in (_strategy_of(scenario, key)[1] for key in endpoints)}
+    return any(make_strategy(one.strategy or "", one.parameters).uses_advice for one in tables.values())
+
+
 def _strategy_of(scenario: Scenario, endpoint: EndpointKey) -> tuple[Key, ScalingOf | EndpointOf]:
     """The table that says which strategy scales *endpoint*, and its key."""
     model, _ = endpoint

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from scheduling.planning import soon
 from scheduling.planning.advisor import (
     STALE_PERIODS,
     Band,
@@ -16,6 +17,7 @@ from scheduling.planning.advisor import (
 )
 from scheduling.planning.capacity import Capability
 from scheduling.planning.places import Deployed, Fleet
+from scheduling.planning.planner import solve
 from scheduling.scaling import STRATEGIES, PlansFor, make_strategy
 from tests.scheduling.scaling.views import view
 
@@ -94,6 +96,22 @@ def test_what_is_added_for_has_a_plan_of_its_own_that_moves_on_with_time():
         3,
         1,
     ]
+
+
+def test_a_window_is_planned_when_it_is_looked_at_and_once(monkeypatch):
+    solved = []
+    monkeypatch.setattr(soon, "solve", lambda problem, **given: solved.append(problem) or solve(problem, **given))
+    endpoints = planned({LLAMA: (TWO, [100.0, 200.0, 150.0, 400.0, 300.0, 100.0])}, fleet=fleet())
+    made = endpoints[LLAMA]
+    assert (len(made.soon_instances), len(solved)) == (6, 0)
+    assert [made.advice(at_s).soon_instances for at_s in (0.0, 15.0, 599.0)] == [2, 2, 2]
+    assert len(solved) == 1
+    assert made.soon_instances[-1] == 1
+    assert made.soon_instances[1:4] == [4, 4, 4]
+    assert len(solved) == 3  # windows that need the same are one
+    assert list(made.soon_instances) == [2, 4, 4, 4, 3, 1]
+    with pytest.raises(IndexError):
+        made.soon_instances[6]
 
 
 def test_it_never_asks_to_add_more_than_is_kept():

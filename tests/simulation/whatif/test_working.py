@@ -9,9 +9,13 @@ from django.utils import timezone
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.simulation.whatif import selectors, services
-from controlplane.simulation.whatif.models import FutureSeed, WhatIf, WhatIfState
+from controlplane.simulation.whatif.changes.presets import PRESETS
+from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.runs import packing, working
+from controlplane.simulation.whatif.start import Start, stage_start
+from scheduling.simulation.staging.scaling import follows_plans
 from tests.simulation.whatif import rows
+from workers.tasks import simulation
 
 pytestmark = pytest.mark.django_db
 
@@ -67,6 +71,43 @@ def test_every_future_runs_with_every_seed(asked, sent, django_capture_on_commit
 def test_first_seeds_of_all_futures_come_first(asked):
     order = list(working.waiting_runs().values_list("seed", "future__letter"))
     assert order == [(1, "A"), (1, "B"), (1, "C"), (2, "A"), (2, "B"), (2, "C")]
+
+
+def test_what_plans_nothing_has_the_first_result_and_is_the_last_to_be_made(operator):
+    preset = {
+        name: {"name": name, "changes": list(PRESETS[name].changes)} for name in ("pilothouse", "fcfs-jsq", "qlm")
+    }
+    begin = rows.start(scaling={"strategy": "preserve", "min_instances": 1, "max_instances": 4})
+    services.submit(rows.draft(operator, *preset.values(), start=begin), operator)
+    taken = [working.take(timezone.now()) for _ in range(8)]
+    order = [(row.seed, row.future.letter) for row in taken]
+    assert order == [(1, letter) for letter in "ADBC"] + [(2, letter) for letter in "ABCD"]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("strategy", ["reactive", "preserve"])
+def test_a_future_plans_where_its_simulation_does(name, strategy):
+    start = Start.model_validate(rows.start(scaling={"strategy": strategy, "min_instances": 1, "max_instances": 4}))
+    row = WhatIf(horizon_s=600.0)
+    scenario = working.changed(
+        row, Future(what_if=row, letter="B", changes=list(PRESETS[name].changes)), start
+    ).scenario
+    scaled = stage_start(start, scenario, 1, (), row.horizon_s).scaled
+    assert follows_plans(scenario) == (scaled is not None and scaled.one.uses_advice)
+
+
+def test_a_task_makes_runs_until_its_shift_is_over(asked, sent, monkeypatch, settings, tmp_path):
+    settings.STATE_DIR = tmp_path
+    monkeypatch.setattr(simulation, "SHIFT_S", 0.0)
+    sent.clear()
+    simulation.run_future()
+    assert FutureSeed.objects.filter(state="done").count() == 1
+    assert sent == [working.TASK]
+    monkeypatch.setattr(simulation, "SHIFT_S", 600.0)
+    simulation.run_future()
+    asked.refresh_from_db()
+    assert asked.state == WhatIfState.DONE
+    assert simulation.run_future() is None
 
 
 def test_a_run_whose_worker_is_silent_is_made_by_another_with_the_same_numbers(asked, operator):

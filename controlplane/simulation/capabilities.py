@@ -1,0 +1,183 @@
+"""What an instance serves, measured once: of one process, of all processes of a machine that need the same at the same time.
+
+A what-if has several futures with the same requests, and its runs begin in several processes at once. What one of them
+measures, the others read from a file; what it is at, they leave to it, and measure something else meanwhile.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache, lru_cache
+from math import inf
+from pathlib import Path
+from typing import Final, TextIO
+
+import numpy as np
+from django.conf import settings
+
+from controlplane.simulation.forecasts import MINUTE_S, Asked
+from scheduling.compiled import ROOT, source_digest
+from scheduling.planning import simulated_capability as measuring
+from scheduling.planning.bursts import POISSON_CV, arrival_cv
+from scheduling.planning.capacity import MEASURED, Capability
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.measures.results import Promise
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.staging import Stage
+from scheduling.simulation.staging.fleet import gpus_as_type
+
+logger = logging.getLogger(__name__)
+
+FOLDER: Final = "capabilities"
+"""In the state folder."""
+KEPT_S: Final = 3600.0
+"""Then a file goes, since other requests have come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """All that what an instance serves depends on."""
+
+    engine: EngineConfig
+    prompt_tokens: bytes
+    """int32"""
+    output_tokens: bytes
+    promise: Promise
+    percentile: float
+    cv: float
+    sizes: tuple[int, ...]
+    most_above: float
+
+    def made(self) -> Capability:
+        """By simulation: a tenth of a second and more."""
+        prompts, outputs = (np.frombuffer(each, np.int32) for each in (self.prompt_tokens, self.output_tokens))
+        return measuring.simulated_capability(
+            self.engine,
+            prompts,
+            outputs,
+            self.promise,
+            percentile=self.percentile,
+            cv=self.cv,
+            sizes=self.sizes,
+            most_above=self.most_above,
+        )
+
+    @property
+    def name(self) -> str:
+        """A digest of it, and of the code that measures."""
+        digest = hashlib.sha256(_code().encode())
+        for tokens in (self.prompt_tokens, self.output_tokens):
+            digest.update(hashlib.sha256(tokens).digest())
+        rest = (self.engine, self.promise, self.percentile, self.cv, self.sizes, self.most_above)
+        digest.update(repr(rest).encode())
+        return digest.hexdigest()
+
+
+@cache
+def _code() -> str:
+    return f"{np.__version__} {source_digest(Path(measuring.__file__), ROOT)}"
+
+
+def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Capability]:
+    """By (model, GPUs of an instance): as given, else as live by a simulation of the performance profile.
+
+    For requests as long as the recent ones, or else those to come, the strictest of the interactive promises and the
+    burstiest endpoint's arrivals.
+    """
+    given = {(one.model, gpus_as_type(one.gpu, one.tensor_parallel)): one for one in scenario.capabilities}
+    requests, cluster = staged.recent or staged.requests, staged.cluster
+    promise, percentile = _strictest(scenario)
+    minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
+    shown = [at for at, one in enumerate(scenario.classes.values()) if one.kind == "interactive"]
+    asked = Asked.of(cluster, requests, shown, minutes)
+    endpoints = cluster.endpoints
+    known: dict[tuple[str, str], Capability] = {}
+    wanted: dict[tuple[str, str], Measurement] = {}
+    for key, engine in cluster.engines().items():
+        if (one := given.get(key)) is not None:
+            prompt, output = (
+                inf if limit is None else limit for limit in (one.prompt_tokens_per_s, one.output_tokens_per_s)
+            )
+            known[key] = Capability(prompt, output, one.total_tokens_per_s, MEASURED, note="as the scenario says")
+            continue
+        own = requests.model == cluster.models.index(key[0])
+        if not own.any():
+            continue
+        cv = max(arrival_cv(asked.requests[at]) for at, (model, _) in enumerate(endpoints) if model == key[0])
+        lengths = (requests.prompt_tokens[own].tobytes(), requests.output_tokens[own].tobytes())
+        sizes = tuple(measuring.fleet_sizes(scenario.planner.capability_instances))
+        most_above = scenario.planner.capability_most_above
+        wanted[key] = Measurement(engine, *lengths, promise, percentile, max(POISSON_CV, cv), sizes, most_above)
+    made = _of_process(tuple(wanted.values()))
+    return known | dict(zip(wanted, made, strict=True))
+
+
+@lru_cache(maxsize=8)
+def _of_process(wanted: tuple[Measurement, ...]) -> list[Capability]:
+    """Of *wanted*, in their order. The futures of a what-if have the same requests, and each would measure again."""
+    made = measured({one.name: one for one in wanted}, Path(settings.STATE_DIR) / FOLDER)
+    return [made[one.name] for one in wanted]
+
+
+def measured(wanted: Mapping[str, Measurement], folder: Path) -> dict[str, Capability]:
+    """Each of *wanted*, by name: read from its file in *folder*, else made and written there.
+
+    What another process is at is left to it, and read, or made, in the end. Without a folder that can be written to, all is
+    made here.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _forget(folder)
+        at_first = {name: _one(one, folder / name, wait=False) for name, one in wanted.items()}
+        return {name: _one(wanted[name], folder / name, wait=True) if one is None else one
+                for name, one in at_first.items()}  # fmt: skip
+    except OSError as error:
+        logger.warning("capabilities are not shared: %s", error)
+        return {name: one.made() for name, one in wanted.items()}
+
+
+def _one(one: Measurement, path: Path, *, wait: bool) -> Capability | None:
+    """What is in the file *path*, which is written if it is not whole; None if another process has it, unless this is to
+    *wait*. The lock ends with its process."""
+    with open(path, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return None
+        return _read(file) or _written(one.made(), file)
+
+
+def _read(file: TextIO) -> Capability | None:
+    file.seek(0)
+    with contextlib.suppress(ValueError, TypeError):
+        return Capability(**json.load(file))
+    return None
+
+
+def _written(made: Capability, file: TextIO) -> Capability:
+    file.truncate(0)
+    json.dump(asdict(made), file)
+    return made
+
+
+def _forget(folder: Path) -> None:
+    oldest_s = time.time() - KEPT_S
+    for path in folder.iterdir():
+        if path.stat().st_mtime < oldest_s:
+            path.unlink(missing_ok=True)
+
+
+def _strictest(scenario: Scenario) -> tuple[Promise, float]:
+    """The strictest of each interactive promise, and the highest percentile that one is given for."""
+    shown = [one for one in scenario.classes.values() if one.kind == "interactive"]
+
+    def least_s(name: str) -> float:
+        return min((value / 1000 for one in shown if (value := getattr(one, name)) is not None), default=inf)
+
+    promise = Promise(least_s("ttft_ms"), least_s("itl_ms"), least_s("e2e_ms"))
+    return promise, max((one.percentile for one in shown), default=95.0)
