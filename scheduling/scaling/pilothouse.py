@@ -4,7 +4,8 @@ From SageServe it takes the plan over regions, from PreServe the short window an
 the plan looks little further than an instance takes to come, so nothing is held for the peak of an hour. An instance goes
 when no plan for the next 50 minutes wants it, even towards the upper end of the forecast's band, so that it is not soon
 back. And load is read over all regions of a model, smoothed over a minute: the router sends what one region cannot take
-to another, so a burst in one region is no shortage.
+to another, so a burst in one region is no shortage. Where QLM's global scheduler finds that no order of what waits keeps it
+in time, as many instances are added as are missing.
 """
 
 from collections.abc import Sequence
@@ -57,6 +58,22 @@ class Pilothouse(ByEndpoint):
             pool[1] += view.instances
         return super().decide(now_s, views, advice)
 
+    def _judge(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
+        missing = self._missing(view)
+        if missing > 0 and view.ready:
+            coming = f", {view.coming} on the way" if view.coming else ""
+            count = f"{missing + view.coming} more instance{'s' if missing + view.coming > 1 else ''}"
+            return missing, f"No order of what waits keeps it in time without {count}{coming}"
+        return super()._judge(now_s, view, advice)
+
+    def _missing(self, view: EndpointView) -> int:
+        """Instances that the global scheduler misses at two ticks one after the other, less those on the way: what is over
+        by the next tick is over before an instance can come."""
+        key = f"{view.key}|short"
+        short = min(self.memory.get(key, 0.0), view.short_instances if view.waiting else 0)
+        self.memory[key] = float(view.short_instances if view.waiting else 0)
+        return int(short) - view.coming
+
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
         if not view.ready or view.use == inf:
             return 0, ""  # what is on the way decides, and the floor
@@ -77,7 +94,7 @@ class Pilothouse(ByEndpoint):
         return self._fewer(view, advice, busy)
 
     def _fewer(self, view: EndpointView, advice: Advice, busy: float) -> Wish:
-        if view.coming or view.since_change_s < self.hold_s:
+        if view.coming or view.short_instances or view.since_change_s < self.hold_s:
             return 0, ""
         needed = max(advice.target_instances, 1)
         pool_busy, pool_instances = self._pools[view.model]

@@ -63,7 +63,7 @@ def surges(at_s: np.ndarray, region: int) -> np.ndarray:
     return np.where(sudden, 16.0, swing)
 
 
-def trace(until_s: float):
+def trace(until_s: float, due_s: float = np.inf):
     random = np.random.default_rng(3)
     arrived, regions = [], []
     for region in range(len(REGIONS)):
@@ -81,14 +81,15 @@ def trace(until_s: float):
         random.integers(10, 200, count),
         predicted_tokens=random.integers(10, 200, count),
         region=regions[order],
+        deadline_s=np.full(count, due_s),
     )
 
 
-def simulated_fleet() -> Cluster:
+def simulated_fleet(ordering: str) -> Cluster:
     states = [State.READY] * READY + [State.EMPTY] * (MOST - READY)
     specs = [InstanceSpec(MODEL, region, ENGINE, GPU, state=state) for region in REGIONS for state in states]
     delays = Delays(spot_median_s=45, spot_max_s=90, start_s=20.0, local_weights_s=40.0, remote_weights_s=40.0)
-    return Cluster(specs, delays=delays, share_spot=False)
+    return Cluster(specs, delays=delays, share_spot=False, ordering=ordering)
 
 
 def forecast_rows(requests, until_s: float) -> None:
@@ -113,7 +114,7 @@ def forecast_rows(requests, until_s: float) -> None:
 class Live:
     """The parts of gateway and workers that scale, over rows, at the time that the simulation has."""
 
-    def __init__(self, simulation: Simulation, control: Control, name: str, strategy, monkeypatch) -> None:
+    def __init__(self, simulation: Simulation, control: Control, name: str, strategy, monkeypatch, parameters) -> None:
         self.simulation, self.control, self.strategy = simulation, control, strategy
         self.now_s, self.moves, self.seen = 0.0, [], 0
         self.requests, self.written = 0, True
@@ -144,7 +145,7 @@ class Live:
         self.now_s = -100.0
         self.is_alone = name == NO_STRATEGY
         if not self.is_alone:
-            services.set_policy(model, name, PolicyMode.AUTO, {"tick_s": TICK_S}, "a test")
+            services.set_policy(model, name, PolicyMode.AUTO, {"tick_s": TICK_S} | parameters, "a test")
         self.now_s = 0.0
         self.topology = Topology()
         self.observation = Observation(
@@ -153,6 +154,7 @@ class Live:
             lambda endpoint: self.outlook[self._at(endpoint)],
             lambda: self.now_s,
             lambda: self.now().timestamp(),
+            short=lambda endpoint: self.short.get(self._at(endpoint), 0),
         )
         self.decision = Decision(self.topology, -1000.0)
         self.outlook = {}
@@ -166,6 +168,12 @@ class Live:
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self.now_s)
+
+    @property
+    def short(self) -> dict[int, int]:
+        """What the global scheduler misses."""
+        scheduling = self.simulation.scheduling
+        return scheduling.scheduler.short_instances if scheduling else {}
 
     def _at(self, endpoint) -> int:
         return self.simulation.cluster.endpoints.index((endpoint.model, endpoint.region))
@@ -328,8 +336,18 @@ class Plans:
         return self.advised
 
 
-def run(name: str, until_s: float, monkeypatch, settings, own: dict[str, float] | None = None) -> list[tuple]:
-    """What both clocks did; *own* are settings of the model alone."""
+def run(
+    name: str,
+    until_s: float,
+    monkeypatch,
+    settings,
+    own: dict[str, float] | None = None,
+    *,
+    ordering: str = "fcfs",
+    due_s: float = np.inf,
+    **parameters: float,
+) -> list[tuple]:
+    """What both clocks did; *own* are settings of the model alone, *parameters* those of the strategy."""
     settings.FORECAST_WINDOW_S, settings.FORECAST_WINDOWS, settings.FORECAST_EVERY_S = WINDOW_S, WINDOWS, 600.0
     settings.PLAN_EVERY_S = 0.0
     able = Capability(900.0, 450.0, 1300.0, "measured")
@@ -337,15 +355,15 @@ def run(name: str, until_s: float, monkeypatch, settings, own: dict[str, float] 
     monkeypatch.setattr(
         start_times, "read", lambda: start_times.StartTimes({(MODEL, GPU): start_times.StartTime(60.0, 9)})
     )
-    requests = trace(until_s)
-    simulation = Simulation(simulated_fleet(), requests)
-    strategy = make_strategy(name, {"tick_s": LOOK_S if name == NO_STRATEGY else TICK_S})
+    requests = trace(until_s, due_s)
+    simulation = Simulation(simulated_fleet(ordering), requests)
+    strategy = make_strategy(name, {"tick_s": LOOK_S if name == NO_STRATEGY else TICK_S} | parameters)
     model = Model.objects.create(name=MODEL, weights_bytes=1, kv_bytes_per_token=1, context_tokens=2000)
     for setting, value in (own or {}).items():
         tuning.change(setting, value, "a test", model=model)
     floors = {endpoint: replace(beneath(tuned(MODEL)), period_s=LOOK_S) for endpoint in simulation.cluster.endpoints}
     control = Control(simulation, Floored(strategy, floors), bounds=Bounds(1, MOST), floor=floors)
-    live = Live(simulation, control, name, make_strategy(name), monkeypatch)
+    live = Live(simulation, control, name, make_strategy(name), monkeypatch, parameters)
     forecast_rows(requests, until_s)
     planner = Plans(strategy, until_s) if strategy.uses_advice else None
     control._advisor = planner
@@ -422,3 +440,12 @@ def test_both_clocks_have_the_floor_marks_of_the_model(monkeypatch, settings):
 @pytest.mark.parametrize("name", NAMES)
 def test_both_clocks_do_so_for_two_hours(name, monkeypatch, settings):
     assert len(run(name, 7200.0, monkeypatch, settings)) >= 10
+
+
+def test_both_clocks_add_as_many_as_no_order_can_do_without(monkeypatch, settings):
+    """Use alone adds none: neither the strategy's mark nor the floor's is reached."""
+    marks = {"FLOOR_BENEATH_ABOVE": 50.0, "FLOOR_COOLDOWN_S": 3600.0}
+    log = run("pilothouse", 700.0, monkeypatch, settings, marks, ordering="qlm", due_s=30.0, out_above=50.0)
+    missing = [(count, reason) for *_, reason, count in log if reason.startswith("No order of what waits")]
+    assert max(count for count, _ in missing) >= 2
+    assert all(f"without {count} more" in reason for count, reason in missing if "on the way" not in reason)

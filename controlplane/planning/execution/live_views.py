@@ -128,6 +128,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
                 EndpointLoad(**figures),
                 now_s,
                 last.timestamp() if last else -math.inf,
+                short_instances=seen["short_instances"],
             )
         )
     return endpoint_views

@@ -455,3 +455,32 @@ class TestGrace:
     def test_nor_does_it_hold_up_what_is_to_be_added(self):
         (move,) = make_strategy("reactive").decide(0.0, [view(use=0.9, since_ready_s=1.0)], [None])
         assert move.delta == 1
+
+
+def short(missing, ticks=2, **changes):
+    """What ours does at the last of so many ticks at which the global scheduler misses so many instances."""
+    strategy = make_strategy("pilothouse")
+    for tick in range(ticks):
+        one = view(waiting=40, use=0.8, short_instances=missing, **changes)
+        moves = strategy.decide(100.0 + 15 * tick, [one], [advice(4)])
+    return [(each.delta, each.reason) for each in moves]
+
+
+def test_ours_adds_as_many_as_no_order_can_do_without():
+    ((delta, reason),) = short(3)
+    assert delta == 3
+    assert reason.startswith("No order of what waits keeps it in time without 3 more instances: 4 → 7 instances")
+    ((delta, reason),) = short(3, coming=2)
+    assert delta == 1
+    assert "without 3 more instances, 2 on the way" in reason
+    assert short(3, coming=3) == []
+    assert short(20)[0][0] == 8, "no more than there may be"
+    assert short(3, ticks=1) == [], "what is over by the next tick is not waited for"
+
+
+@pytest.mark.parametrize("name", [each for each in STRATEGIES if each != "pilothouse"])
+def test_the_papers_strategies_leave_that_to_the_floor(name):
+    one = view(waiting=40, use=0.8, short_instances=3)
+    quiet = view(waiting=40, use=0.8)
+    for each in (None, advice(4)):
+        assert make_strategy(name).decide(100.0, [one], [each]) == make_strategy(name).decide(100.0, [quiet], [each])
