@@ -3,6 +3,10 @@
 import os
 import tempfile
 
+# Several test processes share few cores. Threads of torch and of matrix products wait for one another in loops that compute
+# nothing: with two of them in each process a small model took many times as much processor time to fit as with one.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 for name in [name for name in os.environ if name.startswith("PILOTHOUSE_")]:
     del os.environ[name]
 if "DATABASE_URL" not in os.environ:
