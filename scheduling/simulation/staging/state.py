@@ -8,7 +8,7 @@ Instances are those of the scenario: of each model, region and GPU type as many 
 without a slot had waits again.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
@@ -212,6 +212,8 @@ class _Placing:
     def _run(self, instances: list[InstanceState]) -> list[Mapping[str, Any]]:
         """Give *instances* what they run; the rows of those that have no instance any more."""
         lost = []
+        # Of the places of a batch, those that nobody is seen in: guesses do not fill an engine beyond them.
+        seen = Counter(row["instance"] for row in self.forked.running if row["streamed"] and row["output_tokens"])
         for number, row in enumerate(sorted(self.forked.running, key=lambda one: one["placed_s"])):
             if (request := self.rows.get(id(row))) is None:
                 continue
@@ -222,6 +224,9 @@ class _Placing:
             spec = self.cluster.instances[slot]
             round_trip_s = self.cluster.round_trip_s((spec.model, spec.region))
             produced = self._produced(row, spec.engine.profile, round_trip_s)
+            if produced and not row["streamed"]:
+                produced = produced if seen[row["instance"]] < spec.engine.max_num_seqs else 0
+                seen[row["instance"]] += 1
             reaches_s = row["placed_s"] + round_trip_s
             where = Where.RUNNING if produced else Where.SENT if reaches_s > 0 else Where.WAITING
             output, ordering = int(self.requests.output_tokens[request]), self.cluster.ordering

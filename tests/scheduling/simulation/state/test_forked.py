@@ -12,6 +12,7 @@ from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import stage
 from scheduling.simulation.staging.state import Forked, forked_state
+from scheduling.simulation.state.records import Where
 from scheduling.simulation.swapping import Swapping
 from tests.scheduling.queueing.test_groups import queue_of
 from tests.scheduling.simulation.test_scenario import RIGHT
@@ -48,6 +49,22 @@ def placed(**values):
 def test_a_request_is_in_the_look_ahead_map_once_it_has_a_token(values, ahead):
     """It enters with its first token: one that stood there before would stand there twice, and the map would not end."""
     assert placed(**values).ahead == ahead
+
+
+def test_answers_that_are_not_streamed_fill_no_batch_beyond_its_size():
+    """On a busy machine they take longer than their profile says: what would have a token by now may still wait."""
+    values = tomllib.loads(RIGHT)
+    values["fleet"][0]["max_num_seqs"] = 4
+    scenario = check_scenario(values, SOURCE)
+    staged = stage(scenario, SOURCE, 1)
+    rows = [RUNNING | {"request_id": str(at), "arrival_s": -9.0, "placed_s": -3.0 + at / 100} for at in range(6)]
+    rows[5] |= {"streamed": True, "output_tokens": 7}
+    forked = Forked(instances=[INSTANCE], running=rows, waiting=[], endpoints=[])
+    state = forked_state(forked, scenario, staged.cluster, list(staged.names.tenants), 1)
+    [instance] = [each for each in state.instances if each.requests]
+    assert [one.where for one in instance.requests] == [Where.RUNNING] * 3 + [Where.WAITING] * 2 + [Where.RUNNING]
+    simulation = Simulation(staged.cluster, staged.requests, state=state)
+    assert (simulation.run().outcomes["state"][:6] == Outcome.DONE).all()
 
 
 OTHER = INSTANCE | {"name": "other-east-1", "model": "other", "swap_group": "pair"}
