@@ -1,4 +1,4 @@
-"""How many examples property tests draw: few by default, many with `--hypothesis-profile many` (`make properties`).
+"""How many examples property tests draw: few by default, many with `--hypothesis-profile many` (`make properties`, in CI).
 
 Both draw the same ones in every run, so that a change fails for what it changed. `explore` draws others each time
 (`make explore`): a failure it finds becomes an `@example` of its test.
@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
-FEW, MANY = 25, 150
+FEW, USUAL, MANY = 10, 25, 150
 
 # Hypothesis also draws numbers that stand in the modules which are loaded, so that the examples of a test would depend on
 # which others run in its process. Not a public setting: where the function is not there, nothing is patched.
@@ -30,7 +30,8 @@ settings.register_profile("explore", max_examples=MANY, deadline=None)
 
 
 def costly(few: int, many: int | None = None) -> settings:
-    """For a test whose examples take long: *few* of them, and where others draw more, *many*, or more in proportion."""
-    if many is not None and settings().max_examples > FEW:
+    """For a test whose examples take long, or that wants more: *few* where others draw USUAL, and otherwise in proportion;
+    *many* where that is given and others draw more."""
+    if many is not None and settings().max_examples > USUAL:
         return settings(max_examples=many)
-    return settings(max_examples=few * settings().max_examples // FEW)
+    return settings(max_examples=max(1, few * settings().max_examples // USUAL))

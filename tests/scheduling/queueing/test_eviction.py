@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.queueing.eviction import GIVEN, MOST_SHARE, wanted
@@ -12,6 +12,7 @@ from scheduling.queueing.running import Room, left_s, prefill_s, running_of, ste
 from scheduling.queueing.snapshot import snapshot
 from scheduling.queueing.virtual_queues import insert_loose
 from scheduling.queueing.waiting_set import allocate_waiting
+from tests.examples import costly
 from tests.scheduling.queueing.test_groups import ask, fleet_of
 
 BATCH_S = 3600.0
@@ -107,7 +108,7 @@ def test_groups_begin_when_what_runs_lets_them():
     assert snapshot(fleet, endpoints, waiting, 0.0).problem.free_s.tolist() == [0.0]
 
 
-@settings(max_examples=150, deadline=None)
+@costly(25, many=150)
 @given(
     st.lists(
         st.builds(

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.queueing import global_scheduler
@@ -13,6 +13,7 @@ from scheduling.queueing.virtual_queues import insert_loose, pull
 from scheduling.queueing.waiting_set import allocate_waiting, free_slot, remove
 from scheduling.scaling.floor import floor_move
 from scheduling.scaling.view import Instances, Load, endpoint_view
+from tests.examples import costly
 from tests.scheduling.queueing.test_groups import ask, fleet_of, living, members, queue_of
 
 MOVES = 2_000
@@ -112,7 +113,7 @@ def test_it_says_how_many_instances_are_missing_when_no_order_helps():
     assert "no order of what waits keeps it in time" in wanted.reason
 
 
-@settings(max_examples=60, deadline=None)
+@costly(25, many=60)
 @given(st.integers(1, 4), st.lists(st.floats(0.1, 30.0), min_size=1, max_size=12), st.integers(0, 9))
 def test_every_group_stays_in_one_queue_and_none_is_lost(count, dues, now_s):
     fleet, endpoints, waiting = queues(count, dues)

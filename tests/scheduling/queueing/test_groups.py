@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -33,6 +33,7 @@ from scheduling.queueing.waiting_set import (
     push,
     remove,
 )
+from tests.examples import costly
 from tests.oracles.groups import PlainGroups
 
 LIMIT = 3
@@ -298,7 +299,7 @@ def test_groups_of_an_instance_that_dies_go_to_the_others():
     assert reassign(fleet, endpoints, waiting) == 0
 
 
-@settings(max_examples=30)
+@costly(30)
 @given(st.floats(10, 5000), st.floats(1, 1000), st.integers(1, 64))
 def test_a_busy_instance_needs_less_for_a_request_than_an_idle_one(prompt, output, seqs):
     fleet, _ = fleet_of(1, seqs=seqs, kv=100_000)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
@@ -20,6 +20,7 @@ from scheduling.queueing.waiting_in_queues import INSTANCE, LATEST, MOST_RUNS, R
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue
 from scheduling.queueing.waiting_time import EXPECTED_COLUMNS
 from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue
+from tests.examples import costly
 from tests.oracles.swap_queues import PlainGpus, PlainGroup, place, runs_before, until_up
 from tests.scheduling.queueing.test_groups import living, queue_of
 
@@ -133,7 +134,7 @@ def shared_in(state):
     return shared
 
 
-@settings(max_examples=300, deadline=None)
+@costly(50, many=300)
 @given(drawn_groups, states, st.integers(0, MODELS - 1), st.integers(1, 60))
 def test_a_group_goes_where_the_plain_rule_has_it(drawn, state, model, due_s):
     shared = shared_in(state)
@@ -147,7 +148,7 @@ def test_a_group_goes_where_the_plain_rule_has_it(drawn, state, model, due_s):
     assert behind == plain_behind
 
 
-@settings(max_examples=300, deadline=None)
+@costly(50, many=300)
 @given(drawn_groups, states, st.integers(0, 9), st.integers(0, MODELS - 1), st.integers(0, 9))
 def test_what_is_served_before_a_request_is_as_the_plain_rule_has_it(drawn, state, own, model, now_s):
     shared = shared_in(state)
@@ -225,7 +226,7 @@ def test_a_drain_is_longer_the_more_runs_and_nothing_where_nothing_does():
     assert until_up([], 1, shared.gpus(0.0)) == 2.5, "nothing runs"
 
 
-@settings(max_examples=100, deadline=None)
+@costly(25, many=100)
 @given(drawn_groups, st.integers(0, MODELS - 1))
 def test_the_groups_of_one_model_are_put_first(drawn, model):
     shared = Shared()
@@ -243,7 +244,7 @@ def test_the_groups_of_one_model_are_put_first(drawn, model):
     assert (moved > 0) == (expected != groups)
 
 
-@settings(max_examples=60, deadline=None)
+@costly(25, many=60)
 @given(drawn_groups, st.integers(NONE, MODELS - 1), st.integers(0, 30))
 def test_the_solver_counts_swaps_and_loses_nobody(drawn, awake, now_s):
     shared = Shared(awake, alone=True)

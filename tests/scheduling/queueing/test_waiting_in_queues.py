@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.queueing.virtual_queues import insert_loose
 from scheduling.queueing.waiting_in_queues import SAMPLE, ahead_in_queue
 from scheduling.queueing.waiting_set import allocate_waiting
+from tests.examples import costly
 from tests.scheduling.queueing.test_groups import ask, fleet_of, living, members, queue_of
 
 
@@ -25,7 +26,7 @@ def plain(waiting, expected, slot, now_s):
     return len(ahead), *expected[ahead].sum(axis=0).tolist()
 
 
-@settings(max_examples=100, deadline=None)
+@costly(25, many=100)
 @given(
     st.lists(st.tuples(st.sampled_from([2.0, 60.0, 900.0]), st.integers(1, 600)), min_size=1, max_size=40),
     st.integers(1, SAMPLE),
