@@ -7,7 +7,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from controlplane.events.models import Event
-from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif import selectors, services
 from controlplane.simulation.whatif.management.commands import whatif
 from controlplane.simulation.whatif.models import FutureSeed, WhatIfState
 from controlplane.simulation.whatif.runs import working
@@ -54,6 +54,19 @@ def test_it_is_cancelled_and_resumed_here(asked):
         said("--resume", str(asked.pk))
     actors = dict(Event.objects.filter(subject_type="whatif").values_list("kind", "actor"))
     assert actors["what_if.cancelled"] == actors["what_if.resumed"] == "command line"
+
+
+@pytest.mark.parametrize(("every_s", "looks"), [(0.0, 3), (3600.0, 0)])
+def test_who_waits_looks_after_runs_now_and_then(asked, monkeypatch, every_s, looks):
+    """Not at every look at how far it is: each time all that waits is sent for again."""
+    states, looked = ["running"] * 3 + ["done"], []
+    progress = selectors.progress
+    monkeypatch.setattr(selectors, "progress", lambda pk: progress(pk) | {"state": states.pop(0)})
+    monkeypatch.setattr(working, "look_after", looked.append)
+    monkeypatch.setattr(whatif, "LOOK_S", 0.0)
+    monkeypatch.setattr(whatif, "LOOK_AFTER_S", every_s)
+    said(str(asked.pk), "--json")
+    assert (len(looked), states) == (looks, [])
 
 
 def test_one_future_is_cancelled_alone(asked):

@@ -19,6 +19,8 @@ from scheduling.simulation.scenario.file import read_toml
 
 ACTOR = "command line"
 LOOK_S = 0.5
+LOOK_AFTER_S = 5.0
+"""Each look sends for all that waits: done as often as the other it keeps workers busy with messages."""
 INTERRUPTED = 130
 """The exit code of a command that Ctrl-C ended, as shells have it."""
 
@@ -126,6 +128,7 @@ class Command(BaseCommand):
 
     def _watch(self, row: WhatIf, here: bool, quiet: bool) -> None:
         """Wait for its end under a bar, or bring it about."""
+        looks_s = time.monotonic() + LOOK_AFTER_S
         with progress(quiet) as report:
             while True:
                 seen = selectors.progress(row.pk)
@@ -136,7 +139,9 @@ class Command(BaseCommand):
                 if here and working.work() is not None:
                     continue
                 time.sleep(LOOK_S)
-                working.look_after(timezone.now())  # who waits for it does what beat does, where none runs
+                if time.monotonic() >= looks_s:
+                    working.look_after(timezone.now())  # who waits for it does what beat does, where none runs
+                    looks_s = time.monotonic() + LOOK_AFTER_S
 
 
 def show(out: Any, row: WhatIf, made: dict[str, Any]) -> None:
