@@ -44,6 +44,28 @@ def least_objective(problem, kappa_s):
     return min(objective(problem, order, kappa_s) for order in all_orders(range(problem.requests.size), queues))
 
 
+def in_turn(problem, order, kappa_s):
+    """*order* with groups of each model, from first to last start, exchanged one pair after another as `ties` does."""
+    order, cost = [list(groups) for groups in order], objective(problem, order, kappa_s)
+    most = cost + 1e-9 * (cost + 1.0)
+    for model in sorted(set(problem.model.tolist())):
+        times, _ = served(problem, order)
+        ranked = [group for groups in order for group in groups if problem.model[group] == model]
+        ranked.sort(key=lambda group: times[group][0])
+        at = 0
+        while at < len(ranked) - 1:
+            before, after = ranked[at : at + 2]
+            if problem.due_s[before] > problem.due_s[after]:
+                other = {before: after, after: before}
+                exchanged = [[other.get(group, group) for group in groups] for groups in order]
+                if objective(problem, exchanged, kappa_s) <= most:
+                    order, ranked[at], ranked[at + 1] = exchanged, after, before
+                    at = max(at - 1, 0)
+                    continue
+            at += 1
+    return order
+
+
 def listed(terms, affinity, near_s, swap_s, give_up, looked_at, late_looked_at):
     """List scheduling by the index that `listing.list_groups` describes: [(group, queue)], cost."""
     models, types = terms.first.size - 1, terms.service.shape[0]

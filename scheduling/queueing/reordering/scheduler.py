@@ -126,6 +126,12 @@ class _Search:
             order = Order.of([[*first, *rest] for first, rest in zip(self.fixed, order.queues(), strict=True)])
         return order
 
+    def in_turn(self, order: Order) -> Order:
+        """*order* with groups of each model by due time where that costs nothing."""
+        state, cost = rows_of(self.terms, order)
+        in_turn(self.terms, state, cost)
+        return order_of(state)
+
     def complete(self, order: Order) -> Order:
         """*order* without what is not movable or cannot be served where it is; movable groups that it lacks are inserted."""
         terms, lacking = self.terms, self.terms.rank >= 0
@@ -273,13 +279,10 @@ def reorder(
         return Answer(order, changed, before, evaluate(problem, order, kappa_s), 0, lacking, f"As {by} has it.")
     if before.objective <= 0.0:
         return Answer(base, False, before, before, 0, lacking, "No group is late.")
-    if previous is None:
-        order = search.finish(search.cold(fallback))
-    else:
-        order = search.finish(search.annealed(fallback, WARM))
+    found = search.cold(fallback) if previous is None else search.annealed(fallback, WARM)
+    order = search.finish(search.in_turn(found))
     after = evaluate(problem, order, kappa_s)
     if (after.left_over, after.objective) >= (before.left_over, before.objective * (1.0 - LEAST_GAIN)):
         reason = "No better order was found." if previous is not None else "EDF with earliest completion is as good."
         return Answer(base, False, before, before, budget.tried, lacking, reason)
-    order, after = in_turn(problem, order, after, kappa_s)
     return Answer(order, True, before, after, budget.tried, lacking, _reason(before, after, lacking))

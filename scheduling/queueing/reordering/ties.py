@@ -8,51 +8,49 @@ from typing import Final
 
 import numpy as np
 
-from scheduling.queueing.reordering.evaluate import Score, evaluate
-from scheduling.queueing.reordering.problem import Order, Problem
+from scheduling.compiled import compiled
+from scheduling.queueing.reordering.moves import price_rotation, price_swap, rotate, swap
+from scheduling.queueing.reordering.problem import Ints
+from scheduling.queueing.reordering.sequences import Sequences, Terms
 
-MOST_TRIES: Final = 200
-"""Exchanges of two groups that are tried, of all models together, where not all can be exchanged at once."""
+TRIES: Final = 4
+"""Exchanges of two groups that are tried, by group, at the most."""
 ROUNDING: Final = 1e-9
-"""Share of the objective that counts as none."""
+"""Share of the cost that counts as none."""
 
 
-def in_turn(problem: Problem, order: Order, score: Score, kappa_s: float) -> tuple[Order, Score]:
-    """*order*, which is worth *score*, with groups of each model by due time as far as that costs nothing; and its worth.
+def in_turn(terms: Terms, state: Sequences, cost: float) -> None:
+    """Put groups of each model in *state*, an order that costs *cost*, by due time as far as that costs nothing."""
+    inside = np.arange(state.row.shape[1]) < state.length[:, None]
+    groups = state.row["group"][inside].astype(np.int64)
+    ranked = groups[np.lexsort((state.row["start"][inside], terms.model[groups]))]
+    first = np.searchsorted(terms.model[ranked], np.arange(terms.first.size)).astype(np.int64)
+    put_in_turn(terms, state, ranked, first, ROUNDING * (cost + 1.0), TRIES * groups.size)
 
-    Groups that are fixed or held stay where they are.
-    """
-    groups, tries = order.groups.copy(), MOST_TRIES
-    most = score.objective * (1.0 + ROUNDING) + ROUNDING
-    free = (problem.fixed < 0) & (problem.hold_s <= 0.0)
-    for model in np.unique(problem.model[groups]).tolist():
-        places = np.flatnonzero((problem.model[groups] == model) & free[groups])
-        places = places[np.argsort(score.start_s[groups[places]], kind="stable")]
-        theirs = groups[places]
-        by_due = theirs[np.lexsort((theirs, problem.due_s[theirs]))]
-        if np.array_equal(theirs, by_due):
-            continue
-        wanted = groups.copy()
-        wanted[places] = by_due
-        found = evaluate(problem, Order(order.first, wanted), kappa_s)
-        if _is_as_good(found, score, most):
-            groups, score = wanted, found
-            continue
-        at = 0
-        while at < places.size - 1 and tries > 0:
-            before, after = places[at : at + 2]
-            if problem.due_s[groups[before]] > problem.due_s[groups[after]]:
+
+@compiled
+def put_in_turn(terms: Terms, state: Sequences, ranked: Ints, first: Ints, most: float, tries: int) -> None:
+    """*ranked* has the groups by model, then start, and *first* (M + 1,) where each model begins there. Neighbours change
+    places, at most *tries* are tried; all together may cost *most*."""
+    for model in range(first.size - 1):
+        at = first[model]
+        while at < first[model + 1] - 1 and tries > 0:
+            before, after = ranked[at], ranked[at + 1]
+            if terms.due[before] > terms.due[after]:
                 tries -= 1
-                wanted = groups.copy()
-                wanted[before], wanted[after] = groups[after], groups[before]
-                found = evaluate(problem, Order(order.first, wanted), kappa_s)
-                if _is_as_good(found, score, most):
-                    groups, score = wanted, found
-                    at = max(at - 1, 0)
+                a, b = state.place[before].queue, state.place[after].queue
+                here, there = state.place[before].position, state.place[after].position
+                if a == b:
+                    cost, _ = price_rotation(terms, state, a, min(here, there), 1, max(here, there), 1, np.inf)
+                else:
+                    cost, _ = price_swap(terms, state, a, here, b, there, np.inf)
+                if cost <= most:
+                    most -= cost
+                    if a == b:
+                        rotate(terms, state, a, min(here, there), 1, max(here, there), 1)
+                    else:
+                        swap(terms, state, a, here, b, there)
+                    ranked[at], ranked[at + 1] = after, before
+                    at = max(at - 1, first[model])
                     continue
             at += 1
-    return Order(order.first, groups), score
-
-
-def _is_as_good(found: Score, score: Score, most: float) -> bool:
-    return found.left_over <= score.left_over and found.objective <= most and found.swaps <= score.swaps
