@@ -73,10 +73,10 @@ lint: .venv/ready
 test-all: test test-real
 
 # Each group in a process of its own: a browser's event loop, real services and vLLM must not share one. The tests of services
-# and many slow ones wait more than they compute, so two groups run beside each other; vLLM needs both cores.
+# and many slow ones wait more than they compute, so two groups run beside each other, and what pip fetches for vLLM comes while
+# others compute; vLLM itself needs both cores.
 test-real: tools .venv/ready
-	@$(MAKE) -j 2 --output-sync=target lint vllm
-	@$(MAKE) properties
+	@$(MAKE) -j 3 --output-sync=target lint vllm properties
 	@$(MAKE) -j 2 --output-sync=target slow e2e services postgres
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q $(AGAIN) -m vllm
 
@@ -94,7 +94,7 @@ PROFILE := many
 explore: PROFILE := explore
 properties explore: .venv/ready
 	@$(BIN)/python -m tests.compile_kernels
-	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m 'hypothesis and not slow' --hypothesis-profile $(PROFILE) $(ARGS)
+	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m 'hypothesis and not slow' --hypothesis-profile $(PROFILE) $(ARGS)
 
 # One process, so that every line is seen. Lines of compiled kernels are left out: machine code cannot be traced, and without
 # compilation the simulator's tests take hours. An earlier commit, in a checkout of its own:

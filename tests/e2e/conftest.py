@@ -150,8 +150,14 @@ def complaints():
     assert complaints.unexpected() == []
 
 
+@pytest.fixture(scope="session")
+def sessions():
+    """Cookies of who has signed in, by console and name: the form and the Overview behind it are opened once for each."""
+    return {}
+
+
 @pytest.fixture
-def open_page(browser, complaints):
+def open_page(browser, complaints, sessions):
     """`open_page(console, "/events/", …)`: a page in a fresh context, signed in as the operator unless *user* is another."""
     contexts = []
 
@@ -168,8 +174,11 @@ def open_page(browser, complaints):
         page = context.new_page()
         page.set_default_timeout(15_000)
         complaints.listen(page)
-        if user:
+        if (console.url, user) in sessions:
+            context.add_cookies(sessions[console.url, user])
+        elif user:
             sign_in(page, user)
+            sessions[console.url, user] = [each for each in context.cookies() if each["name"] == "sessionid"]
         page.goto(path)
         return page
 
