@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from controlplane.dispatch.kernels import note_end
 from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.lookahead import Anticipation, Outlook
-from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
+from controlplane.dispatch.live_fleet.topology import Ended, Endpoint, Replica, Topology
 from controlplane.dispatch.port import (
     DEAD,
     Deliver,
@@ -193,7 +193,8 @@ class Dispatcher:
         self.times.finished(request, finished.output_tokens)
         replica = request.replica
         if replica is not None:
-            now_s = replica.ended_s = self.clock()
+            now_s = self.clock()
+            replica.ended.append(Ended(request.placed_s, now_s, request.asked.prompt_tokens, finished.output_tokens))
             replica.endpoint.finished_s.append(now_s)
             replica.round_trip.request_ended(now_s - request.placed_s)
             note_end(self.topology.fleet, replica.slot, now_s - self.began_s)

@@ -75,14 +75,24 @@ class Snapshot:
             "kv_tokens": int(fleet.kv_capacity_tokens[replica.slot]),
             "round_trips": self._round_trips(replica, now_s),
             "iteration_s": self._iteration_s(replica, heard, now_s),
+            "ended": self._ended(replica, now_s),
         }
 
     def _iteration_s(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> float | None:
         """When an iteration ended last at *replica*, None if unknown: all that decodes there gets a token at its end."""
         ended_s = [heard[number] for number in (each.asked.number for each in replica.requests) if number in heard]
-        if replica.ended_s is not None:
-            ended_s.append(replica.ended_s)
+        if replica.ended:
+            ended_s.append(replica.ended[-1].ended_s)
         return max(ended_s) - now_s if ended_s else None
+
+    def _ended(self, replica: Replica, now_s: float) -> list[tuple[float, float, int, int]]:
+        """What ended at *replica* since the first of those that have no token came there."""
+        first_s = min((one.placed_s for one in replica.requests if not one.output_tokens), default=now_s)
+        return [
+            (one.placed_s - now_s, one.ended_s - now_s, one.prompt_tokens, one.output_tokens)
+            for one in replica.ended
+            if one.ended_s > first_s
+        ]
 
     def _swap(self, replica: Replica, now_s: float) -> dict[str, Any]:
         """Whether *replica* leaves its GPUs for another, is the one that waits for that, or when it is up on them."""

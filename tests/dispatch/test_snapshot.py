@@ -4,6 +4,7 @@ import orjson
 import pytest
 
 from controlplane.dispatch.floor.observation import Observation
+from controlplane.dispatch.live_fleet.topology import Ended
 from controlplane.dispatch.queues.commands import Commands
 from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
 from controlplane.dispatch.snapshot import Snapshot
@@ -61,7 +62,7 @@ def test_an_iteration_ended_when_a_stream_was_heard_of_or_a_request_ended(served
     assert snapshot()["instances"][0]["iteration_s"] is None
     snapshot.report = lambda: {request.asked.number: served.now_s - 0.25, -1: served.now_s}
     assert snapshot()["instances"][0]["iteration_s"] == -0.25
-    replica.ended_s = served.now_s - 0.125
+    replica.ended.append(Ended(served.now_s - 1.0, served.now_s - 0.125, 10, 5))
     assert snapshot()["instances"][0]["iteration_s"] == -0.125
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from controlplane.dispatch.requests.request import Request
 
 RATE_WINDOW = 64  # finished requests from which an endpoint's pace is read
+KNOWN_ENDED = 32  # of an instance
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +49,15 @@ class Endpoint:
         return self.spec.region
 
 
+class Ended(NamedTuple):
+    """A request that an instance has ended, with moments on the clock: by them it is told what prompts there have got."""
+
+    placed_s: float
+    ended_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class Replica:
     """A live instance: its slot in the fleet arrays, what runs there, what it last said of itself."""
@@ -66,7 +76,7 @@ class Replica:
     output_tokens_per_s: float = 0.0  # as its counters grow
     prompt_tokens_per_s: float = 0.0
     round_trip: RoundTrip = field(default_factory=RoundTrip)
-    ended_s: float | None = None  # when it ended a request last, on the clock
+    ended: "deque[Ended]" = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last requests that it ended
     requests: set["Request"] = field(default_factory=set)
 
     @property

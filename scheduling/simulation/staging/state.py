@@ -23,7 +23,9 @@ from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
+from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.staging.iterations import Prompt, replay
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.state.records import (
     EndpointState,
@@ -49,8 +51,9 @@ class Forked:
 
     instances: Sequence[Mapping[str, Any]]
     """name, model, region, gpu (`instance_gpu`), state (a name of `State`), since_s, ends_s (None: until somebody decides),
-    swap_group, round_trips, iteration_s (when an iteration ended there last, None: nobody knows); of a swap in progress:
-    leaves (it gives way), waits (it is the next)."""
+    swap_group, round_trips, iteration_s (when an iteration ended there last, None: nobody knows), ended (placed_s, ended_s,
+    prompt and output of what ended since the first of those without a token came); of a swap in progress: leaves (it gives
+    way), waits (it is the next)."""
     running: Sequence[Mapping[str, Any]]
     """What `_request` reads, and instance (a place in `instances`), placed_s, streamed, output_tokens, expected_prompt,
     expected_tokens, ahead."""
@@ -155,17 +158,14 @@ class _Placing:
             InstanceState(int(spec.state), self.endpoint_of[spec.model, spec.region], loading_s=spec.start_s)
             for spec in specs
         ]
-        ended_s: dict[int, float | None] = {}
         for at, slot in self.slot_of.items():
-            row = self.forked.instances[at]
-            self._instance(instances[slot], row, slot)
-            ended_s[slot] = row.get("iteration_s")
+            self._instance(instances[slot], self.forked.instances[at], slot)
         waiting = [self._held(row) for row in self.forked.waiting if id(row) in self.rows]
         lost = self._run(instances)
         waiting += [self._held(row) for row in lost]
         swap_targets = self._swap_targets(instances)
-        for slot, instance in enumerate(instances):
-            self._set_going(instance, ended_s.get(slot))
+        for at, slot in self.slot_of.items():
+            self._set_going(instances[slot], slot, self.forked.instances[at])
         return FleetState(
             now_s=0.0,
             requests=self.requests,
@@ -273,30 +273,51 @@ class _Placing:
         most = max(1, int(row["predicted_tokens"]))
         return 0 if left_s < 0 else min(1 + int(left_s / step_s), most)
 
-    def _set_going(self, instance: InstanceState, ended_s: float | None) -> None:
-        """When the engine of *instance* began its iteration: as the last one ended, at *ended_s*.
+    def _set_going(self, instance: InstanceState, slot: int, row: Mapping[str, Any]) -> None:
+        """What the engine of *instance* is at: its iteration began as the last one ended, if anybody saw that.
 
-        Where nobody knows that, by what it has and what takes how long.
+        Where nobody knows it, by what it has and what takes how long.
         """
         running = [one for one in instance.requests if one.where is Where.RUNNING]
         pending = [one for one in instance.requests if one.where is Where.WAITING]
         if not running and not pending:
             return
-        key = self.cluster.endpoints[instance.endpoint]
-        profile = next(spec.engine.profile for spec in self.cluster.instances if (spec.model, spec.region) == key)
-        context = sum(int(self.requests.prompt_tokens[one.request]) + one.produced_tokens for one in running)
-        decode_s = profile.step_time_s(0, len(running), context) if running else 0.0
+        engine, ended_s = self.cluster.instances[slot].engine, row.get("iteration_s")
+        tokens = self.requests.prompt_tokens
+        prompts = [Prompt(int(tokens[one.request]), one.reaches_s, one.produced_tokens) for one in (*running, *pending)]
+        context = sum(one.tokens + one.produced for one in prompts[: len(running)])
+        decode_s = engine.profile.step_time_s(0, len(running), context) if running else 0.0
         first_s = min((one.reaches_s for one in pending), default=inf)
-        if ended_s is not None:
-            begins_s = ended_s if running else max(ended_s, first_s)
-        elif pending:
-            begins_s = first_s + decode_s / 2
+        if ended_s is not None or not running:
+            order = sorted(
+                range(len(running), len(prompts)), key=lambda at: self._turn(engine, pending[at - len(running)])
+            )
+            queue, last_s = [prompts[at] for at in order], -inf if ended_s is None else float(ended_s)
+            trip_s = self.cluster.round_trip_s(self.cluster.endpoints[instance.endpoint])
+            gone = [
+                Prompt(prompt, at_s + trip_s, output, left_s=end_s)
+                for at_s, end_s, prompt, output in row.get("ended", ())
+            ]
+            begins_s = replay(engine, prompts[: len(running)], queue, gone, last_s)
         else:
-            begins_s = -float(self.random.uniform(0.0, 1.0)) * decode_s
+            begins_s = first_s + decode_s / 2 if pending else -float(self.random.uniform(0.0, 1.0)) * decode_s
+        for one, prompt in zip(pending, prompts[len(running) :], strict=True):
+            if prompt.computed:
+                one.where, one.prefilling, one.computed_tokens = Where.RUNNING, True, prompt.computed
+        # Those that run come first, and of them the one that is half prefilled last, for it was admitted last.
+        instance.requests.sort(
+            key=lambda one: (one.where is not Where.RUNNING, one.where is Where.SENT, one.prefilling)
+        )
         # It is not over: who is late by more than an iteration takes ends it at once.
-        prompts = sum(int(self.requests.prompt_tokens[one.request]) for one in pending if one.reaches_s <= begins_s)
-        step_s = profile.step_time_s(prompts, len(running), context)
+        left = sum(one.tokens - one.computed for one in prompts[len(running) :] if one.reaches_s <= begins_s)
+        step_s = engine.profile.step_time_s(
+            min(left, engine.max_num_batched_tokens - len(running)), len(running), context
+        )
         instance.begins_s = float(np.clip(begins_s, -0.999 * step_s, -1e-6))
+
+    def _turn(self, engine: EngineConfig, one: Running) -> tuple[float, float, int]:
+        """What the engine's own queue orders *one* by."""
+        return one.priority if engine.policy == "priority" else 0, one.reaches_s, one.number
 
     def _held(self, row: Mapping[str, Any]) -> Held:
         """*row* as it waits, with the queue key that its endpoint gives it."""

@@ -47,7 +47,7 @@ def make_fleet(routing: str, ordering: str, **deployment: object) -> None:
     Deployment.objects.update(**values | deployment)
 
 
-def requests(at_s: float, per_s: float) -> list[Asked]:
+def requests(at_s: float, per_s: float, longest: int = 400) -> list[Asked]:
     """Those that come until AFTER_S after a fork at *at_s*, at random moments and of random lengths."""
     random = np.random.default_rng(1)
     asked, came_s = [], 0.0
@@ -55,7 +55,7 @@ def requests(at_s: float, per_s: float) -> list[Asked]:
         output = int(np.clip(random.lognormal(3.1, 0.6), 2, 200))
         predicted = max(1, int(output * np.exp(0.4 * random.standard_normal())))
         slo_class = "interactive" if random.random() < 0.6 else "flexible"
-        asked.append(Asked(round(came_s, 6), "east", slo_class, int(random.integers(20, 400)), output, predicted))
+        asked.append(Asked(round(came_s, 6), "east", slo_class, int(random.integers(20, longest)), output, predicted))
     return asked
 
 
@@ -73,6 +73,8 @@ class Both:
     result: Result
     held: list[int]
     """Numbers of the requests that ran or waited at the fork, in order of arrival."""
+    half_prefilled: list[int]
+    """Prompt tokens that engines had computed of prompts that were not done."""
 
     @property
     def outcomes(self) -> Any:
@@ -95,9 +97,9 @@ class Both:
         return [(at_s, numbers[request], instance) for at_s, request, instance in each]
 
 
-def fork_and_go_on(at_s: float = 120.0, per_s: float = 2.2, count_s: float = 0.0) -> Both:
+def fork_and_go_on(at_s: float = 120.0, per_s: float = 2.2, count_s: float = 0.0, longest: int = 400) -> Both:
     """The fleet of the rows, forked at *at_s*, and AFTER_S more of it by both."""
-    live, asked = VirtualFleet("m", ROUND_TRIP_S, count_s), requests(at_s, per_s)
+    live, asked = VirtualFleet("m", ROUND_TRIP_S, count_s), requests(at_s, per_s, longest)
     before = [each for each in asked if each.arrived_s < at_s]
     live.run(before, at_s)
     start = Start.model_validate_json(fork_of(live.seen(), AFTER_S).model_dump_json())
@@ -106,11 +108,13 @@ def fork_and_go_on(at_s: float = 120.0, per_s: float = 2.2, count_s: float = 0.0
     until = (start.at + timedelta(seconds=AFTER_S)).isoformat()
     came = {"kind": "ledger", "since": start.at.isoformat(), "until": until}
     result = simulate(start.model_copy(update={"arrivals": came}))
+    state = stage_start(start, Scenario.model_validate(start.scenario), 0).state
+    begun = [one.computed_tokens for each in state.instances for one in each.requests if one.prefilling]
     assert start.state is not None
     held = sorted(int(row["request_id"][1:]) for row in (*start.state["running"], *start.state["waiting"]))
     rows = list(LedgerRow.objects.filter(arrived_at__gte=start.at).order_by("arrived_at", "pk"))
     assert len(rows) == result.requests.count - len(held) > 0.8 * AFTER_S * per_s
-    return Both(live, rows, result, held)
+    return Both(live, rows, result, held, begun)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +142,23 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
     assert len(both.held) > 3, "or it would be a fork of little"
     assert max(both.outcomes["queue_s"]) > 1.0, "or order would hardly matter"
     assert short == any(engine.preemptions_total for engine in both.live.engines)
+    fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
+    assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
+    np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
+    for percentile in (50, 95):
+        assert abs(both.ttft_off(percentile)) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("ordering", "at_s", "per_s"), [("fcfs", 135.7, 0.9), ("qlm", 151.1, 0.9), ("ssjf", 135.7, 0.9)]
+)
+def test_prompts_in_several_chunks_go_on_where_they_were(db, ordering, at_s, per_s):
+    """No engine says how far they are: it is found from when it gave tokens, and every decision is the same again."""
+    make_fleet("join_shortest_queue", ordering, requests_ahead_limit=0, max_num_batched_tokens=256)
+    Instance.objects.update(kv_capacity_tokens=16 * 4096)
+    both = fork_and_go_on(at_s, per_s, longest=1500)
+    assert both.half_prefilled
+    assert any(tokens > 200 for tokens in both.half_prefilled)
     fleet, simulation = both.decisions_of_the_fleet(), both.decisions_of_the_simulation()
     assert [row[1:] for row in simulation] == [row[1:] for row in fleet]
     np.testing.assert_allclose([row[0] for row in simulation], [row[0] for row in fleet], atol=1e-5)
