@@ -15,13 +15,16 @@ from controlplane.planning.plans.round import plan_settings
 from controlplane.tunable import Tunable
 from controlplane.tuning.rules import alone, beneath
 from controlplane.tuning.selectors import tuned
-from scheduling.scaling import NO_STRATEGY
+from scheduling.scaling import NO_STRATEGY, STRATEGIES, make_strategy
 
 
 def scenario_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, Any]:
     """All tables of a scenario but those of its demand; round trips are those of *rows*. Of no model without a profile."""
     tables = live_scenario(fleet, rows)
     values: dict[str, Any] = {"title": "The live fleet", "sample_s": 60.0, **tables, **scaling(fleet, tables)}
+    for name in values["models"]:
+        if marks := marks_of(name):
+            values["models"][name]["marks"] = marks
     for present in presents(Model.objects.filter(name__in=list(tables["models"]))).values():
         if present.name != CUSTOM:
             values["models"][present.model.name]["bundle"] = present.name
@@ -62,6 +65,17 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
             "capability_most_above": tuned().CAPABILITY_MOST_ABOVE,
         },
     }
+
+
+def marks_of(model: str) -> dict[str, dict[str, float]]:
+    """By strategy, the marks that settings give it for *model*, as far as they are not the strategy's own."""
+    given = {}
+    for name in STRATEGIES:
+        usual = make_strategy(name)
+        marks = strategies.marks(name, tuned(model))
+        if differs := {key: value for key, value in marks.items() if getattr(usual, key) != value}:
+            given[name] = differs
+    return given
 
 
 def strategy_of(policy: ScalingPolicy) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from controlplane.fleet.lifecycle.states import COMING, InstanceState
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.models import Outcome
 from controlplane.planning.comparison.scenario import scenario_of
-from controlplane.planning.models import ScalingPolicy
+from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.planning.plans import inventory
 from controlplane.simulation.selectors import asked_rows
 from controlplane.simulation.whatif.arrivals import RECENT, forecast_arrivals
@@ -54,6 +54,10 @@ def fork_of(seen: dict[str, Any], horizon_s: float) -> Start:
     state, remarks = _state(seen, fleet, at)
     _fit(values, state)
     arrivals, about_arrivals = forecast_arrivals(at, horizon_s, [*state["running"], *state["waiting"]])
+    if shadowed := _shadowed(names):
+        remarks.append(
+            f"In shadow mode live, where strategies only advise: {', '.join(shadowed)}. In a future they act."
+        )
     unknown = sorted(names - set(values["models"]))
     if unknown:
         remarks.append(f"{', '.join(unknown)} is left out: no performance profile says how long its instances take.")
@@ -65,6 +69,12 @@ def fork_of(seen: dict[str, Any], horizon_s: float) -> Start:
         arrivals=arrivals,
         remarks=[*remarks, "Prefix caches begin empty.", *about_arrivals],
     )
+
+
+def _shadowed(names: set[str]) -> list[str]:
+    """Those of *names* whose strategy does not act: a future that gives them another one assumes that it would."""
+    acts = ScalingPolicy.objects.filter(mode__in=(PolicyMode.AUTO, PolicyMode.ASK))
+    return sorted(names - set(acts.values_list("model__name", flat=True)))
 
 
 def _state(seen: dict[str, Any], fleet: inventory.Fleet, at: datetime) -> tuple[dict[str, Any], list[str]]:

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from scheduling.simulation.scenario.parts import AtLeast0, BundleName, Count, Part, Positive, Size
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size
 
 
 class Gpu(Part):
@@ -35,13 +35,6 @@ class ProfileOf(Part):
     tensor_parallel: Size = 1
     prefill: Prefill
     decode: Decode
-
-
-class ModelOf(Part):
-    context_tokens: Size
-    """Prompt and output together."""
-    bundle: BundleName | None = None
-    """Its policies at once; what `[[endpoints]]` says counts more."""
 
 
 class RegionOf(Part):

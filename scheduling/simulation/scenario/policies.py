@@ -88,6 +88,21 @@ class EndpointOf(Part):
         return self
 
 
+class ModelOf(Part):
+    context_tokens: Size
+    """Prompt and output together."""
+    bundle: BundleName | None = None
+    """Its policies at once; what `[[endpoints]]` says counts more."""
+    marks: dict[str, Parameters] = {}
+    """By strategy, parameters that it has for this model where a bundle has it: settings of a live fleet."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for strategy, parameters in self.marks.items():
+            make_strategy(strategy, parameters)
+        return self
+
+
 class Policies(Part):
     """Policies of all endpoints."""
 

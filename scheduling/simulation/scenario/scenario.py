@@ -6,10 +6,10 @@ from pydantic import Field, FiniteFloat
 
 from scheduling.bundles import BUNDLES
 from scheduling.simulation.scenario.demand import BurstOf, ClientOf, Demand, PredictionsOf, TraceOf
-from scheduling.simulation.scenario.fleet import Gpu, Group, ModelOf, ProfileOf, RegionOf, SwapGroupOf
+from scheduling.simulation.scenario.fleet import Gpu, Group, ProfileOf, RegionOf, SwapGroupOf
 from scheduling.simulation.scenario.happenings import FailureOf, RandomFailures, RedeployOf
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive
-from scheduling.simulation.scenario.policies import EndpointOf, Policies, SloClassOf
+from scheduling.simulation.scenario.policies import EndpointOf, ModelOf, Policies, SloClassOf
 from scheduling.simulation.scenario.scaling import CapabilityOf, ForecastOf, PlannerOf, ScalingOf
 
 BUNDLED: Final = -1
@@ -84,10 +84,13 @@ class Scenario(Part):
             **left(self.policies, routing=bundle.router, ordering=bundle.order, region_threshold=bundle.spill_above),
             **left(self.policies, eviction_limit=bundle.eviction_limit),
             **strategy,
-            parameters=bundle.parameters if strategy else {},
+            parameters=self._marks(model, bundle.strategy) | bundle.parameters if strategy else {},
             **left(self.forecast, forecaster=bundle.forecaster),
             **left(self.planner, demand_level=bundle.plan_demand),
         )
+
+    def _marks(self, model: str, strategy: str) -> dict[str, Any]:
+        return dict(self.models[model].marks.get(strategy, {})) if model in self.models else {}
 
     def at(self, endpoint: tuple[str, str], name: str, usual: Part) -> Any:
         """The value *name* at *endpoint*: of the last of `[[endpoints]]` that gives it, else that of the table *usual*."""

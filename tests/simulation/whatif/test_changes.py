@@ -7,7 +7,8 @@ import pytest
 from controlplane.planning.models import PolicyMode
 from controlplane.planning.services import set_policy, switch_bundle
 from controlplane.simulation.whatif import selectors
-from controlplane.simulation.whatif.changes.applying import applied, parsed
+from controlplane.simulation.whatif.changes.applying import applied, in_words, parsed
+from controlplane.tuning.services import put
 from scheduling.bundles import BUNDLES
 from scheduling.scaling import make_strategy
 from scheduling.simulation.scenario import Scenario
@@ -22,17 +23,25 @@ def policies(scenario: Scenario) -> dict[str, object]:
     """What decides at the only endpoint."""
     tables = scenario.of_endpoint(MODEL, "us-east")
     values = {name: value for _, one in tables for name, value in one.model_dump(exclude_none=True).items()}
-    strategy = make_strategy(values.pop("strategy"), values.pop("parameters", {}))
-    return {name: values.get(name) for name in EndpointOf.model_fields} | {"strategy": strategy}
+    follows = [one for _, one in tables if one.strategy is not None][-1]
+    strategy = make_strategy(follows.strategy or "", follows.parameters)
+    return {name: values.get(name) for name in EndpointOf.model_fields} | {"strategy": strategy, "parameters": None}
 
 
+@pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize("bundle", BUNDLES)
-def test_a_bundle_of_a_future_is_the_bundle_of_the_fleet(bundle, make_instance, operator):
+def test_a_bundle_of_a_future_is_the_bundle_of_the_fleet(bundle, tuned, make_instance, operator):
+    """With the marks that settings give its model, too, and they are said."""
     instance = make_instance()
     model, before = instance.deployment.model, "pilothouse" if bundle == "qlm" else "qlm"
     set_policy(model, BUNDLES[before].strategy, PolicyMode.AUTO, {}, operator, "it acts")
     switch_bundle(model, before, operator, "before")
     change = {"kind": "policy", "part": "bundle", "value": bundle}
+    if tuned:
+        for setting, value in (("SCALE_OUT_ABOVE", 0.83), ("POOL_OUT_ABOVE", 0.83), ("SCALE_IN_BELOW", 0.21)):
+            put(setting, value, operator, model)
+    [words] = in_words(selectors.present_scenario(), parsed([change]))
+    assert ("out above 0.83" in words) == tuned
     future = applied(selectors.present_scenario(), parsed([change]), asks=False).scenario
     switch_bundle(model, bundle, operator, "after")
     fleet = check_scenario(selectors.present_scenario(), Path("fleet.toml"), asks=False)

@@ -58,7 +58,7 @@ class PolicyChange(Change):
                     make_strategy(self.value, self.parameters)
                 except ValueError as error:
                     raise ChangeError("parameters", str(error)) from None
-                entry["parameters"] = dict(self.parameters)
+                entry["parameters"] = {**_marks(values, model, self.value), **self.parameters}
                 values.setdefault("scaling", {"strategy": NO_STRATEGY})
             values.setdefault("endpoints", []).append(entry)
         if self.parameters and self.part != "strategy":
@@ -78,7 +78,26 @@ class PolicyChange(Change):
 
     def words(self, before: Values) -> str:
         title = BUNDLES[self.value].title if self.part == "bundle" else titled(self.value)
-        return f"{TITLES[self.part]} to {title}, {models_words(self.models, before)}"
+        words = f"{TITLES[self.part]} to {title}, {models_words(self.models, before)}"
+        strategy = {"bundle": lambda: BUNDLES[self.value].strategy, "strategy": lambda: self.value}.get(self.part)
+        if strategy is None:
+            return words
+        own = BUNDLES[self.value].parameters if self.part == "bundle" else self.parameters
+        marks = {model: _marks(before, model, strategy()) for model in self.models or before["models"]}
+        said = {
+            ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in each.items() if name not in own): model
+            for model, each in marks.items()
+        }
+        said.pop("", None)
+        if not said:
+            return words
+        settings = "; ".join(f"{text} ({model})" if len(marks) > 1 else text for text, model in said.items())
+        return f"{words}, with the marks that settings give: {settings}"
+
+
+def _marks(values: Values, model: str, strategy: str) -> dict[str, float]:
+    """Parameters that settings of *model* give *strategy*, as they would if it were switched to live."""
+    return dict(values["models"].get(model, {}).get("marks", {}).get(strategy, {}))
 
 
 class LengthsChange(Change):
