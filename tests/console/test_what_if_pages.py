@@ -13,10 +13,11 @@ from controlplane.console.formats import MINUS
 from controlplane.console.live.what_ifs import tables_of
 from controlplane.console.pages.what_if import building, compare
 from controlplane.console.pages.what_if.forms import asked
-from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET
+from controlplane.console.pages.what_if.rows import FAILURE, OF_ALL, OF_FLEET
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.models import Node
 from controlplane.simulation.whatif import selectors, services
-from controlplane.simulation.whatif.changes.applying import parsed
+from controlplane.simulation.whatif.changes.applying import applied, in_words, parsed
 from controlplane.simulation.whatif.models import Counterfactual, FutureSeed, TwinError, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import Start
 from tests.simulation.whatif import rows
@@ -79,12 +80,13 @@ def test_a_window_of_the_ledger_is_as_long_as_what_is_simulated(client, operator
     assert "since" in building.address_of(entered(start="ledger", **window), NOW)
 
 
+@pytest.mark.django_db
 def test_every_row_with_what_its_buttons_fill_in_is_a_change():
     for kind in (*OF_ALL, *OF_FLEET):
         for _, filled in kind.adds:
             row = {column.name: "" for column in kind.columns} | filled
             row |= {
-                column.name: next(name for name, _ in column.choices(NOW) if name)
+                column.name: next((name for name, _ in column.choices(NOW) if name), "")
                 for column in kind.columns
                 if column.choices and not row[column.name]
             }
@@ -180,6 +182,31 @@ def test_what_is_wrong_is_named(fields, where):
 
 
 @pytest.mark.django_db
+def test_a_node_is_lost_with_its_instances(client, operator, make_instance):
+    first, other = make_instance(), make_instance()
+    node = Node.objects.create(
+        name="gpu-7", region=first.deployment.region, gpu_type=first.deployment.gpu_type, gpu_count=8
+    )
+    for instance in (first, other):
+        instance.node = node
+        instance.save()
+    now = selectors.present_scenario()
+    fields = {"failure_what": "node", "failure_node": "gpu-7", "failure_at": "10", "failure_for": "5"}
+    wanted = asked(entered(**fields), now)
+    assert not wanted.errors
+    [change] = wanted.futures[-1]["changes"]
+    assert len(change["instances"]) == 2
+    [words] = in_words(now, parsed([change]))
+    model = first.deployment.model.name
+    assert words.startswith("node gpu-7 in ")
+    assert words.endswith(f"is lost with 2 instances of {model} after 10 min, back 5 min later")
+    failures = applied(now, parsed([change]), asks=False).scenario.failures
+    assert [one.instance for one in failures] == change["instances"]
+    assert f"gpu-7: 2 {model}" in dict(FAILURE.columns[2].choices(now)).values()
+    wrong = asked(entered(**fields | {"failure_node": "gpu-8"}), now)
+    assert wrong.errors == {"Failures, Node": "gpu-8 has no instance that is ready: nothing is lost with it"}
+
+
 def test_the_form_says_what_it_asks_for(client, operator, begun):
     text = page(client, operator, f"{NEW}?chosen=yes&preset=qlm&seeds=4&demand-edit=factor&demand-by=2")
     assert '<option value="qlm" selected>QLM</option>' in page(client, operator, f"{NEW}?fleet-for=qlm")

@@ -16,6 +16,7 @@ from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.policies import PARTS
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.changes.supply import gpus_in
+from controlplane.simulation.whatif.starts.nodes import nodes_of
 
 HORIZONS: Final = (
     ("600", "10 minutes"), ("3600", "1 hour"), ("21600", "6 hours"), ("86400", "24 hours"), ("604800", "7 days"),
@@ -84,7 +85,7 @@ def asked(data: QueryDict, now: Values) -> Asked:
         edits = [edit for edit in edits if edit["kind"] != "tenant"]
         if not start["tenants"]:
             errors["New tenants"] = "a synthetic start has no other requests: add one"
-    fleet = [*_supply(data, now, errors), *changes(OF_FLEET)]
+    fleet = [*_supply(data, now, errors), *_with_instances(changes(OF_FLEET), now, errors)]
     fleet_for, fleet_name = data.get("fleet-for", OWN_FUTURE), data.get("fleet-name", "").strip()[:80]
     of_all = fleet_for == ALL_FUTURES
     futures: list[Values] = [{"name": AS_NOW, "changes": []}]
@@ -120,6 +121,21 @@ def asked(data: QueryDict, now: Values) -> Asked:
         futures=futures,
         errors=errors,
     )
+
+
+def _with_instances(made: list[Values], now: Values, errors: dict[str, str]) -> list[Values]:
+    """*made*, in which a node that is lost takes down the instances that it has in *now*."""
+    nodes = nodes_of(now) if any(change.get("what") == "node" for change in made) else {}
+    kept = []
+    for change in made:
+        if change.get("what") == "node":
+            if (node := nodes.get(change["node"])) is None:
+                errors["Failures, Node"] = f"{change['node']} has no instance that is ready: nothing is lost with it"
+                continue
+            kept.append(change | {"instances": node.instances, "region": node.region})
+            continue
+        kept.append(change)
+    return kept
 
 
 def start_of(data: QueryDict, errors: dict[str, str]) -> Values:

@@ -13,6 +13,7 @@ from django.http import QueryDict
 
 from controlplane.simulation.whatif.changes.base import ChangeError, region_title
 from controlplane.simulation.whatif.changes.supply import instance_names
+from controlplane.simulation.whatif.starts.nodes import nodes_of
 
 Values = dict[str, Any]
 Choices = Sequence[tuple[str, str]]
@@ -63,7 +64,11 @@ def _classes(values: Values) -> Choices:
 
 def _instances(values: Values) -> Choices:
     names = instance_names(values) if values else {}
-    return [("", "All of the region"), *((name, name) for own in names.values() for name in own)]
+    return [("", "None"), *((name, name) for own in names.values() for name in own)]
+
+
+def _nodes(values: Values) -> Choices:
+    return [("", "None"), *((name, node.title) for name, node in (nodes_of(values) if values else {}).items())]
 
 
 def _fixed(*choices: tuple[str, str]) -> Callable[[Values], Choices]:
@@ -105,6 +110,10 @@ def _bounds(row: Mapping[str, str]) -> Values:
 
 def _failure(row: Mapping[str, str]) -> Values:
     change: Values = {"kind": "failure", "what": row["what"]} | _given(row, 60.0, at_s="at", for_s="for")
+    if row["what"] == "node":
+        if not row["node"]:
+            raise ChangeError("node", "is missing: choose which is lost")
+        return change | {"node": row["node"]}
     if row["what"] == "instance":
         return change | {"instances": [row["instance"]] if row["instance"] else []}
     return change | {"region": row["region"]} | (_whole(row, count="count") if row["what"] == "spot" else {})
@@ -192,12 +201,14 @@ BOUNDS: Final = Kind(
     _bounds,
     "As they are.",
 )
+LOST: Final = (("region", "Region"), ("node", "Node"), ("instance", "Instance"), ("spot", "Spot reclaim"))
 FAILURE: Final = Kind(
     "failure",
     "Failures",
     (
-        Column("what", "What", _fixed(("region", "Region"), ("instance", "Instance"), ("spot", "Spot reclaim"))),
+        Column("what", "What", _fixed(*LOST)),
         REGION,
+        Column("node", "Node", _nodes),
         Column("instance", "Instance", _instances),
         Column("count", "How many", unit="of spot", step="1"),
         _minutes("at", "After"),
@@ -205,7 +216,7 @@ FAILURE: Final = Kind(
     ),
     (("Failure", {"what": "region", "at": "10", "for": "10"}),),
     _failure,
-    "None. Take away an instance or a region at a time you choose.",
+    "None. Take away an instance, a node or a region at a time you choose.",
 )
 SLO: Final = Kind(
     "slo",

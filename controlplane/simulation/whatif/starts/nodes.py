@@ -1,0 +1,55 @@
+"""What is lost with a node: the instances of a start's scenario that run on it, by the names that failures have for them."""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Instance
+from scheduling.simulation.staging.fleet import gpus_as_type
+
+FIRST = (InstanceState.READY, InstanceState.DRAINING)
+"""As a fork gives its places out: these before what starts, and what sleeps last."""
+
+
+@dataclass(slots=True)
+class NodeOf:
+    """A node that runs instances: their names in the scenario, and how many of each model."""
+
+    name: str
+    region: str
+    instances: list[str] = field(default_factory=list)
+    models: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}: {', '.join(f'{count} {model}' for model, count in sorted(self.models.items()))}"
+
+
+def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
+    """The nodes of the fleet with what the scenario *values*, made of it, has ready there; by name, in order."""
+    here = defaultdict(list)
+    rows = Instance.objects.exclude(state__in=(InstanceState.STOPPED, InstanceState.FAILED))
+    for row in rows.select_related("node", "deployment__model", "deployment__region", "deployment__gpu_type"):
+        own = row.deployment
+        gpu = gpus_as_type(own.gpu_type.name, own.tensor_parallel)
+        here[own.model.name, own.region.name, gpu, row.swap_group_id is not None].append(row)
+    found: dict[str, NodeOf] = {}
+    for group in values.get("fleet", ()):
+        gpu = gpus_as_type(group["gpu"], group.get("tensor_parallel", 1))
+        for region in group["regions"]:
+            instances = here[group["model"], region, gpu, group.get("sharing") is not None]
+            instances.sort(key=_turn)
+            for number, row in enumerate(instances[: group["instances"]], 1):
+                if row.node is not None:
+                    node = found.setdefault(row.node.name, NodeOf(row.node.name, region))
+                    node.instances.append(f"{group['model']}-{region}-{number}")
+                    node.models[group["model"]] += 1
+    return dict(sorted(found.items()))
+
+
+def _turn(row: Instance) -> tuple[int, str]:
+    state = InstanceState(row.state)
+    if state in FIRST:
+        return FIRST.index(state), row.name
+    return (len(FIRST) + (state == InstanceState.SLEEPING)), row.name
