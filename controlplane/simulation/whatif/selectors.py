@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timedelta
-from math import inf, isfinite
+from datetime import timedelta
+from math import ceil, inf, isfinite
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from controlplane.simulation.whatif.changes.applying import applied, diff_in_wor
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.runs import packing
+from controlplane.simulation.whatif.runs.remaining import remaining_s
 from controlplane.simulation.whatif.start import Start
 from scheduling.simulation.measures.columns import TTFT_EDGES_MS
 from scheduling.simulation.measures.comparison import Interval, curve, of_shares, over_seeds, regret, verdicts
@@ -30,8 +31,6 @@ COLUMNS: Final = (
 )  # fmt: skip
 RECENT: Final = timedelta(hours=1)
 """Of the ledger, by which round trips are known."""
-LEAST_FOR_ETA: Final = 0.1
-"""Of all work, before a time to go is given."""
 LEAST_WAITING: Final = 0.5
 LEAST_SLO: Final = 5e-4
 """Effects of a decision that are shown: requests that wait, and share of SLO met."""
@@ -75,24 +74,27 @@ def progress(pk: int) -> dict[str, Any] | None:
     for run in runs:
         of[run.future_id].append(run)
     now = timezone.now()
-    futures = [_future_progress(future, of[future.pk], now) for future in row.futures.all()]
     every = [run for own in of.values() for run in own]
+    ahead = _ahead(row) if row.state == WhatIfState.QUEUED else 0
+    goes_on = row.state in (WhatIfState.QUEUED, WhatIfState.RUNNING) and not ahead
+    ends_s = remaining_s(row, every, now) if goes_on else {}
+    futures = [_future_progress(future, of[future.pk], ends_s.get(future.pk)) for future in row.futures.all()]
     done = sum(_share(run) for run in every) / len(every) if every else 0.0
     ended = row.ended_at or now
     return {
         "id": row.pk,
         "state": row.state,
         "done": round(done, 4),
-        "eta_s": _eta_s(row.started_at, done, now) if row.state in (WhatIfState.QUEUED, WhatIfState.RUNNING) else None,
+        "eta_s": _whole_s(max(ends_s.values(), default=None)),
         "elapsed_s": round((ended - row.started_at).total_seconds(), 1) if row.started_at else None,
         "runs": len(every),
         "runs_done": sum(run.state == WhatIfState.DONE for run in every),
-        "ahead": _ahead(row) if row.state == WhatIfState.QUEUED else 0,
+        "ahead": ahead,
         "futures": futures,
     }
 
 
-def _future_progress(future: Future, runs: Sequence[FutureSeed], now: datetime) -> dict[str, Any]:
+def _future_progress(future: Future, runs: Sequence[FutureSeed], left_s: float | None) -> dict[str, Any]:
     states = [run.state for run in runs]
     order = (
         WhatIfState.RUNNING,
@@ -103,7 +105,6 @@ def _future_progress(future: Future, runs: Sequence[FutureSeed], now: datetime) 
     )
     state = next((each for each in order if each in states), WhatIfState.DONE if runs else WhatIfState.DRAFT)
     at_work = next((run for run in runs if run.state == WhatIfState.RUNNING), None)
-    begun = [run.started_at for run in runs if run.started_at]
     done = sum(map(_share, runs)) / len(runs) if runs else 0.0
     return {
         "letter": future.letter,
@@ -114,7 +115,7 @@ def _future_progress(future: Future, runs: Sequence[FutureSeed], now: datetime) 
         "seed": at_work.seed if at_work else None,
         "seeds": len(runs),
         "seeds_done": sum(each == WhatIfState.DONE for each in states),
-        "eta_s": _eta_s(min(begun), done, now) if begun and state == WhatIfState.RUNNING else None,
+        "eta_s": _whole_s(left_s),
         "took_s": round(
             sum((run.ended_at - run.started_at).total_seconds() for run in runs if run.ended_at and run.started_at), 1
         ),
@@ -126,10 +127,11 @@ def _share(run: FutureSeed) -> float:
     return 1.0 if run.state == WhatIfState.DONE else run.progress if run.state == WhatIfState.RUNNING else 0.0
 
 
-def _eta_s(began: datetime | None, done: float, now: datetime) -> float | None:
-    if began is None or done < LEAST_FOR_ETA:
+def _whole_s(left_s: float | None) -> float | None:
+    """In seconds, or tens of seconds: it is no more exact than that."""
+    if left_s is None:
         return None
-    return round((now - began).total_seconds() * (1 - done) / done, 1)
+    return float(ceil(left_s) if left_s < 10 else 5 * ceil(left_s / 5)) or 1.0
 
 
 def _ahead(row: WhatIf) -> int:
