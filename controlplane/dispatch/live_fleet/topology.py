@@ -50,7 +50,7 @@ class Endpoint:
 
 
 class Ended(NamedTuple):
-    """A request that an instance has ended, with moments on the clock: by them it is told what prompts there have got."""
+    """A request that an instance has ended, with moments on the clock: they say how far prompts there are."""
 
     placed_s: float
     ended_s: float

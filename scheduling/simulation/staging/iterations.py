@@ -35,7 +35,7 @@ class Prompt:
     produced: int = 0
     """Output tokens so far."""
     computed: int = 0
-    """Of its prompt, by the iterations that have ended; what is found."""
+    """Of its prompt, by the iterations that have ended; what is worked out."""
     left_s: float = inf
     """When it ended."""
 
@@ -115,7 +115,7 @@ class _Back:
         produced = np.array([one.produced for one in running], np.int64)
         tokens = np.array([one.tokens for one in running], np.int64)
         back = np.arange(1, self.count + 1)[:, None]
-        decodes = produced[None, :] > back  # whoever has so many tokens had its first one before that iteration
+        decodes = produced[None, :] > back  # with so many tokens it had its first one before that iteration
         self.decoding = decodes.sum(axis=1)
         self.context = (decodes * (tokens + produced - back)).sum(axis=1)
         self.held = int((tokens + produced).sum())
@@ -172,7 +172,7 @@ class _Back:
         return tried
 
     def _settled(self, begin_s: float) -> "_Course":
-        """The course whose last iteration ends at `ended_s`, or the nearest found, from one that begins at *begin_s* on."""
+        """The course whose last iteration ends at `ended_s`, or the nearest one, from one that begins at *begin_s* on."""
         best = self._course(begin_s)
         made = best
         for _ in range(ROUNDS):

@@ -23,9 +23,8 @@ from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
-from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.staging.iterations import Prompt, replay
+from scheduling.simulation.staging.going import set_going
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.state.records import (
     EndpointState,
@@ -165,7 +164,10 @@ class _Placing:
         waiting += [self._held(row) for row in lost]
         swap_targets = self._swap_targets(instances)
         for at, slot in self.slot_of.items():
-            self._set_going(instances[slot], slot, self.forked.instances[at])
+            engine, trip_s = self.cluster.instances[slot].engine, self._round_trip_s(instances[slot])
+            set_going(
+                instances[slot], engine, self.forked.instances[at], self.requests.prompt_tokens, trip_s, self.random
+            )
         return FleetState(
             now_s=0.0,
             requests=self.requests,
@@ -189,8 +191,11 @@ class _Placing:
             if row.get("leaves") and sharing is not None:
                 instance.goal, instance.goal_s = int(State.FALLING_ASLEEP), sharing.sleep_s
         trips = np.array(row["round_trips"], np.float64)
-        trips[ROUND_TRIP_S] = self.cluster.round_trip_s(self.cluster.endpoints[instance.endpoint])
+        trips[ROUND_TRIP_S] = self._round_trip_s(instance)
         instance.round_trips = trips
+
+    def _round_trip_s(self, instance: InstanceState) -> float:
+        return float(self.cluster.round_trip_s(self.cluster.endpoints[instance.endpoint]))
 
     def _swap_targets(self, instances: list[InstanceState]) -> list[int]:
         """By swap group: who wakes once the one that leaves sleeps; -1 where nobody does, or the one that leaves is not
@@ -272,52 +277,6 @@ class _Placing:
         step_s = profile.decode_a_s + profile.decode_b_s_per_sequence + profile.decode_c_s_per_token * prompt
         most = max(1, int(row["predicted_tokens"]))
         return 0 if left_s < 0 else min(1 + int(left_s / step_s), most)
-
-    def _set_going(self, instance: InstanceState, slot: int, row: Mapping[str, Any]) -> None:
-        """What the engine of *instance* is at: its iteration began as the last one ended, if anybody saw that.
-
-        Where nobody knows it, by what it has and what takes how long.
-        """
-        running = [one for one in instance.requests if one.where is Where.RUNNING]
-        pending = [one for one in instance.requests if one.where is Where.WAITING]
-        if not running and not pending:
-            return
-        engine, ended_s = self.cluster.instances[slot].engine, row.get("iteration_s")
-        tokens = self.requests.prompt_tokens
-        prompts = [Prompt(int(tokens[one.request]), one.reaches_s, one.produced_tokens) for one in (*running, *pending)]
-        context = sum(one.tokens + one.produced for one in prompts[: len(running)])
-        decode_s = engine.profile.step_time_s(0, len(running), context) if running else 0.0
-        first_s = min((one.reaches_s for one in pending), default=inf)
-        if ended_s is not None or not running:
-            order = sorted(
-                range(len(running), len(prompts)), key=lambda at: self._turn(engine, pending[at - len(running)])
-            )
-            queue, last_s = [prompts[at] for at in order], -inf if ended_s is None else float(ended_s)
-            trip_s = self.cluster.round_trip_s(self.cluster.endpoints[instance.endpoint])
-            gone = [
-                Prompt(prompt, at_s + trip_s, output, left_s=end_s)
-                for at_s, end_s, prompt, output in row.get("ended", ())
-            ]
-            begins_s = replay(engine, prompts[: len(running)], queue, gone, last_s)
-        else:
-            begins_s = first_s + decode_s / 2 if pending else -float(self.random.uniform(0.0, 1.0)) * decode_s
-        for one, prompt in zip(pending, prompts[len(running) :], strict=True):
-            if prompt.computed:
-                one.where, one.prefilling, one.computed_tokens = Where.RUNNING, True, prompt.computed
-        # Those that run come first, and of them the one that is half prefilled last, for it was admitted last.
-        instance.requests.sort(
-            key=lambda one: (one.where is not Where.RUNNING, one.where is Where.SENT, one.prefilling)
-        )
-        # It is not over: who is late by more than an iteration takes ends it at once.
-        left = sum(one.tokens - one.computed for one in prompts[len(running) :] if one.reaches_s <= begins_s)
-        step_s = engine.profile.step_time_s(
-            min(left, engine.max_num_batched_tokens - len(running)), len(running), context
-        )
-        instance.begins_s = float(np.clip(begins_s, -0.999 * step_s, -1e-6))
-
-    def _turn(self, engine: EngineConfig, one: Running) -> tuple[float, float, int]:
-        """What the engine's own queue orders *one* by."""
-        return one.priority if engine.policy == "priority" else 0, one.reaches_s, one.number
 
     def _held(self, row: Mapping[str, Any]) -> Held:
         """*row* as it waits, with the queue key that its endpoint gives it."""

@@ -56,7 +56,7 @@ function startForm() {
   document.addEventListener("shapemoved", dragged);
   form().addEventListener("click", (event) => {
     const button = event.target.closest?.("[data-add], [data-remove]");
-    if (button?.dataset.add) add(button.dataset.add, JSON.parse(button.dataset.filled));
+    if (button?.dataset.add) add(button.dataset.add, JSON.parse(button.dataset.filled || "{}"));
     else if (button) remove(button);
   });
   form().addEventListener("change", ({ target }) => {

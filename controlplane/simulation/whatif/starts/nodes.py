@@ -34,21 +34,21 @@ def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
         own = row.deployment
         gpu = gpus_as_type(own.gpu_type.name, own.tensor_parallel)
         here[own.model.name, own.region.name, gpu, row.swap_group_id is not None].append(row)
-    found: dict[str, NodeOf] = {}
+    nodes: dict[str, NodeOf] = {}
     for group in values.get("fleet", ()):
         gpu = gpus_as_type(group["gpu"], group.get("tensor_parallel", 1))
         for region in group["regions"]:
             instances = here[group["model"], region, gpu, group.get("sharing") is not None]
-            instances.sort(key=_turn)
+            instances.sort(key=_order)
             for number, row in enumerate(instances[: group["instances"]], 1):
                 if row.node is not None:
-                    node = found.setdefault(row.node.name, NodeOf(row.node.name, region))
+                    node = nodes.setdefault(row.node.name, NodeOf(row.node.name, region))
                     node.instances.append(f"{group['model']}-{region}-{number}")
                     node.models[group["model"]] += 1
-    return dict(sorted(found.items()))
+    return dict(sorted(nodes.items()))
 
 
-def _turn(row: Instance) -> tuple[int, str]:
+def _order(row: Instance) -> tuple[int, str]:
     state = InstanceState(row.state)
     if state in FIRST:
         return FIRST.index(state), row.name

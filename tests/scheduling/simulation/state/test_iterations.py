@@ -1,4 +1,4 @@
-"""Prompts that an engine computes in chunks: how far they are is found from when tokens came, against the engine itself."""
+"""Prompts computed in chunks: how far they are is replayed from when tokens came, and is compared with the engine itself."""
 
 from math import inf
 
@@ -67,13 +67,13 @@ class Cut:
             if any(moment_s - at_s > one.reaches_s for one in self.pending)
         ]
 
-    def found(self, config):
+    def replayed(self, config):
         begins_s = replay(config, self.running, self.pending, self.gone, self.seen_s)
         return begins_s, [one.computed for one in self.pending]
 
 
 def off_by(seed, cuts, outputs, many):
-    """By cut of an engine in the middle of a prompt: how far off what is found is at the most, in token budgets."""
+    """By cut of an engine in the middle of a prompt: how far off what is replayed is at the most, in token budgets."""
     random, off = np.random.default_rng(seed), []
     while len(off) < cuts:
         config = engine_of(int(random.choice([256, 512, 2048])))
@@ -82,21 +82,21 @@ def off_by(seed, cuts, outputs, many):
             for _ in range(random.integers(1, many + 1))
         ]
         cut = Cut(config, requests, float(random.uniform(0.5, 4)))
-        begins_s, computed = cut.found(config)
+        begins_s, computed = cut.replayed(config)
         if any(cut.true):
-            apart = [abs(one - true) for one, true in zip(computed, cut.true, strict=True)]
-            off.append(max(apart) / config.max_num_batched_tokens)
-            if max(apart) == 0:
+            errors = [abs(one - true) for one, true in zip(computed, cut.true, strict=True)]
+            off.append(max(errors) / config.max_num_batched_tokens)
+            if max(errors) == 0:
                 np.testing.assert_allclose(begins_s, cut.begins_s, atol=1e-6)
     return np.array(off)
 
 
-def test_what_is_computed_is_found_while_nobody_ends():
+def test_what_is_computed_is_known_while_nobody_ends():
     """To the token, but for a few of a hundred."""
     assert (off_by(3, 100, (9_000, 10_000), SEQUENCES) == 0).mean() > 0.95
 
 
-def test_it_is_mostly_found_while_others_end():
+def test_it_is_mostly_known_while_others_end():
     """What was done when the first of them came is not known: seldom it is off by chunks."""
     off = off_by(5, 100, (1, 40), 14)
     assert (off < 0.02).mean() > 0.75
