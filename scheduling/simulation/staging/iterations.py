@@ -53,7 +53,7 @@ def replay(
     since the first of *pending* came. *ended_s* is when an iteration ended last that somebody saw: before 0, or -inf.
     """
     first_s = min((one.reaches_s for one in pending), default=inf)
-    if first_s < ended_s:
+    if first_s < ended_s and len(running) < engine.max_num_seqs:
         _Back(engine, running, pending, gone, ended_s).find()
     if running or not pending:
         return ended_s

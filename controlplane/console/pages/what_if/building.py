@@ -276,6 +276,10 @@ def _chart(wanted: Asked, values: Values) -> dict[str, Any]:
 
 
 def _side(wanted: Asked, shown: list[dict[str, Any]], now: Start | None, trouble: str) -> dict[str, Any]:
+    runs = len(shown) * wanted.seeds
+    known = estimate(now, wanted.horizon_s, runs, settings.WHAT_IF_PROCESSES) if now and not wanted.errors else None
+    if known and not known.requests and not any(edit["kind"] == "tenant" for edit in wanted.edits):
+        wanted.errors["Demand"] = "no request is foreseen, for none came in the last hour: add a tenant"
     checks = [("critical", f"{name}: {what}") for name, what in wanted.errors.items()]
     if trouble:
         checks.append(("critical", trouble))
@@ -286,8 +290,6 @@ def _side(wanted: Asked, shown: list[dict[str, Any]], now: Start | None, trouble
         in_all = in_words(now.scenario, parsed(shared, "Demand")) if now and shared else []
     except ChangeError:
         in_all = []
-    runs = len(shown) * wanted.seeds
-    known = estimate(now, wanted.horizon_s, runs, settings.WHAT_IF_PROCESSES) if now and not wanted.errors else None
     past = selectors.what_ifs().exclude(state=WhatIfState.DRAFT)
     return {
         "futures": shown,

@@ -67,9 +67,9 @@ def _expected_s(row: WhatIf, runs: Sequence[FutureSeed], now: datetime) -> dict[
 
 def _pace() -> float | None:
     """Seconds that a simulated second took in the latest runs of any what-if; None before there are any."""
-    done = FutureSeed.objects.filter(state=WhatIfState.DONE, started_at__isnull=False, ended_at__isnull=False)
+    done = FutureSeed.objects.filter(state=WhatIfState.DONE)
     latest = done.order_by("-ended_at").values_list("started_at", "ended_at", "future__what_if__horizon_s")[:LATEST]
-    known = [(ended - begun).total_seconds() / horizon_s for begun, ended, horizon_s in latest]
+    known = [(ended - begun).total_seconds() / horizon_s for begun, ended, horizon_s in latest if begun and ended]
     return median(known) if known else None
 
 

@@ -62,7 +62,8 @@ def test_answers_that_are_not_streamed_fill_no_batch_beyond_its_size():
     forked = Forked(instances=[INSTANCE], running=rows, waiting=[], endpoints=[])
     state = forked_state(forked, scenario, staged.cluster, list(staged.names.tenants), 1)
     [instance] = [each for each in state.instances if each.requests]
-    assert [one.where for one in instance.requests] == [Where.RUNNING] * 3 + [Where.WAITING] * 2 + [Where.RUNNING]
+    where = [one.where for one in sorted(instance.requests, key=lambda one: one.number)]
+    assert where == [Where.RUNNING] * 3 + [Where.WAITING] * 2 + [Where.RUNNING]
     simulation = Simulation(staged.cluster, staged.requests, state=state)
     assert (simulation.run().outcomes["state"][:6] == Outcome.DONE).all()
 
