@@ -1,4 +1,4 @@
-"""Deploying a new model by one form, from the Models page to its first token, on a whole stack with emulated servers."""
+"""A whole stack with emulated servers: a model is deployed by one form, and the plan of a what-if moves the fleet."""
 
 import os
 import re
@@ -16,6 +16,12 @@ from tests.e2e.console_server import ROOT, free_port, wait_until
 from tests.e2e.test_accessibility import violations
 
 STARTS_WITHIN_S, READY_WITHIN_MS = 240, 120_000
+MOVED = "llama-3.2-3b"
+COUNT = (
+    "from controlplane.fleet.models import Instance; here = Instance.objects.filter(deployment__region__name='us-east');"
+    f"print(here.filter(state='ready', deployment__model__name='{MOVED}').count())"
+)
+"""A command that prints how many instances of it are ready in US East."""
 FORM = {
     "Region": "us-east", "GPU type": "h100-80gb", "GPUs of a new node": "8", "Model": "qwen3-8b",
     "Parameters (billions)": "8.2", "Layers": "36", "KV heads": "8", "Head size": "128", "Context (tokens)": "32768",
@@ -72,6 +78,14 @@ def stack(tools, tmp_path_factory):
         stack.stop()
 
 
+def signed_in(stack, open_page):
+    link = stack.says("sign_in_link", "operator", "--url", stack.url).strip()
+    page = open_page(stack, link.removeprefix(stack.url), user=None)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url(lambda url: "/sign-in/" not in url)
+    return page
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(console, open_page, theme):
     page = open_page(console, "/models/deploy/", theme=theme)
@@ -105,10 +119,7 @@ def test_errors_stand_at_their_fields(console, open_page, complaints):
 
 
 def test_one_form_to_the_first_token(stack, open_page):
-    link = stack.says("sign_in_link", "operator", "--url", stack.url).strip()
-    page = open_page(stack, link.removeprefix(stack.url), user=None)
-    page.get_by_role("button", name="Sign in").click()
-    page.wait_for_url(lambda url: "/sign-in/" not in url)
+    page = signed_in(stack, open_page)
     page.goto("/models/")
     page.get_by_role("link", name="Deploy a model").click()
     fill(page)
@@ -126,3 +137,39 @@ def test_one_form_to_the_first_token(stack, open_page):
     page.goto("/models/?open=qwen3-8b")
     expect(page.locator("tr.chosen")).to_contain_text("speed estimated")
     keep(page, "models-after-deploy")
+
+
+def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
+    """From the page over the gateway's fork and Celery to an emulated server that starts, with no row written by hand."""
+    page = signed_in(stack, open_page)
+    page.goto("/what-if/new?horizon=600&seeds=1&chosen=yes&fleet-name=One%20more")
+    page.get_by_role("button", name="+ Tenant").click()
+    page.get_by_label("New tenants: Model").select_option(MOVED)
+    page.get_by_role("button", name="+ Bound").click()
+    page.get_by_label("Bounds: Model").select_option(MOVED)
+    page.get_by_label("Bounds: Region").select_option("us-east")
+    before = int(stack.says("shell", "-v", "0", "-c", COUNT))
+    page.get_by_label("Bounds: At least").fill(str(before + 1))
+    page.get_by_label("Bounds: At most").fill(str(before + 2))
+    side = page.locator("#what-if-side")
+    expect(side).to_contain_text(f"{MOVED} min", timeout=READY_WITHIN_MS)
+    page.get_by_role("button", name="Run 2 futures").click()
+    run = page.locator("#what-if-run")
+    expect(run).to_contain_text("Done", timeout=READY_WITHIN_MS)
+    page.keyboard.press("2")
+    page.get_by_role("button", name="Make this the plan").click()
+    dialog = page.get_by_role("dialog", name="Make B, One more, the plan")
+    dialog.get_by_label("Note").fill("one more for the evening")
+    dialog.get_by_role("button", name="Make it the plan").click()
+    came = page.locator("#what-if-followed")
+    came.get_by_role("button", name=f"Approve… the plan for {MOVED}").click()
+    approval = page.get_by_role("dialog", name=f"Approve the plan for {MOVED}")
+    approval.get_by_label("Reason").fill("as simulated")
+    approval.get_by_role("button", name="Approve").click()
+    place = came.get_by_role("region", name="Instances predicted and ready, table")
+    row = place.get_by_role("row", name=re.compile(f"{MOVED} US East"))
+    expect(row.locator("td b")).to_have_text(str(before + 1), timeout=READY_WITHIN_MS)
+    assert int(stack.says("shell", "-v", "0", "-c", COUNT)) == before + 1
+    keep(page, "what-if-fleet-followed")
+    page.get_by_role("button", name="Take it back").click()
+    expect(page.locator(".choice")).to_contain_text("It was the plan from")
