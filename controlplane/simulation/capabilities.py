@@ -133,22 +133,27 @@ def measured(wanted: Mapping[str, Measurement], folder: Path) -> dict[str, Capab
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _forget(folder)
-        at_first = {name: _one(one, folder / name, wait=False) for name, one in wanted.items()}
-        return {name: _one(wanted[name], folder / name, wait=True) if one is None else one
-                for name, one in at_first.items()}  # fmt: skip
+        at_first = {name: _unless_busy(one, folder / name) for name, one in wanted.items()}
+        return {name: made or _once_free(wanted[name], folder / name) for name, made in at_first.items()}
     except OSError as error:
         logger.warning("capabilities are not shared: %s", error)
         return {name: one.made() for name, one in wanted.items()}
 
 
-def _one(one: Measurement, path: Path, *, wait: bool) -> Capability | None:
-    """What is in the file *path*, which is written if it is not whole; None if another process has it, unless this is to
-    *wait*. The lock ends with its process."""
+def _unless_busy(one: Measurement, path: Path) -> Capability | None:
+    """What is in the file *path*, which is written if it is not whole; None if another process is at it."""
     with open(path, "a+") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return None
+        return _read(file) or _written(one.made(), file)
+
+
+def _once_free(one: Measurement, path: Path) -> Capability:
+    """The same once no other process is at it; its lock ends with it."""
+    with open(path, "a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         return _read(file) or _written(one.made(), file)
 
 
