@@ -165,7 +165,8 @@ class _Back:
             if one.reaches_s <= first_s and not any(each.reaches_s < one.reaches_s < each.left_s for each in known)
         ]
         tried: list[_Course] = []
-        for back in (1 + np.flatnonzero(self.decoding == 0)).tolist() if starts_s else ():
+        backs: list[int] = (1 + np.flatnonzero(self.decoding == 0)).tolist() if starts_s else []
+        for back in backs:
             tried.append(self._course(max(starts_s), back))
             if not tried[-1].wrong:
                 break

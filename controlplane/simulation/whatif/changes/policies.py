@@ -79,19 +79,23 @@ class PolicyChange(Change):
     def words(self, before: Values) -> str:
         title = BUNDLES[self.value].title if self.part == "bundle" else titled(self.value)
         words = f"{TITLES[self.part]} to {title}, {models_words(self.models, before)}"
-        strategy = {"bundle": lambda: BUNDLES[self.value].strategy, "strategy": lambda: self.value}.get(self.part)
-        if strategy is None:
+        if self.part == "bundle":
+            strategy, own = BUNDLES[self.value].strategy, BUNDLES[self.value].parameters
+        elif self.part == "strategy":
+            strategy, own = self.value, self.parameters
+        else:
             return words
-        own = BUNDLES[self.value].parameters if self.part == "bundle" else self.parameters
-        marks = {model: _marks(before, model, strategy()) for model in self.models or before["models"]}
-        said = {
-            ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in each.items() if name not in own): model
-            for model, each in marks.items()
-        }
+        marks = {model: _marks(before, model, strategy) for model in self.models or before["models"]}
+        said: dict[str, list[str]] = {}
+        for model, each in marks.items():
+            text = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in each.items() if name not in own)
+            said.setdefault(text, []).append(model)
         said.pop("", None)
         if not said:
             return words
-        settings = "; ".join(f"{text} ({model})" if len(marks) > 1 else text for text, model in said.items())
+        settings = "; ".join(
+            f"{text} ({', '.join(models)})" if len(models) < len(marks) else text for text, models in said.items()
+        )
         return f"{words}, with the marks that settings give: {settings}"
 
 
