@@ -56,7 +56,6 @@ class Pair:
                     InstanceSpec(number, f"i{number}", f"http://127.0.0.1:1/{number}", self.states[number], 0.0,
                                  model, "east", "", 1, 4096, requests_ahead_limit=0, swap_group="pair")
                     for number, model in MODELS.items()
-                    if self.states[number] != S.STOPPED
                 ),
                 ttft_slo_ms=None,
                 values=values,
@@ -174,9 +173,7 @@ def test_where_no_swap_can_be_asked_for_who_is_awake_goes_on(pair):
     assert pair.placed[-1].number == own
 
 
-@pytest.mark.parametrize(
-    "change", ["the order is another", "the floor is off", "swaps by queue are off", "it failed", "it is stopped"]
-)
+@pytest.mark.parametrize("change", ["the order is another", "the floor is off", "swaps by queue are off", "it failed"])
 def test_without_swaps_by_queue_each_has_its_own(pair, change):
     arrays = pair.dispatcher.queue.arrays.groups
     slots = [replica.slot for replica in pair.topology.replicas.values()]
@@ -189,16 +186,32 @@ def test_without_swaps_by_queue_each_has_its_own(pair, change):
             pair.rows = {"": {"FLOOR": False}}
         case "swaps by queue are off":
             pair.rows = {"b": {"SWAP_BY_QUEUE": False}}
-        case "it failed":
-            pair.states[2] = S.FAILED
         case _:
-            pair.states[2] = S.STOPPED
+            pair.states[2] = S.FAILED
     pair.apply()
     arrays = pair.dispatcher.queue.arrays.groups
     assert arrays.queue_of.tolist() == list(range(arrays.queue_of.size))
     assert all(math.isinf(seconds) for seconds in arrays.swap_s)
-    if change in ("the order is another", "swaps by queue are off", "it is stopped"):
+    if change in ("the order is another", "swaps by queue are off"):
         assert pair.look()[0][0] == 2, "on demand"
+
+
+def test_one_that_is_stopped_has_its_groups_in_the_shared_queue_and_is_started_for_them(pair):
+    pair.state(i2=S.STOPPED)
+    pair.ask("a", 600.0)
+    pair.ask("a", 600.0)
+    other = pair.ask("b", 60.0)
+    assert pair.order() == ["a", "b"], "they have one queue"
+    assert pair.look() == []
+    pair.finish()
+    pair.finish()
+    ((target, why),) = pair.look()
+    assert (target, why) == (2, "1 requests wait for b, and i1 is idle.")
+    pair.state(target=2, i1=S.SLEEPING, i2=S.PROVISIONING)
+    pair.state(target=2, i2=S.LOADING)
+    assert other not in [one.number for one in pair.placed]
+    pair.state(i2=S.READY)
+    assert pair.placed[-1].number == other
 
 
 def test_swaps_by_queue_are_switched_off_and_on_while_requests_wait(pair):

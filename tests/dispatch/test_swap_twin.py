@@ -32,8 +32,8 @@ class Sharing(Live):
     """In place of rows and workers: who has the GPUs of the pair sleeps when it is idle, then the other wakes."""
 
     def __init__(self, fleet: simulated.Cluster):
-        self.states = {number: S.SLEEPING if spec.state == State.ASLEEP else S.READY
-                       for number, spec in enumerate(fleet.instances)}  # fmt: skip
+        rest = {State.ASLEEP: S.SLEEPING, State.EMPTY: S.STOPPED}
+        self.states = {number: rest.get(spec.state, S.READY) for number, spec in enumerate(fleet.instances)}
         self.since_s = dict.fromkeys(self.states, 0.0)
         self.shares = [number for number, spec in enumerate(fleet.instances) if spec.sharing is not None]
         self.fleet, self.target, self.changed, self.changes_s = fleet, None, [], NEVER
@@ -55,12 +55,17 @@ class Sharing(Live):
         )
         self.dispatcher.pump_all()
 
+    def load_s(self, number):
+        """In which *number* comes up: one that is stopped starts, and sleeps from then on."""
+        spec = self.fleet.instances[number]
+        return self.fleet.delays.local_weights_s if self.states[number] == S.STOPPED else spec.sharing.wake_s
+
     def member(self, number):
         spec, holder = self.fleet.instances[number], self.holder()
-        seconds = spec.sharing.wake_s + (0.0 if holder is None else self.fleet.instances[holder].sharing.sleep_s)
+        seconds = self.load_s(number) + (0.0 if holder is None else self.fleet.instances[holder].sharing.sleep_s)
         return SwapMemberSpec(
             number, f"i{number}", spec.model, spec.region, self.states[number], self.since_s[number], seconds,
-            spec.sharing.sleep_s, spec.sharing.wake_s,
+            spec.sharing.sleep_s, self.load_s(number),
         )  # fmt: skip
 
     def move(self, number, state):
@@ -69,7 +74,7 @@ class Sharing(Live):
             self.changed.append((self.now_s, number, state))
 
     def holder(self):
-        return next((one for one in self.shares if self.states[one] != S.SLEEPING), None)
+        return next((one for one in self.shares if self.states[one] not in (S.SLEEPING, S.STOPPED)), None)
 
     def looks(self):
         super().looks()
@@ -97,26 +102,30 @@ class Sharing(Live):
         holder = self.holder()
         if holder != self.target:
             self.move(holder, S.SLEEPING)
+            self.changes_s = self.now_s + self.load_s(self.target)
             self.move(self.target, S.LOADING)
-            self.changes_s = self.now_s + self.fleet.instances[self.target].sharing.wake_s
         else:
             self.move(holder, S.READY)
             self.target, self.changes_s = None, NEVER
         self.apply()
 
 
-def fleet_of(*, alone=False, **policies):
-    """Two models on the same GPUs; with *alone* the first has an instance to itself beside."""
+def fleet_of(*, alone=False, stopped=False, **policies):
+    """Two models on the same GPUs; with *alone* the first has an instance to itself beside, with *stopped* the second one's
+    server is to be started first."""
     engine = EngineConfig(
         max_num_seqs=8, max_num_batched_tokens=64, block_size_tokens=BLOCK_TOKENS, kv_blocks=600, policy="priority",
         max_model_len=400, profile=Profile(0.02, 0.01, 2e-4, 0.0, 0.04, 0.002, 1e-5),
     )  # fmt: skip
     specs = [
         simulated.InstanceSpec("m", "here", engine, sharing=SHARING["m"]),
-        simulated.InstanceSpec("n", "here", engine, state=State.ASLEEP, sharing=SHARING["n"]),
+        simulated.InstanceSpec(
+            "n", "here", engine, state=State.EMPTY if stopped else State.ASLEEP, sharing=SHARING["n"]
+        ),
         *([simulated.InstanceSpec("m", "here", engine)] if alone else []),
     ]
-    return simulated.Cluster(specs, ordering="qlm", sweeps=True, queue_bound=10_000, **policies)
+    delays = simulated.Delays(local_weights_s=6.0)
+    return simulated.Cluster(specs, ordering="qlm", sweeps=True, queue_bound=10_000, delays=delays, **policies)
 
 
 def mixed(random, per_s, due_s):
@@ -137,7 +146,13 @@ def mixed(random, per_s, due_s):
     )
 
 
-SWAPS = {State.DRAINING: S.DRAINING, State.FALLING_ASLEEP: S.DRAINING, State.WAKING: S.LOADING, State.READY: S.READY}
+SWAPS = {
+    State.DRAINING: S.DRAINING,
+    State.FALLING_ASLEEP: S.DRAINING,
+    State.WAKING: S.LOADING,
+    State.LOADING: S.LOADING,
+    State.READY: S.READY,
+}
 
 
 def changes_of(result):
@@ -159,6 +174,8 @@ def changes_of(result):
         ((4.5, 1.0), (10.0, 40.0), {"alone": True}),
         ((2.5, 2.5), (20.0, 120.0), {"swap_by_queue": False}),
         ((2.0, 2.0), (20.0, 40.0), {"group_batches": 0.5}),
+        ((1.5, 1.5), (20.0, 60.0), {"stopped": True}),
+        ((2.5, 2.5), (20.0, 120.0), {"stopped": True}),
     ],
 )
 async def test_both_clocks_swap_and_place_alike(per_s, due_s, options):

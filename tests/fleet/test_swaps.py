@@ -323,6 +323,7 @@ class TestGateway:
         assert {replica.name: replica.spec.swap_group for replica in topology.replicas.values()} == {
             "a": "shared",
             "b": "shared",
+            "c": "shared",
         }
         swaps.request(world.rows["b"], "test", "x")
         assert inventory.read().swap_groups[0].in_progress

@@ -92,9 +92,8 @@ class Swapping:
         swap = swap_by_queue(fleet, waiting, shared.queue, shared.serves, holder, resting, clock_s)
         if swap is None:
             self._go_on(shared)
-            # One that is stopped stands in no queue.
-            return swap_wanted(self._resting(group, stopped=True), holder)
-        self._by_queue.add(group.name)
+        else:
+            self._by_queue.add(group.name)
         return swap
 
     def _shared(self, group: SwapGroupSpec) -> _Shared | None:
@@ -125,12 +124,10 @@ class Swapping:
         if shared.serves != NONE:
             self._pump(self.topology.endpoints[shared.serves])
 
-    def _resting(self, group: SwapGroupSpec, stopped: bool = False) -> Iterator[Resting]:
+    def _resting(self, group: SwapGroupSpec) -> Iterator[Resting]:
         for member in group.members:
             endpoint = self.topology.endpoint(member.model, member.region)
             if endpoint is None or member.state not in AT_REST or not (waiting := self._waiting(endpoint)):
-                continue
-            if stopped and member.state != InstanceState.STOPPED:
                 continue
             if not any(replica.spec.state in PRESENT for replica in self.topology.members(endpoint)):
                 yield _as_resting(member, waiting)

@@ -140,7 +140,8 @@ class Inventory:
 def read() -> Inventory:
     """The active inventory, in nine queries (more where GPUs are shared, or one is on its way). Order is stable: by name."""
     models = {row.name: row for row in Model.objects.filter(active=True)}
-    rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED)
+    # One that is stopped is there only where a swap may start it: it has a place in the virtual queue of its GPUs.
+    rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED, swap_group=None)
     instances = list(
         rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "swap_group")
     )

@@ -90,8 +90,8 @@ class WaitingQueue:
 
     def _share_queues(self) -> None:
         """Let instances that share GPUs have one virtual queue, where all of them are of endpoints with request groups whose
-        models are swapped by queue, and the floor, which asks for swaps, is on. One that is stopped has no slot: it is
-        swapped to on demand."""
+        models are swapped by queue, and the floor, which asks for swaps, is on. One that is stopped is among them: its start
+        is a swap like any other."""
         topology, sharing = self.topology, list[dict[int, Swap]]()
         self._note_phases()
         for group in topology.swap_groups if topology.tuned.FLOOR else ():

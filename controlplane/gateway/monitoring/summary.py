@@ -77,7 +77,8 @@ class Summary:
     def snapshot(self) -> dict[str, Any]:
         self.windows.advance(self.sources.clock())
         self.sequence += 1
-        replicas = sorted(self.topology.replicas.values(), key=lambda replica: replica.name)
+        present = (one for one in self.topology.replicas.values() if one.spec.state != InstanceState.STOPPED)
+        replicas = sorted(present, key=lambda replica: replica.name)
         instances = [self._instance(replica) for replica in replicas]
         endpoints = [self._endpoint(endpoint, replicas) for endpoint in self.topology.endpoints]
         endpoints.sort(key=lambda row: (row["model"], row["region"]))

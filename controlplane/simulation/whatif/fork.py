@@ -26,6 +26,7 @@ STATES: Final = {
     InstanceState.READY: State.READY,
     InstanceState.DRAINING: State.DRAINING,
     InstanceState.SLEEPING: State.ASLEEP,
+    InstanceState.STOPPED: State.EMPTY,
     InstanceState.FAILED: State.FAILED,
 }
 """Of a simulation. One that is being got or loads is ready after what is left of the time that starts were seen to take."""
