@@ -70,6 +70,9 @@ class Paces:
         self.topology, self.queue, self.history = topology, queue, history
         self._paces: dict[tuple[int, int], Pace] = {}  # by endpoint and instance, -1 for all of its instances
         self._corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class; "": of all
+        self._coming: dict[
+            int, tuple[float, int, list[Coming]]
+        ] = {}  # by endpoint: when read, with how many that serve
         self._blends: dict[tuple[int, str], Blend] = {}
 
     def shares(self, replica: Replica) -> bool:
@@ -87,7 +90,15 @@ class Paces:
         return arrays.members[arrays.first[endpoint.index] : arrays.first[endpoint.index + 1]]
 
     def coming(self, endpoint: Endpoint, now_s: float) -> list[Coming]:
-        """Instances of *endpoint* that are on their way, soonest first; those come by a swap are none."""
+        """Instances of *endpoint* that are on their way, soonest first, as `_read_coming` said not long ago."""
+        read = self._coming.get(endpoint.index)
+        serving = self.serving(endpoint)
+        if read is None or now_s - read[0] > REFRESH_S or serving != read[1]:
+            read = self._coming[endpoint.index] = now_s, serving, self._read_coming(endpoint, now_s)
+        return read[2]
+
+    def _read_coming(self, endpoint: Endpoint, now_s: float) -> list[Coming]:
+        """Those come by a swap are none."""
         found, wall_s = list[Coming](), self.wall_clock()
         for one in map(self.topology.by_slot.get, self._slots(endpoint).tolist()):
             if one is None or one.spec.start_s is None or self.shares(one):

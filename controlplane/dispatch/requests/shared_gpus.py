@@ -3,7 +3,7 @@ its own may lose the GPUs before it is given out."""
 
 import math
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,34 @@ from scheduling.scaling.swapping import SWAPPING_SHARE, busy_spell_s, leaving
 ARRIVALS = 64  # of a model, from which its demand is read
 
 
-@dataclass(slots=True)
 class _Demand:
     """Requests of an endpoint that came lately: when, and in what time each was due, infinity for any."""
 
-    came: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=ARRIVALS))
+    def __init__(self) -> None:
+        self._came: deque[tuple[float, float]] = deque()
+        self._due, self._allowed_s = 0, 0.0
+        """How many have a deadline, and the sum of what they are allowed."""
+
+    def add(self, arrived_s: float, allowed_s: float) -> None:
+        """One came."""
+        self._came.append((arrived_s, allowed_s))
+        self._count(allowed_s, 1)
+        if len(self._came) > ARRIVALS:
+            self._count(self._came.popleft()[1], -1)
+
+    def _count(self, allowed_s: float, sign: int) -> None:
+        if allowed_s < math.inf:
+            self._due += sign
+            self._allowed_s += sign * allowed_s
 
     def per_s(self, now_s: float) -> float:
-        return (len(self.came) - 1) / max(now_s - self.came[0][0], 1e-3) if len(self.came) > 1 else 0.0
+        count = len(self._came)
+        return (count - 1) / max(now_s - self._came[0][0], 1e-3) if count > 1 else 0.0
 
     def next_due_s(self, now_s: float) -> float:
         """When the next one to come is due, on average; infinity where none has a deadline."""
-        allowed_s = [allowed for _, allowed in self.came if allowed < math.inf]
-        per_s = self.per_s(now_s) * len(allowed_s) / max(len(self.came), 1)
-        return now_s + 1.0 / per_s + sum(allowed_s) / len(allowed_s) if per_s > 0.0 else math.inf
+        per_s = self.per_s(now_s) * self._due / max(len(self._came), 1)
+        return now_s + 1.0 / per_s + self._allowed_s / self._due if per_s > 0.0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +75,7 @@ class SharedGpus:
         asked, endpoint = request.asked, request.endpoint
         if endpoint.spec.shares_gpus and not request.attempts:
             demand = self._demand.setdefault(endpoint.index, _Demand())
-            demand.came.append((asked.arrived_s, math.inf if asked.due_s is None else asked.due_s))
+            demand.add(asked.arrived_s, math.inf if asked.due_s is None else asked.due_s)
 
     def came_up_since(self, replica: Replica, arrived_s: float) -> bool:
         """Whether *replica* got its GPUs after *arrived_s*, on the clock: what came then waited for others too."""
