@@ -104,11 +104,11 @@ class Blend:
 
     def learn(self, own_s: float, pool_s: float, actual_s: float, batch: float) -> None:
         """One wait, and what its own queue and the pool had said of it."""
-        weight, apart_s = 1.0 / max(batch, 1.0), pool_s - own_s
+        weight, gap_s = 1.0 / max(batch, 1.0), pool_s - own_s
         kept = (1.0 - Correction.RATE) ** weight
         self.batches = self.batches * kept + weight
-        self._dd = self._dd * kept + weight * apart_s * apart_s
-        self._da = self._da * kept + weight * apart_s * (actual_s - own_s)
+        self._dd = self._dd * kept + weight * gap_s * gap_s
+        self._da = self._da * kept + weight * gap_s * (actual_s - own_s)
 
     @property
     def share(self) -> float:

@@ -106,9 +106,9 @@ class Wait:
 
     def or_else(self, other: "Wait", share: float) -> "Wait":
         """This wait, or with a likelihood of *share* the *other*."""
-        apart_s = other.mean_s - self.mean_s
-        variance = (1.0 - share) * self.variance_s2 + share * other.variance_s2 + share * (1.0 - share) * apart_s**2
-        return Wait(self.mean_s + share * apart_s, variance)
+        gap_s = other.mean_s - self.mean_s
+        variance = (1.0 - share) * self.variance_s2 + share * other.variance_s2 + share * (1.0 - share) * gap_s**2
+        return Wait(self.mean_s + share * gap_s, variance)
 
     def quantile_s(self, z: float = Z_P99) -> float:
         """Not below nothing; *z* is the standard normal quantile."""

@@ -99,7 +99,7 @@ class Paces:
 
     def _read_coming(self, endpoint: Endpoint, now_s: float) -> list[Coming]:
         """Those come by a swap are none."""
-        found, wall_s = list[Coming](), self.wall_clock()
+        listed, wall_s = list[Coming](), self.wall_clock()
         for one in map(self.topology.by_slot.get, self._slots(endpoint).tolist()):
             if one is None or one.spec.start_s is None or self.shares(one):
                 continue
@@ -108,8 +108,8 @@ class Paces:
             if known is not None and passed_s < COMING_LIMIT_S:
                 pace = known.pace
                 tokens = pace.by_profile.batch * pace.lengths.output_mean
-                found.append(Coming(left_of_start_s(start_s, max(0.0, passed_s)), known.tokens_per_s, tokens))
-        return sorted(found)
+                listed.append(Coming(left_of_start_s(start_s, max(0.0, passed_s)), known.tokens_per_s, tokens))
+        return sorted(listed)
 
     def blend(self, endpoint: Endpoint, slo_class: str) -> Blend:
         """How far waits of a class at *endpoint* are those of all its instances, rather than of one queue."""

@@ -52,7 +52,7 @@ class _Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Stay:
     """When the model of a request has the GPUs, and who may take them from it."""
 
     replica: Replica
@@ -85,8 +85,8 @@ class SharedGpus:
 
     def ahead(
         self, replica: Replica, slot: int, expected: NDArray[np.float64], now_s: float
-    ) -> tuple[Ahead, Turn] | None:
-        """What waits before *slot*, for *replica*, and its turn; None while nothing is known of the pace of a model that
+    ) -> tuple[Ahead, Stay] | None:
+        """What waits before *slot*, for *replica*, and its stay; None while nothing is known of the pace of a model that
         comes before its own."""
         topology, runs, moment_s = self.topology, self._runs, self.queue.now_s(now_s)
         count, behind, until_s, running, first = runs_ahead(
@@ -111,18 +111,18 @@ class SharedGpus:
         mean, variance, error = own[TOKENS:]
         return (
             Ahead(own[REQUESTS], mean, variance, error, others, others_requests, not is_up),
-            Turn(replica, own, takers, stays_s),
+            Stay(replica, own, takers, stays_s),
         )
 
-    def lost(self, turn: Turn, begins_s: float, own: Wait, now_s: float) -> Wait:
+    def lost(self, stay: Stay, begins_s: float, own: Wait, now_s: float) -> Wait:
         """What a request waits longer than *own*, from when its model has the GPUs, in *begins_s*: where another one takes
         them before that is over, it waits for all that this one serves, and for two changes of model."""
         topology, arrays, moment_s = self.topology, self.queue.arrays.groups, self.queue.now_s(now_s)
-        slot = turn.replica.slot
+        slot = stay.replica.slot
         best = Wait()
-        for row, stays_s in zip(turn.takers, turn.stays_s, strict=True):
+        for row, stays_s in zip(stay.takers, stay.stays_s, strict=True):
             taker = int(row[INSTANCE])
-            running = self._batch(turn.replica, now_s)
+            running = self._batch(stay.replica, now_s)
             to_s = float(change_s(topology.fleet, arrays, slot, running, taker))
             slack_s = row[LATEST] - moment_s - begins_s - to_s
             keeps_s = max(0.0, stays_s, slack_s)
@@ -130,13 +130,13 @@ class SharedGpus:
                 continue
             demand = self._demand.get(topology.by_slot[taker].endpoint.index)
             more = demand.per_s(now_s) * (begins_s + keeps_s + to_s) if demand else 0.0
-            rows = [self._with_more(row, more, now_s), turn.row]
+            rows = [self._with_more(row, more, now_s), stay.row]
             gone = self._until_gone(rows, 0, 0.0, begins_s + keeps_s + to_s, now_s, first=True)
             if gone is None:
                 continue
-            again_s = self._stays_s([turn.row, row], 1, moment_s)
-            found = lost(own, keeps_s, again_s, Wait(to_s).then(gone))
-            best = max(best, found, key=lambda each: each.mean_s)
+            again_s = self._stays_s([stay.row, row], 1, moment_s)
+            longer = lost(own, keeps_s, again_s, Wait(to_s).then(gone))
+            best = max(best, longer, key=lambda each: each.mean_s)
         return best
 
     def _to_come(self, row: list[float], now_s: float) -> list[float]:

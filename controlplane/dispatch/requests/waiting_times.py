@@ -8,7 +8,7 @@ from controlplane.dispatch.kernels import ahead, ahead_in_queue
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.requests.paces import Ahead, Paces
 from controlplane.dispatch.requests.request import Request
-from controlplane.dispatch.requests.shared_gpus import SharedGpus, Turn
+from controlplane.dispatch.requests.shared_gpus import SharedGpus, Stay
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from scheduling.queueing.starting import Coming, sooner, until_produced
 from scheduling.queueing.waiting_time import EXPECTED_COLUMNS, History, Wait
@@ -104,7 +104,7 @@ class WaitingTimes:
         if coming and not serving:
             return self._of_first(endpoint, slot, coming)
         known = self.paces.known(endpoint, replica, slo_class, now_s)
-        ahead, turn = self._ahead(endpoint, replica, slot, now_s)
+        ahead, stay = self._ahead(endpoint, replica, slot, now_s)
         position = round(ahead.requests + ahead.others_requests) + 1 if ahead else self.queue.count(endpoint) + 1
         if known is None or ahead is None:
             return Estimate(endpoint, position)
@@ -124,8 +124,8 @@ class WaitingTimes:
         if coming and moves and (together := self.paces.known(endpoint, None, slo_class, now_s)) is not None:
             own = sooner(own, together.tokens_per_s, coming)
         wait, batch = ahead.others.then(own), pace.by_profile.batch
-        if turn is not None:
-            wait = wait.then(self._shared.lost(turn, ahead.others.mean_s, own, now_s))
+        if stay is not None:
+            wait = wait.then(self._shared.lost(stay, ahead.others.mean_s, own, now_s))
         return Estimate(
             endpoint, position, wait, uncorrected_s, ahead.requests >= batch, batch,
             of_own_s + overtaken_s, None if pool is None else pool.mean_s + overtaken_s, serving,
@@ -151,8 +151,8 @@ class WaitingTimes:
 
     def _ahead(
         self, endpoint: Endpoint, replica: Replica | None, slot: int, now_s: float
-    ) -> tuple[Ahead | None, Turn | None]:
-        """What waits before *slot*, -1 for a request that would come last, and its turn where GPUs are shared; nothing while
+    ) -> tuple[Ahead | None, Stay | None]:
+        """What waits before *slot*, -1 for a request that would come last, and its stay where GPUs are shared; nothing while
         nothing is known of the pace of a model that comes before its own."""
         arrays, moment_s = self.queue.arrays, self.queue.now_s(now_s)
         if replica is None:

@@ -31,8 +31,8 @@ def counted_down(tokens, rate, coming, step_s=0.002):
 @given(st.floats(0.0, 500.0), st.sampled_from([0.0, 5.0, 20.0]), instances)
 def test_a_wait_is_over_when_the_tokens_are_produced(tokens, rate, coming):
     coming = list(dict.fromkeys(coming))
-    found = until_produced(Wait(tokens), rate, coming)
-    assert found.mean_s == pytest.approx(counted_down(tokens, rate, coming), abs=0.02)
+    over = until_produced(Wait(tokens), rate, coming)
+    assert over.mean_s == pytest.approx(counted_down(tokens, rate, coming), abs=0.02)
 
 
 @given(st.floats(0.0, 200.0), st.floats(0.0, 400.0), instances)
