@@ -44,7 +44,7 @@ def least_objective(problem, kappa_s):
     return min(objective(problem, order, kappa_s) for order in all_orders(range(problem.requests.size), queues))
 
 
-def in_turn(problem, order, kappa_s):
+def by_due_time(problem, order, kappa_s):
     """*order* with groups of each model, from first to last start, exchanged one pair after another as `ties` does."""
     order, cost = [list(groups) for groups in order], objective(problem, order, kappa_s)
     most = cost + 1e-9 * (cost + 1.0)

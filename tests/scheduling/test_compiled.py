@@ -66,15 +66,15 @@ def test_the_digest_does_not_follow_anything_else(root, kernels):
 
 
 @pytest.fixture
-def home(root, monkeypatch):
+def users(root, monkeypatch):
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(root / "home"))
     return root / "home" / "pilothouse"
 
 
-def test_the_cache_lies_in_the_users(root, kernels, home):
+def test_the_cache_lies_in_the_users(root, kernels, users):
     folder = compiled.cache_folder(kernels, root)
-    assert folder == home / f"kernels-kernels-{compiled.source_digest(kernels, root)}"
+    assert folder == users / f"kernels-kernels-{compiled.source_digest(kernels, root)}"
     assert folder.is_dir()
 
 
@@ -83,8 +83,8 @@ def test_numbas_own_setting_comes_first(root, kernels, tmp_path, monkeypatch):
     assert compiled.cache_folder(kernels, root).parent == tmp_path / "chosen"
 
 
-def test_where_the_users_cannot_be_written_it_lies_beside_the_sources_and_else_nowhere(root, kernels, home):
-    home.parent.write_text("a file where the folder should be")
+def test_where_the_users_cannot_be_written_it_lies_beside_the_sources_and_else_nowhere(root, kernels, users):
+    users.parent.write_text("a file where the folder should be")
     assert compiled.cache_folder(kernels, root).parent == root / "package/__pycache__"
     shutil.rmtree(root / "package/__pycache__")
     (root / "package/__pycache__").write_text("a file where the folder should be")
@@ -98,12 +98,12 @@ print(sum(kernels.f.stats.cache_misses.values()))
 """
 
 
-def test_a_second_checkout_compiles_nothing_again(tmp_path, home):
+def test_a_second_checkout_compiles_nothing_again(tmp_path, users):
     """Other path, other times of files; a change of what a kernel uses is compiled."""
 
     def compilations(checkout: Path) -> int:
         command = [sys.executable, "-c", CHECKOUT]
-        environment = {**os.environ, "XDG_CACHE_HOME": str(home.parent)}
+        environment = {**os.environ, "XDG_CACHE_HOME": str(users.parent)}
         answer = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True, check=True)
         return int(answer.stdout)
 
@@ -125,8 +125,8 @@ def test_a_second_checkout_compiles_nothing_again(tmp_path, home):
     assert compilations(tmp_path / "second") > 0
 
 
-def test_folders_that_nobody_used_for_a_week_are_removed(root, kernels, home):
-    old, recent = (home / name for name in ("kernels-old", "kernels-recent"))
+def test_folders_that_nobody_used_for_a_week_are_removed(root, kernels, users):
+    old, recent = (users / name for name in ("kernels-old", "kernels-recent"))
     for folder in (old, recent):
         folder.mkdir(parents=True)
     week_ago = time.time() - compiled.STALE_AFTER_S - 60

@@ -26,7 +26,7 @@ from scheduling.queueing.reordering.sequences import (
     order_of,
     terms_of,
 )
-from scheduling.queueing.reordering.ties import in_turn
+from scheduling.queueing.reordering.ties import by_due_time
 
 KAPPA = 0.2
 """Being late at all counts as this share of the time in which the fleet could serve all that waits."""
@@ -126,10 +126,10 @@ class _Search:
             order = Order.of([[*first, *rest] for first, rest in zip(self.fixed, order.queues(), strict=True)])
         return order
 
-    def in_turn(self, order: Order) -> Order:
+    def by_due_time(self, order: Order) -> Order:
         """*order* with groups of each model by due time where that costs nothing."""
         state, cost = rows_of(self.terms, order)
-        in_turn(self.terms, state, cost)
+        by_due_time(self.terms, state, cost)
         return order_of(state)
 
     def complete(self, order: Order) -> Order:
@@ -279,8 +279,8 @@ def reorder(
         return Answer(order, changed, before, evaluate(problem, order, kappa_s), 0, lacking, f"As {by} has it.")
     if before.objective <= 0.0:
         return Answer(base, False, before, before, 0, lacking, "No group is late.")
-    found = search.cold(fallback) if previous is None else search.annealed(fallback, WARM)
-    order = search.finish(search.in_turn(found))
+    order = search.cold(fallback) if previous is None else search.annealed(fallback, WARM)
+    order = search.finish(search.by_due_time(order))
     after = evaluate(problem, order, kappa_s)
     if (after.left_over, after.objective) >= (before.left_over, before.objective * (1.0 - LEAST_GAIN)):
         reason = "No better order was found." if previous is not None else "EDF with earliest completion is as good."

@@ -1,7 +1,7 @@
 """Groups of one model that may change places at no cost: who is due first goes first.
 
-The objective does not tell apart orders that keep the same groups in time, so that annealing leaves groups of one class in
-any order. Those that came first would wait longest as well as not, and nobody could foresee it.
+Orders that keep the same groups in time are worth the same, so that annealing leaves groups of one class in any order. Those
+that came first would wait longest as well as not, and no estimate could say so.
 """
 
 from typing import Final
@@ -19,17 +19,17 @@ ROUNDING: Final = 1e-9
 """Share of the cost that counts as none."""
 
 
-def in_turn(terms: Terms, state: Sequences, cost: float) -> None:
+def by_due_time(terms: Terms, state: Sequences, cost: float) -> None:
     """Put groups of each model in *state*, an order that costs *cost*, by due time as far as that costs nothing."""
     inside = np.arange(state.row.shape[1]) < state.length[:, None]
     groups = state.row["group"][inside].astype(np.int64)
     ranked = groups[np.lexsort((state.row["start"][inside], terms.model[groups]))]
     first = np.searchsorted(terms.model[ranked], np.arange(terms.first.size)).astype(np.int64)
-    put_in_turn(terms, state, ranked, first, ROUNDING * (cost + 1.0), TRIES * groups.size)
+    exchange_neighbours(terms, state, ranked, first, ROUNDING * (cost + 1.0), TRIES * groups.size)
 
 
 @compiled
-def put_in_turn(terms: Terms, state: Sequences, ranked: Ints, first: Ints, most: float, tries: int) -> None:
+def exchange_neighbours(terms: Terms, state: Sequences, ranked: Ints, first: Ints, most: float, tries: int) -> None:
     """*ranked* has the groups by model, then start, and *first* (M + 1,) where each model begins there. Neighbours change
     places, at most *tries* are tried; all together may cost *most*."""
     for model in range(first.size - 1):

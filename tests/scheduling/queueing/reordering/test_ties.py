@@ -8,7 +8,7 @@ from scheduling.queueing.reordering.evaluate import evaluate
 from scheduling.queueing.reordering.problem import Order, Problem, begin, broken_rules
 from scheduling.queueing.reordering.scheduler import reorder, rows_of
 from scheduling.queueing.reordering.sequences import order_of, terms_of
-from scheduling.queueing.reordering.ties import in_turn
+from scheduling.queueing.reordering.ties import by_due_time
 from tests.oracles import reordering as plain
 from tests.scheduling.queueing.reordering.problems import small_problems
 
@@ -32,21 +32,21 @@ def alike(due_s, queues=2, service_s=10.0):
     )
 
 
-def turned(problem, order, kappa_s):
-    """*order* of movable groups after `in_turn`, and by its plain twin."""
+def exchanged(problem, order, kappa_s):
+    """*order* of movable groups after `by_due_time`, and by its plain twin."""
     terms = terms_of(problem, kappa_s, *begin(problem)[1:])
     state, cost = rows_of(terms, order)
-    in_turn(terms, state, cost)
-    return order_of(state), Order.of(plain.in_turn(problem, order.queues(), kappa_s))
+    by_due_time(terms, state, cost)
+    return order_of(state), Order.of(plain.by_due_time(problem, order.queues(), kappa_s))
 
 
 @settings(max_examples=150, deadline=None)
 @given(small_problems(), st.floats(0.0, 30.0), st.integers(0, 99))
-def test_an_order_in_turn_can_be_carried_out_and_is_worth_as_much(problem, kappa_s, seed):
+def test_an_order_by_due_time_can_be_carried_out_and_is_worth_as_much(problem, kappa_s, seed):
     problem = problem._replace(fixed=np.full_like(problem.fixed, -1), hold_s=np.zeros_like(problem.hold_s))
     order = reorder(problem, moves=50, seed=seed).order
     score = evaluate(problem, order, kappa_s)
-    made, _ = turned(problem, order, kappa_s)
+    made, _ = exchanged(problem, order, kappa_s)
     assert broken_rules(problem, made) == broken_rules(problem, order)
     again = evaluate(problem, made, kappa_s)
     assert again.objective <= score.objective * (1 + 1e-8) + 1e-8
@@ -61,20 +61,20 @@ def test_the_kernel_does_as_its_plain_twin(due_s, random):
     groups = list(range(len(due_s)))
     random.shuffle(groups)
     cut = random.randint(0, len(groups))
-    made, twin = turned(problem, Order.of([groups[:cut], groups[cut:]]), 5.0)
+    made, twin = exchanged(problem, Order.of([groups[:cut], groups[cut:]]), 5.0)
     assert made.queues() == twin.queues()
 
 
 @given(st.permutations(range(7)))
 def test_groups_that_are_in_time_anyway_are_served_as_they_are_due(shuffled):
     problem = alike([1000.0 + at for at in range(7)])
-    made, _ = turned(problem, Order.of([shuffled[:4], shuffled[4:]]), 5.0)
+    made, _ = exchanged(problem, Order.of([shuffled[:4], shuffled[4:]]), 5.0)
     starts_s = evaluate(problem, made, 5.0).start_s
     assert starts_s.tolist() == sorted(starts_s.tolist())
 
 
 def test_who_is_in_time_does_not_give_way_to_who_is_late_for_good():
-    made, _ = turned(alike([-50.0, 12.0, 2000.0], queues=1), Order.of([[1, 2, 0]]), 60.0)
+    made, _ = exchanged(alike([-50.0, 12.0, 2000.0], queues=1), Order.of([[1, 2, 0]]), 60.0)
     assert made.queues()[0][0] == 1
 
 
