@@ -11,8 +11,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline, index
-from scheduling.queueing.reordering.moves import exchange, price_exchange, price_rotation, price_swap, rotate, swap
+from scheduling.queueing.reordering.moves import (
+    exchange,
+    price_exchange,
+    price_removal,
+    price_rotation,
+    price_swap,
+    rotate,
+    swap,
+)
 from scheduling.queueing.reordering.problem import Floats, Ints, Order
+from scheduling.queueing.reordering.scanning import (
+    MOST_LOOKED_AT,
+    NONE,
+    OFFSETS,
+    Lanes,
+    scan_places,
+    scan_swaps,
+    spread,
+)
 from scheduling.queueing.reordering.sequences import Sequences, Terms
 
 LONGEST_RUN = 8
@@ -21,8 +38,17 @@ SAME_MODEL = 0.9
 """Share of moves whose other group is of the same model."""
 PATIENCE = -np.log1p(-(np.arange(1024) + 0.5) / 1024)
 """What a move may cost in temperatures, one of these as likely as another: exponentially distributed (Metropolis)."""
-MIX = np.cumsum([0.06, 0.8, 0.06, 0.06, 0.02])
-"""Of moves: relocate, swap, exchange of runs, exchange of tails, append."""
+MIX = np.cumsum([0.15, 0.09, 0.41, 0.08, 0.125, 0.125, 0.02])
+"""Of moves: the best swap of many, the best place of many, exchange of two groups; relocate, exchange of runs, of tails;
+append."""
+MIX_OF_FEW = np.cumsum([0.04, 0.03, 0.15, 0.1, 0.35, 0.31, 0.02])
+"""The same where there are few groups: scans have little to look at, and most of the cost may be swaps of models."""
+SAME_QUEUE = 0.9
+"""Share of exchanges of two groups that are in one queue; the others are of any two."""
+ALL_LOOKED_AT = 0.3
+"""Share of scans that look at all groups of the model; the others look at those whose due times are nearest."""
+LOOKED_AT = 32
+"""Of these, to each side."""
 COOLING_STEP = 128
 """Moves at one temperature."""
 
@@ -111,6 +137,7 @@ def keep(state: Sequences, best: Best) -> None:
 def anneal(
     terms: Terms,
     state: Sequences,
+    lanes: Lanes,
     best: Best,
     mix: Floats,
     random: NDArray[np.uint64],
@@ -120,7 +147,7 @@ def anneal(
 ) -> int:
     """Try *moves* moves while the temperature falls from *hot* to *cold* (units of cost); moves made."""
     queues, width = state.length.size, state.row.shape[1] - 1
-    movable, made = terms.movable.size, 0
+    movable, types, made = terms.movable.size, terms.service.shape[0], 0
     temperature = hot
     cooling = math.exp(math.log(cold / hot) * COOLING_STEP / max(moves, 1))
     for move in range(moves):
@@ -134,8 +161,37 @@ def anneal(
         if place.queue < 0:
             continue  # no queue could take it
         a, at = index(place.queue), index(place.position)
-        count, others, alike = 1, 1, False
-        if kind >= mix[3]:
+        count, others = 1, 1
+        if kind < mix[1]:
+            model, rank = terms.model[group], terms.rank[group]
+            first, end = terms.first[model], terms.first[model + 1]
+            reach = MOST_LOOKED_AT // 2 if part(bits, 0) < ALL_LOOKED_AT else LOOKED_AT
+            first, end = max(first, rank - reach), min(end, rank + reach)
+            kinds, drawn = (0, types - 1), below(bits, OFFSETS)
+            if types > 2:
+                kinds = (terms.kind[a], np.int64(bits & np.uint64(0xFFFF)) % types)
+            if kind < mix[0]:
+                found = scan_swaps(terms, lanes, rank, first, end, kinds, temperature, drawn)
+            else:
+                removed = price_removal(terms, state, a, at)
+                if removed[0] == np.inf:
+                    continue
+                found = scan_places(terms, lanes, rank, removed, first, end, kinds, temperature, drawn)
+            if found == NONE:
+                continue
+            found &= MOST_LOOKED_AT - 1
+            most = temperature * lanes.patience[drawn + found]
+            place = state.place[terms.movable[first + found]]
+            b, there = index(place.queue), index(place.position)
+            if kind < mix[0]:
+                cost, balance = price_swap(terms, state, a, at, b, there, most)
+                if cost == np.inf:
+                    continue
+                swap(terms, state, a, at, b, there)
+                count = 0  # done
+            else:
+                there, others = there + 1, 0
+        elif kind >= mix[5]:
             b = below(bits, queues)
             if terms.group[terms.kind[b], group].service == np.inf:
                 continue
@@ -144,9 +200,11 @@ def anneal(
                 count = run_length(terms, state, a, at, LONGEST_RUN)
             if a == b and at + count == there:
                 continue
+        elif kind < mix[2] and part(bits, 0) < SAME_QUEUE:
+            b, there = a, below(bits, state.length[a])
         else:
             model = terms.model[group]
-            if part(bits, 0) < SAME_MODEL:
+            if kind >= mix[2] and part(bits, 0) < SAME_MODEL:
                 first, end, rank = terms.first[model], terms.first[model + 1], terms.rank[group]
                 far = part(bits, 32)
                 far *= far
@@ -156,7 +214,7 @@ def anneal(
                     other_rank = 2 * rank - other_rank  # as far to the other side
                     if other_rank < first or other_rank >= end:
                         continue
-                other, alike = terms.movable[other_rank], True
+                other = terms.movable[other_rank]
             else:
                 other = terms.movable[below(bits, movable)]
                 if other == group:
@@ -165,28 +223,23 @@ def anneal(
             if place.queue < 0:
                 continue
             b, there = index(place.queue), index(place.position)
-            if kind < mix[0]:
+            if kind < mix[2]:
+                pass
+            elif kind < mix[3]:
                 others = 0
                 if bits >> np.uint64(17) & np.uint64(3) == np.uint64(0):
                     count = run_length(terms, state, a, at, run_wanted(bits, 20))
                 if flag(bits, 19):
                     there += 1
-            elif kind >= mix[2]:
+            elif kind >= mix[4]:
                 if a == b:
                     continue
                 if flag(bits, 19):
                     there += 1
                 count, others = state.length[a] - at, state.length[b] - there
-            elif kind >= mix[1]:
+            else:
                 count = run_length(terms, state, a, at, run_wanted(bits, 20))
                 others = run_length(terms, state, b, there, run_wanted(bits, 23))
-            elif alike and a != b:
-                cost, balance = price_swap(terms, state, a, at, b, there, most)
-                if cost == np.inf:
-                    continue
-                swap(terms, state, a, at, b, there)
-                count = 0  # done
-                best.changed[b] = 1
         if count == 0:
             pass
         elif a != b:
@@ -196,7 +249,6 @@ def anneal(
             if cost == np.inf:
                 continue
             exchange(terms, state, a, at, count, b, there, others)
-            best.changed[b] = 1
         else:
             if others == 0:  # a run moves: it changes places with what lies between it and where it goes
                 if there > at + count:
@@ -213,7 +265,10 @@ def anneal(
             if cost == np.inf:
                 continue
             rotate(terms, state, a, at, count, there, others)
-        best.changed[a] = 1
+        spread(terms, state, lanes, a)
+        if a != b:
+            spread(terms, state, lanes, b)
+        best.changed[a] = best.changed[b] = 1
         best.cost[0] += cost
         best.cost[1] += balance
         made += 1

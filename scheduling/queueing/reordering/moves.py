@@ -31,6 +31,19 @@ def _replaced(
 
 
 @compiled_inline
+def price_removal(terms: Terms, state: Sequences, queue: int, at: int) -> tuple[float, float]:
+    """(Change of cost, shift of what is behind or of the end) when the group at *at* leaves."""
+    kind, here, rest = terms.kind[queue], state.row[queue, at], state.row[queue, at + 1]
+    cost = here.cost - rest.cost
+    if at + 1 == state.length[queue]:
+        return cost, here.ready - state.end[queue]
+    shift_s = here.ready + terms.change[kind, here.loaded + 1, terms.group[kind, rest.group].model] - rest.start
+    if not shift_s < np.inf:
+        return np.inf, 0.0
+    return cost + shift_cost(terms, state, queue, at + 1, shift_s), shift_s
+
+
+@compiled_inline
 def _total(
     terms: Terms,
     state: Sequences,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduling.queueing.reordering.annealing import MIX, allocate_best, anneal, best_order
+from scheduling.queueing.reordering.annealing import MIX, MIX_OF_FEW, allocate_best, anneal, best_order
 from scheduling.queueing.reordering.bound import Shortage, shortage
 from scheduling.queueing.reordering.evaluate import Score, evaluate
 from scheduling.queueing.reordering.insertion import insert
@@ -18,6 +18,7 @@ from scheduling.queueing.reordering.listing import allocate_listing, best_listin
 from scheduling.queueing.reordering.problem import Floats, Ints, Order, Problem, begin, contiguous
 from scheduling.queueing.reordering.programme import solve
 from scheduling.queueing.reordering.rules import RULES, SEARCH, edf_earliest_completion, fcfs
+from scheduling.queueing.reordering.scanning import allocate_lanes, fill
 from scheduling.queueing.reordering.sequences import (
     Sequences,
     Terms,
@@ -33,13 +34,15 @@ KAPPA = 0.2
 LEAST_GAIN = 1e-3
 """Share of the objective that a new order must save to be worth a change."""
 MOST_LISTINGS = 3000
-CHUNK = 10_000
+CHUNK = 2_000
 """Moves between two looks at the clock, some millisecond: other threads of Python wait that long."""
-MOVES_PER_S = 6e6
+MOVES_PER_S = 2e6
 """Moves that a budget in seconds is taken for before the clock has said more."""
-LISTING_MOVES = 2000
+LISTING_MOVES = 1000
 """Moves that one list scheduling is counted as where a budget is in moves."""
-MIDDLE, LONG = 1500.0, 4000.0
+FEW = 16
+"""Groups up to which there are few: almost any order is tried then."""
+MIDDLE, LONG = 500.0, 1300.0
 """Moves for each group from which on a budget is of middle length, and long."""
 
 
@@ -59,7 +62,8 @@ class Scheme(NamedTuple):
 
 COLD = Scheme(0.5, 0.03)
 COLD_MIDDLE = Scheme(0.35, 0.1)
-COLD_LONG = Scheme(0.3, 0.2)
+COLD_LONG = Scheme(0.3, 0.2, 0.05)
+COLD_FEW = Scheme(0.3, 10.0, 0.01)
 WARM = Scheme(0.0, 0.02)
 
 
@@ -152,7 +156,8 @@ class _Search:
     def cold(self, fallback: Order) -> Order:
         """Annealing from the best of *fallback*, FCFS and list scheduling."""
         each = self.budget.likely_moves / max(1, self.terms.movable.size)
-        scheme = COLD_LONG if each >= LONG else COLD_MIDDLE if each >= MIDDLE else COLD
+        few = self.terms.movable.size <= FEW and each >= LONG
+        scheme = COLD_FEW if few else COLD_LONG if each >= LONG else COLD_MIDDLE if each >= MIDDLE else COLD
         starts = [fallback, self.complete(fcfs(self.terms))]
         if listed := best_listing(self.terms, allocate_listing(self.terms), self._lists(scheme), self.seed):
             starts.append(listed)
@@ -171,6 +176,8 @@ class _Search:
         budget = self.budget
         state, cost = rows_of(self.terms, order)
         best = allocate_best(state, cost, float(self.terms.balance[0] * (state.end**2).sum()))
+        lanes, mix = allocate_lanes(self.terms), MIX_OF_FEW if self.terms.movable.size <= FEW else MIX
+        fill(self.terms, state, lanes)
         hot, cold = scheme.hot * self.unit, scheme.cold * self.unit
         first = spent = budget.spent()
         while spent < 1.0 and self.terms.movable.size * self.terms.kind.size > 1:
@@ -178,7 +185,15 @@ class _Search:
             done = (spent - first) / (1.0 - first)
             then = min(1.0, done + moves / budget.likely_moves / (1.0 - first))
             anneal(
-                self.terms, state, best, MIX, self.random, moves, hot * (cold / hot) ** done, hot * (cold / hot) ** then
+                self.terms,
+                state,
+                lanes,
+                best,
+                mix,
+                self.random,
+                moves,
+                hot * (cold / hot) ** done,
+                hot * (cold / hot) ** then,
             )
             budget.tried += moves
             spent = budget.spent()

@@ -9,9 +9,19 @@ from scheduling.compiled import compiled
 from scheduling.queueing.reordering.annealing import MIX, allocate_best, anneal, best_order
 from scheduling.queueing.reordering.evaluate import evaluate
 from scheduling.queueing.reordering.listing import LATE_LOOKED_AT, LOOKED_AT, allocate_listing, list_groups
-from scheduling.queueing.reordering.moves import price_exchange, price_swap, swap
+from scheduling.queueing.reordering.moves import price_exchange, price_removal, price_swap, swap
 from scheduling.queueing.reordering.problem import Order
 from scheduling.queueing.reordering.rules import fcfs
+from scheduling.queueing.reordering.scanning import (
+    MOST_LOOKED_AT,
+    NONE,
+    OFFSETS,
+    Lanes,
+    allocate_lanes,
+    fill,
+    scan_places,
+    scan_swaps,
+)
 from scheduling.queueing.reordering.scheduler import rows_of
 from scheduling.queueing.reordering.sequences import Sequences, Terms, order_of, terms_of
 from tests.oracles import reordering as plain
@@ -100,7 +110,9 @@ def test_annealing_knows_the_cost_of_what_it_has_done(problem, seed, kappa_s):
         return  # there is no move
     best = allocate_best(state, cost, float(terms.balance[0] * (state.end**2).sum()))
     random = np.array([seed], np.uint64)
-    anneal(terms, state, best, MIX, random, 2_000, 100.0, 1.0)
+    lanes = allocate_lanes(terms)
+    fill(terms, state, lanes)
+    anneal(terms, state, lanes, best, MIX, random, 2_000, 100.0, 1.0)
     order = order_of(state)
     score = evaluate(problem, order, kappa_s)
     assert best.cost[0] == pytest.approx(score.objective, abs=1e-4)
@@ -113,3 +125,66 @@ def test_annealing_knows_the_cost_of_what_it_has_done(problem, seed, kappa_s):
             kept, fresh = state.row[name][queue], anew.row[name][queue]
             last = length if name in ("start", "late", "group") else length + 1
             assert kept[:last] == pytest.approx(fresh[:last])
+    anew = allocate_lanes(terms)
+    fill(terms, state, anew)
+    for name in ("now", "queue", "kind"):  # of what was moved, and of all else
+        assert np.array_equal(getattr(lanes, name), getattr(anew, name)), name
+
+
+@compiled
+def swaps_found(terms: Terms, lanes: Lanes, rank: int, first: int, end: int, temperature: float, drawn: int) -> int:
+    return scan_swaps(terms, lanes, rank, first, end, (0, terms.service.shape[0] - 1), temperature, drawn)
+
+
+@compiled
+def places_found(terms: Terms, state: Sequences, lanes: Lanes, rank: int, first: int, end: int, most: float) -> int:
+    group = terms.movable[rank]
+    a, at = int(state.place[group].queue), int(state.place[group].position)
+    removed = price_removal(terms, state, a, at)
+    return scan_places(terms, lanes, rank, removed, first, end, (0, terms.service.shape[0] - 1), most, 0)
+
+
+@compiled
+def price_place(terms: Terms, state: Sequences, a: int, at: int, b: int, there: int) -> tuple[float, float]:
+    return price_exchange(terms, state, a, at, 1, b, there + 1, 0, np.inf)
+
+
+@given(st.integers(0, 10_000), st.integers(2, 6), st.integers(10, 80), st.sampled_from([0.7, 1.0, 1.6]))
+def test_a_scan_misses_nothing_that_may_be_accepted_and_begins_with_the_best(seed, queues, groups, load):
+    """What each swap, and each place behind a group of the model, costs exactly, against what the scan returns: it is some
+    only where one is worth it, and where its bound is exact it is the one that is farthest below what it may cost."""
+    _, terms = terms_for(queues, groups, load, seed, models=2)
+    random = np.random.default_rng(seed)
+    state, _ = rows_of(terms, fcfs(terms))
+    lanes = allocate_lanes(terms)
+    fill(terms, state, lanes)
+    temperature = float(10.0 ** random.uniform(2, 5))
+    for rank in random.choice(terms.movable.size, min(8, terms.movable.size), replace=False).tolist():
+        group = int(terms.movable[rank])
+        model = int(terms.model[group])
+        first, end = int(terms.first[model]), int(terms.first[model + 1])
+        a, at = (int(state.place[name][group]) for name in ("queue", "position"))
+        for scan in ("swap", "place"):
+            drawn = int(random.integers(OFFSETS)) if scan == "swap" else 0
+            over = np.full(end - first, np.inf)
+            for k, other in enumerate(terms.movable[first:end].tolist()):
+                b, there = (int(state.place[name][other]) for name in ("queue", "position"))
+                if b != a:
+                    exact = (
+                        price(terms, state, a, at, b, there, np.inf, True)
+                        if scan == "swap"
+                        else price_place(terms, state, a, at, b, there)
+                    )
+                    over[k] = sum(exact) - temperature * lanes.patience[drawn + k]
+            found = (
+                swaps_found(terms, lanes, rank, first, end, temperature, drawn)
+                if scan == "swap"
+                else places_found(terms, state, lanes, rank, first, end, temperature)
+            )
+            rounding = 0.1 + 1e-5 * float(np.abs(over[np.isfinite(over)]).max(initial=0.0))
+            if found == NONE:
+                assert over.min(initial=np.inf) > -rounding
+            else:
+                least = found // MOST_LOOKED_AT * temperature / 16.0  # its bound, rounded up by at most one sixteenth
+                assert over.min() >= min(-1e6 * temperature / 16.0, least - temperature / 16.0) - rounding
+                assert over[found % MOST_LOOKED_AT] >= least - temperature / 16.0 - rounding
