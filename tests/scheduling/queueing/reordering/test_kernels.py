@@ -125,10 +125,10 @@ def test_annealing_knows_the_cost_of_what_it_has_done(problem, seed, kappa_s):
             kept, fresh = state.row[name][queue], anew.row[name][queue]
             last = length if name in ("start", "late", "group") else length + 1
             assert kept[:last] == pytest.approx(fresh[:last])
-    anew = allocate_lanes(terms)
-    fill(terms, state, anew)
-    for name in ("now", "queue", "kind"):  # of what was moved, and of all else
-        assert np.array_equal(getattr(lanes, name), getattr(anew, name)), name
+    filled = allocate_lanes(terms)
+    fill(terms, state, filled)
+    for name in ("now", "queue", "kind"):
+        assert np.array_equal(getattr(lanes, name), getattr(filled, name)), name
 
 
 @compiled
