@@ -171,17 +171,17 @@ def anneal(
             if types > 2:
                 kinds = (terms.kind[a], np.int64(bits & np.uint64(0xFFFF)) % types)
             if kind < mix[0]:
-                found = scan_swaps(terms, lanes, rank, first, end, kinds, temperature, drawn)
+                chosen = scan_swaps(terms, lanes, rank, first, end, kinds, temperature, drawn)
             else:
                 removed = price_removal(terms, state, a, at)
                 if removed[0] == np.inf:
                     continue
-                found = scan_places(terms, lanes, rank, removed, first, end, kinds, temperature, drawn)
-            if found == NONE:
+                chosen = scan_places(terms, lanes, rank, removed, first, end, kinds, temperature, drawn)
+            if chosen == NONE:
                 continue
-            found &= MOST_LOOKED_AT - 1
-            most = temperature * lanes.patience[drawn + found]
-            place = state.place[terms.movable[first + found]]
+            chosen &= MOST_LOOKED_AT - 1
+            most = temperature * lanes.patience[drawn + chosen]
+            place = state.place[terms.movable[first + chosen]]
             b, there = index(place.queue), index(place.position)
             if kind < mix[0]:
                 cost, balance = price_swap(terms, state, a, at, b, there, most)

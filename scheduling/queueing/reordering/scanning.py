@@ -157,7 +157,7 @@ def scan_swaps(
     rise_weight, fall = lanes.now[RISE_WEIGHT, first:end], lanes.now[FALL, first:end]
     fall_weight, second = lanes.now[FALL_WEIGHT, first:end], lanes.now[SECOND_FALL, first:end]
     queue, types, patience = lanes.queue[first:end], lanes.kind[first:end], lanes.patience[drawn : drawn + end - first]
-    found = NONE
+    chosen = NONE
     for at in range(end - first):
         is_one = types[at] == one
         begins, theirs, ends_b = start[at], weight[at], ends[at]
@@ -172,8 +172,8 @@ def scan_swaps(
         cost += _least(shift_b, late[at], rise[at], rise_weight[at], fall[at], fall_weight[at], second[at], kappa)
         cost += balance * (shift_a * (twice * end_a + shift_a) + shift_b * (twice * ends_b + shift_b))
         fits = (queue[at] != a) & (is_one | (types[at] == other))
-        found = min(found, _key(cost, degree * patience[at], inverse, fits, at))
-    return found
+        chosen = min(chosen, _key(cost, degree * patience[at], inverse, fits, at))
+    return chosen
 
 
 @compiled_inline
@@ -209,7 +209,7 @@ def scan_places(
         lanes.now[RISE_WEIGHT, first:end],
     )
     queue, types, patience = lanes.queue[first:end], lanes.kind[first:end], lanes.patience[drawn : drawn + end - first]
-    found = NONE
+    chosen = NONE
     for at in range(end - first):
         is_one = types[at] == one
         until, weight, ends_b = rise[at], rise_weight[at], ends[at]
@@ -219,5 +219,5 @@ def scan_places(
         later = weight * (shift - until + kappa) if shift > until else ZERO
         cost = gone + mine * cost_b + shift * late[at] + later + balance * shift * (twice * ends_b + shift)
         fits = (queue[at] != a) & (is_one | (types[at] == other))
-        found = min(found, _key(cost, degree * patience[at], inverse, fits, at))
-    return found
+        chosen = min(chosen, _key(cost, degree * patience[at], inverse, fits, at))
+    return chosen

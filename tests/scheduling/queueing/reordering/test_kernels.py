@@ -176,15 +176,15 @@ def test_a_scan_misses_nothing_that_may_be_accepted_and_begins_with_the_best(see
                         else price_place(terms, state, a, at, b, there)
                     )
                     over[k] = sum(exact) - temperature * lanes.patience[drawn + k]
-            found = (
+            chosen = (
                 swaps_found(terms, lanes, rank, first, end, temperature, drawn)
                 if scan == "swap"
                 else places_found(terms, state, lanes, rank, first, end, temperature)
             )
             rounding = 0.1 + 1e-5 * float(np.abs(over[np.isfinite(over)]).max(initial=0.0))
-            if found == NONE:
+            if chosen == NONE:
                 assert over.min(initial=np.inf) > -rounding
             else:
-                least = found // MOST_LOOKED_AT * temperature / 16.0  # its bound, rounded up by at most one sixteenth
+                least = chosen // MOST_LOOKED_AT * temperature / 16.0  # its bound, rounded up by at most one sixteenth
                 assert over.min() >= min(-1e6 * temperature / 16.0, least - temperature / 16.0) - rounding
-                assert over[found % MOST_LOOKED_AT] >= least - temperature / 16.0 - rounding
+                assert over[chosen % MOST_LOOKED_AT] >= least - temperature / 16.0 - rounding
