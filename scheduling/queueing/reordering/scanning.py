@@ -143,7 +143,7 @@ def scan_swaps(
     one, other = kinds
     service_1, offset_1 = lanes.service[one, rank], lanes.offset[one, rank]
     service_2, offset_2 = lanes.service[other, rank], lanes.offset[other, rank]
-    one, other = np.int32(one), np.int32(other)
+    one, other = np.int32(one), np.int32(other)  # type: ignore[assignment]
     mine, kappa, twice = lanes.weight[rank], np.float32(terms.kappa[0]), np.float32(2.0)
     here = lanes.now[:, rank]
     start_a, paid_a, served_a, end_a, late_a = here[START], here[PAID], here[SERVED], here[END], here[LATE_BEHIND]
@@ -173,7 +173,7 @@ def scan_swaps(
         cost += balance * (shift_a * (twice * end_a + shift_a) + shift_b * (twice * ends_b + shift_b))
         fits = (queue[at] != a) & (is_one | (types[at] == other))
         chosen = min(chosen, _key(cost, degree * patience[at], inverse, fits, at))
-    return chosen
+    return chosen  # type: ignore[return-value]
 
 
 @compiled_inline
@@ -196,7 +196,7 @@ def scan_places(
     one, other = kinds
     service_1, offset_1 = lanes.service[one, rank], lanes.offset[one, rank]
     service_2, offset_2 = lanes.service[other, rank], lanes.offset[other, rank]
-    one, other = np.int32(one), np.int32(other)
+    one, other = np.int32(one), np.int32(other)  # type: ignore[assignment]
     mine, kappa, twice = lanes.weight[rank], np.float32(terms.kappa[0]), np.float32(2.0)
     balance, degree = np.float32(terms.balance[0]), np.float32(temperature)
     inverse = np.float32(16.0 / temperature)
@@ -220,4 +220,4 @@ def scan_places(
         cost = gone + mine * cost_b + shift * late[at] + later + balance * shift * (twice * ends_b + shift)
         fits = (queue[at] != a) & (is_one | (types[at] == other))
         chosen = min(chosen, _key(cost, degree * patience[at], inverse, fits, at))
-    return chosen
+    return chosen  # type: ignore[return-value]
