@@ -25,6 +25,7 @@ from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
 from scheduling.simulation.scenario.toml_lines import Key
 from scheduling.simulation.staging import Stage, past_requests
+from scheduling.simulation.staging.stage import PastDemand
 
 NO_STRATEGY = PlansFor()
 
@@ -109,8 +110,12 @@ class _Expected:
             [at for at, kind in enumerate(kinds) if kind == wanted] for wanted in ("interactive", "non_interactive")
         )
         minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
-        asked = self._asked = Asked.of(cluster, requests, shown, minutes)
-        self._other = Asked.of(cluster, requests, other, minutes)
+        asked, others = (Asked.of(cluster, requests, classes, minutes) for classes in (shown, other))
+        self._before_s = 0.0
+        if staged.past is not None:
+            before, asked, others = _after(staged.past, asked, others, self._window_s)
+            self._before_s = before * MINUTE_S
+        self._asked, self._other = asked, others
         past = [np.zeros((len(cluster.endpoints), 0))] * 2
         if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters.values()):
             past = _past(scenario, path, staged, shown)
@@ -125,12 +130,30 @@ class _Expected:
 
     def __call__(self, now_s: float) -> Demand:
         of: dict[Endpoint, EndpointDemand] = {}
+        known_s = self._before_s + now_s
         for at, key in enumerate(self._endpoints):
-            prompt, output = (series.ahead(now_s, self._count) for series in self._series[at])
-            beta = float(niw_buffer(self._other.rate(at, now_s), 1.0, self._share))
-            cv = self._asked.arrival_cv(at, now_s)
+            prompt, output = (series.ahead(known_s, self._count) for series in self._series[at])
+            beta = float(niw_buffer(self._other.rate(at, known_s), 1.0, self._share))
+            cv = self._asked.arrival_cv(at, known_s)
             of[key] = EndpointDemand.of(_finite(prompt), _finite(output), self._follows[key[0]], beta, cv)
         return Demand(now_s // self._window_s * self._window_s, self._window_s, of)
+
+
+def _after(past: PastDemand, asked: Asked, others: Asked, window_s: float) -> tuple[int, Asked, Asked]:
+    """How many minutes before the begin are whole windows, and *asked* and *others* behind what was asked in these."""
+    minutes = int(past.prompt.shape[1] * MINUTE_S // window_s * window_s // MINUTE_S)
+    prompt, output, requests, other = (each[:, each.shape[1] - minutes :] for each in past)
+    none = np.zeros_like(prompt)
+    before = Asked(prompt, output, requests), Asked(other, none, none)
+    shown, rest = (
+        Asked(*(np.hstack(pair) for pair in zip(_series(earlier), _series(later), strict=True)))
+        for earlier, later in zip(before, (asked, others), strict=True)
+    )
+    return minutes, shown, rest
+
+
+def _series(asked: Asked) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return asked.prompt, asked.output, asked.requests
 
 
 def _finite(band: Band) -> Band:

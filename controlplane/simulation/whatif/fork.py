@@ -17,6 +17,7 @@ from controlplane.planning.plans import inventory
 from controlplane.simulation.selectors import asked_rows
 from controlplane.simulation.whatif.arrivals import RECENT, forecast_arrivals
 from controlplane.simulation.whatif.start import Start
+from controlplane.simulation.whatif.starts.past import past_demand
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.staging.fleet import gpus_as_type
 
@@ -68,6 +69,7 @@ def fork_of(seen: dict[str, Any], horizon_s: float) -> Start:
         scenario=values | {"demand": {"too_long": "clip"}},
         state=state,
         arrivals=arrivals,
+        past=past_demand(at),
         remarks=[*remarks, "Prefix caches begin empty.", *about_arrivals],
     )
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from controlplane.simulation.whatif.arrivals import drawn, recent, recorded
-from controlplane.simulation.whatif.starts import traces
+from controlplane.simulation.whatif.starts import past, traces
 from controlplane.simulation.whatif.state import with_state
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import Stage, stage
@@ -37,6 +37,8 @@ class Start(BaseModel):
     """What runs and waits at `at`; None: nothing does."""
     arrivals: dict[str, Any] = {"kind": "clients"}
     """How requests come: `clients` (those of the scenario), `forecast`, `ledger` or `file`, by its `kind`."""
+    past: list[dict[str, Any]] = []
+    """What was asked in the hour before (`starts.past`); empty: nothing."""
     remarks: list[str] = []
     """What a reader should know of how good the start is."""
 
@@ -66,6 +68,8 @@ def stage_start(
         # Of all seeds the same, so that what an instance serves is measured once for all of them.
         before = recent(start.arrivals)
         made = replace(made, recent=requests_of(scenario, made.cluster, before, seed) if len(before) else None)
+    if start.past:
+        made = replace(made, past=past.as_arrays(start.past, made.cluster.endpoints))
     if start.state is None:
         return made
     return with_state(start.state, scenario, made, seed, recorded=start.arrivals["kind"] == "ledger")

@@ -4,6 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.description import Cluster
@@ -24,6 +28,18 @@ from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.requests import Requests
 
 PROGRESS_STEPS = 200
+
+
+class PastDemand(NamedTuple):
+    """What was asked of each endpoint in the minutes before the begin, (endpoints, minutes), oldest first."""
+
+    prompt: NDArray[np.float64]
+    """Tokens a second, of the interactive classes."""
+    output: NDArray[np.float64]
+    requests: NDArray[np.float64]
+    """Of the interactive classes, in the minute."""
+    other: NDArray[np.float64]
+    """Prompt and output tokens a second of the non-interactive classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,8 @@ class Stage:
     """What runs and waits at the begin, in the place of an idle fleet."""
     recent: Requests | None = None
     """Requests before the begin, by whose lengths and bursts planners know what an instance serves; None: those to come."""
+    past: PastDemand | None = None
+    """By which planners forecast from the begin on; None: nothing was asked before."""
 
     def run(
         self,

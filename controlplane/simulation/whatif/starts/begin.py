@@ -12,6 +12,7 @@ from controlplane.simulation.whatif.fork import fork_fleet
 from controlplane.simulation.whatif.models import TraceFile
 from controlplane.simulation.whatif.selectors import present_scenario
 from controlplane.simulation.whatif.start import Start
+from controlplane.simulation.whatif.starts.past import past_demand
 
 
 class Begin(BaseModel):
@@ -52,7 +53,7 @@ def start_of(asked: Begin, horizon_s: float) -> Start:
                     f"The ledger has no request from {since:%d %B %H:%M} until {until:%d %B %H:%M} (UTC)."
                 )
             arrivals = {"kind": "ledger", "since": since.isoformat(), "until": until.isoformat()}
-            return Start(kind="ledger", at=since, scenario=_fleet(), arrivals=arrivals)
+            return Start(kind="ledger", at=since, scenario=_fleet(), arrivals=arrivals, past=past_demand(since))
     if not TraceFile.objects.filter(pk=asked.trace or 0).exists():
         raise ActionError("There is no such trace. Upload one.")
     return Start(
