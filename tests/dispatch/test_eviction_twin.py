@@ -72,7 +72,7 @@ async def test_both_clocks_evict_alike(routing, policies):
     assert result.decisions[["request", "endpoint", "instance"]].tolist() == decided
     np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
     assert result.counters["evictions"] == live.evicted
-    assert live.evicted >= 10
+    assert live.evicted >= 5
     assert result.outcomes["evictions"].max() <= 2
     done = result.outcomes["state"] == Outcome.DONE
     refused = [number for number, _ in live.refused]

@@ -71,7 +71,7 @@ async def test_drains_take_what_they_are_expected_to():
 
 @pytest.mark.parametrize(
     ("per_s", "due_s", "least_r2"),
-    [((1.0, 1.0), (20.0, 60.0), 0.5), ((1.5, 1.5), (20.0, 60.0), 0.2), ((2.0, 2.0), (30.0, 120.0), 0.4)],
+    [((1.0, 1.0), (20.0, 60.0), 0.5), ((1.5, 1.5), (20.0, 60.0), 0.2), ((2.0, 2.0), (30.0, 120.0), 0.3)],
 )
 async def test_swaps_and_drains_are_in_what_is_said(per_s, due_s, least_r2):
     random = np.random.default_rng([23, int(10 * sum(per_s))])

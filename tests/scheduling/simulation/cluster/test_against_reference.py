@@ -17,7 +17,7 @@ from tests.scheduling.simulation.cluster.drawn import LOADS, Drawn, scenarios
 from tests.scheduling.simulation.engine.engines import config
 from tests.scheduling.simulation.small import cluster, instance
 
-FEW = settings(costly(20), suppress_health_check=list(HealthCheck))
+FEW = settings(costly(50, 120), suppress_health_check=list(HealthCheck))
 MANY = settings(costly(100), suppress_health_check=list(HealthCheck), print_blob=True)
 
 HOLDS = {
