@@ -7,6 +7,8 @@ sum is normally distributed (3, 19). Beyond the paper:
 
 - What runs when a request is given out is not produced yet. Those tokens, `E[O^2] / 2 E[O]` a sequence, do not count, once
   so many requests wait that the batch forgets what it was; in a shorter queue equation 2 stands, which is never too low.
+- Whoever has fewer ahead than run waits for as many of these to end, and not for all: an order statistic of what is left
+  to them, where that is sooner. What ends of those that are begun meanwhile is left out, so that it is not too low either.
 - The mean output is itself estimated from m requests: its variance, `q^2 sigma^2 / m`, is carried beside `q sigma^2`, and
   outweighs it once q > m.
 - Quantiles of parts of a queue do not add up: means and variances do, and a quantile is taken once, of their sum.
@@ -21,7 +23,7 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled, uncompiled
 from scheduling.fleet.profile import Profile
 
 Z_P99: Final = 2.326
@@ -34,6 +36,13 @@ FORGOTTEN_BATCHES: Final = 2.0
 """Batches after which a queue has forgotten most (1 - 1/e) of how far the first one was; measured in the simulator."""
 MOST_SHAPE: Final = 0.4
 """Of the generalised Pareto distribution: outputs end somewhere, so that none is as wide as its variance may say."""
+
+
+@compiled
+def shape_of(squared: float) -> float:
+    """Shape of the generalised Pareto distribution whose variance is *squared* times the square of its mean; never 0."""
+    shape = min((1.0 - 1.0 / squared) / 2.0, MOST_SHAPE) if squared > 1e-3 else -500.0
+    return shape if abs(shape) > 1e-7 else 1e-7
 
 
 @compiled
@@ -73,6 +82,7 @@ def waiting_time(
     variance_tokens: float,
     error_tokens: float,
     in_flight_tokens: float,
+    sequences: float,
     output_mean: float,
     output_variance: float,
     batch: float,
@@ -81,8 +91,8 @@ def waiting_time(
 ) -> tuple[float, float]:
     """(mean, variance) of the seconds until a request with *requests* ahead of it is given out: (2) and (3), corrected.
 
-    *in_flight_tokens* are to be produced of what runs; *relative_variance* is that of *tokens_per_s*. The correction grows
-    to its whole with the queue, so slowly that nobody is expected to wait longer than one behind it.
+    *in_flight_tokens* are to be produced of the *sequences* that run; *relative_variance* is that of *tokens_per_s*. The
+    correction grows to its whole with the queue, so slowly that nobody is expected to wait longer than one behind it.
     """
     residual = (output_mean + output_variance / output_mean) / 2.0
     forgotten = FORGOTTEN_BATCHES * batch * max(1.0, residual / output_mean)
@@ -90,6 +100,15 @@ def waiting_time(
     tokens = max(mean_tokens + in_flight_tokens - correction, 0.0)
     mean_s = tokens / tokens_per_s
     variance_s2 = (variance_tokens + error_tokens * error_tokens) / (tokens_per_s * tokens_per_s)
+    if requests + 1.0 <= sequences:
+        # The generalised Pareto distribution keeps its shape with the age, and what is left has a scale by its mean.
+        shape = shape_of(output_variance / (output_mean * output_mean))
+        scale_s = in_flight_tokens / tokens_per_s * (1.0 - shape)
+        ended = (requests + 1.0) / (sequences + 1.0)
+        first_s = scale_s * ((1.0 - ended) ** -shape - 1.0) / shape
+        if first_s < mean_s:
+            slope_s = scale_s * (1.0 - ended) ** (-shape - 1.0)
+            mean_s, variance_s2 = first_s, slope_s * slope_s * ended * (1.0 - ended) / (sequences + 2.0)
     return mean_s, variance_s2 + mean_s * mean_s * relative_variance
 
 
@@ -146,10 +165,7 @@ class Lengths:
 
         An instance is given requests by what they are expected to hold, and holds so much more.
         """
-        squared = self.output_variance / self.output_mean**2
-        shape = min((1.0 - 1.0 / squared) / 2.0, MOST_SHAPE) if squared > 1e-3 else -500.0
-        if abs(shape) < 1e-6:
-            return self.output_mean / math.e
+        shape = uncompiled(shape_of)(self.output_variance / self.output_mean**2)
         return self.output_mean * math.pow(1.0 - shape, (1.0 - shape) / shape) / (1.0 - 2.0 * shape)
 
     @property
@@ -323,4 +339,4 @@ def warm_up() -> None:
     """Compile what runs live, or load it."""
     heap, numbers, integers = np.zeros(1, np.int32), np.zeros(1), np.zeros(1, np.int64)
     ahead(heap, 1, numbers, integers, np.zeros((1, EXPECTED_COLUMNS)), 0)
-    waiting_time(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)
+    waiting_time(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)

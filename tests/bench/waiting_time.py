@@ -87,10 +87,15 @@ def simulate(requests: Requests, profile: Profile, kv_tokens: int, most: int) ->
 
 
 def wait(
-    throughput: Throughput, known: Lengths, requests_ahead: int, tokens: list[float], in_flight_tokens: float
+    throughput: Throughput,
+    known: Lengths,
+    requests_ahead: int,
+    tokens: list[float],
+    in_flight_tokens: float,
+    sequences: int,
 ) -> Wait:
     mean_s, variance_s2 = waiting_time(
-        float(requests_ahead), *tokens, in_flight_tokens, known.output_mean, known.output_variance,
+        float(requests_ahead), *tokens, in_flight_tokens, float(sequences), known.output_mean, known.output_variance,
         throughput.batch, throughput.tokens_per_s, throughput.relative_variance,
     )  # fmt: skip
     return Wait(mean_s, variance_s2)
@@ -139,9 +144,9 @@ def estimate(name: str, groups: int, seed: int, correction: Correction) -> Seen:
         tokens = [requests_ahead * each for each in expected]
 
         in_flight = known.in_flight(len(running), produced)
-        raw = wait(throughput, known, requests_ahead, tokens, in_flight)
+        raw = wait(throughput, known, requests_ahead, tokens, in_flight, len(running))
         now = throughput.corrected(correction.factor, correction.relative_variance)
-        corrected = wait(now, known, requests_ahead, tokens, in_flight)
+        corrected = wait(now, known, requests_ahead, tokens, in_flight, len(running))
         if requests_ahead >= throughput.batch:
             by_profile[request] = raw.mean_s
         waiting.append(request)
@@ -191,7 +196,7 @@ def estimate_us(waiting: int) -> float:
         began = time.perf_counter()
         for _ in range(100):
             counts = ahead(*arrays, waiting - 1)
-            waiting_time(*counts, 1e4, 250.0, 6e4, throughput.batch, throughput.tokens_per_s, 0.01)
+            waiting_time(*counts, 1e4, 128.0, 250.0, 6e4, throughput.batch, throughput.tokens_per_s, 0.01)
         times.append((time.perf_counter() - began) * 1e4)
     return float(np.median(times))
 

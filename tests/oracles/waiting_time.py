@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from scipy.stats import genpareto
+
 
 def ahead(
     waiting: Sequence[tuple[float, int]], expected: Sequence[tuple[float, float, float]], slot: int
@@ -14,10 +16,24 @@ def ahead(
 
 
 def wait_s(
-    requests: float, tokens: float, in_flight: float, mean: float, variance: float, batch: float, tokens_per_s: float
+    requests: float,
+    tokens: float,
+    in_flight: float,
+    sequences: float,
+    mean: float,
+    variance: float,
+    batch: float,
+    tokens_per_s: float,
 ) -> float:
-    """Mean: tokens ahead and in flight, less what is in flight when the request is given out."""
+    """Mean: tokens ahead and in flight, less what is in flight when the request is given out; or, if that is sooner, until
+    one more of the *sequences* that run has ended than requests wait before it."""
     second_moment = variance + mean * mean
     residual = second_moment / (2 * mean)
     relaxed = 1 - math.exp(-requests / (2 * batch * max(1, residual / mean)))
-    return max(0, tokens + in_flight - relaxed * max(batch - 1, 0) * residual) / tokens_per_s
+    all_end_s = max(0, tokens + in_flight - relaxed * max(batch - 1, 0) * residual) / tokens_per_s
+    if requests + 1 > sequences:
+        return all_end_s
+    squared = variance / mean**2
+    shape = min((1 - 1 / squared) / 2, 0.4) if squared > 1e-3 else -500.0
+    left = genpareto(shape, scale=(1 - shape) * in_flight / sequences)
+    return min(all_end_s, left.ppf((requests + 1) / (sequences + 1)) * sequences / tokens_per_s)

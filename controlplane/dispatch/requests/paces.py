@@ -129,7 +129,7 @@ class Paces:
         return Wait(
             *waiting_time(
                 requests, ahead.mean, ahead.variance, ahead.error,
-                lengths.in_flight(running, round(share * endpoint.running_output_tokens)),
+                lengths.in_flight(running, round(share * endpoint.running_output_tokens)), float(running),
                 lengths.output_mean, lengths.output_variance, batch, tokens_per_s, known.relative_variance,
             )
         )  # fmt: skip

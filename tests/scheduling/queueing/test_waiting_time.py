@@ -38,8 +38,8 @@ def wait(requests: int, known: Lengths, batch: float, rate: float, relative_vari
     in_flight = known.in_flight(round(batch), 0)
     return Wait(
         *waiting_time(
-            float(requests), mean, variance, error, in_flight, known.output_mean, known.output_variance, batch, rate,
-            relative_variance,
+            float(requests), mean, variance, error, in_flight, float(round(batch)), known.output_mean, known.output_variance,
+            batch, rate, relative_variance,
         )
     )  # fmt: skip
 
@@ -74,8 +74,9 @@ def test_a_long_heap_is_sampled():
 def test_the_mean_is_that_of_the_plain_twin(requests, known, batch, rate):
     in_flight = known.in_flight(round(batch), 0)
     plain = reference.wait_s(
-        requests, requests * known.output_mean, in_flight, known.output_mean, known.output_variance, batch, rate
-    )
+        requests, requests * known.output_mean, in_flight, round(batch), known.output_mean, known.output_variance,
+        batch, rate,
+    )  # fmt: skip
     assert wait(requests, known, batch, rate).mean_s == pytest.approx(plain, rel=1e-9, abs=1e-9)
 
 
@@ -83,18 +84,54 @@ def test_the_mean_is_that_of_the_plain_twin(requests, known, batch, rate):
 def test_nobody_waits_longer_than_one_behind_it(requests, known, batch, rate):
     first, second = (wait(count, known, batch, rate) for count in (requests, requests + 1))
     assert second.mean_s >= first.mean_s - 1e-9
-    assert second.variance_s2 >= first.variance_s2
+    if requests >= round(batch):  # fewer wait for some of those that run, and what that varies by is another thing
+        assert second.variance_s2 >= first.variance_s2
     assert second.quantile_s() >= second.mean_s
 
 
 @given(lengths(), st.floats(2.0, 500.0), st.floats(1.0, 1e5))
-def test_a_short_queue_waits_as_equation_2_says_and_a_long_one_less(known, batch, rate):
+def test_a_short_queue_waits_no_longer_than_equation_2_says_and_a_long_one_less(known, batch, rate):
     whole = round(batch) * known.output_mean / rate  # the batch that runs
-    assert wait(0, known, batch, rate).mean_s == pytest.approx(whole)
+    assert wait(0, known, batch, rate).mean_s <= whole * (1 + 1e-9)
     many = round(1000 * batch)
     in_flight_then = max(batch - 1, 0) * known.residual / rate
     by_equation_2 = (many + round(batch)) * known.output_mean / rate
     assert wait(many, known, batch, rate).mean_s == pytest.approx(by_equation_2 - in_flight_then, rel=1e-6)
+
+
+def test_the_first_of_a_queue_waits_for_the_first_of_the_batch_that_ends():
+    equal, exponential = (Lengths(100.0, 200.0, variance, 1e6) for variance in (0.0, 200.0**2))
+    assert wait(0, equal, 50.0, 1000.0).mean_s == pytest.approx(10.0, rel=1e-2)
+    assert wait(0, exponential, 50.0, 1000.0).mean_s == pytest.approx(10.0 / 50, rel=2e-2)
+    assert wait(24, exponential, 50.0, 1000.0).mean_s == pytest.approx(10.0 * math.log(2), rel=5e-2)
+
+
+@pytest.mark.parametrize("ahead_of_it", [0, 4, 12, 20])
+def test_a_queue_shorter_than_the_batch_in_slots_that_are_never_idle(ahead_of_it):
+    """Against slots that take one output after another: means, and the share below the 99th percentile."""
+    random, batch, rate = np.random.default_rng(5), 32, 1000.0
+    outputs = np.clip(random.lognormal(np.log(180.0), 0.8, (800, batch, 60)), 4, 2048)
+    known = Lengths(100.0, float(outputs.mean()), float(outputs.var()), 1e4)
+    ends = outputs.cumsum(axis=2)
+    seen = 20.0 * known.output_mean  # of each slot's tokens, when the request comes
+    running = (ends > seen).argmax(axis=2)
+    begun = np.where(running > 0, np.take_along_axis(ends, np.maximum(running - 1, 0)[..., None], 2)[..., 0], 0.0)
+    produced = (seen - begun).sum(axis=1)
+    after = np.sort((ends - seen).reshape(800, -1), axis=1)
+    actual_s = np.array([row[row > 0][ahead_of_it] for row in after]) * batch / rate
+    mean, variance, error = (ahead_of_it * each for each in (known.output_mean, known.output_variance, known.error))
+    said = [
+        Wait(
+            *waiting_time(
+                float(ahead_of_it), mean, variance, error, known.in_flight(batch, round(each)), float(batch),
+                known.output_mean, known.output_variance, float(batch), rate, 0.0,
+            )
+        )
+        for each in produced
+    ]  # fmt: skip
+    means = np.array([one.mean_s for one in said])
+    assert 1.0 <= means.mean() / actual_s.mean() < 1.6
+    assert (actual_s <= [one.quantile_s() for one in said]).mean() > 0.95
 
 
 def test_the_estimated_mean_outweighs_the_spread_once_more_wait_than_were_seen():
