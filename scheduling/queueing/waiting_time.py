@@ -7,8 +7,8 @@ sum is normally distributed (3, 19). Beyond the paper:
 
 - What runs when a request is given out is not produced yet. Those tokens, `E[O^2] / 2 E[O]` a sequence, do not count, once
   so many requests wait that the batch forgets what it was; in a shorter queue equation 2 stands, which is never too low.
-- Whoever has fewer ahead than run waits for as many of these to end, and not for all: an order statistic of what is left
-  to them, where that is sooner. What ends of those that are begun meanwhile is left out, so that it is not too low either.
+- One with fewer ahead than run waits for as many of these to end, and not for all: an order statistic of what is left to
+  them, where that is sooner. Equation 2 is its 99th percentile then, at the least.
 - The mean output is itself estimated from m requests: its variance, `q^2 sigma^2 / m`, is carried beside `q sigma^2`, and
   outweighs it once q > m.
 - Quantiles of parts of a queue do not add up: means and variances do, and a quantile is taken once, of their sum.
@@ -108,7 +108,10 @@ def waiting_time(
         first_s = scale_s * ((1.0 - ended) ** -shape - 1.0) / shape
         if first_s < mean_s:
             slope_s = scale_s * (1.0 - ended) ** (-shape - 1.0)
-            mean_s, variance_s2 = first_s, slope_s * slope_s * ended * (1.0 - ended) / (sequences + 2.0)
+            # A batch that began at once ends later than one that is anywhere; never later than equation 2 has it.
+            most_s = (mean_s - first_s) / Z_P99
+            variance_s2 = max(slope_s * slope_s * ended * (1.0 - ended) / (sequences + 2.0), most_s * most_s)
+            mean_s = first_s
     return mean_s, variance_s2 + mean_s * mean_s * relative_variance
 
 
