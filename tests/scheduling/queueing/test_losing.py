@@ -27,4 +27,4 @@ def test_at_the_edges():
     assert lost(Wait(5.0), 6.0, 10.0, away) == Wait(), "it is known that it is over by then"
     assert lost(Wait(5.0), 4.0, 10.0, away).mean_s == 30.0
     assert lost(Wait(5.0, 100.0), math.inf, 10.0, away) == Wait()
-    assert lost(Wait(1e9, 1.0), 1.0, 1.0, away).mean_s == MOST_LOSSES * 30.0, "nobody is told to wait for ever"
+    assert lost(Wait(1e9, 1.0), 1.0, 1.0, away).mean_s == MOST_LOSSES * 30.0, "no estimate is for ever"
