@@ -106,7 +106,8 @@ def compile_others() -> None:
     from forecasting.lengths.service import cache
     from scheduling import dispatch
     from scheduling.planning.planner import plan_fast
-    from scheduling.queueing import global_scheduler, waiting_in_queues, waiting_time
+    from scheduling.queueing import global_scheduler
+    from scheduling.queueing.waits import waiting_in_queues, waiting_time
     from tests.scheduling.planning.problems import synthetic
 
     dispatch.warm_up()

@@ -3,8 +3,9 @@
 from scheduling import dispatch as decisions
 from scheduling.direct import direct
 from scheduling.lookahead import maps, outlook
-from scheduling.queueing import virtual_queues, waiting_in_queues, waiting_set, waiting_time
+from scheduling.queueing import virtual_queues, waiting_set
 from scheduling.queueing.swapping import timeline
+from scheduling.queueing.waits import waiting_in_queues, waiting_time
 from scheduling.routing import candidates, predictive, prefix_affinity, regions, requests_ahead, routers
 
 choose_region = direct(regions.choose_region)

@@ -44,7 +44,8 @@ from controlplane.jobs import monitor
 from controlplane.jobs.record import Job, Jobs
 from forecasting.lengths import LengthPrior
 from scheduling.dispatch import warm_up
-from scheduling.queueing import global_scheduler, waiting_in_queues, waiting_time
+from scheduling.queueing import global_scheduler
+from scheduling.queueing.waits import waiting_in_queues, waiting_time
 from scheduling.scaling import FLOOR
 
 COLLECT_AFTER = (50_000, 20, 50)  # allocations; a thousand streams hold so much that collecting often stalls the loop

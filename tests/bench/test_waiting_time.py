@@ -2,7 +2,7 @@
 
 import pytest
 
-from scheduling.queueing.correction import Correction
+from scheduling.queueing.waits.correction import Correction
 from tests.bench.waiting_time import PROFILES, estimate, summary
 
 SEEDS = range(2)

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.fleet.profile import Profile
-from scheduling.queueing.correction import Correction
-from scheduling.queueing.waiting_time import (
+from scheduling.queueing.waits.correction import Correction
+from scheduling.queueing.waits.waiting_time import (
     EXPECTED_COLUMNS,
     History,
     Lengths,

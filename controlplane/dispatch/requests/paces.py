@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.stages import COMING_LIMIT_S
-from scheduling.queueing.correction import Blend, Correction
-from scheduling.queueing.starting import Coming, left_of_start_s
-from scheduling.queueing.waiting_time import History, Lengths, Throughput, Wait, waiting_time
+from scheduling.queueing.waits.correction import Blend, Correction
+from scheduling.queueing.waits.starting import Coming, left_of_start_s
+from scheduling.queueing.waits.waiting_time import History, Lengths, Throughput, Wait, waiting_time
 
 REFRESH_S = 1.0  # how long the throughput of an endpoint counts as known
 PACE_STALE_S = 60.0

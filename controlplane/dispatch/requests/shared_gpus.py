@@ -14,8 +14,8 @@ from controlplane.dispatch.requests.paces import Ahead, Paces
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from scheduling.queueing.swapping.losing import lost
-from scheduling.queueing.waiting_in_queues import INSTANCE, LATEST, MOST_RUNS, REQUESTS, RUN_COLUMNS, TOKENS
-from scheduling.queueing.waiting_time import Wait
+from scheduling.queueing.waits.waiting_in_queues import INSTANCE, LATEST, MOST_RUNS, REQUESTS, RUN_COLUMNS, TOKENS
+from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.scaling.swapping import SWAPPING_SHARE, busy_spell_s, leaving
 
 ARRIVALS = 64  # of a model, from which its demand is read

@@ -10,8 +10,8 @@ from controlplane.dispatch.requests.paces import Ahead, Paces
 from controlplane.dispatch.requests.request import Request
 from controlplane.dispatch.requests.shared_gpus import SharedGpus, Stay
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
-from scheduling.queueing.starting import Coming, sooner, until_produced
-from scheduling.queueing.waiting_time import EXPECTED_COLUMNS, History, Wait
+from scheduling.queueing.waits.starting import Coming, sooner, until_produced
+from scheduling.queueing.waits.waiting_time import EXPECTED_COLUMNS, History, Wait
 
 MOST_ERROR = 0.2  # of the mean output ahead, in shares of it, with which throughput can be learned from a wait
 

@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduling.queueing.reordering.annealing import MIX, MIX_OF_FEW, allocate_best, anneal, best_order
 from scheduling.queueing.reordering.bound import Shortage, shortage
 from scheduling.queueing.reordering.evaluate import Score, evaluate
-from scheduling.queueing.reordering.insertion import insert
-from scheduling.queueing.reordering.listing import allocate_listing, best_listing
 from scheduling.queueing.reordering.problem import Floats, Ints, Order, Problem, begin, contiguous
 from scheduling.queueing.reordering.programme import solve
 from scheduling.queueing.reordering.rules import RULES, SEARCH, edf_earliest_completion, fcfs
-from scheduling.queueing.reordering.scanning import allocate_lanes, fill
-from scheduling.queueing.reordering.sequences import (
+from scheduling.queueing.reordering.search.annealing import MIX, MIX_OF_FEW, allocate_best, anneal, best_order
+from scheduling.queueing.reordering.search.insertion import insert
+from scheduling.queueing.reordering.search.listing import allocate_listing, best_listing
+from scheduling.queueing.reordering.search.scanning import allocate_lanes, fill
+from scheduling.queueing.reordering.search.sequences import (
     Sequences,
     Terms,
     allocate_sequences,
@@ -27,7 +27,7 @@ from scheduling.queueing.reordering.sequences import (
     order_of,
     terms_of,
 )
-from scheduling.queueing.reordering.ties import by_due_time
+from scheduling.queueing.reordering.search.ties import by_due_time
 
 KAPPA = 0.2
 """Being late at all counts as this share of the time in which the fleet could serve all that waits."""

@@ -3,7 +3,7 @@
 import math
 from typing import Final
 
-from scheduling.queueing.waiting_time import Wait
+from scheduling.queueing.waits.waiting_time import Wait
 
 MOST_LOSSES: Final = 16
 LEAST_CHANCE: Final = 1e-3

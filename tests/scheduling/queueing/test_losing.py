@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scheduling.queueing.swapping.losing import MOST_LOSSES, lost
-from scheduling.queueing.waiting_time import Wait
+from scheduling.queueing.waits.waiting_time import Wait
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.queueing.starting import Coming, left_of_start_s, sooner, until_produced
-from scheduling.queueing.waiting_time import Wait
+from scheduling.queueing.waits.starting import Coming, left_of_start_s, sooner, until_produced
+from scheduling.queueing.waits.waiting_time import Wait
 
 instances = st.lists(
     st.builds(Coming, st.floats(0.5, 60.0), st.floats(1.0, 20.0), st.floats(0.0, 100.0)), min_size=1, max_size=4

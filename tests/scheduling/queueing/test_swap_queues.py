@@ -16,9 +16,17 @@ from scheduling.queueing.swapping.service import batch_of, drain_s, group_s
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
 from scheduling.queueing.swapping.timeline import having, place_in_shared
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull, reassign
-from scheduling.queueing.waiting_in_queues import INSTANCE, LATEST, MOST_RUNS, REQUESTS, RUN_COLUMNS, TOKENS, runs_ahead
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue
-from scheduling.queueing.waiting_time import EXPECTED_COLUMNS
+from scheduling.queueing.waits.waiting_in_queues import (
+    INSTANCE,
+    LATEST,
+    MOST_RUNS,
+    REQUESTS,
+    RUN_COLUMNS,
+    TOKENS,
+    runs_ahead,
+)
+from scheduling.queueing.waits.waiting_time import EXPECTED_COLUMNS
 from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue
 from tests.examples import costly
 from tests.oracles.swap_queues import PlainGpus, PlainGroup, place, runs_before, until_up

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.queueing.virtual_queues import insert_loose
-from scheduling.queueing.waiting_in_queues import SAMPLE, ahead_in_queue
 from scheduling.queueing.waiting_set import allocate_waiting
+from scheduling.queueing.waits.waiting_in_queues import SAMPLE, ahead_in_queue
 from tests.examples import costly
 from tests.scheduling.queueing.test_groups import ask, fleet_of, living, members, queue_of
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.profile import Profile
-from scheduling.queueing.correction import Blend, Correction
-from scheduling.queueing.waiting_time import (
+from scheduling.queueing.waits.correction import Blend, Correction
+from scheduling.queueing.waits.waiting_time import (
     EXACT,
     UNKNOWN,
     History,

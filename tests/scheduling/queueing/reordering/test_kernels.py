@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.compiled import compiled
-from scheduling.queueing.reordering.annealing import MIX, allocate_best, anneal, best_order
 from scheduling.queueing.reordering.evaluate import evaluate
-from scheduling.queueing.reordering.listing import LATE_LOOKED_AT, LOOKED_AT, allocate_listing, list_groups
-from scheduling.queueing.reordering.moves import price_exchange, price_removal, price_swap, swap
 from scheduling.queueing.reordering.problem import Order
 from scheduling.queueing.reordering.rules import fcfs
-from scheduling.queueing.reordering.scanning import (
+from scheduling.queueing.reordering.scheduler import rows_of
+from scheduling.queueing.reordering.search.annealing import MIX, allocate_best, anneal, best_order
+from scheduling.queueing.reordering.search.listing import LATE_LOOKED_AT, LOOKED_AT, allocate_listing, list_groups
+from scheduling.queueing.reordering.search.moves import price_exchange, price_removal, price_swap, swap
+from scheduling.queueing.reordering.search.scanning import (
     MOST_LOOKED_AT,
     NONE,
     OFFSETS,
@@ -22,8 +23,7 @@ from scheduling.queueing.reordering.scanning import (
     scan_places,
     scan_swaps,
 )
-from scheduling.queueing.reordering.scheduler import rows_of
-from scheduling.queueing.reordering.sequences import Sequences, Terms, order_of, terms_of
+from scheduling.queueing.reordering.search.sequences import Sequences, Terms, order_of, terms_of
 from tests.oracles import reordering as plain
 from tests.scheduling.queueing.reordering.problems import small_problems, synthetic
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from scheduling.compiled import compiled, compiled_inline
 from scheduling.queueing.reordering.problem import Floats, Ints, Order
-from scheduling.queueing.reordering.sequences import Terms
+from scheduling.queueing.reordering.search.sequences import Terms
 
 LOOKED_AT = 24
 """Groups of each model that a free queue chooses from, by deadline."""

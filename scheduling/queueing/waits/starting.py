@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from scheduling.queueing.waiting_time import Wait
+from scheduling.queueing.waits.waiting_time import Wait
 
 SPREAD: Final = 0.25
 """Standard deviation of the time until an instance is ready, as a share of it: starts are known by their median alone."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline
-from scheduling.queueing.reordering.sequences import Sequences, Terms
+from scheduling.queueing.reordering.search.sequences import Sequences, Terms
 
 NONE = np.int32(2**31 - 1)
 """Where nothing costs as little as it may."""

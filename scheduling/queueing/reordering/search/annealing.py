@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline, index
-from scheduling.queueing.reordering.moves import (
+from scheduling.queueing.reordering.problem import Floats, Ints, Order
+from scheduling.queueing.reordering.search.moves import (
     exchange,
     price_exchange,
     price_removal,
@@ -20,8 +21,7 @@ from scheduling.queueing.reordering.moves import (
     rotate,
     swap,
 )
-from scheduling.queueing.reordering.problem import Floats, Ints, Order
-from scheduling.queueing.reordering.scanning import (
+from scheduling.queueing.reordering.search.scanning import (
     MOST_LOOKED_AT,
     NONE,
     OFFSETS,
@@ -30,7 +30,7 @@ from scheduling.queueing.reordering.scanning import (
     scan_swaps,
     spread,
 )
-from scheduling.queueing.reordering.sequences import Sequences, Terms
+from scheduling.queueing.reordering.search.sequences import Sequences, Terms
 
 LONGEST_RUN = 8
 """Groups in a run that a move takes at most, but in tails."""

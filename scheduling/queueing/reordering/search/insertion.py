@@ -4,7 +4,7 @@ import numpy as np
 
 from scheduling.compiled import compiled
 from scheduling.queueing.reordering.problem import Floats, Ints
-from scheduling.queueing.reordering.sequences import Sequences, Terms, least_shift_cost, refresh, shift_cost
+from scheduling.queueing.reordering.search.sequences import Sequences, Terms, least_shift_cost, refresh, shift_cost
 
 
 @compiled

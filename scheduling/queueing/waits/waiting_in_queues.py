@@ -17,7 +17,7 @@ from scheduling.queueing.groups import NONE, GroupArrays, allocate_groups
 from scheduling.queueing.swapping.service import due_at, group_s
 from scheduling.queueing.swapping.timeline import change_s, having, member_of
 from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting
-from scheduling.queueing.waiting_time import ERROR, EXPECTED_COLUMNS, MEAN, VARIANCE
+from scheduling.queueing.waits.waiting_time import ERROR, EXPECTED_COLUMNS, MEAN, VARIANCE
 
 SAMPLE: Final = 16
 """Members of a group that stand for all: they are of one class and of like lengths."""

@@ -3,7 +3,7 @@
 import numpy as np
 
 from scheduling.compiled import compiled_inline
-from scheduling.queueing.reordering.sequences import (
+from scheduling.queueing.reordering.search.sequences import (
     Sequences,
     Terms,
     least_shift_cost,

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from scheduling.compiled import compiled
-from scheduling.queueing.reordering.moves import price_rotation, price_swap, rotate, swap
 from scheduling.queueing.reordering.problem import Ints
-from scheduling.queueing.reordering.sequences import Sequences, Terms
+from scheduling.queueing.reordering.search.moves import price_rotation, price_swap, rotate, swap
+from scheduling.queueing.reordering.search.sequences import Sequences, Terms
 
 TRIES: Final = 4
 """Exchanges of two groups that are tried, by group, at the most."""
