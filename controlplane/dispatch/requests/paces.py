@@ -70,9 +70,8 @@ class Paces:
         self.topology, self.queue, self.history = topology, queue, history
         self._paces: dict[tuple[int, int], Pace] = {}  # by endpoint and instance, -1 for all of its instances
         self._corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class; "": of all
-        self._coming: dict[
-            int, tuple[float, int, list[Coming]]
-        ] = {}  # by endpoint: when read, with how many that serve
+        # By endpoint: when read, how many served then, and those on their way.
+        self._coming: dict[int, tuple[float, int, list[Coming]]] = {}
         self._blends: dict[tuple[int, str], Blend] = {}
 
     def shares(self, replica: Replica) -> bool:
@@ -98,7 +97,7 @@ class Paces:
         return read[2]
 
     def _read_coming(self, endpoint: Endpoint, now_s: float) -> list[Coming]:
-        """Those come by a swap are none."""
+        """Those that a swap brings up are left out."""
         listed, wall_s = list[Coming](), self.wall_clock()
         for one in map(self.topology.by_slot.get, self._slots(endpoint).tolist()):
             if one is None or one.spec.start_s is None or self.shares(one):

@@ -111,6 +111,8 @@ def check(row: WhatIf) -> dict[str, str]:
     except ChangeError as error:
         wrong[error.field] = error.what
         return wrong
+    if start.is_quiet and not any(edit["kind"] == "tenant" for edit in row.edits):
+        wrong["edits"] = "no request is foreseen, for none came in the last hour: add a tenant"
     for future in row.futures.all():
         try:
             changed = working.changed(row, future, start)

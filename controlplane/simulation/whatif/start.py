@@ -47,6 +47,11 @@ class Start(BaseModel):
         """Whether the requests are those of the scenario's own clients."""
         return bool(self.arrivals["kind"] == "clients")
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether there is nothing that requests could be drawn from."""
+        return bool(self.arrivals["kind"] == "forecast" and not self.arrivals["streams"])
+
 
 def stage_start(
     start: Start, scenario: Scenario, seed: int, edits: Sequence[Edit] = (), horizon_s: float = inf

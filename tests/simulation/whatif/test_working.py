@@ -239,3 +239,13 @@ def test_the_comparison(asked):
         assert shares == sorted(shares)
         assert len(shares) <= 101
         assert set(curves[letter]["series"]["ready"]) == {"m east", "m west"}
+
+
+def test_a_fleet_that_nobody_asks_anything_is_refused_before_any_run(operator):
+    quiet = rows.start() | {"kind": "fleet", "arrivals": {"kind": "forecast", "horizon_s": 1200.0, "streams": []}}
+    with pytest.raises(ValidationError) as refused:
+        services.submit(rows.draft(operator, MORE, start=quiet), operator)
+    assert "add a tenant" in refused.value.message_dict["edits"][0]
+    client = {"tenant": "t", "model": "m", "slo_class": "iw", "requests_per_s": 1.0}
+    tenant = {"kind": "tenant", "client": client, "from_s": 0.0, "until_s": 600.0}
+    assert "edits" not in services.check(rows.draft(operator, MORE, start=quiet, edits=[tenant]))
