@@ -5,8 +5,6 @@ A whole stack of processes. Clients do what SDKs do: whose connection breaks ask
 
 import asyncio
 import json
-import os
-import signal
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -159,10 +157,10 @@ async def test_a_gateway_that_dies_within_a_swap(stack, address, secret, where, 
             await asyncio.sleep(0.1)
             assert not any(task.done() for task in asking)
         name, state = (awake, "draining") if where == "while who is awake drains" else (asleep, "loading")
-        await asyncio.to_thread(shell, address, swap_to(asleep, name, state))
-        os.kill(process_id(stack, "uvicorn"), signal.SIGKILL)
-        within = await asyncio.to_thread(rows, address)
-        assert within["swap"]["state"] == "in_progress", within
+        within = await asyncio.to_thread(
+            shell, address, swap_to_and_kill(asleep, name, state, process_id(stack, "uvicorn"))
+        )
+        assert within == "in_progress"
         await until_state(address, asleep, {"ready"})
         done = await asyncio.to_thread(rows, address)
         before = len(clients.answers)
@@ -197,16 +195,20 @@ def order_by_groups() -> str:
         """
 
 
-def swap_to(asleep: str, name: str, state: str) -> str:
-    """Ask for the swap, and wait until the instance *name* is in *state*."""
+def swap_to_and_kill(asleep: str, name: str, state: str, gateway: int) -> str:
+    """Ask for the swap, kill the process *gateway* once the instance *name* is in *state*, and print the swap's state then.
+
+    In one process: on a busy machine one more takes as long to start as weights to load.
+    """
     return f"""
-        import time
-        from controlplane.fleet.models import Instance
+        import os, signal, time
+        from controlplane.fleet.models import Instance, Swap
         from controlplane.fleet.swaps import services as swaps
         swaps.request(Instance.objects.get(name={asleep!r}), "test", "its turn")
         while Instance.objects.get(name={name!r}).state != {state!r}:
             time.sleep(0.02)
-        print("null")
+        os.kill({gateway}, signal.SIGKILL)
+        print(json.dumps(Swap.objects.order_by("pk").last().state))
         """
 
 

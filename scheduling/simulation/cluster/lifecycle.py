@@ -172,7 +172,8 @@ class Lives:
     def reach_out(self, endpoint: int) -> None:
         """Add the cheapest spot instance of another model in the region of *endpoint* to it, from local weights."""
         lives = self.world.lives
-        lent = np.flatnonzero((lives.fits[endpoint] != 0) & (self.state == State.SPOT))
+        alone = lives.instances["swap_group"] < 0
+        lent = np.flatnonzero((lives.fits[endpoint] != 0) & (self.state == State.SPOT) & alone)
         cheapest = lent[np.argmin(lives.instances["usd_per_hour"][lent])]
         self.redeploy(int(cheapest), endpoint, remote=False)
 

@@ -264,6 +264,15 @@ def sharing(model: str, state: State = State.ASLEEP, weights_bytes: float = 0.0)
     return instance(model, state=state, sharing=Sharing("pair", 3.0, 5.0, 60.0, weights_bytes))
 
 
+def test_a_spot_instance_that_shares_its_gpus_is_not_lent_to_another_model():
+    """Its model is loaded beside those of its swap group: who scales out takes the next spot instance."""
+    described = cluster(sharing("a", State.SPOT), instance("a", state=State.SPOT), instance("b"))
+    simulation = Simulation(described, make_requests([0.0], 100, 1, model=[1]))
+    assert simulation.scale_out(described.endpoints.index(("b", described.regions[0]))) == 1
+    assert State(simulation.states[0]) == State.SPOT
+    assert State(simulation.states[1]) == State.LOADING
+
+
 def test_a_swap_drains_sleeps_and_wakes_and_what_came_meanwhile_is_served():
     requests = make_requests([0.0, 1.0, 1.0], model=[0, 0, 1], prompt_tokens=100, output_tokens=1)
     simulation = Simulation(cluster(sharing("a", State.READY), sharing("b")), requests)
