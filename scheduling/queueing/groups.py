@@ -5,7 +5,8 @@ A group holds references: its members are slots of the waiting set, linked in th
 first served or shortest first. A request joins the open group of its kind as it comes and leaves it as it is given out,
 each in O(1) by arrival (in the size of the group by length); a group that has had delta x B requests is closed, or sooner
 where its class allows little time, and the next of its kind opens another. So a group never mixes models or classes, which
-k-means does (docs/queueing.md compares them), and all groups can be made anew from the waiting set at any time (`regroup`).
+k-means does (docs/queueing.md compares them), and all groups can be made anew from the waiting set at any
+time (`regrouping`).
 
 Endpoints whose `limit` is 0 have no groups: their requests leave by queue key alone.
 """
@@ -15,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_internal, record
+from scheduling.compiled import compiled, compiled_inline, compiled_internal, record
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, memory_tokens
 
 NONE: Final = -1
@@ -256,6 +257,34 @@ def _unlink(nodes: NDArray[np.void], ends: Any, node: int) -> None:
     nodes[node].preceding = nodes[node].following = NONE
 
 
+@compiled_inline
+def note_tokens(arrays: GroupArrays, endpoint: int, prompt_tokens: float, output_tokens: float, now_s: float) -> None:
+    """A request of so many tokens joins a group of *endpoint* at *now_s*."""
+    tokens, mean = prompt_tokens + output_tokens, arrays.mean_tokens[endpoint]
+    weight = 1.0 if mean == 0.0 else MEAN_WEIGHT
+    arrays.mean_tokens[endpoint] = mean + weight * (tokens - mean)
+    arrays.mean_output[endpoint] += weight * (output_tokens - arrays.mean_output[endpoint])
+    arrays.moment_s[0] = max(arrays.moment_s[0], now_s)
+
+
+@compiled_internal
+def open_group(arrays: GroupArrays, endpoint: int, kind: int, now_s: float) -> int:
+    """A new group without members, from now on the one of its *kind* that is joined."""
+    free = arrays.counters[FREE_GROUPS] - 1
+    group = int(arrays.free[free])
+    arrays.counters[FREE_GROUPS] = free
+    new = arrays.groups[group]
+    new.endpoint, new.kind, new.first, new.last = endpoint, kind, NONE, NONE
+    new.queue = new.following = new.preceding = NONE
+    new.pinned, new.count, new.joined = 0, 0, 0
+    new.number = arrays.counters[NEXT_NUMBER]
+    new.prompt_tokens = new.output_tokens = 0.0
+    new.opened_s, new.hold_until_s = now_s, -np.inf
+    arrays.counters[NEXT_NUMBER] += 1
+    arrays.open[endpoint, kind] = group
+    return group
+
+
 @compiled
 def join(
     arrays: GroupArrays,
@@ -273,25 +302,10 @@ def join(
     One that comes back stands before those that came after it: *sequence* is the order of arrival by slot, *lengths* the
     expected output.
     """
-    tokens, mean = prompt_tokens + output_tokens, arrays.mean_tokens[endpoint]
-    weight = 1.0 if mean == 0.0 else MEAN_WEIGHT
-    arrays.mean_tokens[endpoint] = mean + weight * (tokens - mean)
-    arrays.mean_output[endpoint] += weight * (output_tokens - arrays.mean_output[endpoint])
-    arrays.moment_s[0] = max(arrays.moment_s[0], now_s)
+    note_tokens(arrays, endpoint, prompt_tokens, output_tokens, now_s)
     group = int(arrays.open[endpoint, kind])
     if group < 0 or _is_full(arrays, group):
-        free = arrays.counters[FREE_GROUPS] - 1
-        group = int(arrays.free[free])
-        arrays.counters[FREE_GROUPS] = free
-        new = arrays.groups[group]
-        new.endpoint, new.kind, new.first, new.last = endpoint, kind, NONE, NONE
-        new.queue = new.following = new.preceding = NONE
-        new.pinned, new.count, new.joined = 0, 0, 0
-        new.number = arrays.counters[NEXT_NUMBER]
-        new.prompt_tokens = new.output_tokens = 0.0
-        new.opened_s, new.hold_until_s = now_s, -np.inf
-        arrays.counters[NEXT_NUMBER] += 1
-        arrays.open[endpoint, kind] = group
+        group = open_group(arrays, endpoint, kind, now_s)
     this = arrays.groups[group]
     before = int(this.last)
     if arrays.within[endpoint] == BY_LENGTH:
@@ -321,11 +335,11 @@ def quit_group(arrays: GroupArrays, slot: int, prompt_tokens: float, output_toke
     this.prompt_tokens -= prompt_tokens
     this.output_tokens -= output_tokens
     if this.count == 0:
-        _end(arrays, group)
+        end_group(arrays, group)
 
 
 @compiled
-def _end(arrays: GroupArrays, group: int) -> None:
+def end_group(arrays: GroupArrays, group: int) -> None:
     """Take *group* out of use."""
     this = arrays.groups[group]
     unqueue(arrays, group)
@@ -335,17 +349,6 @@ def _end(arrays: GroupArrays, group: int) -> None:
     free = arrays.counters[FREE_GROUPS]
     arrays.free[free] = group
     arrays.counters[FREE_GROUPS] = free + 1
-
-
-@compiled
-def dissolve(arrays: GroupArrays, slots: NDArray[np.int32]) -> None:
-    """End the groups that *slots* are in: who is in one of them is among these, and is in none then."""
-    for at in range(slots.size):
-        mine = arrays.members[slots[at]]
-        group = int(mine.group)
-        mine.group = mine.preceding = mine.following = NONE
-        if group >= 0 and arrays.groups[group].endpoint >= 0:
-            _end(arrays, group)
 
 
 @compiled

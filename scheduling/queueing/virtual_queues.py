@@ -16,11 +16,6 @@ nothing waits, requests go as the endpoint's router says, as under every other o
 """
 
 import math
-from collections.abc import Mapping
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
@@ -30,14 +25,13 @@ from scheduling.queueing.groups import (
     KNOWN_CLASSES,
     NONE,
     GroupArrays,
-    dissolve,
     limit_of,
     put_before,
     unqueue,
 )
 from scheduling.queueing.swapping.service import due_at, group_s, request_s
 from scheduling.queueing.swapping.timeline import place_in_shared
-from scheduling.queueing.waiting_set import WaitingArrays, join_group, peek
+from scheduling.queueing.waiting_set import WaitingArrays, peek
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import has_room
 
@@ -238,37 +232,3 @@ def reassign(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArra
             unqueue(arrays, group)
         count += insert(fleet, endpoints, waiting, group)
     return count
-
-
-SPARSE: Final = 16
-"""Sequences for each request that waits, above which sorting them is quicker than going through all that there were."""
-
-
-@compiled
-def _join_each(waiting: WaitingArrays, slots: NDArray[np.int32]) -> None:
-    for at in range(slots.size):
-        slot = int(slots[at])
-        if slot >= 0 and waiting.groups.limit[waiting.endpoint[slot]] > 0:
-            join_group(waiting, slot)
-
-
-def regroup(waiting: WaitingArrays, limits: Mapping[int, int]) -> None:
-    """Make the groups of some endpoints anew from what waits for them; *limits* has the most requests of a group by
-    endpoint, 0 for no groups any more.
-
-    All endpoints in one pass by order of arrival: requests that came together are next to each other in memory.
-    """
-    slots = np.concatenate([waiting.heap[endpoint, : waiting.size[endpoint]] for endpoint in limits])
-    dissolve(waiting.groups, slots)
-    for endpoint, limit in limits.items():
-        waiting.groups.limit[endpoint] = limit
-    if not slots.size:
-        return
-    sequence = waiting.sequence[slots]
-    first, last = int(sequence.min()), int(sequence.max())
-    if last - first < SPARSE * slots.size:
-        in_sequence = np.full(last - first + 1, NONE, np.int32)
-        in_sequence[sequence - first] = slots
-    else:
-        in_sequence = slots[np.argsort(sequence)]
-    _join_each(waiting, in_sequence)

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from scheduling.queueing.groups import BUCKETS
+from scheduling.queueing.regrouping import regroup
 from scheduling.queueing.reordering.evaluate import evaluate
 from scheduling.queueing.reordering.problem import Order, Problem, broken_rules
 from scheduling.queueing.reordering.rules import RULES
 from scheduling.queueing.reordering.scheduler import Answer, order_by, reorder, warm_up
-from scheduling.queueing.virtual_queues import regroup
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue
 from tests.scheduling.queueing.reordering.problems import synthetic
 

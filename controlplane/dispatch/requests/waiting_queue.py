@@ -19,8 +19,9 @@ from controlplane.fleet.lifecycle.states import AWAKE, COMING
 from scheduling.compiled import uncompiled
 from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS
 from scheduling.queueing.ordering import BY_SERVICE, ORDERINGS, QLM, queue_key
+from scheduling.queueing.regrouping import regroup
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
-from scheduling.queueing.virtual_queues import fit_groups, reassign, regroup
+from scheduling.queueing.virtual_queues import fit_groups, reassign
 from scheduling.queueing.waiting_set import (
     allocate_waiting,
     grow_waiting,

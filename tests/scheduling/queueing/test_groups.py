@@ -8,20 +8,20 @@ from scheduling.queueing.groups import (
     BY_LENGTH,
     CLASSES,
     FREE_GROUPS,
+    GROUP,
     INPUT_EDGES,
     OUTPUT_EDGES,
     limit_of,
 )
+from scheduling.queueing.regrouping import SPARSE, regroup
 from scheduling.queueing.swapping.service import due_at, request_s
 from scheduling.queueing.virtual_queues import (
-    SPARSE,
     fit_groups,
     head,
     insert_loose,
     may_balance,
     pull,
     reassign,
-    regroup,
 )
 from scheduling.queueing.waiting_set import (
     NEXT_SEQUENCE,
@@ -186,6 +186,43 @@ def test_groups_are_made_anew_from_what_waits_and_given_up():
     regroup(waiting, {0: 0})
     assert not living(waiting)
     assert (waiting.groups.members["group"] == -1).all()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 2), st.sampled_from([0.5, 60.0, np.inf]), st.sampled_from([10, 5000]), st.integers(1, 700)
+        ),
+        max_size=60,
+    ),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 1), st.booleans()), min_size=3, max_size=3),
+    st.integers(1, 2),
+)
+def test_groups_made_anew_are_those_of_requests_that_join_one_after_another(requests, endpoints, times):
+    """Field by field, for each endpoint with its own limit (0: none), order inside groups, and knowledge of times."""
+    one, all_at_once = allocate_waiting(3, len(requests) + 1), allocate_waiting(3, len(requests) + 1)
+    for at, (limit, within, timed) in enumerate(endpoints):
+        one.groups.limit[at] = limit
+        for waiting in (one, all_at_once):
+            waiting.groups.within[at] = within
+            waiting.groups.token_s[at] = (1e-4, 1e-3) if timed else 0.0
+    for at, (endpoint, due_s, prompt, output) in enumerate(requests):
+        for waiting in (one, all_at_once):
+            enqueue(waiting, endpoint, at + due_s, float(at), at + due_s, 0, prompt, output, -1, -1, -1, -1)
+    for _ in range(times):  # of what is in groups already, too
+        regroup(all_at_once, {at: limit for at, (limit, _, _) in enumerate(endpoints)})
+    stands = []
+    for waiting in (one, all_at_once):
+        fields = [name for name in GROUP.names if name not in ("first", "last", "number")]
+        stands.append(
+            [
+                (members(waiting, group), waiting.groups.groups[fields][group].tolist())
+                for group in sorted(living(waiting), key=lambda group: waiting.groups.groups[group].number)
+            ]
+        )
+    assert stands[0] == stands[1]
+    for name in ("mean_tokens", "mean_output", "moment_s") if times == 1 else ():
+        assert getattr(one.groups, name).tolist() == getattr(all_at_once.groups, name).tolist()
 
 
 def test_endpoints_are_regrouped_together():
