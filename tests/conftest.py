@@ -8,6 +8,13 @@ from tests import examples  # noqa: F401 (registers the profiles)
 settings.load_profile("few")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _quick_database():
+    from tests import database
+
+    database.install()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """No search for garbage while millions of objects are made that live to the end, nor among them ever after.
