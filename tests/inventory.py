@@ -38,6 +38,17 @@ def messages(monkeypatch):
 
 
 @pytest.fixture
+def no_sidebar(monkeypatch):
+    """Pages of the admin without the list of all models beside them, which takes as long as all else on a page.
+
+    It is the list of the index page, from the same template.
+    """
+    from django.contrib import admin
+
+    monkeypatch.setattr(admin.site, "enable_nav_sidebar", False)
+
+
+@pytest.fixture
 def slo_class(db):
     return SloClass.objects.create(
         name="interactive",

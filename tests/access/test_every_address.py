@@ -294,7 +294,7 @@ def test_the_rest_api_with_a_tenants_key(world, tenant, like):
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_admin(world, sign_in, role, member):
+def test_the_admin(world, sign_in, role, member, no_sidebar):
     world.sign_in_token(member)
     client, wrong = sign_in(role), []
 

@@ -109,7 +109,7 @@ def test_every_model_of_the_project_is_registered():
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model._meta.model_name)
-def test_pages_of_every_model_answer_under_the_content_security_policy(model, rows, as_admin):
+def test_pages_of_every_model_answer_under_the_content_security_policy(model, rows, as_admin, no_sidebar):
     row = model._default_manager.first()
     pages = [url_of(model, "changelist"), url_of(model, "changelist") + "?q=a", url_of(model, "change", row.pk)]
     model_admin = admin.site._registry[model]
@@ -129,7 +129,7 @@ def test_pages_of_every_model_answer_under_the_content_security_policy(model, ro
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model._meta.model_name)
-def test_every_filter_of_every_list_answers(model, rows, as_admin):
+def test_every_filter_of_every_list_answers(model, rows, as_admin, no_sidebar):
     page = as_admin.get(url_of(model, "changelist"))
     for spec in page.context["cl"].filter_specs:
         for choice in list(spec.choices(page.context["cl"]))[:3]:

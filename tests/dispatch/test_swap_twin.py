@@ -26,6 +26,8 @@ from tests.dispatch.test_twin import BLOCK_TOKENS, NEVER, Live, inventory_of
 S = InstanceState
 SHARING = {"m": simulated.Sharing("pair", 1.0, 2.0, 20.0, 1.0), "n": simulated.Sharing("pair", 0.4, 3.0, 20.0, 1.0)}
 FOR_S = 150.0
+TWIN_S = 75.0
+"""For which both clocks are compared."""
 
 
 class Sharing(Live):
@@ -128,9 +130,9 @@ def fleet_of(*, alone=False, stopped=False, **policies):
     return simulated.Cluster(specs, ordering="qlm", sweeps=True, queue_bound=10_000, delays=delays, **policies)
 
 
-def mixed(random, per_s, due_s):
-    """Poisson arrivals of both models for `FOR_S`, each due within its *due_s* or, one in ten, at any time."""
-    arrival_s = [random.uniform(0.0, FOR_S, random.poisson(rate * FOR_S)) for rate in per_s]
+def mixed(random, per_s, due_s, for_s=FOR_S):
+    """Poisson arrivals of both models for *for_s*, each due within its *due_s* or, one in ten, at any time."""
+    arrival_s = [random.uniform(0.0, for_s, random.poisson(rate * for_s)) for rate in per_s]
     model = np.repeat([0, 1], [each.size for each in arrival_s])
     arrival_s = np.concatenate(arrival_s)
     order = np.argsort(arrival_s)
@@ -171,7 +173,7 @@ def changes_of(result):
         ((1.5, 1.5), (20.0, 60.0), {}),
         ((2.5, 2.5), (20.0, 120.0), {}),
         ((2.5, 0.5), (10.0, 60.0), {"eviction_limit": 2}),
-        ((4.5, 1.0), (10.0, 40.0), {"alone": True}),
+        ((4.5, 1.0), (10.0, 40.0), {"alone": True, "for_s": FOR_S}),
         ((2.5, 2.5), (20.0, 120.0), {"swap_by_queue": False}),
         ((2.0, 2.0), (20.0, 40.0), {"group_batches": 0.5}),
         ((1.5, 1.5), (20.0, 60.0), {"stopped": True}),
@@ -180,7 +182,9 @@ def changes_of(result):
 )
 async def test_both_clocks_swap_and_place_alike(per_s, due_s, options):
     random = np.random.default_rng([17, int(10 * sum(per_s))])
-    fleet, requests = fleet_of(**options), mixed(random, per_s, due_s)
+    options = dict(options)
+    for_s = options.pop("for_s", TWIN_S)
+    fleet, requests = fleet_of(**options), mixed(random, per_s, due_s, for_s)
     live = Sharing(fleet)
     live.run(fleet, requests)
     simulation = Simulation(fleet, requests, decisions=True)

@@ -53,9 +53,10 @@ class Draining(Sharing):
         super().move(number, state)
 
 
-async def test_drains_take_what_they_are_expected_to():
+@pytest.mark.parametrize("seeds", [2, pytest.param(6, marks=pytest.mark.slow)])
+async def test_drains_take_what_they_are_expected_to(seeds):
     drains = []
-    for seed in range(6):
+    for seed in range(seeds):
         fleet, requests = fleet_of(), mixed(np.random.default_rng([seed, 40]), (2.0, 2.0), (30.0, 120.0))
         live = Draining(fleet)
         live.run(fleet, requests)

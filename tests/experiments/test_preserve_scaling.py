@@ -23,7 +23,8 @@ from scheduling.simulation.strategies import Bounds, run_strategy
 from tests.docs import results
 from tests.scheduling.scaling.views import view
 
-SMALL = ("--days", "0.03", "--scale", "0.03", "--forecaster", "seasonal_naive")
+DAYS = 0.021
+SMALL = ("--days", str(DAYS), "--scale", "0.03", "--forecaster", "seasonal_naive")
 
 
 def run(*arguments: str) -> str:
@@ -55,18 +56,18 @@ def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):
     assert json.loads((tmp_path / "deep" / "result.json").read_text()) == first
     assert [each["demand"] for each in first["runs"]] == ["plain", "bursts"]
     plain, bursts = first["runs"]
-    assert bursts["requests"] > plain["requests"] > 1000
+    assert bursts["requests"] > plain["requests"] > 500
     for each in first["runs"]:
         assert [row["strategy"] for row in each["rows"]] == ["per_arrival", "lt_ua", "pilothouse"]
         for row in each["rows"]:
             assert row["done"] + row["unserved"] == each["requests"]
             assert row["usd"] == pytest.approx(row["instance_hours"] * scenes.USD_PER_HOUR, rel=1e-4)
             assert sum(row["hours_by_model"].values()) == pytest.approx(row["instance_hours"], abs=0.01)
-            assert 0.9 * 24 * 24 * 0.03 <= row["instance_hours"] <= 24 * 240 * 0.03
+            assert 0.9 * 24 * 24 * DAYS <= row["instance_hours"] <= 24 * 240 * DAYS
             assert 0 < row["ttft_p50_s"] <= row["ttft_p95_s"] <= row["ttft_p99_s"]
     assert first["reported"]["lt_ua"] == {"instance_hours": -0.228, "waste_hours": -0.7}
     assert first["command"] == (
-        "manage.py reproduce sageserve --days 0.03 --scale 0.03 --strategies per_arrival,lt_ua,pilothouse"
+        "manage.py reproduce sageserve --days 0.021 --scale 0.03 --strategies per_arrival,lt_ua,pilothouse"
         " --forecaster seasonal_naive"
     )
     for word in ("lt_i", "per_arrival", "-24.8 %", "TTFT p95", "llama-2-70b hours"):
@@ -107,7 +108,7 @@ def test_preserve_is_measured_and_shown():
     for depth, names in of_depth.items():
         for service in preserve.SERVICES:
             static = rows[depth, service, "static"]
-            assert static["instance_hours"] == pytest.approx(8 * 24 * 0.03, rel=0.05)
+            assert static["instance_hours"] == pytest.approx(8 * 24 * DAYS, rel=0.05)
             assert static["scale_outs"] == 0
             for name in names:
                 row = rows[depth, service, name]
