@@ -128,6 +128,16 @@ def test_pages_of_every_model_answer_under_the_content_security_policy(model, ro
     assert add.status_code == (403 if model in read_only else 200)
 
 
+def test_the_list_beside_a_page_is_that_of_the_index(as_admin):
+    page, index = as_admin.get(url_of(Region, "changelist")), as_admin.get(reverse("admin:index"))
+    assert b"<script>" not in page.content
+    assert page.context["is_nav_sidebar_enabled"]
+    for model in MODELS:
+        link = f'href="{url_of(model, "changelist")}"'.encode()
+        assert link in page.content
+        assert link in index.content
+
+
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model._meta.model_name)
 def test_every_filter_of_every_list_answers(model, rows, as_admin, no_sidebar):
     page = as_admin.get(url_of(model, "changelist"))
