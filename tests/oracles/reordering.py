@@ -112,3 +112,34 @@ def listed(terms, affinity, near_s, swap_s, give_up, looked_at, late_looked_at):
         chosen.append((group, queue))
         time[queue], loaded[queue] = start + terms.service[kind, group], int(terms.model[group])
     return chosen, cost
+
+
+def listed_by_model(terms, served_by, model, near_s, give_up, unserved, looked_at):
+    """The groups of *model* on the queues that serve nothing else, as `allotting.list_model`: [(group, queue)], cost."""
+    queues = [queue for queue, its in enumerate(served_by) if its == model]
+    time = {q: terms.free[q] + terms.change[terms.kind[q], terms.loaded[q] + 1, model] for q in queues}
+    waiting = terms.movable[terms.first[model] : terms.first[model + 1]].tolist()
+    chosen, cost = [], 0.0
+    while waiting:
+        queue = min((q for q in queues if time[q] < math.inf), key=lambda q: (time[q], q), default=None)
+        if queue is None:
+            return chosen, cost + sum(terms.weight[group] * unserved for group in waiting)
+        kind, best = int(terms.kind[queue]), (-math.inf, None)
+        for group in waiting[:looked_at]:
+            if terms.service[kind, group] < math.inf:
+                slack = -(time[queue] + terms.offset[kind, group])
+                index = math.log(max(terms.weight[group], 1.0)) - math.log(max(terms.service[kind, group], 1e-6))
+                index -= slack / near_s if slack >= 0.0 else give_up
+                if index > best[0]:
+                    best = (index, group)
+        if best[1] is None:
+            time[queue] = math.inf
+            continue
+        group = best[1]
+        waiting.remove(group)
+        late = time[queue] + terms.offset[kind, group]
+        if late > 0.0:
+            cost += terms.weight[group] * (late + terms.kappa[0])
+        time[queue] += terms.service[kind, group]
+        chosen.append((group, queue))
+    return chosen, cost

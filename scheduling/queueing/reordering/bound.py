@@ -34,13 +34,18 @@ def shortage(problem: Problem) -> Shortage:
     nothing = Shortage(0.0, np.inf, np.zeros(types, np.int64))
     if not order.size:
         return nothing
-    due_s, own_s, service_s = problem.due_s[order], problem.own_s[order], problem.service_s[order]
-    rest_s = np.where(np.isfinite(service_s), service_s, 0.0) - np.where(np.isfinite(own_s), own_s, 0.0)
-    rest_s = np.maximum.accumulate(rest_s, axis=0)
+    # By type, then group: what follows goes along groups.
+    due_s, own_s, service_s = problem.due_s[order], problem.own_s[order].T, problem.service_s[order].T
+    served = np.isfinite(service_s)
+    service_s, own_s = np.where(served, service_s, 0.0), np.where(served, own_s, 0.0)
+    never_s = np.where(served, 0.0, np.inf)
+    rest_s = np.maximum.accumulate(service_s - own_s, axis=1)
     queues = np.bincount(problem.queue_type, minlength=types)
-    room_s = np.zeros((order.size, types))
-    for kind, free_s in zip(problem.queue_type.tolist(), problem.free_s.tolist(), strict=True):
-        room_s[:, kind] += np.maximum(0.0, due_s - free_s)
+    room_s = np.zeros(served.shape)
+    for kind in range(types):
+        free_s = np.sort(problem.free_s[problem.queue_type == kind])
+        free = np.searchsorted(free_s, due_s)
+        room_s[kind] = free * due_s - np.concatenate([[0.0], np.cumsum(free_s)])[free]
     prices = [np.ones(types)]
     for model in range(models):
         served = problem.service_s[problem.model == model]
@@ -53,13 +58,12 @@ def shortage(problem: Problem) -> Shortage:
     most, worst, instances = 0.0, np.inf, np.zeros(types, np.int64)
     for price in prices:
         for needed_s, after_s in ((own_s, np.zeros_like(rest_s)), (service_s, rest_s)):
-            with np.errstate(invalid="ignore"):
-                needed = np.where(np.isfinite(needed_s), needed_s * price, np.inf).min(axis=1)
-            missing = np.cumsum(needed) - (room_s + queues * after_s) @ price
+            needed = (needed_s * price[:, None] + never_s).min(axis=0)
+            missing = np.cumsum(needed) - price @ (room_s + queues[:, None] * after_s)
             at = int(missing.argmax())
             if missing[at] > most:
                 most, worst = float(missing[at]), float(due_s[at])
             for kind in np.flatnonzero(price > 0.0).tolist():
-                more = int(np.ceil(missing / (price[kind] * (due_s + after_s[:, kind])) - 1e-9).max())
+                more = int(np.ceil(missing / (price[kind] * (due_s + after_s[kind])) - 1e-9).max())
                 instances[kind] = max(instances[kind], more)
     return Shortage(most, worst, instances) if most > 0.0 else nothing

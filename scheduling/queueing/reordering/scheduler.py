@@ -15,8 +15,9 @@ from scheduling.queueing.reordering.evaluate import Score, evaluate
 from scheduling.queueing.reordering.problem import Floats, Ints, Order, Problem, begin, contiguous
 from scheduling.queueing.reordering.programme import solve
 from scheduling.queueing.reordering.rules import RULES, SEARCH, edf_earliest_completion, fcfs
+from scheduling.queueing.reordering.search.allotting import best_allotment
 from scheduling.queueing.reordering.search.annealing import MIX, MIX_OF_FEW, allocate_best, anneal, best_order
-from scheduling.queueing.reordering.search.insertion import insert
+from scheduling.queueing.reordering.search.insertion import insert, keep
 from scheduling.queueing.reordering.search.listing import allocate_listing, best_listing
 from scheduling.queueing.reordering.search.scanning import allocate_lanes, fill
 from scheduling.queueing.reordering.search.sequences import (
@@ -40,6 +41,8 @@ MOVES_PER_S = 2e6
 """Moves that a budget in seconds is taken for before the clock has said more."""
 LISTING_MOVES = 1000
 """Moves that one list scheduling is counted as where a budget is in moves."""
+TRIAL_MOVES = 80
+"""The same of one trial of an allotment."""
 FEW = 16
 """Groups up to which there are few: almost any order is tried then."""
 MIDDLE, LONG = 500.0, 1300.0
@@ -52,6 +55,8 @@ class Scheme(NamedTuple):
     The numbers were chosen on seeds 0 to 7 of the benchmark's problems; it judges on others.
     """
 
+    allotted: float
+    """Share of the budget after which the search for an allotment of queues to models ends."""
     listed: float
     """Share of the budget after which list scheduling ends."""
     hot: float
@@ -60,11 +65,11 @@ class Scheme(NamedTuple):
     """Temperature that it ends with."""
 
 
-COLD = Scheme(0.5, 0.03)
-COLD_MIDDLE = Scheme(0.35, 0.1)
-COLD_LONG = Scheme(0.3, 0.2, 0.05)
-COLD_FEW = Scheme(0.3, 10.0, 0.01)
-WARM = Scheme(0.0, 0.02)
+COLD = Scheme(0.35, 0.5, 0.015)
+COLD_MIDDLE = Scheme(0.15, 0.15, 0.05)
+COLD_LONG = Scheme(0.1, 0.3, 0.1, 0.03)
+COLD_FEW = Scheme(0.1, 0.3, 10.0, 0.01)
+WARM = Scheme(0.0, 0.0, 0.02)
 
 
 class Answer(NamedTuple):
@@ -139,30 +144,32 @@ class _Search:
     def complete(self, order: Order) -> Order:
         """*order* without what is not movable or cannot be served where it is; movable groups that it lacks are inserted."""
         terms, lacking = self.terms, self.terms.rank >= 0
-        kept: list[list[int]] = [[] for _ in range(terms.kind.size)]
-        for queue, groups in enumerate(order.queues()[: terms.kind.size]):
-            kind, model = int(terms.kind[queue]), int(terms.loaded[queue])
-            for group in groups:
-                if not 0 <= group < lacking.size or not lacking[group]:
-                    continue
-                wanted = int(terms.model[group])
-                if np.isfinite(terms.change[kind, model + 1, wanted] + terms.service[kind, group]):
-                    kept[queue].append(group)
-                    lacking[group], model = False, wanted
+        first, groups = np.clip(order.first, 0, order.groups.size), np.ascontiguousarray(order.groups)
+        kept = Order(np.empty(terms.kind.size + 1, np.int64), np.empty(groups.size, np.int64))
+        keep(terms, np.maximum.accumulate(first), groups, kept.first, kept.groups, lacking)
         new = terms.movable[lacking[terms.movable]]
-        state, _ = rows_of(terms, Order.of(kept), new[np.argsort(terms.due[new], kind="stable")])
+        state, _ = rows_of(terms, kept, new[np.argsort(terms.due[new], kind="stable")])
         return order_of(state)
 
     def cold(self, fallback: Order) -> Order:
-        """Annealing from the best of *fallback*, FCFS and list scheduling."""
+        """Annealing from the best of *fallback*, FCFS, an allotment of queues to models, and list scheduling."""
         each = self.budget.likely_moves / max(1, self.terms.movable.size)
         few = self.terms.movable.size <= FEW and each >= LONG
         scheme = COLD_FEW if few else COLD_LONG if each >= LONG else COLD_MIDDLE if each >= MIDDLE else COLD
-        starts = [fallback, self.complete(fcfs(self.terms))]
-        if listed := best_listing(self.terms, allocate_listing(self.terms), self._lists(scheme), self.seed):
+        starts, room = [fallback, self.complete(fcfs(self.terms))], allocate_listing(self.terms)
+        starts.append(self.complete(best_allotment(self.terms, room, self._allots(scheme), self.seed)))
+        if listed := best_listing(self.terms, room, self._lists(scheme), self.seed):
             starts.append(listed)
         costs = [rows_of(self.terms, start)[1] for start in starts]
         return self.annealed(starts[int(np.argmin(costs))], scheme)
+
+    def _allots(self, scheme: Scheme) -> Callable[[int], float]:
+        """The share of the search for an allotment that is done after so many trials."""
+        if self.budget.moves is None:
+            began = self.budget.spent()
+            return lambda tried: (self.budget.spent() - began) / max(1e-9, scheme.allotted - began)
+        trials = max(10, int(self.budget.moves * scheme.allotted / TRIAL_MOVES))
+        return lambda tried: tried / trials
 
     def _lists(self, scheme: Scheme) -> Callable[[int], bool]:
         """Whether list scheduling goes on after so many orders."""

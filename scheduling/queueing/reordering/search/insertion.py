@@ -1,6 +1,7 @@
-"""New groups find the place in an existing order where they cost least: what a warm start begins with."""
+"""What a warm start begins with: an existing order as far as it can be kept, and new groups where they cost least there."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
 from scheduling.queueing.reordering.problem import Floats, Ints
@@ -56,3 +57,25 @@ def insert(terms: Terms, state: Sequences, groups: Ints, change: Floats) -> int:
         change[1] += least - least_cost
         placed += 1
     return placed
+
+
+@compiled
+def keep(terms: Terms, first: Ints, groups: Ints, kept_first: Ints, kept: Ints, lacking: NDArray[np.bool_]) -> None:
+    """Write what can be kept of the order *first*, *groups* (`Order`) into *kept_first* and *kept*.
+
+    That is each group that is *lacking*, which it is no more then, and that its queue can serve there. Numbers of groups may
+    be any, *first* must rise from 0 on to no more than there are.
+    """
+    count = 0
+    for queue in range(terms.kind.size):
+        kept_first[queue] = count
+        kind, model = terms.kind[queue], terms.loaded[queue]
+        for at in range(first[queue], first[queue + 1]) if queue + 1 < first.size else range(0):
+            group = groups[at]
+            if group < 0 or group >= lacking.size or not lacking[group]:
+                continue
+            wanted = terms.model[group]
+            if terms.change[kind, model + 1, wanted] + terms.service[kind, group] < np.inf:
+                kept[count], lacking[group], model = group, False, wanted
+                count += 1
+    kept_first[terms.kind.size] = count
