@@ -4,7 +4,7 @@ import pytest
 from django.contrib.auth.models import Permission
 from django.contrib.contenttypes.models import ContentType
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 
 from controlplane.fleet.models import Region
 from tests import database
@@ -47,3 +47,30 @@ def test_another_migration_or_permission_makes_another_database(monkeypatch):
     before = database.migrated()
     monkeypatch.setattr(Region._meta, "permissions", [("rename", "Can rename it")])
     assert database.migrated() != before
+
+
+@pytest.mark.django_db
+def test_what_was_written_once_is_there_again_as_it_was():
+    calls = []
+
+    def build():
+        calls.append(Region.objects.create(name="us-east", title="US East").pk)
+
+    for _ in range(3):
+        with transaction.atomic():
+            database.write(build)
+            assert list(Region.objects.values_list("name", "title", "active")) == [("us-east", "US East", True)]
+            transaction.set_rollback(True)
+    assert len(calls) == (1 if connection.vendor == "sqlite" else 3)
+    Region.objects.create(name="eu-west", title="EU West")
+    with transaction.atomic():
+        database.write(build)
+        assert Region.objects.count() == 2, "it is called again where another row is there before"
+
+
+@pytest.mark.django_db
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="elsewhere it is called each time")
+def test_what_changes_other_rows_is_refused():
+    Region.objects.create(name="us-east", title="US East")
+    with pytest.raises(AssertionError, match="fleet_region is changed"):
+        database.write(lambda: Region.objects.update(title="Another"))

@@ -22,6 +22,7 @@ from controlplane.gateway.models import MinuteRow
 from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import selectors
 from controlplane.planning.models import Forecast, Quantity
+from tests import database
 from tests.console import planning_rows
 
 NOW = datetime(2026, 11, 20, 14, 23, 20, tzinfo=UTC)
@@ -37,6 +38,10 @@ def clock(monkeypatch):
 def reader(client, viewer):
     client.force_login(viewer)
     return client
+
+
+def furnish() -> None:
+    planning_rows.furnish(NOW)
 
 
 def page(reader, **query) -> str:
@@ -160,7 +165,7 @@ def test_an_outlook_ends_actual_demand_now_and_capacity_too(make_instance, langu
 
 def test_all_numbers_are_there_before_any_script(reader, make_instance, language_model):
     make_instance()
-    planning_rows.furnish(NOW)
+    database.write(furnish)
     html = page(reader)
     for word in ("Demand, last 10 min", "Peak ahead", "Peak of capacity", "Within 80 % band", "All series", "Backtest"):
         assert word in html
@@ -186,7 +191,7 @@ def test_all_numbers_are_there_before_any_script(reader, make_instance, language
 
 def test_the_chart_is_its_table_and_its_file(reader, make_instance):
     make_instance()
-    planning_rows.furnish(NOW)
+    database.write(furnish)
     query = {"table": "forecast", "quantity": "prompt", "hours": "6"}
     html = page(reader, **query)
     rows = table(reader.get(reverse("console:forecast"), query | {"format": "csv"}))
@@ -201,7 +206,7 @@ def test_the_chart_is_its_table_and_its_file(reader, make_instance):
 @pytest.mark.parametrize("name", ["series", "backtest", "horizon", "coverage"])
 def test_every_other_table_has_a_file(reader, make_instance, name):
     make_instance()
-    planning_rows.furnish(NOW)
+    database.write(furnish)
     rows = table(reader.get(reverse("console:forecast"), {"table": name, "format": "csv"}))
     assert len(rows) > 1
     assert all(len(row) == len(rows[0]) for row in rows)
@@ -209,7 +214,7 @@ def test_every_other_table_has_a_file(reader, make_instance, name):
 
 def test_filters_choose_the_series_and_mistyped_ones_show_a_page(reader, make_instance):
     make_instance()
-    planning_rows.furnish(NOW)
+    database.write(furnish)
     html = page(reader, model="nobody", region="nowhere", quantity="words", hours="7")
     assert '<option value="6" selected>' in html
     assert '<option value="output" selected>' in html
@@ -226,7 +231,7 @@ def flexible(make_instance):
     make_instance()
     for name in ("flexible", "idle"):
         SloClass.objects.create(name=name, title=name.title(), kind=SloKind.NON_INTERACTIVE, deadline_s=3600)
-    planning_rows.furnish(NOW)
+    database.write(furnish)
     rows = list(MinuteRow.objects.all())
     for row in rows:
         row.pk, row.slo_class = None, "flexible"
@@ -393,7 +398,7 @@ def test_a_peak_above_the_capacity_is_critical(reader, make_instance, language_m
 
 def test_charts_are_redrawn_alone(reader, make_instance):
     make_instance()
-    planning_rows.furnish(NOW)
+    database.write(furnish)
     answer = reader.get(reverse("console:forecast-charts"), {"charts": "forecast,coverage"})
     charts = answer.json()["charts"]
     assert set(charts) == {"forecast", "coverage"}
@@ -406,7 +411,7 @@ def test_charts_are_redrawn_alone(reader, make_instance):
 
 def test_queries_do_not_grow_with_rows(reader, make_instance, django_assert_max_num_queries):
     make_instance()
-    planning_rows.furnish(NOW)
+    database.write(furnish)
     with django_assert_max_num_queries(34):
         page(reader)
 

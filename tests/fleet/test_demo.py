@@ -20,6 +20,7 @@ from controlplane.fleet.models import (
     Region,
     SloClass,
 )
+from tests import database
 
 pytestmark = pytest.mark.django_db
 
@@ -30,9 +31,13 @@ def contents():
     return {model.__name__: list(model.objects.order_by("pk").values()) for model in TABLES}
 
 
+def seed() -> None:
+    demo.seed("emulated")
+
+
 @pytest.fixture
 def seeded(db):
-    demo.seed("emulated")
+    database.write(seed)
 
 
 def test_twice_is_once(seeded):

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 
+from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import Deployment, Model, SloClass, SwapGroup
 from controlplane.fleet.swaps.times import PCIE_BYTES_PER_S
 from controlplane.gateway.models import LedgerRow, MinuteRow
@@ -22,6 +23,7 @@ from controlplane.tuning.selectors import tuned
 from scheduling.scaling import EndpointView, Floor
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.strategies import Bounds, run_strategy
+from tests import database
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -38,6 +40,12 @@ def pace(settings):
 def ledger(acme, deployment):
     """Twenty minutes with a request a second, and a surge of four a second in the middle."""
     Deployment.objects.update(max_num_seqs=8)
+    database.write(write_ledger)
+    return list(LedgerRow.objects.order_by("pk"))
+
+
+def write_ledger() -> None:
+    acme = Tenant.objects.get(name="acme")
     draw = np.random.default_rng(0)
     at, rows = 0.0, []
     while at < 1200:
@@ -74,7 +82,6 @@ def ledger(acme, deployment):
         )
         for minute, (count, prompt, output) in minutes.items()
     )  # fmt: skip
-    return rows
 
 
 def advisor_of(last_hours):

@@ -16,13 +16,14 @@ from controlplane.fleet.models import GpuType, Instance, Model, PerformanceProfi
 from controlplane.gateway.models import LedgerRow
 from controlplane.simulation.services import find_gpu_type, find_model
 from scheduling.fleet.profile import Profile
+from tests import database
 
 TRUE = Profile(0.05, 0.016, 8.4e-5, 0.0, 0.029, 2.5e-4, 4e-8)
 
 
 @pytest.fixture
 def demo(db):
-    seed()
+    database.write(seed)
 
 
 def splitwise(folder: Path, model: str = "llama2-70b", gpu: str = "h100-80gb", slower: float = 1.0) -> Path:
