@@ -40,6 +40,18 @@ TOKENS = 24
 AT_ONCE = 4
 
 
+@pytest.fixture(scope="module")
+def emulator() -> Iterator[tuple[str, dict]]:
+    """The address of a process of emulated servers, and what one of them is like."""
+    process, url = emulated(sleep_s=0.05, wake_s=0.1, reload_s=0.2)
+    root = url.rpartition("/")[0]
+    with process:
+        with urllib.request.urlopen(f"{root}/emulator/instances/contract") as answer:
+            spec = json.load(answer)["spec"]
+        yield root, spec
+        process.terminate()
+
+
 @pytest.fixture(params=["emulator", pytest.param("vllm", marks=pytest.mark.vllm)])
 def servers(request: pytest.FixtureRequest) -> Iterator[list[SimpleNamespace]]:
     """A server of each model, by the model's name."""
@@ -50,16 +62,16 @@ def servers(request: pytest.FixtureRequest) -> Iterator[list[SimpleNamespace]]:
             fleet.wait(f"swap-{name}", url)
         yield [SimpleNamespace(name=name, url=url) for name, url in urls.items()]
         return
-    process, url = emulated(model="first", sleep_s=0.05, wake_s=0.1, reload_s=0.2)
-    root = url.rpartition("/")[0]
-    with urllib.request.urlopen(f"{root}/emulator/instances/contract") as answer:
-        spec = json.load(answer)["spec"]
-    body = json.dumps(spec | {"model": "second"}).encode()
-    wanted = urllib.request.Request(f"{root}/emulator/instances/other", data=body, method="PUT")
-    with process, urllib.request.urlopen(wanted) as answer:
-        other = str(json.load(answer)["url"])
-        yield [SimpleNamespace(name="first", url=url), SimpleNamespace(name="second", url=other)]
-        process.terminate()
+    root, spec = request.getfixturevalue("emulator")
+    made = []
+    for name in MODELS:
+        body = json.dumps(spec | {"model": name}).encode()
+        wanted = urllib.request.Request(f"{root}/emulator/instances/{name}", data=body, method="PUT")
+        with urllib.request.urlopen(wanted) as answer:
+            made.append(SimpleNamespace(name=name, url=str(json.load(answer)["url"])))
+    yield made
+    for name in MODELS:
+        urllib.request.urlopen(urllib.request.Request(f"{root}/emulator/instances/{name}", method="DELETE")).close()
 
 
 def rows(servers: list[SimpleNamespace], cpu_memory_bytes: int | None, ordering: str, by_queue: bool) -> None:
