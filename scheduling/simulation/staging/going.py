@@ -30,25 +30,24 @@ def set_going(
     if not running and not pending:
         return
     pending.sort(key=lambda one: _key(engine, one))
-    begun, come = ([_prompt(one, prompt_tokens) for one in each] for each in (running, pending))
+    begun, come = (tuple(_prompt(one, prompt_tokens) for one in each) for each in (running, pending))
+    computed: tuple[int, ...] = (0,) * len(come)
     context = sum(one.tokens + one.produced for one in begun)
     ended_s = row.get("iteration_s")
     if ended_s is not None or not running:
-        gone = [
-            Prompt(prompt, at_s + trip_s, output, left_s=end_s) for at_s, end_s, prompt, output in row.get("ended", ())
-        ]
-        begins_s = replay(engine, begun, come, gone, -inf if ended_s is None else float(ended_s))
+        gone = tuple(Prompt(prompt, at_s + trip_s, output, end_s) for at_s, end_s, prompt, output in row.get("ended", ()))
+        begins_s, computed = replay(engine, begun, come, gone, -inf if ended_s is None else float(ended_s))
     else:
         decode_s = engine.profile.step_time_s(0, len(running), context)
         first_s = min((one.reaches_s for one in come), default=None)
         begins_s = -float(random.uniform(0.0, 1.0)) * decode_s if first_s is None else first_s + decode_s / 2
-    for one, prompt in zip(pending, come, strict=True):
-        if prompt.computed:
-            one.where, one.prefilling, one.computed_tokens = Where.RUNNING, True, prompt.computed
+    for one, tokens in zip(pending, computed, strict=True):
+        if tokens:
+            one.where, one.prefilling, one.computed_tokens = Where.RUNNING, True, tokens
     # Those that run come first, and of them the one that is half prefilled last, for it was admitted last.
     instance.requests.sort(key=lambda one: (one.where is not Where.RUNNING, one.where is Where.SENT, one.prefilling))
     # It is not over: who is late by more than an iteration takes ends it at once.
-    left = sum(one.tokens - one.computed for one in come if one.reaches_s <= begins_s)
+    left = sum(one.tokens - tokens for one, tokens in zip(come, computed, strict=True) if one.reaches_s <= begins_s)
     step_s = engine.profile.step_time_s(min(left, engine.max_num_batched_tokens - len(running)), len(running), context)
     instance.begins_s = float(np.clip(begins_s, -0.999 * step_s, -1e-6))
 

@@ -11,7 +11,9 @@ where tokens came from a prefix cache, where requests were preempted or left, an
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,8 +26,7 @@ ROUNDS, TRIED = 4, 24
 ALIKE_S = 1e-6
 
 
-@dataclass(slots=True)
-class Prompt:
+class Prompt(NamedTuple):
     """A request at an engine."""
 
     tokens: int
@@ -34,33 +35,50 @@ class Prompt:
     """The engine."""
     produced: int = 0
     """Output tokens so far."""
-    computed: int = 0
-    """Of its prompt, by the iterations that have ended; what is worked out."""
     left_s: float = inf
     """When it ended."""
 
 
+class Replayed(NamedTuple):
+    begins_s: float
+    """When the iteration in progress at 0 s began."""
+    computed: tuple[int, ...]
+    """Tokens of each pending prompt by the iterations that have ended."""
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """One whose computed tokens are worked out; the rest is as in `Prompt`."""
+
+    tokens: int
+    reaches_s: float
+    produced: int
+    left_s: float
+    computed: int = 0
+
+
+@lru_cache(maxsize=1024)  # all futures and seeds of a what-if begin with the same
 def replay(
     engine: EngineConfig,
-    running: Sequence[Prompt],
-    pending: Sequence[Prompt],
-    gone: Sequence[Prompt],
+    running: tuple[Prompt, ...],
+    pending: tuple[Prompt, ...],
+    gone: tuple[Prompt, ...],
     ended_s: float,
-) -> float:
-    """When the iteration that is in progress at 0 s began, at *ended_s* or after it; `computed` of *pending* is written.
+) -> Replayed:
+    """What *engine* is at; the iteration in progress began at *ended_s* or after it.
 
     *running* have tokens, of *pending* nobody has any: they are in the order of the engine's own queue; *gone* have ended
     since the first of *pending* came. *ended_s* is when an iteration ended last that somebody saw: before 0, or -inf.
     """
     first_s = min((one.reaches_s for one in pending), default=inf)
+    begun, come, left = ([_Prompt(*one) for one in each] for each in (running, pending, gone))
     if first_s < ended_s and len(running) < engine.max_num_seqs:
-        _Back(engine, running, pending, gone, ended_s).find()
-    if running or not pending:
-        return ended_s
-    return _forward(engine, pending, ended_s)
+        _Back(engine, begun, come, left, ended_s).find()
+    begins_s = ended_s if running or not pending else _forward(engine, come, ended_s)
+    return Replayed(begins_s, tuple(one.computed for one in come))
 
 
-def _forward(engine: EngineConfig, pending: Sequence[Prompt], ended_s: float) -> float:
+def _forward(engine: EngineConfig, pending: Sequence[_Prompt], ended_s: float) -> float:
     """Nothing decodes, so nobody sees iterations end: those after *ended_s* that are over at 0 s."""
     begins_s = ended_s
     while True:
@@ -105,9 +123,9 @@ class _Back:
     def __init__(
         self,
         engine: EngineConfig,
-        running: Sequence[Prompt],
-        pending: Sequence[Prompt],
-        gone: Sequence[Prompt],
+        running: Sequence[_Prompt],
+        pending: Sequence[_Prompt],
+        gone: Sequence[_Prompt],
         ended_s: float,
     ) -> None:
         self.engine, self.pending, self.gone, self.ended_s = engine, pending, gone, ended_s
@@ -120,7 +138,7 @@ class _Back:
         self.context = (decodes * (tokens + produced - back)).sum(axis=1)
         self.held = int((tokens + produced).sum())
 
-    def _window(self, running: Sequence[Prompt]) -> tuple[int, list[Prompt]]:
+    def _window(self, running: Sequence[_Prompt]) -> tuple[int, list[_Prompt]]:
         """How many iterations it takes to where the prompts of the window began, and those prompts in order."""
         profile = self.engine.profile
         least_s = profile.step_time_s(0, 1, 1)
@@ -144,7 +162,8 @@ class _Back:
         begin_s = self.ended_s - sum(profile.step_time_s(0, decoding, context) for decoding, context in steps)
         tried = [] if self.decoding[-1] else self._from_idle()
         chunk_s = profile.step_time_s(self.engine.max_num_batched_tokens, 0, 0) - profile.step_time_s(0, 1, 0)
-        for chunks in range(TRIED):
+        tokens = sum(one.tokens for one in (*self.prompts, *self.gone))
+        for chunks in range(min(TRIED, 2 + tokens // self.engine.max_num_batched_tokens)):
             if tried and not tried[-1].wrong:
                 break
             tried.append(self._settled(begin_s - chunks * max(chunk_s, ALIKE_S)))
@@ -175,11 +194,12 @@ class _Back:
     def _settled(self, begin_s: float) -> "_Course":
         """The course whose last iteration ends at `ended_s`, or the nearest one, from one that begins at *begin_s* on."""
         best = self._course(begin_s)
-        made = best
+        made, before_s = best, inf
         for _ in range(ROUNDS):
-            if not made.wrong or made.off_s == 0.0:
+            next_s = made.begin_s - made.off_s
+            if not made.wrong or made.off_s == 0.0 or abs(next_s - before_s) < ALIKE_S:  # or it goes to and fro
                 break
-            made = self._course(made.begin_s - made.off_s)
+            before_s, made = made.begin_s, self._course(next_s)
             best = min(best, made, key=lambda one: one.wrong)
         return best
 
@@ -209,7 +229,7 @@ class _Back:
                 break
         return _Course(begin_s, at_s - self.ended_s, early, [one.computed for one in self.prompts])
 
-    def _take(self, prompts: list[Prompt], back: int, until_s: float, decoding: int) -> tuple[int, int]:
+    def _take(self, prompts: list[_Prompt], back: int, until_s: float, decoding: int) -> tuple[int, int]:
         """Give the iteration *back* of *prompts* what it has room for: how many tokens, and whether one ends too early."""
         room, begun, given, early = self.engine.max_num_batched_tokens - decoding, decoding, 0, 0
         capacity = self.engine.kv_capacity_tokens - self.held

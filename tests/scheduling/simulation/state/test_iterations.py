@@ -68,8 +68,7 @@ class Cut:
         ]
 
     def replayed(self, config):
-        begins_s = replay(config, self.running, self.pending, self.gone, self.seen_s)
-        return begins_s, [one.computed for one in self.pending]
+        return replay(config, tuple(self.running), tuple(self.pending), tuple(self.gone), self.seen_s)
 
 
 def off_by(seed, cuts, outputs, many):
