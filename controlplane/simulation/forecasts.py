@@ -1,7 +1,9 @@
 """Demand of a simulation by window, and what a forecaster would have known of it at a time."""
 
+import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -19,6 +21,14 @@ LEAST_WINDOWS: Final = 2
 """With fewer known, the highest minute of the last ten stands in, as live."""
 RECENT_MINUTES: Final = 10
 MINUTE_S: Final = 60.0
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a forecaster said, and what it said after that, by the windows known and asked for then."""
+
+    band: Band | None = None
+    after: dict[tuple[int, int], "Answer"] = field(default_factory=dict)
 
 
 def forecaster_named(name: str) -> str:
@@ -45,8 +55,12 @@ class SeriesForecasts:
     _fitted_windows: int = field(default=0, init=False)
     """Windows of the simulation that were known when it was fitted."""
     _known: int = field(default=0, init=False)
-    _made: tuple[int, int, Band] | None = field(default=None, init=False)
-    """The last forecast, by the windows known and asked for: it stays the same until the next window is known."""
+    _asked: list[tuple[int, int]] = field(default_factory=list, init=False)
+    """Windows known and asked for, each time."""
+    _answered: int = field(default=0, init=False)
+    """How many of them by the forecaster; it is asked for the others where nobody knows the answer to the next."""
+    _last: Answer | None = field(default=None, init=False)
+    """It stays the same until the next window is known."""
 
     def ahead(self, now_s: float, count: int) -> Band:
         """The *count* windows from the one that *now_s* is in."""
@@ -59,10 +73,28 @@ class SeriesForecasts:
             seen = self.minutes[max(0, until - RECENT_MINUTES) : until]
             highest = np.full(count, float(seen.max(initial=0.0)))
             return Band(highest, highest)
-        if self._made is None or self._made[:2] != (now, count):
+        if not self._asked or self._asked[-1] != (now, count):
+            self._asked.append((now, count))
+            last = _first_answer(self._digest()) if self._last is None else self._last
+            self._last = last.after.setdefault((now, count), Answer())
+        assert self._last is not None
+        if self._last.band is None:
+            self._last.band = self._said()
+        return self._last.band
+
+    def _said(self) -> Band:
+        """By the forecaster, which is asked for all that it was not asked for yet."""
+        for now, count in self._asked[self._answered :]:
             made = self._up_to(now).predict(count)
-            self._made = now, count, Band(made.mean, made.upper_80)
-        return self._made[2]
+        self._answered = len(self._asked)
+        return Band(made.mean, made.upper_80)
+
+    def _digest(self) -> bytes:
+        """Of all that a forecast depends on."""
+        digest = hashlib.sha256(repr((self.name, self.window_s, self.refit_s, self.minutes.size)).encode())
+        digest.update(np.ascontiguousarray(self.minutes))
+        digest.update(np.ascontiguousarray(self.history))
+        return digest.digest()
 
     def _up_to(self, now: int) -> Fallback:
         """The forecaster that knows the windows before *now*; fitted anew after `refit_s`, or with half as many more."""
@@ -81,6 +113,15 @@ class SeriesForecasts:
     def _windows(self, count: int) -> Floats:
         """The first *count* windows of the simulation; no demand where it is over."""
         return by_window(self.minutes, self.window_s, count)
+
+
+@lru_cache(maxsize=512)
+def _first_answer(series: bytes) -> Answer:
+    """Before anything was asked about the *series* of this digest, in this process.
+
+    Futures of a what-if have the same requests: what one of them asks, the others know.
+    """
+    return Answer()
 
 
 def by_window(minutes: Floats, window_s: float, count: int) -> Floats:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from controlplane.simulation.forecasts import SeriesForecasts, by_window, forecaster_named
+from forecasting.workload import FORECASTERS
 
 
 def series(name: str, minutes: np.ndarray, history: int = 6) -> SeriesForecasts:
@@ -30,6 +31,43 @@ def test_within_a_window_nothing_is_forecast_anew() -> None:
     assert one.ahead(1799.0, 3) is before
     assert one.ahead(1799.0, 4).mean.size == 4
     assert not np.array_equal(one.ahead(1800.0, 3).mean, before.mean)
+
+
+class Counting:
+    """A forecaster that counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.one, self.asked = FORECASTERS["ets"](), 0
+
+    def __getattr__(self, name: str):
+        return getattr(self.one, name)
+
+    def predict(self, steps: int):
+        self.asked += 1
+        return self.one.predict(steps)
+
+
+def test_what_another_run_asked_is_known_and_the_rest_is_forecast_as_if_nobody_had_asked(monkeypatch) -> None:
+    asked: list[Counting] = []
+    monkeypatch.setitem(FORECASTERS, "counting", lambda: asked.append(Counting()) or asked[-1])
+    minutes = 50 + 20 * np.sin(np.arange(600) / 20)
+    times_s = [0.0, 600.0, 1800.0, 3000.0, 9000.0, 9600.0]
+    one = series("ets", minutes)
+    alone = [one.ahead(now_s, 3) for now_s in times_s]
+
+    first, second, third = (series("counting", minutes) for _ in range(3))
+    for now_s in times_s[:3]:
+        first.ahead(now_s, 3)
+    before = sum(each.asked for each in asked)
+    made = [second.ahead(now_s, 3) for now_s in times_s[:3]]
+    assert sum(each.asked for each in asked) == before > 0
+    third.ahead(0.0, 2)  # another question, after which all are others
+    third.ahead(1200.0, 3)
+    made += [second.ahead(now_s, 3) for now_s in times_s[3:]]
+    assert sum(each.asked for each in asked) > before
+    for got, expected in zip(made, alone, strict=True):
+        assert np.array_equal(got.mean, expected.mean)
+        assert np.array_equal(got.upper, expected.upper)
 
 
 def test_an_oracle_knows_the_windows_from_now_on() -> None:

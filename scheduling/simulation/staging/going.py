@@ -1,6 +1,6 @@
 """What the engines of a forked fleet are at: each goes on with the iteration that it was in."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from math import inf
 from typing import Any
 
@@ -19,11 +19,13 @@ def set_going(
     prompt_tokens: NDArray[np.int32],
     trip_s: float,
     random: np.random.Generator,
+    guessed: Container[int] = (),
 ) -> None:
     """Note when the *engine* of *instance*, *row* of a fork, began its iteration, and how much of prompts it has computed.
 
     It began as the last one ended, if anybody saw that; else it is drawn by what it has and what takes how long.
-    *prompt_tokens* are those of the requests that it has, *trip_s* is a dispatch round trip.
+    *prompt_tokens* are those of the requests that it has, *trip_s* is a dispatch round trip. Of
+    the requests *guessed* nobody knows how many tokens they have.
     """
     running = [one for one in instance.requests if one.where is Where.RUNNING]
     pending = [one for one in instance.requests if one.where is Where.WAITING]
@@ -36,7 +38,8 @@ def set_going(
     ended_s = row.get("iteration_s")
     if ended_s is not None or not running:
         gone = tuple(Prompt(prompt, at_s + trip_s, output, end_s) for at_s, end_s, prompt, output in row.get("ended", ()))
-        begins_s, computed = replay(engine, begun, come, gone, -inf if ended_s is None else float(ended_s))
+        seen_s, unknown = -inf if ended_s is None else float(ended_s), any(one.request in guessed for one in running)
+        begins_s, computed = replay(engine, begun, come, gone, seen_s, unknown)
     else:
         decode_s = engine.profile.step_time_s(0, len(running), context)
         first_s = min((one.reaches_s for one in come), default=None)

@@ -64,16 +64,18 @@ def replay(
     pending: tuple[Prompt, ...],
     gone: tuple[Prompt, ...],
     ended_s: float,
+    guessed: bool = False,
 ) -> Replayed:
     """What *engine* is at; the iteration in progress began at *ended_s* or after it.
 
     *running* have tokens, of *pending* nobody has any: they are in the order of the engine's own queue; *gone* have ended
     since the first of *pending* came. *ended_s* is when an iteration ended last that somebody saw: before 0, or -inf.
+    *guessed*: nobody counts the tokens of some, so that no course can agree with all, and the first is as good as any.
     """
     first_s = min((one.reaches_s for one in pending), default=inf)
     begun, come, left = ([_Prompt(*one) for one in each] for each in (running, pending, gone))
     if first_s < ended_s and len(running) < engine.max_num_seqs:
-        _Back(engine, begun, come, left, ended_s).find()
+        _Back(engine, begun, come, left, ended_s).find(1 if guessed else TRIED)
     begins_s = ended_s if running or not pending else _forward(engine, come, ended_s)
     return Replayed(begins_s, tuple(one.computed for one in come))
 
@@ -155,15 +157,15 @@ class _Back:
             before = sorted((one for one in running if one.produced <= count), key=lambda one: -one.produced)
             prompts = [*before, *self.pending]
 
-    def find(self) -> None:
-        """Write what is computed of those that have no token."""
+    def find(self, most: int) -> None:
+        """Write what is computed of those that have no token, by one of *most* courses, or of those from idle."""
         profile = self.engine.profile
         steps = zip(self.decoding.tolist(), self.context.tolist(), strict=True)
         begin_s = self.ended_s - sum(profile.step_time_s(0, decoding, context) for decoding, context in steps)
         tried = [] if self.decoding[-1] else self._from_idle()
         chunk_s = profile.step_time_s(self.engine.max_num_batched_tokens, 0, 0) - profile.step_time_s(0, 1, 0)
         tokens = sum(one.tokens for one in (*self.prompts, *self.gone))
-        for chunks in range(min(TRIED, 2 + tokens // self.engine.max_num_batched_tokens)):
+        for chunks in range(min(most, 2 + tokens // self.engine.max_num_batched_tokens)):
             if tried and not tried[-1].wrong:
                 break
             tried.append(self._settled(begin_s - chunks * max(chunk_s, ALIKE_S)))

@@ -90,6 +90,8 @@ class _Placing:
         for name in ("ttft_s", "e2e_s", "queue_s"):
             self.outcomes[name] = np.nan
         self.outcomes["instance"] = self.outcomes["endpoint"] = -1
+        self.guessed: set[int] = set()
+        """Requests of which nobody knows how many tokens they have, since their answers are not streamed."""
 
     def _slots(self) -> dict[int, int]:
         """The instance of the cluster that each of the fleet's is, as far as there are enough."""
@@ -165,9 +167,8 @@ class _Placing:
         swap_targets = self._swap_targets(instances)
         for at, slot in self.slot_of.items():
             engine, trip_s = self.cluster.instances[slot].engine, self._round_trip_s(instances[slot])
-            set_going(
-                instances[slot], engine, self.forked.instances[at], self.requests.prompt_tokens, trip_s, self.random
-            )
+            row, prompts = self.forked.instances[at], self.requests.prompt_tokens
+            set_going(instances[slot], engine, row, prompts, trip_s, self.random, self.guessed)
         return FleetState(
             now_s=0.0,
             requests=self.requests,
@@ -232,6 +233,7 @@ class _Placing:
             if produced and not row["streamed"]:
                 produced = produced if seen[row["instance"]] < spec.engine.max_num_seqs else 0
                 seen[row["instance"]] += 1
+                self.guessed.add(request)
             reaches_s = row["placed_s"] + round_trip_s
             where = Where.RUNNING if produced else Where.SENT if reaches_s > 0 else Where.WAITING
             output, ordering = int(self.requests.output_tokens[request]), self.cluster.ordering
