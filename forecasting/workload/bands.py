@@ -134,8 +134,8 @@ class Bands:
         """By what errors are divided, by horizon."""
         return np.asarray(np.maximum(self.scale, SLOW_SHARE * self.slow_scale) ** POWER)
 
-    def ask(self, path: NDArray[np.float64]) -> None:
-        """Remember the forecast *path* of the next `reach` windows, to compare it with what comes."""
+    def ask(self, path: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Remember the forecast *path* of the next `reach` windows, to compare it with what comes; its `ends`."""
         row = self.origin % self.reach
         self.asked[row] = np.log(path + self.offset)
         self.asked_scale[row] = self._size()
@@ -143,6 +143,8 @@ class Bands:
         self.asked_ends[row] = self._mixed(path, by_errors, by_levels)
         self.asked_by_rule[0, row] = by_errors
         self.asked_by_rule[1, row] = by_levels
+        ends: NDArray[np.float64] = self.asked_ends[row].copy()
+        return ends
 
     def learn(self, actual: float) -> None:
         """Take in the next window; NaN moves on without learning."""

@@ -41,6 +41,8 @@ class Calibrated:
         self.bands: Bands | None = None
         self._own = self.model_class()
         self._used: PointModel = Level()
+        self._ahead: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        """The next windows within reach and the ends of their bands; None: not worked out yet."""
 
     def fit(self, series: Series) -> None:
         started_s = time.perf_counter()
@@ -60,7 +62,7 @@ class Calibrated:
         ):  # another model than the one that was calibrated: bands from what is known
             self.bands = Bands(self._used.reach, self.values)
         self._used.fit(self.values, self.season)
-        self.bands.ask(self._path(self._used.reach))
+        self._ask(self.bands)
         self.since_fit = 0
         self.fit_s = time.perf_counter() - started_s
 
@@ -78,15 +80,17 @@ class Calibrated:
             self.end_s += self.window_s
             if self.since_fit >= self.season or self._own_can_take_over():
                 self._fit_again()
-            self.bands.ask(self._path(self._used.reach))
+            self._ask(self.bands)
 
     def predict(self, horizon: int) -> Forecast:
         if horizon < 1:
             raise ValueError(f"a horizon is at least one window, not {horizon}")
         if self.bands is None:
             raise RuntimeError("fit the forecaster before it predicts")
-        path = self._path(horizon)
-        ends = self.bands.ends(path)
+        if self._ahead is None or horizon > len(self._ahead[0]):
+            path = self._path(max(horizon, self._used.reach))
+            self._ahead = path, self.bands.ends(path)
+        path, ends = (each[:horizon].copy() for each in self._ahead)
         return Forecast(
             self.end_s, self.window_s, path, ends[:, 0], ends[:, 1], ends[:, 2], ends[:, 3], self.name, self.note
         )
@@ -103,6 +107,10 @@ class Calibrated:
     def describe(self) -> str:
         """What the model found when it was fitted, in words; may be empty."""
         return ", ".join(self._used.tried())
+
+    def _ask(self, bands: Bands) -> None:
+        path = self._path(self._used.reach)
+        self._ahead = path, bands.ask(path)
 
     def _choose(self, count: int) -> None:
         """Let the simplest model stand in that the first *count* windows can carry, and say so."""
