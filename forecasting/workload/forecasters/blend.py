@@ -9,6 +9,7 @@ with as much weight as all others together: these say much the same in many ways
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -156,6 +157,7 @@ class BlendModel(PointModel):
         self.losses = np.array(state["losses"])
 
 
+@lru_cache(maxsize=64)
 def between_grid(horizon: int) -> Values:
     """Matrix that interpolates a value at each horizon of `GRID` to horizons 1 to *horizon*: (grid, horizon)."""
     horizons = np.arange(1, horizon + 1)

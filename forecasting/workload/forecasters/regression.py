@@ -58,8 +58,10 @@ class Regression:
         out = np.full((len(NAMES), *origin.shape), np.nan)
         last = self.horizons[-1]
         for days, between in enumerate(self.between):
-            moved = (columns(trail, origin, horizon, days) * between[np.minimum(horizon, last)]).sum(axis=-1)
             usable = (horizon <= last) & (origin >= max(*LAGS, days * trail.season))
+            if not usable.any() or np.isnan(between).all():
+                continue
+            moved = (columns(trail, origin, horizon, days) * between[np.minimum(horizon, last)]).sum(axis=-1)
             out[days] = np.where(usable, trail.z[origin] + moved, np.nan)
         return out
 
