@@ -92,8 +92,8 @@ class SeriesForecasts:
     def _digest(self) -> bytes:
         """Of all that a forecast depends on."""
         digest = hashlib.sha256(repr((self.name, self.window_s, self.refit_s, self.minutes.size)).encode())
-        digest.update(np.ascontiguousarray(self.minutes))
-        digest.update(np.ascontiguousarray(self.history))
+        digest.update(self.minutes.tobytes())
+        digest.update(self.history.tobytes())
         return digest.digest()
 
     def _up_to(self, now: int) -> Fallback:

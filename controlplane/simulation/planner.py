@@ -1,7 +1,10 @@
 """The planner of a scenario: that of live plans, by forecasts made as the simulated time passes."""
 
-from collections.abc import Sequence
+import hashlib
+import pickle
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil
 from pathlib import Path
 
@@ -17,8 +20,16 @@ from controlplane.simulation.forecasts import (
     by_window,
     forecaster_named,
 )
-from scheduling.planning.advisor import Band, Demand, EndpointDemand, FleetPlan, PlanSettings, SimulatedPlanner
-from scheduling.planning.capacity import niw_buffer
+from scheduling.planning.advisor import (
+    Band,
+    Demand,
+    EndpointDemand,
+    FleetPlan,
+    PlanSettings,
+    SimulatedPlanner,
+    make_plan,
+)
+from scheduling.planning.capacity import Capability, niw_buffer
 from scheduling.planning.places import Deployed, Endpoint, Fleet
 from scheduling.scaling import Advice, EndpointView, PlansFor
 from scheduling.simulation.scenario import Scenario, wrong_at
@@ -63,8 +74,31 @@ def planner_of(scenario: Scenario, path: Path, staged: Stage) -> Planner | None:
         capability=capabilities(scenario, staged),
         follows=follows,
         settings=PlanSettings(scenario.planner.period_s, scenario.planner.epsilon, scenario.planner.time_limit_s),
+        make=_plan,
     )
     return Planner(planner)
+
+
+def _plan(
+    now_s: float,
+    demand: Demand,
+    fleet: Fleet,
+    capability: Mapping[tuple[str, str], Capability],
+    follows: Mapping[str, PlansFor],
+    settings: PlanSettings,
+) -> FleetPlan:
+    """As `make_plan`, once a process: futures that differ in nothing that plans depend on have the same ones."""
+    given = now_s, demand, fleet, capability, follows, settings
+    kept = _kept(hashlib.sha256(pickle.dumps(given)).digest())
+    if not kept:
+        kept.append(make_plan(*given))
+    return kept[0]
+
+
+@lru_cache(maxsize=512)
+def _kept(given: bytes) -> list[FleetPlan]:
+    """The plan for what has this digest, once there is one."""
+    return []
 
 
 def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) -> dict[Endpoint, str]:

@@ -303,6 +303,8 @@ class SimulatedPlanner:
     capability: Mapping[tuple[str, str], Capability]
     follows: Mapping[str, PlansFor]
     settings: PlanSettings
+    make: Callable[..., FleetPlan] = make_plan
+    """`make_plan`, or what knows some of its answers."""
     plans: dict[Endpoint, EndpointPlan] = field(default_factory=dict, init=False)
     """In force."""
     plan: FleetPlan | None = field(default=None, init=False)
@@ -324,5 +326,5 @@ class SimulatedPlanner:
             self._due_s[model] = (now_s // period_s + 1) * period_s
         if fleet.deployments:
             demand = self.demand_at(now_s).only(models)
-            self.plan = make_plan(now_s, demand, fleet, self.capability, self.follows, self.settings)
+            self.plan = self.make(now_s, demand, fleet, self.capability, self.follows, self.settings)
             self.plans |= self.plan.endpoints

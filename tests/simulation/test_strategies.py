@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
+from controlplane.simulation import forecasts, planner
 from controlplane.simulation.planner import capabilities
 from scheduling.planning.bursts import usable_instances
 from scheduling.planning.capacity import SIMULATED
@@ -25,6 +26,12 @@ def run(path: Path, *arguments: str) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(out.getvalue())
     answer.pop("took_s")
     return answer
+
+
+def forget() -> None:
+    """What this process keeps of simulations before."""
+    planner._kept.cache_clear()
+    forecasts._first_answer.cache_clear()
 
 
 def example(folder: Path, name: str, **values: str) -> Path:
@@ -49,6 +56,7 @@ def test_every_family_of_strategies_runs(tmp_path: Path, name: str) -> None:
     forecaster = {} if name == "outage" else {"forecaster": '"seasonal_naive"'}
     path = example(tmp_path, name, at_h="0.5", **forecaster)
     answer = run(path)
+    forget()
     assert answer == run(path)
     assert answer["strategy"] == {
         "reactive": "reactive", "sageserve": "lt_ua", "preserve": "preserve", "pilothouse": "pilothouse",
@@ -62,6 +70,18 @@ def test_every_family_of_strategies_runs(tmp_path: Path, name: str) -> None:
         assert all(abs(move["done"]) <= abs(move["wanted"]) and move["time_s"] % 1 == 0 for move in answer["moves"])
     if name == "outage":
         assert answer["failures"] >= 2
+
+
+def test_the_same_again_has_the_plans_and_forecasts_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = example(tmp_path, "pilothouse", forecaster='"seasonal_naive"')
+    answer = run(path)
+    monkeypatch.setattr(planner, "make_plan", None)
+    monkeypatch.setattr(forecasts, "Fallback", None)
+    assert answer["plans"]
+    assert answer == run(path)
+    forget()
+    with pytest.raises(TypeError, match="NoneType"):
+        run(path)
 
 
 def test_plans_come_at_their_period_and_cover_what_they_are_for(tmp_path: Path) -> None:

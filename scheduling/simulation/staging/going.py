@@ -37,7 +37,9 @@ def set_going(
     context = sum(one.tokens + one.produced for one in begun)
     ended_s = row.get("iteration_s")
     if ended_s is not None or not running:
-        gone = tuple(Prompt(prompt, at_s + trip_s, output, end_s) for at_s, end_s, prompt, output in row.get("ended", ()))
+        gone = tuple(
+            Prompt(prompt, at_s + trip_s, output, end_s) for at_s, end_s, prompt, output in row.get("ended", ())
+        )
         seen_s, unknown = -inf if ended_s is None else float(ended_s), any(one.request in guessed for one in running)
         begins_s, computed = replay(engine, begun, come, gone, seen_s, unknown)
     else:

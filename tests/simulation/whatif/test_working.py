@@ -1,5 +1,6 @@
 """Runs of what-ifs: taken, made, interrupted, taken again, cancelled; with the same numbers by any process."""
 
+from collections import deque
 from datetime import timedelta
 
 import pytest
@@ -82,6 +83,28 @@ def test_what_plans_nothing_has_the_first_result_and_is_the_last_to_be_made(oper
     taken = [working.take(timezone.now()) for _ in range(8)]
     order = [(row.seed, row.future.letter) for row in taken]
     assert order == [(1, letter) for letter in "ADBC"] + [(2, letter) for letter in "ABCD"]
+
+
+def test_each_process_has_later_seeds_of_its_own_and_then_helps(operator, monkeypatch):
+    services.submit(rows.draft(operator, {"name": "B", "changes": []}, seeds=3), operator)
+    processes = {name: deque(maxlen=64) for name in "xy"}
+
+    def takes(process: str) -> str:
+        monkeypatch.setattr(working, "_seeds", processes[process])
+        taken = working.take(timezone.now())
+        return f"{taken.seed}{taken.future.letter}"
+
+    assert [takes(process) for process in "xyxyxy"] == ["1A", "1B", "2A", "3A", "2B", "3B"]
+
+
+def test_a_process_without_a_seed_of_its_own_takes_what_is_left(operator, monkeypatch):
+    services.submit(rows.draft(operator, *[{"name": name, "changes": []} for name in "BC"], seeds=2), operator)
+    for expected in ("1A", "1B", "1C", "2A"):
+        assert (taken := working.take(timezone.now())), expected
+        assert f"{taken.seed}{taken.future.letter}" == expected
+    monkeypatch.setattr(working, "_seeds", deque())
+    taken = working.take(timezone.now())
+    assert (taken.seed, taken.future.letter) == (2, "B")
 
 
 @pytest.mark.parametrize("name", PRESETS)

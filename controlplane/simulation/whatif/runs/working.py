@@ -7,6 +7,7 @@ another: a run is deterministic by its seed, so that its numbers are the same wh
 import logging
 import time
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -48,6 +49,8 @@ LARGE: Final = ("result", "curves", "log", "pairs", "future__what_if__start")
 """What rows that are looked at are read without: a start alone takes milliseconds to read."""
 STAGED_SHARE, SIMULATED_SHARE = 0.1, 0.95
 """Of a run's progress: when it is staged, and when it is simulated."""
+_seeds: deque[tuple[int, int]] = deque(maxlen=64)
+"""What-if and seed of the runs that this process took last."""
 
 
 class Ended(Exception):
@@ -142,6 +145,7 @@ def take(now: datetime) -> FutureSeed | None:
             phase=Phase.STAGING, progress=0.0,
         )  # fmt: skip
         if taken:
+            _seeds.append((row.future.what_if_id, row.seed))
             WhatIf.objects.filter(pk=row.future.what_if_id, state=WhatIfState.QUEUED).update(
                 state=WhatIfState.RUNNING, started_at=now
             )
@@ -154,13 +158,17 @@ def _in_order(rows: list[FutureSeed]) -> list[int]:
 
     Of the first seed what plans nothing comes next: it takes a quarter of the time, and has a result while the planner of A
     measures what that of the others needs too. Of later ones it comes last, so that all processes end at the same time.
+    Later seeds of which this process has made one come before others, since futures of a seed share what is worked out.
     """
 
-    def after(row: FutureSeed) -> tuple[datetime | None, int, bool, bool]:
-        future, what_if = row.future, row.future.what_if
-        is_later = future.letter != decisions.BASELINE
+    unbegun = {(row.future.what_if_id, row.seed) for row in rows if row.future.letter == decisions.BASELINE}
+
+    def after(row: FutureSeed) -> tuple[datetime | None, int, int, bool, bool]:
+        future, what_if, of = row.future, row.future.what_if, (row.future.what_if_id, row.seed)
+        is_later, is_first = future.letter != decisions.BASELINE, row.seed == decisions.FIRST_SEED
+        whose = 0 if is_first or of in _seeds else 1 if of in unbegun else 2
         long = is_later and _plans(what_if.pk, what_if.created_at, future)
-        return what_if.submitted_at, row.seed, is_later, long == (row.seed == decisions.FIRST_SEED)
+        return what_if.submitted_at, whose, row.seed, is_later, long == is_first
 
     return [int(row.pk) for row in sorted(rows, key=after)]
 
