@@ -2,6 +2,7 @@
 
 import copy
 import csv
+import functools
 import io
 import json
 import re
@@ -27,6 +28,7 @@ from tests.console import planning_rows
 
 NOW = datetime(2026, 11, 20, 14, 23, 20, tzinfo=UTC)
 SERIES = ("llama-3.1-8b", "us-east")
+furnish = functools.partial(planning_rows.furnish, NOW)
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +40,6 @@ def clock(monkeypatch):
 def reader(client, viewer):
     client.force_login(viewer)
     return client
-
-
-def furnish() -> None:
-    planning_rows.furnish(NOW)
 
 
 def page(reader, **query) -> str:
