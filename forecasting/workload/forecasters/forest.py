@@ -48,22 +48,24 @@ class Forest:
 
     def fit(self, trail: Trail, end: int) -> None:
         """Learn from windows before index *end*; with too few of them there are no trees."""
-        tables, moves, weights = [], [], []
+        rows = []
         for horizon in self.horizons:
             first = max(*LAGS, trail.season, end - FIT_DAYS * trail.season)
             origins = np.arange(first, end - horizon)
             origins = origins[trail.known[origins + horizon]]
             if len(origins) > MOST_ROWS:
                 origins = origins[:: -(-len(origins) // MOST_ROWS)]
+            rows.append((horizon, origins))
+        if sum(len(origins) for _, origins in rows) < LEAST_ROWS:
+            self._clear()
+            return
+        tables, moves, weights = [], [], []
+        for horizon, origins in rows:
             tables.append(_table(trail, origins, np.full(len(origins), horizon)))
             moves.append(trail.z[origins + horizon] - trail.z[origins])
             # Near horizons are asked for more; forgotten by halves.
             weights.append(0.5 ** ((end - origins) / (HALF_LIFE_DAYS * trail.season)) / horizon)
-        table = np.concatenate(tables)
-        if len(table) < LEAST_ROWS:
-            self._clear()
-        else:
-            self._grow(table, np.concatenate(moves), np.concatenate(weights))
+        self._grow(np.concatenate(tables), np.concatenate(moves), np.concatenate(weights))
 
     def _grow(self, table: NDArray[np.float32], moves: Values, weights: Values) -> None:
         from sklearn.ensemble import ExtraTreesRegressor
