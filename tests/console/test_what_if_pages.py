@@ -205,6 +205,13 @@ def test_a_node_is_lost_with_its_instances(client, operator, make_instance):
     assert f"gpu-7: 2 {model}" in dict(FAILURE.columns[2].choices(now)).values()
     wrong = asked(entered(**fields | {"failure_node": "gpu-8"}), now)
     assert wrong.errors == {"Failures, Node": "gpu-8 has no instance that is ready: nothing is lost with it"}
+    # By REST and command it is named alone.
+    lost = {"kind": "failure", "what": "node", "node": "gpu-7", "at_s": 600.0}
+    start = {"kind": "synthetic", "at": timezone.now().isoformat(), "scenario": now}
+    row = services.save_draft(None, {"start": start, "edits": [lost]}, [{"name": "B", "changes": [lost]}], operator)
+    assert row.edits[0]["instances"] == row.futures.get(letter="B").changes[0]["instances"] == change["instances"]
+    row = services.save_draft(None, {"start": start, "edits": [lost | {"node": "gpu-8"}]}, [], operator)
+    assert services.check(row)["edits[0]"] == "node gpu-8 has no instance that is ready: nothing is lost with it"
 
 
 def test_the_form_says_what_it_asks_for(client, operator, begun):

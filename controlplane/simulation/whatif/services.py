@@ -18,6 +18,7 @@ from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import LETTERS, Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.runs import working
 from controlplane.simulation.whatif.start import Start
+from controlplane.simulation.whatif.starts.nodes import with_instances
 from controlplane.simulation.whatif.starts.traces import misfits
 from controlplane.simulation.whatif.twin_errors import fleet_error
 
@@ -59,6 +60,8 @@ def save_draft(
     for name in FIELDS:
         if name in values:
             setattr(row, name, values[name])
+    scenario = row.start.get("scenario", {})
+    row.edits = with_instances(row.edits, scenario)
     row.title = (row.title or "What if …")[:160]
     row.full_clean(exclude=["requested_by", "chosen"])
     row.save()
@@ -68,7 +71,8 @@ def save_draft(
         row.futures.all().delete()
         given = [{"name": AS_NOW, "changes": []}, *futures]
         for letter, one in zip(LETTERS, given, strict=False):
-            future = Future(what_if=row, letter=letter, name=one.get("name") or letter, changes=one.get("changes", []))
+            changes = with_instances(one.get("changes", []), scenario)
+            future = Future(what_if=row, letter=letter, name=one.get("name") or letter, changes=changes)
             future.full_clean()
             future.save()
     elif not row.futures.exists():

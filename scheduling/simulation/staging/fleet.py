@@ -1,5 +1,6 @@
 """The fleet of a scenario and its policies, as a cluster."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -62,6 +63,11 @@ def cluster_of(scenario: Scenario) -> Cluster:
         except ValueError as error:
             raise Misfit(("profiles", number), str(error)) from error
     instances: list[InstanceSpec] = []
+    # Those that are ready have the first numbers of a model in a region, whatever places the groups before have beside them.
+    ready: Counter[EndpointKey] = Counter()
+    rest: Counter[EndpointKey] = Counter()
+    for group in scenario.fleet:
+        rest.update({(group.model, region): group.instances for region in group.regions})
     for group in scenario.fleet:
         engine = EngineConfig(
             max_num_seqs=group.max_num_seqs,
@@ -76,19 +82,26 @@ def cluster_of(scenario: Scenario) -> Cluster:
         states = [State.READY] * group.instances + [State.ASLEEP] * group.asleep
         states += [State.SPOT] * group.spot + [State.EMPTY] * group.empty
         for region in group.regions:
+            key, others = (group.model, region), len(states) - group.instances
+            names = [
+                *range(ready[key] + 1, ready[key] + group.instances + 1),
+                *range(rest[key] + 1, rest[key] + others + 1),
+            ]
+            ready[key] += group.instances
+            rest[key] += others
             instances += [
                 InstanceSpec(
                     group.model,
                     region,
                     engine,
                     instance_gpu(group),
-                    f"{group.model}-{region}-{number}",
+                    f"{group.model}-{region}-{name}",
                     state,
                     usd_per_hour=scenario.gpus[group.gpu].usd_per_hour * group.tensor_parallel,
                     start_s=group.start_s,
                     sharing=_sharing(group, region, number),
                 )
-                for number, state in enumerate(states, 1)
+                for number, (name, state) in enumerate(zip(names, states, strict=True), 1)
             ]
     keys = list(dict.fromkeys((spec.model, spec.region) for spec in instances))
 

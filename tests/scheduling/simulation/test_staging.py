@@ -1,10 +1,12 @@
 """From a scenario to a cluster and requests."""
 
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from controlplane.simulation.whatif.changes.supply import instance_names
 from scheduling.lookahead.rule import LookAheadRule
 from scheduling.scaling import Floor
 from scheduling.simulation.cluster.world import Outcome, State
@@ -294,3 +296,35 @@ def test_the_examples_can_be_staged(name: str) -> None:
     made = stage(load_scenario(path), path)
     assert made.requests.count > 1000
     assert made.left_out == 0
+
+
+def test_instances_of_two_gpu_types_have_names_of_their_own_and_those_that_are_ready_the_first(tmp_path: Path) -> None:
+    more = """[gpus.h]
+usd_per_hour = 4
+
+[[profiles]]
+model = "m"
+gpu = "h"
+prefill = { a_s = 0.01, b_s_per_token = 1e-4 }
+decode = { a_s = 0.005 }
+
+[[fleet]]
+model = "m"
+regions = ["east"]
+gpu = "h"
+instances = 1
+empty = 1
+kv_tokens = 16000
+
+[classes.iw]"""
+    text = RIGHT.replace("[classes.iw]", more).replace("instances = 2\n", "instances = 2\nempty = 1\n")
+    specs = staged(tmp_path, text).cluster.instances
+    assert {spec.name: (spec.gpu_type, spec.state) for spec in specs if spec.region == "east"} == {
+        "m-east-1": ("g", State.READY),
+        "m-east-2": ("g", State.READY),
+        "m-east-4": ("g", State.EMPTY),
+        "m-east-3": ("h", State.READY),
+        "m-east-5": ("h", State.EMPTY),
+    }
+    values = tomllib.loads(text)
+    assert instance_names(values)["m", "east"] == ["m-east-1", "m-east-2", "m-east-3"]

@@ -16,7 +16,7 @@ from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.policies import PARTS
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.changes.supply import gpus_in
-from controlplane.simulation.whatif.starts.nodes import nodes_of
+from controlplane.simulation.whatif.starts.nodes import with_instances
 
 HORIZONS: Final = (
     ("600", "10 minutes"), ("3600", "1 hour"), ("21600", "6 hours"), ("86400", "24 hours"), ("604800", "7 days"),
@@ -125,16 +125,12 @@ def asked(data: QueryDict, now: Values) -> Asked:
 
 def _with_instances(made: list[Values], now: Values, errors: dict[str, str]) -> list[Values]:
     """*made*, in which a node that is lost takes down the instances that it has in *now*."""
-    nodes = nodes_of(now) if any(change.get("what") == "node" for change in made) else {}
     kept = []
-    for change in made:
-        if change.get("what") == "node":
-            if (node := nodes.get(change["node"])) is None:
-                errors["Failures, Node"] = f"{change['node']} has no instance that is ready: nothing is lost with it"
-                continue
-            kept.append(change | {"instances": node.instances, "region": node.region})
-            continue
-        kept.append(change)
+    for change in with_instances(made, now):
+        if change.get("what") == "node" and not change.get("instances"):
+            errors["Failures, Node"] = f"{change['node']} has no instance that is ready: nothing is lost with it"
+        else:
+            kept.append(change)
     return kept
 
 

@@ -1,5 +1,7 @@
 """Changes of what there is: GPUs and their prices, bounds, and what fails."""
 
+from collections import Counter
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
@@ -149,8 +151,10 @@ class FailureChange(Change):
     def _which(self) -> Self:
         if self.what in ("region", "spot") and not self.region:
             raise ValueError("region is missing: where it happens")
-        if self.what in ("instance", "node") and not self.instances:
+        if self.what == "instance" and not self.instances:
             raise ValueError("instances is missing: which are lost")
+        if self.what == "node" and not self.instances:
+            raise ValueError(f"node {self.node or '?'} has no instance that is ready: nothing is lost with it")
         return self
 
     def apply(self, values: Values) -> None:
@@ -231,11 +235,20 @@ def bounds_of(values: Values, model: str, region: str) -> tuple[int, int]:
 def instance_names(values: Values) -> dict[tuple[str, str], list[str]]:
     """Names of the instances that are ready at the begin, by model and region, as `staging.fleet` gives them."""
     names: dict[tuple[str, str], list[str]] = {}
+    for group, region, own in names_by_group(values):
+        names.setdefault((group["model"], region), []).extend(own)
+    return names
+
+
+def names_by_group(values: Values) -> Iterator[tuple[Values, str, list[str]]]:
+    """Each group of the fleet in each of its regions, with the names of its instances that are ready at the begin."""
+    named: Counter[tuple[str, str]] = Counter()
     for group in values["fleet"]:
         for region in group["regions"]:
-            own = [f"{group['model']}-{region}-{number}" for number in range(1, group["instances"] + 1)]
-            names.setdefault((group["model"], region), []).extend(own)
-    return names
+            before = named[group["model"], region]
+            named[group["model"], region] += group["instances"]
+            numbers = range(before + 1, before + group["instances"] + 1)
+            yield group, region, [f"{group['model']}-{region}-{number}" for number in numbers]
 
 
 def _places(group: Values) -> int:

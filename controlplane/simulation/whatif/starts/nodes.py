@@ -1,11 +1,13 @@
 """What is lost with a node: the instances of a start's scenario that run on it, by the names that failures have for them."""
 
 from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance
+from controlplane.simulation.whatif.changes.supply import names_by_group
 from scheduling.simulation.staging.fleet import gpus_as_type
 
 FIRST = (InstanceState.READY, InstanceState.DRAINING)
@@ -35,17 +37,27 @@ def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
         gpu = gpus_as_type(own.gpu_type.name, own.tensor_parallel)
         here[own.model.name, own.region.name, gpu, row.swap_group_id is not None].append(row)
     nodes: dict[str, NodeOf] = {}
-    for group in values.get("fleet", ()):
+    for group, region, names in names_by_group(values):
         gpu = gpus_as_type(group["gpu"], group.get("tensor_parallel", 1))
-        for region in group["regions"]:
-            instances = here[group["model"], region, gpu, group.get("sharing") is not None]
-            instances.sort(key=_order)
-            for number, row in enumerate(instances[: group["instances"]], 1):
-                if row.node is not None:
-                    node = nodes.setdefault(row.node.name, NodeOf(row.node.name, region))
-                    node.instances.append(f"{group['model']}-{region}-{number}")
-                    node.models[group["model"]] += 1
+        instances = here[group["model"], region, gpu, group.get("sharing") is not None]
+        instances.sort(key=_order)
+        for name, row in zip(names, instances, strict=False):
+            if row.node is not None:
+                node = nodes.setdefault(row.node.name, NodeOf(row.node.name, region))
+                node.instances.append(name)
+                node.models[group["model"]] += 1
     return dict(sorted(nodes.items()))
+
+
+def with_instances(changes: Sequence[Mapping[str, Any]], values: dict[str, Any]) -> list[dict[str, Any]]:
+    """*changes*, in which a node that is lost takes down what it has in the scenario *values*, if nobody named it."""
+    made = [dict(change) for change in changes]
+    lost = [one for one in made if one.get("what") == "node" and one.get("node") and not one.get("instances")]
+    nodes = nodes_of(values) if lost and values.get("fleet") else {}
+    for change in lost:
+        if (node := nodes.get(change["node"])) is not None:
+            change |= {"instances": node.instances, "region": node.region}
+    return made
 
 
 def _order(row: Instance) -> tuple[int, str]:
