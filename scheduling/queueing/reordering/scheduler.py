@@ -63,11 +63,17 @@ class Scheme(NamedTuple):
     """Temperature that annealing begins with."""
     cold: float = 0.003
     """Temperature that it ends with."""
+    allotments: int = 1
+    """Searches for an allotment, which share its part of the budget."""
+    tried: int = 1
+    """Starts, the cheapest ones, that are annealed for a while before one of them is chosen."""
+    trial: float = 0.0
+    """Share of the budget that each of them has for it."""
 
 
 COLD = Scheme(0.35, 0.5, 0.015)
-COLD_MIDDLE = Scheme(0.15, 0.15, 0.05)
-COLD_LONG = Scheme(0.1, 0.3, 0.1, 0.03)
+COLD_MIDDLE = Scheme(0.2, 0.35, 0.05, allotments=3, tried=4, trial=0.04)
+COLD_LONG = Scheme(0.15, 0.25, 0.1, 0.03, allotments=6, tried=4, trial=0.03)
 COLD_FEW = Scheme(0.1, 0.3, 10.0, 0.01)
 WARM = Scheme(0.0, 0.0, 0.02)
 
@@ -152,23 +158,39 @@ class _Search:
         return order_of(state)
 
     def cold(self, fallback: Order) -> Order:
-        """Annealing from the best of *fallback*, FCFS, an allotment of queues to models, and list scheduling."""
+        """Annealing from the best of *fallback*, FCFS, allotments of queues to models, and list scheduling.
+
+        The best to begin with need not be the cheapest, so some are annealed for a while where there is time for it.
+        """
         each = self.budget.likely_moves / max(1, self.terms.movable.size)
         few = self.terms.movable.size <= FEW and each >= LONG
         scheme = COLD_FEW if few else COLD_LONG if each >= LONG else COLD_MIDDLE if each >= MIDDLE else COLD
         starts, room = [fallback, self.complete(fcfs(self.terms))], allocate_listing(self.terms)
-        starts.append(self.complete(best_allotment(self.terms, room, self._allots(scheme), self.seed)))
+        for number in range(scheme.allotments):
+            allotted = best_allotment(self.terms, room, self._allots(scheme, number), self.seed + 1000 * number)
+            starts.append(self.complete(allotted))
         if listed := best_listing(self.terms, room, self._lists(scheme), self.seed):
             starts.append(listed)
-        costs = [rows_of(self.terms, start)[1] for start in starts]
-        return self.annealed(starts[int(np.argmin(costs))], scheme)
+        starts.sort(key=self.cost)
+        if scheme.tried > 1:
+            starts = [
+                self.annealed(start, COLD.hot, scheme.cold, self.budget.spent() + scheme.trial)
+                for start in starts[: scheme.tried]
+            ]
+            starts.sort(key=self.cost)
+        return self.annealed(starts[0], scheme.hot, scheme.cold)
 
-    def _allots(self, scheme: Scheme) -> Callable[[int], float]:
+    def cost(self, order: Order) -> float:
+        """Of *order*, which has movable groups only."""
+        return rows_of(self.terms, order)[1]
+
+    def _allots(self, scheme: Scheme, number: int) -> Callable[[int], float]:
         """The share of the search for an allotment that is done after so many trials."""
         if self.budget.moves is None:
             began = self.budget.spent()
-            return lambda tried: (self.budget.spent() - began) / max(1e-9, scheme.allotted - began)
-        trials = max(10, int(self.budget.moves * scheme.allotted / TRIAL_MOVES))
+            end = began + (scheme.allotted - began) / (scheme.allotments - number)
+            return lambda tried: (self.budget.spent() - began) / max(1e-9, end - began)
+        trials = max(10, int(self.budget.moves * scheme.allotted / scheme.allotments / TRIAL_MOVES))
         return lambda tried: tried / trials
 
     def _lists(self, scheme: Scheme) -> Callable[[int], bool]:
@@ -178,19 +200,19 @@ class _Search:
         listings = max(10, min(MOST_LISTINGS, int(self.budget.moves * scheme.listed / LISTING_MOVES)))
         return lambda listed: listed < listings
 
-    def annealed(self, order: Order, scheme: Scheme) -> Order:
-        """The best order of annealing from *order* until the budget is spent."""
+    def annealed(self, order: Order, hot: float, cold: float, until: float = 1.0) -> Order:
+        """The best order of annealing from *order* until the share *until* of the budget is spent."""
         budget = self.budget
         state, cost = rows_of(self.terms, order)
         best = allocate_best(state, cost, float(self.terms.balance[0] * (state.end**2).sum()))
         lanes, mix = allocate_lanes(self.terms), MIX_OF_FEW if self.terms.movable.size <= FEW else MIX
         fill(self.terms, state, lanes)
-        hot, cold = scheme.hot * self.unit, scheme.cold * self.unit
+        hot, cold = hot * self.unit, cold * self.unit
         first = spent = budget.spent()
-        while spent < 1.0 and self.terms.movable.size * self.terms.kind.size > 1:
+        while spent < until and self.terms.movable.size * self.terms.kind.size > 1:
             moves = budget.chunk()
-            done = (spent - first) / (1.0 - first)
-            then = min(1.0, done + moves / budget.likely_moves / (1.0 - first))
+            done = (spent - first) / (until - first)
+            then = min(1.0, done + moves / budget.likely_moves / (until - first))
             anneal(
                 self.terms,
                 state,
@@ -301,7 +323,7 @@ def reorder(
         return Answer(order, changed, before, evaluate(problem, order, kappa_s), 0, lacking, f"As {by} has it.")
     if before.objective <= 0.0:
         return Answer(base, False, before, before, 0, lacking, "No group is late.")
-    order = search.cold(fallback) if previous is None else search.annealed(fallback, WARM)
+    order = search.cold(fallback) if previous is None else search.annealed(fallback, WARM.hot, WARM.cold)
     order = search.finish(search.by_due_time(order))
     after = evaluate(problem, order, kappa_s)
     if (after.left_over, after.objective) >= (before.left_over, before.objective * (1.0 - LEAST_GAIN)):
