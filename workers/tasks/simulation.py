@@ -14,8 +14,8 @@ from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one, somebody_waits
 
 SHIFT_S = 120.0
-"""So long a process takes one run after the other by itself: a message to a worker waits behind what else it does, and another
-process does not know what this one has worked out."""
+"""So long a process takes one run after the other by itself: a message to a worker waits behind what else it does, and no
+other process knows what this one has worked out."""
 
 
 @app.task(soft_time_limit=requested.LIMIT_S, time_limit=requested.LIMIT_S + 20)
