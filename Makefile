@@ -111,14 +111,17 @@ truth: .venv/ready vllm
 # What test-all drives for real. As root on Debian and Ubuntu it is installed, elsewhere it is asked for.
 tools:
 	@missing=; \
-	command -v chromium >/dev/null || command -v chromium-browser >/dev/null || missing="$$missing chromium"; \
+	command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
+		|| missing="$$missing chromium"; \
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$$missing postgresql"; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 		echo "make test-real needs:$$missing. On Debian or Ubuntu: sudo apt-get install$$missing" >&2; exit 1; fi; \
 	echo "Installing:$$missing"; \
-	apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null
+	apt-get update -qq; \
+	if apt-cache show chromium-headless-shell >/dev/null 2>&1; then missing="$$(echo "$$missing" | sed 's/chromium/chromium-headless-shell/')"; fi; \
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null
 
 .venv/ready: pyproject.toml $(PINS)
 	@[ -n "$(PYTHON)" ] || { echo 'Pilothouse needs Python 3.11 or newer, and none is on PATH. Debian, Ubuntu: apt-get install python3 python3-venv' >&2; exit 1; }

@@ -1,14 +1,13 @@
 """A signed-in page in real Chromium, in front of a console that a test may break. A skip fails where REQUIRE_E2E is set."""
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from tests.e2e import seed
-from tests.e2e.console_server import ROOT, ConsoleServer, missing_tools
+from tests.e2e.console_server import ROOT, ConsoleServer, chromium, missing_tools
 
 # Playwright's synchronous interface keeps an event loop running, in which Django would refuse every query.
 os.environ.setdefault("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
@@ -115,9 +114,8 @@ def empty_console(tools, empty_database, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def browser(tools):
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         yield browser
         browser.close()
 
