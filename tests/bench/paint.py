@@ -5,13 +5,12 @@ browser's own PerformancePaintTiming and navigation entries say, in milliseconds
 """
 
 import argparse
-import os
-import shutil
 import statistics
 import time
 from typing import Any
 
 from tests.bench._demo import demo
+from tests.e2e.console_server import chromium
 
 PAGES = {
     "overview": "/", "instances": "/instances/", "models": "/models/", "deploy": "/models/deploy/", "queues": "/queues/",
@@ -48,9 +47,8 @@ def painted(link: str, count: int) -> dict[str, Any]:
     from playwright.sync_api import sync_playwright
 
     url = link.partition("/sign-in/")[0]
-    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         context = browser.new_context()
         page = context.new_page()
         page.goto(link)
