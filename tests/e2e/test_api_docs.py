@@ -34,7 +34,7 @@ def test_docs_work_offline(console, open_page):
 
 
 def test_a_key_and_its_first_call_take_two_clicks(console, open_page):
-    page = open_page(console, "/requests/", user="tenant")
+    page = open_page(console, "/requests/", user="tenant", permissions=["clipboard-read", "clipboard-write"])
     page.get_by_role("navigation", name="Main").get_by_role("link", name="API keys").click()
     page.get_by_role("button", name="Create key").click()
     curl = page.locator("#curl").text_content()
