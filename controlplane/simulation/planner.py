@@ -2,11 +2,12 @@
 
 import hashlib
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from scheduling.planning.advisor import (
     SimulatedPlanner,
     make_plan,
 )
-from scheduling.planning.capacity import Capability, niw_buffer
+from scheduling.planning.capacity import niw_buffer
 from scheduling.planning.places import Deployed, Endpoint, Fleet
 from scheduling.scaling import Advice, EndpointView, PlansFor
 from scheduling.simulation.scenario import Scenario, wrong_at
@@ -79,16 +80,8 @@ def planner_of(scenario: Scenario, path: Path, staged: Stage) -> Planner | None:
     return Planner(planner)
 
 
-def _plan(
-    now_s: float,
-    demand: Demand,
-    fleet: Fleet,
-    capability: Mapping[tuple[str, str], Capability],
-    follows: Mapping[str, PlansFor],
-    settings: PlanSettings,
-) -> FleetPlan:
+def _plan(*given: Any) -> FleetPlan:
     """As `make_plan`, once a process: futures that differ in nothing that plans depend on have the same ones."""
-    given = now_s, demand, fleet, capability, follows, settings
     kept = _kept(hashlib.sha256(pickle.dumps(given)).digest())
     if not kept:
         kept.append(make_plan(*given))

@@ -153,8 +153,10 @@ class FailureChange(Change):
             raise ValueError("region is missing: where it happens")
         if self.what == "instance" and not self.instances:
             raise ValueError("instances is missing: which are lost")
+        if self.what == "node" and not self.instances and not self.node:
+            raise ValueError("node is missing: which is lost")
         if self.what == "node" and not self.instances:
-            raise ValueError(f"node {self.node or '?'} has no instance that is ready: nothing is lost with it")
+            raise ValueError(f"node {self.node} has no instance that is ready: nothing is lost with it")
         return self
 
     def apply(self, values: Values) -> None:

@@ -28,11 +28,11 @@ RETUNED = 0.4
 STEP = 1.0
 """The most that such a trial changes the logarithms by."""
 TRIES = 50
+"""Trials between two looks at the clock."""
 HOT = 0.002
 """Temperature that the search begins with, by cost; it falls to nothing."""
 HOT_UNTIL = 0.8
 """Share of the search after which only what is cheaper is kept."""
-"""Trials between two looks at the clock."""
 
 
 class Allotment(NamedTuple):
