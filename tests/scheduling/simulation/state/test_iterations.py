@@ -6,6 +6,7 @@ import numpy as np
 
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
+from scheduling.simulation.staging import iterations
 from scheduling.simulation.staging.iterations import Prompt, replay
 
 PROFILE = Profile(0.02, 0.005, 1e-4, 0.0, 0.02, 0.0005, 1e-6)
@@ -100,3 +101,19 @@ def test_it_is_mostly_known_while_others_end():
     off = off_by(5, 100, (1, 40), 14)
     assert (off < 0.02).mean() > 0.75
     assert np.quantile(off, 0.9) < 1
+
+
+def test_where_tokens_are_guessed_nothing_is_searched_for(monkeypatch):
+    """No course agrees with them. What is computed lies within the prompts all the same."""
+    courses, course = [], iterations._Back._course
+    monkeypatch.setattr(iterations._Back, "_course", lambda *given: courses.append(1) or course(*given))
+    running = (Prompt(500, -30.0, 300), Prompt(3000, -2.0, 20), Prompt(700, -1.5, 60))
+    pending = (Prompt(3000, -0.4), Prompt(2000, -0.3))
+    counts = []
+    for guessed in (True, False):
+        courses.clear()
+        begins_s, computed = replay(engine_of(256), running, pending, (), -0.01, guessed)
+        counts.append(len(courses))
+        assert begins_s == -0.01
+        assert all(0 <= tokens < one.tokens for tokens, one in zip(computed, pending, strict=True))
+    assert 0 < counts[0] <= 1 + iterations.ROUNDS < counts[1]
