@@ -105,17 +105,16 @@ def compile_others() -> None:
     from forecasting.lengths import LengthQuery, bundled
     from forecasting.lengths.service import cache
     from scheduling import dispatch
-    from scheduling.planning.planner import plan_fast
+    from scheduling.planning import planner
     from scheduling.queueing import global_scheduler
     from scheduling.queueing.waits import waiting_in_queues, waiting_time
-    from tests.scheduling.planning.problems import synthetic
 
     dispatch.warm_up()
     waiting_time.warm_up()
     waiting_in_queues.warm_up()
     cache.warm_up()
     global_scheduler.warm_up()
-    plan_fast(synthetic(1, 1, 1, seed=0))
+    planner.warm_up()
     bundled().predict_one(LengthQuery("hello", 1))
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from controlplane.simulation.planner import Planner, planner_of
-from scheduling.planning.solvers import kernels
+from scheduling.planning.planner import warm_up as warm_up_planner
+from scheduling.planning.solvers import enumeration, kernels
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.measures.results import Measures
@@ -153,8 +154,9 @@ def warm_up() -> None:
 
     Called before a worker's processes are forked, which then share it, and whose first run takes no longer than the next.
     """
-    if not (_on_disk(loop._enter) and _on_disk(kernels.improve)):
+    if not all(map(_on_disk, (loop._enter, kernels.improve, enumeration._solve))):
         return
+    warm_up_planner()
     scenario = Scenario.model_validate(SMALL)
     run(scenario, Path("small"), stage(scenario, Path("small")))
 

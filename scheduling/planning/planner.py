@@ -1,9 +1,9 @@
 """`solve`: the plan for a problem, by the method that fits its size and the time there is.
 
-First the fast method, which always ends with a plan: the relaxation, tightened by cuts, rounded, and improved by local
-search. If the problem is small, the gap is not reached and time is left, the exact model goes on from there. Where rows
-cannot hold, the least shortage is found first, then the cheapest plan that is no shorter. Without a solver a greedy plan
-stands in.
+A small problem is searched through. Else, first the fast method, which always ends with a plan: the relaxation, tightened
+by cuts, rounded, and improved by local search. If the gap is not reached, the problem not too large and time left, the exact
+model goes on from there. Where rows cannot hold, the least shortage is found first, then the cheapest plan that is no
+shorter. Without a solver a greedy plan stands in.
 """
 
 import time
@@ -13,20 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT, Plan
-from scheduling.planning.problem import Problem, broken_rows
+from scheduling.planning.problem import Problem, StartCosts, broken_rows
 from scheduling.planning.solvers.branch_and_bound import solve_exact
 from scheduling.planning.solvers.cuts import violated_cuts
+from scheduling.planning.solvers.enumeration import MOST_BRANCHES, cheapest
 from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost, solve_split
 from scheduling.planning.solvers.exact_subprocess import solve_in_subprocess
 from scheduling.planning.solvers.greedy import greedy_targets
 from scheduling.planning.solvers.relaxation import Relaxation
-from scheduling.planning.solvers.search import THRESHOLDS, price_usd, search
+from scheduling.planning.solvers.search import THRESHOLDS, price_usd, search, terms_of
 
 GAP = 0.005
 EXACT_UP_TO = 2000
 """Places (l x r x g) up to which the exact model is worth its time."""
 HERE_UP_TO = 200
 """Places up to which the exact model is solved in this process: there the solver was seen to keep its time limit."""
+SEARCHED_BRANCHES = MOST_BRANCHES
 ROUNDS = 4
 """Rounds of cuts; later ones were not seen to move the bound."""
 FEW_CUTS = 0.02
@@ -53,7 +55,7 @@ def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0) -> 
     """
     began_s = time.monotonic()
     ends_s = began_s + time_limit_s
-    draft = plan_fast(problem)
+    draft = plan_small(problem) or plan_fast(problem)
     asked = problem
     if problem.shortage(draft.targets).any:
         possible = np.isfinite(draft.bound_usd)
@@ -79,6 +81,12 @@ def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0) -> 
     if problem.shortage(draft.targets).any:
         return replace(plan, status=SHORT)
     return replace(plan, status=OPTIMAL) if plan.gap <= gap else plan
+
+
+def plan_small(problem: Problem) -> Draft | None:
+    """The cheapest plan, where all rows can hold and the problem is small enough to search through."""
+    targets = cheapest(problem, terms_of(problem), SEARCHED_BRANCHES)
+    return None if targets is None else Draft(targets, problem.cost_usd(targets), "branch and bound")
 
 
 def plan_fast(problem: Problem, start: NDArray[np.int64] | None = None) -> Draft:
@@ -175,3 +183,22 @@ def _exactly(
             if isinstance(lost, OutOfTime):
                 break
     return None, _joined(*notes)
+
+
+def warm_up() -> None:
+    """Load HiGHS and every kernel, or compile these (seconds, once)."""
+    problem = Problem(
+        models=["model"],
+        regions=["region"],
+        gpu_types=["gpu"],
+        instances=np.array(0),
+        capability_tokens_per_s=np.array(1.0),
+        demand_tokens_per_s=np.ones((1, 1, 1)),
+        vm_cost_usd=np.array(1.0),
+        start_cost_usd=StartCosts.paid_while_starting(np.ones(1), 3600.0, 1),
+        min_instances=np.array(0),
+        max_instances=np.array(2),
+        capacity=np.array(2),
+    )
+    plan_small(problem)
+    plan_fast(problem)

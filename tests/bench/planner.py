@@ -1,8 +1,10 @@
 """How long a plan takes and how far it is from the best: drawn problems of three sizes (models x regions x GPU types).
 
-`ilp_4x3x2_ms` is the whole of `solve` to a gap of 0.5 %. `ilp_30x20x5_s` and `ilp_50x30x6_s` are the fast method alone, and
-their `_gap` is to the bound of the plain relaxation, without cuts; `_proved_gap` is to the bound with cuts. Every row of
-every plan is checked. `pulp_4x3x2_ms` is the PuLP model alone, by HiGHS, from nothing. Kernels are compiled before. Medians
+`few_2x3x2_ms` is the whole of `solve` of problems of few instances, which are searched through, `few_2x3x2_by_highs_ms`
+the same by the other methods. `ilp_4x3x2_ms` is the whole of `solve` to a gap of 0.5 %. `ilp_30x20x5_s` and
+`ilp_50x30x6_s` are the fast method alone, and their `_gap` is to the bound of the plain relaxation, without cuts;
+`_proved_gap` is to the bound with cuts. Every row of every plan is checked. `pulp_4x3x2_ms` is the PuLP model alone, by
+HiGHS, from nothing. Kernels are compiled before. Medians
 over problems of the shorter of two runs; `_cpu` is processor time, which other work on the machine moves less.
 """
 
@@ -10,10 +12,15 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
+
+from scheduling.planning import planner
 from scheduling.planning.planner import GAP, plan_fast, solve
-from scheduling.planning.problem import broken_rows
+from scheduling.planning.problem import Problem, broken_rows
 from scheduling.planning.solvers.relaxation import Relaxation
 from tests.oracles.pulp_highs import solve_by_pulp
 from tests.scheduling.planning.problems import synthetic
@@ -34,6 +41,18 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float, float]:
     return plan, min(walls_s), min(processor_s)
 
 
+def few(problem: Problem) -> Problem:
+    """*problem* for a tenth of the demand, with at most three instances in a place and six at an endpoint."""
+    return replace(
+        problem,
+        instances=np.minimum(problem.instances, 3),
+        spot=np.minimum(problem.spot, 1),
+        demand_tokens_per_s=0.1 * problem.demand_tokens_per_s,
+        buffer_tokens_per_s=0.1 * problem.buffer_tokens_per_s,
+        max_instances=np.array(6),
+    )
+
+
 def check(problem, targets) -> None:
     """No plan counts that breaks a row."""
     broken = broken_rows(problem, targets)
@@ -44,6 +63,17 @@ def check(problem, targets) -> None:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     plan_fast(synthetic(2, 2, 2, seed=0))
     result: dict[str, Any] = {"seeds": options.seeds}
+
+    for name, branches in (("few_2x3x2_ms", planner.SEARCHED_BRANCHES), ("few_2x3x2_by_highs_ms", 0)):
+        walls_s = []
+        with patch.object(planner, "SEARCHED_BRANCHES", branches):
+            for seed in range(options.seeds):
+                problem = few(synthetic(2, 3, 2, seed))
+                plan, wall_s, _ = timed(lambda p=problem: solve(p, gap=GAP))
+                check(problem, plan.targets)
+                assert (plan.solver == "branch and bound") == (branches > 0), f"seed {seed} was solved by {plan.solver}"
+                walls_s.append(wall_s)
+        result[name] = round(1000 * statistics.median(walls_s), 2)
 
     plans, cpu_s, pulp_s = [], [], []
     for seed in range(options.seeds):

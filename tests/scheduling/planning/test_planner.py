@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -55,9 +56,11 @@ def test_the_pulp_model_finds_the_best_of_all_plans(problem):
     assert not broken_rows(problem, solved.targets)
 
 
-@given(small_problems())
-def test_solve_agrees_with_the_pulp_model(problem):
-    plan = solve(problem, gap=0.0, time_limit_s=60.0)
+@pytest.mark.parametrize("branches", [0, planner.SEARCHED_BRANCHES])
+@given(problem=small_problems())
+def test_solve_agrees_with_the_pulp_model(branches, problem):
+    with patch.object(planner, "SEARCHED_BRANCHES", branches):
+        plan = solve(problem, gap=0.0, time_limit_s=60.0)
     shortest = solve_exact(problem, 0.0, 60.0, shortage=True)
     least = weight(problem, shortest.targets)
     assert weight(problem, plan.targets) == pytest.approx(least, rel=CLOSE, abs=CLOSE)

@@ -24,6 +24,12 @@ from tests.scheduling.planning.problems import plain_rows, small_problems, synth
 NOTHING_MISSING = ([], {}, {}, {})
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_small(monkeypatch):
+    """Small problems are searched through without any solver."""
+    monkeypatch.setattr(planner, "SEARCHED_BRANCHES", 0)
+
+
 @pytest.fixture(scope="module")
 def problem():
     return synthetic(4, 3, 2, seed=1)
