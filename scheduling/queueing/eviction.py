@@ -11,13 +11,26 @@ It does not go on for ever: only a request with a later deadline is evicted, so 
 evicted by; one of them `limit` times at the most; and of an instance a quarter of its sequences at a look.
 """
 
+import math
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
-from scheduling.queueing.running import Room, Running, left_s, prefill_s, step_s
+from scheduling.queueing.running import (
+    Ends,
+    Room,
+    Running,
+    by_instance,
+    ends_of,
+    has_room,
+    prefill_s,
+    room_for,
+    room_of,
+    step_s,
+)
 from scheduling.queueing.virtual_queues import head
 from scheduling.queueing.waiting_set import WaitingArrays
 
@@ -43,18 +56,242 @@ class Eviction(NamedTuple):
     lost_tokens: int
 
 
-class Claim(NamedTuple):
-    """Of a request that waits: its queue key, from its arrival to its deadline, and its priority."""
+class Given(NamedTuple):
+    """What the kernels look at beside fleet and queues."""
 
-    due_s: float
-    allowed_s: float
-    priority: int
+    running: Running
+    first: NDArray[np.int64]
+    """(instances + 1,): where each begins in `victims` and `waits`."""
+    victims: NDArray[np.int64]
+    """Places in `running` by instance, in the order in which they leave."""
+    waits: NDArray[np.int64]
+    """The same in the order of queue keys, in which they begin."""
+    lost_tokens: NDArray[np.int64]
+    step_s: NDArray[np.float64]
+    """By instance: after which what is to leave has left."""
+    ends: Ends
 
-    def outranks(self, running: Running, at: int) -> bool:
-        """Whether the request at that place leaves for it: due later, of a class that allows more time or comes after."""
-        if running.due_s[at] <= self.due_s or running.priority[at] < self.priority:
-            return False
-        return bool(running.priority[at] > self.priority or running.allowed_s[at] > self.allowed_s)
+
+class Chosen(NamedTuple):
+    """Evictions as the kernels write them, as many rows as there are running requests."""
+
+    counters: NDArray[np.int64]
+    """Evictions, and victims of all of them."""
+    victims: NDArray[np.int64]
+    """Places in `running`, eviction by eviction."""
+    last: NDArray[np.int64]
+    """By eviction: where its victims end."""
+    instance: NDArray[np.int64]
+    group: NDArray[np.int64]
+    """Number of the group, or GIVEN."""
+    gain_s: NDArray[np.float64]
+    cost_s: NDArray[np.float64]
+    removed: NDArray[np.uint8]
+    """By place in `running`: 1 once it is a victim, or gives way to one that waits at its instance."""
+
+
+@compiled_internal
+def _may_leave(running: Running, at: int, limit: int) -> bool:
+    return running.evictable[at] and not running.leaving[at] and running.evictions[at] < limit
+
+
+@compiled_internal
+def _outranks(due_s: float, allowed_s: float, priority: int, running: Running, at: int) -> bool:
+    """Whether the request at that place leaves for one of that queue key, time from arrival to deadline and priority: due
+    later, of a class that allows more time or comes after."""
+    if running.due_s[at] <= due_s or running.priority[at] < priority:
+        return False
+    return bool(running.priority[at] > priority or running.allowed_s[at] > allowed_s)
+
+
+@compiled_internal
+def _choose(chosen: Chosen, instance: int, group: int, gain_s: float, cost_s: float) -> None:
+    """End an eviction, whose victims are written."""
+    count = chosen.counters[0]
+    chosen.last[count] = chosen.counters[1]
+    chosen.instance[count], chosen.group[count] = instance, group
+    chosen.gain_s[count], chosen.cost_s[count] = gain_s, cost_s
+    chosen.counters[0] = count + 1
+
+
+@compiled_internal
+def _most(fleet: FleetArrays, instance: int) -> int:
+    return max(1, int(MOST_SHARE * float(fleet.max_num_seqs[instance])))
+
+
+@compiled_internal
+def _for_those_ahead(fleet: FleetArrays, given: Given, limit: int, instance: int, now_s: float, chosen: Chosen) -> int:
+    """Have requests leave *instance* for those that it has beyond its sequences, which wait there in order of their keys;
+    how many evictions that makes."""
+    running, ends, removed = given.running, given.ends, chosen.removed
+    first, last = given.first[instance], given.first[instance + 1]
+    mine, waiting = 0, 0
+    for place in range(first, last):
+        at = given.waits[place]
+        if not running.leaving[at]:
+            mine += 1
+            waiting += running.emitted_tokens[at] == 0
+    beyond = mine - int(fleet.max_num_seqs[instance])
+    if beyond <= 0 or waiting < beyond:
+        return 0
+    before, next_end, soon_s = waiting - beyond, int(ends.first[instance]), given.step_s[instance]
+    count, most = 0, _most(fleet, instance)
+    for place in range(first, last):
+        at = given.waits[place]
+        if running.leaving[at] or running.emitted_tokens[at] > 0:
+            continue
+        if before > 0:  # a sequence is free for it
+            before -= 1
+            continue
+        while next_end < ends.first[instance + 1]:
+            streams = ends.place[next_end]
+            if removed[streams] == 0 and not running.leaving[streams] and running.emitted_tokens[streams] > 0:
+                break
+            next_end += 1
+        if next_end == ends.first[instance + 1] or count == most:
+            break
+        gives_way = ends.place[next_end]
+        due_s, start_s = running.due_s[at], ends.at_s[gives_way]
+        slack_s = due_s - now_s - prefill_s(fleet, instance, float(running.prompt_tokens[at]))
+        if start_s > soon_s and start_s > slack_s:
+            victim = -1
+            for one in range(first, last):
+                this = given.victims[one]
+                if running.emitted_tokens[this] == 0 or removed[this] != 0 or not _may_leave(running, this, limit):
+                    continue
+                if _outranks(due_s, running.allowed_s[at], running.priority[at], running, this):
+                    victim = this
+                    break
+            if victim < 0:
+                break
+            gain_s = start_s - max(soon_s, slack_s)
+            cost_s = prefill_s(fleet, instance, float(given.lost_tokens[victim]))
+            if gain_s <= cost_s:
+                break
+            chosen.victims[chosen.counters[1]] = victim
+            chosen.counters[1] += 1
+            _choose(chosen, instance, GIVEN, gain_s, cost_s)
+            count += 1
+            gives_way = victim
+        removed[gives_way] = 1
+    return count
+
+
+@compiled_internal
+def _leaving_for(
+    waiting: WaitingArrays,
+    given: Given,
+    limit: int,
+    instance: int,
+    slot: int,
+    sequences: int,
+    tokens: int,
+    chosen: Chosen,
+) -> int:
+    """Write the first victims that give the request in *slot* the *sequences* and *tokens* that it lacks; how many they are,
+    0 if they are too few.
+
+    Only those due later leave for it, of a class that allows more time or comes after its own.
+    """
+    running, ends = given.running, given.ends
+    allowed_s = waiting.deadline_s[slot] - waiting.arrival_s[slot]
+    count, end = 0, chosen.counters[1]
+    for place in range(given.first[instance], given.first[instance + 1]):
+        if sequences <= 0 and tokens <= 0:
+            break
+        at = given.victims[place]
+        # What has ended by then gave its place to another, who waits for that.
+        if ends.gone[at] != 0 or chosen.removed[at] != 0 or not _may_leave(running, at, limit):
+            continue
+        if _outranks(waiting.key[slot], allowed_s, waiting.priority[slot], running, at):
+            chosen.victims[end + count] = at
+            count += 1
+            sequences -= 1
+            tokens -= int(ends.held_tokens[at])
+    return count if sequences <= 0 and tokens <= 0 else 0
+
+
+@compiled_internal
+def _for_group(
+    fleet: FleetArrays,
+    waiting: WaitingArrays,
+    given: Given,
+    limit: int,
+    instance: int,
+    group: int,
+    now_s: float,
+    chosen: Chosen,
+) -> None:
+    """Have requests leave *instance* for those of *group* in order."""
+    ends, soon_s = given.ends, given.step_s[instance]
+    most, room = _most(fleet, instance), room_of(fleet, ends, instance)
+    sequences, free_tokens = (
+        room.sequences,
+        room.tokens,
+    )  # what those before have left of what is free once victims are gone
+    slot = int(waiting.groups.groups[group].first)
+    number = int(waiting.groups.groups[group].number)
+    for _ in range(int(fleet.max_num_seqs[instance])):
+        if slot < 0 or most == 0:
+            break
+        tokens = int(waiting.prompt_tokens[slot] + waiting.output_tokens[slot])
+        slack_s = waiting.key[slot] - now_s - prefill_s(fleet, instance, float(waiting.prompt_tokens[slot]))
+        then = room_for(room, ends, instance, tokens)
+        start_s = then.time_s if has_room(then, tokens) else math.inf
+        if start_s > soon_s and start_s > slack_s:
+            count = _leaving_for(waiting, given, limit, instance, slot, 1 - sequences, tokens - free_tokens, chosen)
+            end = chosen.counters[1]
+            gain_s, cost_s = start_s - max(soon_s, slack_s), 0.0
+            for at in chosen.victims[end : end + count]:
+                cost_s += prefill_s(fleet, instance, float(given.lost_tokens[at]))
+            if not 0 < count <= most or gain_s <= cost_s:
+                break
+            chosen.counters[1] += count
+            _choose(chosen, instance, number, gain_s, cost_s)
+            for at in chosen.victims[end : end + count]:
+                held = int(ends.held_tokens[at])
+                sequences, free_tokens = sequences + 1, free_tokens + held
+                room = Room(room.sequences + 1, room.tokens + held, room.time_s, room.at)
+                ends.gone[at] = chosen.removed[at] = 1
+            most -= count
+        if start_s <= soon_s or start_s > slack_s:
+            sequences, free_tokens = sequences - 1, free_tokens - tokens
+        then = room_for(room, ends, instance, tokens)
+        for place in range(room.at, then.at):
+            ends.gone[ends.place[place]] = 1
+        room = then
+        if has_room(then, tokens):
+            room = Room(then.sequences - 1, then.tokens - tokens, then.time_s, then.at)
+        slot = int(waiting.groups.members[slot].following)
+
+
+@compiled
+def _choose_all(
+    fleet: FleetArrays,
+    endpoints: EndpointArrays,
+    waiting: WaitingArrays,
+    given: Given,
+    limit: NDArray[np.int64],
+    now_s: float,
+    chosen: Chosen,
+) -> None:
+    """Write what is to leave now."""
+    for endpoint in range(limit.size):
+        if limit[endpoint] <= 0 or waiting.groups.limit[endpoint] <= 0 or waiting.size[endpoint] <= 0:
+            continue
+        for member in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+            instance = int(endpoints.members[member])
+            if fleet.accepting[instance] == 0:
+                continue
+            most = int(limit[endpoint])
+            if _for_those_ahead(fleet, given, most, instance, now_s, chosen):
+                continue
+            # What would have given way does so for nobody.
+            for place in range(given.first[instance], given.first[instance + 1]):
+                chosen.removed[given.victims[place]] = 0
+            group = head(waiting.groups, int(waiting.groups.queue_of[instance]), now_s)
+            if group >= 0 and waiting.groups.groups[group].endpoint == endpoint:
+                _for_group(fleet, waiting, given, most, instance, group, now_s, chosen)
 
 
 def wanted(
@@ -66,141 +303,39 @@ def wanted(
     now_s: float,
 ) -> list[Eviction]:
     """What is to leave now. *limit* is by endpoint: evictions of one request at the most, 0 for none."""
-    ends_s, steps_s = left_s(fleet, running), step_s(fleet, running)
-    chosen: list[Eviction] = []
-    for endpoint in np.flatnonzero((limit > 0) & (waiting.groups.limit > 0) & (waiting.size > 0)).tolist():
-        for instance in endpoints.members[endpoints.first[endpoint] : endpoints.first[endpoint + 1]].tolist():
-            if not fleet.accepting[instance]:
-                continue
-            may = running.evictable & ~running.leaving & (running.evictions < limit[endpoint])
-            may &= running.instance == instance
-            soon_s = float(steps_s[instance])
-            if ahead := _for_those_ahead(fleet, running, may, ends_s, instance, now_s, soon_s):
-                chosen += ahead
-                continue
-            group = head(waiting.groups, int(waiting.groups.queue_of[instance]), now_s)
-            if group < 0 or waiting.groups.groups["endpoint"][group] != endpoint:
-                continue
-            room = Room(fleet, running, ends_s, instance)
-            chosen += _for_group(fleet, waiting, running, may, room, instance, group, now_s, soon_s)
-    return chosen
-
-
-def _most(fleet: FleetArrays, instance: int) -> int:
-    return max(1, int(MOST_SHARE * float(fleet.max_num_seqs[instance])))
-
-
-def _for_those_ahead(
-    fleet: FleetArrays,
-    running: Running,
-    may: NDArray[np.bool_],
-    ends_s: NDArray[np.float64],
-    instance: int,
-    now_s: float,
-    soon_s: float,
-) -> list[Eviction]:
-    """What leaves *instance* for requests that it has beyond its sequences, which wait there in order of their keys."""
-    mine = np.flatnonzero((running.instance == instance) & ~running.leaving)
-    beyond = mine.size - int(fleet.max_num_seqs[instance])
-    waits = mine[running.emitted_tokens[mine] == 0]
-    if beyond <= 0 or waits.size < beyond:
-        return []
-    ahead = waits[np.lexsort((running.number[waits], running.due_s[waits]))][-beyond:]
-    streams = mine[running.emitted_tokens[mine] > 0]
-    ends = sorted((float(ends_s[at]), int(at)) for at in streams)
-    lost = running.lost_tokens
-    ranks = (running.number[streams], -running.due_s[streams], lost[streams])
-    victims = [at for at in streams[np.lexsort(ranks)].tolist() if may[at]]
-    chosen: list[Eviction] = []
-    for at in ahead.tolist():
-        if not ends or len(chosen) == _most(fleet, instance):
-            break
-        claim = Claim(float(running.due_s[at]), float(running.allowed_s[at]), int(running.priority[at]))
-        slack_s = claim.due_s - now_s - prefill_s(fleet, instance, float(running.prompt_tokens[at]))
-        start_s, gives_way = ends[0][0], ends[0][1]
-        if start_s > soon_s and start_s > slack_s:
-            victim = next((each for each in victims if claim.outranks(running, each)), None)
-            if victim is None:
-                break
-            gain_s, cost_s = start_s - max(soon_s, slack_s), prefill_s(fleet, instance, float(lost[victim]))
-            if gain_s <= cost_s:
-                break
-            numbers = (int(running.number[victim]),)
-            chosen.append(Eviction(numbers, instance, GIVEN, gain_s, cost_s, int(lost[victim])))
-            gives_way = victim
-        victims = [each for each in victims if each != gives_way]
-        ends = [each for each in ends if each[1] != gives_way]
-    return chosen
-
-
-def _for_group(
-    fleet: FleetArrays,
-    waiting: WaitingArrays,
-    running: Running,
-    may: NDArray[np.bool_],
-    room: Room,
-    instance: int,
-    group: int,
-    now_s: float,
-    soon_s: float,
-) -> list[Eviction]:
-    """What leaves *instance*, of those that *may*, for the requests of *group* in order; *soon_s* is until it has left."""
-    places = np.flatnonzero(may)
-    lost, streams = running.lost_tokens, running.emitted_tokens > 0
-    ranks = (running.number[places], -running.due_s[places], lost[places], streams[places])
-    victims: list[int] = places[np.lexsort(ranks)].tolist()
-    most = _most(fleet, instance)
-    chosen: list[Eviction] = []
-    sequences, free_tokens = room.sequences, room.tokens
-    slot = int(waiting.groups.groups["first"][group])
-    for _ in range(int(fleet.max_num_seqs[instance])):
-        if slot < 0 or not most:
-            break
-        tokens = int(waiting.prompt_tokens[slot] + waiting.output_tokens[slot])
-        slack_s = float(waiting.key[slot]) - now_s - prefill_s(fleet, instance, float(waiting.prompt_tokens[slot]))
-        start_s = room.copy().take(tokens)
-        if start_s > soon_s and start_s > slack_s:
-            leaves = _leaving_for(waiting, running, victims, room, slot, 1 - sequences, tokens - free_tokens)
-            gain_s = start_s - max(soon_s, slack_s)
-            cost_s = sum(prefill_s(fleet, instance, float(lost[at])) for at in leaves)
-            if not 0 < len(leaves) <= most or gain_s <= cost_s:
-                break
-            number, numbers = int(waiting.groups.groups["number"][group]), tuple(running.number[leaves].tolist())
-            chosen.append(Eviction(numbers, instance, number, gain_s, cost_s, int(lost[leaves].sum())))
-            for at in leaves:
-                sequences, free_tokens = sequences + 1, free_tokens + room.held_tokens[at]
-                room.release(at)
-                victims.remove(at)
-            most -= len(leaves)
-        if start_s <= soon_s or start_s > slack_s:
-            sequences, free_tokens = sequences - 1, free_tokens - tokens
-        room.take(tokens)
-        slot = int(waiting.groups.members["following"][slot])
-    return chosen
-
-
-def _leaving_for(
-    waiting: WaitingArrays,
-    running: Running,
-    victims: list[int],
-    room: Room,
-    slot: int,
-    sequences: int,
-    tokens: int,
-) -> list[int]:
-    """The first of *victims* that give the request in *slot* the *sequences* and *tokens* that it lacks; none if they are
-    too few.
-
-    Only those due later leave for it, of a class that allows more time or comes after its own.
-    """
-    allowed_s = float(waiting.deadline_s[slot] - waiting.arrival_s[slot])
-    claim = Claim(float(waiting.key[slot]), allowed_s, int(waiting.priority[slot]))
-    leaves: list[int] = []
-    for at in victims:
-        if sequences <= 0 and tokens <= 0:
-            break
-        # What has ended by then gave its place to another, who waits for that.
-        if at in room.held_tokens and claim.outranks(running, at):
-            leaves.append(at)
-            sequences, tokens = sequences - 1, tokens - room.held_tokens[at]
-    return leaves if sequences <= 0 and tokens <= 0 else []
+    size, lost, streams = running.number.size, running.lost_tokens, running.emitted_tokens > 0
+    given = Given(
+        running,
+        by_instance(fleet, running),
+        np.lexsort((running.number, -running.due_s, lost, streams, running.instance)),
+        np.lexsort((running.number, running.due_s, running.instance)),
+        lost,
+        step_s(fleet, running),
+        ends_of(fleet, running),
+    )
+    chosen = Chosen(
+        counters=np.zeros(2, np.int64),
+        victims=np.zeros(size, np.int64),
+        last=np.zeros(size, np.int64),
+        instance=np.zeros(size, np.int64),
+        group=np.zeros(size, np.int64),
+        gain_s=np.zeros(size),
+        cost_s=np.zeros(size),
+        removed=np.zeros(size, np.uint8),
+    )
+    _choose_all(fleet, endpoints, waiting, given, limit, now_s, chosen)
+    evictions, begin = [], 0
+    for at in range(int(chosen.counters[0])):
+        victims = chosen.victims[begin : chosen.last[at]]
+        begin = chosen.last[at]
+        evictions.append(
+            Eviction(
+                tuple(running.number[victims].tolist()),
+                int(chosen.instance[at]),
+                int(chosen.group[at]),
+                float(chosen.gain_s[at]),
+                float(chosen.cost_s[at]),
+                int(lost[victims].sum()),
+            )
+        )
+    return evictions

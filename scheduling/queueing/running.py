@@ -3,13 +3,14 @@
 The same under both clocks. Times are seconds from now, but for deadlines, which are on the clock of the waiting set.
 """
 
+import math
 from collections.abc import Iterable
-from copy import copy
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.compiled import compiled, compiled_internal
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.queueing.swapping.service import USUAL_PREFILL_S, USUAL_STEP_S
 
@@ -72,54 +73,98 @@ def left_s(fleet: FleetArrays, running: Running) -> NDArray[np.float64]:
     return np.where(running.leaving, 1.0, tokens) * step_s(fleet, running)[running.instance]
 
 
+@compiled
 def prefill_s(fleet: FleetArrays, instance: int, tokens: float) -> float:
     """Seconds of *instance* that computing a prompt of *tokens* takes."""
-    least_s, constant_s, linear_s, square_s = fleet.profile[instance, :4].tolist()
-    if fleet.profile[instance, 4] <= 0.0:
+    profile = fleet.profile
+    if profile[instance, 4] <= 0.0:
         return USUAL_PREFILL_S * tokens
-    return max(least_s, constant_s + linear_s * tokens + square_s * tokens * tokens) if tokens > 0 else 0.0
+    if tokens <= 0.0:
+        return 0.0
+    prefill_s = profile[instance, 1] + profile[instance, 2] * tokens + profile[instance, 3] * tokens * tokens
+    return float(max(profile[instance, 0], prefill_s))
 
 
-class Room:
-    """When *instance* has room for one request after another, as what it runs ends."""
+class Ends(NamedTuple):
+    """When what instances have ends, instance by instance."""
 
-    def __init__(self, fleet: FleetArrays, running: Running, ends_s: NDArray[np.float64], instance: int) -> None:
-        mine = np.flatnonzero(running.instance == instance)
-        self.sequences = int(fleet.max_num_seqs[instance]) - int(fleet.running[instance])
-        self.tokens = int(fleet.kv_capacity_tokens[instance]) - int(fleet.kv_tokens[instance])
-        self.time_s = 0.0
-        """Until which what has ended is counted."""
-        done = running.prompt_tokens[mine] + running.emitted_tokens[mine]
-        self.held_tokens = dict(
-            zip(mine.tolist(), np.maximum(running.expected_tokens[mine], done).tolist(), strict=True)
-        )
-        """By place in *running*: KV tokens of what has not ended."""
-        self._ends = [(float(ends_s[at]), int(at)) for at in mine[np.lexsort((mine, ends_s[mine]))]]
+    first: NDArray[np.int64]
+    """(instances + 1,)"""
+    place: NDArray[np.int64]
+    """Places in `Running`, those of an instance in order of their ends."""
+    at_s: NDArray[np.float64]
+    """By place in `Running`."""
+    held_tokens: NDArray[np.int64]
+    """By place in `Running`: KV tokens that are free once it has ended."""
+    gone: NDArray[np.uint8]
+    """By place in `Running`: 1 once it has ended or was evicted. Scratch of kernels."""
 
-    def copy(self) -> "Room":
-        """The same, to be asked without being changed."""
-        other = copy(self)
-        other.held_tokens, other._ends = dict(self.held_tokens), list(self._ends)
-        return other
 
-    def has(self, tokens: int) -> bool:
-        """Whether there is room now for a request of *tokens*."""
-        return self.sequences > 0 and self.tokens >= tokens
+def ends_of(fleet: FleetArrays, running: Running) -> Ends:
+    """Of *running*, of which nothing has ended yet."""
+    at_s = left_s(fleet, running)
+    return Ends(
+        by_instance(fleet, running),
+        np.lexsort((at_s, running.instance)),
+        at_s,
+        np.maximum(running.expected_tokens, running.prompt_tokens + running.emitted_tokens),
+        np.zeros(running.number.size, np.uint8),
+    )
 
-    def release(self, at: int) -> None:
-        """The request at that place of `running` has ended, or was evicted."""
-        self.sequences += 1
-        self.tokens += self.held_tokens.pop(at)
 
-    def take(self, tokens: int) -> float:
-        """When a request of *tokens* begins that is next in line; infinity for never. It takes its room."""
-        while not self.has(tokens) and self._ends:
-            end_s, at = self._ends.pop(0)
-            if at in self.held_tokens:
-                self.time_s = max(self.time_s, end_s)
-                self.release(at)
-        if not self.has(tokens):
-            return float("inf")
-        self.sequences -= 1
-        self.tokens -= tokens
-        return self.time_s
+def by_instance(fleet: FleetArrays, running: Running) -> NDArray[np.int64]:
+    """(instances + 1,): where each begins in an order of *running* by instance."""
+    first = np.zeros(fleet.endpoint.size + 1, np.int64)
+    np.cumsum(np.bincount(running.instance, minlength=fleet.endpoint.size), out=first[1:])
+    return first
+
+
+class Room(NamedTuple):
+    """When an instance has room for one request after another, as what it runs ends."""
+
+    sequences: int
+    """Free now, as of `time_s`."""
+    tokens: int
+    """KV tokens free then."""
+    time_s: float
+    """Until which what has ended is counted."""
+    at: int
+    """The next in `Ends.place` to end."""
+
+
+@compiled_internal
+def room_of(fleet: FleetArrays, ends: Ends, instance: int) -> Room:
+    """That of *instance* now."""
+    sequences = int(fleet.max_num_seqs[instance]) - int(fleet.running[instance])
+    tokens = int(fleet.kv_capacity_tokens[instance]) - int(fleet.kv_tokens[instance])
+    return Room(sequences, tokens, 0.0, int(ends.first[instance]))
+
+
+@compiled_internal
+def room_for(room: Room, ends: Ends, instance: int, tokens: int) -> Room:
+    """*room* when a request of *tokens*, which is next in line, begins; `has_room` says whether it ever does."""
+    sequences, free, time_s, at = room
+    last = int(ends.first[instance + 1])
+    while at < last and not (sequences > 0 and free >= tokens):
+        place = ends.place[at]
+        at += 1
+        if ends.gone[place] == 0:
+            time_s = max(time_s, ends.at_s[place])
+            sequences += 1
+            free += int(ends.held_tokens[place])
+    return Room(sequences, free, time_s, at)
+
+
+@compiled_internal
+def has_room(room: Room, tokens: int) -> bool:
+    """Whether there is room for a request of *tokens*."""
+    return room.sequences > 0 and room.tokens >= tokens
+
+
+@compiled
+def write_starts(fleet: FleetArrays, ends: Ends, tokens: NDArray[np.float64], starts_s: NDArray[np.float64]) -> None:
+    """When each instance has room for a request of its *tokens*, by instance; infinity for never."""
+    for instance in range(starts_s.size):
+        needed = int(tokens[instance])
+        room = room_for(room_of(fleet, ends, instance), ends, instance, needed)
+        starts_s[instance] = room.time_s if has_room(room, needed) else math.inf

@@ -13,7 +13,7 @@ from scheduling.compiled import compiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.groups import GroupArrays
 from scheduling.queueing.reordering.problem import Order, Problem
-from scheduling.queueing.running import Room, Running, left_s
+from scheduling.queueing.running import Running, ends_of, write_starts
 from scheduling.queueing.swapping.service import batch_of, drain_s, due_at, request_s
 from scheduling.queueing.swapping.timeline import having
 from scheduling.queueing.waiting_set import WaitingArrays
@@ -133,7 +133,10 @@ def snapshot(
     queue_type = np.zeros(queue_ids.size, np.int64)
     loaded = np.full(queue_ids.size, NONE, np.int64)
     batches = batches_of(fleet, arrays)
-    free_s, ends_s = np.zeros(queue_ids.size), None if running is None else left_s(fleet, running)
+    free_s, starts_s = np.zeros(queue_ids.size), np.zeros(fleet.endpoint.size)
+    if running is not None:
+        usual_tokens = arrays.mean_tokens[np.maximum(fleet.endpoint, 0)]
+        write_starts(fleet, ends_of(fleet, running), usual_tokens, starts_s)
     for at, queue in enumerate(queue_ids.tolist()):
         pulling = [instance for instance in members if arrays.queue_of[instance] == queue]
         serves = tuple(
@@ -145,10 +148,7 @@ def snapshot(
         for each in pulling:
             if fleet.accepting[each]:
                 loaded[at] = fleet.endpoint[each]
-                if running is not None and ends_s is not None:
-                    usual = int(arrays.mean_tokens[fleet.endpoint[each]])
-                    room_s = Room(fleet, running, ends_s, each).take(usual)
-                    free_s[at] = room_s if math.isfinite(room_s) else 0.0
+                free_s[at] = starts_s[each] if starts_s[each] < math.inf else 0.0
         if loaded[at] < 0:
             coming, until_s, _ = having(fleet, arrays, queue, now_s)
             if coming != NONE:

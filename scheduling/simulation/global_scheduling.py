@@ -69,20 +69,22 @@ class Scheduling:
         if not waiting.size[grouped].any():
             return
         simulation.control()
-        running, _ = running_in(simulation.world)
+        limit = simulation.world.policies["eviction_limit"]
+        if not limit.any() and not self.scheduler.wants(waiting, now_s):
+            return
+        running, sequences = running_in(simulation.world)
         reordered = self.scheduler.look(simulation.fleet, simulation.endpoints, waiting, now_s, running)
         if reordered is not None and reordered.moved:
             self.reorderings += 1
             for endpoint in np.flatnonzero(grouped & (waiting.size > 0)).tolist():
                 simulation.control(endpoint)
-        self._evict(simulation)
+            running, sequences = running_in(simulation.world)
+        if limit.any():
+            self._evict(simulation, limit, running, sequences)
 
     @staticmethod
-    def _evict(simulation: Simulation) -> None:
-        world, limit = simulation.world, simulation.world.policies["eviction_limit"]
-        if not limit.any():
-            return
-        running, sequences = running_in(world)
+    def _evict(simulation: Simulation, limit: Any, running: Running, sequences: Any) -> None:
+        world = simulation.world
         of = dict(zip(running.number.tolist(), sequences.tolist(), strict=True))
         for eviction in wanted(world.fleet, world.endpoints, world.waiting, running, limit, simulation.now_s):
             for number in eviction.numbers:

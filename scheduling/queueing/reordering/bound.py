@@ -18,6 +18,11 @@ class Shortage(NamedTuple):
     """(T,): so many more queues of the type, from now on, at least, if all are of that type; 0 when nothing is missing."""
 
 
+def nothing_missing(problem: Problem) -> Shortage:
+    """That of a *problem* of which all can be in time."""
+    return Shortage(0.0, np.inf, np.zeros(problem.swap_s.shape[0], np.int64))
+
+
 def shortage(problem: Problem) -> Shortage:
     """The shortage of *problem*, by pooled capacity and no swaps: never more than there is.
 
@@ -31,9 +36,8 @@ def shortage(problem: Problem) -> Shortage:
     order = np.argsort(problem.due_s, kind="stable")
     can = np.isfinite(problem.service_s).any(axis=1) & (problem.due_s > 0.0) & np.isfinite(problem.due_s)
     order = order[can[order]]
-    nothing = Shortage(0.0, np.inf, np.zeros(types, np.int64))
     if not order.size:
-        return nothing
+        return nothing_missing(problem)
     # By type, then group: what follows goes along groups.
     due_s, own_s, service_s = problem.due_s[order], problem.own_s[order].T, problem.service_s[order].T
     served = np.isfinite(service_s)
@@ -66,4 +70,4 @@ def shortage(problem: Problem) -> Shortage:
             for kind in np.flatnonzero(price > 0.0).tolist():
                 more = int(np.ceil(missing / (price[kind] * (due_s + after_s[kind])) - 1e-9).max())
                 instances[kind] = max(instances[kind], more)
-    return Shortage(most, worst, instances) if most > 0.0 else nothing
+    return Shortage(most, worst, instances) if most > 0.0 else nothing_missing(problem)

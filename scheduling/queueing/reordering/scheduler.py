@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduling.queueing.reordering.bound import Shortage, shortage
+from scheduling.queueing.reordering.bound import Shortage, nothing_missing, shortage
 from scheduling.queueing.reordering.evaluate import Score, evaluate
 from scheduling.queueing.reordering.problem import Floats, Ints, Order, Problem, begin, contiguous
 from scheduling.queueing.reordering.programme import solve
@@ -316,7 +316,9 @@ def reorder(
     kappa_s = search.kappa_s
     fallback = search.complete(edf_earliest_completion(search.terms) if previous is None else previous)
     base = search.finish(fallback)
-    before, lacking = evaluate(problem, base, kappa_s), shortage(problem)
+    before = evaluate(problem, base, kappa_s)
+    # Where an order serves all in time, nothing is missing.
+    lacking = shortage(problem) if before.objective > 0.0 else nothing_missing(problem)
     if by != SEARCH:
         order = order_by(by, problem)
         changed = order.queues() != base.queues()
