@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, assign_endpoint
+from scheduling.queueing.eviction import wanted
 from scheduling.queueing.groups import FREE_GROUPS, NEXT_NUMBER, GroupArrays, put_before, unqueue
 from scheduling.queueing.reordering import scheduler
 from scheduling.queueing.reordering.bound import shortage
 from scheduling.queueing.reordering.problem import Order, Problem
 from scheduling.queueing.reordering.rules import SEARCH
 from scheduling.queueing.reordering.scheduler import Answer, reorder
-from scheduling.queueing.running import Running
+from scheduling.queueing.running import Running, running_of
 from scheduling.queueing.snapshot import Snapshot, snapshot
 from scheduling.queueing.virtual_queues import insert, insert_loose
 from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting, enqueue
@@ -226,6 +227,8 @@ def warm_up() -> None:
     for _ in range(2):
         enqueue(waiting, 0, 0.0, 0.0, 1.0, 0, 1, 1, -1, -1, -1, -1)
         insert_loose(fleet, endpoints, waiting, 0)
-    seen = snapshot(fleet, endpoints, waiting, 0.0)
+    running = running_of([(0, 0, 0.0, 0.0, 0, 1, 1, 2, 0, True, False)])
+    wanted(fleet, endpoints, waiting, running, np.ones(1, np.int64), 0.0)
+    seen = snapshot(fleet, endpoints, waiting, 0.0, running=running)
     assert seen is not None, "two requests wait, each in a group of its own"
     merge(fleet, endpoints, waiting, seen, solve(seen, moves=1)._replace(changed=True))
