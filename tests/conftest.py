@@ -1,4 +1,5 @@
 import gc
+import sys
 
 import pytest
 from hypothesis import settings
@@ -45,3 +46,12 @@ def _values_as_this_test_sets_them():
     setting_changed.connect(forget)
     yield
     setting_changed.disconnect(forget)
+
+
+@pytest.fixture(autouse=True)
+def _no_live_hub_outlives_its_test():
+    """Its thread would go on in the tests that come after, which have no database, and draw random numbers beside theirs."""
+    yield
+    module = sys.modules.get("controlplane.console.live.hub")
+    if module is not None:
+        module.hub.stop()

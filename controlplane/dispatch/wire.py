@@ -4,7 +4,6 @@ Writers and readers of all apps import it from here, so it imports nothing of th
 """
 
 import math
-from dataclasses import fields
 from typing import Any
 
 SUMMARY_KEY = "pilothouse:summary"
@@ -122,7 +121,7 @@ def as_inputs(view: Any) -> dict[str, Any]:
 
 def as_published(view: Any) -> dict[str, Any]:
     """The same to the last digit, for strategies that decide by it."""
-    values = {one.name: getattr(view, one.name) for one in fields(view)}
     return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in view._asdict().items()
     }

@@ -164,6 +164,10 @@ class Asked:
         prompt, output, asked = sums.reshape(3, count, minutes)
         return cls(prompt / MINUTE_S, output / MINUTE_S, asked)
 
+    def digest(self) -> bytes:
+        """Of all that was asked."""
+        return hashlib.sha256(b"".join(each.tobytes() for each in (self.prompt, self.output, self.requests))).digest()
+
     def arrival_cv(self, endpoint: int, now_s: float, behind_s: float = 4 * 3600.0) -> float:
         """CV of the arrivals over the time behind *now_s*, as live plans read it off their minutes."""
         until = int(now_s // MINUTE_S)

@@ -143,6 +143,7 @@ class _Expected:
             before, asked, others = _after(staged.past, asked, others, self._window_s)
             self._before_s = before * MINUTE_S
         self._asked, self._other = asked, others
+        self._seen = _seen(asked.digest() + others.digest() + repr(self._share).encode())
         past = [np.zeros((len(cluster.endpoints), 0))] * 2
         if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters.values()):
             past = _past(scenario, path, staged, shown)
@@ -160,10 +161,23 @@ class _Expected:
         known_s = self._before_s + now_s
         for at, key in enumerate(self._endpoints):
             prompt, output = (series.ahead(known_s, self._count) for series in self._series[at])
-            beta = float(niw_buffer(self._other.rate(at, known_s), 1.0, self._share))
-            cv = self._asked.arrival_cv(at, known_s)
+            beta, cv = self._buffer_and_cv(at, known_s)
             of[key] = EndpointDemand.of(_finite(prompt), _finite(output), self._follows[key[0]], beta, cv)
         return Demand(now_s // self._window_s * self._window_s, self._window_s, of)
+
+    def _buffer_and_cv(self, endpoint: int, known_s: float) -> tuple[float, float]:
+        """Of *endpoint*: the buffer for non-interactive work (tokens a second), and the CV of arrivals."""
+        if (endpoint, known_s) not in self._seen:
+            beta = float(niw_buffer(self._other.rate(endpoint, known_s), 1.0, self._share))
+            self._seen[endpoint, known_s] = beta, self._asked.arrival_cv(endpoint, known_s)
+        return self._seen[endpoint, known_s]
+
+
+@lru_cache(maxsize=8)
+def _seen(asked: bytes) -> dict[tuple[int, float], tuple[float, float]]:
+    """Buffers and CVs of what was *asked*, a digest, by endpoint and time, as this process worked them out: futures of a
+    seed ask for the same."""
+    return {}
 
 
 def _after(past: PastDemand, asked: Asked, others: Asked, window_s: float) -> tuple[int, Asked, Asked]:

@@ -22,10 +22,14 @@ class Assigned:
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """As `Strategy.decide`."""
         moves: list[Move] = []
+        places: dict[int, list[int]] = {id(strategy): [] for strategy in self._all}
+        for at, view in enumerate(views):
+            if (strategy_of_it := self._of.get((view.model, view.region))) is not None:
+                places[id(strategy_of_it)].append(at)
         for strategy in self._all:
             if round(1000 * now_s) % _tick_ms(strategy):
                 continue
-            own = [at for at, view in enumerate(views) if self._of.get((view.model, view.region)) is strategy]
+            own = places[id(strategy)]
             made = strategy.decide(now_s, [views[at] for at in own], [advice[at] for at in own])
             moves += [replace(move, endpoint=own[move.endpoint]) for move in made]
         return sorted(moves, key=lambda move: move.endpoint)

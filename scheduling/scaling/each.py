@@ -3,10 +3,14 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar
 
 from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, PlansFor, Wish, move, valid
 from scheduling.scaling.reactive import PATIENCE_S, Reactive, is_easy, reactive_wish
+
+_reactive = lru_cache(maxsize=1024)(Reactive)
+"""A rule is checked once, not at every endpoint and tick."""
 
 
 @dataclass(kw_only=True)
@@ -85,11 +89,15 @@ class ByEndpoint(ABC):
 
     def _by_use(self, view: EndpointView) -> Wish:
         """The paper's marks: one out above the one, one in below the other, never within the cooldown."""
-        return reactive_wish(view, Reactive(self.out_above, self.in_below, self.cooldown_s).within(view), 0.0)
+        return reactive_wish(view, self._marks(view, 0.0), 0.0)
+
+    def _marks(self, view: EndpointView, patience_s: float) -> Reactive:
+        bounds = view.min_instances, view.max_instances
+        return _reactive(self.out_above, self.in_below, self.cooldown_s, *bounds, patience_s)
 
     def _patient(self, now_s: float, view: EndpointView) -> Wish:
         """The same with patience, where use decides alone."""
-        marks = Reactive(self.out_above, self.in_below, self.cooldown_s, patience_s=self.patience_s).within(view)
+        marks = self._marks(view, self.patience_s)
         key = f"{view.key}|easy_since_s"
         if not is_easy(view, marks):
             self.memory.pop(key, None)

@@ -9,8 +9,7 @@ GRACE_S = 60.0
 """A new instance is not scaled in before: load takes a while to reach it, and its start was not for nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointView:
+class EndpointView(NamedTuple):
     """One endpoint (a model in a region) at a tick."""
 
     model: str
@@ -57,8 +56,7 @@ class EndpointView:
         return f"{self.model}|{self.region}"
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
+class Advice(NamedTuple):
     """What the slow planner would have an endpoint be. Times are seconds of the clock that ticks are given in."""
 
     target_instances: int

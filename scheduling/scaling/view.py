@@ -66,11 +66,14 @@ def count_instances(
     """
     stages = len(Stage)
     counts = np.bincount(endpoint * stages + stage, minlength=endpoints * stages).reshape(endpoints, stages)
-    ready_s = np.full(endpoints, -inf)
-    ready = stage == Stage.READY
-    np.maximum.at(ready_s, endpoint[ready], since_s[ready])
-    columns = (counts[:, each].tolist() for each in (Stage.READY, Stage.COMING, Stage.DRAINING, Stage.SPARE))
-    return [Instances(*each) for each in zip(*columns, ready_s.tolist(), strict=True)]
+    ready_s = [-inf] * endpoints
+    ready = np.flatnonzero(stage == Stage.READY)
+    for at, began_s in zip(endpoint[ready].tolist(), since_s[ready].tolist(), strict=True):
+        ready_s[at] = max(ready_s[at], began_s)
+    return [
+        Instances(ready, coming, draining, spare, last_s)
+        for (_, coming, ready, draining, spare), last_s in zip(counts.tolist(), ready_s, strict=True)
+    ]
 
 
 def count_of_one(stage: ArrayLike, since_s: ArrayLike) -> Instances:

@@ -3,7 +3,6 @@
 import asyncio
 import threading
 import time
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -446,7 +445,7 @@ class TestWhatItSees:
         assert (view.min_instances, view.max_instances) == (1, 4)
         asked = sum(each.asked.prompt_tokens + each.predicted_tokens for each in members[0].requests)
         assert view.tokens_per_s > asked / DEMAND_WINDOW_S  # what waits was asked for too
-        assert as_inputs(replace(view, use=float("inf")))["use"] is None
+        assert as_inputs(view._replace(use=float("inf")))["use"] is None
         await release(managed, sent)
 
     async def test_demand_fades_after_a_minute(self, served):

@@ -311,7 +311,7 @@ def comparable(view):
     Of equals, either clock may let another go.
     """
     changed_s, ready_s = min(view.since_change_s, 600.0), min(view.since_ready_s, GRACE_S)
-    return replace(view, spot=0, since_change_s=round(changed_s, 3), since_ready_s=round(ready_s, 3))
+    return view._replace(spot=0, since_change_s=round(changed_s, 3), since_ready_s=round(ready_s, 3))
 
 
 def relative(advice):
@@ -407,8 +407,8 @@ def run(
 
 def shifted(advice):
     began_s = START.timestamp()
-    return advice and replace(
-        advice, made_at_s=advice.made_at_s + began_s, valid_until_s=advice.valid_until_s + began_s,
+    return advice and advice._replace(
+        made_at_s=advice.made_at_s + began_s, valid_until_s=advice.valid_until_s + began_s,
         next_plan_s=advice.next_plan_s + began_s,
     )  # fmt: skip
 

@@ -4,8 +4,6 @@ Beneath a strategy that is alive it acts only where that has failed (`scheduling
 SageServe's reactive heuristic with patience, the rule of the strategy `reactive`. The minimum is kept in both cases.
 """
 
-from dataclasses import replace
-
 from controlplane.dispatch.floor.observation import EndpointMemory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -42,7 +40,7 @@ class Decision:
             return (1, reason) if now_s >= memory.retry_s else (0, "")
         if endpoint.spec.shares_gpus and view.ready == 0:
             return 0, ""  # a swap brings one up (`swapping`)
-        view = replace(view, min_instances=min(view.min_instances, view.instances))  # what is missing is waited for
+        view = view._replace(min_instances=min(view.min_instances, view.instances))  # what is missing is waited for
         if view.ready == 0 or strategy_alive:
             if view.ready == 0 and now_s < memory.retry_s:
                 return 0, ""

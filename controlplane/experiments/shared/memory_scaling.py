@@ -6,7 +6,7 @@ below 30 %, the paper's mark for PreServe, and `hybrid` not below its plan: memo
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -63,7 +63,7 @@ class MemoryControl(Control):
         world = simulation.world
         memory_held(world.fleet, world.endpoints, world.engines, mean, most)
         use = most if self.fullest else mean
-        return [replace(view, use=float(use[at])) for at, view in enumerate(views)]
+        return [view._replace(use=float(use[at])) for at, view in enumerate(views)]
 
 
 def run_by_memory(

@@ -104,7 +104,7 @@ def _carry_out(
 ) -> list[ScalingMove]:
     inputs: dict[str, Any] = {"view": as_inputs(view)}
     if advised is not None:
-        inputs["advice"] = {name: getattr(advised, name) for name in advised.__dataclass_fields__}
+        inputs["advice"] = advised._asdict()
     # Live, what is let go is stopped once drained; nobody borrows it.
     why = executor.Why(MoveSource.STRATEGY, policy.strategy, reason.replace(AS_SPOT, ""), inputs, plan)
     made, step = [], 1 if delta > 0 else -1

@@ -21,11 +21,8 @@ class Samples:
         self._step_s = step_s
         self._first = ceil(begins_s / step_s) if step_s else 0
         self._taken: list[dict[str, NDArray[Any]]] = []
-
-    @property
-    def next_s(self) -> float:
+        self.next_s = self._first * step_s if step_s else np.inf
         """When the next one is taken; infinity for never."""
-        return (self._first + len(self._taken)) * self._step_s if self._step_s else np.inf
 
     def take(self, world: World, states: NDArray[np.int8]) -> None:
         """Take one, with the fleet arrays up to now; *states* are `State` by instance."""
@@ -48,6 +45,7 @@ class Samples:
                 "instance_state": states.copy(),
             }
         )
+        self.next_s = (self._first + len(self._taken)) * self._step_s
 
     def series(self) -> dict[str, NDArray[Any]] | None:
         """All of them, samples first, with their times in `t_s`; None for none."""

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,7 +106,7 @@ def test_it_says_how_many_instances_are_missing_when_no_order_helps():
     assert scheduler.short_instances[0] >= 2
     view = endpoint_view("m", "east", Instances(1, 0, 0, 0, 0.0), (1, 9), Load(0.5, 0.5, 12, 0.0), 60.0, 0.0)
     assert floor_move(0, view) is None
-    wanted = floor_move(0, replace(view, short_instances=scheduler.short_instances[0]))
+    wanted = floor_move(0, view._replace(short_instances=scheduler.short_instances[0]))
     assert wanted.delta == 1
     assert "no order of what waits keeps it in time" in wanted.reason
 

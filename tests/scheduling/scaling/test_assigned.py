@@ -1,14 +1,12 @@
 """Several strategies as one decide as each would alone."""
 
-from dataclasses import replace
-
 from scheduling.scaling import Assigned, EndpointView, Unified
 
 VIEW = EndpointView(
     model="m", region="east", ready=3, coming=0, draining=0, spot=2, spot_other=0, min_instances=1, max_instances=5,
     use=0.9, waiting=0, kv_use=0.5, tokens_per_s=10.0, since_change_s=1e9,
 )  # fmt: skip
-EAST, WEST = VIEW, replace(VIEW, region="west", use=0.1)
+EAST, WEST = VIEW, VIEW._replace(region="west", use=0.1)
 
 
 def test_each_endpoint_is_scaled_by_its_own() -> None:

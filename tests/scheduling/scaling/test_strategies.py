@@ -1,6 +1,5 @@
 """Every strategy: bounds, cooldown, words; then each by its own rules."""
 
-from dataclasses import replace
 from itertools import pairwise
 from math import inf, isfinite, nan, pi, sin
 
@@ -117,7 +116,7 @@ class TestPatience:
     QUIET = view(use=0.1)
 
     def decide(self, strategy, now_s, **changes):
-        return [each.delta for each in strategy.decide(now_s, [replace(self.QUIET, **changes)], [None])]
+        return [each.delta for each in strategy.decide(now_s, [self.QUIET._replace(**changes)], [None])]
 
     def test_use_is_low_for_a_minute_before_one_goes(self):
         strategy = make_strategy("reactive")
@@ -234,7 +233,7 @@ def test_what_lt_ua_does_about_the_gap_use_does_not_take_back(one, target, left_
     if not delta or only("lt_u", one, plan, now_s)[0]:
         return
     use = one.use * one.ready / (one.ready + delta) if isfinite(one.use) and one.ready + delta > 0 else one.use
-    after = replace(one, ready=one.ready + delta, use=use)
+    after = one._replace(ready=one.ready + delta, use=use)
     assert delta * only("lt_u", after, plan, now_s)[0] >= 0
 
 
@@ -442,10 +441,10 @@ class TestGrace:
         for since_ready_s in (12.0, GRACE_S - 1):
             assert not [
                 each
-                for each in strategy.decide(100.0, [replace(quiet, since_ready_s=since_ready_s)], [plan])
+                for each in strategy.decide(100.0, [quiet._replace(since_ready_s=since_ready_s)], [plan])
                 if each.delta < 0
             ]
-        later = strategy.decide(100.0, [replace(quiet, since_ready_s=GRACE_S)], [plan])
+        later = strategy.decide(100.0, [quiet._replace(since_ready_s=GRACE_S)], [plan])
         assert later == make_strategy(name, {"patience_s": 0}).decide(100.0, [quiet], [plan])
 
     def test_it_does_not_keep_more_than_there_may_be(self):

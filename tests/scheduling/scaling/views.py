@@ -1,6 +1,5 @@
 """Views of endpoints and advice for tests."""
 
-from dataclasses import replace
 from math import inf
 
 from hypothesis import strategies as st
@@ -27,7 +26,7 @@ CALM = EndpointView(
 
 def view(**changes) -> EndpointView:
     """An endpoint of four instances, half used, that nothing has happened to, with *changes*."""
-    return replace(CALM, **changes)
+    return CALM._replace(**changes)
 
 
 def advice(target: int, *, forecast: float = 1000.0, made: float = 0.0, until: float = 3600.0, **more) -> Advice:
