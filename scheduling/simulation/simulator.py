@@ -80,8 +80,8 @@ class Simulation:
         world = build_world(cluster, requests, decisions=decisions, held=0 if state is None else state.requests.count)
         self.lives = Lives(cluster, world, seed)
         self._run_state: Any = world.run_state[0]
-        # What is read at every simulated second, as arrays of one number: a record takes ten times as long to read.
-        self._now_s, self._arrived = (world.run_state[name] for name in ("now_s", "arrived"))
+        # What is read at every second is read from arrays of one number: a record takes ten times as long.
+        self._now_s, self._arrived, self._ended = (world.run_state[name] for name in ("now_s", "arrived", "ended"))
         self._stepping = Stepping()
         self._decisions = decisions
         self._samples = Samples(sample_s, 0.0 if state is None else state.now_s)
@@ -91,8 +91,6 @@ class Simulation:
         if state is not None:
             begin(self, state)
         self.control()  # so that all is compiled before time begins to count
-
-    # The state, to read
 
     @property
     def world(self) -> World:
@@ -123,9 +121,7 @@ class Simulation:
     @property
     def ended(self) -> int:
         """Requests that are done, failed or refused."""
-        return int(self._run_state.ended)
-
-    # Letting time pass
+        return self._ended.item()  # type: ignore[no-any-return]
 
     def advance(self, until_s: float) -> Pause:
         """Let everything happen that happens before *until_s*; what happens at it is still to come."""
@@ -223,8 +219,6 @@ class Simulation:
 
     def _replace(self, **arrays: Any) -> None:
         self.lives.world = self.world._replace(**arrays)
-
-    # Deciding, between `advance` and `advance`
 
     def scale_out(self, endpoint: int, count: int = 1) -> int:
         """Begin to add *count* instances to *endpoint*, by the shortest ways there are; how many were begun."""
@@ -374,8 +368,6 @@ class Simulation:
         gpu_type = self.cluster.instances[instance].gpu_type
         if (model, gpu_type) not in self.cluster.engines():
             raise ValueError(f"instance {instance}: nothing says how {model} runs on its GPU type, {gpu_type!r}")
-
-    # What came out
 
     def result(self) -> Result:
         """What came out so far."""

@@ -15,6 +15,8 @@ from scheduling.simulation.staging import Stage
 
 MOST_LOGGED: Final = 3_000_000
 """Requests of a run whose decisions are kept for a comparison."""
+FAST: Final = 1
+"""Of zlib's levels."""
 ARRAYS: Final = ("instance", "begin_s", "judged", "met", "arrival_s", "region", "model")
 
 
@@ -48,7 +50,7 @@ def curves_of(blob: bytes | memoryview | None) -> dict[str, Any]:
 
 
 def log_of(blob: bytes | memoryview) -> Log:
-    with np.load(io.BytesIO(bytes(blob)), allow_pickle=False) as arrays:
+    with np.load(io.BytesIO(zlib.decompress(blob)), allow_pickle=False) as arrays:
         about = json.loads(bytes(arrays["about"]))
         columns_of = {name: arrays[name] for name in ARRAYS}
     return Log(
@@ -66,5 +68,5 @@ def _written(log: Log) -> bytes:
     about = {name: getattr(log, name) for name in ("instances", "regions", "models", "moves", "swaps", "series")}
     file = io.BytesIO()
     text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    np.savez_compressed(file, about=text, **{name: getattr(log, name) for name in ARRAYS})
-    return file.getvalue()
+    np.savez(file, about=text, **{name: getattr(log, name) for name in ARRAYS})
+    return zlib.compress(file.getbuffer(), FAST)  # it is kept for as long as the what-if runs
