@@ -176,7 +176,7 @@ def test_a_what_if_from_the_question_to_the_plan(no_what_ifs, open_page, browser
     compares_decisions(page)
 
     address = page.url
-    other = open_page(console, address.removeprefix(console.url))
+    other = open_page(console, address.removeprefix(console.url), user="admin")
     expect(other.get_by_role("radio", name="B QLM")).to_be_checked()
     expect(other.locator("#over-time-title")).to_have_text("Waiting requests over time")
 
