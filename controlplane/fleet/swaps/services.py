@@ -118,14 +118,15 @@ def advance(swap: Swap) -> Swap:
 
 def sleep_level(instance: Instance) -> int:
     """vLLM's level for *instance*, which is to sleep: by the CPU memory that those of its group leave."""
-    from scheduling.fleet.sleep_level import sleep_level  # brings Numba, which few commands need
+    from scheduling.compiled import uncompiled
+    from scheduling.fleet.sleep_level import sleep_level
 
-    group = instance.swap_group
+    level, group = uncompiled(sleep_level), instance.swap_group  # a page must not wait for Numba
     if group is None or group.cpu_memory_bytes is None:
-        return sleep_level(0.0, 0.0, 0.0)
+        return level(0.0, 0.0, 0.0)
     asleep = group.instances.filter(~Q(sleep_level=2), state=S.SLEEPING).exclude(pk=instance.pk)
     held_bytes = asleep.aggregate(held=Sum("deployment__model__weights_bytes"))["held"] or 0
-    return sleep_level(float(instance.deployment.model.weights_bytes), float(held_bytes), float(group.cpu_memory_bytes))
+    return level(float(instance.deployment.model.weights_bytes), float(held_bytes), float(group.cpu_memory_bytes))
 
 
 def _put_to_sleep(swap: Swap, awake: Instance) -> str:
