@@ -16,7 +16,15 @@ from scheduling.queueing.reordering.problem import Floats, Ints, Order, Problem,
 from scheduling.queueing.reordering.programme import solve
 from scheduling.queueing.reordering.rules import RULES, SEARCH, edf_earliest_completion, fcfs
 from scheduling.queueing.reordering.search.allotting import best_allotment
-from scheduling.queueing.reordering.search.annealing import MIX, MIX_OF_FEW, allocate_best, anneal, best_order
+from scheduling.queueing.reordering.search.annealing import (
+    MIX,
+    MIX_OF_FEW,
+    MIX_OF_WARM,
+    Mix,
+    allocate_best,
+    anneal,
+    best_order,
+)
 from scheduling.queueing.reordering.search.insertion import insert, keep
 from scheduling.queueing.reordering.search.listing import allocate_listing, best_listing
 from scheduling.queueing.reordering.search.scanning import allocate_lanes, fill
@@ -69,13 +77,15 @@ class Scheme(NamedTuple):
     """Starts, the cheapest ones, that are annealed for a while before one of them is chosen."""
     trial: float = 0.0
     """Share of the budget that each of them has for it."""
+    mix: Mix = MIX
+    """Moves of annealing."""
 
 
 COLD = Scheme(0.35, 0.5, 0.015)
 COLD_MIDDLE = Scheme(0.2, 0.35, 0.05, allotments=3, tried=4, trial=0.04)
 COLD_LONG = Scheme(0.15, 0.25, 0.1, 0.03, allotments=6, tried=4, trial=0.03)
 COLD_FEW = Scheme(0.1, 0.3, 10.0, 0.01)
-WARM = Scheme(0.0, 0.0, 0.02)
+WARM = Scheme(0.0, 0.0, 0.02, mix=MIX_OF_WARM)
 
 
 class Answer(NamedTuple):
@@ -174,11 +184,11 @@ class _Search:
         starts.sort(key=self.cost)
         if scheme.tried > 1:
             starts = [
-                self.annealed(start, COLD.hot, scheme.cold, self.budget.spent() + scheme.trial)
+                self.annealed(start, scheme._replace(hot=COLD.hot), self.budget.spent() + scheme.trial)
                 for start in starts[: scheme.tried]
             ]
             starts.sort(key=self.cost)
-        return self.annealed(starts[0], scheme.hot, scheme.cold)
+        return self.annealed(starts[0], scheme)
 
     def cost(self, order: Order) -> float:
         """Of *order*, which has movable groups only."""
@@ -200,14 +210,14 @@ class _Search:
         listings = max(10, min(MOST_LISTINGS, int(self.budget.moves * scheme.listed / LISTING_MOVES)))
         return lambda listed: listed < listings
 
-    def annealed(self, order: Order, hot: float, cold: float, until: float = 1.0) -> Order:
-        """The best order of annealing from *order* until the share *until* of the budget is spent."""
+    def annealed(self, order: Order, scheme: Scheme, until: float = 1.0) -> Order:
+        """The best order of annealing from *order* by *scheme* until the share *until* of the budget is spent."""
         budget = self.budget
         state, cost = rows_of(self.terms, order)
         best = allocate_best(state, cost, float(self.terms.balance[0] * (state.end**2).sum()))
-        lanes, mix = allocate_lanes(self.terms), MIX_OF_FEW if self.terms.movable.size <= FEW else MIX
+        lanes, mix = allocate_lanes(self.terms), MIX_OF_FEW if self.terms.movable.size <= FEW else scheme.mix
         fill(self.terms, state, lanes)
-        hot, cold = hot * self.unit, cold * self.unit
+        hot, cold = scheme.hot * self.unit, scheme.cold * self.unit
         first = spent = budget.spent()
         while spent < until and self.terms.movable.size * self.terms.kind.size > 1:
             moves = budget.chunk()
@@ -325,7 +335,7 @@ def reorder(
         return Answer(order, changed, before, evaluate(problem, order, kappa_s), 0, lacking, f"As {by} has it.")
     if before.objective <= 0.0:
         return Answer(base, False, before, before, 0, lacking, "No group is late.")
-    order = search.cold(fallback) if previous is None else search.annealed(fallback, WARM.hot, WARM.cold)
+    order = search.cold(fallback) if previous is None else search.annealed(fallback, WARM)
     order = search.finish(search.by_due_time(order))
     after = evaluate(problem, order, kappa_s)
     if (after.left_over, after.objective) >= (before.left_over, before.objective * (1.0 - LEAST_GAIN)):

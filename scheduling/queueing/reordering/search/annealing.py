@@ -25,6 +25,8 @@ from scheduling.queueing.reordering.search.scanning import (
     MOST_LOOKED_AT,
     NONE,
     OFFSETS,
+    PAID,
+    ZERO,
     Lanes,
     scan_places,
     scan_swaps,
@@ -38,19 +40,35 @@ SAME_MODEL = 0.9
 """Share of moves whose other group is of the same model."""
 PATIENCE = -np.log1p(-(np.arange(1024) + 0.5) / 1024)
 """What a move may cost in temperatures, one of these as likely as another: exponentially distributed (Metropolis)."""
-MIX = np.cumsum([0.15, 0.09, 0.41, 0.08, 0.125, 0.125, 0.02])
-"""Of moves: the best swap of many, the best place of many, exchange of two groups; relocate, exchange of runs, of tails;
-append."""
-MIX_OF_FEW = np.cumsum([0.04, 0.03, 0.15, 0.1, 0.35, 0.31, 0.02])
-"""The same where there are few groups: scans have little to look at, and most of the cost may be swaps of models."""
-SAME_QUEUE = 0.9
-"""Share of exchanges of two groups that are in one queue; the others are of any two."""
-ALL_LOOKED_AT = 0.3
-"""Share of scans that look at all groups of the model; the others look at those whose due times are nearest."""
 LOOKED_AT = 32
-"""Of these, to each side."""
+"""Groups to each side that a scan looks at where it does not look at all of the model: those whose due times are nearest."""
+LATE_DRAWS = 16
+"""Groups that are drawn at the most until one is late, where one that is late is wanted."""
 COOLING_STEP = 128
 """Moves at one temperature."""
+
+
+class Mix(NamedTuple):
+    """How often which move is tried."""
+
+    kinds: Floats
+    """(7,): cumulative shares of the best swap of many, the best place of many, exchange of two groups; relocate, exchange
+    of runs, of tails; append. The first two are scans."""
+    late_swapped: float = 0.0
+    """Share of the best swaps for which a group that is late is looked for; the others are of any group."""
+    late_placed: float = 0.0
+    """The same of the best places."""
+    all_looked_at: float = 0.3
+    """Share of scans that look at all groups of the model."""
+    same_queue: float = 0.9
+    """Share of exchanges of two groups that are in one queue; the others are of any two."""
+
+
+MIX = Mix(np.cumsum([0.15, 0.09, 0.41, 0.08, 0.125, 0.125, 0.02]))
+MIX_OF_WARM = Mix(np.cumsum([0.2, 0.08, 0.56, 0.03, 0.04, 0.06, 0.03]), 0.45, 0.5, 0.4, 0.97)
+"""Where an order is there that was searched for: runs and tails have their places, and who is late is looked for first."""
+MIX_OF_FEW = Mix(np.cumsum([0.04, 0.03, 0.15, 0.1, 0.35, 0.31, 0.02]))
+"""Where there are few groups: scans have little to look at, and most of the cost may be swaps of models."""
 
 
 class Best(NamedTuple):
@@ -139,7 +157,7 @@ def anneal(
     state: Sequences,
     lanes: Lanes,
     best: Best,
-    mix: Floats,
+    mix: Mix,
     random: NDArray[np.uint64],
     moves: int,
     hot: float,
@@ -148,7 +166,7 @@ def anneal(
     """Try *moves* moves while the temperature falls from *hot* to *cold* (units of cost); moves made."""
     queues, width = state.length.size, state.row.shape[1] - 1
     movable, types, made = terms.movable.size, terms.service.shape[0], 0
-    temperature = hot
+    shares, temperature = mix.kinds, hot
     cooling = math.exp(math.log(cold / hot) * COOLING_STEP / max(moves, 1))
     for move in range(moves):
         if move % COOLING_STEP == 0 and move > 0:
@@ -157,20 +175,25 @@ def anneal(
         group = terms.movable[below(bits, movable)]
         kind, most = part(bits, 16), temperature * PATIENCE[bits & np.uint64(PATIENCE.size - 1)]
         bits = draw(random)
+        if kind < shares[1] and part(bits, 16) < (mix.late_swapped if kind < shares[0] else mix.late_placed):
+            for _ in range(LATE_DRAWS):
+                if lanes.now[PAID, terms.rank[group]] > ZERO:
+                    break
+                group = terms.movable[below(draw(random), movable)]
         place = state.place[group]
         if place.queue < 0:
             continue  # no queue could take it
         a, at = index(place.queue), index(place.position)
         count, others = 1, 1
-        if kind < mix[1]:
+        if kind < shares[1]:
             model, rank = terms.model[group], terms.rank[group]
             first, end = terms.first[model], terms.first[model + 1]
-            reach = MOST_LOOKED_AT // 2 if part(bits, 0) < ALL_LOOKED_AT else LOOKED_AT
+            reach = MOST_LOOKED_AT // 2 if part(bits, 0) < mix.all_looked_at else LOOKED_AT
             first, end = max(first, rank - reach), min(end, rank + reach)
             kinds, drawn = (0, types - 1), below(bits, OFFSETS)
             if types > 2:
                 kinds = (terms.kind[a], np.int64(bits & np.uint64(0xFFFF)) % types)
-            if kind < mix[0]:
+            if kind < shares[0]:
                 chosen = scan_swaps(terms, lanes, rank, first, end, kinds, temperature, drawn)
             else:
                 removed = price_removal(terms, state, a, at)
@@ -183,7 +206,7 @@ def anneal(
             most = temperature * lanes.patience[drawn + chosen]
             place = state.place[terms.movable[first + chosen]]
             b, there = index(place.queue), index(place.position)
-            if kind < mix[0]:
+            if kind < shares[0]:
                 cost, balance = price_swap(terms, state, a, at, b, there, most)
                 if cost == np.inf:
                     continue
@@ -191,7 +214,7 @@ def anneal(
                 count = 0  # done
             else:
                 there, others = there + 1, 0
-        elif kind >= mix[5]:
+        elif kind >= shares[5]:
             b = below(bits, queues)
             if terms.group[terms.kind[b], group].service == np.inf:
                 continue
@@ -200,11 +223,11 @@ def anneal(
                 count = run_length(terms, state, a, at, LONGEST_RUN)
             if a == b and at + count == there:
                 continue
-        elif kind < mix[2] and part(bits, 0) < SAME_QUEUE:
+        elif kind < shares[2] and part(bits, 0) < mix.same_queue:
             b, there = a, below(bits, state.length[a])
         else:
             model = terms.model[group]
-            if kind >= mix[2] and part(bits, 0) < SAME_MODEL:
+            if kind >= shares[2] and part(bits, 0) < SAME_MODEL:
                 first, end, rank = terms.first[model], terms.first[model + 1], terms.rank[group]
                 far = part(bits, 32)
                 far *= far
@@ -223,15 +246,15 @@ def anneal(
             if place.queue < 0:
                 continue
             b, there = index(place.queue), index(place.position)
-            if kind < mix[2]:
+            if kind < shares[2]:
                 pass
-            elif kind < mix[3]:
+            elif kind < shares[3]:
                 others = 0
                 if bits >> np.uint64(17) & np.uint64(3) == np.uint64(0):
                     count = run_length(terms, state, a, at, run_wanted(bits, 20))
                 if flag(bits, 19):
                     there += 1
-            elif kind >= mix[4]:
+            elif kind >= shares[4]:
                 if a == b:
                     continue
                 if flag(bits, 19):

@@ -10,7 +10,14 @@ from scheduling.queueing.reordering.evaluate import evaluate
 from scheduling.queueing.reordering.problem import Order
 from scheduling.queueing.reordering.rules import fcfs
 from scheduling.queueing.reordering.scheduler import rows_of
-from scheduling.queueing.reordering.search.annealing import MIX, allocate_best, anneal, best_order
+from scheduling.queueing.reordering.search.annealing import (
+    MIX,
+    MIX_OF_FEW,
+    MIX_OF_WARM,
+    allocate_best,
+    anneal,
+    best_order,
+)
 from scheduling.queueing.reordering.search.listing import LATE_LOOKED_AT, LOOKED_AT, allocate_listing, list_groups
 from scheduling.queueing.reordering.search.moves import price_exchange, price_removal, price_swap, swap
 from scheduling.queueing.reordering.search.scanning import (
@@ -101,8 +108,13 @@ def test_a_swap_costs_what_the_orders_differ_by(seed, queues, groups, load):
                 assert order_of(state).queues() == rows
 
 
-@given(small_problems(most_groups=12, most_queues=4, whole=False), st.integers(0, 2**63), st.sampled_from([0.0, 25.0]))
-def test_annealing_knows_the_cost_of_what_it_has_done(problem, seed, kappa_s):
+@given(
+    small_problems(most_groups=12, most_queues=4, whole=False),
+    st.integers(0, 2**63),
+    st.sampled_from([0.0, 25.0]),
+    st.sampled_from([MIX, MIX_OF_WARM, MIX_OF_FEW]),
+)
+def test_annealing_knows_the_cost_of_what_it_has_done(problem, seed, kappa_s, mix):
     """Whatever was moved: the sum of what moves cost is what the order costs, and all kept about it is as if anew."""
     terms = terms_of(problem, kappa_s, problem.free_s, problem.loaded)
     state, cost = rows_of(terms, fcfs(terms))
@@ -112,7 +124,7 @@ def test_annealing_knows_the_cost_of_what_it_has_done(problem, seed, kappa_s):
     random = np.array([seed], np.uint64)
     lanes = allocate_lanes(terms)
     fill(terms, state, lanes)
-    anneal(terms, state, lanes, best, MIX, random, 2_000, 100.0, 1.0)
+    anneal(terms, state, lanes, best, mix, random, 2_000, 100.0, 1.0)
     order = order_of(state)
     score = evaluate(problem, order, kappa_s)
     assert best.cost[0] == pytest.approx(score.objective, abs=1e-4)
