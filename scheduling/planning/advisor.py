@@ -177,13 +177,14 @@ def make_plan(
 
     Raises what the solver raises, and ValueError for numbers that cannot be.
     """
-    theta = {key: each.at(demand.prompt_share(key[0])) for key, each in capability.items()}
+    shares = {model: demand.prompt_share(model) for model in {name for name, _ in (*demand.of, *capability)}}
+    theta = {key: each.at(shares[key[0]]) for key, each in capability.items()}
     beta = {endpoint: each.beta_tokens_per_s for endpoint, each in demand.of.items()}
     period_s = {model: settings.period_of(follows[model]) for model, _ in demand.of}
     horizon_ends_s = {model: min(now_s + follows[model].horizon_s, demand.ends_s) for model, _ in demand.of}
     ends_s = {model: valid_until_s(now_s, period_s[model], horizon_ends_s[model]) for model, _ in demand.of}
     ahead = {model: _windows_ahead(now_s, demand, follows[model], period_s[model]) for model, _ in demand.of}
-    with_reserve = _with_reserve(lambda each: each.kept, demand, capability)
+    with_reserve = _with_reserve(lambda each: each.kept, demand, capability, shares)
     kept = {endpoint: each[ahead[endpoint[0]]] for endpoint, each in with_reserve.items()}
     fixed = {
         endpoint: _by_capability(endpoint, each, ahead[endpoint[0]], fleet, capability)
@@ -200,7 +201,7 @@ def make_plan(
     steps = min(demand.windows, ceil((last_s - demand.start_s) / demand.window_s))
     soon: Soon | None = None
     if two_plans and steps > 0:
-        added = _with_reserve(lambda each: each.soon, demand, capability)
+        added = _with_reserve(lambda each: each.soon, demand, capability, shares)
         asked = {endpoint: added[endpoint] if endpoint[0] in two_plans else each for endpoint, each in kept.items()}
         after = {model: ceil(STARTS_AHEAD * fleet.slowest_start_s(model) / demand.window_s) for model in two_plans}
         soon = Soon(asked, planned, fixed, targets, after, steps, settings.time_limit_s / steps)
@@ -228,7 +229,10 @@ def make_plan(
 
 
 def _with_reserve(
-    level: Callable[[EndpointDemand], Floats], demand: Demand, capability: Mapping[tuple[str, str], Capability]
+    level: Callable[[EndpointDemand], Floats],
+    demand: Demand,
+    capability: Mapping[tuple[str, str], Capability],
+    shares: Mapping[str, float],
 ) -> dict[Endpoint, Floats]:
     """What must be had at `Capability.at` by window, so that the *level* of demand keeps its promise under bursts.
 
@@ -239,15 +243,16 @@ def _with_reserve(
     needed = {endpoint: level(each) for endpoint, each in demand.of.items()}
     for model in {name for name, _ in demand.of}:
         pool = {endpoint: each for endpoint, each in demand.of.items() if endpoint[0] == model}
-        total = np.sum([level(each) for each in pool.values()], axis=0)
+        asked = np.array([needed[endpoint] for endpoint in pool])
+        total = asked.sum(axis=0)
         able = [each for (name, _), each in capability.items() if name == model]
         if not total.any() or not able:
             continue
         squares = [each.cv**2 for each in pool.values()]
-        cv = sqrt(np.average(squares, weights=[level(each).sum() for each in pool.values()]))
-        share = demand.prompt_share(model)
+        cv = sqrt(np.average(squares, weights=asked.sum(axis=1)))
+        share = shares[model]
         reserve = np.max([each.with_reserve(total, share, cv) for each in able], axis=0) - total
-        above = np.sum([level(each) - np.minimum(each.expected, level(each)) for each in pool.values()], axis=0)
+        above = (asked - np.minimum([each.expected for each in pool.values()], asked)).sum(axis=0)
         most = total - above + np.hypot(above, reserve)
         factor = np.divide(most, total, out=np.ones_like(total), where=total > 0)
         needed.update({endpoint: needed[endpoint] * factor for endpoint in pool})
