@@ -52,8 +52,9 @@ test: .venv/ready
 	@$(BIN)/python -m tests.compile_kernels
 	@$(BIN)/python -m pytest -q $(AGAIN) -n $(PROCESSES) --dist worksteal $(ARGS)
 
+# Two browsers: they wait for servers more than they compute.
 e2e: .venv/ready
-	@$(BIN)/python -m pytest -q $(AGAIN) tests/e2e -m e2e $(ARGS)
+	@$(BIN)/python -m pytest -q $(AGAIN) -n 2 --dist worksteal tests/e2e -m e2e $(ARGS)
 
 bench: .venv/ready
 	@$(BIN)/python -m tests.bench $(ARGS)

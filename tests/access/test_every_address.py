@@ -9,7 +9,9 @@ import html
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 
 import orjson
 import pytest
@@ -35,7 +37,6 @@ from tests.console.sockets import Socket
 
 ROLES = tuple(RANKS)
 IN, SIGN_IN, REFUSED, ABSENT = "gets in", "is asked to sign in", "is refused", "finds nothing"
-LINKED: dict[str, set[str]] = {}  # by page: the files that it links to for an admin, in the same world for every role
 EXPORT = re.compile(r'href="([^"]*[?&](?:amp;)?format=csv[^"]*)"')
 
 
@@ -189,10 +190,10 @@ def test_every_address_has_an_expectation():
     assert Operations.paths == set(expected.OPERATIONS)
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_the_console(world, sign_in, role):
-    client, wrong = sign_in(role), []
-    for name, reach in expected.CONSOLE.items():
+def test_the_console(world, sign_in):
+    clients, wrong = {role: sign_in(role) for role in ROLES}, []
+    for role, (name, reach) in product(ROLES, expected.CONSOLE.items()):
+        client = clients[role]
         path = reverse(f"console:{name}", kwargs=filled(reach, world))
         answer, text = ask(client, "", path, reach.send)
         should, did = what_should(role, reach), what_happened(answer)
@@ -208,30 +209,27 @@ def test_the_console(world, sign_in, role):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_exports(world, sign_in, request, role):
+def test_exports(world, sign_in):
     """Every CSV that the pages of an admin link to, and every page with `format=csv`."""
-    whole, client, wrong, files = sign_in("fleet_admin"), sign_in(role) if role != "fleet_admin" else None, [], 0
-    client = client or whole
+    clients, wrong, files = {role: sign_in(role) for role in ROLES}, [], Counter()
     for name, reach in expected.CONSOLE.items():
         if reach.send is not None or name.startswith("sign-"):
             continue
         path = reverse(f"console:{name}", kwargs=filled(reach, world))
-        if path not in LINKED:
-            LINKED[path] = linked(path, ask(whole, "", path, None)[1])
-        links = {f"{path}?format=csv"} | LINKED[path] | linked(path, ask(client, "", path, None)[1])
-        for link in sorted(links):
-            answer, text = ask(client, "", link, None)
+        links = {role: linked(path, ask(client, "", path, None)[1]) for role, client in clients.items()}
+        asked = [(role, {f"{path}?format=csv"} | links["fleet_admin"] | links[role]) for role in ROLES]
+        for role, link in [(role, link) for role, its in asked for link in sorted(its)]:
+            answer, text = ask(clients[role], "", link, None)
             should, did = what_should(role, reach), what_happened(answer)
             elsewhere = answer.headers.get("Location") in ("/usage/", "/events/?q=monitor")
             if should != did and not (name in ("overview", "system") and elsewhere):
                 wrong.append(f"{link}: {role} {did}, and should: {should}")
             wrong += check(world, role, link, text)
             if did == IN and answer.headers.get("Content-Type", "").startswith("text/csv"):
-                files += 1
+                files[role] += 1
                 wrong += [f"{link}: {fault}" for fault in faults_of_file(text)]
     assert not wrong, "\n".join(wrong)
-    assert files >= {"anonymous": 0, "newcomer": 0}.get(role, 5)
+    assert all(files[role] >= 5 for role in ROLES if role not in ("anonymous", "newcomer")), files
 
 
 def linked(path: str, text: str) -> set[str]:
@@ -254,9 +252,13 @@ def faults_of_file(text: str) -> list[str]:
     return faults
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_the_rest_api(world, sign_in, role):
-    client, wrong = sign_in(role), []
+def test_the_rest_api(world, sign_in):
+    wrong = [fault for role in ROLES for fault in faults_of_the_rest_api(world, sign_in(role), role)]
+    assert not wrong, "\n".join(wrong)
+
+
+def faults_of_the_rest_api(world: World, client: Client, role: str) -> list[str]:
+    wrong = []
     for name, reach in expected.REST.items():
         method, _ = OPERATIONS[name]
         path = reverse(f"api:{name}", kwargs=filled(reach, world))
@@ -275,7 +277,7 @@ def test_the_rest_api(world, sign_in, role):
         if answer.status_code != status:
             wrong.append(f"{path}: {answer.status_code}, and should be {status}")
         wrong += check(world, role, path, text)
-    assert not wrong, "\n".join(wrong)
+    return wrong
 
 
 @pytest.mark.parametrize(("tenant", "like"), [("acme", "member"), ("globex", "stranger")])
@@ -293,10 +295,14 @@ def test_the_rest_api_with_a_tenants_key(world, tenant, like):
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_the_admin(world, sign_in, role, member, no_sidebar):
+def test_the_admin(world, sign_in, member, no_sidebar):
     world.sign_in_token(member)
-    client, wrong = sign_in(role), []
+    wrong = [fault for role in ROLES for fault in faults_of_the_admin(world, sign_in(role), role, member)]
+    assert not wrong, "\n".join(wrong)
+
+
+def faults_of_the_admin(world: World, client: Client, role: str, member) -> list[str]:
+    wrong: list[str] = []
 
     def visit(name: str, least: int, *args, values: dict | None = None, query: str = "") -> None:
         path = reverse(f"admin:{name}", args=args)
@@ -333,17 +339,20 @@ def test_the_admin(world, sign_in, role, member, no_sidebar):
         query = "?app_label=fleet&model_name=instance&field_name=node" if name == "autocomplete" else ""
         values = {} if name == "logout" else None
         visit(name, least, *args.get(name, []), values=values, query=query)
-    assert not wrong, "\n".join(wrong)
+    return wrong
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("role", ROLES)
-async def test_the_live_connection(world, sign_in, role, monkeypatch):
+async def test_the_live_connection(world, sign_in, monkeypatch):
     from channels.db import database_sync_to_async
 
     monkeypatch.setattr(consumers, "INTERVAL_S", 0.05)
-    client = await database_sync_to_async(sign_in)(role)
-    cookies = {name: morsel.value for name, morsel in client.cookies.items()}
+    for role in ROLES:
+        client = await database_sync_to_async(sign_in)(role)
+        await see_topics(world, role, {name: morsel.value for name, morsel in client.cookies.items()})
+
+
+async def see_topics(world: World, role: str, cookies: dict[str, str]) -> None:
     for topics, least in (*expected.TOPICS.items(), (",".join(TOPICS), max(expected.TOPICS.values()))):
         socket = Socket(websockets, f"/ws/live/?topics={topics}&after=0", cookies)
         assert await socket.connect()
