@@ -51,6 +51,7 @@ MOST_TOKENS = 2048
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--profile", choices=PROFILES, help="this one alone")
 
 
 def lengths(random: np.random.Generator, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -122,6 +123,7 @@ def estimate(name: str, groups: int, seed: int, correction: Correction) -> Seen:
     running: list[tuple[float, int]] = []
     waiting: list[int] = []
     first = 0
+    expected = np.zeros((2 * count, EXPECTED_COLUMNS))
     by_profile: dict[int, float] = {}
     for request, now_s in enumerate(arrivals):
         while first < len(waiting) and begin_s[waiting[first]] <= now_s:  # given out meanwhile, in order of arrival
@@ -136,12 +138,14 @@ def estimate(name: str, groups: int, seed: int, correction: Correction) -> Seen:
         if begin_s[request] - now_s < 1e-9:
             heapq.heappush(running, (end_s[request], request))
             continue
-        known, expected = history.lengths("m"), history.expected("m", float(mean))
+        known = history.lengths("m")
+        weight = known.weight(float(prompts[request])) if throughput.batch < most else 1.0
+        expected[request] = np.array(history.expected("m", float(mean))) * (weight, weight * weight, weight)
         produced = sum(
             int((now_s - begin_s[other]) / (end_s[other] - begin_s[other]) * outputs[other]) for _, other in running
         )
         requests_ahead = len(waiting) - first
-        tokens = [requests_ahead * each for each in expected]
+        tokens = expected[waiting[first:]].sum(axis=0).tolist()
 
         in_flight = known.in_flight(len(running), produced)
         raw = wait(throughput, known, requests_ahead, tokens, in_flight, len(running))
@@ -204,7 +208,7 @@ def estimate_us(waiting: int) -> float:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     warm_up()
     result: dict[str, Any] = {}
-    for name in PROFILES:
+    for name in [options.profile] if options.profile else PROFILES:
         correction = Correction()
         estimate(name, CALIBRATED_BY, options.seeds, correction)
         seen = {

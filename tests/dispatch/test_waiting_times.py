@@ -116,3 +116,29 @@ async def test_what_was_waited_corrects_what_is_said_next(served):
     assert correction.factor < 0.8
     history = dispatcher.times.history.lengths(("m", "interactive"))
     assert history.output_mean == pytest.approx(3.0)
+
+
+async def test_where_memory_limits_the_batch_a_request_counts_by_what_its_prompt_holds(served):
+    await warm(served)
+    topology, times = served.gateway.topology, served.gateway.dispatcher.times
+    (endpoint,) = topology.endpoints
+    (replica,) = topology.members(endpoint)
+    assert times.paces.weight(endpoint, 10_000, 0.0) == 1.0  # two sequences are all that it runs
+    topology.fleet.kv_capacity_tokens[replica.slot] = 1
+    known, later_s = times.history.lengths(endpoint.model), served.gateway.dispatcher.clock() + 60.0
+    assert times.paces.weight(endpoint, 10_000, later_s) == known.weight(10_000.0) > 1.0
+    backend = served.backends[0]
+    backend.script.hold = asyncio.Event()
+    tasks = await fill(served, 3)
+    (waiting,) = served.gateway.dispatcher.queue.first(endpoint, 1)
+    weight = known.weight(float(waiting.asked.prompt_tokens))
+    mean, variance, error = times.history.expected(
+        (endpoint.model, waiting.asked.slo_class), float(waiting.predicted_tokens)
+    )
+    mean = min(mean, float(waiting.asked.max_tokens))
+    assert times._expected[waiting.slot].tolist() == pytest.approx(
+        [weight * mean, weight**2 * variance, weight * error]
+    )
+    backend.script.hold.set()
+    for task in tasks:
+        (await task).release()

@@ -54,6 +54,7 @@ class Pace:
     by_profile: Throughput
     recent_tokens_per_s: float | None  # by what it finished lately
     lengths: Lengths
+    by_memory: bool  # whether memory limits the batch everywhere, and not the number of sequences
 
 
 class Paces:
@@ -163,6 +164,7 @@ class Paces:
         fleet, lengths = self.topology.fleet, self.history.lengths(endpoint.model)
         serving = [one for one in self.topology.members(endpoint) if fleet.accepting[one.slot]]
         together: Throughput | None = None
+        by_memory = True
         alone_too = replica is not None and (self.shares(replica) or replica.spec.start_s is not None)
         of_one = [replica] if replica is not None and (replica in serving or alone_too) else []
         for one in of_one or serving:
@@ -173,13 +175,19 @@ class Paces:
                 lengths,
             )
             together = together.beside(alone) if together else alone
+            by_memory = by_memory and alone.batch < fleet.max_num_seqs[one.slot]
         if together is None:
             return None
         finished, recent = endpoint.finished_s, None
         if len(finished) >= 2 and now_s - finished[-1] <= PACE_STALE_S:
             recent = len(finished) * lengths.output_mean / max(now_s - finished[0], 1e-3)
             recent /= max(len(serving), 1) if of_one else 1
-        return Pace(now_s, together, recent, lengths)
+        return Pace(now_s, together, recent, lengths, by_memory)
+
+    def weight(self, endpoint: Endpoint, prompt_tokens: int, now_s: float) -> float:
+        """How many times the tokens of a request with such a prompt count among those that wait (`Lengths.weight`)."""
+        pace = self._pace(endpoint, None, now_s)
+        return pace.lengths.weight(float(prompt_tokens)) if pace is not None and pace.by_memory else 1.0
 
     def learned(self, endpoint: Endpoint, slo_class: str) -> Correction:
         """What waits of a class at *endpoint* have taught; "" for all of it."""

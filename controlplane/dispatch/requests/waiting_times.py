@@ -50,7 +50,8 @@ class WaitingTimes:
         mean, variance, error = self.history.expected((asked.model, asked.slo_class), float(request.predicted_tokens))
         if asked.max_tokens:
             mean = min(mean, float(asked.max_tokens * asked.sequences))
-        self._expected[request.slot] = mean, variance, error
+        weight = self.paces.weight(request.endpoint, asked.prompt_tokens, asked.arrived_s)
+        self._expected[request.slot] = weight * mean, weight * weight * variance, weight * error
         self._shared.came(request)
 
     def estimate(self, request: Request, now_s: float) -> Estimate:

@@ -12,6 +12,7 @@ sum is normally distributed (3, 19). Beyond the paper:
 - The mean output is itself estimated from m requests: its variance, `q^2 sigma^2 / m`, is carried beside `q sigma^2`, and
   outweighs it once q > m.
 - Quantiles of parts of a queue do not add up: means and variances do, and a quantile is taken once, of their sum.
+- Where memory limits the batch, each request ahead counts by the memory that its own prompt takes (`Lengths.weight`).
 - Throughput is corrected by what requests then waited (`Correction`), and what is left of its error is carried too.
 """
 
@@ -171,6 +172,18 @@ class Lengths:
         shape = uncompiled(shape_of)(self.output_variance / self.output_mean**2)
         return self.output_mean * math.pow(1.0 - shape, (1.0 - shape) / shape) / (1.0 - 2.0 * shape)
 
+    def held(self, prompt_tokens: float) -> float:
+        """Tokens in memory of a sequence with a prompt of *prompt_tokens*, seen at any moment."""
+        return prompt_tokens + self.output_mean + self.overrun
+
+    def weight(self, prompt_tokens: float) -> float:
+        """The memory of a request with such a prompt, by that of the usual one.
+
+        Where memory limits the batch, it keeps so many out: equation 16 has the mean of those in the queue, whose prompts
+        are known. Its tokens count so many times.
+        """
+        return self.held(prompt_tokens) / self.held(self.prompt_mean)
+
     @property
     def error(self) -> float:
         """Standard error of `output_mean`, widened as Student's t is at 99 %, since the variance is estimated too."""
@@ -204,7 +217,7 @@ class Throughput:
     @classmethod
     def of(cls, profile: Profile, kv_capacity_tokens: int, max_num_seqs: int, lengths: Lengths) -> Self:
         """Equations 15 and 16. The step is that of the profile at batch B, each sequence where it is at any moment."""
-        held = lengths.prompt_mean + lengths.output_mean + lengths.overrun
+        held = lengths.held(lengths.prompt_mean)
         batch = min(float(max_num_seqs), max(1.0, kv_capacity_tokens / held)) if kv_capacity_tokens else max_num_seqs
         context = batch * (lengths.prompt_mean + lengths.residual)
         decode_s = profile.step_time_s(0, max(1, round(batch)), round(context))

@@ -1,6 +1,7 @@
 """The RWT estimator: its kernels against their twins, and what must hold for every queue."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -276,3 +277,14 @@ def test_a_wait_or_else_another_is_their_mixture():
     mixed = here.or_else(there, 0.3)
     assert mixed.mean_s == pytest.approx(drawn.mean(), rel=0.01)
     assert mixed.variance_s2 == pytest.approx(drawn.var(), rel=0.01)
+
+
+@given(lengths(), st.lists(tokens, min_size=1, max_size=20))
+def test_requests_count_by_the_memory_of_their_prompts_and_all_of_them_as_often_as_there_are(known, prompts):
+    known = replace(known, prompt_mean=sum(prompts) / len(prompts))
+    weights = [known.weight(each) for each in prompts]
+    assert sum(weights) == pytest.approx(len(prompts))
+    assert sorted(weights) == [known.weight(each) for each in sorted(prompts)]
+    assert known.weight(known.prompt_mean) == 1.0
+    longer = known.prompt_mean + known.held(known.prompt_mean)
+    assert known.weight(longer) == pytest.approx(2.0)
