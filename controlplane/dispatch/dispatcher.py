@@ -132,7 +132,7 @@ class Dispatcher:
         self.deliver(Moved(number, endpoint.region, predicted_tokens, own_region=own_region))
         self.placement.pump(endpoint)
         if request.slot >= 0:
-            self.times.note(request)
+            self.times.note(request, self.clock())
             if not request.attempts:
                 self._estimate(request)
 

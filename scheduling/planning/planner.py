@@ -29,6 +29,7 @@ EXACT_UP_TO = 2000
 HERE_UP_TO = 200
 """Places up to which the exact model is solved in this process: there the solver was seen to keep its time limit."""
 SEARCHED_BRANCHES = MOST_BRANCHES
+"""After which a problem is no small one."""
 ROUNDS = 4
 """Rounds of cuts; later ones were not seen to move the bound."""
 FEW_CUTS = 0.02

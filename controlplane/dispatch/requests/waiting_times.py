@@ -40,7 +40,7 @@ class WaitingTimes:
         self.paces = Paces(topology, queue, self.history)
         self._shared = SharedGpus(topology, queue, self.paces)
 
-    def note(self, request: Request) -> None:
+    def note(self, request: Request, now_s: float) -> None:
         """Reckon with the output of *request*, which waits from now on."""
         asked, slots = request.asked, self.queue.arrays.key.size
         if self._expected.shape[0] < slots:
@@ -50,7 +50,7 @@ class WaitingTimes:
         mean, variance, error = self.history.expected((asked.model, asked.slo_class), float(request.predicted_tokens))
         if asked.max_tokens:
             mean = min(mean, float(asked.max_tokens * asked.sequences))
-        weight = self.paces.weight(request.endpoint, asked.prompt_tokens, asked.arrived_s)
+        weight = self.paces.weight(request.endpoint, asked.prompt_tokens, now_s)
         self._expected[request.slot] = weight * mean, weight * weight * variance, weight * error
         self._shared.came(request)
 
