@@ -53,8 +53,8 @@ TRIAL_MOVES = 80
 """The same of one trial of an allotment."""
 FEW = 16
 """Groups up to which there are few: almost any order is tried then."""
-MIDDLE, LONG = 500.0, 1300.0
-"""Moves for each group from which on a budget is of middle length, and long."""
+LONG = 500.0
+"""Moves for each group from which on a budget is long."""
 
 
 class Scheme(NamedTuple):
@@ -82,7 +82,6 @@ class Scheme(NamedTuple):
 
 
 COLD = Scheme(0.35, 0.5, 0.015)
-COLD_MIDDLE = Scheme(0.2, 0.35, 0.05, allotments=3, tried=4, trial=0.04)
 COLD_LONG = Scheme(0.15, 0.25, 0.1, 0.03, allotments=6, tried=4, trial=0.03)
 COLD_FEW = Scheme(0.1, 0.3, 10.0, 0.01)
 WARM = Scheme(0.0, 0.0, 0.02, mix=MIX_OF_WARM)
@@ -174,7 +173,7 @@ class _Search:
         """
         each = self.budget.likely_moves / max(1, self.terms.movable.size)
         few = self.terms.movable.size <= FEW and each >= LONG
-        scheme = COLD_FEW if few else COLD_LONG if each >= LONG else COLD_MIDDLE if each >= MIDDLE else COLD
+        scheme = COLD_FEW if few else COLD_LONG if each >= LONG else COLD
         starts, room = [fallback, self.complete(fcfs(self.terms))], allocate_listing(self.terms)
         for number in range(scheme.allotments):
             allotted = best_allotment(self.terms, room, self._allots(scheme, number), self.seed + 1000 * number)
