@@ -84,7 +84,7 @@ class Scheme(NamedTuple):
 COLD = Scheme(0.35, 0.5, 0.015)
 COLD_LONG = Scheme(0.15, 0.25, 0.1, 0.03, allotments=6, tried=4, trial=0.03)
 COLD_FEW = Scheme(0.1, 0.3, 10.0, 0.01)
-WARM = Scheme(0.0, 0.0, 0.02, mix=MIX_OF_WARM)
+WARM = Scheme(0.0, 0.0, 0.03, 0.006, mix=MIX_OF_WARM)
 
 
 class Answer(NamedTuple):
