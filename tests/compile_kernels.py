@@ -88,6 +88,7 @@ def compile_simulator() -> None:
     from scheduling.scaling import make_strategy
     from scheduling.simulation.engine.lookahead import memory_held
     from scheduling.simulation.simulator import Simulation
+    from scheduling.simulation.state import work
     from scheduling.simulation.strategies import Bounds, run_strategy
     from scheduling.simulation.workload.requests import make_requests
     from tests.scheduling.simulation.small import cluster, instance
@@ -99,6 +100,7 @@ def compile_simulator() -> None:
         run_strategy(cluster(instance()), requests, strategy, bounds=Bounds(1, 2), advisor=advisor, until_s=60.0)
     world = Simulation(cluster(instance()), requests).world
     memory_held(world.fleet, world.endpoints, world.engines, np.zeros(1), np.zeros(1))  # what experiments scale by
+    work.warm_up(world)
 
 
 def compile_others() -> None:

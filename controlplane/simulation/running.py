@@ -18,6 +18,7 @@ from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import Stage, stage
+from scheduling.simulation.state import work
 from scheduling.simulation.strategies import Made
 
 MOVE_COLUMNS: Final = ("time_s", "model", "region", "wanted", "done", "reason")
@@ -158,7 +159,10 @@ def warm_up() -> None:
         return
     warm_up_planner()
     scenario = Scenario.model_validate(SMALL)
-    run(scenario, Path("small"), stage(scenario, Path("small")))
+    staged = stage(scenario, Path("small"))
+    run(scenario, Path("small"), staged)
+    if _on_disk(work.begin_work):
+        work.warm_up(Simulation(staged.cluster, staged.requests).world)
 
 
 def _on_disk(kernel: Any) -> bool:
