@@ -11,7 +11,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import product
 
 import orjson
 import pytest
@@ -190,33 +189,26 @@ def test_every_address_has_an_expectation():
     assert Operations.paths == set(expected.OPERATIONS)
 
 
-def test_the_console(world, sign_in):
-    clients, wrong = {role: sign_in(role) for role in ROLES}, []
-    for role, (name, reach) in product(ROLES, expected.CONSOLE.items()):
-        client = clients[role]
-        path = reverse(f"console:{name}", kwargs=filled(reach, world))
-        answer, text = ask(client, "", path, reach.send)
-        should, did = what_should(role, reach), what_happened(answer)
-        if name == "overview" and role in (*OF_ACME, *OF_GLOBEX):
-            should, did = "/usage/", answer.headers.get("Location")  # where a tenant's people land
-        if name == "system" and role == "viewer":
-            should, did = "/events/?q=monitor", answer.headers.get("Location")  # where a viewer reads of the same
-        if name == "sign-in" and role != "anonymous":
-            should, did = "/", answer.headers.get("Location")
-        if should != did:
-            wrong.append(f"{path}: {role} {did}, and should: {should}")
-        wrong += check(world, role, path, text)
-    assert not wrong, "\n".join(wrong)
-
-
-def test_exports(world, sign_in):
-    """Every CSV that the pages of an admin link to, and every page with `format=csv`."""
+def test_the_console_and_its_exports(world, sign_in):
+    """Every page, every CSV that the pages of an admin link to, and every page with `format=csv`."""
     clients, wrong, files = {role: sign_in(role) for role in ROLES}, [], Counter()
     for name, reach in expected.CONSOLE.items():
+        path, links = reverse(f"console:{name}", kwargs=filled(reach, world)), {}
+        for role in ROLES:
+            answer, text = ask(clients[role], "", path, reach.send)
+            links[role] = linked(path, text)
+            should, did = what_should(role, reach), what_happened(answer)
+            if name == "overview" and role in (*OF_ACME, *OF_GLOBEX):
+                should, did = "/usage/", answer.headers.get("Location")  # where a tenant's people land
+            if name == "system" and role == "viewer":
+                should, did = "/events/?q=monitor", answer.headers.get("Location")  # where a viewer reads of the same
+            if name == "sign-in" and role != "anonymous":
+                should, did = "/", answer.headers.get("Location")
+            if should != did:
+                wrong.append(f"{path}: {role} {did}, and should: {should}")
+            wrong += check(world, role, path, text)
         if reach.send is not None or name.startswith("sign-"):
             continue
-        path = reverse(f"console:{name}", kwargs=filled(reach, world))
-        links = {role: linked(path, ask(client, "", path, None)[1]) for role, client in clients.items()}
         asked = [(role, {f"{path}?format=csv"} | links["fleet_admin"] | links[role]) for role in ROLES]
         for role, link in [(role, link) for role, its in asked for link in sorted(its)]:
             answer, text = ask(clients[role], "", link, None)

@@ -35,7 +35,7 @@ from workers.vllm.client import VllmClient
 from workers.vllm.metrics import VllmMetrics
 
 MODELS = ("first", "second")
-REQUESTS = 24  # for each model
+REQUESTS = {"vllm": 24, "emulator": 10}  # for each model
 TOKENS = 24
 AT_ONCE = 4
 
@@ -60,7 +60,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[list[SimpleNamespace]]:
         urls = {name: fleet.start(f"swap-{name}", model=name) for name in MODELS}  # both load at the same time
         for name, url in urls.items():
             fleet.wait(f"swap-{name}", url)
-        yield [SimpleNamespace(name=name, url=url) for name, url in urls.items()]
+        yield [SimpleNamespace(name=name, url=url, requests=REQUESTS["vllm"]) for name, url in urls.items()]
         return
     root, spec = request.getfixturevalue("emulator")
     made = []
@@ -68,7 +68,8 @@ def servers(request: pytest.FixtureRequest) -> Iterator[list[SimpleNamespace]]:
         body = json.dumps(spec | {"model": name}).encode()
         wanted = urllib.request.Request(f"{root}/emulator/instances/{name}", data=body, method="PUT")
         with urllib.request.urlopen(wanted) as answer:
-            made.append(SimpleNamespace(name=name, url=str(json.load(answer)["url"])))
+            url = str(json.load(answer)["url"])
+            made.append(SimpleNamespace(name=name, url=url, requests=REQUESTS["emulator"]))
     yield made
     for name in MODELS:
         urllib.request.urlopen(urllib.request.Request(f"{root}/emulator/instances/{name}", method="DELETE")).close()
@@ -156,15 +157,16 @@ async def test_models_that_share_gpus_serve_all_that_comes(
                 assert answer.status == 200, await answer.text()
                 return await answer.json()
 
-        answers = await asyncio.gather(*(ask(number) for number in range(2 * REQUESTS)))
-        answers.append(await ask(2 * REQUESTS))  # for the first: if it sleeps by now, that is a swap back
+        requests = servers[0].requests
+        answers = await asyncio.gather(*(ask(number) for number in range(2 * requests)))
+        answers.append(await ask(2 * requests))  # for the first: if it sleeps by now, that is a swap back
         await until(lambda: not any(group.in_progress for group in gateway.topology.swap_groups), 60)
-    assert [answer["model"] for answer in answers] == [*list(MODELS) * REQUESTS, "first"]
+    assert [answer["model"] for answer in answers] == [*list(MODELS) * requests, "first"]
     assert {answer["usage"]["completion_tokens"] for answer in answers} == {TOKENS}
-    for server, was, count in zip(servers, before, (REQUESTS + 1, REQUESTS), strict=True):
+    for server, was, count in zip(servers, before, (requests + 1, requests), strict=True):
         reading = await reading_of(server.url)
         assert reading.generation_tokens_total - was.generation_tokens_total == count * TOKENS
-    await database_sync_to_async(check)(cpu_memory_bytes)
+    await database_sync_to_async(check)(cpu_memory_bytes, 2 * requests + 1)
 
 
 def session() -> aiohttp.ClientSession:
@@ -183,7 +185,7 @@ async def reading_of(url: str) -> VllmMetrics:
         return await client.metrics()
 
 
-def check(cpu_memory_bytes: int | None) -> None:
+def check(cpu_memory_bytes: int | None, requests: int) -> None:
     """What the rows say of it."""
     made = list(Swap.objects.order_by("pk"))
     for swap in made:
@@ -192,5 +194,5 @@ def check(cpu_memory_bytes: int | None) -> None:
     assert {swap.state for swap in made} == {"succeeded"}
     assert {swap.sleep_tier for swap in made} == {"storage" if cpu_memory_bytes == 0 else "cpu"}
     assert all(None not in (swap.drain_s, swap.sleep_s, swap.load_s) for swap in made)
-    assert LedgerRow.objects.filter(outcome="done").count() == 2 * REQUESTS + 1
-    assert LedgerRow.objects.count() == 2 * REQUESTS + 1
+    assert LedgerRow.objects.filter(outcome="done").count() == requests
+    assert LedgerRow.objects.count() == requests
