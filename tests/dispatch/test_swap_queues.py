@@ -163,6 +163,21 @@ def test_a_swap_that_cannot_be_made_does_not_hold_up_who_is_awake(pair):
     assert pair.look(REFUSED_S)[0][0] == 2
 
 
+@pytest.mark.parametrize("ordering", ["qlm", "fcfs"])
+def test_a_swap_that_is_over_before_the_next_look_was_made(ordering):
+    """It is neither refused nor waited for: the next one is asked for as soon as it is wanted."""
+    pair = Pair(ordering)
+    other = pair.ask("b", 600.0)
+    assert pair.look()[0][0] == 2
+    pair.state(i1=S.SLEEPING, i2=S.READY)
+    assert pair.placed[-1].number == other
+    pair.finish()
+    waits = pair.ask("a", 600.0)
+    assert pair.look()[0][0] == 1
+    pair.state(i2=S.SLEEPING, i1=S.READY)
+    assert pair.placed[-1].number == waits
+
+
 def test_where_no_swap_can_be_asked_for_who_is_awake_goes_on(pair):
     pair.ask("a", 600.0)
     pair.ask("b", 0.5)

@@ -26,6 +26,14 @@ class _Shared:
     """The endpoint that has the GPUs, or will once the swap in progress is done; -1 for none."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A swap that was asked for: when, and for which instance."""
+
+    at_s: float
+    instance_id: int
+
+
 class Swapping:
     """*waiting* counts the requests that an endpoint holds, *queue* has the request groups, and *pump* gives out what an
     endpoint holds where there is room: its groups may stand first again."""
@@ -41,22 +49,23 @@ class Swapping:
         self._waiting = waiting
         self._queue = queue
         self._pump = pump
-        self._asked_s: dict[str, float] = {}  # by group
-        self._by_queue: set[str] = set()  # groups of which a swap by queue was asked for and is not seen yet
+        self._asked: dict[str, _Asked] = {}  # by group, until it is seen
         self._refused_s: dict[str, float] = {}
 
     def wanted(self, now_s: float, wall_s: float) -> Iterator[tuple[int, str]]:
         """The instances, by key, that are to have the GPUs of their groups now, each with the reason."""
         for group in self.topology.swap_groups:
             shared = self._shared(group)
+            asked = self._asked.get(group.name)
+            if asked and (group.in_progress or (group.awake and group.awake.instance_id == asked.instance_id)):
+                del self._asked[group.name]  # a quick one begins and ends between two looks
+                asked = None
             if group.in_progress:
-                self._by_queue.discard(group.name)
-                self._asked_s.pop(group.name, None)  # the rows show it
                 self._keep(shared)
-            elif now_s - self._asked_s.get(group.name, -RETRY_S) < RETRY_S:
+            elif asked and now_s - asked.at_s < RETRY_S:
                 continue
             elif swap := self._swap(group, shared, now_s, wall_s):
-                self._asked_s[group.name] = now_s
+                self._asked[group.name] = _Asked(now_s, swap[0])
                 yield swap
 
     def keep(self) -> None:
@@ -70,8 +79,7 @@ class Swapping:
         holder = self._holder(group, wall_s, shared)
         if shared is None:
             return swap_wanted(self._resting(group), holder)
-        if group.name in self._by_queue:  # it was asked for and is not made
-            self._by_queue.discard(group.name)
+        if self._asked.pop(group.name, None):  # it was not made
             self._refused_s[group.name] = now_s
         if now_s - self._refused_s.get(group.name, -REFUSED_S) < REFUSED_S:
             self._keep(shared)
@@ -92,8 +100,6 @@ class Swapping:
         swap = swap_by_queue(fleet, waiting, shared.queue, shared.serves, holder, resting, clock_s)
         if swap is None:
             self._go_on(shared)
-        else:
-            self._by_queue.add(group.name)
         return swap
 
     def _shared(self, group: SwapGroupSpec) -> _Shared | None:
