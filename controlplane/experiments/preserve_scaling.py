@@ -29,7 +29,7 @@ from controlplane.experiments.experiment import (
     share,
 )
 from controlplane.experiments.shared.capability import measured_capability
-from controlplane.experiments.shared.demand import BURSTS_OVER_S, Floats, Seen, forecast_demand, minutes
+from controlplane.experiments.shared.demand import BURSTS_OVER_S, Floats, Seen, check_days, forecast_demand, minutes
 from controlplane.experiments.shared.measures import rounded
 from controlplane.experiments.shared.memory_scaling import HybridByMemory, ReactiveByMemory, run_by_memory
 from controlplane.experiments.shared.planner import Expected, planner
@@ -114,6 +114,7 @@ class Setting:
 
 def prepare(service: str, scale: float, days: float, seed: int, forecaster: str, progress: Progress) -> Setting:
     """Draw a weekday's demand, forecast prompt and output tokens separately, and run Algorithm 1."""
+    check_days(days, WINDOW_S)
     scene = preserve(service, scale)
     progress("drawing the demand", 0, 2)
     drawn = scene.demand(HISTORY_DAYS, seed + 1000)

@@ -23,7 +23,14 @@ from controlplane.experiments.experiment import (
     share,
 )
 from controlplane.experiments.shared.capability import measured_capability
-from controlplane.experiments.shared.demand import BURSTS_OVER_S, DemandForecasts, Seen, forecast_demand, minutes
+from controlplane.experiments.shared.demand import (
+    BURSTS_OVER_S,
+    DemandForecasts,
+    Seen,
+    check_days,
+    forecast_demand,
+    minutes,
+)
 from controlplane.experiments.shared.measures import Row, measure_run, rounded
 from controlplane.experiments.shared.planner import Expected, planner
 from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene
@@ -81,6 +88,7 @@ def prepare(
 
     *smooth*: instances are measured as if arrivals were, four together, and nothing is reserved for bursts.
     """
+    check_days(days, WINDOW_S)
     streams = scene.streams
     past = []
     for week in range(HISTORY_WEEKS):

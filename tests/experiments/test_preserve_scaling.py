@@ -133,6 +133,7 @@ def test_preserve_is_measured_and_shown():
     [
         (("--days", "0"), "--days must be above 0"),
         (("--days", "8"), "at most 7"),
+        (("--days", "0.003"), r"--days must be at least 0\.0209: forecasts are for windows of 30 min"),
         (("--scale", "-1"), "--scale"),
         (("--seed", "-1"), "--seed"),
         (("--strategies", "lt_x"), "'lt_x' is none of per_arrival"),

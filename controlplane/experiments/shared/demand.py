@@ -1,5 +1,6 @@
 """Demand by window, and forecasts of it at every step from the windows before it only."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,15 @@ class Windows:
             rates[:, : count * times].reshape(-1, count, times) for rates in (self.prompt, self.output, self.requests)
         )
         return Windows(window_s, prompt.mean(axis=2), output.mean(axis=2), requests.sum(axis=2))
+
+
+def check_days(days: float, window_s: float) -> None:
+    """ValueError where *days* are less than one window of *window_s* seconds, for which forecasts are made."""
+    if days * DAY_S < window_s:
+        least = math.ceil(1e4 * window_s / DAY_S) / 1e4
+        raise ValueError(
+            f"--days must be at least {least:g}: forecasts are for windows of {window_s / MINUTE_S:g} min."
+        )
 
 
 def minutes(
