@@ -43,7 +43,7 @@ def demo(*flags: str) -> Iterator[Demo]:
     """A demo, once it is up; it is stopped at the end."""
     with tempfile.TemporaryDirectory(prefix="pilothouse-demo-") as folder:
         environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"},  # that of tests
             "PILOTHOUSE_STATE_DIR": folder,
             "PILOTHOUSE_EMULATOR_PORT": str(free_port()),
             "DATABASE_URL": "",
@@ -65,13 +65,17 @@ def _link(stack: "subprocess.Popen[str]") -> str:
 
     def read() -> None:
         assert stack.stdout is not None
-        for line in stack.stdout:
-            print(line, end="")
-            if match := SIGN_IN.search(line):
-                links.append(match[1])
-                there.set()
+        with stack.stdout:
+            for line in stack.stdout:
+                print(line, end="")
+                if match := SIGN_IN.search(line):
+                    links.append(match[1])
+                    there.set()
+        there.set()  # it has ended
 
     threading.Thread(target=read, daemon=True).start()
     if not there.wait(UP_WITHIN_S):
         raise RuntimeError(f"the demo did not come up within {UP_WITHIN_S:.0f} s")
+    if not links:
+        raise RuntimeError("the demo ended before it was up")
     return links[0]
