@@ -217,6 +217,7 @@ def test_a_node_is_lost_with_its_instances(client, operator, make_instance):
 def test_the_form_says_what_it_asks_for(client, operator, begun):
     text = page(client, operator, f"{NEW}?chosen=yes&preset=qlm&seeds=4&demand-edit=factor&demand-by=2")
     assert '<option value="qlm" selected>QLM</option>' in page(client, operator, f"{NEW}?fleet-for=qlm")
+    assert '<option value="900" selected>15 min</option>' in page(client, operator, f"{NEW}?horizon=900")
     assert "2x demand" in text
     assert "8 (2 futures" in text
     assert "4 of 4 instances reported" in text

@@ -19,6 +19,7 @@ from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import back
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart, local
+from controlplane.console.formats import duration
 from controlplane.console.pages.what_if import tracing
 from controlplane.console.pages.what_if.demand import demand_chart
 from controlplane.console.pages.what_if.forms import (
@@ -155,6 +156,12 @@ def address_of(data: QueryDict, scenario: Values) -> str:
     )
 
 
+def _horizons(asked_s: float) -> list[tuple[str, str]]:
+    """What the form offers, and what an address or another what-if asks for beside it."""
+    own = (f"{asked_s:g}", duration(asked_s))
+    return sorted([*HORIZONS, *([] if own[0] in dict(HORIZONS) else [own])], key=lambda one: float(one[0]))
+
+
 def _now(start: Values, horizon_s: float) -> tuple[Start | None, str]:
     """Where it would begin, looked at again every NOW_S; or why it cannot."""
     second = int(timezone.now().timestamp()) // NOW_S
@@ -205,6 +212,7 @@ def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
     baselines = {preset.name for preset in BASELINES}
     gpu_types, regions, prices = cells_of(data, values)
     since, until = window_of(data)
+    ledger = wanted.start["kind"] == "ledger"  # whose horizon is its window
 
     def parts(kinds: tuple[Kind, ...]) -> list[tuple[Kind, list[dict[str, str]]]]:
         return [(kind, rows_of(kind, data)) for kind in kinds]
@@ -219,8 +227,8 @@ def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
         "trace_fields": tracing.fields(data, values, wanted.errors),
         "trace_about": tracing.about(wanted.start),
         "trace_names": (tracing.NAMES, rows_of(tracing.NAMES, data)),
-        "horizons": HORIZONS,
-        "horizon": data.get("horizon") or USUAL_HORIZON,
+        "horizons": list(HORIZONS) if ledger else _horizons(wanted.horizon_s),
+        "horizon": (data.get("horizon") or USUAL_HORIZON) if ledger else f"{wanted.horizon_s:g}",
         "warmup": data.get("warmup") or "0",
         "most_seeds": MOST_SEEDS,
         "title": data.get("title", ""),
