@@ -89,11 +89,12 @@ def terms_of(problem: Problem, kappa_s: float, free_s: Floats, loaded: Ints) -> 
 
     Movable are groups that are neither fixed nor held, and that some queue can serve.
     """
-    queue_type = problem.queue_type
-    can = np.isfinite(problem.service_s[:, queue_type]) & (
-        np.isfinite(problem.swap_s[queue_type][:, problem.model].T) | (loaded[None, :] == problem.model[:, None])
-    )
-    movable = (problem.fixed < 0) & (problem.hold_s <= 0.0) & can.any(axis=1)
+    queue_type, held = problem.queue_type, loaded >= 0
+    able = np.zeros(problem.swap_s.shape, bool)  # whether a queue of the type holds or may load the model
+    able[queue_type] = np.isfinite(problem.swap_s[queue_type])
+    able[queue_type[held], loaded[held]] = True
+    can = (np.isfinite(problem.service_s) & able[:, problem.model].T).any(axis=1)
+    movable = (problem.fixed < 0) & (problem.hold_s <= 0.0) & can
     order = np.lexsort((problem.due_s, problem.model))
     order = order[movable[order]]
     models = problem.swap_s.shape[1]
