@@ -76,10 +76,10 @@ class Swapping:
     def _swap(
         self, group: SwapGroupSpec, shared: _Shared | None, now_s: float, wall_s: float
     ) -> tuple[int, str] | None:
-        holder = self._holder(group, wall_s, shared)
+        holder, not_made = self._holder(group, wall_s, shared), self._asked.pop(group.name, None)
         if shared is None:
             return swap_wanted(self._resting(group), holder)
-        if self._asked.pop(group.name, None):  # it was not made
+        if not_made:
             self._refused_s[group.name] = now_s
         if now_s - self._refused_s.get(group.name, -REFUSED_S) < REFUSED_S:
             self._keep(shared)
