@@ -14,9 +14,10 @@ from collections.abc import Callable
 import aiohttp
 from channels.db import database_sync_to_async
 from django.conf import settings
+from django.db import transaction
 
 from controlplane.dispatch.lease import Lease
-from controlplane.dispatch.live_fleet.inventory import POLLED
+from controlplane.dispatch.live_fleet.inventory import POLLED, InstanceSpec
 from controlplane.dispatch.live_fleet.topology import Replica, Topology
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
@@ -148,7 +149,7 @@ class Heartbeats:
             return
         replica.moving = True
         try:
-            await database_sync_to_async(self._write_move)(replica.spec.instance_id, to, reason, inputs)
+            await database_sync_to_async(self._write_move)(replica.spec, to, reason, inputs)
             self.refresh()
         except ActionError as error:
             logger.info("gateway: %s (somebody was faster)", error)
@@ -157,9 +158,16 @@ class Heartbeats:
             replica.moving = False
 
     @staticmethod
-    def _write_move(instance_id: int, to: InstanceState, reason: str, inputs: dict[str, object] | None) -> None:
-        with contextlib.suppress(Instance.DoesNotExist):
-            instance = Instance.objects.get(pk=instance_id)
+    def _write_move(seen: InstanceSpec, to: InstanceState, reason: str, inputs: dict[str, object] | None) -> None:
+        """Raises ActionError where the row has moved since it was *seen*: what was heard is of a server before.
+
+        One that is started again must not fail for its last server's silence: its start would be done, and it would wait
+        as after a failure.
+        """
+        with contextlib.suppress(Instance.DoesNotExist), transaction.atomic():
+            instance = Instance.objects.select_for_update().get(pk=seen.instance_id)
+            if instance.state != seen.state or instance.state_changed_at.timestamp() != seen.state_changed_at:
+                raise ActionError(f"{instance.name} is {instance.state} by now, and cannot become {to} as {seen.state}")
             stopping = instance.commands.filter(verb=CommandVerb.STOP, state=CommandState.RUNNING)
             if to == InstanceState.FAILED and stopping.exists():
                 return  # a server that is being stopped goes silent before it is gone
