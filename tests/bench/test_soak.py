@@ -56,6 +56,7 @@ def judged(one: Seen, *rows: dict, kills: tuple[Kill, ...] = ()) -> tuple[int, i
         (seen(End.LEFT, unread=True), [], (0, 0)),
         (seen(End.DONE, unread=True), [], (1, 0)),
         (seen(End.LEFT), [row("failed", 500, "internal_error")], (1, 0)),
+        (seen(End.LEFT), [row("rejected", 503, "model_unavailable")], (0, 0)),
         (seen(End.NEVER_SENT), [], (0, 0)),
         (seen(End.NEVER_SENT), [row()], (1, 0)),
         (seen(End.CUT), [], (1, 1)),

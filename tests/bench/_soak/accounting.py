@@ -98,7 +98,8 @@ def disagreement(one: Seen, rows: list[dict[str, Any]]) -> str:
         case End.INTERRUPTED:
             agrees = row["outcome"] in ("failed", "rejected") and row["error_code"] == one.code
         case End.LEFT:
-            agrees = row["outcome"] in ("cancelled", "done")
+            # Who left before any answer began may have been refused: in an outage that others see.
+            agrees = row["outcome"] in ("cancelled", "done") or (row["outcome"] == "rejected" and not one.status)
         case _:
             agrees = row["outcome"] == "done" and row["status_code"] == 200
     if not agrees:
