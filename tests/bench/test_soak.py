@@ -56,7 +56,7 @@ def judged(one: Seen, *rows: dict, kills: tuple[Kill, ...] = ()) -> tuple[int, i
         (seen(End.LEFT, unread=True), [], (0, 0)),
         (seen(End.DONE, unread=True), [], (1, 0)),
         (seen(End.LEFT), [row("failed", 500, "internal_error")], (1, 0)),
-        (seen(End.LEFT), [row("rejected", 503, "model_unavailable")], (0, 0)),
+        (seen(End.LEFT), [row("rejected", 503, "model_unavailable")], (1, 0)),  # no kill says why
         (seen(End.NEVER_SENT), [], (0, 0)),
         (seen(End.NEVER_SENT), [row()], (1, 0)),
         (seen(End.CUT), [], (1, 1)),
@@ -66,6 +66,12 @@ def judged(one: Seen, *rows: dict, kills: tuple[Kill, ...] = ()) -> tuple[int, i
 )
 def test_a_request_is_accounted_for_by_a_row_that_agrees(one, rows, expected):
     assert judged(one, *rows) == expected
+
+
+def test_who_left_at_once_may_have_been_refused_in_an_outage():
+    refused, kills = row("rejected", 503, "model_unavailable"), (Kill("emulator", 99.5, 100.5),)
+    assert judged(seen(End.LEFT), refused, kills=kills) == (0, 0)
+    assert judged(seen(End.LEFT), refused, kills=(Kill("beat", 99.5, 100.5),)) == (1, 0)
 
 
 def test_what_a_kill_of_the_web_process_cuts_is_counted_separately():

@@ -13,7 +13,7 @@ from tests.e2e.conftest import DESKTOP, keep
 SEEN_S = 30.0
 """Of the demo's traffic, before it is forked."""
 DONE_WITHIN_MS, MOVED_WITHIN_MS = 240_000, 240_000
-PRESENT = ("starting", "loading", "ready")
+PRESENT = ("provisioning", "loading", "ready")
 
 
 @pytest.fixture

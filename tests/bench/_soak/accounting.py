@@ -64,6 +64,9 @@ def _judge_row(total: Account, one: Seen, rows: list[dict[str, Any]], kills: lis
     why = disagreement(one, rows)
     if not why:
         return
+    if one.end is End.LEFT and not one.status and rows and rows[-1]["outcome"] == "rejected" and _excused(one, kills):
+        total.failed_in_kills += 1  # it left before any answer began, and was refused in the outage
+        return
     web = [kill for kill in kills if kill.part == "web"]
     if one.end in (End.CUT, End.UNREACHED, End.LEFT, End.INTERRUPTED) and any(
         kill.covers(one.sent_at, one.ended_at, SETTLES_S["web"]) for kill in web
@@ -98,8 +101,7 @@ def disagreement(one: Seen, rows: list[dict[str, Any]]) -> str:
         case End.INTERRUPTED:
             agrees = row["outcome"] in ("failed", "rejected") and row["error_code"] == one.code
         case End.LEFT:
-            # Who left before any answer began may have been refused: in an outage that others see.
-            agrees = row["outcome"] in ("cancelled", "done") or (row["outcome"] == "rejected" and not one.status)
+            agrees = row["outcome"] in ("cancelled", "done")
         case _:
             agrees = row["outcome"] == "done" and row["status_code"] == 200
     if not agrees:
@@ -116,6 +118,13 @@ def disagreement(one: Seen, rows: list[dict[str, Any]]) -> str:
     return ""
 
 
+def _excused(one: Seen, kills: list[Kill]) -> bool:
+    """Whether a kill of web or emulator may have failed it."""
+    return any(
+        kill.part in SETTLES_S and kill.covers(one.sent_at, one.ended_at, SETTLES_S[kill.part]) for kill in kills
+    )
+
+
 def _judge_outcome(total: Account, one: Seen, kills: list[Kill]) -> None:
     """Whether the request got what its kind should get; failures are excused by kills of web and emulator alone."""
     if one.end in (End.LEFT, End.NEVER_SENT) or (one.end in (End.DONE, End.REFUSED) and one.status in one.expects):
@@ -123,7 +132,7 @@ def _judge_outcome(total: Account, one: Seen, kills: list[Kill]) -> None:
     if one.status in TURNED_AWAY:
         total.turned_away += 1
         return
-    if any(kill.part in SETTLES_S and kill.covers(one.sent_at, one.ended_at, SETTLES_S[kill.part]) for kill in kills):
+    if _excused(one, kills):
         total.failed_in_kills += 1
         return
     total.failed_outside_kills.append((one, "failed"))
