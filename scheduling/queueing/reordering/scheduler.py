@@ -27,6 +27,7 @@ from scheduling.queueing.reordering.search.annealing import (
 )
 from scheduling.queueing.reordering.search.insertion import insert, keep
 from scheduling.queueing.reordering.search.listing import allocate_listing, best_listing
+from scheduling.queueing.reordering.search.relisting import relisted
 from scheduling.queueing.reordering.search.scanning import allocate_lanes, fill
 from scheduling.queueing.reordering.search.sequences import (
     Sequences,
@@ -49,10 +50,12 @@ MOVES_PER_S = 2e6
 """Moves that a budget in seconds is taken for before the clock has said more."""
 LISTING_MOVES = 1000
 """Moves that one list scheduling is counted as where a budget is in moves."""
-TRIAL_MOVES = 80
-"""The same of one trial of an allotment."""
+MODEL_LISTING_MOVES = 100
+"""The same of one listing of one model's groups."""
 FEW = 16
 """Groups up to which there are few: almost any order is tried then."""
+RELISTED = 40.0
+"""Moves for each group from which on a warm search lists models anew."""
 LONG = 500.0
 """Moves for each group from which on a budget is long."""
 
@@ -81,10 +84,10 @@ class Scheme(NamedTuple):
     """Moves of annealing."""
 
 
-COLD = Scheme(0.35, 0.5, 0.015)
-COLD_LONG = Scheme(0.15, 0.25, 0.1, 0.03, allotments=6, tried=4, trial=0.03)
+COLD = Scheme(0.42, 0.47, 0.03)
+COLD_LONG = Scheme(0.12, 0.15, 0.13, 0.033, allotments=3, tried=3, trial=0.03)
 COLD_FEW = Scheme(0.1, 0.3, 10.0, 0.01)
-WARM = Scheme(0.0, 0.0, 0.03, 0.006, mix=MIX_OF_WARM)
+WARM = Scheme(0.33, 0.33, 0.03, 0.006, mix=MIX_OF_WARM)
 
 
 class Answer(NamedTuple):
@@ -176,7 +179,7 @@ class _Search:
         scheme = COLD_FEW if few else COLD_LONG if each >= LONG else COLD
         starts, room = [fallback, self.complete(fcfs(self.terms))], allocate_listing(self.terms)
         for number in range(scheme.allotments):
-            allotted = best_allotment(self.terms, room, self._allots(scheme, number), self.seed + 1000 * number)
+            allotted = best_allotment(self.terms, room, self._allots(scheme, number), self.seed + 1000 * number, number)
             starts.append(self.complete(allotted))
         if listed := best_listing(self.terms, room, self._lists(scheme), self.seed):
             starts.append(listed)
@@ -189,18 +192,27 @@ class _Search:
             starts.sort(key=self.cost)
         return self.annealed(starts[0], scheme)
 
+    def warm(self, fallback: Order) -> Order:
+        """Annealing from *fallback*, or, if that is cheaper, with models listed anew where there is time for it."""
+        starts, groups = [fallback], self.terms.movable.size
+        if groups > FEW and self.budget.likely_moves >= RELISTED * groups:
+            state, _ = rows_of(self.terms, fallback)
+            listing, done = allocate_listing(self.terms), self._allots(WARM, 0)
+            starts.append(self.complete(relisted(self.terms, listing, fallback, state, done, self.seed)))
+        return self.annealed(min(starts, key=self.cost), WARM)
+
     def cost(self, order: Order) -> float:
         """Of *order*, which has movable groups only."""
         return rows_of(self.terms, order)[1]
 
     def _allots(self, scheme: Scheme, number: int) -> Callable[[int], float]:
-        """The share of the search for an allotment that is done after so many trials."""
+        """The share of the search for an allotment that is done after so many listings of a model."""
         if self.budget.moves is None:
             began = self.budget.spent()
             end = began + (scheme.allotted - began) / (scheme.allotments - number)
-            return lambda tried: (self.budget.spent() - began) / max(1e-9, end - began)
-        trials = max(10, int(self.budget.moves * scheme.allotted / scheme.allotments / TRIAL_MOVES))
-        return lambda tried: tried / trials
+            return lambda listed: (self.budget.spent() - began) / max(1e-9, end - began)
+        listings = max(10, int(self.budget.moves * scheme.allotted / scheme.allotments / MODEL_LISTING_MOVES))
+        return lambda listed: listed / listings
 
     def _lists(self, scheme: Scheme) -> Callable[[int], bool]:
         """Whether list scheduling goes on after so many orders."""
@@ -289,8 +301,11 @@ def warm_up() -> None:
         fixed=np.full(n, -1),
         hold_s=np.zeros(n),
     )
-    reorder(problem, Order.of([[0], []]), moves=1)
+    order = Order.of([[0], []])
+    reorder(problem, order, moves=1)
     reorder(problem, moves=1)
+    terms = _Search(problem, None, _Budget(0.0, 0, time.perf_counter), 0).terms
+    relisted(terms, allocate_listing(terms), order, rows_of(terms, order)[0], lambda listed: listed / 100, 0)
 
 
 def span_s(problem: Problem, free_s: Floats) -> float:
@@ -334,7 +349,7 @@ def reorder(
         return Answer(order, changed, before, evaluate(problem, order, kappa_s), 0, lacking, f"As {by} has it.")
     if before.objective <= 0.0:
         return Answer(base, False, before, before, 0, lacking, "No group is late.")
-    order = search.cold(fallback) if previous is None else search.annealed(fallback, WARM)
+    order = search.cold(fallback) if previous is None else search.warm(fallback)
     order = search.finish(search.by_due_time(order))
     after = evaluate(problem, order, kappa_s)
     if (after.left_over, after.objective) >= (before.left_over, before.objective * (1.0 - LEAST_GAIN)):

@@ -31,16 +31,18 @@ def _replaced(
 
 
 @compiled_inline
-def price_removal(terms: Terms, state: Sequences, queue: int, at: int) -> tuple[float, float]:
-    """(Change of cost, shift of what is behind or of the end) when the group at *at* leaves."""
+def price_removal(terms: Terms, state: Sequences, queue: int, at: int) -> float:
+    """Change of cost and balance, together, when the group at *at* leaves; infinity when what is behind cannot follow."""
     kind, here, rest = terms.kind[queue], state.row[queue, at], state.row[queue, at + 1]
-    cost = here.cost - rest.cost
+    cost, end_s = here.cost - rest.cost, state.end[queue]
     if at + 1 == state.length[queue]:
-        return cost, here.ready - state.end[queue]
-    shift_s = here.ready + terms.change[kind, here.loaded + 1, terms.group[kind, rest.group].model] - rest.start
-    if not shift_s < np.inf:
-        return np.inf, 0.0
-    return cost + shift_cost(terms, state, queue, at + 1, shift_s), shift_s
+        shift_s = here.ready - end_s
+    else:
+        shift_s = here.ready + terms.change[kind, here.loaded + 1, terms.group[kind, rest.group].model] - rest.start
+        if not shift_s < np.inf:
+            return np.inf
+        cost += shift_cost(terms, state, queue, at + 1, shift_s)
+    return cost + terms.balance[0] * shift_s * (2.0 * end_s + shift_s)  # type: ignore[no-any-return]
 
 
 @compiled_inline
@@ -156,10 +158,49 @@ def _splice(state: Sequences, queue: int, at: int, removed: int, scratch: int, a
 
 
 @compiled_inline
+def _price_turn(terms: Terms, state: Sequences, queue: int, at: int, there: int, most: float) -> float:
+    """Change of cost if two groups of one model in one row change places: what is between them begins later or sooner, what
+    is behind them as before. Infinity when it costs more than *most*."""
+    kind, kappa, row = terms.kind[queue], terms.kappa[0], state.row[queue]
+    here, later, between = row[at], row[there], row[at + 1]
+    one, two = terms.group[kind, here.group], terms.group[kind, later.group]
+    shift_s, cost = two.service - one.service, 0.0
+    late_1, late_2 = later.start + shift_s + one.offset, here.start + two.offset
+    if late_1 > 0.0:
+        cost += one.weight * (late_1 + kappa)
+    if late_2 > 0.0:
+        cost += two.weight * (late_2 + kappa)
+    if here.late > 0.0:
+        cost -= one.weight * (here.late + kappa)
+    if later.late > 0.0:
+        cost -= two.weight * (later.late + kappa)
+    if cost - (later.cost - between.cost if shift_s < 0.0 else 0.0) > most:
+        return np.inf
+    if shift_s <= between.rise if shift_s >= 0.0 else -shift_s < between.fall:
+        cost += shift_s * (between.late_weight - later.late_weight)
+    else:
+        for position in range(at + 1, there):
+            late = row[position].late
+            moved = late + shift_s
+            weight = terms.group[kind, row[position].group].weight
+            if late > 0.0:
+                cost += weight * (-late - kappa if moved <= 0.0 else shift_s)
+            elif moved > 0.0:
+                cost += weight * (moved + kappa)
+    return cost if cost <= most else np.inf
+
+
+@compiled_inline
 def price_rotation(
     terms: Terms, state: Sequences, queue: int, at: int, count: int, there: int, others: int, most: float
 ) -> tuple[float, float]:
     """The same within one row, *there* being at least *at* + *count*; what lies between them stays between."""
+    if (
+        count == 1
+        and others == 1
+        and terms.model[state.row[queue, at].group] == terms.model[state.row[queue, there].group]
+    ):
+        return _price_turn(terms, state, queue, at, there, most), 0.0
     kind, middle, rest = terms.kind[queue], at + count, there + others
     here, after, old_s = state.row[queue, at], state.row[queue, rest], state.end[queue]
     time_s, model, cost = walk(terms, state, kind, queue, there, others, here.ready, here.loaded)

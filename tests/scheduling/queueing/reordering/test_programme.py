@@ -1,5 +1,7 @@
 """The mixed-integer programme: its optimum is that of all orders, and what the scalable search finds."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -54,13 +56,22 @@ def test_the_search_finds_the_optimum_where_swaps_are_dearer_than_all_else():
     assert_the_search_finds_the_optimum(problem, 0.0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_the_search_finds_the_optimum_of_two_queues_with_eight_groups(seed):
-    problem = synthetic(2, 8, 1.0, seed, models=3, a10=0.5)
-    solved = solve(problem, 0.0, 120.0)
-    assert solved.proved
-    assert reorder(problem, moves=100_000, kappa_s=0.0).after.objective == pytest.approx(solved.objective, rel=1e-6)
+@pytest.mark.parametrize(("groups", "seed"), [(8, 0), (8, 1), (9, 2)])
+def test_the_search_finds_the_least_of_all_orders_of_two_queues(groups, seed):
+    """More groups than the programme proves in two minutes on each machine, so all orders are gone through here."""
+    problem = synthetic(2, groups, 1.0, seed, models=3, a10=0.5)
+    found = reorder(problem, moves=100_000, kappa_s=0.0)
+    assert broken_rules(problem, found.order) == []
+    least = plain.least_below(problem, 0.0, found.after.objective * (1.0 + 1e-9))
+    assert found.after.objective == pytest.approx(least, rel=1e-6)
+
+
+@costly(25)
+@given(small_problems(most_groups=4), st.sampled_from([0.0, 10.0]))
+def test_the_least_is_the_same_where_dear_orders_are_given_up(problem, kappa_s):
+    least = plain.least_objective(problem, kappa_s)
+    assert plain.least_below(problem, kappa_s, math.inf) == pytest.approx(least, abs=1e-9)
+    assert plain.least_below(problem, kappa_s, least / 2) == least / 2
 
 
 def test_read_literally_it_has_no_answer_where_somebody_must_be_late():
