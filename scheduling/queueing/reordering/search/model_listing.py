@@ -1,4 +1,4 @@
-"""The groups of one model in an order, by queues that serve nothing else.
+"""The groups of one model in an order, by queues that serve nothing else than it.
 
 With one model to a queue the models have nothing to do with each other: what an allotment of queues to models costs is a sum
 over models, and only those whose queues change are listed anew.
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scheduling.compiled import compiled, compiled_internal
+from scheduling.compiled import compiled, compiled_internal, index
 from scheduling.queueing.reordering.problem import Floats, Ints
 from scheduling.queueing.reordering.search.listing import LOOKED_AT, Listing
 from scheduling.queueing.reordering.search.sequences import Terms
@@ -81,16 +81,16 @@ def list_queues(
                     at, now_s = other, listing.time[other]
             if now_s == np.inf:
                 break
-            kind, highest = terms.kind[allotment.queues[at]], -np.inf
+            kind, highest = index(terms.kind[index(allotment.queues[at])]), -np.inf
             late_less = give_up + now_s * by_near
             for slot in range(size):
-                rank = window[slot]
+                rank = index(window[slot])
                 if now_s + listing.offset[kind, rank] <= 0.0:
-                    index = listing.key[kind, rank]
+                    its = listing.key[kind, rank]
                 else:
-                    index = listing.value[kind, rank] - late_less
-                if index > highest:
-                    best, highest = slot, index
+                    its = listing.value[kind, rank] - late_less
+                if its > highest:
+                    best, highest = slot, its
             if best < 0:
                 listing.time[at] = np.inf  # it can serve none of them
         if best < 0:
@@ -99,7 +99,7 @@ def list_queues(
             for rank in range(following, end):
                 cost += terms.weight[terms.movable[rank]] * allotment.unserved[0]
             break
-        group = terms.movable[window[best]]
+        group = index(terms.movable[index(window[best])])
         size -= 1
         for slot in range(best, size):
             window[slot] = window[slot + 1]
