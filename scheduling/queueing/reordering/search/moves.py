@@ -158,7 +158,7 @@ def _splice(state: Sequences, queue: int, at: int, removed: int, scratch: int, a
 
 
 @compiled_inline
-def _price_turn(terms: Terms, state: Sequences, queue: int, at: int, there: int, most: float) -> float:
+def _price_pair(terms: Terms, state: Sequences, queue: int, at: int, there: int, most: float) -> float:
     """Change of cost if two groups of one model in one row change places: what is between them begins later or sooner, what
     is behind them as before. Infinity when it costs more than *most*."""
     kind, kappa, row = terms.kind[queue], terms.kappa[0], state.row[queue]
@@ -200,7 +200,7 @@ def price_rotation(
         and others == 1
         and terms.model[state.row[queue, at].group] == terms.model[state.row[queue, there].group]
     ):
-        return _price_turn(terms, state, queue, at, there, most), 0.0
+        return _price_pair(terms, state, queue, at, there, most), 0.0
     kind, middle, rest = terms.kind[queue], at + count, there + others
     here, after, old_s = state.row[queue, at], state.row[queue, rest], state.end[queue]
     time_s, model, cost = walk(terms, state, kind, queue, there, others, here.ready, here.loaded)

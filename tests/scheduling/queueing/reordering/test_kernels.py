@@ -116,12 +116,12 @@ def test_a_swap_costs_what_the_orders_differ_by(seed, queues, groups, load):
 
 
 @compiled
-def price_turn(terms: Terms, state: Sequences, queue: int, at: int, there: int, most: float) -> tuple[float, float]:
+def price_pair(terms: Terms, state: Sequences, queue: int, at: int, there: int, most: float) -> tuple[float, float]:
     return price_rotation(terms, state, queue, at, 1, there, 1, most)
 
 
 @compiled
-def turned(terms: Terms, state: Sequences, queue: int, at: int, there: int) -> None:
+def exchanged_in_row(terms: Terms, state: Sequences, queue: int, at: int, there: int) -> None:
     rotate(terms, state, queue, at, 1, there, 1)
 
 
@@ -129,7 +129,7 @@ def turned(terms: Terms, state: Sequences, queue: int, at: int, there: int) -> N
     st.integers(0, 10_000), st.integers(1, 4), st.integers(2, 60), st.sampled_from([0.7, 1.0, 1.6]), st.integers(1, 3)
 )
 def test_two_groups_of_a_queue_change_places_at_the_cost_that_the_orders_differ_by(seed, queues, groups, load, models):
-    """Of one model or of two, neighbours or far apart, whatever is between them."""
+    """Of one model or of two, neighbours or far from each other, whatever is between them."""
     problem, terms = terms_for(queues, groups, load, seed, models=models)
     random = np.random.default_rng(seed)
     state, cost = rows_of(terms, fcfs(terms))
@@ -140,13 +140,13 @@ def test_two_groups_of_a_queue_change_places_at_the_cost_that_the_orders_differ_
             continue
         at, there = sorted(random.choice(len(rows[queue]), 2, replace=False).tolist())
         rows[queue][at], rows[queue][there] = rows[queue][there], rows[queue][at]
-        exact, balance = price_turn(terms, state, queue, at, there, np.inf)
+        exact, balance = price_pair(terms, state, queue, at, there, np.inf)
         after = plain.objective(problem, rows, KAPPA_S)
         rounding = 1e-9 * max(1.0, cost)
         assert exact == (np.inf if after == np.inf else pytest.approx(after - cost, abs=10 * rounding))
         if exact < np.inf:
-            assert price_turn(terms, state, queue, at, there, exact + balance - 20 * rounding)[0] == np.inf
-            turned(terms, state, queue, at, there)
+            assert price_pair(terms, state, queue, at, there, exact + balance - 20 * rounding)[0] == np.inf
+            exchanged_in_row(terms, state, queue, at, there)
             assert order_of(state).queues() == rows
             cost = after
 

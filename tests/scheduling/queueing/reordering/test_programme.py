@@ -60,10 +60,10 @@ def test_the_search_finds_the_optimum_where_swaps_are_dearer_than_all_else():
 def test_the_search_finds_the_least_of_all_orders_of_two_queues(groups, seed):
     """More groups than the programme proves in two minutes on each machine, so all orders are gone through here."""
     problem = synthetic(2, groups, 1.0, seed, models=3, a10=0.5)
-    found = reorder(problem, moves=100_000, kappa_s=0.0)
-    assert broken_rules(problem, found.order) == []
-    least = plain.least_below(problem, 0.0, found.after.objective * (1.0 + 1e-9))
-    assert found.after.objective == pytest.approx(least, rel=1e-6)
+    answer = reorder(problem, moves=100_000, kappa_s=0.0)
+    assert broken_rules(problem, answer.order) == []
+    least = plain.least_below(problem, 0.0, answer.after.objective * (1.0 + 1e-9))
+    assert answer.after.objective == pytest.approx(least, rel=1e-6)
 
 
 @costly(25)
