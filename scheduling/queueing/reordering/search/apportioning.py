@@ -46,7 +46,7 @@ class Apportionment(NamedTuple):
     first: Ints
     """(T + 1,): where each type begins in a row of `preferred`."""
     key: Ints
-    """(SLOTS,): a model and its numbers of queues, as one number; -1 where nothing is remembered."""
+    """(SLOTS,): a model and its numbers of queues, mixed into 63 bits; -1 where nothing is remembered."""
     known: Floats
     """(SLOTS,): what that costs."""
     listed: Ints
@@ -94,10 +94,13 @@ def allocate_apportionment(terms: Terms, model: Ints) -> Apportionment:
 @compiled_internal
 def cost_of(terms: Terms, listing: Listing, allotment: Allotment, apportionment: Apportionment, model: int) -> float:
     """What *model* costs with the numbers of queues that it has now."""
-    types, key, served = terms.service.shape[0], model, 0
+    types, served, odd = terms.service.shape[0], 0, np.uint64(0x9E3779B97F4A7C15)
+    mixed = np.uint64(model + 1) * odd
     for kind in range(types):
-        key = key * (terms.kind.size + 1) + apportionment.shares[model, kind]
-    slot = np.int64((np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)) & (SLOTS - 1)
+        mixed = ((mixed ^ (mixed >> np.uint64(32))) + np.uint64(apportionment.shares[model, kind])) * odd
+    mixed ^= mixed >> np.uint64(32)
+    key = np.int64(mixed >> np.uint64(1))
+    slot = key & (SLOTS - 1)
     while apportionment.key[slot] >= 0:
         if apportionment.key[slot] == key:
             return apportionment.known[slot]  # type: ignore[no-any-return]

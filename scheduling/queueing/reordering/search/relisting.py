@@ -32,7 +32,8 @@ def relisted(
     allotment.model[:] = model
     anew = tuned_order(terms, listing, allotment, mean_s, done, listed, begin_random(seed))
     cheaper = allotment.cost < np.bincount(terms.model, group_costs(terms, state), minlength=allotment.cost.size)
-    cheaper[model[model != begins]] = cheaper[begins[model != begins]] = True
+    gone = (begins >= 0) & (model != begins)
+    cheaper[model[gone]] = cheaper[begins[gone]] = True
     rows = [
         new
         if model[queue] >= 0 and cheaper[model[queue]]
