@@ -27,6 +27,7 @@ from scheduling.queueing.reordering.search.annealing import (
 )
 from scheduling.queueing.reordering.search.insertion import insert, keep
 from scheduling.queueing.reordering.search.listing import allocate_listing, best_listing
+from scheduling.queueing.reordering.search.model_listing import CHEAPER
 from scheduling.queueing.reordering.search.relisting import relisted
 from scheduling.queueing.reordering.search.scanning import allocate_lanes, fill
 from scheduling.queueing.reordering.search.sequences import (
@@ -194,12 +195,13 @@ class _Search:
 
     def warm(self, fallback: Order) -> Order:
         """Annealing from *fallback*, or, if that is cheaper, with models listed anew where there is time for it."""
-        starts, groups = [fallback], self.terms.movable.size
+        start, groups = fallback, self.terms.movable.size
         if groups > FEW and self.budget.likely_moves >= RELISTED * groups:
             state, _ = rows_of(self.terms, fallback)
             listing, done = allocate_listing(self.terms), self._allots(WARM, 0)
-            starts.append(self.complete(relisted(self.terms, listing, fallback, state, done, self.seed)))
-        return self.annealed(min(starts, key=self.cost), WARM)
+            anew = self.complete(relisted(self.terms, listing, fallback, state, done, self.seed))
+            start = anew if self.cost(anew) < CHEAPER * self.cost(fallback) else fallback
+        return self.annealed(start, WARM)
 
     def cost(self, order: Order) -> float:
         """Of *order*, which has movable groups only."""

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
 from scheduling.queueing.reordering.problem import Order
-from scheduling.queueing.reordering.search.annealing import below, draw, part
-from scheduling.queueing.reordering.search.apportioning import allocate_apportionment, apportion, models_of
+from scheduling.queueing.reordering.search.annealing import draw, part
+from scheduling.queueing.reordering.search.apportioning import allocate_apportionment, apportion, drawn_model, models_of
 from scheduling.queueing.reordering.search.listing import Listing, order_listed
 from scheduling.queueing.reordering.search.model_listing import (
+    CHEAPER,
     GIVE_UP,
     NEARS,
     Allotment,
@@ -48,12 +49,12 @@ def tune(terms: Terms, listing: Listing, allotment: Allotment, random: NDArray[n
     """Try *tries* changes of how the groups of a model are listed, and keep what makes them cheaper."""
     near, give_up, cost = allotment.near, allotment.give_up, allotment.cost
     for _ in range(tries):
-        model, bits = below(draw(random), cost.size), draw(random)
+        model, bits = drawn_model(terms, draw(random)), draw(random)
         near_before, give_up_before = near[model], give_up[model]
         near[model] = near_before * math.exp(STEP * (part(bits, 0) + part(bits, 16) - 1.0))
         give_up[model] = give_up_before * math.exp(STEP * (part(bits, 32) + part(bits, 48) - 1.0))
         _, costs = list_model(terms, listing, allotment, model, 0, cost[model])
-        if costs < cost[model]:
+        if costs < cost[model] * CHEAPER:
             cost[model] = costs
         else:
             near[model], give_up[model] = near_before, give_up_before
@@ -93,7 +94,7 @@ def tuned_order(
     """The order of *allotment*, tuned until *done*(*listed* and the listings that it takes) is 1; groups that no queue of
     their model can serve are not in it."""
     begin_allotment(terms, listing, allotment, np.array(NEARS) * mean_s)
-    while done(listed) < 1.0:
+    while done(listed) < 1.0 and terms.movable.size:
         tune(terms, listing, allotment, random, TRIES)
         listed += TRIES
     count = 0
@@ -111,7 +112,7 @@ def best_allotment(terms: Terms, listing: Listing, done: Callable[[int], float],
     list_by(allotment, APPORTIONED_BY[number % len(APPORTIONED_BY)], mean_s)
     apportionment, random = allocate_apportionment(terms, terms.loaded), begin_random(seed)
     tried = settled = listed = 0
-    while (share := done(listed) / APPORTIONED) < 1.0 and tried - settled < SETTLED:
+    while (share := done(listed) / APPORTIONED) < 1.0 and tried - settled < SETTLED and terms.movable.size:
         cost = float(apportionment.cost[:-1].sum()) if tried else 0.0
         hot = HOT * cost * max(0.0, 1.0 - share / HOT_UNTIL)
         apportion(terms, listing, allotment, apportionment, random, MOVES, hot)

@@ -12,11 +12,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_internal
+from scheduling.compiled import compiled, compiled_inline, compiled_internal
 from scheduling.queueing.reordering.problem import Floats, Ints
 from scheduling.queueing.reordering.search.annealing import PATIENCE, below, draw, flag
 from scheduling.queueing.reordering.search.listing import Listing
-from scheduling.queueing.reordering.search.model_listing import Allotment, list_queues
+from scheduling.queueing.reordering.search.model_listing import CHEAPER, Allotment, list_queues
 from scheduling.queueing.reordering.search.sequences import Terms
 
 SLOTS: Final = 1 << 14
@@ -91,9 +91,17 @@ def allocate_apportionment(terms: Terms, model: Ints) -> Apportionment:
     )
 
 
+@compiled_inline
+def drawn_model(terms: Terms, bits: np.uint64) -> int:
+    """The model of a group drawn by *bits*; none is drawn that has no groups, whatever models the fleet has beside."""
+    return int(terms.model[terms.movable[below(bits, terms.movable.size)]])
+
+
 @compiled_internal
 def cost_of(terms: Terms, listing: Listing, allotment: Allotment, apportionment: Apportionment, model: int) -> float:
     """What *model* costs with the numbers of queues that it has now."""
+    if terms.first[model] == terms.first[model + 1]:
+        return 0.0
     types, served, odd = terms.service.shape[0], 0, np.uint64(0x9E3779B97F4A7C15)
     mixed = np.uint64(model + 1) * odd
     for kind in range(types):
@@ -136,7 +144,7 @@ def apportion(
         cost[model] = cost_of(terms, listing, allotment, apportionment, model)
     for attempt in range(tries + 1):
         total = cost[:models].sum()
-        if total < cost[models] * (1.0 - 1e-12):
+        if total < cost[models] * CHEAPER:
             cost[models] = total
             for model in range(models):
                 for kind in range(types):
@@ -144,17 +152,17 @@ def apportion(
         if attempt == tries:
             break
         bits = draw(random)
-        a, kind, given = below(bits, models), int(bits & np.uint64(0xFFFF)) % types, 1
+        a, kind, given = drawn_model(terms, bits), int(bits & np.uint64(0xFFFF)) % types, 1
         given += int((bits >> np.uint64(16)) & np.uint64(MOST_GIVEN - 1))
         bits = draw(random)
-        b, other, returned, c = below(bits, models), int(bits & np.uint64(0xFFFF)) % types, 0, a
+        b, other, returned, c = drawn_model(terms, bits), int(bits & np.uint64(0xFFFF)) % types, 0, a
         given = min(given, int(count[a, kind]), int(usable[b, kind] - count[b, kind]))
         if a == b or given <= 0:
             continue
         if flag(bits, 16):
             returned = 1 + int((bits >> np.uint64(17)) & np.uint64(MOST_RETURNED - 1))
             if flag(bits, 30):
-                c = below(draw(random), models)
+                c = drawn_model(terms, draw(random))
             returned = min(returned, int(count[b, other]), int(usable[c, other] - count[c, other]))
             if b == c or (a == c and kind == other) or returned <= 0:
                 continue
@@ -166,7 +174,8 @@ def apportion(
         cost_a = cost_of(terms, listing, allotment, apportionment, a)
         cost_b = cost_of(terms, listing, allotment, apportionment, b)
         cost_c = cost_of(terms, listing, allotment, apportionment, c) if a != c else 0.0
-        if cost_a + cost_b + cost_c - before < hot * PATIENCE[draw(random) & np.uint64(PATIENCE.size - 1)]:
+        patience = PATIENCE[draw(random) & np.uint64(PATIENCE.size - 1)]
+        if cost_a + cost_b + cost_c < before * CHEAPER + hot * patience:
             cost[a], cost[b] = cost_a, cost_b
             if a != c:
                 cost[c] = cost_c

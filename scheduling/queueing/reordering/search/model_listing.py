@@ -14,6 +14,8 @@ from scheduling.queueing.reordering.problem import Floats, Ints
 from scheduling.queueing.reordering.search.listing import LOOKED_AT, Listing
 from scheduling.queueing.reordering.search.sequences import Terms
 
+CHEAPER = 1.0 - 1e-9
+"""What costs more than this share of the other costs as much: live and simulated costs differ by their rounding."""
 NEARS = (0.05, 0.1, 0.2, 0.4, 0.8)
 """Scales of slack that are tried, in mean service times."""
 GIVE_UP = 1.5
@@ -122,6 +124,6 @@ def begin_allotment(terms: Terms, listing: Listing, allotment: Allotment, nears:
         for near in nears:
             allotment.near[model], allotment.give_up[model] = near, GIVE_UP * math.sqrt(nears[-1] / near / NEARS[-1])
             _, cost = list_model(terms, listing, allotment, model, 0, np.inf)
-            if cost < allotment.cost[model]:
+            if cost < allotment.cost[model] * CHEAPER:
                 allotment.cost[model], best = cost, near
         allotment.near[model], allotment.give_up[model] = best, GIVE_UP * math.sqrt(nears[-1] / best / NEARS[-1])

@@ -13,6 +13,7 @@ from scheduling.queueing.reordering.problem import Floats, Ints, Order
 from scheduling.queueing.reordering.search.allotting import allocate_allotment, begin_random, list_by, tuned_order
 from scheduling.queueing.reordering.search.apportioning import allocate_apportionment, models_of, price_shifts
 from scheduling.queueing.reordering.search.listing import Listing
+from scheduling.queueing.reordering.search.model_listing import CHEAPER
 from scheduling.queueing.reordering.search.sequences import Sequences, Terms
 
 SHIFTED_BY: Final = (0.1, 0.2)
@@ -31,7 +32,8 @@ def relisted(
     allotment, mean_s = allocate_allotment(terms)
     allotment.model[:] = model
     anew = tuned_order(terms, listing, allotment, mean_s, done, listed, begin_random(seed))
-    cheaper = allotment.cost < np.bincount(terms.model, group_costs(terms, state), minlength=allotment.cost.size)
+    costs = np.bincount(terms.model, group_costs(terms, state), minlength=allotment.cost.size)
+    cheaper = allotment.cost < CHEAPER * costs
     gone = (begins >= 0) & (model != begins)
     cheaper[model[gone]] = cheaper[begins[gone]] = True
     rows = [

@@ -158,3 +158,24 @@ def test_wrong_problems_are_refused():
         contiguous(problem._replace(free_s=np.full(2, np.nan)))
     with pytest.raises(ValueError, match="no queue"):
         reorder(problem._replace(queue_type=np.zeros(0, int), free_s=np.zeros(0), loaded=np.zeros(0, int)))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_models_of_the_fleet_that_no_group_is_of_change_nothing(seed):
+    """The gateway knows all models, the simulator those of its requests: from one order both come to the same next one."""
+    problem = synthetic(4, 60, 1.3, seed)
+    before = Order.of([row[: len(row) // 2] for row in order_by("edf-earliest-completion", problem).queues()])
+    more = {name: np.hstack([getattr(problem, name), np.full((2, 12), np.inf)]) for name in ("swap_s", "drain_s")}
+    more["drain_s"][:, 4:] = 0.0
+    answers = [reorder(one, before, moves=20_000) for one in (problem, problem._replace(**more))]
+    assert answers[0].changed
+    assert answers[0].order.queues() == answers[1].order.queues()
+
+
+def test_an_order_in_which_every_group_is_fixed_stays_as_it_is():
+    problem = synthetic(2, 20, 1.0, seed=0, models=1, a10=0.0)
+    problem.due_s[:], problem.fixed[:] = 1.0, np.arange(20) % 2
+    for previous in (None, Order.of([[], []])):
+        answer = reorder(problem, previous, moves=20_000)
+        assert answer.before.objective > 0.0
+        assert sorted(answer.order.groups.tolist()) == list(range(20))
