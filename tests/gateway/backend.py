@@ -23,7 +23,9 @@ class Script:
     first_token_s: float = 0.0
     lingers_s: float = 0.0  # between a stream's last event and its end
     status: int = 200
-    die: str = ""  # "at_once": close without a byte; "midway": close after the first token; "engine": as vLLM says it
+    die: str = ""
+    """"at_once": close without a byte; "midway": after the first token; "last": after the last event, before the answer's end;
+    "engine": as vLLM says it."""
     choices: int = 1
     fingerprint: str = ""  # as vLLM's: on the last events of the choices, or on the closing usage
     metrics: bool = True
@@ -148,6 +150,8 @@ class Backend:
             await event(base | {"choices": [], "usage": usage} | stamp)
         await response.write(b"data: [DONE]\n\n")
         await asyncio.sleep(script.lingers_s)
+        if script.die == "last":
+            request.transport.abort()
         return response
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:

@@ -19,6 +19,7 @@ def make_rows(
     max_concurrent_requests: int = 256,
     model_name: str = "m",
     requests_ahead_limit: int | None = 0,
+    ordering_policy: str = "fcfs",
 ) -> None:
     """One model on an instance for each of *backends* (which have a name and a url), one tenant, one key."""
     interactive = SloClass.objects.create(
@@ -51,6 +52,7 @@ def make_rows(
             max_num_seqs=max_num_seqs,
             queue_bound=queue_bound,
             requests_ahead_limit=requests_ahead_limit,
+            ordering_policy=ordering_policy,
         )
     for backend, region in zip(backends, regions, strict=True):
         Instance.objects.create(name=backend.name, deployment=deployments[region], url=backend.url, state="ready")

@@ -120,6 +120,25 @@ async def test_disconnect_while_queued_leaves_the_queue(served):
     assert served.gateway.limits.concurrent(rows[0].tenant_id) == 0
 
 
+@pytest.mark.parametrize(
+    "gateway_options", [{"ordering_policy": "fcfs"}, {"ordering_policy": "qlm"}], ids=["read", "kept"]
+)
+@pytest.mark.parametrize("include_usage", [False, True])
+async def test_a_stream_that_breaks_behind_its_last_event_is_done(served, gateway_options, include_usage):
+    """A client that has read `[DONE]` leaves, and may never see how the answer ended."""
+    served.backends[0].script.die, served.backends[0].script.lingers_s = "last", 0.05
+    options = {"stream_options": {"include_usage": include_usage}, "max_tokens": 3}
+    async with await served.chat(stream=True, **options) as response:
+        text = await response.text()
+    assert ("return_token_ids" in served.backends[0].bodies[0]) == (
+        gateway_options["ordering_policy"] == "qlm"
+    )  # it could be evicted
+    assert text.endswith("data: [DONE]\n\n")
+    assert text.count("[DONE]") == 1
+    (row,) = await served.rows()
+    assert (row.outcome, row.error_code, row.attempts) == ("done", "", 1)
+
+
 @pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"], "max_num_seqs": 4}])
 class TestTwoInstances:
     async def test_a_request_without_a_byte_goes_to_the_other_instance(self, served):

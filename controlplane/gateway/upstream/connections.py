@@ -58,6 +58,11 @@ class Connection(asyncio.Protocol):
         """Whether another request can be sent."""
         return self.complete and self._keep and self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def failed(self) -> bool:
+        """Whether no more of the answer comes, though it may not be whole."""
+        return self._error is not None
+
     # A request
 
     async def ask(self, head: bytes, body: bytes, silence_s: float | None) -> None:

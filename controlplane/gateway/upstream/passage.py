@@ -67,8 +67,9 @@ class Stream:
                 if not responder.started:
                     await responder.start(200, SSE_TYPE, stream=True)
                 await responder.drain()
-            connection.check()
-            if connection.complete:
+            if not self._usage.whole:  # else the tenant has everything, and may have gone
+                connection.check()
+            if connection.complete or connection.failed:
                 break
             connection.resume()
         if not self._ticket.course.first_token_s:
