@@ -24,8 +24,8 @@ class Script:
     lingers_s: float = 0.0  # between a stream's last event and its end
     status: int = 200
     die: str = ""
-    """"at_once": close without a byte; "midway": after the first token; "last": after the last event, before the answer's end;
-    "engine": as vLLM says it."""
+    """"at_once": close without a byte; "midway": after the first token; "last": behind the last event, before
+    the answer's end; "engine": as vLLM says it."""
     choices: int = 1
     fingerprint: str = ""  # as vLLM's: on the last events of the choices, or on the closing usage
     metrics: bool = True
