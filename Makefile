@@ -33,7 +33,7 @@ help:
 	@echo 'make properties the property tests with many examples'
 	@echo 'make explore   the same with other examples each time'
 	@echo 'make services  tests with a real Redis'
-	@echo 'make slow      tests of minutes'
+	@echo 'make slow      tests of many seconds and minutes'
 	@echo 'make postgres  the tests that use the database, on a real PostgreSQL'
 	@echo 'make coverage  the fast tests, and which lines of the libraries, gateway, dispatch and planning they ran'
 	@echo 'make e2e       the console in real Chromium'

@@ -35,6 +35,11 @@ from tests.access.world import World
 from tests.console.sockets import Socket
 
 ROLES = tuple(RANKS)
+CHOICES = [
+    pytest.param(("anonymous", "member", "stranger", "viewer", "fleet_admin"), id="most"),
+    pytest.param(("newcomer", "key_manager", "operator", "fleet_admin"), id="others", marks=pytest.mark.slow),
+]
+"""Roles that ask for everything: those between whom it differs most; in the slow tests the others, and an admin."""
 IN, SIGN_IN, REFUSED, ABSENT = "gets in", "is asked to sign in", "is refused", "finds nothing"
 EXPORT = re.compile(r'href="([^"]*[?&](?:amp;)?format=csv[^"]*)"')
 
@@ -189,12 +194,13 @@ def test_every_address_has_an_expectation():
     assert Operations.paths == set(expected.OPERATIONS)
 
 
-def test_the_console_and_its_exports(world, sign_in):
+@pytest.mark.parametrize("roles", CHOICES)
+def test_the_console_and_its_exports(world, sign_in, roles):
     """Every page, every CSV that the pages of an admin link to, and every page with `format=csv`."""
-    clients, wrong, files = {role: sign_in(role) for role in ROLES}, [], Counter()
+    clients, wrong, files = {role: sign_in(role) for role in roles}, [], Counter()
     for name, reach in expected.CONSOLE.items():
         path, links = reverse(f"console:{name}", kwargs=filled(reach, world)), {}
-        for role in ROLES:
+        for role in roles:
             answer, text = ask(clients[role], "", path, reach.send)
             links[role] = linked(path, text)
             should, did = what_should(role, reach), what_happened(answer)
@@ -209,7 +215,7 @@ def test_the_console_and_its_exports(world, sign_in):
             wrong += check(world, role, path, text)
         if reach.send is not None or name.startswith("sign-"):
             continue
-        asked = [(role, {f"{path}?format=csv"} | links["fleet_admin"] | links[role]) for role in ROLES]
+        asked = [(role, {f"{path}?format=csv"} | links["fleet_admin"] | links[role]) for role in roles]
         for role, link in [(role, link) for role, its in asked for link in sorted(its)]:
             answer, text = ask(clients[role], "", link, None)
             should, did = what_should(role, reach), what_happened(answer)
@@ -221,7 +227,7 @@ def test_the_console_and_its_exports(world, sign_in):
                 files[role] += 1
                 wrong += [f"{link}: {fault}" for fault in faults_of_file(text)]
     assert not wrong, "\n".join(wrong)
-    assert all(files[role] >= 5 for role in ROLES if role not in ("anonymous", "newcomer")), files
+    assert all(files[role] >= 5 for role in roles if role not in ("anonymous", "newcomer")), files
 
 
 def linked(path: str, text: str) -> set[str]:
@@ -244,8 +250,9 @@ def faults_of_file(text: str) -> list[str]:
     return faults
 
 
-def test_the_rest_api(world, sign_in):
-    wrong = [fault for role in ROLES for fault in faults_of_the_rest_api(world, sign_in(role), role)]
+@pytest.mark.parametrize("roles", CHOICES)
+def test_the_rest_api(world, sign_in, roles):
+    wrong = [fault for role in roles for fault in faults_of_the_rest_api(world, sign_in(role), role)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -287,9 +294,10 @@ def test_the_rest_api_with_a_tenants_key(world, tenant, like):
     assert not wrong, "\n".join(wrong)
 
 
-def test_the_admin(world, sign_in, member, no_sidebar):
+@pytest.mark.parametrize("roles", CHOICES)
+def test_the_admin(world, sign_in, member, no_sidebar, roles):
     world.sign_in_token(member)
-    wrong = [fault for role in ROLES for fault in faults_of_the_admin(world, sign_in(role), role, member)]
+    wrong = [fault for role in roles for fault in faults_of_the_admin(world, sign_in(role), role, member)]
     assert not wrong, "\n".join(wrong)
 
 

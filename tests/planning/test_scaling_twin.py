@@ -419,9 +419,13 @@ NAMES = [name for name in STRATEGIES if name != "siloed"]
 
 LET_GO_S = {"reactive": 900.0}
 """When those that wait longer than others have let one go."""
+QUICK = ("reactive", "preserve", "pilothouse")
+"""Of each kind one; the others are looked at in the slow tests."""
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_both_clocks_see_plan_and_move_alike(name, monkeypatch, settings):
     log = run(name, LET_GO_S.get(name, 660.0), monkeypatch, settings)
     assert sum(count for *_, count in log) >= 4

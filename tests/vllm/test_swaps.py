@@ -122,7 +122,12 @@ class Worker:
 
 @pytest.mark.parametrize("cpu_memory_bytes", [None, 0], ids=["in memory", "discarded"])
 @pytest.mark.parametrize(
-    ("ordering", "by_queue"), [("fcfs", True), ("qlm", True), ("qlm", False)], ids=["fcfs", "by queue", "on demand"]
+    ("ordering", "by_queue"),
+    [
+        pytest.param("fcfs", True, id="fcfs", marks=pytest.mark.slow),
+        pytest.param("qlm", True, id="by queue"),
+        pytest.param("qlm", False, id="on demand", marks=pytest.mark.slow),
+    ],
 )
 async def test_models_that_share_gpus_serve_all_that_comes(
     transactional_db, servers, monkeypatch, cpu_memory_bytes, ordering, by_queue

@@ -123,11 +123,11 @@ def fork_and_go_on(
     ("routing", "ordering", "options"),
     [
         ("join_shortest_queue", "fcfs", {}),
-        ("join_shortest_queue", "ssjf", {"at_s": 133.77}),
+        pytest.param("join_shortest_queue", "ssjf", {"at_s": 133.77}, marks=pytest.mark.slow),
         ("join_shortest_queue", "qlm", {}),
-        ("join_shortest_queue", "qlm", {"at_s": 133.77, "per_s": 2.5}),
+        pytest.param("join_shortest_queue", "qlm", {"at_s": 133.77, "per_s": 2.5}, marks=pytest.mark.slow),
         ("join_shortest_queue", "qlm", {"at_s": 151.3, "per_s": 2.5, "evictions": 2}),
-        ("least_request", "slack", {"at_s": 140.5}),
+        pytest.param("least_request", "slack", {"at_s": 140.5}, marks=pytest.mark.slow),
         ("join_shortest_queue", "fcfs", {"blocks": 60}),
         ("preserve", "priority", {}),
         ("preserve", "ssjf", {"at_s": 133.77, "ahead": None, "per_s": 2.5}),
@@ -155,7 +155,8 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
 
 
 @pytest.mark.parametrize(
-    ("ordering", "at_s", "per_s"), [("fcfs", 135.7, 0.9), ("qlm", 151.1, 0.9), ("ssjf", 135.7, 0.9)]
+    ("ordering", "at_s", "per_s"),
+    [("fcfs", 135.7, 0.9), ("qlm", 151.1, 0.9), pytest.param("ssjf", 135.7, 0.9, marks=pytest.mark.slow)],
 )
 def test_prompts_in_several_chunks_go_on_where_they_were(db, ordering, at_s, per_s):
     """No engine says how far they are: it is found from when it gave tokens, and every decision is the same again."""
