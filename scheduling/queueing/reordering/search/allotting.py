@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled
+from scheduling.compiled import compiled_without_gil
 from scheduling.queueing.reordering.problem import Order
 from scheduling.queueing.reordering.search.annealing import draw, part
 from scheduling.queueing.reordering.search.apportioning import allocate_apportionment, apportion, drawn_model, models_of
@@ -44,7 +44,7 @@ MOVES: Final = 20
 """The same of an apportionment, each of which may list three models: two milliseconds for 1,000 groups."""
 
 
-@compiled
+@compiled_without_gil
 def tune(terms: Terms, listing: Listing, allotment: Allotment, random: NDArray[np.uint64], tries: int) -> None:
     """Try *tries* changes of how the groups of a model are listed, and keep what makes them cheaper."""
     near, give_up, cost = allotment.near, allotment.give_up, allotment.cost
@@ -82,7 +82,7 @@ def list_by(allotment: Allotment, near: float, mean_s: float) -> None:
     allotment.near[:], allotment.give_up[:] = near * mean_s, GIVE_UP / math.sqrt(near)
 
 
-def tuned_order(
+def tuned(
     terms: Terms,
     listing: Listing,
     allotment: Allotment,
@@ -90,21 +90,35 @@ def tuned_order(
     done: Callable[[int], float],
     listed: int,
     random: NDArray[np.uint64],
-) -> Order:
-    """The order of *allotment*, tuned until *done*(*listed* and the listings that it takes) is 1; groups that no queue of
-    their model can serve are not in it."""
+) -> None:
+    """Tune how the groups of each model of *allotment* are listed until *done*(*listed* and the listings it takes) is 1."""
     begin_allotment(terms, listing, allotment, np.array(NEARS) * mean_s)
     while done(listed) < 1.0 and terms.movable.size:
         tune(terms, listing, allotment, random, TRIES)
         listed += TRIES
+
+
+def order_allotted(terms: Terms, listing: Listing, allotment: Allotment) -> Order:
+    """The order of *allotment*; groups that no queue of their model can serve are not in it."""
     count = 0
     for model in range(allotment.cost.size):
         count, _ = list_model(terms, listing, allotment, model, count, np.inf)
     return order_listed(listing, count, terms.kind.size)
 
 
+def best_of(allotments: list[Allotment]) -> Allotment:
+    """Of *allotments* of the same queues to the same models, for each model how it is listed where that is cheapest."""
+    best = allotments[0]
+    for other in allotments[1:]:
+        cheaper = other.cost < best.cost
+        for name in ("near", "give_up", "cost"):
+            getattr(best, name)[cheaper] = getattr(other, name)[cheaper]
+    return best
+
+
 def best_allotment(terms: Terms, listing: Listing, done: Callable[[int], float], seed: int, number: int = 0) -> Order:
-    """The order of the allotment found until the share *done*(listings) of the search is 1, as `tuned_order`.
+    """The order of the allotment found until the share *done*(listings) of the search is 1; groups that no queue of their
+    model can serve are not in it.
 
     Searches of another *number* list groups otherwise while they apportion queues to models.
     """
@@ -120,7 +134,8 @@ def best_allotment(terms: Terms, listing: Listing, done: Callable[[int], float],
         if apportionment.listed[0] > listed:
             listed, settled = int(apportionment.listed[0]), tried
     allotment.model[:] = models_of(terms, apportionment)
-    return tuned_order(terms, listing, allotment, mean_s, done, listed, random)
+    tuned(terms, listing, allotment, mean_s, done, listed, random)
+    return order_allotted(terms, listing, allotment)
 
 
 def begin_random(seed: int) -> NDArray[np.uint64]:

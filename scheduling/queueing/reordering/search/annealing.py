@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_inline, index
+from scheduling.compiled import compiled_inline, compiled_without_gil, index
 from scheduling.queueing.reordering.problem import Floats, Ints, Order
 from scheduling.queueing.reordering.search.moves import (
     exchange,
@@ -155,7 +155,7 @@ def keep(state: Sequences, best: Best) -> None:
     best.cost[2], best.cost[3] = best.cost[0], best.cost[1]
 
 
-@compiled
+@compiled_without_gil
 def anneal(
     terms: Terms,
     state: Sequences,

@@ -4,16 +4,16 @@ After an order was annealed for long, groups that are put into it cost so much t
 With one model to a queue each model may have its own. Now and then a queue has to go to another model as well.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
 from scheduling.queueing.reordering.problem import Floats, Ints, Order
-from scheduling.queueing.reordering.search.allotting import allocate_allotment, begin_random, list_by, tuned_order
+from scheduling.queueing.reordering.search.allotting import allocate_allotment, list_by, order_allotted
 from scheduling.queueing.reordering.search.apportioning import allocate_apportionment, models_of, price_shifts
 from scheduling.queueing.reordering.search.listing import Listing
-from scheduling.queueing.reordering.search.model_listing import CHEAPER
+from scheduling.queueing.reordering.search.model_listing import CHEAPER, Allotment
+from scheduling.queueing.reordering.search.parts import served_most
 from scheduling.queueing.reordering.search.sequences import Sequences, Terms
 
 SHIFTED_BY: Final = (0.1, 0.2)
@@ -22,16 +22,12 @@ LEAST_SHIFT: Final = 0.01
 """Share of the cost that this must save."""
 
 
-def relisted(
-    terms: Terms, listing: Listing, order: Order, state: Sequences, done: Callable[[int], float], seed: int
-) -> Order:
-    """*order*, which *state* has in rows, with models listed anew that are cheaper so, until the share *done*(listings) of
-    the search is 1. Groups that are in a queue of another model, or cannot be served, may be missing."""
-    begins = served_most(terms, order)
-    model, listed = shifted(terms, listing, begins)
-    allotment, mean_s = allocate_allotment(terms)
-    allotment.model[:] = model
-    anew = tuned_order(terms, listing, allotment, mean_s, done, listed, begin_random(seed))
+def relisted(terms: Terms, listing: Listing, order: Order, state: Sequences, allotment: Allotment) -> Order:
+    """*order*, which *state* has in rows, with the models listed anew that are cheaper as *allotment* has them.
+
+    Groups that are in a queue of another model, or cannot be served, may be missing.
+    """
+    begins, model, anew = served_most(terms, order), allotment.model, order_allotted(terms, listing, allotment)
     costs = np.bincount(terms.model, group_costs(terms, state), minlength=allotment.cost.size)
     cheaper = allotment.cost < CHEAPER * costs
     gone = (begins >= 0) & (model != begins)
@@ -43,14 +39,6 @@ def relisted(
         for queue, (old, new) in enumerate(zip(order.queues(), anew.queues(), strict=True))
     ]
     return Order.of(rows)
-
-
-def served_most(terms: Terms, order: Order) -> Ints:
-    """(Q,): the model that most groups of each queue are of; what is loaded, or -1, where there are none."""
-    queues, models = terms.kind.size, terms.first.size - 1
-    row = np.repeat(np.arange(queues), np.diff(order.first))
-    groups = np.bincount(row * models + terms.model[order.groups], minlength=queues * models).reshape(queues, models)
-    return np.where(groups.any(axis=1), groups.argmax(axis=1), terms.loaded)
 
 
 def group_costs(terms: Terms, state: Sequences) -> Floats:
