@@ -196,8 +196,8 @@ def compiled(function: Function) -> Function:
 
 
 def compiled_without_gil(function: Function) -> Function:
-    """Compile *function* as `compiled` does; other threads of Python go on while it runs. For what takes a millisecond or more:
-    to take the lock again may have to wait for one of them."""
+    """Compile *function* as `compiled` does; other threads of Python go on while it runs. For what takes a millisecond or
+    more: to take the lock again may have to wait for one of them."""
     return cast(Function, Kernel(function, {"_nrt": False, "error_model": "numpy", "nogil": True}, kept=True))
 
 

@@ -23,6 +23,8 @@ from scheduling.queueing.reordering.search.ties import by_due_time
 
 KAPPA = 0.2
 """Being late at all counts as this share of the time in which the fleet could serve all that waits."""
+MOST_THREADS = 4
+"""There are few models to search for side by side, and other work on the machine."""
 LEAST_GAIN = 1e-3
 """Share of the objective that a new order must save to be worth a change."""
 
@@ -141,6 +143,7 @@ def reorder(
 ) -> Answer:
     """An order of the groups of *problem*, searched for *budget_s* seconds of *clock*, or for *moves* moves.
 
+    With seconds in *threads* threads, None: as many as there are cores, up to `MOST_THREADS`; *clock* may be each one's own.
     *previous* names groups by their number in *problem*; those that it lacks are inserted. *kappa_s* is what being late at
     all counts as, in seconds of lateness of each request; None: `KAPPA` of the time that the fleet needs for all. *by* may
     name a rule of `rules.RULES` or the `programme` instead of the search, to compare with.
@@ -150,9 +153,8 @@ def reorder(
     if not problem.queue_type.size:
         raise ValueError("there is no queue")
     budget = Budget(budget_s, moves, clock)
-    if threads is None:
-        threads = len(os.sched_getaffinity(0)) if moves is None else 1
-    whole = _Whole(problem, kappa_s, budget, seed, threads)
+    cores = min(MOST_THREADS, len(os.sched_getaffinity(0))) if threads is None else threads
+    whole = _Whole(problem, kappa_s, budget, seed, cores if moves is None else 1)
     search, kappa_s = whole.search, whole.kappa_s
     fallback = search.complete(edf_earliest_completion(whole.terms) if previous is None else previous)
     base = whole.finish(fallback)

@@ -86,16 +86,19 @@ def tuned(
     terms: Terms,
     listing: Listing,
     allotment: Allotment,
-    mean_s: float,
     done: Callable[[int], float],
     listed: int,
     random: NDArray[np.uint64],
-) -> None:
-    """Tune how the groups of each model of *allotment* are listed until *done*(*listed* and the listings it takes) is 1."""
-    begin_allotment(terms, listing, allotment, np.array(NEARS) * mean_s)
+) -> Allotment:
+    """A copy of *allotment*, which has costs, with how the groups of each model are listed tuned until *done*(*listed* and
+    the listings that it takes) is 1."""
+    its = allotment._replace(
+        **{name: getattr(allotment, name).copy() for name in ("near", "give_up", "cost", "queues")}
+    )
     while done(listed) < 1.0 and terms.movable.size:
-        tune(terms, listing, allotment, random, TRIES)
+        tune(terms, listing, its, random, TRIES)
         listed += TRIES
+    return its
 
 
 def order_allotted(terms: Terms, listing: Listing, allotment: Allotment) -> Order:
@@ -134,8 +137,8 @@ def best_allotment(terms: Terms, listing: Listing, done: Callable[[int], float],
         if apportionment.listed[0] > listed:
             listed, settled = int(apportionment.listed[0]), tried
     allotment.model[:] = models_of(terms, apportionment)
-    tuned(terms, listing, allotment, mean_s, done, listed, random)
-    return order_allotted(terms, listing, allotment)
+    begin_allotment(terms, listing, allotment, np.array(NEARS) * mean_s)
+    return order_allotted(terms, listing, tuned(terms, listing, allotment, done, listed, random))
 
 
 def begin_random(seed: int) -> NDArray[np.uint64]:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_inline, compiled_internal
+from scheduling.compiled import compiled, compiled_inline, compiled_internal, compiled_without_gil
 from scheduling.queueing.reordering.problem import Floats, Ints
 from scheduling.queueing.reordering.search.annealing import PATIENCE, below, draw, flag
 from scheduling.queueing.reordering.search.listing import Listing
@@ -123,7 +123,7 @@ def cost_of(terms: Terms, listing: Listing, allotment: Allotment, apportionment:
     return cost
 
 
-@compiled
+@compiled_without_gil
 def apportion(
     terms: Terms,
     listing: Listing,

@@ -12,7 +12,7 @@ from scheduling.queueing.reordering.problem import Floats, Ints, Order
 from scheduling.queueing.reordering.search.allotting import allocate_allotment, list_by, order_allotted
 from scheduling.queueing.reordering.search.apportioning import allocate_apportionment, models_of, price_shifts
 from scheduling.queueing.reordering.search.listing import Listing
-from scheduling.queueing.reordering.search.model_listing import CHEAPER, Allotment
+from scheduling.queueing.reordering.search.model_listing import CHEAPER, NEARS, Allotment, begin_allotment
 from scheduling.queueing.reordering.search.parts import served_most
 from scheduling.queueing.reordering.search.sequences import Sequences, Terms
 
@@ -49,9 +49,9 @@ def group_costs(terms: Terms, state: Sequences) -> Floats:
     return costs
 
 
-def shifted(terms: Terms, listing: Listing, begins: Ints) -> tuple[Ints, int]:
-    """The model of each queue (Q,): as it *begins*, or with one queue at another model where that saves enough; and the
-    listings that it took to find that."""
+def shifted(terms: Terms, listing: Listing, begins: Ints) -> tuple[Allotment, int]:
+    """The allotment that each queue *begins* with (Q,), or with one queue at another model where that saves enough, and what
+    it costs; and the listings that it took to find that."""
     models, types = terms.first.size - 1, terms.service.shape[0]
     price, cost, listed = np.zeros((models, models, types)), 0.0, 0
     price[np.arange(models), np.arange(models)] = np.inf
@@ -65,4 +65,6 @@ def shifted(terms: Terms, listing: Listing, begins: Ints) -> tuple[Ints, int]:
     if -price[giver, taker, kind] > LEAST_SHIFT * cost:
         apportionment.best[giver, kind] -= 1
         apportionment.best[taker, kind] += 1
-    return models_of(terms, apportionment), listed
+    allotment.model[:] = models_of(terms, apportionment)
+    begin_allotment(terms, listing, allotment, np.array(NEARS) * mean_s)
+    return allotment, listed

@@ -9,7 +9,6 @@ import numpy as np
 from scheduling.queueing.reordering.problem import Ints, Order
 from scheduling.queueing.reordering.rules import fcfs
 from scheduling.queueing.reordering.search.allotting import (
-    allocate_allotment,
     begin_random,
     best_allotment,
     best_of,
@@ -26,7 +25,7 @@ from scheduling.queueing.reordering.search.annealing import (
 )
 from scheduling.queueing.reordering.search.budget import Budget
 from scheduling.queueing.reordering.search.insertion import insert, keep
-from scheduling.queueing.reordering.search.listing import allocate_listing, best_listing
+from scheduling.queueing.reordering.search.listing import Listing, allocate_listing, best_listing
 from scheduling.queueing.reordering.search.model_listing import CHEAPER, Allotment
 from scheduling.queueing.reordering.search.parts import join, served_most, split
 from scheduling.queueing.reordering.search.relisting import relisted, shifted
@@ -72,10 +71,10 @@ class Scheme(NamedTuple):
     """Moves of annealing."""
 
 
-COLD = Scheme(0.42, 0.47, 0.03)
+COLD = Scheme(0.3, 0.35, 0.03)
 COLD_LONG = Scheme(0.12, 0.15, 0.13, 0.033, allotments=3, tried=3, trial=0.03)
 COLD_FEW = Scheme(0.1, 0.3, 10.0, 0.01)
-WARM = Scheme(0.33, 0.33, 0.03, 0.006, mix=MIX_OF_WARM)
+WARM = Scheme(0.45, 0.45, 0.03, 0.006, mix=MIX_OF_WARM)
 
 
 class Search:
@@ -108,8 +107,7 @@ class Search:
         scheme = COLD_FEW if few else COLD_LONG if each >= LONG else COLD
         starts, room = [begin, self.complete(fcfs(self.terms))], allocate_listing(self.terms)
         for number in range(scheme.allotments):
-            allotted = best_allotment(self.terms, room, self._allots(scheme, number), self.seed + 1000 * number, number)
-            starts.append(self.complete(allotted))
+            starts += self._allotted(room, scheme, number)
         if listed := best_listing(self.terms, room, self._lists(scheme), self.seed):
             starts.append(listed)
         starts.sort(key=self.cost)
@@ -120,6 +118,22 @@ class Search:
             ]
             starts.sort(key=self.cost)
         return self.annealed(starts[0], scheme)
+
+    def _allotted(self, room: Listing, scheme: Scheme, number: int) -> list[Order]:
+        """Of searches for an allotment of queues to models, one in each thread."""
+        done = self._allots(scheme, number)
+
+        def search(budget: Budget, thread: int) -> Order:
+            until = done if self.threads == 1 else lambda _: budget.spent()
+            listing, seed = (
+                room if thread == 0 else allocate_listing(self.terms),
+                self.seed + 1000 * number + 100 * thread,
+            )
+            return best_allotment(self.terms, listing, until, seed, number)
+
+        begun = 0.0 if self.threads == 1 else self.budget.spent()
+        end = begun + (scheme.allotted - begun) / (scheme.allotments - number)
+        return [self.complete(order) for order in self._aside(self.threads, end, search)]
 
     def warm(self, order: Order) -> Order:
         """Annealing from *order*, or, if that is cheaper, with models listed anew where there is time for it."""
@@ -132,15 +146,12 @@ class Search:
 
     def _relisted(self, order: Order, state: Sequences) -> Order:
         terms, listing, done = self.terms, allocate_listing(self.terms), self._allots(WARM, 0)
-        model, listed = shifted(terms, listing, served_most(terms, order))
+        allotment, listed = shifted(terms, listing, served_most(terms, order))
 
         def tune(budget: Budget, number: int) -> Allotment:
-            allotment, mean_s = allocate_allotment(terms)
-            allotment.model[:] = model
             until = done if self.threads == 1 else lambda _: budget.spent()
             room = listing if number == 0 else allocate_listing(terms)
-            tuned(terms, room, allotment, mean_s, until, listed, begin_random(self.seed + 1000 * number))
-            return allotment
+            return tuned(terms, room, allotment, until, listed, begin_random(self.seed + 1000 * number))
 
         allotments = self._aside(self.threads, WARM.allotted, tune)
         return relisted(terms, listing, order, state, best_of(allotments))
@@ -181,7 +192,7 @@ class Search:
         return join(parts, self._aside(len(parts), until, anneal_part))
 
     def _aside(self, threads: int, until: float, work: Callable[[Budget, int], Result]) -> list[Result]:
-        """What *work*(budget, number) gives in each of *threads*, which share no budget; all have until the share *until*."""
+        """What *work*(budget, number) gives in each of *threads*; all have a budget until the share *until* of this one."""
         if threads == 1:
             return [work(self.budget, 0)]
         left_s, clock, budgets = self.budget.left_s(until), self.budget.clock, list[Budget]()

@@ -9,7 +9,6 @@ from scheduling.compiled import compiled
 from scheduling.queueing.reordering.evaluate import evaluate
 from scheduling.queueing.reordering.problem import Order
 from scheduling.queueing.reordering.rules import fcfs
-from scheduling.queueing.reordering.scheduler import rows_of
 from scheduling.queueing.reordering.search.annealing import (
     MIX,
     MIX_OF_FEW,
@@ -37,6 +36,7 @@ from scheduling.queueing.reordering.search.scanning import (
     scan_places,
     scan_swaps,
 )
+from scheduling.queueing.reordering.search.search import rows_of
 from scheduling.queueing.reordering.search.sequences import Sequences, Terms, order_of, terms_of
 from tests.oracles import reordering as plain
 from tests.scheduling.queueing.reordering.problems import small_problems, synthetic
