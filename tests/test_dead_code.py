@@ -29,7 +29,8 @@ BY_FRAMEWORK = {
 """Names (regular expressions) that Django and Celery look up, by module."""
 
 REGISTER_NOTHING = {"cache", "compiled", "compiled_inline", "compiled_internal", "compiled_without_gil", "contextmanager",
-                    "asynccontextmanager", "dataclass", "lru_cache", "overload", "runtime_checkable", "total_ordering"}  # fmt: skip
+                    "asynccontextmanager", "dataclass", "lru_cache", "overload", "runtime_checkable",
+                    "total_ordering"}  # fmt: skip
 """Decorators that leave it to others to use what they decorate; every other one registers it."""
 
 Modules = dict[str, tuple[str, bool]]

@@ -4,12 +4,12 @@ Problems are drawn (tests/scheduling/queueing/reordering/problems.py), with seed
 medians over seeds. A gap is of the objective (lateness, and a fifth of the fleet's time more for being late at all) to the
 best order known, of a search of `--best-s` in one thread and of all others. Budgets are in processor time of each thread,
 which other work on a machine moves less; `_s` and `_ms` are what then passed on the wall, the less of two, `_cpu` the
-processor's share in all `threads`. `first_call_s` is the first order in a new process whose kernels are on disk, `first_compile_s` the same without any. `group_400k_ms` is
-for making the groups of 400,000 waiting requests of five models anew (processor time), `group_one_us` the part of each;
-`view_1000_ms` for reading 1,000 groups on 50 instances for the Queues page (processor time);
-`kmeans_ms` is for clustering them as Algorithm 1 of QLM does (mini-batches, as many clusters as kinds of groups), and
-`kmeans_class_purity`, `kmeans_model_purity` the share of requests that are of the class or model that most of their cluster
-are of: 1 by the exact key.
+processor's share in all `threads`. `first_call_s` is the first order in a new process whose kernels are on disk,
+`first_compile_s` the same without any. `group_400k_ms` is for making the groups of 400,000 waiting requests of five models
+anew (processor time), `group_one_us` the part of each; `view_1000_ms` for reading 1,000 groups on 50 instances for the
+Queues page (processor time); `kmeans_ms` is for clustering them as Algorithm 1 of QLM does (mini-batches, as many clusters
+as kinds of groups), and `kmeans_class_purity`, `kmeans_model_purity` the share of requests that are of the class or model
+that most of their cluster are of: 1 by the exact key.
 """
 
 import argparse
