@@ -14,7 +14,7 @@ MOVES_PER_S: Final = 2e6
 class Budget:
     """Seconds of a clock; or moves and listings, which give the same answer on every machine.
 
-    *clock* may be of a thread: what `aside` gives is used in another one.
+    *clock* may be each thread's own, so each thread has a budget of its own.
     """
 
     def __init__(self, seconds: float, moves: int | None, clock: Callable[[], float]) -> None:

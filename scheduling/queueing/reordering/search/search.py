@@ -25,7 +25,7 @@ from scheduling.queueing.reordering.search.annealing import (
 )
 from scheduling.queueing.reordering.search.budget import Budget
 from scheduling.queueing.reordering.search.insertion import insert, keep
-from scheduling.queueing.reordering.search.listing import Listing, allocate_listing, best_listing
+from scheduling.queueing.reordering.search.listing import allocate_listing, best_listing
 from scheduling.queueing.reordering.search.model_listing import CHEAPER, Allotment
 from scheduling.queueing.reordering.search.parts import join, served_most, split
 from scheduling.queueing.reordering.search.relisting import relisted, shifted
@@ -105,10 +105,10 @@ class Search:
         each = self.budget.likely_moves / max(1, self.terms.movable.size)
         few = self.terms.movable.size <= FEW and each >= LONG
         scheme = COLD_FEW if few else COLD_LONG if each >= LONG else COLD
-        starts, room = [begin, self.complete(fcfs(self.terms))], allocate_listing(self.terms)
+        starts = [begin, self.complete(fcfs(self.terms))]
         for number in range(scheme.allotments):
-            starts += self._allotted(room, scheme, number)
-        if listed := best_listing(self.terms, room, self._lists(scheme), self.seed):
+            starts += self._allotted(scheme, number)
+        if listed := best_listing(self.terms, allocate_listing(self.terms), self._lists(scheme), self.seed):
             starts.append(listed)
         starts.sort(key=self.cost)
         if scheme.tried > 1:
@@ -119,21 +119,16 @@ class Search:
             starts.sort(key=self.cost)
         return self.annealed(starts[0], scheme)
 
-    def _allotted(self, room: Listing, scheme: Scheme, number: int) -> list[Order]:
+    def _allotted(self, scheme: Scheme, number: int) -> list[Order]:
         """Of searches for an allotment of queues to models, one in each thread."""
-        done = self._allots(scheme, number)
 
         def search(budget: Budget, thread: int) -> Order:
-            until = done if self.threads == 1 else lambda _: budget.spent()
-            listing, seed = (
-                room if thread == 0 else allocate_listing(self.terms),
-                self.seed + 1000 * number + 100 * thread,
-            )
-            return best_allotment(self.terms, listing, until, seed, number)
+            seed, done = self.seed + 1000 * number + 100 * thread, self._listed(budget, scheme)
+            return best_allotment(self.terms, allocate_listing(self.terms), done, seed, number)
 
-        begun = 0.0 if self.threads == 1 else self.budget.spent()
+        begun = self.budget.spent()
         end = begun + (scheme.allotted - begun) / (scheme.allotments - number)
-        return [self.complete(order) for order in self._aside(self.threads, end, search)]
+        return [self.complete(order) for order in self._in_threads(self.threads, end, search)]
 
     def warm(self, order: Order) -> Order:
         """Annealing from *order*, or, if that is cheaper, with models listed anew where there is time for it."""
@@ -145,28 +140,25 @@ class Search:
         return self.annealed(start, WARM)
 
     def _relisted(self, order: Order, state: Sequences) -> Order:
-        terms, listing, done = self.terms, allocate_listing(self.terms), self._allots(WARM, 0)
+        terms, listing = self.terms, allocate_listing(self.terms)
         allotment, listed = shifted(terms, listing, served_most(terms, order))
 
-        def tune(budget: Budget, number: int) -> Allotment:
-            until = done if self.threads == 1 else lambda _: budget.spent()
-            room = listing if number == 0 else allocate_listing(terms)
-            return tuned(terms, room, allotment, until, listed, begin_random(self.seed + 1000 * number))
+        def tune(budget: Budget, thread: int) -> Allotment:
+            random, done = begin_random(self.seed + 1000 * thread), self._listed(budget, WARM)
+            return tuned(terms, allocate_listing(terms), allotment, done, listed, random)
 
-        allotments = self._aside(self.threads, WARM.allotted, tune)
+        allotments = self._in_threads(self.threads, WARM.allotted, tune)
         return relisted(terms, listing, order, state, best_of(allotments))
 
     def cost(self, order: Order) -> float:
         """Of *order*, which has movable groups only."""
         return rows_of(self.terms, order)[1]
 
-    def _allots(self, scheme: Scheme, number: int) -> Callable[[int], float]:
-        """The share of the search for an allotment that is done after so many listings of a model."""
-        if self.budget.moves is None:
-            began = self.budget.spent()
-            end = began + (scheme.allotted - began) / (scheme.allotments - number)
-            return lambda listed: (self.budget.spent() - began) / max(1e-9, end - began)
-        listings = max(10, int(self.budget.moves * scheme.allotted / scheme.allotments / MODEL_LISTING_MOVES))
+    def _listed(self, budget: Budget, scheme: Scheme) -> Callable[[int], float]:
+        """The share of a search for an allotment, which has all of *budget*, that is done after so many listings of a model."""
+        if budget.moves is None:
+            return lambda listed: budget.spent()
+        listings = max(10, int(budget.moves * scheme.allotted / scheme.allotments / MODEL_LISTING_MOVES))
         return lambda listed: listed / listings
 
     def _lists(self, scheme: Scheme) -> Callable[[int], bool]:
@@ -189,11 +181,14 @@ class Search:
             its = Search(parts[number].terms, budget, self.unit, self.seed + 1000 * number)
             return its._annealed(parts[number].order, scheme, 1.0)
 
-        return join(parts, self._aside(len(parts), until, anneal_part))
+        return join(parts, self._in_threads(len(parts), until, anneal_part))
 
-    def _aside(self, threads: int, until: float, work: Callable[[Budget, int], Result]) -> list[Result]:
-        """What *work*(budget, number) gives in each of *threads*; all have a budget until the share *until* of this one."""
-        if threads == 1:
+    def _in_threads(self, threads: int, until: float, work: Callable[[Budget, int], Result]) -> list[Result]:
+        """What *work*(budget, number) gives in each of *threads*; all have a budget until the share *until* of this one.
+
+        A budget in moves is handed on as it is, to one.
+        """
+        if self.budget.moves is not None:
             return [work(self.budget, 0)]
         left_s, clock, budgets = self.budget.left_s(until), self.budget.clock, list[Budget]()
 
@@ -202,8 +197,11 @@ class Search:
             budgets.append(budget)
             return work(budget, number)
 
-        with ThreadPoolExecutor(threads) as pool:
-            results = list(pool.map(begin, range(threads)))
+        if threads == 1:
+            results = [begin(0)]
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                results = list(pool.map(begin, range(threads)))
         self.budget.spend(until, sum(budget.tried for budget in budgets))
         return results
 
