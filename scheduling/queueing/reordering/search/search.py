@@ -155,7 +155,7 @@ class Search:
         return rows_of(self.terms, order)[1]
 
     def _listed(self, budget: Budget, scheme: Scheme) -> Callable[[int], float]:
-        """The share of a search for an allotment, which has all of *budget*, that is done after so many listings of a model."""
+        """The share of a search for an allotment, with *budget* alone, that is done after so many listings of a model."""
         if budget.moves is None:
             return lambda listed: budget.spent()
         listings = max(10, int(budget.moves * scheme.allotted / scheme.allotments / MODEL_LISTING_MOVES))
