@@ -19,7 +19,7 @@ def make_rows(
     max_concurrent_requests: int = 256,
     model_name: str = "m",
     requests_ahead_limit: int | None = 0,
-    ordering_policy: str = "fcfs",
+    ordering_policy: str = "priority",
 ) -> None:
     """One model on an instance for each of *backends* (which have a name and a url), one tenant, one key."""
     interactive = SloClass.objects.create(
