@@ -86,7 +86,7 @@ services: .venv/ready
 
 slow: .venv/ready
 	@$(BIN)/python -m tests.compile_kernels
-	@$(BIN)/python -m pytest -q $(AGAIN) -m 'slow and not (services or vllm or e2e)' --durations 10 $(ARGS)
+	@$(BIN)/python -m pytest -q $(AGAIN) -n 2 --dist worksteal -m 'slow and not (services or vllm or e2e)' --durations 10 $(ARGS)
 
 postgres: .venv/ready
 	@$(BIN)/python -m pytest -q $(AGAIN) -m services tests/test_postgres.py $(ARGS)

@@ -161,11 +161,16 @@ class Kernel:
             if "dispatcher" in self.__dict__:
                 return self.__dict__["dispatcher"]
             folder = _folder(self.py_func.__code__.co_filename) if self._kept else None
+            options = dict(self._options)
+            if options.get("no_cpython_wrapper"):
+                from scheduling.linking import LinkedCompiler  # here: it imports Numba
+
+                options["pipeline_class"] = LinkedCompiler
             previous = config.CACHE_LOCATOR_CLASSES
             if folder is not None:  # read once, by the decorator; other users of Numba keep theirs
                 config.CACHE_LOCATOR_CLASSES = f"{__name__}.{Locator.__name__}"
             try:
-                made = numba.njit(cache=folder is not None, **self._options)(self.py_func)
+                made = numba.njit(cache=folder is not None, **options)(self.py_func)
             finally:
                 config.CACHE_LOCATOR_CLASSES = previous
             return self.__dict__.setdefault("dispatcher", made)

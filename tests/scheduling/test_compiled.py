@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from numba.core import config
 
@@ -147,3 +148,29 @@ def test_numbas_setting_is_left_as_it_was():
     kernel = compiled.compiled(lambda number: number + 1)
     assert kernel(1) == 2
     assert setting == config.CACHE_LOCATOR_CLASSES
+
+
+def test_what_only_kernels_call_is_linked_and_not_made_machine_code_of_by_itself():
+    """In another version of Numba it may be: then `scheduling.linking` is to be looked at."""
+    from scheduling.linking import LinkedLibrary
+
+    @compiled.compiled_inline
+    def twice(x):
+        return 2 * x
+
+    @compiled.compiled_internal
+    def and_one(x):
+        return twice(x) + 1
+
+    @compiled.compiled
+    def outer(values):
+        for at in range(values.size):
+            values[at] = and_one(values[at])
+
+    values = np.arange(3)
+    outer(values)
+    assert values.tolist() == [1, 3, 5]
+    for kernel, linked in ((twice, True), (and_one, True), (outer, False)):
+        libraries = [result.library for result in kernel.overloads.values()]
+        assert libraries
+        assert all(isinstance(library, LinkedLibrary) == linked for library in libraries)
