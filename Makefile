@@ -133,7 +133,7 @@ tools:
 	@{ $(BIN)/python -m pip install -q $(CONSTRAINED) uv \
 		&& $(BIN)/uv pip install -q --python $(BIN)/python $(CONSTRAINED) -e '.[dev]'; } \
 		|| { echo 'uv could not; trying pip'; $(BIN)/python -m pip install -q $(CONSTRAINED) -e '.[dev]'; }
-	@echo 'Compiling kernels for this machine (once for each version; a minute or two)'
+	@echo 'Compiling kernels for this machine (once for each version; a few minutes)'
 	@$(BIN)/python -m tests.compile_kernels
 	@touch $@
 
