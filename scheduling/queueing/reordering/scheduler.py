@@ -12,14 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from scheduling.queueing.reordering.bound import Shortage, nothing_missing, shortage
+from scheduling.queueing.reordering.budget import Budget
 from scheduling.queueing.reordering.evaluate import Score, evaluate
 from scheduling.queueing.reordering.problem import Floats, Order, Problem, begin, contiguous
 from scheduling.queueing.reordering.programme import solve
 from scheduling.queueing.reordering.rules import RULES, SEARCH, edf_earliest_completion
-from scheduling.queueing.reordering.search.budget import Budget
-from scheduling.queueing.reordering.search.search import Search, rows_of
 from scheduling.queueing.reordering.search.sequences import order_of, terms_of
 from scheduling.queueing.reordering.search.ties import by_due_time
+from scheduling.queueing.reordering.searching import Search, rows_of
 
 KAPPA = 0.2
 """Being late at all counts as this share of the time in which the fleet could serve all that waits."""

@@ -29,8 +29,8 @@ from scheduling.queueing.reordering.search.listing import LOOKED_AT, allocate_li
 from scheduling.queueing.reordering.search.model_listing import Allotment, list_model
 from scheduling.queueing.reordering.search.parts import served_most
 from scheduling.queueing.reordering.search.relisting import group_costs, relisted, shifted
-from scheduling.queueing.reordering.search.search import rows_of
 from scheduling.queueing.reordering.search.sequences import terms_of
+from scheduling.queueing.reordering.searching import rows_of
 from tests.oracles import reordering as plain
 from tests.scheduling.queueing.reordering.problems import small_problems, synthetic
 

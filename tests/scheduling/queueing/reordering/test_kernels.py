@@ -36,8 +36,8 @@ from scheduling.queueing.reordering.search.scanning import (
     scan_places,
     scan_swaps,
 )
-from scheduling.queueing.reordering.search.search import rows_of
 from scheduling.queueing.reordering.search.sequences import Sequences, Terms, order_of, terms_of
+from scheduling.queueing.reordering.searching import rows_of
 from tests.oracles import reordering as plain
 from tests.scheduling.queueing.reordering.problems import small_problems, synthetic
 

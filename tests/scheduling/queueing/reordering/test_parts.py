@@ -13,8 +13,8 @@ from scheduling.queueing.reordering.search import parts as parts_module
 from scheduling.queueing.reordering.search.allotting import best_allotment
 from scheduling.queueing.reordering.search.listing import allocate_listing
 from scheduling.queueing.reordering.search.parts import join, served_most, split
-from scheduling.queueing.reordering.search.search import rows_of
 from scheduling.queueing.reordering.search.sequences import terms_of
+from scheduling.queueing.reordering.searching import rows_of
 from tests.scheduling.queueing.reordering.problems import synthetic
 
 KAPPA_S = 60.0

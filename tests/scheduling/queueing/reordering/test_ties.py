@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scheduling.queueing.reordering.evaluate import evaluate
 from scheduling.queueing.reordering.problem import Order, Problem, begin, broken_rules
 from scheduling.queueing.reordering.scheduler import reorder
-from scheduling.queueing.reordering.search.search import rows_of
 from scheduling.queueing.reordering.search.sequences import order_of, terms_of
 from scheduling.queueing.reordering.search.ties import by_due_time
+from scheduling.queueing.reordering.searching import rows_of
 from tests.oracles import reordering as plain
 from tests.scheduling.queueing.reordering.problems import small_problems
 

@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from scheduling.queueing.reordering.budget import Budget
 from scheduling.queueing.reordering.problem import Ints, Order
 from scheduling.queueing.reordering.rules import fcfs
 from scheduling.queueing.reordering.search.allotting import (
@@ -23,7 +24,6 @@ from scheduling.queueing.reordering.search.annealing import (
     anneal,
     best_order,
 )
-from scheduling.queueing.reordering.search.budget import Budget
 from scheduling.queueing.reordering.search.insertion import insert, keep
 from scheduling.queueing.reordering.search.listing import allocate_listing, best_listing
 from scheduling.queueing.reordering.search.model_listing import CHEAPER, Allotment
