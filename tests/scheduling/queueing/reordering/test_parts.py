@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduling.queueing.reordering.problem import broken_rules
-from scheduling.queueing.reordering.scheduler import reorder
+from scheduling.queueing.reordering.scheduler import reorder, warm_up
 from scheduling.queueing.reordering.search import parts as parts_module
 from scheduling.queueing.reordering.search.allotting import best_allotment
 from scheduling.queueing.reordering.search.listing import allocate_listing
@@ -56,6 +56,7 @@ def test_a_part_that_would_be_small_is_none():
 @given(st.integers(0, 10_000), st.integers(1, 4))
 def test_threads_search_side_by_side(seed, threads):
     """Long enough that models are listed anew and there are parts; by a clock of each thread's own and by the wall's."""
+    warm_up()  # or what is compiled first takes all of the time
     problem = synthetic(20, 400, 1.1, seed)
     cold = reorder(problem, None, 0.06, seed=seed, threads=threads, clock=time.thread_time)
     warm = reorder(problem, cold.order, 0.06, seed=seed, threads=threads)
