@@ -120,7 +120,7 @@ def warm_up() -> None:
     reorder(problem, order, moves=1)
     reorder(problem, moves=1)
     whole = _Whole(problem, None, Budget(0.0, 0, time.perf_counter), 0)
-    whole.search._relisted(order, rows_of(whole.terms, order)[0])
+    whole.search.list_anew(order, rows_of(whole.terms, order)[0])
 
 
 def span_s(problem: Problem, free_s: Floats) -> float:

@@ -135,11 +135,12 @@ class Search:
         start, groups = order, self.terms.movable.size
         if groups > FEW and self.budget.likely_moves >= RELISTED * groups:
             state, cost = rows_of(self.terms, order)
-            anew = self.complete(self._relisted(order, state))
+            anew = self.complete(self.list_anew(order, state))
             start = anew if self.cost(anew) < CHEAPER * cost else order
         return self.annealed(start, WARM)
 
-    def _relisted(self, order: Order, state: Sequences) -> Order:
+    def list_anew(self, order: Order, state: Sequences) -> Order:
+        """*order*, which *state* has in rows, with the models listed anew that are cheaper so; groups may be missing."""
         terms, listing = self.terms, allocate_listing(self.terms)
         allotment, listed = shifted(terms, listing, served_most(terms, order))
 
