@@ -37,7 +37,7 @@ from tests.console.sockets import Socket
 ROLES = tuple(RANKS)
 CHOICES = [
     pytest.param(("anonymous", "member", "stranger", "viewer", "fleet_admin"), id="most"),
-    pytest.param(("newcomer", "key_manager", "operator", "fleet_admin"), id="others", marks=pytest.mark.slow),
+    pytest.param(("newcomer", "key_manager", "operator", "fleet_admin"), id="others", marks=pytest.mark.nightly),
 ]
 """Roles that ask for everything: those between whom it differs most; in the slow tests the others, and an admin."""
 IN, SIGN_IN, REFUSED, ABSENT = "gets in", "is asked to sign in", "is refused", "finds nothing"

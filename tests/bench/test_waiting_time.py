@@ -8,7 +8,7 @@ from tests.bench.waiting_time import PROFILES, estimate, summary
 SEEDS = range(2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", PROFILES)
 def test_waits_are_estimated_from_four_groups_on(name):
     correction = Correction()

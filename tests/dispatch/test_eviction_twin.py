@@ -55,8 +55,8 @@ def mixed(random, load_per_s):
     ("routing", "policies"),
     [
         ("join_shortest_queue", {}),
-        pytest.param("least_request", {"group_order": "length", "group_batches": 1.0}, marks=pytest.mark.slow),
-        pytest.param("minimum_use", {"dispatch_round_trip_s": 0.3}, marks=pytest.mark.slow),
+        pytest.param("least_request", {"group_order": "length", "group_batches": 1.0}, marks=pytest.mark.nightly),
+        pytest.param("minimum_use", {"dispatch_round_trip_s": 0.3}, marks=pytest.mark.nightly),
         ("preserve", {}),
     ],
 )

@@ -142,7 +142,7 @@ def kill_pool(process: "subprocess.Popen[bytes]") -> None:
 
 
 @pytest.mark.services
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("end", [kill, kill_pool], ids=["the worker", "its process"])
 async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatch, tmp_path, end):  # noqa: F811
     url = redis_server.url

@@ -80,7 +80,7 @@ def judged(said, came):
     }
 
 
-@pytest.mark.parametrize("instances", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("instances", [1, pytest.param(2, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("ordering", ["fcfs", "qlm"])
 async def test_waits_are_estimated_as_they_come(ordering, instances):
     said, came, interactive = served(ordering, instances)

@@ -86,7 +86,7 @@ def served(ordering, due_s, *, counted, last_s=LAST_S):
     return said, came
 
 
-@pytest.mark.parametrize(("ordering", "due_s"), [("fcfs", 3600.0), pytest.param("qlm", 13.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("ordering", "due_s"), [("fcfs", 3600.0), pytest.param("qlm", 13.0, marks=pytest.mark.nightly)])
 async def test_an_instance_that_starts_is_counted_from_when_it_is_ready(ordering, due_s):
     said, came = served(ordering, due_s, counted=True)
     result, without = judged(said, came), judged(*served(ordering, due_s, counted=False))
@@ -96,7 +96,7 @@ async def test_an_instance_that_starts_is_counted_from_when_it_is_ready(ordering
     assert result["below_p99"] > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_groups_that_are_in_time_stay_where_they_are_and_wait_as_long():
     said, came = served("qlm", 3600.0, counted=True, last_s=LAST_S + 10.0)
     result = judged(said, came)

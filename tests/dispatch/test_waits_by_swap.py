@@ -53,7 +53,7 @@ class Draining(Sharing):
         super().move(number, state)
 
 
-@pytest.mark.parametrize("seeds", [2, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [2, pytest.param(6, marks=pytest.mark.nightly)])
 async def test_drains_take_what_they_are_expected_to(seeds):
     drains = []
     for seed in range(seeds):

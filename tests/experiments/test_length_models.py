@@ -78,7 +78,7 @@ def run(folder: Path, *options: str) -> dict:
     return json.loads(out.getvalue())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_model_is_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: object) -> None:
     settings.STATE_DIR = tmp_path / "state"  # type: ignore[attr-defined]
     monkeypatch.setattr(lengths, "QUICK", Effort(tuned=32, read=48, head_epochs=2, most_tokens=24))
@@ -116,7 +116,7 @@ def test_some_models_as_a_table(tmp_path: Path) -> None:
     assert "ssjf" not in shown.split("PreServe's Table 2")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_thoroughly_an_encoder_reads_every_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengths, "THOROUGH", Effort(tuned=16, read=1_000_000, head_epochs=1, most_tokens=16))
     write(tmp_path)

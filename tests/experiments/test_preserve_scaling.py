@@ -45,7 +45,7 @@ def _short_history(monkeypatch):
     monkeypatch.setattr(sageserve, "WINDOW_S", 1800.0)  # a third of the windows to walk through
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):
     arguments = ("sageserve", *SMALL, "--strategies", "per_arrival,lt_ua,pilothouse")
     first = json.loads(run(*arguments, "--json", "--out", str(tmp_path / "deep" / "result.json")))

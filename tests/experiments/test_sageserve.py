@@ -13,7 +13,7 @@ def _short_history(monkeypatch):
     monkeypatch.setattr(sageserve, "HISTORY_WEEKS", 1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_foreknown_plans_for_the_demand_that_comes_and_keeps_its_name():
     setting = sageserve.prepare(scenes.sageserve(0.03), 0.03, 1, False, "seasonal_naive", lambda *step: None)
     came = minutes(setting.workload, setting.scene.streams, [scenes.INTERACTIVE], 0.03 * 86_400).longer(600.0)

@@ -16,7 +16,7 @@ import pytest
 from tests.supervisor.running import RunningStack
 from tests.supervisor.test_up import Address, process_id
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = [pytest.mark.services, pytest.mark.nightly]
 
 PAIR = ("llama-3-2-3b-us-west-1", "llama-3-1-8b-us-west-1")
 MODELS = ("llama-3.2-3b", "llama-3.1-8b")

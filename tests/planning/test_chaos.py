@@ -19,7 +19,7 @@ import pytest
 from tests.supervisor.running import RunningStack
 from tests.supervisor.test_up import Address
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = [pytest.mark.services, pytest.mark.nightly]
 
 WITHIN_S = 150.0
 REQUESTS = 100  # more than all instances of a model in the demo run at once

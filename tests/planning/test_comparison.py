@@ -134,7 +134,7 @@ def test_requests_come_from_their_callers_regions_and_those_not_served_are_among
     assert (requests.output_tokens[-1], requests.predicted_tokens[-1]) == (123, 123)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_strategy_has_a_line_and_more_instances_serve_better(ledger, make_instance):
     make_instance()
     row = services.compare_strategies(1.0, NOW)

@@ -424,7 +424,7 @@ QUICK = ("reactive", "preserve", "pilothouse")
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in NAMES]
 )
 def test_both_clocks_see_plan_and_move_alike(name, monkeypatch, settings):
     log = run(name, LET_GO_S.get(name, 660.0), monkeypatch, settings)
@@ -444,7 +444,7 @@ def test_both_clocks_have_the_floor_marks_of_the_model(monkeypatch, settings):
     assert sum("above 25 %" in reason for *_, reason, _ in log) >= 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_both_clocks_do_so_for_two_hours(name, monkeypatch, settings):
     assert len(run(name, 7200.0, monkeypatch, settings)) >= 10

@@ -109,7 +109,7 @@ def check(stack, until_s=HOURS_S):
         assert successor_at <= until, "some time had no plan in force"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_a_quiet_machine_they_keep_their_period(stack):
     stack.run(HOURS_S)
     check(stack)
@@ -118,7 +118,7 @@ def test_on_a_quiet_machine_they_keep_their_period(stack):
         assert stack.longest_gap_s(what, HOURS_S) <= PERIOD_S + 2 * stack.look_s
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_when_forecasts_take_longer_than_their_period(stack):
     stack.takes_s["forecasts"] = (40.0, 100.0)
     stack.run(HOURS_S)
@@ -131,7 +131,7 @@ def test_when_every_third_task_is_killed_in_the_middle(stack):
     check(stack)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_when_redis_is_away_for_most_of_a_period_again_and_again(stack):
     stack.outages = [(at, at + 45.0) for at in range(100, int(HOURS_S), 400)]
     stack.run(HOURS_S)

@@ -182,7 +182,7 @@ async def test_holding_the_queue_costs_no_throughput(transactional_db, vllm_serv
     assert e2e <= 1.15
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_over_a_long_link_no_place_stands_empty(transactional_db, emulated_server, monkeypatch):
     """0.3 s there and back, while a request takes 1 s: what is measured, and what it wins back."""
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)

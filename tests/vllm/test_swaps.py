@@ -124,9 +124,9 @@ class Worker:
 @pytest.mark.parametrize(
     ("ordering", "by_queue"),
     [
-        pytest.param("fcfs", True, id="fcfs", marks=pytest.mark.slow),
+        pytest.param("fcfs", True, id="fcfs", marks=pytest.mark.nightly),
         pytest.param("qlm", True, id="by queue"),
-        pytest.param("qlm", False, id="on demand", marks=pytest.mark.slow),
+        pytest.param("qlm", False, id="on demand", marks=pytest.mark.nightly),
     ],
 )
 async def test_models_that_share_gpus_serve_all_that_comes(

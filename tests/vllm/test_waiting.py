@@ -106,7 +106,7 @@ async def burst(served: ServedGateway, requests: int) -> None:
 @pytest.mark.parametrize(
     ("served", "least"),
     [
-        pytest.param("emulated_server", 0.97, marks=pytest.mark.slow),
+        pytest.param("emulated_server", 0.97, marks=pytest.mark.nightly),
         pytest.param("server", 0.9, marks=pytest.mark.truth),
     ],
     indirect=["served"],
@@ -171,7 +171,7 @@ async def test_interactive_requests_behind_a_backlog_are_evicted_for(served):
     await first_tokens_behind_a_backlog(served)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("served", ["emulated_server"], indirect=True)
 async def test_the_same_on_an_emulated_server(served):
     await first_tokens_behind_a_backlog(served)

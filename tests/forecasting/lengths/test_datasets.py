@@ -76,7 +76,7 @@ def test_missing_and_broken_files_are_named(tmp_path: Path) -> None:
 
 
 @real_data
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_real_sets_hold_what_they_should() -> None:
     split = read_sets(REAL)
     counts = {name: sum(each.query.tenant == name for each in split.training + split.test) for name in datasets.SETS}

@@ -119,7 +119,7 @@ def test_classes_mean_their_median_and_ordinals_round() -> None:
     assert ordinal.decode(states, names).tolist() == [90.5]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pairs_rank_long_answers_above_short_ones() -> None:
     effort = Effort(tuned=64, read=400, head_epochs=30, most_tokens=24)
     model = Pairwise(TINY, effort).fit(samples(400))
@@ -129,7 +129,7 @@ def test_pairs_rank_long_answers_above_short_ones() -> None:
     assert tokens[long].mean() > tokens[~long].mean()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pairs_break_ties_within_a_class_and_leave_classes_in_order() -> None:
     effort = Effort(tuned=64, read=400, head_epochs=30, most_tokens=24)
     model = TiesBroken(TINY, effort).fit(samples(400))

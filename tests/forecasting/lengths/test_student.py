@@ -88,7 +88,7 @@ def test_files_of_others_are_refused(student: Student, tmp_path: Path) -> None:
         Student.load(tmp_path / "broken.npz")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_predicts_and_learns_from_features_without_text(student: Student) -> None:
     test = samples(80, seed=4)
     blank = [dataclasses.replace(sample.query, text="", prompt_tokens=0) for sample in test]
@@ -114,7 +114,7 @@ def test_it_goes_on_from_what_it_knows_and_takes_in_new_names(student: Student) 
     assert more.vocabulary.fingerprint == student.vocabulary.fingerprint
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_cut_answer_counts_as_at_least_so_long(few_steps: None) -> None:
     limited = [
         Sample(dataclasses.replace(each.query, max_tokens=20), min(each.output_tokens, 20)) for each in samples(300)

@@ -140,7 +140,7 @@ def servegen(name, quantity):
     return without_partial(Series(0.0, 600.0, np.array(rates), name))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["m-small", "m-mid"])
 @pytest.mark.parametrize("quantity", ["prompt", "output"])
 def test_ours_is_best_on_public_demand_and_its_bands_hold(name, quantity):

@@ -68,7 +68,7 @@ def taught():
         yield model
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_learns_a_wave():
     model = MlstmModel()
     model.fit(wave(432), 48)

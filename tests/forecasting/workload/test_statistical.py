@@ -132,7 +132,7 @@ def test_a_search_that_fails_leaves_exponential_smoothing(monkeypatch):
     assert np.isfinite(model.path(5)).all()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_search_finds_the_season_of_short_days():
     model = SeasonalArimaModel()
     model.fit(daily(20, 21_600.0, noise=0.05).tokens_per_s, 4)

@@ -5,7 +5,7 @@ import pytest
 from tests.scheduling.simulation.shared_gpus import simulated
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("per_s", "slo_s"), [((2.0, 2.0), (30.0, 300.0)), ((2.5, 2.5), (60.0, 120.0)), ((2.2, 2.2), (90.0, 90.0))]
 )

@@ -112,7 +112,7 @@ def ledger_of(start: Start) -> list[LedgerRow]:
     return list(LedgerRow.objects.filter(arrived_at__gte=start.at).order_by("arrived_at", "pk"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("ordering", ["fcfs", "qlm"])
 async def test_a_fork_does_what_the_fleet_did(transactional_db, monkeypatch, ordering):
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.5)

@@ -123,16 +123,16 @@ def fork_and_go_on(
     ("routing", "ordering", "options"),
     [
         ("join_shortest_queue", "fcfs", {}),
-        pytest.param("join_shortest_queue", "ssjf", {"at_s": 133.77}, marks=pytest.mark.slow),
+        pytest.param("join_shortest_queue", "ssjf", {"at_s": 133.77}, marks=pytest.mark.nightly),
         ("join_shortest_queue", "qlm", {}),
-        pytest.param("join_shortest_queue", "qlm", {"at_s": 133.77, "per_s": 2.5}, marks=pytest.mark.slow),
+        pytest.param("join_shortest_queue", "qlm", {"at_s": 133.77, "per_s": 2.5}, marks=pytest.mark.nightly),
         ("join_shortest_queue", "qlm", {"at_s": 151.3, "per_s": 2.5, "evictions": 2}),
-        pytest.param("least_request", "slack", {"at_s": 140.5}, marks=pytest.mark.slow),
+        pytest.param("least_request", "slack", {"at_s": 140.5}, marks=pytest.mark.nightly),
         ("join_shortest_queue", "fcfs", {"blocks": 60}),
         ("preserve", "priority", {}),
         ("preserve", "ssjf", {"at_s": 133.77, "ahead": None, "per_s": 2.5}),
-        pytest.param("join_shortest_queue", "qlm", {"evictions": 2, "after_s": LONG_S}, marks=pytest.mark.slow),
-        pytest.param("preserve", "ssjf", {"ahead": None, "after_s": LONG_S}, marks=pytest.mark.slow),
+        pytest.param("join_shortest_queue", "qlm", {"evictions": 2, "after_s": LONG_S}, marks=pytest.mark.nightly),
+        pytest.param("preserve", "ssjf", {"ahead": None, "after_s": LONG_S}, marks=pytest.mark.nightly),
     ],
 )
 def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
@@ -156,7 +156,7 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
 
 @pytest.mark.parametrize(
     ("ordering", "at_s", "per_s"),
-    [("fcfs", 135.7, 0.9), ("qlm", 151.1, 0.9), pytest.param("ssjf", 135.7, 0.9, marks=pytest.mark.slow)],
+    [("fcfs", 135.7, 0.9), ("qlm", 151.1, 0.9), pytest.param("ssjf", 135.7, 0.9, marks=pytest.mark.nightly)],
 )
 def test_prompts_in_several_chunks_go_on_where_they_were(db, ordering, at_s, per_s):
     """No engine says how far they are: it is found from when it gave tokens, and every decision is the same again."""

@@ -13,7 +13,7 @@ import pytest
 from tests.simulation.whatif import rows
 from tests.simulation.whatif.workers import Place, place
 
-pytestmark = [pytest.mark.services, pytest.mark.slow]
+pytestmark = [pytest.mark.services, pytest.mark.nightly]
 BODY = {
     "begin": {"kind": "synthetic", "scenario": rows.start()["scenario"] | {"demand": {"duration_h": 3}}},
     "horizon_s": 7200,

@@ -5,7 +5,7 @@ import pytest
 from tests.bench import queue
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_bench_states_what_it_is_asked_for():
     result = queue.run(argparse.Namespace(seeds=1, best_s=1.0, compile=False))
     asked = (

@@ -94,7 +94,7 @@ def test_prefixes_of_real_conversations_agree():
     assert result.counters["prefix_hit_tokens"] > 20_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", LOADS)
 def test_every_latency_and_decision_agrees_on_many_more(kind):
     every_one_agrees(kind, MANY)

@@ -149,13 +149,13 @@ def test_goes_on_under_each_policy(policies):
         assert seen["groups"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_more_go_on(kind):
     every_one_goes_on(kind, MANY)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("policies", POLICIES)
 def test_many_more_go_on_under_each_policy(policies):
     for kind in KINDS:
