@@ -147,6 +147,8 @@ class Kernel:
         return self._call(*arguments, **named)
 
     def _first_call(self, *arguments: Any, **named: Any) -> Any:
+        if not self._kept and self.dispatcher is not self.py_func:  # Numba would end the process
+            raise TypeError(f"{self.py_func.__name__} is for compiled callers only; py_func is the plain function")
         self._call = self.dispatcher
         return self._call(*arguments, **named)
 
@@ -155,6 +157,10 @@ class Kernel:
         """What Numba made of it: compiled code by types of arguments. Without compilation, the function itself."""
         import numba
         import numba.core.config
+        from numba.core.dispatcher import Dispatcher
+
+        import scheduling.struct_type  # noqa: F401 (tells Numba of the structs of arrays)
+        from scheduling.linking import LinkedCompiler, widen_calls
 
         config: Any = numba.core.config
         with IN_NUMBA:
@@ -163,8 +169,6 @@ class Kernel:
             folder = _folder(self.py_func.__code__.co_filename) if self._kept else None
             options = dict(self._options)
             if options.get("no_cpython_wrapper"):
-                from scheduling.linking import LinkedCompiler  # here: it imports Numba
-
                 options["pipeline_class"] = LinkedCompiler
             previous = config.CACHE_LOCATOR_CLASSES
             if folder is not None:  # read once, by the decorator; other users of Numba keep theirs
@@ -173,6 +177,8 @@ class Kernel:
                 made = numba.njit(cache=folder is not None, **options)(self.py_func)
             finally:
                 config.CACHE_LOCATOR_CLASSES = previous
+            if isinstance(made, Dispatcher):  # not without compilation
+                widen_calls(made)
             return self.__dict__.setdefault("dispatcher", made)
 
     @property

@@ -1,16 +1,19 @@
-"""How functions that only other kernels call are compiled: made ready to be linked, and no more.
+"""How functions that kernels call are compiled: once for all integers, and where Python cannot call them only to be linked.
 
 Numba optimises every function with all that is linked into it, and makes machine code of it. One that is inlined eight calls
 deep is so optimised eight times, and the machine code of all but the last is never run. Here what Python cannot call
 (`compiled.INTERNAL`) is left as it was lowered; the kernel that Python calls is optimised with all of it. The simulator's
 loop takes much less time to compile so, and none more to run.
 
+Numba compiles a function for each set of types that it is called with, and to it 0, -1, an element of an int32 array and an
+int64 are four types. Here a call passes them all as int64.
+
 These classes of Numba are not public: a test says when they are no longer what a kernel is compiled by.
 """
 
 from typing import Any
 
-from numba.core import compiler
+from numba.core import compiler, types
 from numba.core.codegen import JITCodeLibrary
 
 
@@ -47,3 +50,21 @@ class LinkedCompiler(compiler.Compiler):
 
     def __init__(self, typingctx: Any, targetctx: Any, library: Any, *rest: Any) -> None:
         super().__init__(typingctx, targetctx, library or LinkedLibrary(targetctx.codegen(), "linked"), *rest)
+
+
+def widen_calls(dispatcher: Any) -> None:
+    """Let kernels that call *dispatcher* pass signed integers as int64 and truth values as boolean, constants included."""
+    resolve = dispatcher.get_call_template
+
+    def get_call_template(args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:
+        return resolve(tuple(map(_wide, args)), {name: _wide(kind) for name, kind in kws.items()})
+
+    dispatcher.get_call_template = get_call_template
+
+
+def _wide(kind: types.Type) -> types.Type:
+    if isinstance(kind, types.Integer) and kind.signed:  # type: ignore[attr-defined]
+        return types.int64
+    if isinstance(kind, types.Boolean):
+        return types.boolean
+    return kind

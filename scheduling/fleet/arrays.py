@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
 from scheduling.lookahead.rule import LookAheadRule
+from scheduling.struct_of_arrays import struct_of_arrays
 
 EMPTY = -1
 COEFFICIENTS: Final = 7
@@ -21,6 +22,7 @@ TRIP_COLUMNS: Final = 5
 """Of a row of `round_trips`; `allowance` says which."""
 
 
+@struct_of_arrays
 class FleetArrays(NamedTuple):
     """Live load and limits of every instance slot."""
 
@@ -60,6 +62,7 @@ class FleetArrays(NamedTuple):
     """instances x fields of `LookAheadRule`: how far it is looked ahead, and what is too much then."""
 
 
+@struct_of_arrays
 class EndpointArrays(NamedTuple):
     """Which instances serve an endpoint, and the state of its router."""
 

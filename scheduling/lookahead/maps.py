@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
+from scheduling.struct_of_arrays import struct_of_arrays
 
 NONE: Final = -1
 FREE: Final = 0
 
 
+@struct_of_arrays
 class LookAhead(NamedTuple):
     """The maps of all instances, and the requests in them by *slot*."""
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline, compiled_internal, record
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, memory_tokens
+from scheduling.struct_of_arrays import struct_of_arrays
 
 NONE: Final = -1
 CLASSES: Final = 16
@@ -77,6 +78,7 @@ QUEUE = record([("first", np.int32), ("last", np.int32), ("groups", np.int32)])
 """By virtual queue: first and last group, -1 for none, and how many there are."""
 
 
+@struct_of_arrays
 class GroupArrays(NamedTuple):
     """All groups, and the virtual queues that they stand in."""
 

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
 from scheduling.queueing.groups import GroupArrays, allocate_groups, grow_groups, join, kind_of, quit_group
+from scheduling.struct_of_arrays import struct_of_arrays
 
 FREE_COUNT: Final = 0
 NEXT_SEQUENCE: Final = 1
 
 
+@struct_of_arrays
 class WaitingArrays(NamedTuple):
     """Requests by slot, and the heaps of slots by endpoint."""
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
 from scheduling.fleet.arrays import FleetArrays, memory_tokens
+from scheduling.struct_of_arrays import struct_of_arrays
 
 NONE: Final = -1
 STEADY: Final = 16
@@ -33,6 +34,7 @@ USES: Final = 0
 BLOCK_TOKENS: Final = 1
 
 
+@struct_of_arrays
 class Affinity(NamedTuple):
     """The index, and the noted blocks of the requests that wait."""
 

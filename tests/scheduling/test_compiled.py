@@ -114,7 +114,8 @@ def test_a_second_checkout_compiles_nothing_again(tmp_path, users):
         (folder / "scheduling").mkdir()
         (folder / "scheduling/__init__.py").write_text("")
         (folder / "package/__init__.py").write_text("")
-        shutil.copy(compiled.__file__, folder / "scheduling")
+        for source in ("compiled", "linking", "struct_of_arrays", "struct_type"):
+            shutil.copy(Path(compiled.__file__).with_name(f"{source}.py"), folder / "scheduling")
         (folder / "package/part.py").write_text("ONE = 1\n")
         (folder / "package/kernels.py").write_text(
             "from package.part import ONE\nfrom scheduling.compiled import compiled\n\n"

@@ -10,10 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.struct_of_arrays import struct_of_arrays
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+@struct_of_arrays
 class Problem(NamedTuple):
     """N request groups, Q virtual queues of T types (a type is what serves alike: GPU type, TP), M models."""
 
@@ -55,6 +58,7 @@ class Problem(NamedTuple):
         return change
 
 
+@struct_of_arrays
 class Order(NamedTuple):
     """The groups of each queue, first to last: queue q has groups[first[q]:first[q + 1]]."""
 

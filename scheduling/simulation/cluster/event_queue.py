@@ -13,8 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline, index
+from scheduling.struct_of_arrays import struct_of_arrays
 
 
+@struct_of_arrays
 class EventTree(NamedTuple):
     """Twice as many places as there are leaves, a power of two: place 1 is what happens next, p is over 2p and 2p + 1."""
 

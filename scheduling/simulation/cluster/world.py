@@ -14,6 +14,7 @@ from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.prefix_affinity import Affinity
 from scheduling.simulation.cluster.event_queue import EventTree
 from scheduling.simulation.engine.state import EngineArrays
+from scheduling.struct_of_arrays import struct_of_arrays
 
 
 class State(IntEnum):
@@ -200,6 +201,7 @@ CHANGE = record(
 """One change of an instance's state. (No bytes between fields: a copy would leave them as they happen to be.)"""
 
 
+@struct_of_arrays
 class LifeArrays(NamedTuple):
     """The states of all instances. `changes` alters them."""
 
@@ -217,6 +219,7 @@ class LifeArrays(NamedTuple):
     """SWAP_GROUP records; one that nobody belongs to where no GPUs are shared."""
 
 
+@struct_of_arrays
 class Arrivals(NamedTuple):
     """What the engine reads of the requests. A column of one element holds for all of them."""
 
@@ -231,6 +234,7 @@ class Arrivals(NamedTuple):
     hold_s: NDArray[np.float64]
 
 
+@struct_of_arrays
 class World(NamedTuple):
     """All arrays of a simulation."""
 

@@ -16,6 +16,7 @@ from scheduling.lookahead.maps import LookAhead
 from scheduling.lookahead.maps import allocate as allocate_ahead
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.workload.requests import Requests
+from scheduling.struct_of_arrays import struct_of_arrays
 
 NONE: Final = -1
 
@@ -156,6 +157,7 @@ SEQUENCE = record(
 """One request on an instance."""
 
 
+@struct_of_arrays
 class CacheArrays(NamedTuple):
     """Every instance's prefix cache; of next to nothing when no instance has one."""
 
@@ -170,6 +172,7 @@ class CacheArrays(NamedTuple):
     hashes: NDArray[np.int64]
 
 
+@struct_of_arrays
 class EngineArrays(NamedTuple):
     """Every instance's engine."""
 

@@ -33,6 +33,7 @@ from scheduling.queueing.reordering.search.scanning import (
     spread,
 )
 from scheduling.queueing.reordering.search.sequences import Sequences, Terms
+from scheduling.struct_of_arrays import struct_of_arrays
 
 LONGEST_RUN = 8
 """Groups in a run that a move takes at most, but in tails."""
@@ -51,6 +52,7 @@ MODEL_STEP = 512
 processor's first cache then."""
 
 
+@struct_of_arrays
 class Mix(NamedTuple):
     """How often which move is tried."""
 
@@ -75,6 +77,7 @@ MIX_OF_FEW = Mix(np.cumsum([0.04, 0.03, 0.15, 0.1, 0.35, 0.31, 0.02]))
 """Where there are few groups: scans have little to look at, and most of the cost may be swaps of models."""
 
 
+@struct_of_arrays
 class Best(NamedTuple):
     """The best order met, in rows as in `Sequences`."""
 

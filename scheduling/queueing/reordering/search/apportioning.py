@@ -17,6 +17,7 @@ from scheduling.queueing.reordering.search.annealing import PATIENCE, below, dra
 from scheduling.queueing.reordering.search.listing import Listing
 from scheduling.queueing.reordering.search.model_listing import CHEAPER, Allotment, list_queues
 from scheduling.queueing.reordering.search.sequences import Terms
+from scheduling.struct_of_arrays import struct_of_arrays
 
 SLOTS: Final = 1 << 14
 """Room for costs that are remembered; two thirds of it is used."""
@@ -26,6 +27,7 @@ MOST_RETURNED: Final = 4
 """Queues of another type that this one gives at the most; a power of two."""
 
 
+@struct_of_arrays
 class Apportionment(NamedTuple):
     """How many queues of each type serve each model, and what is remembered of what that costs."""
 

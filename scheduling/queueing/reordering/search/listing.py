@@ -14,6 +14,7 @@ import numpy as np
 from scheduling.compiled import compiled, compiled_inline
 from scheduling.queueing.reordering.problem import Floats, Ints, Order
 from scheduling.queueing.reordering.search.sequences import Terms
+from scheduling.struct_of_arrays import struct_of_arrays
 
 LOOKED_AT = 24
 """Groups of each model that a free queue chooses from, by deadline."""
@@ -28,6 +29,7 @@ STEP = 0.35
 """Standard deviation of a mutation, at the median: each has its own, log-normal."""
 
 
+@struct_of_arrays
 class Listing(NamedTuple):
     """An order as it is built: the groups in the order they were chosen in, and their queues; and room to work.
 

@@ -13,6 +13,7 @@ from scheduling.compiled import compiled, compiled_internal, index
 from scheduling.queueing.reordering.problem import Floats, Ints
 from scheduling.queueing.reordering.search.listing import LOOKED_AT, Listing
 from scheduling.queueing.reordering.search.sequences import Terms
+from scheduling.struct_of_arrays import struct_of_arrays
 
 CHEAPER = 1.0 - 1e-9
 """What costs more than this share of the other costs as much: live and simulated costs differ by their rounding."""
@@ -22,6 +23,7 @@ GIVE_UP = 1.5
 """What a late group loses then, by the root of that scale."""
 
 
+@struct_of_arrays
 class Allotment(NamedTuple):
     """Which model each queue serves, how groups are listed, and what that costs."""
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline
 from scheduling.queueing.reordering.search.sequences import Sequences, Terms
+from scheduling.struct_of_arrays import struct_of_arrays
 
 NONE = np.int32(2**31 - 1)
 """Where nothing costs as little as it may."""
@@ -25,6 +26,7 @@ OFFSETS = PATIENCES - MOST_LOOKED_AT
 START, PAID, SERVED, SLOPE, RISE, RISE_WEIGHT, RISE_COST, FALL, FALL_WEIGHT, FALL_COST, SECOND, SECOND_COST = range(12)
 
 
+@struct_of_arrays
 class Lanes(NamedTuple):
     """R movable groups by rank, as scans read them."""
 

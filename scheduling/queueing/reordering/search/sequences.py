@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import compiled, compiled_inline, record
 from scheduling.queueing.reordering.problem import Floats, Ints, Order, Problem
+from scheduling.struct_of_arrays import struct_of_arrays
 
 GROUP = record([("service", np.float64), ("offset", np.float64), ("weight", np.float64), ("model", np.int64)])
 """A group as queues of one type see it: fields as in `Terms`."""
@@ -32,6 +33,7 @@ POSITION = record(
 PLACE = record([("queue", np.int32), ("position", np.int32)])
 
 
+@struct_of_arrays
 class Terms(NamedTuple):
     """A problem as kernels read it; groups that are fixed or held are already served and not among `movable`."""
 
@@ -69,6 +71,7 @@ class Terms(NamedTuple):
     """(1,): price of the square of a queue's end: where nothing is late, few swaps and even queues are better."""
 
 
+@struct_of_arrays
 class Sequences(NamedTuple):
     """An order, in rows of one length; `length` says how much of each counts."""
 
