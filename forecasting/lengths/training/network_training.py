@@ -143,7 +143,7 @@ def loss(rows: Rows, logs: Floats) -> tuple[float, Floats]:
     counts = (miss >= 0) | ~rows.cut[:, None]
     weights = np.exp(LONG_COUNT_MORE * logs[:, MEDIAN])
     weights /= weights.sum()
-    slope = np.where(miss > 0, LEVELS, LEVELS - 1) * counts
+    slope: Floats = np.where(miss > 0, LEVELS, LEVELS - 1) * counts
     each = (slope * miss).mean(axis=1)
     return float(each @ weights), -slope * (weights[:, None] / len(LEVELS))
 
@@ -154,7 +154,8 @@ def lesson_loss(rows: Rows, logs: Floats) -> tuple[float, Floats]:
     off = logs - rows.lesson
     near = np.abs(off) < SMOOTH_WITHIN
     each = np.where(near, off * off / (2 * SMOOTH_WITHIN), np.abs(off) - SMOOTH_WITHIN / 2)
-    return float(each.mean()), np.where(near, off / SMOOTH_WITHIN, np.sign(off)) / np.float32(off.size)
+    slope: Floats = np.where(near, off / SMOOTH_WITHIN, np.sign(off))
+    return float(each.mean()), slope / np.float32(off.size)
 
 
 def backward(made: Pass, by_logs: Floats) -> Weights:

@@ -75,7 +75,7 @@ def train(
     cut = np.array([sample.query.max_tokens is not None and sample.output_tokens >= sample.query.max_tokens
                     for sample in samples])  # fmt: skip
     held = _held_out(samples, features, np.random.default_rng(student.seed))
-    rows = Rows(
+    known = Rows(
         scaling(measures),
         model_rows,
         tenant_rows,
@@ -90,10 +90,13 @@ def train(
     everyone = np.arange(len(samples))
     with threadpool_limits(1):  # small products: more threads only wait for one another
         student.networks = [
-            _network(start, rows, bags, held, epochs, fresh, student.seed + place) for place, start in enumerate(starts)
+            _network(start, known, bags, held, epochs, fresh, student.seed + place)
+            for place, start in enumerate(starts)
         ]
         whole = [bag.batch(everyone) for bag in bags]
-        middle = np.mean([forward(each, rows, whole).logs[:, MEDIAN] for each in student.networks], axis=0, dtype=float)
+        middle = np.mean(
+            [forward(each, known, whole).logs[:, MEDIAN] for each in student.networks], axis=0, dtype=float
+        )
     if student.trees:
         weights = np.exp(LONG_COUNT_MORE * np.clip(middle, 0.0, None))
         before = student.stages[:1]
