@@ -37,7 +37,7 @@ def forecaster_named(name: str) -> str:
     if name not in (ORACLE, RECENT, *FORECASTERS):
         raise ValueError(f"must be one of {', '.join((ORACLE, RECENT, *FORECASTERS))}, not {name!r}")
     if reason := rests(name):
-        raise ValueError(f"is {name}. {reason}")
+        raise ValueError(reason)
     return name
 
 

@@ -49,6 +49,7 @@ class Command(BaseCommand):
     @staticmethod
     def _run(experiment: Experiment, options: dict[str, Any]) -> Result:
         settings = experiment.settings(options)
+        experiment.check_installed(settings)
         with progress(quiet=options["json"]) as report:
             return {"command": command_line(experiment, settings), **experiment.run(settings, report)}
 
