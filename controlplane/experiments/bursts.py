@@ -21,7 +21,7 @@ from controlplane.experiments.experiment import (
 from controlplane.experiments.shared.measures import rounded
 from controlplane.experiments.shared.scenes import INTERACTIVE, two_models
 from controlplane.terminal import Column, table
-from forecasting.workload import FORECASTERS
+from forecasting.workload import FORECASTERS, rests
 
 STRATEGIES: Final = tuple(name for name in sageserve.STRATEGIES if name not in sageserve.PAPERS)
 CAPABILITIES: Final = ("smooth", "bursts")
@@ -41,7 +41,7 @@ class Bursts(Experiment):
         SCALE,
         SEED,
         Option("strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True),
-        Option("forecaster", "of all strategies", "ets", among=tuple(FORECASTERS)),
+        Option("forecaster", "of all strategies", "ets", among=tuple(FORECASTERS), rests=rests),
     )
 
     def run(self, settings: Settings, progress: Progress) -> Result:

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal
 
 from rich.console import Console
 
+from forecasting.models_extra import ModelsExtraMissing
+
 Progress = Callable[[str, int, int], None]
 """Called with the step, how much of it is done, and of how much."""
 Settings = Mapping[str, Any]
@@ -34,6 +36,8 @@ class Option:
     at_most: float = math.inf
     group: str = ""
     """At most one option of a group may be given."""
+    rests: Callable[[str], str] | None = None
+    """Why a value of `among` cannot be had here; empty if it can."""
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
         """Declare the option on an argparse parser or group."""
@@ -93,6 +97,14 @@ class Experiment(ABC):
         """Check *values* by option and add defaults. Raise ValueError for a value that is not allowed."""
         by_key = {option.name.replace("-", "_"): option for option in self.options}
         return {key: option.parse(values.get(key, option.default)) for key, option in by_key.items()}
+
+    def check_installed(self, settings: Settings) -> None:
+        """Raise ModelsExtraMissing where *settings* name what rests without the models extra."""
+        for option in self.options:
+            value = settings[option.name.replace("-", "_")]
+            for name in value if option.several else [value]:
+                if option.rests is not None and (reason := option.rests(name)):
+                    raise ModelsExtraMissing(reason)
 
     @abstractmethod
     def run(self, settings: Settings, progress: Progress) -> Result:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Option, Progress, Result, Settings
 from controlplane.terminal import Column, table
-from forecasting.lengths import MODELS
+from forecasting.lengths import MODELS, rests
 from forecasting.lengths.models.ours import Ours
 from forecasting.lengths.models.proxy import Effort, Proxy
 from forecasting.lengths.models.student import Student
@@ -233,7 +233,7 @@ class LengthModels(Experiment):
     options = (
         DATA,
         SEED,
-        Option("strategies", "models, separated by commas (default all)", among=ORDER, several=True),
+        Option("strategies", "models, separated by commas (default all)", among=ORDER, several=True, rests=rests),
         Option("encoder", "minilm, a folder or a name on the Hugging Face hub", MINILM),
         Option("quick", "fewer samples for encoders, smaller test", flag=True, default=False, group="effort"),
         Option("thorough", "encoders read all prompts; takes hours", flag=True, default=False, group="effort"),

@@ -35,7 +35,7 @@ from controlplane.experiments.shared.memory_scaling import HybridByMemory, React
 from controlplane.experiments.shared.planner import Expected, planner
 from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene, preserve
 from controlplane.terminal import Column, table
-from forecasting.workload import FORECASTERS
+from forecasting.workload import FORECASTERS, rests
 from scheduling.planning.bursts import arrival_cv
 from scheduling.planning.capacity import Capability
 from scheduling.scaling import FLOOR, ByEndpoint, make_strategy
@@ -290,7 +290,13 @@ class PreserveScaling(Experiment):
         SCALE,
         SEED,
         Option("strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True),
-        Option("forecaster", "of prompt and output tokens; mlstm is the paper's", "mlstm", among=tuple(FORECASTERS)),
+        Option(
+            "forecaster",
+            "of prompt and output tokens; mlstm is the paper's",
+            "mlstm",
+            among=tuple(FORECASTERS),
+            rests=rests,
+        ),
     )
 
     def run(self, settings: Settings, progress: Progress) -> Result:

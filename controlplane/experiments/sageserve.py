@@ -36,7 +36,7 @@ from controlplane.experiments.shared.planner import Expected, planner
 from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene
 from controlplane.experiments.shared.scenes import sageserve as sageserve_scene
 from controlplane.terminal import Column, table
-from forecasting.workload import BEST, FORECASTERS
+from forecasting.workload import BEST, FORECASTERS, rests
 from scheduling.planning.advisor import SimulatedPlanner
 from scheduling.planning.bursts import POISSON_CV, arrival_cv
 from scheduling.planning.capacity import Capability
@@ -219,7 +219,9 @@ class SageServe(Experiment):
         Option("strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True),
         Option("demand", "plain, bursts or both", "both", among=("plain", "bursts", "both")),
         Option("no-floor", "plans alone, without the reactive floor, as in the paper", flag=True, default=False),
-        Option("forecaster", "of prompt and output tokens, for all strategies", BEST, among=tuple(FORECASTERS)),
+        Option(
+            "forecaster", "of prompt and output tokens, for all strategies", BEST, among=tuple(FORECASTERS), rests=rests
+        ),
     )
 
     def run(self, settings: Settings, progress: Progress) -> Result:

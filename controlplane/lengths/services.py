@@ -22,7 +22,7 @@ from controlplane.fleet.models import Model
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.tuning.selectors import tuned
-from forecasting.lengths import ON_ENCODER, LengthModel, Student
+from forecasting.lengths import ON_ENCODER, LengthModel, Student, rests
 from forecasting.lengths.service.subprocess_server import check
 
 ACTOR = "length service"
@@ -54,26 +54,29 @@ class Assigned(NamedTuple):
 
 
 def in_use() -> InUse:
-    """The active version; the bundled student without one."""
+    """The active version; the bundled student without one, and where it rests."""
     active = selectors.active_version()
-    return used(active) if active else BUNDLED
+    return used(active) if active and not rests(active.kind) else BUNDLED
 
 
 def assigned() -> Assigned:
     """A model that names a kind is served by the newest version of it that is not rejected, the active one first.
 
-    Of a kind without any, the version in use predicts. A version that models name is no shadow any more: it answers.
+    Of a kind without any, and of one that rests, the version in use predicts. A version that models name is no shadow any
+    more: it answers. One that rests does not predict in shadow either.
     """
     active = in_use()
     named = dict(Model.objects.exclude(length_model="").values_list("name", "length_model"))
     newest = {active.kind: active}
     for row in LengthVersion.objects.exclude(state=VersionState.REJECTED).order_by("-number"):
-        newest.setdefault(row.kind, used(row))
+        if not rests(row.kind):
+            newest.setdefault(row.kind, used(row))
     newest.setdefault(BUNDLED.kind, BUNDLED)
     of_model = {model: newest[kind] for model, kind in named.items() if kind in newest}
     shadows = LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number")
     answering = set(of_model.values())
-    return Assigned(active, tuple(one for row in shadows if (one := used(row)) not in answering), of_model)
+    predicting = [used(row) for row in shadows if not rests(row.kind)]
+    return Assigned(active, tuple(one for one in predicting if one not in answering), of_model)
 
 
 def used(version: LengthVersion) -> InUse:

@@ -8,6 +8,7 @@ in the shadow or, if it is worse on them than the version that it would follow, 
 import logging
 import zlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from controlplane.lengths.files import read_samples
 from controlplane.lengths.models import LengthSample, LengthVersion, VersionState
 from controlplane.lengths.services import ACTOR, InUse, add, in_use, used
 from controlplane.tuning.selectors import tuned
-from forecasting.lengths import MODELS, LengthModel, LengthQuery, Sample, Student, bundled, score
+from forecasting.lengths import MODELS, ON_ENCODER, LengthModel, LengthQuery, Sample, Student, bundled, rests, score
 from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
 from forecasting.lengths.models.ours import Ours
 from forecasting.lengths.models.proxy import Effort, Proxy
@@ -60,12 +61,11 @@ class How:
 def train(now: datetime, actor: User | str = ACTOR, reason: str = "", how: How | None = None) -> LengthVersion:
     """Train a version as *how* says, store it and put it into the shadow, or reject it at once.
 
-    Raises ActionError when there are too few samples, saying of which sort, EncoderMissing without the encoder, and
-    ValueError for a file that cannot be read.
+    Raises ActionError for a kind that rests and when there are too few samples, saying of which sort, EncoderMissing without
+    the encoder, and ValueError for a file that cannot be read.
     """
     how = how or How()
-    if how.kind not in MODELS:
-        raise ActionError(f"There is no length model {how.kind!r}; there are: {', '.join(MODELS)}.")
+    _check_kind(how.kind)
     if how.kind == STUDENT and how.file is None:
         return _train_student(now, actor, reason)
     samples = read_samples(how.file) if how.file else stored(how.kind)
@@ -75,11 +75,12 @@ def train(now: datetime, actor: User | str = ACTOR, reason: str = "", how: How |
     learnt = [sample for sample in samples if not _held_out(_key(sample))]
     if not held_out or not learnt:
         raise ActionError("The samples are all of one prompt: there is nothing to learn from them.")
+    active, before = in_use(), incumbent(how.kind)
+    on_encoder = not ON_ENCODER.isdisjoint({how.kind, active.kind})
     model = new_model(how)
-    with torch_threads(settings.LENGTH_TORCH_THREADS):
+    with torch_threads(settings.LENGTH_TORCH_THREADS) if on_encoder else nullcontext():
         model.fit(learnt)
         measures: dict[str, Any] = measured(model, held_out)
-        active, before = in_use(), incumbent(how.kind)
         measures |= {"held_out": len(held_out), "active": active.name, "active_mae": _mae(active, held_out)}
         mae_before = None if before is None else _mae(before, held_out)
     worse = ""
@@ -89,12 +90,18 @@ def train(now: datetime, actor: User | str = ACTOR, reason: str = "", how: How |
 
 
 def check_samples(kind: str) -> None:
-    """Raise ActionError where there is no such kind, or too few samples that it can learn from."""
-    if kind not in MODELS:
-        raise ActionError(f"There is no length model {kind!r}; there are: {', '.join(MODELS)}.")
+    """Raise ActionError where there is no such kind, it rests, or there are too few samples that it can learn from."""
+    _check_kind(kind)
     count = rows_for(kind).count()
     if count < tuned().LENGTH_TRAIN_SAMPLES:
         raise ActionError(_too_few(kind, count, None))
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in MODELS:
+        raise ActionError(f"There is no length model {kind!r}; there are: {', '.join(MODELS)}.")
+    if reason := rests(kind):
+        raise ActionError(reason)
 
 
 def due(now: datetime) -> list[str]:
@@ -107,6 +114,8 @@ def due(now: datetime) -> list[str]:
 
 def _due(kind: str, now: datetime) -> bool:
     newest = LengthVersion.objects.filter(kind=kind).order_by("-number").first()
+    if rests(kind):
+        return False
     if newest is not None and (now - newest.trained_at).total_seconds() < 0.9 * tuned().LENGTH_TRAIN_EVERY_S:
         return False
     enough: int = tuned().LENGTH_TRAIN_SAMPLES

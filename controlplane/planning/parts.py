@@ -13,15 +13,17 @@ from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.planning.execution import strategies
 from controlplane.planning.titles import title_of
 from controlplane.tuning.selectors import choices_of
+from forecasting import lengths
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """*about* says in a sentence what comes of *value*."""
+    """*about* says in a sentence what comes of *value*; *rests* why it cannot be had here, so that something stands in."""
 
     value: str
     title: str
     about: str
+    rests: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +34,10 @@ class Part:
     title: str
     abouts: Mapping[str, str]
     values: Callable[[], Mapping[str, str]]
+    rests: Callable[[str], str] = lambda value: ""
 
     def choices(self) -> list[Choice]:
-        return [Choice(value, title, self.abouts[value]) for value, title in self.values().items()]
+        return [Choice(value, title, self.abouts[value], self.rests(value)) for value, title in self.values().items()]
 
     def choice(self, value: Any) -> Choice:
         """That of *value*; of one that cannot be chosen, such as several of different deployments, the value itself."""
@@ -109,15 +112,34 @@ def _titled(names: list[str], of: str = "") -> dict[str, str]:
     return {name: title_of(name) if name else of for name in names}
 
 
+def _forecaster_rests(name: str) -> str:
+    from forecasting.workload import rests  # half a second
+
+    return rests(name)
+
+
 PARTS: Final = (
     Part("routing_policy", "Router", ROUTERS, lambda: dict(RoutingPolicy.choices)),
     Part("ordering_policy", "Order", ORDERS, lambda: dict(OrderingPolicy.choices)),
     Part("strategy", "Strategy", STRATEGIES, lambda: _titled(strategies.names())),
-    Part("FORECASTER", "Forecaster", FORECASTERS, lambda: _titled(list(choices_of("FORECASTER")), "Best in backtests")),
+    Part(
+        "FORECASTER",
+        "Forecaster",
+        FORECASTERS,
+        lambda: _titled(list(choices_of("FORECASTER")), "Best in backtests"),
+        _forecaster_rests,
+    ),
     Part(
         "length_model",
         "Length model",
         LENGTH_MODELS,
         lambda: {"": "The version in use"} | {str(kind): str(kind.label) for kind in LengthModelKind},
+        lengths.rests,
     ),
 )
+
+
+def resting(values: Mapping[str, Any]) -> list[str]:
+    """Why parts among *values*, by the names of `bundles.values_of`, rest: a sentence each."""
+    said = (part.rests(values[part.name]) for part in PARTS if part.name in values)
+    return [reason for reason in said if reason]

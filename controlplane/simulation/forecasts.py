@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload import BEST, FORECASTERS, Fallback, Series
+from forecasting.workload import BEST, FORECASTERS, Fallback, Series, rests
 from scheduling.planning.advisor import Band
 from scheduling.planning.bursts import arrival_cv
 from scheduling.simulation.cluster.description import Cluster
@@ -32,10 +32,12 @@ class Answer:
 
 
 def forecaster_named(name: str) -> str:
-    """*name*, or the best forecaster's. ValueError if there is none of that name."""
+    """*name*, or the best forecaster's. ValueError if there is none of that name, and for one that rests."""
     name = name or BEST
     if name not in (ORACLE, RECENT, *FORECASTERS):
         raise ValueError(f"must be one of {', '.join((ORACLE, RECENT, *FORECASTERS))}, not {name!r}")
+    if reason := rests(name):
+        raise ValueError(reason)
     return name
 
 

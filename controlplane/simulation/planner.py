@@ -21,6 +21,7 @@ from controlplane.simulation.forecasts import (
     by_window,
     forecaster_named,
 )
+from forecasting.workload import usable
 from scheduling.planning.advisor import (
     Band,
     Demand,
@@ -95,7 +96,10 @@ def _kept(given: bytes) -> list[FleetPlan]:
 
 
 def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) -> dict[Endpoint, str]:
-    """The forecaster of each of *endpoints*. Raises ScenarioError for an unknown one, wherever it is named."""
+    """The forecaster of each of *endpoints*. Raises ScenarioError for one that is unknown or rests, wherever it is named.
+
+    Where a bundle's rests, the best stands in, as live.
+    """
     named: list[tuple[Key, str]] = [(("forecast", "forecaster"), scenario.forecast.forecaster)]
     named += [(("endpoints", at, "forecaster"), one.forecaster or "") for at, one in enumerate(scenario.endpoints)]
     for key, name in named:
@@ -103,7 +107,7 @@ def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) 
             forecaster_named(name)
         except ValueError as error:
             raise wrong_at(path, text_of(path), key, str(error)) from error
-    return {key: forecaster_named(scenario.at(key, "forecaster", scenario.forecast)) for key in endpoints}
+    return {key: usable(scenario.at(key, "forecaster", scenario.forecast)) for key in endpoints}
 
 
 def _level(demand_level: str, plans_for: PlansFor) -> PlansFor:

@@ -1,11 +1,12 @@
 """How long a request will be: prompt tokens before an instance counts them, output tokens before they are produced.
 
 Models of output length share one interface, `LengthModel`; `MODELS` has them by name. The data path asks a `Student`.
-torch, transformers and scikit-learn are imported only when a model that needs them is fitted or asked.
+scikit-learn is imported only when a model is fitted that needs it, torch and transformers when one on an encoder is opened.
 """
 
 from typing import Final
 
+from forecasting import models_extra
 from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
 from forecasting.lengths.models.ours import Ours
 from forecasting.lengths.models.preserve import PreServe
@@ -25,6 +26,12 @@ MODELS: Final[dict[str, type[LengthModel]]] = {
 ON_ENCODER: Final = frozenset(name for name, model in MODELS.items() if issubclass(model, Ours | Proxy))
 """Those that read prompts by an encoder: some milliseconds each."""
 
+
+def rests(kind: str) -> str:
+    """Why length models of *kind* can be neither fitted nor asked here; empty if they can."""
+    return models_extra.missing_for(f"The length model {kind}") if kind in ON_ENCODER else ""
+
+
 __all__ = [
     "MODELS",
     "ON_ENCODER",
@@ -35,5 +42,6 @@ __all__ = [
     "Sample",
     "Student",
     "bundled",
+    "rests",
     "score",
 ]

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Final
 
+from forecasting import models_extra
 from forecasting.workload.backtesting import backtest
 from forecasting.workload.files import StateError, read_state
 from forecasting.workload.forecast import Forecast
@@ -23,6 +24,17 @@ FORECASTERS: Final[dict[str, type[Calibrated]]] = {
 }
 
 
+def rests(name: str) -> str:
+    """Why the forecaster *name* cannot be fitted here; empty if it can, and for a name of none."""
+    kind = FORECASTERS.get(name)
+    return models_extra.missing_for(f"The forecaster {name}") if kind is not None and kind.needs_models_extra else ""
+
+
+def usable(name: str) -> str:
+    """*name*, or the best forecaster's where none is named or it rests."""
+    return BEST if not name or rests(name) else name
+
+
 def load(path: Path) -> Calibrated:
     """The forecaster in a file that `save` wrote, whichever it is. Raises StateError if there is none, OSError as `open`."""
     state = read_state(path)
@@ -41,4 +53,6 @@ __all__ = [
     "StateError",
     "backtest",
     "load",
+    "rests",
+    "usable",
 ]

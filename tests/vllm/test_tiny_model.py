@@ -10,13 +10,14 @@ import pytest
 from django.core.management import CommandError, call_command
 from pytest_django import Settings
 
+from tests.without_models_extra import without_models_extra  # noqa: F401 (fixture)
 from workers.vllm import tiny_model
 
 WITHOUT_BOTH = importlib.util.find_spec("torch") is None or importlib.util.find_spec("transformers") is None
 without = pytest.mark.skipif(not WITHOUT_BOTH, reason="torch and transformers are installed here")
 
 
-@without
+@pytest.mark.usefixtures("without_models_extra")
 def test_without_them_the_command_says_what_to_do(tmp_path: Path, settings: Settings) -> None:
     settings.VLLM_PYTHON = ""
     with pytest.raises(CommandError, match="make vllm"):

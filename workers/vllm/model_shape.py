@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forecasting import models_extra
+
 BYTES_16_BIT = 2
 # Bytes of an element in safetensors files; those of half a byte are stored packed, as U8 or I32.
 ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
@@ -44,6 +46,8 @@ def read(source: str, *, context_tokens: int | None = None, kv_bytes: int | None
     *context_tokens*: the context it is served with, if less than its own. *kv_bytes*: bytes of an element of the KV
     cache (vLLM's --kv-cache-dtype), if not as the model computes. Raises ShapeError.
     """
+    if reason := models_extra.missing_for(f"Reading the sizes of {source} from its config.json"):
+        raise ShapeError(f"{reason[:-1]}, or give them.")
     import transformers
     from huggingface_hub.errors import StrictDataclassError
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload import FORECASTERS, Fallback
+from forecasting.models_extra import ModelsExtraMissing
+from forecasting.workload import FORECASTERS, Fallback, rests
 from forecasting.workload.series import Series
 from scheduling.planning.bursts import arrival_cv
 from scheduling.simulation.workload.columns import Workload
@@ -142,10 +143,13 @@ def forecast_demand(
     """Forecasts by the forecaster *name* while *actual* (streams, windows) comes in after *history*.
 
     As live: `LOOK` windows ahead, fitted anew every day on as much as *history* is, and a simpler forecaster stands in where
-    it fails, which the name in the answer says. ValueError for a name that is no forecaster.
+    it fails, which the name in the answer says. ValueError for a name that is no forecaster, ModelsExtraMissing for one that
+    rests.
     """
     if name not in FORECASTERS:
         raise ValueError(f"there is no forecaster {name!r}; there is {', '.join(FORECASTERS)}")
+    if reason := rests(name):
+        raise ModelsExtraMissing(reason)
     streams, count = actual.shape
     mean, upper = np.zeros((count, streams, LOOK)), np.zeros((count, streams, LOOK))
     a_day, failed = round(DAY_S / window_s), 0

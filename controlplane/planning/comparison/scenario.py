@@ -15,6 +15,7 @@ from controlplane.planning.plans.round import plan_settings
 from controlplane.tunable import Tunable
 from controlplane.tuning.rules import alone, beneath
 from controlplane.tuning.selectors import tuned
+from forecasting.workload import rests
 from scheduling.scaling import NO_STRATEGY, STRATEGIES, make_strategy
 
 
@@ -44,7 +45,8 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
         followed = strategy_of(policy) if policy is not None and acts else floor_alone(tuned(endpoint["model"]))
         marks = beneath(tuned(endpoint["model"]))
         floor_marks = {"floor_above": marks.above, "floor_cooldown_s": marks.cooldown_s}
-        forecaster = {"forecaster": tuned(endpoint["model"]).FORECASTER}
+        chosen = tuned(endpoint["model"]).FORECASTER
+        forecaster = {"forecaster": "" if rests(chosen) else chosen}
         endpoints.append({**endpoint, **followed, **bounds, **floor_marks, **forecaster})
     plans, floor = plan_settings(), beneath(tuned())
     return {

@@ -170,11 +170,11 @@ class GivesWay(Exception):
 def backtest_ledger(
     limit_s: float, clock: Callable[[], float] = time.monotonic, somebody_waits: Callable[[], bool] = lambda: False
 ) -> Backtest | None:
-    """Judge every forecaster on the ledger's largest series, and keep the result: none is begun after *limit_s*.
+    """Judge every forecaster that does not rest on the ledger's largest series, and keep the result: none after *limit_s*.
 
     It ends when *somebody_waits*, with the series judged by then. None while there is none, or none has `LEAST_WINDOWS`.
     """
-    from forecasting.workload import FORECASTERS
+    from forecasting.workload import FORECASTERS, rests
 
     looked_s = time.monotonic()
 
@@ -203,7 +203,9 @@ def backtest_ledger(
             break
         one = Demand(demand.source, {name: demand.series[name]})
         try:
-            rows += judge(one, list(FORECASTERS), HORIZON, Quantity.values, report=look).rows
+            rows += judge(
+                one, [name for name in FORECASTERS if not rests(name)], HORIZON, Quantity.values, report=look
+            ).rows
         except GivesWay:
             break
         except ValueError:

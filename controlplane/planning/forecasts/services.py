@@ -111,9 +111,13 @@ class _Making:
 
     def predicted(self, key: demand.Key) -> "Predicted | None":
         """The next windows of one series; None if its forecaster failed, and all simpler ones."""
+        from forecasting.workload import rests
+
         try:
             learner = _Learner(key, self.known, self.refit_until_s)
             made = learner.predict(tuned().FORECAST_WINDOWS)
+            if reason := rests(tuned(key[0][0]).FORECASTER):
+                made = replace(made, note=f"{reason} Until then {learner.name} stands in. {made.note}".rstrip())
         except NotFitted as note:
             made = _Learner(key, self.known, self.refit_until_s, _quick()).predict(tuned().FORECAST_WINDOWS)
             return replace(made, note=f"{note}: {made.forecaster} stands in")
@@ -186,10 +190,10 @@ def forget_fitted() -> None:
 
 
 def forecaster_name(model: str = "") -> str:
-    """The forecaster in use for *model*, or for all that have none of their own."""
-    from forecasting.workload import BEST
+    """The forecaster in use for *model*, or for all that have none of their own: the best where the chosen one rests."""
+    from forecasting.workload import usable
 
-    return tuned(model).FORECASTER or BEST
+    return usable(tuned(model).FORECASTER)
 
 
 @dataclass(frozen=True, slots=True)

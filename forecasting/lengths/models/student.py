@@ -3,8 +3,7 @@
 Two bags of n-grams (all of what is asked; its opening) are averaged from one table, as fastText does, and join the measures
 of `features`, what is known of the served model and of the tenant, in networks with two hidden layers (`network`). Trees on
 the measures and on what model and tenant usually answer give a second opinion of the median; the two err differently. A
-prediction is a compiled walk over the prompt, a few small products and walks through trees; only fitting imports torch and
-scikit-learn.
+prediction is a compiled walk over the prompt, a few small products and walks through trees; only fitting needs scikit-learn.
 """
 
 from collections.abc import Sequence

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from forecasting.lengths.query import LengthModel, LengthQuery
 from forecasting.lengths.service.embedding_cache import EmbeddingCache, Lesson, Limits
+from forecasting.models_extra import ModelsExtraMissing
 
 SIZE: Final = struct.Struct("!I")
 DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
@@ -43,14 +44,16 @@ def load(kind: str, file: str) -> Any:
 
 
 def check(kind: str, file: str) -> None:
-    """Raise what `load` would, as far as that is known without what the model runs on (torch, an encoder)."""
-    from forecasting.lengths import MODELS, Student
+    """Raise what `load` would, as far as that is known without opening an encoder."""
+    from forecasting.lengths import MODELS, Student, rests
     from forecasting.workload.files import read_state
 
     if kind in (Student.name, "") or kind not in MODELS:
         load(kind, file)
     elif (model := read_state(Path(file)).get("model")) != kind:
         raise ValueError(f"{file}: holds {model!r}, not the length model {kind!r}.")
+    elif reason := rests(kind):
+        raise ModelsExtraMissing(reason)
 
 
 def made(call: str, arguments: tuple[str, ...]) -> Any:

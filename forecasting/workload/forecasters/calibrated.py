@@ -30,6 +30,9 @@ class Calibrated:
     slow_to_fit: ClassVar[bool] = False
     """A fit takes so long that forecasts of other series should not wait for it: tens of seconds rather than one."""
 
+    needs_models_extra: ClassVar[bool] = False
+    """It is fitted by a package of the extra: see `forecasting.models_extra`."""
+
     def __init__(self) -> None:
         self.window_s = 600.0
         self.end_s = 0.0

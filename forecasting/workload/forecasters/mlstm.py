@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from forecasting import models_extra
 from forecasting.workload.forecasters.calibrated import Calibrated
 from forecasting.workload.forecasters.points import LEAST_RATE, PointModel, Values, filled
 
@@ -87,6 +88,7 @@ class MlstmModel(PointModel):
         self.last = y[-WINDOWS:].copy()
 
     def prepare(self) -> None:
+        models_extra.require("The forecaster mlstm")
         import torch  # noqa: F401
 
     def append(self, value: float) -> None:
@@ -122,7 +124,11 @@ class MlstmModel(PointModel):
 
 
 def train(inputs: Values, targets: Values, weights: Weights) -> Weights:
-    """Weights that predict *targets* (n,) from *inputs* (n, k), by Adam on the squared error, from *weights* if any."""
+    """Weights that predict *targets* (n,) from *inputs* (n, k), by Adam on the squared error, from *weights* if any.
+
+    Raises ModelsExtraMissing.
+    """
+    models_extra.require("The forecaster mlstm")
     import torch
 
     generator = torch.Generator().manual_seed(SEED)
@@ -183,5 +189,6 @@ def _torch_run(weights: dict[str, Any], inputs: Any) -> Any:
 
 class Mlstm(Calibrated):
     slow_to_fit = True
+    needs_models_extra = True
     name = "mlstm"
     model_class = MlstmModel

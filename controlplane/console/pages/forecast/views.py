@@ -37,6 +37,7 @@ from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts import selectors as planning
 from controlplane.planning.models import Backtest, Quantity
 from controlplane.tuning.selectors import tuned
+from forecasting.workload import FORECASTERS, rests
 
 USE_WARNING = 0.8
 SERIES: Columns = {
@@ -139,6 +140,12 @@ def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
     }
 
 
+def left_out(board: list[dict[str, Any]]) -> list[str]:
+    """Why forecasters that are not on *board* rest."""
+    tried = {row["forecaster"] for row in board}
+    return [reason for name in FORECASTERS if name not in tried and (reason := rests(name))]
+
+
 def is_stale(seen: Seen, now: datetime) -> bool:
     """Whether forecasts have stopped coming. Those of one class may: its demand has ended, or others are forecast first."""
     newest = planning.newest_forecast() if seen.outlook.slo_class else seen.forecast
@@ -193,6 +200,7 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         "backtest_series": series_of(backtest) if backtest else [],
         "series": series,
         "board": board,
+        "left_out": left_out(board),
         "in_use": seen.forecast.forecaster if seen and seen.forecast else "",
         "ahead_s": seen.forecast.window_s * len(seen.forecast.mean) if seen and seen.forecast else 0,
         "stale": seen is not None and is_stale(seen, now),

@@ -16,6 +16,7 @@ from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import selectors, services, training, trainings
 from controlplane.lengths.models import LengthTraining, LengthVersion, VersionState
 from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Duel, Measures, Scope
+from forecasting.lengths import rests
 
 MEASURES = {
     "Requests": "requests",
@@ -127,6 +128,11 @@ class VersionRow:
         return percent(abs(self.gain or 0.0))
 
     @property
+    def rests(self) -> str:
+        """Why it does not predict, whatever its state."""
+        return rests(self.version.kind)
+
+    @property
     def decidable(self) -> bool:
         return self.version.state == VersionState.SHADOW
 
@@ -184,13 +190,15 @@ class Kind:
     missing: int
     text: bool
     """It reads prompts, so it learns from tenants that keep them alone."""
+    rests: str
+    """Why it can be neither trained nor asked here."""
 
 
 def kinds() -> list[Kind]:
     """What can be trained, the paper's among it, with the samples that there are for each."""
     titles = dict(LengthModelKind.choices)
     return [
-        Kind(kind, titles[kind], samples, max(0, wanted - samples), kind not in training.TEXTLESS)
+        Kind(kind, titles[kind], samples, max(0, wanted - samples), kind not in training.TEXTLESS, rests(kind))
         for kind, samples, wanted in trainings.ready()
         if kind in titles
     ]

@@ -31,6 +31,7 @@ from controlplane.lengths import selectors, services, training, trainings
 from controlplane.lengths.models import LengthVersion
 from controlplane.lengths.selectors import Scope
 from controlplane.tuning.selectors import tuned
+from forecasting import models_extra
 
 CHARTS_EVERY_S = 15
 
@@ -120,6 +121,7 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "duel": next(iter(duels.values()), None),
         "trainings": tables.training_rows() if asked.everything else [],
         "kinds": tables.kinds() if asked.everything else [],
+        "models_extra": models_extra.missing_for("An encoder"),
         "encoder_budget": f"{tuned().LENGTH_ENCODER_BUDGET_MS:g}",
         "can_roll_back": asked.everything and selectors.active_version() is not None,
     }

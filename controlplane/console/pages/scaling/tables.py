@@ -11,6 +11,7 @@ from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import bundles, selectors
 from controlplane.planning.models import ScalingPlan
+from controlplane.planning.parts import resting
 from controlplane.planning.titles import title_of
 from scheduling.bundles import BUNDLES, Bundle
 
@@ -184,7 +185,13 @@ def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
             "differs": "" if present.name != bundles.CUSTOM else _changes(present, present.nearest, "has"),
             "nearest": present.nearest.title,
             "choices": [
-                {"name": each.name, "title": each.title, "about": each.about, "changes": _changes(present, each)}
+                {
+                    "name": each.name,
+                    "title": each.title,
+                    "about": each.about,
+                    "changes": _changes(present, each),
+                    "rests": resting(bundles.values_of(each)),
+                }
                 for each in BUNDLES.values()
             ],
         }

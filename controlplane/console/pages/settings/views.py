@@ -17,6 +17,7 @@ from controlplane.console.selectors.names import model_names
 from controlplane.console.tables import Columns, table
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
+from controlplane.planning.parts import resting
 from controlplane.tunable import Tunable
 from controlplane.tuning import selectors, services
 from controlplane.tuning.models import Setting
@@ -42,6 +43,11 @@ def words(value: Any) -> str:
     return f"{value:,.10g}" if isinstance(value, int | float) else str(value) or "automatic"
 
 
+def _choice(name: str, choice: str) -> str:
+    """What *choice* of the setting *name* is called, with a word where it rests here."""
+    return f"{choice} (rests: not installed)" if resting({name: choice}) else choice or "automatic"
+
+
 def line(each: Described) -> dict[str, Any]:
     """One row of the page."""
     choices = ("on", "off") if each.kind == "boolean" else each.choices
@@ -53,7 +59,8 @@ def line(each: Described) -> dict[str, Any]:
         "given": given,
         "purpose": each.purpose.replace("`", ""),
         "limits": each.limits.replace("`", ""),
-        "choices": [(choice, choice or "automatic") for choice in choices],
+        "rests": resting({each.name: str(each.value)}),
+        "choices": [(choice, _choice(each.name, choice)) for choice in choices],
         "key": each.name.lower().replace("_", "-"),
     }
 

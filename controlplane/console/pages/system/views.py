@@ -14,6 +14,7 @@ from controlplane.console.live.jobs import job_title, part_title, trouble
 from controlplane.console.live.state import Source
 from controlplane.console.live.views import live_context
 from controlplane.console.tables import Columns, moment, table
+from forecasting import models_extra
 
 # Shape, colour and word of each state.
 JOB_MARKS = {
@@ -43,6 +44,10 @@ COLUMNS: Columns = {
     "Last duration (s)": "last_duration_s",
     "Next due (UTC)": moment("due_at"),
 }
+RESTS_WITHOUT_EXTRA = (
+    "PreServe's forecaster (mlstm), length models on encoders and reading a model's sizes from its config.json rest. "
+    f"Run `{models_extra.COMMAND}` for torch and transformers; nothing has to be restarted."
+)
 RUN_BY = {"celery": "Celery", "gateway": "Gateway"}
 WORST_FIRST = list(JOB_MARKS)
 
@@ -59,6 +64,20 @@ def job_row(job: dict[str, Any]) -> dict[str, Any]:
         "run_by": RUN_BY.get(job["kind"], job["kind"]),
         "duration_ms": None if job["last_duration_s"] is None else job["last_duration_s"] * 1000,
         "trouble": trouble(job) if bad else job["last_error"],
+    }
+
+
+def models_extra_row() -> dict[str, Any]:
+    """The extra as a part: whether it is installed in this process's environment, and what rests without it."""
+    there = models_extra.is_installed()
+    return {
+        "title": "Models extra",
+        "mark": PART_MARKS["ok" if there else "off"][0],
+        "word": "Installed" if there else "Not installed",
+        "detail": RESTS_WITHOUT_EXTRA if not there else "torch and transformers",
+        "since": None,
+        "restarts": None,
+        "process_id": None,
     }
 
 
@@ -82,7 +101,7 @@ def system(request: HttpRequest) -> HttpResponseBase:
         **live_context(state, "system"),
         "jobs": [job_row(job) for job in jobs],
         "bad": bad,
-        "parts": [part_row(part) for part in tables["parts"]],
+        "parts": [part_row(part) for part in tables["parts"]] + ([models_extra_row()] if tables["parts"] else []),
         "supervised": any(part["restarts"] is not None and part["process_id"] for part in tables["parts"]),
         "own": state.source != Source.LIVE,
     }

@@ -10,6 +10,7 @@ from rich.table import Table
 from controlplane.experiments.experiment import Comparison, Experiment, Result, Settings, figure
 from controlplane.experiments.registry import EXPERIMENTS
 from controlplane.terminal import Column, console, progress, table
+from forecasting.models_extra import ModelsExtraMissing
 
 
 class Command(BaseCommand):
@@ -36,6 +37,8 @@ class Command(BaseCommand):
             if options["out"]:
                 options["out"].parent.mkdir(parents=True, exist_ok=True)
                 options["out"].write_text(json.dumps(result, indent=1), encoding="utf-8")
+        except ModelsExtraMissing as error:
+            raise CommandError(str(error), returncode=2) from error
         except (ValueError, RuntimeError, OSError) as error:
             raise CommandError(str(error)) from error
         if options["json"]:
@@ -46,6 +49,7 @@ class Command(BaseCommand):
     @staticmethod
     def _run(experiment: Experiment, options: dict[str, Any]) -> Result:
         settings = experiment.settings(options)
+        experiment.check_installed(settings)
         with progress(quiet=options["json"]) as report:
             return {"command": command_line(experiment, settings), **experiment.run(settings, report)}
 

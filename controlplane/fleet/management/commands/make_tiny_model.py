@@ -1,6 +1,5 @@
 """`manage.py make_tiny_model DIR`: a tiny random Llama that real vLLM serves on a CPU."""
 
-import importlib.util
 import os
 import subprocess
 from argparse import ArgumentParser
@@ -10,6 +9,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from forecasting import models_extra
 from workers.vllm import tiny_model
 
 
@@ -22,14 +22,14 @@ class Command(BaseCommand):
         parser.add_argument("--seed", type=int, default=0, help="Seed of the weights.")
 
     def handle(self, *args: Any, directory: Path, seed: int, **options: Any) -> None:
-        if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        if models_extra.is_installed():
             tiny_model.write(directory, seed)
         elif settings.VLLM_PYTHON:
             self._write_elsewhere(directory, seed)
         else:
             raise CommandError(
-                "This needs torch and transformers. Run `make vllm` first (or set VLLM_PYTHON to a Python that has "
-                "them), or install them here: pip install 'pilothouse[tiny-model]'."
+                f"{models_extra.missing_for('Writing a model')[:-1]}, or `make vllm` and set VLLM_PYTHON to its Python.",
+                returncode=2,
             )
         self.stdout.write(f"Wrote a tiny Llama to {directory}")
 

@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.lengths import training, trainings
 from controlplane.terminal import console, progress
-from forecasting.lengths import MODELS
+from forecasting.lengths import MODELS, rests
 
 ACTOR = "train_lengths"
 OPTIONS = {
@@ -49,6 +49,8 @@ class Command(BaseCommand):
         wrong = [name for name in OPTIONS if getattr(effort, name) < (name != "layers")]
         if wrong:
             raise CommandError(f"{', '.join(wrong)}: at least 1 (of layers 0) is wanted.")
+        if reason := rests(options["kind"]):
+            raise CommandError(reason, returncode=2)
         with progress(quiet=False) as report:
             row = trainings.begun(options["kind"], ACTOR, options["reason"])
             try:

@@ -13,7 +13,7 @@ from rich.console import Console
 from controlplane.planning.forecasts import backtests
 from controlplane.planning.forecasts.backtests import FIT_DAYS, HORIZON, Demand
 from controlplane.terminal import Column, console, progress, table
-from forecasting.workload import BEST, FORECASTERS
+from forecasting.workload import BEST, FORECASTERS, rests
 from forecasting.workload.series import DAY_S, QUANTITIES, Series, aggregate, from_trace
 from scheduling.simulation.workload.traces import FORMATS, SERVEGEN_BIN_S, TraceError, load_trace
 from scheduling.table_files import Row, csv_rows
@@ -47,8 +47,8 @@ class Command(BaseCommand):
             "--test-days", type=float, metavar="D", help="days to judge after them (default all there are)"
         )
         parser.add_argument(
-            "--forecasters", nargs="+", choices=list(FORECASTERS), default=list(FORECASTERS), metavar="NAME",
-            help=f"of {', '.join(FORECASTERS)} (default all)",
+            "--forecasters", nargs="+", choices=list(FORECASTERS), metavar="NAME",
+            help=f"of {', '.join(FORECASTERS)} (default all that can be fitted here)",
         )  # fmt: skip
         parser.add_argument("--quantity", choices=QUANTITIES, help="tokens of that kind only (default both)")
         parser.add_argument("--model", default="", help="of this model only, where the source names models")
@@ -70,6 +70,10 @@ class Command(BaseCommand):
         for name in ("fit_days", "test_days"):
             if options[name] is not None and not 0 < options[name] < math.inf:
                 raise CommandError(f"--{name.replace('_', '-')} is above 0.")
+        resting = {name: reason for name in options["forecasters"] or FORECASTERS if (reason := rests(name))}
+        if options["forecasters"] and resting:
+            raise CommandError(" ".join(resting.values()), returncode=2)
+        forecasters = [name for name in options["forecasters"] or FORECASTERS if name not in resting]
         try:
             demand = read(options)
         except TraceError as error:
@@ -79,7 +83,7 @@ class Command(BaseCommand):
             try:
                 made = backtests.judge(
                     demand,
-                    list(dict.fromkeys(options["forecasters"])),
+                    list(dict.fromkeys(forecasters)),
                     horizon,
                     quantities,
                     fit_days=options["fit_days"],
@@ -102,6 +106,7 @@ class Command(BaseCommand):
             "horizon_windows": horizon,
             "best": BEST,
             "series": made.judged,
+            "left_out": resting,
         }
         if options["json"]:
             self.stdout.write(json.dumps({**about, "rows": made.rows}, allow_nan=False))
@@ -223,6 +228,8 @@ def show(shown: Console, about: dict[str, Any], rows: list[dict[str, Any]]) -> N
             words = ". ".join(filter(None, (row["note"], row["parameters"])))
             if words:
                 shown.print(f"  {row['forecaster']}: {words}", highlight=False, markup=False)
+    for reason in about["left_out"].values():
+        shown.print(f"Left out: {reason}", highlight=False, markup=False)
 
 
 def percent(value: float | None) -> str:

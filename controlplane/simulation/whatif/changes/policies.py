@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field, FiniteFloat
 
 from controlplane.simulation.whatif.changes.base import Change, ChangeError, Values, known, models_words, titled
-from forecasting.workload import FORECASTERS
+from forecasting.workload import FORECASTERS, rests
 from scheduling.bundles import BUNDLES
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.routers import POLICY_CODES
@@ -48,6 +48,8 @@ class PolicyChange(Change):
 
     def apply(self, values: Values) -> None:
         known("value", self.value, PARTS[self.part], TITLES[self.part])
+        if self.part == "forecaster" and (reason := rests(self.value)):
+            raise ChangeError("value", reason)
         for model in self._models(values):
             if self.part == "bundle":
                 self._give_bundle(values, model)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+from controlplane.planning.bundles import values_of
+from controlplane.planning.parts import resting
 from scheduling.bundles import BUNDLES
 
 
@@ -14,6 +16,11 @@ class Preset:
     title: str
     about: str
     changes: tuple[dict[str, Any], ...]
+
+    @property
+    def rests(self) -> list[str]:
+        """Why a part of its bundle rests here; in a simulation too, another stands in for it."""
+        return resting({"FORECASTER": values_of(BUNDLES[self.name])["FORECASTER"]}) if self.name in BUNDLES else []
 
 
 def _policy(part: str, value: str, **more: Any) -> dict[str, Any]:

@@ -1,0 +1,33 @@
+"""The extra `pilothouse[models]`: torch and transformers, for PreServe's mLSTM, length models on encoders, sizes of models.
+
+It is a gigabyte that a first start does not wait for, so nothing imports it before it is needed. What needs it asks here
+first, and says so with the one command that brings it; nothing has to be restarted then.
+"""
+
+from importlib.util import find_spec
+from typing import Final
+
+PACKAGES: Final = ("torch", "transformers")
+COMMAND: Final = "make models"
+
+
+class ModelsExtraMissing(ValueError):
+    """Something needs the models extra; the text is a sentence on what, with the command that installs it."""
+
+
+def is_installed() -> bool:
+    """Whether it can be imported; nothing is."""
+    return all(find_spec(name) is not None for name in PACKAGES)
+
+
+def missing_for(what: str) -> str:
+    """Why *what*, the subject of a sentence, rests: it needs the extra. Empty where that is installed."""
+    if is_installed():
+        return ""
+    return f"{what} needs {' and '.join(PACKAGES)}, which are not installed: run `{COMMAND}`."
+
+
+def require(what: str) -> None:
+    """Raise ModelsExtraMissing where *what* rests."""
+    if reason := missing_for(what):
+        raise ModelsExtraMissing(reason)

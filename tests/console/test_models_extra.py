@@ -1,0 +1,82 @@
+"""What pages say where the models extra is not installed: what rests, and the command that brings it."""
+
+import html
+import re
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.lengths.models import LengthVersion, VersionState
+from controlplane.planning.services import switch_bundle
+from tests.console.test_deploy_page import FORM
+from tests.without_models_extra import SENTENCE, without_models_extra  # noqa: F401 (fixture)
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def page(client, operator):
+    """The text of a page, its tags left out and code between backquotes."""
+    client.force_login(operator)
+
+    def text(name, *args, **query):
+        answer = client.get(reverse(f"console:{name}", args=args), query)
+        assert answer.status_code == 200
+        marked = re.sub(r"</?code>", "`", answer.content.decode())
+        return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", marked)).split())
+
+    return text
+
+
+@pytest.mark.usefixtures("without_models_extra")
+class TestWithout:
+    def test_system_has_a_row(self, page, live, fleet_feed):
+        live.show(fleet_feed)
+        assert "Models extra Not installed" in page("system")
+        assert "Run `make models` for torch and transformers" in page("system")
+
+    def test_the_forecast_page_says_what_is_left_out(self, page, deployment):
+        assert f"Left out: The forecaster mlstm {SENTENCE}" in page("forecast")
+
+    def test_choices_say_what_rests(self, page, live, deployment, operator):
+        switch_bundle(deployment.model, "preserve", operator)
+        text = page("models", open=deployment.model.name)
+        assert f"The forecaster mlstm {SENTENCE}" in text
+        assert f"The length model preserve {SENTENCE}" in text
+        assert "mLSTM (now) (rests: not installed)" in text
+        assert f"The forecaster mlstm {SENTENCE}" in page("scaling")
+        assert "mlstm (rests: not installed)" in page("settings")
+
+    def test_lengths_offers_no_training_on_an_encoder(self, page, client):
+        LengthVersion.objects.create(
+            number=1, kind="preserve", state=VersionState.SHADOW, trained_at=timezone.now(), samples=1
+        )
+        text = page("lengths")
+        assert f"An encoder {SENTENCE}" in text
+        assert "rests, not installed" in text
+        assert f"The length model preserve {SENTENCE}" in text  # at its version
+        answer = client.post(reverse("console:train-lengths"), {"kind": "preserve", "reason": "now"}, follow=True)
+        assert "The length model preserve needs torch" in answer.content.decode()
+
+    def test_deploy_asks_for_the_sizes(self, client, operator):
+        client.force_login(operator)
+        form = {
+            **FORM,
+            "source": "somebody/model",
+            "parameters_billion": "",
+            "kv_kib_per_token": "",
+            "context_tokens": "",
+        }
+        answer = client.post(reverse("console:deploy"), form)
+        assert "<code>make models</code>, or give them." in answer.content.decode()
+
+
+def test_with_it_no_page_says_anything(page, live, fleet_feed, deployment, monkeypatch):
+    monkeypatch.setattr("forecasting.models_extra.find_spec", lambda name: object())
+    live.show(fleet_feed)
+    assert "Models extra Installed" in page("system")
+    for name in ("forecast", "models", "scaling", "lengths", "settings"):
+        text = page(name)
+        assert "make models" not in text
+        assert "not installed" not in text
