@@ -25,6 +25,8 @@ from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 
+from scheduling.compiling import wait_for
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 ROOT = Path(__file__).parents[1]
@@ -149,6 +151,8 @@ class Kernel:
     def _first_call(self, *arguments: Any, **named: Any) -> Any:
         if not self._kept and self.dispatcher is not self.py_func:  # Numba would end the process
             raise TypeError(f"{self.py_func.__name__} is for compiled callers only; py_func is the plain function")
+        if self._kept and self.dispatcher is not self.py_func:
+            wait_for(self.py_func, _folder(self.py_func.__code__.co_filename))
         self._call = self.dispatcher
         return self._call(*arguments, **named)
 

@@ -15,6 +15,7 @@ from typing import Any
 from channels.db import database_sync_to_async
 from django.conf import settings
 
+from controlplane import kernels
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.floor import floor
 from controlplane.dispatch.floor.floor import Floor
@@ -46,7 +47,7 @@ from forecasting.lengths import LengthPrior
 from scheduling.dispatch import warm_up
 from scheduling.queueing import global_scheduler
 from scheduling.queueing.waits import waiting_in_queues, waiting_time
-from scheduling.scaling import FLOOR
+from scheduling.scaling import FLOOR, view
 
 COLLECT_AFTER = (50_000, 20, 50)  # allocations; a thousand streams hold so much that collecting often stalls the loop
 SWITCH_S = 0.0005
@@ -170,10 +171,11 @@ class Gateway:
     # Life
 
     async def start(self) -> None:
+        await asyncio.to_thread(kernels.compile_group, "requests")  # at once where that was done
         await asyncio.to_thread(warm_up)
         await asyncio.to_thread(waiting_time.warm_up)
         await asyncio.to_thread(waiting_in_queues.warm_up)
-        await asyncio.to_thread(floor.warm_up)
+        await asyncio.to_thread(view.warm_up)
         await asyncio.to_thread(global_scheduler.warm_up)
         await self.upstream.start()
         await self.ledger.start()

@@ -155,14 +155,17 @@ def warm_up() -> None:
 
     Called before a worker's processes are forked, which then share it, and whose first run takes no longer than the next.
     """
-    if not all(map(_on_disk, (loop._enter, kernels.improve, enumeration._solve))):
-        return
-    warm_up_planner()
+    if all(map(_on_disk, (loop._enter, work.begin_work, kernels.improve, enumeration._solve))):
+        warm_up_planner()
+        run_small()
+
+
+def run_small() -> None:
+    """Simulate a little of everything with its planner."""
+    path = Path("small")
     scenario = Scenario.model_validate(SMALL)
-    staged = stage(scenario, Path("small"))
-    run(scenario, Path("small"), staged)
-    if _on_disk(work.begin_work):
-        work.warm_up(Simulation(staged.cluster, staged.requests).world)
+    run(scenario, path, staged := stage(scenario, path))
+    work.warm_up(Simulation(staged.cluster, staged.requests).world)
 
 
 def _on_disk(kernel: Any) -> bool:

@@ -114,6 +114,7 @@ class Stack:
         self.keeper = Keeper(screen, ALLOCATION | (DEMO_PACE if plan.demo else {}) | dict(os.environ), self._publish)
         self.link = ""
         self._stop_asked = asyncio.Event()
+        self._background: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -131,6 +132,8 @@ class Stack:
         except (PartError, NoRedisError) as error:
             trouble = str(error)
         up.cancel()
+        if self._background:
+            self._background.cancel()
         await self._stop(trouble)
         asked.cancel()
         return 1 if trouble else 0
@@ -155,11 +158,15 @@ class Stack:
             async with asyncio.TaskGroup() as group:
                 if plan.demo:
                     group.create_task(self.keeper.start(self._emulator()))
+                kernels = group.create_task(self._compile("requests"))
                 await self._prepare("database", "static", *(("demo", "emulated") if plan.demo else ()), "vllm", "link")
-                for part in (self._web(), self._celery(redis_url), self._beat()):
+                group.create_task(self.keeper.start(self._beat()))
+                await kernels  # those of planning and the simulator come while the stack runs
+                for part in (self._web(), self._celery(redis_url)):
                     group.create_task(self.keeper.start(part))
         except* PartError as errors:
             raise errors.exceptions[0] from None
+        self._background = asyncio.create_task(self._compile_the_rest())
         if plan.demo:
             await self._instances(redis_url)
         if plan.traffic:
@@ -223,6 +230,20 @@ class Stack:
                 self.screen.started(step, text, took_s)
 
         await self.keeper.run(Part("prepare", [PYTHON, "-m", "controlplane.supervisor.prepare", *steps]), on_line)
+
+    async def _compile(self, *groups: str, background: bool = False) -> None:
+        """Compile kernels, in the background of everything else or not: a line a group, none where that was done before."""
+        began = time.monotonic()
+        argv = [PYTHON, "-m", "controlplane.kernels", *(["--background"] if background else []), *groups]
+        await self.keeper.run(
+            Part("kernels", argv), lambda line: self.screen.started("kernels", line, time.monotonic() - began)
+        )
+
+    async def _compile_the_rest(self) -> None:
+        try:
+            await self._compile("planning", "simulation", background=True)
+        except PartError as error:  # whoever needs one compiles it
+            self.screen.trouble(str(error))
 
     def _web(self) -> Part:
         options = {

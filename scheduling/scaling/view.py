@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scheduling.compiled import compiled
-from scheduling.fleet.arrays import EndpointArrays, FleetArrays
+from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet
 from scheduling.routing.regions import pressure
 from scheduling.scaling.endpoint import EndpointView
+from scheduling.scaling.reactive import reactive_move
 
 DEMAND_WINDOW_S: Final = 60
 """Over which demand is a rate."""
@@ -143,3 +144,9 @@ def demand_seconds(now_s: float) -> tuple[int, int]:
 def demand_rate(tokens: ArrayLike, passed_s: float) -> NDArray[np.float64]:
     """Tokens a second, of *tokens* that were asked for in `demand_seconds`, *passed_s* after counting began."""
     return np.asarray(tokens, np.float64) / max(min(int(passed_s), DEMAND_WINDOW_S), LEAST_DEMAND_S)
+
+
+def warm_up() -> None:
+    """Load what the live floor calls from the cache, or compile it: before serving, so that nothing stops the event loop."""
+    use_now(allocate_fleet(1), allocate_endpoints(1, 1), 0, 0)
+    reactive_move(0.5, 1, 0, 0, 0.0, 0.0, 0.7, 0.3, 15.0, 0, 20, 60.0)

@@ -30,6 +30,7 @@ PART_TITLES = {
     "beat": "Celery beat",
     "instances": "Instances",
     "lengths": "Length service",
+    "kernels": "Compiled kernels",
     "emulator": "Emulated fleet",
     "traffic": "Demo traffic",
 }

@@ -35,10 +35,7 @@ from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.dispatch.wire import as_inputs
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.jobs.record import Job
-from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet
 from scheduling.scaling import EndpointView
-from scheduling.scaling.reactive import reactive_move
-from scheduling.scaling.view import use_now
 
 logger = logging.getLogger(__name__)
 REFUSED_HOLD_S = 30.0  # moves that cannot be made for so long: what waits for an instance is refused
@@ -49,13 +46,6 @@ WORKERS_FIRST_S = 15.0  # in which a worker would have stopped what has drained
 STOP_WAIT_S = 1.0
 PAUSE_S = 5.0  # after the database refused
 COMPLAIN_EVERY_S = 30.0
-
-
-def warm_up() -> None:
-    """Load the floor's kernels from the cache, or compile them: before serving, so that none stops the event loop."""
-    fleet, endpoints = allocate_fleet(1), allocate_endpoints(1, 1)
-    use_now(fleet, endpoints, 0, 0)
-    reactive_move(0.5, 1, 0, 0, 0.0, 0.0, 0.7, 0.3, 15.0, 0, 20, 60.0)
 
 
 class Rows(Protocol):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from django.conf import settings
 
+from controlplane import kernels
 from controlplane.jobs.broker import answering_workers
 from controlplane.jobs.parts import Part, PartState, merged, supervised
 from controlplane.jobs.record import Job
@@ -29,6 +30,7 @@ class Parts:
         self.job: Job = gateway.jobs.add("probe-workers", PROBE_S, "redis")
         self._workers: dict[str, list[str]] | None = None  # None: not asked yet, or the broker did not answer
         self._missed = 0
+        self._kernels_missing = True
 
     async def probe(self) -> None:
         """Ask which workers are there. Raises what the broker raises."""
@@ -45,6 +47,7 @@ class Parts:
         redis = self._redis()
         celery = self._celery(redis)
         seen = [self._web(), redis, self._database(), celery, self._beat(celery), self._instances(), self._lengths()]
+        seen.append(self._kernels())
         return merged(seen, supervised(Path(settings.STATE_DIR)))
 
     def _web(self) -> Part:
@@ -122,3 +125,13 @@ class Parts:
             return Part("lengths", PartState.WARNING, "no length model is loaded; moving means answer", None, restarts)
         names = ", ".join(answerer.version.name for answerer in answerers)
         return Part("lengths", PartState.OK, f"{names} answer{'' if len(answerers) > 1 else 's'}", None, restarts)
+
+    def _kernels(self) -> Part:
+        if self._kernels_missing:
+            if compiling := kernels.progress():
+                return Part("kernels", PartState.STARTING, f"{compiling}; who needs one of them waits")
+            if missing := kernels.missing():
+                text = f"not compiled yet: {' and '.join(missing)}; done by the first process that needs one"
+                return Part("kernels", PartState.STANDBY, text)
+            self._kernels_missing = False
+        return Part("kernels", PartState.OK, "all are compiled for this machine")

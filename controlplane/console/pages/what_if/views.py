@@ -10,6 +10,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST, require_safe
 
+from controlplane import kernels
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
@@ -32,6 +33,7 @@ from controlplane.simulation.whatif.results import files, report
 from controlplane.simulation.whatif.results.following import ready_since
 from controlplane.simulation.whatif.runs.decisions import kept_of
 from controlplane.simulation.whatif.runs.working import OPEN, edited_time
+from scheduling.compiling import Progress
 
 SHOWN: Final = 100
 MORE_SEEDS: Final = 5
@@ -285,7 +287,7 @@ class _Seen:
         }
         return {
             "verdict": state_of(row.state, texts.get(WhatIfState(row.state), "")),
-            "text": _in_words(done),
+            "text": _in_words(done, kernels.progress() if row.state in OPEN else None),
             "open": row.state in OPEN,
             "missing": row.state not in OPEN and any(each["state"] in MISSING for each in done["futures"]),
             "share": done["done"] if row.state in OPEN else None,
@@ -347,13 +349,15 @@ class _Seen:
         return shown
 
 
-def _in_words(done: dict[str, Any]) -> str:
-    """How far a what-if is: runs, the time it took, the time to go."""
+def _in_words(done: dict[str, Any], compiling: Progress | None) -> str:
+    """How far a what-if is: runs, the time it took, the time to go; and whether they wait for kernels."""
     words = [f"{done['runs_done']} of {done['runs']} runs"]
     if done["ahead"]:
         words.append(f"{done['ahead']} other what-if{'s' * (done['ahead'] > 1)} first")
     if done["elapsed_s"] is not None:
         words.append(f"{duration(done['elapsed_s'])} elapsed")
+    if compiling and not done["runs_done"]:
+        words.append(f"runs wait for the simulator's kernels, compiled once for each version: {compiling}")
     if done["eta_s"]:
         words.append(f"about {duration(done['eta_s'])} left. Results below change until all are done")
     return f"{'; '.join(words)}."

@@ -1,0 +1,199 @@
+"""Compile kernels before they are needed: `python -m controlplane.kernels [--background] [GROUP ...]`, by default all.
+
+A group's kernels (`scheduling.compiling.GROUPS`) are compiled in as many processes as it has parts, under its lock. When
+that was done for these sources on this machine, in any checkout, and is still there, nothing is loaded: it takes tenths of a
+second. `manage.py up` has what a request needs compiled before the web process starts, and the rest in the background.
+"""
+
+import functools
+import hashlib
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from scheduling.compiled import cache_bases
+from scheduling.compiling import COMPILES, GROUPS, Progress, compiling
+from scheduling.compiling import progress as progress_of
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("scheduling", "forecasting")
+BACKGROUND: Final = 10
+"""How nice a process is that compiles beside a stack that runs."""
+
+
+def sources() -> Iterator[Path]:
+    """Whatever the kernels, or the calls that compile them, are made of."""
+    yield Path(__file__)
+    for name in PACKAGES:
+        yield from sorted((ROOT / name).rglob("*.py"))
+
+
+def processor() -> str:
+    """Its model and abilities."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
+@functools.cache
+def state() -> str:
+    """A digest of what a kernel on disk is found by: sources, versions, the processor."""
+    machine = (sys.version, importlib.metadata.version("numba"), importlib.metadata.version("llvmlite"), processor())
+    digest = hashlib.sha256(repr(machine).encode())
+    for path in sources():
+        digest.update(os.path.relpath(path, ROOT).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def stamp(group: str) -> Path:
+    """The file that is there once *group* was compiled; its folder goes when unused for a week, as those of kernels."""
+    return base() / f"kernels-all-{state()}" / group
+
+
+def kept(since_s: float) -> set[str]:
+    """Compiled kernels on disk whose folders have been asked for since then."""
+    bases = {base for name in PACKAGES for base in cache_bases(ROOT / name)}
+    folders = [folder for base in bases for folder in base.glob("kernels-*") if folder.stat().st_mtime >= since_s]
+    return {str(path) for folder in folders for path in folder.glob("*.nbc")}
+
+
+def is_done(stamp: Path) -> bool:
+    """Whether *stamp* was written for what is here now, and what was compiled then is still there."""
+    try:
+        os.utime(stamp.parent)
+        files = stamp.read_text().splitlines()
+    except OSError:
+        return False
+    return all(map(os.path.exists, files))
+
+
+def note_done(stamp: Path, files: Iterable[str]) -> None:
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    stamp.write_text("\n".join(sorted(files)))
+
+
+def compile_requests() -> None:
+    """What a request meets on its way."""
+    from forecasting.lengths import LengthQuery, bundled
+    from forecasting.lengths.service import cache
+    from scheduling import dispatch
+    from scheduling.queueing.waits import waiting_in_queues, waiting_time
+    from scheduling.scaling import view
+
+    dispatch.warm_up()
+    waiting_time.warm_up()
+    waiting_in_queues.warm_up()
+    view.warm_up()
+    cache.warm_up()
+    bundled().predict_one(LengthQuery("hello", 1))
+
+
+def compile_orders() -> None:
+    """The search for the order of queues, which the gateway has at hand too."""
+    from scheduling.queueing import global_scheduler
+
+    global_scheduler.warm_up()
+
+
+def compile_planning() -> None:
+    """The search for plans."""
+    from scheduling.planning import planner
+
+    planner.warm_up()
+
+
+def compile_simulation() -> None:
+    """The simulator's loop, what strategies see of endpoints, and what a fork begins with. Django is not set up here."""
+    import numpy as np
+
+    from controlplane.simulation.running import SMALL
+    from scheduling.simulation.engine.lookahead import memory_held
+    from scheduling.simulation.scenario import Scenario
+    from scheduling.simulation.simulator import Simulation
+    from scheduling.simulation.staging import stage
+    from scheduling.simulation.state import work
+
+    for strategy in (
+        "preserve",
+        "reactive",
+    ):  # one asks for look-ahead maps of endpoints, the other for their use alone
+        scaling = {"strategy": strategy, "min_instances": 1, "max_instances": 4}
+        staged = stage(Scenario.model_validate({**SMALL, "scaling": scaling}), Path("small"))
+        staged.run(advisor=_Silent())
+    world = Simulation(staged.cluster, staged.requests).world
+    memory_held(world.fleet, world.endpoints, world.engines, np.zeros(1), np.zeros(1))  # what experiments scale by
+    work.warm_up(world)
+
+
+class _Silent:
+    """A planner that advises nothing."""
+
+    def advise(self, _now_s: float, views: Sequence[object]) -> list[None]:
+        return [None] * len(views)
+
+
+PARTS: Final[dict[str, dict[str, Callable[[], None]]]] = {
+    "requests": {"requests": compile_requests, "orders": compile_orders},
+    "planning": {"planning": compile_planning},
+    "simulation": {"simulation": compile_simulation},
+}
+
+
+def base() -> Path:
+    """Where kernels of this machine are kept, and the locks of those who compile them."""
+    return cache_bases(ROOT / PACKAGES[0])[0]
+
+
+def progress() -> Progress | None:
+    """How far the process is that compiles kernels on this machine now; None if none does."""
+    return next((found for group in GROUPS if (found := progress_of(base(), group))), None)
+
+
+def missing() -> list[str]:
+    """Groups that were not compiled as a whole on this machine."""
+    return [group for group in GROUPS if not is_done(stamp(group))]
+
+
+def compile_group(group: str) -> int:
+    """Compile what *group* lacks, in a process for each part; the worst exit status of them."""
+    if is_done(stamp(group)):
+        return 0
+    with compiling(base(), group):
+        if is_done(stamp(group)):  # by the process that held the lock before
+            return 0
+        began_s = time.time()
+        environment = os.environ | {COMPILES: "1"}
+        command = [sys.executable, "-m", "controlplane.kernels", "--part"]
+        parts = [subprocess.Popen([*command, part], cwd=ROOT, env=environment) for part in PARTS[group]]
+        failed = max([part.wait() for part in parts])
+        if not failed:
+            note_done(stamp(group), kept(began_s))
+            sys.stdout.write(f"of {group}, compiled for this machine in {time.time() - began_s:.0f} s\n")
+            sys.stdout.flush()
+        return failed
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--part"]:
+        {name: part for parts in PARTS.values() for name, part in parts.items()}[arguments[1]]()
+        return 0
+    if arguments[:1] == ["--background"]:
+        os.nice(BACKGROUND)
+        arguments = arguments[1:]
+    if unknown := set(arguments) - set(GROUPS):
+        known = ", ".join(GROUPS)
+        sys.stderr.write(f"No group of kernels is named {', '.join(sorted(unknown))}; there are {known}\n")
+        return 2
+    return max(compile_group(group) for group in arguments or GROUPS)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""Who compiles kernels on this machine: one process for each group of them, and whoever needs one meanwhile waits for it.
+
+`controlplane.kernels` compiles a group as a whole, before what serves or computes is started. It holds the group's lock, a
+file beside the compiled kernels, and says in that file how far it is. A process that calls a kernel of the group which is
+not on disk yet would compile the same for itself, beside it and slower; it waits instead, and says so in its log.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+GROUPS: Final = ("requests", "planning", "simulation")
+"""In the order in which they are compiled: of a request's way through the gateway, of plans, of the simulator."""
+PACKAGES: Final = {"planning": "scheduling.planning.", "simulation": "scheduling.simulation."}
+"""Where the kernels of a group are; all others are of `requests`."""
+COMPILES: Final = "PILOTHOUSE_COMPILES_KERNELS"
+"""Set in the environment of processes that compile under a lock which another one holds for them."""
+POLL_S: Final = 0.2
+WRITE_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the process that holds a group's lock is."""
+
+    group: str
+    process_id: int
+    began_s: float
+    """Since the epoch."""
+    kernels: int
+    """On disk by now, of its group or called by one."""
+
+    def __str__(self) -> str:
+        return f"{self.kernels} kernels of {self.group} compiled in {max(0.0, time.time() - self.began_s):.0f} s"
+
+
+def group_of(module: str) -> str:
+    """The group of kernels in the module of that name."""
+    return next((group for group, package in PACKAGES.items() if module.startswith(package)), "requests")
+
+
+def _lock_file(base: Path, group: str) -> Path:
+    return base / f"compiling-{group}"
+
+
+@contextmanager
+def compiling(base: Path, group: str) -> Iterator[None]:
+    """Hold the lock of *group* in the folder *base*, waiting for another process that does; and say how far it is."""
+    base.mkdir(parents=True, exist_ok=True)
+    _lock_file(base, group).touch()
+    with _lock_file(base, group).open("r+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        began_s, ended = time.time(), threading.Event()
+
+        def write() -> None:
+            while True:
+                made = sum(1 for path in base.glob("kernels-*/*.nbc") if _modified_s(path) >= began_s)
+                text = json.dumps(asdict(Progress(group, os.getpid(), began_s, made))).encode()
+                os.pwrite(file.fileno(), text.ljust(200), 0)
+                if ended.wait(WRITE_S):
+                    return
+
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            writer.join()
+
+
+def _modified_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # another process has just replaced it
+        return 0.0
+
+
+def progress(base: Path, group: str) -> Progress | None:
+    """How far the process is that compiles *group* now; None if none does."""
+    try:
+        with _lock_file(base, group).open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return Progress(**json.loads(file.read() or "{}"))
+    except (OSError, ValueError, TypeError):  # no such file, or one that is being written
+        pass
+    return None
+
+
+def wait_for(kernel: Any, folder: Path | None) -> None:
+    """Wait until *kernel*, a function, is in *folder* or nobody compiles its group any more."""
+    if folder is None or os.environ.get(COMPILES):
+        return
+    group = group_of(kernel.__module__)
+    said = False
+    while not any(folder.glob(f"*.{kernel.__name__}-*.nbi")):
+        now = progress(folder.parent, group)
+        if now is None or now.process_id == os.getpid():
+            return
+        if not said:
+            said = True
+            logging.getLogger(__name__).warning(
+                "%s waits for process %d, which compiles kernels of this version: %s",
+                kernel.__name__,
+                now.process_id,
+                now,
+            )
+        time.sleep(POLL_S)

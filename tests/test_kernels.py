@@ -1,0 +1,181 @@
+"""What was compiled is not loaded again, until a source, the processor or a kernel on disk has changed; one process does it."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from controlplane import kernels
+from scheduling import compiling
+from scheduling.compiled import compiled
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "source.py"
+    source.write_text("")
+    monkeypatch.setattr(kernels, "sources", lambda: [source])
+    kernels.state.cache_clear()
+    yield source
+    kernels.state.cache_clear()
+
+
+@pytest.fixture
+def kernel(source):
+    kernel = source.parent / "cache" / "kernels-source-0" / "kernel.nbc"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_text("")
+    kernels.note_done(kernels.stamp("planning"), kernels.kept(0.0))
+    return kernel
+
+
+def done():
+    kernels.state.cache_clear()
+    return "planning" not in kernels.missing()
+
+
+def test_it_is_done_once(source, kernel):
+    assert done()
+    assert kernels.missing() == ["requests", "simulation"]
+    (kernel.parent / "another.nbc").write_text("")  # what a test compiled for itself
+    assert done()
+    os.utime(source, (1.0, 1.0))  # another checkout of the same sources
+    assert done()
+    kernels.stamp("planning").unlink()
+    assert not done()
+
+
+def test_a_source_that_changed_is_compiled_again(source, kernel):
+    source.write_text("# changed")
+    assert not done()
+
+
+def test_a_kernel_that_was_removed_is_compiled_again(kernel):
+    kernel.unlink()
+    assert not done()
+
+
+def test_another_processor_compiles_for_itself(kernel, monkeypatch):
+    monkeypatch.setattr(kernels, "processor", lambda: "another")
+    assert not done()
+
+
+def test_kernels_of_folders_that_nobody_asked_for_do_not_count(source, kernel):
+    os.utime(kernel.parent, (1.0, 1.0))
+    assert str(kernel) not in kernels.kept(2.0)
+    assert str(kernel) in kernels.kept(0.0)
+
+
+def test_everything_that_holds_kernels_is_looked_at():
+    names = {path.relative_to(kernels.ROOT).as_posix() for path in kernels.sources()}
+    assert {"scheduling/compiled.py", "scheduling/dispatch.py", "forecasting/lengths/text/kernels.py"} <= names
+
+
+def test_every_group_has_parts_and_every_package_a_group():
+    assert tuple(kernels.PARTS) == compiling.GROUPS
+    assert compiling.group_of("scheduling.planning.solvers.kernels") == "planning"
+    assert compiling.group_of("scheduling.simulation.cluster.loop") == "simulation"
+    assert compiling.group_of("scheduling.dispatch") == "requests"
+    assert compiling.group_of("forecasting.lengths.text.kernels") == "requests"
+
+
+def test_parts_run_in_processes_of_their_own_and_a_failure_is_not_taken_for_done(source, monkeypatch):
+    monkeypatch.setitem(kernels.PARTS, "planning", {"nothing": lambda: None})
+    assert kernels.compile_group("planning") != 0  # the process that it starts knows no such part
+    assert not done()
+    assert kernels.progress() is None
+
+
+def test_unknown_groups_are_named(capsys):
+    assert kernels.main(["plannign"]) == 2
+    assert "No group of kernels is named plannign; there are requests, planning, simulation" in capsys.readouterr().err
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from scheduling.compiling import compiling
+with compiling(Path(sys.argv[1]), sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def holder(source):
+    """Another process that compiles kernels of requests until its input ends."""
+    command = [sys.executable, "-c", HOLDER, str(kernels.base()), "requests"]
+    process = subprocess.Popen(command, cwd=kernels.ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    yield process
+    process.communicate()
+
+
+def until(condition):
+    end_s = time.monotonic() + 20.0
+    while not (found := condition()):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    return found
+
+
+def test_who_compiles_says_how_far_it_is(holder):
+    found = until(kernels.progress)
+    assert (found.group, found.process_id, found.kernels) == ("requests", holder.pid, 0)
+    (kernels.base() / "kernels-new").mkdir()
+    (kernels.base() / "kernels-new" / "one.nbc").write_text("")
+    assert str(until(lambda: (now := kernels.progress()).kernels and now)).startswith(
+        "1 kernels of requests compiled in "
+    )
+    holder.communicate("\n")
+    assert kernels.progress() is None
+
+
+def test_who_dies_while_it_compiles_holds_up_nobody(holder):
+    until(kernels.progress)
+    holder.kill()
+    holder.wait()
+    assert kernels.progress() is None
+
+
+def nothing():
+    return 7
+
+
+def test_a_kernel_that_another_process_compiles_is_waited_for(holder, caplog):
+    """And is there as soon as it lies on disk, or as nobody compiles any more."""
+    until(kernels.progress)
+    folder = kernels.base() / "kernels-some"
+    folder.mkdir()
+    with caplog.at_level(logging.WARNING, "scheduling.compiling"):
+        waiting = threading.Thread(target=compiling.wait_for, args=(nothing, folder))
+        waiting.start()
+        until(lambda: caplog.records)
+    assert f"nothing waits for process {holder.pid}, which compiles kernels" in caplog.text
+    assert waiting.is_alive()
+    (folder / "test_kernels.nothing-1.py311.nbi").write_text("")
+    waiting.join(20.0)
+    assert not waiting.is_alive()
+    other = threading.Thread(target=compiling.wait_for, args=(until, folder))
+    other.start()
+    holder.communicate("\n")
+    other.join(20.0)
+    assert not other.is_alive()
+
+
+def test_kernels_of_other_groups_and_of_whoever_compiles_do_not_wait(holder, monkeypatch):
+    until(kernels.progress)
+    folder = kernels.base() / "kernels-some"
+    folder.mkdir()
+    monkeypatch.setattr(nothing, "__module__", "scheduling.planning.planner")
+    compiling.wait_for(nothing, folder)
+    monkeypatch.undo()
+    monkeypatch.setenv(compiling.COMPILES, "1")
+    compiling.wait_for(nothing, folder)
+    compiling.wait_for(nothing, None)  # one that is kept nowhere
+    assert compiled(nothing)() == 7
