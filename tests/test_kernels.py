@@ -1,4 +1,4 @@
-"""What was compiled is not loaded again, until a source, the processor or a kernel on disk has changed; one process works."""
+"""What was compiled is not loaded again until a source, the processor or a kernel on disk has changed; one process works."""
 
 import logging
 import os

@@ -35,10 +35,10 @@ from controlplane.dispatch.port import (
 from controlplane.dispatch.requests.placement import Placement
 from controlplane.dispatch.requests.rehoming import Rehoming
 from controlplane.dispatch.requests.reordering import Reordering
-from controlplane.dispatch.requests.request import Request
+from controlplane.dispatch.requests.request import Estimate, Request
 from controlplane.dispatch.requests.token_accounts import TokenAccounts
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
-from controlplane.dispatch.requests.waiting_times import Estimate, WaitingTimes
+from controlplane.dispatch.requests.waiting_times import WaitingTimes
 
 MAX_ATTEMPTS = 3
 

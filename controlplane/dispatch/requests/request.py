@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from controlplane.dispatch.port import Submit
+from scheduling.queueing.waits.waiting_time import Wait
 
 if TYPE_CHECKING:
     from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
-    from controlplane.dispatch.requests.waiting_times import Estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What was said of a request when it began to wait."""
+
+    endpoint: Endpoint
+    position: int  # in its queue; 1: the next to be given out
+    wait: Wait | None = None  # None while nothing is known of the pace there
+    uncorrected_s: float | None = None  # mean by the profile alone, once lengths are known
+    says_throughput: bool = False  # the queue was long enough for its wait to say how fast the endpoint is
+    batch: float = 1.0
+    of_own_s: float = 0.0  # mean by the queue that it stands in, and
+    of_pool_s: float | None = None  # by all instances of its endpoint; None where these are one
+    serving: int = 0  # instances of its endpoint, by then
 
 
 class Request(Struct, eq=False):

@@ -1,34 +1,17 @@
 """What waiting requests are expected to wait, and what they then waited: the RWT estimator over the live queues."""
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from controlplane.dispatch.kernels import ahead, ahead_in_queue
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.requests.paces import Ahead, Paces
-from controlplane.dispatch.requests.request import Request
+from controlplane.dispatch.requests.request import Estimate, Request
 from controlplane.dispatch.requests.shared_gpus import SharedGpus, Stay
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from scheduling.queueing.waits.starting import Coming, sooner, until_produced
 from scheduling.queueing.waits.waiting_time import EXPECTED_COLUMNS, History, Wait
 
 MOST_ERROR = 0.2  # of the mean output ahead, in shares of it, with which throughput can be learned from a wait
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """What was said of a request when it began to wait."""
-
-    endpoint: Endpoint
-    position: int  # in its queue; 1: the next to be given out
-    wait: Wait | None = None  # None while nothing is known of the pace there
-    uncorrected_s: float | None = None  # mean by the profile alone, once lengths are known
-    says_throughput: bool = False  # the queue was long enough for its wait to say how fast the endpoint is
-    batch: float = 1.0
-    of_own_s: float = 0.0  # mean by the queue that it stands in, and
-    of_pool_s: float | None = None  # by all instances of its endpoint; None where these are one
-    serving: int = 0  # instances of its endpoint, by then
 
 
 class WaitingTimes:
