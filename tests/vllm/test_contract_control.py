@@ -13,6 +13,8 @@ from tests.vllm.conftest import MAX_MODEL_LEN, MAX_NUM_QUEUED_REQS, MAX_NUM_SEQS
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.metrics import VllmMetrics
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture
 async def control(server: Server, http: aiohttp.ClientSession) -> AsyncIterator[VllmClient]:
