@@ -142,8 +142,13 @@ def kill_pool(process: "subprocess.Popen[bytes]") -> None:
 
 
 @pytest.mark.services
-@pytest.mark.nightly
-@pytest.mark.parametrize("end", [kill, kill_pool], ids=["the worker", "its process"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(kill, id="the worker", marks=pytest.mark.nightly),
+        pytest.param(kill_pool, id="its process", marks=pytest.mark.gate),
+    ],
+)
 async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatch, tmp_path, end):  # noqa: F811
     url = redis_server.url
     for option in ("broker_url", "broker_write_url"):

@@ -39,6 +39,7 @@ def points(page, chart) -> int:
 # Signing in
 
 
+@pytest.mark.gate
 def test_signing_in_and_out(console, open_page, complaints):
     complaints.allowed = ("status of 401",)
     page = open_page(console, "/events/", user=None)
@@ -54,6 +55,7 @@ def test_signing_in_and_out(console, open_page, complaints):
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
 
 
+@pytest.mark.gate
 def test_signing_in_by_link_once(console, open_page, complaints):
     complaints.allowed = ("status of 410",)
     link = f"/sign-in/{create_sign_in_link(User.objects.get(username='operator'))}/"
@@ -65,6 +67,7 @@ def test_signing_in_by_link_once(console, open_page, complaints):
     expect(again.get_by_role("heading", level=1)).to_have_text("This link has ended")
 
 
+@pytest.mark.gate
 def test_a_tenants_person_sees_usage_keys_requests_and_lengths_only(console, open_page, complaints):
     complaints.allowed = ("status of 403",)
     page = open_page(console, "/", user="tenant")
@@ -94,6 +97,7 @@ def test_first_paint_needs_no_script(console, open_page):
     expect(page.locator('th[aria-sort="descending"]')).to_have_text(re.compile("Running"))
 
 
+@pytest.mark.gate
 def test_numbers_move_and_charts_grow(console, open_page):
     page = open_page(console, "/?range=60&demand=requests")
     expect_live(page)
@@ -112,6 +116,7 @@ def test_numbers_move_and_charts_grow(console, open_page):
     expect(page.locator("#chart-ttft [data-plot]")).to_have_attribute("aria-label", re.compile("p95 is"))
 
 
+@pytest.mark.gate
 def test_a_stopped_server_is_said_and_its_return_noticed(console, open_page, complaints):
     complaints.allowed = EXPECTED_WHEN_AWAY
     page = open_page(console, "/")
@@ -151,6 +156,7 @@ def test_a_silent_gateway_is_distinguished_from_a_lost_server(console, open_page
     expect(page.get_by_role("heading", name=re.compile("The numbers below stand still"))).to_have_count(0)
 
 
+@pytest.mark.gate
 def test_without_websockets_it_polls(console, open_page, complaints):
     complaints.allowed = EXPECTED_WHEN_AWAY
     page = open_page(console, "/about/")
@@ -179,6 +185,7 @@ def test_pausing_holds_what_is_shown_and_resuming_catches_up(console, open_page)
     expect_live(page)
 
 
+@pytest.mark.gate
 def test_a_new_event_and_a_lost_instance_appear(console, open_page):
     page = open_page(console, "/")
     expect_live(page)
@@ -208,6 +215,7 @@ def test_a_new_event_and_a_lost_instance_appear(console, open_page):
     expect(page.locator("[data-attention]")).not_to_contain_text(row.name)
 
 
+@pytest.mark.gate
 def test_filters_are_in_the_address(console, open_page):
     page = open_page(console, "/?model=llama-3.1-8b&range=5&demand=requests&table=kv")
     expect(page.get_by_role("combobox", name="Model")).to_have_value("llama-3.1-8b")
@@ -271,6 +279,7 @@ def test_the_overview_of_one_model_stays_so(console, open_page):
         assert model in text or model.replace(".", "-") in text or "whole fleet" in text, text
 
 
+@pytest.mark.gate
 def test_a_key_is_made_copied_and_revoked(console, open_page):
     page = open_page(console, "/keys/", permissions=["clipboard-read", "clipboard-write"])
     page.get_by_label("Name").fill("nightly job")
@@ -295,6 +304,7 @@ def test_a_key_is_made_copied_and_revoked(console, open_page):
     assert ApiKey.objects.get(name="nightly job").revoked_at
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("path", "panel", "key"),
     [
@@ -339,6 +349,7 @@ def test_the_top_tenant_by_cost_is_one_click_away(console, open_page):
 # Themes and keys
 
 
+@pytest.mark.gate
 def test_the_theme_stays(console, open_page):
     page = open_page(console, "/", theme="dark")
     background = "getComputedStyle(document.body).backgroundColor"

@@ -187,7 +187,7 @@ async def test_a_disconnect_frees_the_request_upstream(served, client):
     assert row.output_tokens < 16 * 900
 
 
-async def test_draining_finishes_what_runs_and_takes_nothing_more(served, client):
+async def test_draining_finishes_what_runs(served, client):
     stream = await client.completions.create(model=MODEL, prompt=[9, 9], stream=True, n=8, **exactly(800))
     await anext(stream)
 
@@ -196,10 +196,7 @@ async def test_draining_finishes_what_runs_and_takes_nothing_more(served, client
 
     await database_sync_to_async(drain)()
     await until(lambda: served.gateway.topology.fleet.accepting.sum() == 0)
-    late = asyncio.create_task(client.completions.create(model=MODEL, prompt=[4], **exactly(3)))
     reasons = [choice.finish_reason async for chunk in stream for choice in chunk.choices if choice.finish_reason]
     assert reasons == ["length"] * 8
-    assert not late.done()
-    late.cancel()
     row = (await served.rows())[-1]
     assert (row.outcome, row.output_tokens) == ("done", 8 * 800)
