@@ -1,8 +1,8 @@
 """How many examples property tests draw: few in `make test`, more in the gate, many at night.
 
-`make test` draws the same ones in every run, so that a change fails for what it changed. The gate (`--hypothesis-profile gate`)
-and the night draw others each time, by a seed that the Makefile prints. What fails is kept in `.hypothesis` and tried first
-the next time; the line `@reproduce_failure` that is printed with it repeats it anywhere. It becomes an `@example` of its test.
+`make test` draws the same ones in every run, so that a change fails for what it changed. The gate (`--hypothesis-profile
+gate`) and the night draw others each time, by a seed that the Makefile prints. What fails is kept in `.hypothesis` and tried
+first the next time; the line `@reproduce_failure` that is printed with it repeats it anywhere. It becomes an `@example`.
 """
 
 from typing import Any

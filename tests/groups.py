@@ -64,8 +64,7 @@ def run_stages(stages: tuple[tuple[Lane, ...], ...], variables: tuple[str, ...])
     say = threading.Lock()
 
     def follow(lane: Lane) -> None:
-        for name in lane:
-            results.append(run(name, variables, say))
+        results.extend(run(name, variables, say) for name in lane)
 
     for lanes in stages:
         threads = [threading.Thread(target=follow, args=(lane,)) for lane in lanes]
@@ -85,7 +84,9 @@ def table(results: list[Result]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.groups", description="Run the gate's groups, or the night's.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.groups", description="Run the gate's groups, or the night's."
+    )
     parser.add_argument("which", choices=("gate", "nightly"))
     is_gate = parser.parse_args(arguments).which == "gate"
     began_s = time.monotonic()

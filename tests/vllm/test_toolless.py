@@ -1,4 +1,4 @@
-"""Servers that were not told how their model calls tools: the emulated one refuses as vLLM does."""
+"""Servers without a parser of tool calls: the emulated one refuses as vLLM does."""
 
 from collections.abc import Iterator
 from typing import Any
