@@ -20,5 +20,6 @@ def test_every_page_opens_without_a_complaint(furnished, open_page, complaints):
         assert answer.status == 200, path
         expect(page.locator("h1").first).to_be_visible()
         if page.locator("[data-plot]").count():
+            page.locator("[data-plot]").first.scroll_into_view_if_needed()  # charts are drawn where they are looked at
             expect(page.locator("[data-plot] .main-svg").first).to_be_visible()
         assert complaints.unexpected() == [], path
