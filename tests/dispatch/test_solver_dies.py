@@ -165,7 +165,9 @@ async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatc
             # It says that a task is done after it only, and what computes then solves, for a second at the least.
             await until(lambda: client.hlen("unacked"))
             before_s = spent_s(process)
-            await until(lambda: spent_s(process) >= before_s + 0.2)
+            await until(
+                lambda: spent_s(process) >= before_s + 0.05, 30
+            )  # a busy machine may give it no more in a second
             end(process)
             assert not client.keys(f"{KEY}*"), "it had answered"
             assert not scheduler.recent
