@@ -14,11 +14,8 @@ from workers.vllm.metrics import VllmMetrics
 
 MESSAGES: Any = [{"role": "user", "content": "Hello engine"}]
 EXACT = {"ignore_eos": True}  # with max_tokens: exactly that many tokens
-SAME = {
-    "temperature": 0
-}  # or now and then the last token would end within a character, and its event would hold no text
-COMPLETION = {"model": MODEL, "prompt": "Hello engine", "max_tokens": 12, **EXACT, **SAME}
-CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 12, **EXACT, **SAME}
+COMPLETION = {"model": MODEL, "prompt": "Hello engine", "max_tokens": 12, **EXACT}
+CHAT = {"model": MODEL, "messages": MESSAGES, "max_tokens": 12, **EXACT}
 RESPONSE = {"model": MODEL, "input": "Hello engine", "max_output_tokens": 12, **EXACT}
 USAGE = {"stream_options": {"include_usage": True}}
 CONTINUOUS = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}

@@ -78,9 +78,12 @@ async def test_shape_of_bodies(server: Server, http: aiohttp.ClientSession, name
     ],
 )
 async def test_shape_of_events(server: Server, http: aiohttp.ClientSession, name: str, path: str, body: Any) -> None:
-    """The first, the middle and the last events; equal shapes in a row count once, for tokens may share an event."""
+    """The first, the middle and the last events; equal shapes in a row count once, for tokens may share an event.
+
+    Not of tokens drawn by chance: now and then the last one ends within a character, and its event has no text.
+    """
     shapes: list[Any] = []
-    for event in await events(http, server, path, body):
+    for event in await events(http, server, path, {**body, "temperature": 0}):
         if not shapes or shape(event) != shape(shapes[-1]):
             shapes.append(event)
     compare_shape(server, name, {str(number): event for number, event in enumerate(shapes)})
