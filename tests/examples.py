@@ -1,7 +1,8 @@
-"""How many examples property tests draw: few by default, many with `--hypothesis-profile many` (`make properties`, in CI).
+"""How many examples property tests draw: few in `make test`, more in the gate, many at night.
 
-Both draw the same ones in every run, so that a change fails for what it changed. `explore` draws others each time
-(`make explore`): a failure it finds becomes an `@example` of its test.
+`make test` draws the same ones in every run, so that a change fails for what it changed. The gate (`--hypothesis-profile
+gate`) and the night draw others each time, by a seed that the Makefile prints. What fails is kept in `.hypothesis` and tried
+first the next time; the line `@reproduce_failure` that is printed with it repeats it anywhere. It becomes an `@example`.
 """
 
 from typing import Any
@@ -25,8 +26,8 @@ if _of_loaded_modules is not None:
 
 # Examples are judged by what they find, not by how long they take on a busy machine.
 settings.register_profile("few", max_examples=FEW, deadline=None, derandomize=True)
-settings.register_profile("many", max_examples=MANY, deadline=None, derandomize=True)
-settings.register_profile("explore", max_examples=MANY, deadline=None)
+settings.register_profile("gate", max_examples=USUAL, deadline=None, print_blob=True)
+settings.register_profile("night", max_examples=MANY, deadline=None, print_blob=True)
 
 
 def costly(few: int, many: int | None = None) -> settings:

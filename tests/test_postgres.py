@@ -1,4 +1,8 @@
-"""Rows, services and the ledger on a real PostgreSQL: the tests that use them, run again in processes of their own."""
+"""Tests that write rows, once more on a real PostgreSQL, in processes of their own.
+
+The gate runs those marked `sql`: claims, constraints, the ledger, bulk writes, text and time in queries. That migrations
+make the tables out of nothing is shown by the test database itself. The night runs whole suites.
+"""
 
 import os
 import shutil
@@ -19,16 +23,20 @@ SUITES = [
     "tests/gateway",
     "tests/lengths",
     "tests/planning/test_executor.py",
-    "tests/planning/test_executor_races.py",
-    "tests/planning/test_folding.py",
 ]
+
+
+def marked() -> list[str]:
+    """Files with tests marked `sql`: to collect the others takes longer than to run these."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(path) for path in files if "pytest.mark.sql" in path.read_text() and path != Path(__file__)]
 
 
 def program(name: str) -> str:
     """A program of PostgreSQL: Debian keeps `initdb` and `pg_ctl` off the PATH."""
     path = shutil.which(name) or next((str(path) for path in Path("/usr/lib/postgresql").glob(f"*/bin/{name}")), None)
     if path is None:
-        pytest.fail(f"no {name}: install postgresql (`make test-all` does as root)")
+        pytest.fail(f"no {name}: install postgresql (`make tools` does as root)")
     return path
 
 
@@ -60,11 +68,24 @@ def database_url():
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.services
-def test_the_suites_that_write_rows_pass_on_postgresql(database_url):
+def run_on(database_url: str, *selected: str) -> None:
+    """Run tests against the database, and fail with what pytest said."""
     options = ["-p", "no:cacheprovider", "-p", "tests.database_only", "-n", "2", "--dist", "loadfile"]
-    command = [sys.executable, "-m", "pytest", "-q", *options, *SUITES]
+    command = [sys.executable, "-m", "pytest", "-q", *options, *selected]
     environment = os.environ | {"DATABASE_URL": database_url}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+    print(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.services
+@pytest.mark.gate
+def test_what_speaks_sql_itself_passes_on_postgresql(database_url):
+    run_on(database_url, "-m", "sql", *marked())
+
+
+@pytest.mark.services
+@pytest.mark.nightly
+def test_the_suites_that_write_rows_pass_on_postgresql(database_url):
+    run_on(database_url, *SUITES, *marked())

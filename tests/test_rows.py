@@ -35,12 +35,14 @@ def test_an_empty_value_does_not_narrow():
     assert narrowed(everything, pk=0).count() == 0
 
 
+@pytest.mark.sql
 def test_each_word_is_in_one_of_the_fields():
     record("test.happened", actor="ann", reason="More load")
     for text, count in (("", 1), ("LOAD", 1), ("ann load", 1), ("ann bob", 0)):
         assert containing(Event.objects.all(), text, "actor", "reason").count() == count, text
 
 
+@pytest.mark.sql
 def test_newest_of_each():
     for actor in ("ann", "bob", "ann"):
         record("test.happened", actor=actor)

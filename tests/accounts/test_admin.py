@@ -138,6 +138,7 @@ def test_the_list_beside_a_page_is_that_of_the_index(as_admin):
         assert link in index.content
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model._meta.model_name)
 def test_every_filter_of_every_list_answers(model, rows, as_admin, no_sidebar):
     page = as_admin.get(url_of(model, "changelist"))
@@ -205,6 +206,7 @@ class TestEdits:
         as_admin.post(url_of(Region, "change", region.pk), {"name": "us-east", "title": "US East", "active": "on"})
         assert not Event.objects.exists()
 
+    @pytest.mark.sql
     def test_many_to_many_changes_are_seen(self, as_admin, acme, slo_class):
         other = SloClass.objects.create(name="batch", title="Batch", kind="non_interactive", deadline_s=60)
         response = as_admin.post(
@@ -265,6 +267,7 @@ class TestEdits:
         event = Event.objects.get(kind="membership.changed")
         assert (event.before, event.after) == ({"role": "viewer"}, {"role": "admin"})
 
+    @pytest.mark.sql
     def test_deletion_is_an_event_one_by_one_and_in_bulk(self, as_admin):
         one, two, three = (Region.objects.create(name=name, title=name) for name in ("r1", "r2", "r3"))
         as_admin.post(url_of(Region, "delete", one.pk), {"post": "yes"})

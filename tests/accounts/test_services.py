@@ -52,6 +52,7 @@ class TestKeys:
             services.create_api_key(acme, "laptop", "test")
         assert set(caught.value.message_dict) == {"tenant"}
 
+    @pytest.mark.sql
     def test_revoking(self, acme, operator):
         key, _ = services.create_api_key(acme, "laptop", operator)
         services.revoke_api_key(key, operator, "leaked")
@@ -82,6 +83,7 @@ class TestSignInLinks:
         member.save()
         assert services.use_sign_in_link(token) is None
 
+    @pytest.mark.sql
     def test_of_two_at_the_same_time_one_succeeds(self, member, monkeypatch):
         """The second looks while the link is unused, and comes to claim it when it is used."""
         token = services.create_sign_in_link(member)
@@ -140,6 +142,7 @@ class TestWhoSeesWhat:
         assert make_user("root", is_superuser=True).fleet_role() == Role.ADMIN
         assert make_user("nobody").fleet_role() is None
 
+    @pytest.mark.sql
     def test_one_membership_per_tenant(self, member, acme):
         with pytest.raises(ValidationError) as caught:
             member.memberships.model(user=member, tenant=acme, role=Role.ADMIN).full_clean()

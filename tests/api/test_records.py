@@ -35,6 +35,7 @@ def ledger_row(tenant, number=0, **values):
 
 
 class TestEvents:
+    @pytest.mark.sql
     def test_pages_by_cursor_neither_repeat_nor_skip(self, sign_in, operations):
         for number in range(7):
             record("test.happened", actor=f"a{number}")
@@ -99,6 +100,7 @@ class TestRequests:
         assert (item["instance"], item["attempts"], item["trace"]) == (None, None, None)
         assert with_key(acme).get("requests", instance="instance-1").status_code == 403
 
+    @pytest.mark.sql
     def test_filters_and_pages(self, with_key, acme):
         for number in range(5):
             ledger_row(acme, number, outcome=Outcome.FAILED if number % 2 else Outcome.DONE)
@@ -143,6 +145,7 @@ class TestUsage:
         assert [(item["minute"], item["requests"]) for item in body["items"]] == [("2026-03-01T12:00:00Z", 4)]
         assert body["truncated"] is False
 
+    @pytest.mark.sql
     @pytest.mark.parametrize("who", ["key", "member", "operator"])
     def test_a_tenants_series_is_counted_from_its_requests(self, who, rows, sign_in, with_key, acme):
         caller = with_key(acme) if who == "key" else sign_in(who)

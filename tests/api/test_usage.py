@@ -42,6 +42,7 @@ def test_the_fleets_people_see_all_and_what_was_idle(rows, sign_in):
     assert body["truncated"] is False
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize("who", ["key", "member", "operator"])
 def test_a_tenant_sees_its_own_by_day(who, rows, sign_in, with_key, acme):
     caller = with_key(acme) if who == "key" else sign_in(who)
@@ -61,6 +62,7 @@ def test_of_another_tenant_there_is_nothing(rows, sign_in, with_key, globex):
         assert {item["tenant"] for item in items(caller.get("v1/usage", **RANGE))} == {"globex"}
 
 
+@pytest.mark.sql
 def test_groups_and_filters(rows, sign_in):
     caller = sign_in("viewer")
     by_tenant = items(caller.get("v1/usage", group_by="tenant", **RANGE))

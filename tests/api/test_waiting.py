@@ -51,6 +51,7 @@ def test_without_a_gateway_it_says_so(sign_in, settings):
     assert (response.status_code, response.json()["error"]["code"]) == (503, "no_summary")
 
 
+@pytest.mark.sql
 def test_estimates_are_compared_with_what_was_waited(acme, sign_in, with_key):
     for number in range(1, 11):
         ledger_row(

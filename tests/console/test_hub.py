@@ -123,6 +123,7 @@ def test_what_cannot_be_read_is_left_out(make_hub, live, caplog):
     assert caplog.text.count("could not be read") == 3
 
 
+@pytest.mark.gate
 @pytest.mark.services
 def test_it_takes_what_is_there_and_what_comes(make_hub, real_redis):
     fill_history(real_redis.client, FEED, 30)
@@ -156,6 +157,7 @@ def test_an_old_summary_is_a_silent_gateway_too(make_hub, real_redis):
     assert state.known  # the old numbers are shown, and called old
 
 
+@pytest.mark.gate
 @pytest.mark.services
 def test_redis_goes_away_and_comes_back(make_hub, real_redis):
     fill_history(real_redis.client, FEED, 10)

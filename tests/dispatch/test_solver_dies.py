@@ -142,8 +142,13 @@ def kill_pool(process: "subprocess.Popen[bytes]") -> None:
 
 
 @pytest.mark.services
-@pytest.mark.nightly
-@pytest.mark.parametrize("end", [kill, kill_pool], ids=["the worker", "its process"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param(kill, id="the worker", marks=pytest.mark.nightly),
+        pytest.param(kill_pool, id="its process", marks=pytest.mark.gate),
+    ],
+)
 async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatch, tmp_path, end):  # noqa: F811
     url = redis_server.url
     for option in ("broker_url", "broker_write_url"):
@@ -160,7 +165,9 @@ async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatc
             # It says that a task is done after it only, and what computes then solves, for a second at the least.
             await until(lambda: client.hlen("unacked"))
             before_s = spent_s(process)
-            await until(lambda: spent_s(process) >= before_s + 0.2)
+            await until(
+                lambda: spent_s(process) >= before_s + 0.05, 30
+            )  # a busy machine may give it no more in a second
             end(process)
             assert not client.keys(f"{KEY}*"), "it had answered"
             assert not scheduler.recent

@@ -23,7 +23,7 @@ from tests.console.feed import Feed, fill_history, publish
 
 ROOT = Path(__file__).parent.parent.parent
 SECRET_KEY = "a key for browser tests, long enough and with enough different characters 0123456789"
-STARTS_WITHIN_S = 60
+STARTS_WITHIN_S = 120
 
 
 def free_port() -> int:

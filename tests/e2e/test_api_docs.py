@@ -4,11 +4,13 @@ import json
 import re
 import shlex
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.e2e.conftest import PHONE, keep
 
 
+@pytest.mark.gate
 def test_docs_work_offline(console, open_page):
     page = open_page(console, "/", user="tenant")
     asked = []

@@ -12,7 +12,7 @@ from controlplane.accounts.services import create_sign_in_link
 from controlplane.events.models import Event, Severity
 from controlplane.fleet.models import Instance
 from tests.e2e import seed
-from tests.e2e.conftest import EXPECTED_WHEN_AWAY, PHONE, keep
+from tests.e2e.conftest import EXPECTED_WHEN_AWAY, keep
 
 LIVE = re.compile(r"Live, updated \d s ago")
 
@@ -39,6 +39,7 @@ def points(page, chart) -> int:
 # Signing in
 
 
+@pytest.mark.gate
 def test_signing_in_and_out(console, open_page, complaints):
     complaints.allowed = ("status of 401",)
     page = open_page(console, "/events/", user=None)
@@ -54,6 +55,7 @@ def test_signing_in_and_out(console, open_page, complaints):
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
 
 
+@pytest.mark.gate
 def test_signing_in_by_link_once(console, open_page, complaints):
     complaints.allowed = ("status of 410",)
     link = f"/sign-in/{create_sign_in_link(User.objects.get(username='operator'))}/"
@@ -65,6 +67,7 @@ def test_signing_in_by_link_once(console, open_page, complaints):
     expect(again.get_by_role("heading", level=1)).to_have_text("This link has ended")
 
 
+@pytest.mark.gate
 def test_a_tenants_person_sees_usage_keys_requests_and_lengths_only(console, open_page, complaints):
     complaints.allowed = ("status of 403",)
     page = open_page(console, "/", user="tenant")
@@ -94,6 +97,7 @@ def test_first_paint_needs_no_script(console, open_page):
     expect(page.locator('th[aria-sort="descending"]')).to_have_text(re.compile("Running"))
 
 
+@pytest.mark.gate
 def test_numbers_move_and_charts_grow(console, open_page):
     page = open_page(console, "/?range=60&demand=requests")
     expect_live(page)
@@ -112,6 +116,7 @@ def test_numbers_move_and_charts_grow(console, open_page):
     expect(page.locator("#chart-ttft [data-plot]")).to_have_attribute("aria-label", re.compile("p95 is"))
 
 
+@pytest.mark.gate
 def test_a_stopped_server_is_said_and_its_return_noticed(console, open_page, complaints):
     complaints.allowed = EXPECTED_WHEN_AWAY
     page = open_page(console, "/")
@@ -151,6 +156,7 @@ def test_a_silent_gateway_is_distinguished_from_a_lost_server(console, open_page
     expect(page.get_by_role("heading", name=re.compile("The numbers below stand still"))).to_have_count(0)
 
 
+@pytest.mark.gate
 def test_without_websockets_it_polls(console, open_page, complaints):
     complaints.allowed = EXPECTED_WHEN_AWAY
     page = open_page(console, "/about/")
@@ -179,6 +185,7 @@ def test_pausing_holds_what_is_shown_and_resuming_catches_up(console, open_page)
     expect_live(page)
 
 
+@pytest.mark.gate
 def test_a_new_event_and_a_lost_instance_appear(console, open_page):
     page = open_page(console, "/")
     expect_live(page)
@@ -208,6 +215,7 @@ def test_a_new_event_and_a_lost_instance_appear(console, open_page):
     expect(page.locator("[data-attention]")).not_to_contain_text(row.name)
 
 
+@pytest.mark.gate
 def test_filters_are_in_the_address(console, open_page):
     page = open_page(console, "/?model=llama-3.1-8b&range=5&demand=requests&table=kv")
     expect(page.get_by_role("combobox", name="Model")).to_have_value("llama-3.1-8b")
@@ -271,6 +279,7 @@ def test_the_overview_of_one_model_stays_so(console, open_page):
         assert model in text or model.replace(".", "-") in text or "whole fleet" in text, text
 
 
+@pytest.mark.gate
 def test_a_key_is_made_copied_and_revoked(console, open_page):
     page = open_page(console, "/keys/", permissions=["clipboard-read", "clipboard-write"])
     page.get_by_label("Name").fill("nightly job")
@@ -295,6 +304,7 @@ def test_a_key_is_made_copied_and_revoked(console, open_page):
     assert ApiKey.objects.get(name="nightly job").revoked_at
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("path", "panel", "key"),
     [
@@ -339,6 +349,7 @@ def test_the_top_tenant_by_cost_is_one_click_away(console, open_page):
 # Themes and keys
 
 
+@pytest.mark.gate
 def test_the_theme_stays(console, open_page):
     page = open_page(console, "/", theme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
@@ -428,40 +439,7 @@ def test_shortcuts_are_listed_and_can_be_switched_off(console, open_page):
     expect(badge(page)).not_to_have_attribute("data-word", "paused")
 
 
-def test_on_a_phone_nothing_is_wider_than_the_screen(console, open_page):
-    page = open_page(console, "/", viewport=PHONE)
-    request = page.request.get("/requests/?format=csv")
-    assert request.ok
-    for path in (
-        "/",
-        "/instances/",
-        f"/instances/{seed.DRAINED}/",
-        "/requests/",
-        "/usage/",
-        "/keys/",
-        "/events/",
-        "/about/",
-    ):
-        page.goto(path)
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
-
-
 # The first day
-
-
-def test_on_a_phone_tables_are_cards(console, open_page):
-    page = open_page(console, "/instances/", viewport=PHONE)
-    card = page.locator(f'tr[data-instance]:has-text("{seed.DRAINED}")').first
-    cell = card.locator("td[data-field='kv_ratio']")
-    assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == '"KV cache"'
-    title, cell_box, row = (each.bounding_box() for each in (card.locator("th"), cell, card))
-    assert cell_box["y"] > title["y"]  # below its title
-    assert row["width"] < PHONE["width"]
-    assert not page.locator(".scroll").evaluate_all("all => all.some(one => one.scrollWidth > one.clientWidth)")
-    page.get_by_role("link", name="KV cache").click()  # what sorts is still there
-    page.wait_for_url("**/instances/?sort=-kv_ratio")
-    page.set_viewport_size({"width": 1440, "height": 900})
-    assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == "none"
 
 
 def test_an_empty_console_says_what_to_do(empty_console, open_page):

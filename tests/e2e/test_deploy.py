@@ -106,6 +106,7 @@ def fill(page) -> None:
         page.get_by_label(label, exact=True).fill(value)
 
 
+@pytest.mark.gate
 def test_errors_stand_at_their_fields(console, open_page, complaints):
     complaints.allowed = ("status of 422",)
     page = open_page(console, "/models/deploy/", theme="light")
@@ -118,6 +119,7 @@ def test_errors_stand_at_their_fields(console, open_page, complaints):
     keep(page, "deploy-error-light")
 
 
+@pytest.mark.gate
 def test_one_form_to_the_first_token(stack, open_page):
     page = signed_in(stack, open_page)
     page.goto("/models/")
@@ -139,6 +141,7 @@ def test_one_form_to_the_first_token(stack, open_page):
     keep(page, "models-after-deploy")
 
 
+@pytest.mark.gate
 def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
     """From the page over the gateway's fork and Celery to an emulated server that starts, with no row written by hand."""
     page = signed_in(stack, open_page)

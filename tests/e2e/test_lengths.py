@@ -106,6 +106,7 @@ def test_the_page_is_complete_without_a_script(furnished, open_page):
     expect(page.get_by_role("button", name="Apply")).to_be_visible()
 
 
+@pytest.mark.gate
 def test_numbers_of_the_service_move_and_new_rows_appear(furnished, open_page):
     page = open_page(furnished, "/lengths/?hours=1")
     expect(page.locator("[data-live]")).to_have_attribute("data-word", "live")

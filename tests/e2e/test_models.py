@@ -62,6 +62,7 @@ def test_a_row_opens_and_closes(furnished, open_page):
     expect(page.locator(".opened")).to_have_count(0)
 
 
+@pytest.mark.gate
 def test_a_bundle_is_switched_in_three_clicks(furnished, open_page):
     page = open_page(furnished, "/models/")
     page.get_by_role("button", name=f"is the policy of {MODEL}").click()

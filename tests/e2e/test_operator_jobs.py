@@ -45,6 +45,7 @@ def go(page, name: str) -> None:
     page.get_by_role("navigation", name="Main").get_by_role("link", name=name).click()
 
 
+@pytest.mark.gate
 def test_draining_and_resuming_take_three_clicks_each(begin):
     name = "llama-3-2-3b-us-west-1"
     page = begin("/instances/")
@@ -72,6 +73,7 @@ def test_a_key_and_its_first_call_take_two_clicks(begin):
     assert clicks(page) == 2
 
 
+@pytest.mark.gate
 def test_the_slowest_request_of_the_last_hour_and_why_takes_two_clicks(begin):
     page = begin("/")
     page.locator("[data-tile=ttft_p95_ms]").get_by_role("link").click()
@@ -82,6 +84,7 @@ def test_the_slowest_request_of_the_last_hour_and_why_takes_two_clicks(begin):
     assert clicks(page) == 2
 
 
+@pytest.mark.gate
 def test_the_top_tenant_by_cost_takes_one_click(begin):
     page = begin("/")
     go(page, "Usage")
@@ -89,6 +92,7 @@ def test_the_top_tenant_by_cost_takes_one_click(begin):
     assert clicks(page) == 1
 
 
+@pytest.mark.gate
 def test_approving_a_plan_takes_three_clicks(begin):
     plan = advice()
     page = begin("/")
@@ -115,6 +119,7 @@ def test_what_moved_in_the_last_hour_and_why_takes_two_clicks(begin):
     assert clicks(page) == 2
 
 
+@pytest.mark.gate
 def test_comparing_strategies_takes_one_click(begin):
     page = begin("/")
     go(page, "Scaling")

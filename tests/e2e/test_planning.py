@@ -91,6 +91,7 @@ def test_axe_finds_nothing_in_the_dialogs(furnished, open_page, theme):
         page.keyboard.press("Escape")
 
 
+@pytest.mark.gate
 def test_the_forecast_is_drawn_with_its_bands_and_redrawn(furnished, open_page):
     page = open_page(furnished, "/forecast/?model=llama-3.1-8b&region=us-west")
     expect(page.locator("#chart-forecast .main-svg").first).to_be_visible()
@@ -149,6 +150,7 @@ def test_walking_by_keyboard_and_approving_a_plan(furnished, open_page):
     ScalingPlan.objects.filter(pk=plan.pk).update(status=PlanStatus.ADVICE)  # for the other tests
 
 
+@pytest.mark.gate
 def test_changing_a_policy(furnished, open_page):
     name = "llama-3.2-3b"
     page = open_page(furnished, "/scaling/")

@@ -100,6 +100,7 @@ def test_axe_finds_nothing_on_the_first_day(empty_console, open_page, theme):
     keep(page, f"queues-empty-{theme}-1440")
 
 
+@pytest.mark.gate
 def test_a_group_is_bumped_with_its_price_seen_and_the_change_is_undone(full_queues, open_page):
     page = open_page(full_queues, PAGE)
     last = page.locator("#lanes ol.track").first.locator(".block").last

@@ -23,6 +23,7 @@ def shared(console):
     group.delete()
 
 
+@pytest.mark.gate
 def test_an_operator_swaps_knowing_what_it_takes(shared, open_page):
     page = open_page(shared, "/instances/")
     panel = page.get_by_role("region", name="Shared GPUs")

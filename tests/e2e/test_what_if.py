@@ -139,6 +139,7 @@ def compares_decisions(page):
     page.goto(where)
 
 
+@pytest.mark.gate
 def test_a_what_if_from_the_question_to_the_plan(no_what_ifs, open_page, browser):
     console = no_what_ifs
     page = open_page(console, ASKED)

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.django_db
 
 
 class TestAppendOnly:
+    @pytest.mark.sql
     def test_rows_are_neither_changed_nor_removed(self, acme):
         event = record("test.happened", acme, actor="test")
         for attempt in (
@@ -63,6 +64,7 @@ class TestAudit:
 
 
 class TestReading:
+    @pytest.mark.sql
     def test_time_is_a_half_open_range(self):
         event = record("test.happened", actor="a")
         assert selectors.filter_events(Event.objects.all(), since=event.at).exists()
@@ -70,11 +72,13 @@ class TestReading:
         later = timezone.now() + timedelta(seconds=1)
         assert selectors.filter_events(Event.objects.all(), until=later).exists()
 
+    @pytest.mark.sql
     def test_every_word_of_the_text_is_looked_for(self, acme):
         record("tenant.changed", acme, actor="ann", reason="more load at noon")
         for text, matches in (("noon", 1), ("NOON ann", 1), ("acme tenant.", 1), ("noon bob", 0), ("", 1)):
             assert selectors.filter_events(Event.objects.all(), text=text).count() == matches, text
 
+    @pytest.mark.sql
     def test_kinds_and_families(self):
         record("instance.moved", actor="a")
         record("instance_type.changed", actor="a")

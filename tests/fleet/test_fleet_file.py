@@ -153,6 +153,7 @@ def test_without_anybody_to_ask_nothing_is_done(run):
     assert counts() == [0] * len(KINDS)
 
 
+@pytest.mark.sql
 def test_prune_deletes_what_the_file_no_longer_names(run):
     run(FLEET, "--yes")
     Region.objects.create(name="elsewhere", title="Elsewhere")
@@ -176,6 +177,7 @@ def test_prune_does_not_delete_an_instance_that_may_run(run):
     assert [row.name for row in Instance.objects.all()] == ["tiny-1"]
 
 
+@pytest.mark.sql
 def test_an_error_in_the_last_table_leaves_nothing_behind(run):
     with pytest.raises(CommandError):
         run(FLEET.replace('node = "machine"', 'node = "nowhere"'), "--yes")

@@ -269,6 +269,7 @@ class TestOneByOne:
         assert states(world)["b"] == "stopped" or Instance.objects.get(name="b").max_num_seqs == 7
         assert world.seqs() == [7]
 
+    @pytest.mark.sql
     def test_floor_and_rollout_do_not_start_the_same_twice(self, world):
         """The floor keeps the minimum while a rollout is one below it; what the rollout drains is not taken back."""
         world.begin(max_num_seqs=7, max_instances=2, min_instances=2)
@@ -429,6 +430,7 @@ class TestCancelAndChange:
         assert world.run().state == RolloutState.SUCCEEDED
         assert world.seqs() == [256, 256]
 
+    @pytest.mark.sql
     def test_two_at_once_are_refused(self, world):
         world.begin()
         with pytest.raises(ActionError, match="in progress"):
@@ -466,6 +468,7 @@ class TestCutOff:
         assert world.seqs() == [7, 7]
         assert min(world.ready) == 2
 
+    @pytest.mark.sql
     def test_looking_twice_does_it_once(self, world):
         world.begin()
         for _ in range(40):

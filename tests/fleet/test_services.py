@@ -59,6 +59,7 @@ class TestStop:
         assert first == second
         assert InstanceCommand.objects.count() == 1
 
+    @pytest.mark.sql
     def test_it_supersedes_what_has_not_begun(self, make_instance, operator):
         instance = make_instance(state=S.STOPPED)
         start = services.start(instance, operator, "more load")
@@ -104,6 +105,7 @@ class TestStart:
         with pytest.raises(ActionError, match=r"instance-1 cannot start: .* needs its address"):
             services.start(instance, operator, "x")
 
+    @pytest.mark.sql
     def test_its_gpus_may_have_gone_to_others(self, make_instance, operator, node):
         stopped = make_instance(state=S.STOPPED, node=node)
         for _ in range(4):
@@ -113,6 +115,7 @@ class TestStart:
         stopped.refresh_from_db()
         assert stopped.state == S.STOPPED
 
+    @pytest.mark.sql
     def test_its_address_may_have_gone_to_another(self, make_instance, operator):
         stopped = make_instance(state=S.STOPPED, launcher=Launcher.EXTERNAL, url="http://10.0.0.7:8000")
         make_instance(launcher=Launcher.EXTERNAL, url="http://10.0.0.7:8000")

@@ -73,6 +73,7 @@ def test_every_state_can_be_left_and_reached():
     assert {after for afters in MOVES.values() for after in afters} == set(S)
 
 
+@pytest.mark.sql
 @pytest.mark.django_db
 def test_a_move_judges_the_row_not_the_object(make_instance):
     stale = make_instance(state=S.READY)

@@ -142,6 +142,7 @@ class TestSwap:
         assert world.swap_to("a").tier == Tier.STORAGE
         assert ("reload_weights", world.rows["a"].url) in FakeClient.calls
 
+    @pytest.mark.sql
     def test_asking_twice_is_one_swap(self, world):
         first = swaps.request(world.rows["b"], "test", "x")
         assert swaps.request(world.rows["b"], "test", "y").pk == first.pk
@@ -228,6 +229,7 @@ class TestFailures:
 
 
 class TestOneAwake:
+    @pytest.mark.sql
     def test_waking_and_starting_a_second_one_is_refused(self, world):
         with pytest.raises(ActionError, match="b shares its GPUs with a, which is ready: swap to b"):
             services.wake(world.rows["b"], "test", "x")
@@ -242,6 +244,7 @@ class TestOneAwake:
         with pytest.raises(ActionError, match="shares its GPUs with b"):
             services.start(world.rows["c"], "test", "x")
 
+    @pytest.mark.sql
     def test_the_database_keeps_it_too(self, world):
         with pytest.raises(IntegrityError), transaction.atomic():
             Instance.objects.filter(name="b").update(state=S.LOADING)
@@ -387,6 +390,7 @@ class TestTimes:
         assert seen.load(of, Tier.STORAGE) == times.SwapTime(10e9 / times.STORAGE_BYTES_PER_S)
         assert seen.sleep(of, Tier.STORAGE).measured == 0
 
+    @pytest.mark.sql
     def test_medians_of_what_was_measured(self, world):
         for load_s in (3.0, 1.0, 2.0):
             swap = Swap.objects.create(

@@ -254,6 +254,7 @@ class TestSleepAndWake:
 
 
 class TestOrder:
+    @pytest.mark.sql
     def test_commands_of_one_instance_wait_for_each_other(self, make_instance, launcher, delivered):
         instance = make_instance(state=S.PROVISIONING)
         start = services.start(instance, "test", "x")
@@ -279,6 +280,7 @@ class TestHousekeeping:
         assert tasks.run_pending_commands() == 1
         assert delivered == [command.pk]
 
+    @pytest.mark.sql
     def test_a_dead_workers_command_is_given_back(self, make_instance, delivered):
         command = services.start(make_instance(state=S.PROVISIONING), "test", "x")
         long_ago = timezone.now() - timedelta(hours=1)

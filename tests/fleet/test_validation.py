@@ -77,6 +77,7 @@ class TestDeployment:
         deployment.ordering_policy = ordering
         assert deployment.scheduling_policy == ("fcfs" if ordering == "fcfs" else "priority")
 
+    @pytest.mark.sql
     def test_a_second_one_of_the_same_kind(self, deployment):
         deployment.pk = None
         deployment._state.adding = True
@@ -136,6 +137,7 @@ class TestInstance:
     def test_bad_addresses(self, url, make_instance):
         assert errors(make_instance(launcher=Launcher.EXTERNAL, url=url)) == {"url"}
 
+    @pytest.mark.sql
     def test_one_living_instance_per_address(self, make_instance):
         first = make_instance(launcher=Launcher.EXTERNAL, url="http://10.0.0.7:8000")
         second = Instance(
@@ -163,6 +165,7 @@ class TestInstance:
         node.save()
         assert errors(instance) == {"node"}
 
+    @pytest.mark.sql
     def test_the_node_has_gpus_left(self, make_instance, node):
         for _ in range(4):
             last = make_instance(node=node)  # 4 x 2 GPUs of 8
@@ -247,6 +250,7 @@ class TestOthers:
         node.gpu_count, node.region = 8, Region.objects.create(name="us-west", title="US West")
         assert errors(node) == {"region"}
 
+    @pytest.mark.sql
     def test_profiles_are_unique_and_take_time(self, profile):
         profile.decode_a_s = 0.0
         assert errors(profile) == {"decode_a_s"}
@@ -259,6 +263,7 @@ class TestOthers:
         again.prefill_b_s_per_token = 0.0
         assert errors(again) == {"tensor_parallel"}
 
+    @pytest.mark.sql
     def test_the_database_itself_keeps_the_bounds_in_order(self, deployment):
         from django.db import IntegrityError, transaction
 

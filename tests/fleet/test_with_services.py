@@ -29,7 +29,7 @@ from workers.tasks.rollouts import advance_rollouts
 from workers.vllm.client import VllmClient
 from workers.vllm.launcher import EmulatedLauncher
 
-pytestmark = [pytest.mark.services, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.services, pytest.mark.gate, pytest.mark.django_db(transaction=True)]
 S = InstanceState
 PATIENCE_S = 30.0
 

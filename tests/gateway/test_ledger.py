@@ -52,6 +52,7 @@ def rows() -> list[LedgerRow]:
     return list(LedgerRow.objects.order_by("id"))
 
 
+@pytest.mark.sql
 async def test_rows_and_minutes_agree(entries, tmp_path):
     ledger = Ledger(10, tmp_path)
     for entry in entries:
@@ -66,6 +67,7 @@ async def test_rows_and_minutes_agree(entries, tmp_path):
     assert sum(minute.prompt_tokens for minute in minutes) == 40
 
 
+@pytest.mark.sql
 async def test_a_full_batch_is_written_before_its_time(entries, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "BATCH_ROWS", 3)
     ledger = Ledger(1000, tmp_path)
@@ -83,6 +85,7 @@ async def test_a_full_batch_is_written_before_its_time(entries, tmp_path, monkey
     assert (ledger.held, ledger.written) == (0, 4)
 
 
+@pytest.mark.sql
 async def test_rows_wait_while_the_database_is_away(entries, tmp_path, monkeypatch):
     ledger = Ledger(10, tmp_path)
     for entry in entries:
@@ -141,6 +144,7 @@ async def killed(entries, folder) -> None:
     ledger.journal.close()
 
 
+@pytest.mark.sql
 async def test_rows_of_a_process_that_was_killed_are_written_at_the_next_start(entries, tmp_path):
     await killed(entries, tmp_path)
     following = Ledger(10, tmp_path)
@@ -150,6 +154,7 @@ async def test_rows_of_a_process_that_was_killed_are_written_at_the_next_start(e
     assert not list(tmp_path.glob(PATTERN))
 
 
+@pytest.mark.sql
 async def test_a_kill_between_the_commit_and_the_journal_doubles_nothing(entries, tmp_path):
     await killed(entries, tmp_path)
     await database_sync_to_async(module.write)(entries[:3])
@@ -164,6 +169,7 @@ async def test_a_kill_between_the_commit_and_the_journal_doubles_nothing(entries
     assert minutes == 5
 
 
+@pytest.mark.sql
 async def test_an_error_after_the_commit_doubles_nothing(entries, tmp_path, monkeypatch):
     ledger = Ledger(10, tmp_path)
     for entry in entries:
@@ -212,6 +218,7 @@ async def test_a_disk_that_takes_nothing_fails_no_request(entries, tmp_path, cap
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
+@pytest.mark.sql
 @pytest.mark.django_db
 def test_no_index_of_the_ledger_is_the_beginning_of_another():
     with connection.cursor() as cursor:

@@ -17,7 +17,7 @@ from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import serving, until
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.gate]
 
 
 class RedisServer:

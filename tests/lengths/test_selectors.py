@@ -60,6 +60,7 @@ def whole(scope: selectors.Scope) -> Measures:
     return Measures.of(selectors.minutes(scope).aggregate(**{name: Sum(name) for name in selectors.SUMMED}))
 
 
+@pytest.mark.sql
 def test_measures_of_an_hour(counted, now):
     measures = whole(scope_of(now, 1))
     errors = [10, 60, 0, 280]
@@ -111,6 +112,7 @@ def test_groups_add_up_to_the_whole_and_shadows_stand_beside(counted, now):
     assert selectors.total(by_predictor.values()) == expected
 
 
+@pytest.mark.sql
 @pytest.mark.parametrize("hours", [1, 3, 24])
 def test_a_series_has_every_request_in_its_window(counted, now, hours):
     scope = scope_of(now, hours)
@@ -144,6 +146,7 @@ def sampled(now):
         )
 
 
+@pytest.mark.sql
 def test_pairs_are_a_bounded_sample_spread_over_the_range(sampled, now):
     scope = scope_of(now, 24, tenants=["acme"])
     pairs, of = selectors.pairs(scope, most=20)

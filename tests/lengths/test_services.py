@@ -184,6 +184,7 @@ def test_a_rejected_version_is_put_in_shadow_again_and_judged_by_what_it_predict
     assert "length_version.shadow" in kinds()
 
 
+@pytest.mark.sql
 def test_promotion_retires_what_was_active_and_a_rollback_brings_it_back(operator):
     one, two = made(1, STATES.ACTIVE), made(2)
     assert versions.promote(two, operator, "better").state == STATES.ACTIVE
@@ -332,6 +333,7 @@ def test_without_a_shadow_there_is_nothing_to_judge():
 # What is written, and deleted
 
 
+@pytest.mark.sql
 def test_measures_of_several_batches_add_up(acme):
     dice, now = random.Random(1), timezone.now().timestamp()
     for _ in range(3):
@@ -380,6 +382,7 @@ def test_a_student_that_is_gone_costs_samples_but_no_measures(acme, monkeypatch)
     assert (LengthMinute.objects.count(), LengthSample.objects.count()) == (1, 0)
 
 
+@pytest.mark.sql
 def test_text_is_stored_as_a_database_takes_it(acme):
     Tenant.objects.filter(pk=acme.pk).update(keep_prompts=True)
     query = LengthQuery("a\0b \ud800 c", 3, "m", "acme", "interactive")
@@ -387,6 +390,7 @@ def test_text_is_stored_as_a_database_takes_it(acme):
     assert LengthSample.objects.get().text == "a b ? c"
 
 
+@pytest.mark.sql
 def test_old_rows_go_and_texts_with_the_wish_to_keep_them(acme, monkeypatch):
     Tenant.objects.filter(pk=acme.pk).update(keep_prompts=True)
     monkeypatch.setattr(settings, "LENGTH_SAMPLES", 4)

@@ -39,6 +39,7 @@ def test_the_percentile_of_the_class_is_the_one_that_is_planned_for(make_minutes
     assert capability.strictest()[1] == 99.0
 
 
+@pytest.mark.sql
 def test_a_window_is_of_all_instances_of_an_endpoint_and_of_its_classes_promises(deployment, acme, slo_class):
     SloClass.objects.update(percentile=90.0)
     names = ["one", "two"]

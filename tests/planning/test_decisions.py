@@ -103,6 +103,7 @@ class TestPlans:
         assert plan.status == status
         assert not Event.objects.exists()
 
+    @pytest.mark.sql
     def test_a_second_operator_reads_that_the_first_was_faster(self, make_plan, operator):
         plan = make_plan()
         same = ScalingPlan.objects.get(pk=plan.pk)
@@ -160,6 +161,7 @@ class TestPolicies:
 
 
 class TestBacktests:
+    @pytest.mark.sql
     def test_it_is_kept_as_json_whatever_arrays_it_came_in(self, db):
         rows = [
             {"forecaster": "ets", "mean_ape": np.float64(0.25), "max_ape": float("nan"), "ape": np.array([1.0, np.inf])}

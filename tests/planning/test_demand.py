@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("minute_windows")]
 
 
 class TestDemand:
+    @pytest.mark.sql
     def test_tokens_a_second_by_window_and_quantity(self, make_minutes):
         make_minutes(4)
         series = demand.read(NOW - timedelta(minutes=4), NOW, 60)
@@ -46,6 +47,7 @@ class TestDemand:
         assert now_by_series == {PLACE: 1110.0, (PLACE[0], "us-west"): 1000.0}
         assert selectors.minutes_of(PLACE[0], "us-west")[0] == 2
 
+    @pytest.mark.sql
     def test_classes_are_added_up_or_kept_separate(self, make_minutes):
         make_minutes(2)
         make_minutes(2, prompt=6_000, slo_class="flexible")

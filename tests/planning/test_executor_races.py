@@ -33,7 +33,7 @@ from controlplane.planning.execution import executor, plan_rollout
 from controlplane.planning.execution.floor import in_a_thread
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.sql]
 S = InstanceState
 PLACE = ("llama-3.1-8b", "us-east")
 OTHER = ("other", "us-east")

@@ -9,7 +9,7 @@ from controlplane.planning.models import Forecast
 from workers.tasks import housekeeping
 from workers.tasks import planning as tasks
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 NOW = datetime(2026, 3, 2, 12, 20, tzinfo=UTC)
 AHEAD = 10
 SERIES = ("llama", "us-east", "output", "")

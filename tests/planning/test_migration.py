@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from controlplane.planning.models import ScalingPlan, ScalingPolicy
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.sql]
 states = import_module("controlplane.planning.migrations.0004_plan_states")
 siloed = import_module("controlplane.planning.migrations.0006_siloed_is_reactive")
 

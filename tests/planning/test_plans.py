@@ -231,6 +231,7 @@ class TestPlans:
         policy(language_model, PolicyMode.OFF)
         assert make_plans(NOW) == []
 
+    @pytest.mark.sql
     def test_a_newer_plan_supersedes_an_open_one_and_leaves_decided_ones(self, busy, language_model):
         policy(language_model, PolicyMode.SHADOW)
         (first,) = make_plans(NOW)

@@ -170,6 +170,7 @@ def test_advice_and_plans_in_force_expire(make_instance, language_model, operato
     assert (reached.status, reached.note) == (PlanStatus.CARRIED_OUT, "")
 
 
+@pytest.mark.sql
 def test_a_pass_that_is_cut_off_leaves_nothing_half_done(approved, make_instance, monkeypatch):
     make_instance()
     plan = approved(3)

@@ -37,6 +37,7 @@ def rows(tenant: Tenant, count: int, age: timedelta) -> None:
     )
 
 
+@pytest.mark.sql
 def test_old_ledger_rows_go_in_batches(tenant: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(housekeeping, "BATCH_ROWS", 2)
     pauses: list[float] = []

@@ -97,6 +97,7 @@ async def test_a_wrong_address_is_said() -> None:
         await answers("ftp://10.0.0.7")
 
 
+@pytest.mark.gate
 @pytest.mark.services
 @pytest.mark.parametrize("wheel", [False, True], ids=["on PATH", "in the wheel"])
 async def test_a_real_one(keeper: Keeper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheel: bool) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from tests.supervisor.running import ROOT, RunningStack, moving
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.gate]
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:15:{number:02d}.000,{100 + 37 * number},{1 + number % 20}\n" for number in range(40)

@@ -15,6 +15,7 @@ from controlplane.usage.counting import count_usage
 from controlplane.usage.models import SUMS, UsageHour, UsageMark
 from controlplane.usage.paid_time import ENDED_AT, paid_periods
 
+pytestmark = pytest.mark.sql
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 USD_PER_INSTANCE_HOUR = 2 * 1.35
 

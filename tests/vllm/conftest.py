@@ -31,10 +31,15 @@ START_LIMIT_S = 400.0
 STOP_GRACE_S = 20.0
 
 MODEL = "tiny"
+CONTRACT = "contract"
 MAX_MODEL_LEN = 4096
 MAX_NUM_SEQS = 4
 MAX_NUM_QUEUED_REQS = 24
 ENGINE_NICE = 5
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+FLAGS = ("--enforce-eager", "--dtype", "float32")
+"""No compiling for a start of its own. Of bfloat16 vLLM computes attention with AMX where the processor has it, for which a
+process needs leave from the kernel; oneDNN asks for it, but has no part in a model as small as ours, and the engine dies."""
 IN_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
 """With `--distributed-executor-backend uni`: else an engine spins on a core while it waits for its computing process."""
 
@@ -139,7 +144,7 @@ class VllmFleet:
             "max_model_len": MAX_MODEL_LEN,
             "max_num_seqs": MAX_NUM_SEQS,
             "max_num_batched_tokens": MAX_MODEL_LEN,
-            "extra_args": ("--enforce-eager", "--distributed-executor-backend", "uni", *extra_args),
+            "extra_args": (*FLAGS, "--distributed-executor-backend", "uni", *extra_args),
             **changes,
         }
         environment = {
@@ -199,17 +204,6 @@ def vllm_fleet(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.Temp
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.fixture(scope="session")
-def vllm_pair(vllm_fleet: VllmFleet) -> tuple[str, str]:
-    """The addresses of two real servers that run two requests at a time, by priority."""
-    names = ("pair-a", "pair-b")
-    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    urls = [vllm_fleet.start(name, max_num_seqs=2, extra_args=flags) for name in names]  # both load at the same time
-    for name, url in zip(names, urls, strict=True):
-        vllm_fleet.wait(name, url)
-    return urls[0], urls[1]
-
-
 def emulated(**changes: Any) -> "tuple[subprocess.Popen[str], str]":
     """An emulator process with one server like the real one, but for *changes* of its settings, and its address."""
     command = [sys.executable, "-m", "workers.emulator", "--port", "0"]
@@ -243,17 +237,22 @@ def emulated(**changes: Any) -> "tuple[subprocess.Popen[str], str]":
         return process, str(json.load(response)["url"])
 
 
+@pytest.fixture(scope="session")
+def vllm_server(vllm_fleet: VllmFleet, adapter: Path) -> Server:
+    """The one real server that the gate starts: every test that can do with one shares it."""
+    flags = ("--enable-lora", "--max-lora-rank", "8", *TOOLS)
+    url = vllm_fleet.start(CONTRACT, max_num_queued_reqs=MAX_NUM_QUEUED_REQS, extra_args=flags)
+    vllm_fleet.wait(CONTRACT, url)
+    return Server("vllm", url, str(adapter))
+
+
 @pytest.fixture(scope="session", params=["emulator", pytest.param("vllm", marks=pytest.mark.vllm)])
 def server(request: pytest.FixtureRequest, adapter: Path) -> Iterator[Server]:
     """A server that should behave as vLLM does: the emulated one, and vLLM itself."""
     if request.param == "vllm":
-        fleet: VllmFleet = request.getfixturevalue("vllm_fleet")
-        flags = ("--enable-lora", "--max-lora-rank", "8")
-        url = fleet.start("contract", max_num_queued_reqs=MAX_NUM_QUEUED_REQS, extra_args=flags)
-        fleet.wait("contract", url)
-        yield Server("vllm", url, str(adapter))
+        yield request.getfixturevalue("vllm_server")
         return
-    process, url = emulated()
+    process, url = emulated(enable_auto_tool_choice=True)
     with process:
         yield Server("emulator", url, str(adapter))
         process.terminate()

@@ -18,6 +18,8 @@ import pytest
 from tests.vllm.calls import CHAT, COMPLETION, CONTINUOUS, EXACT, MESSAGES, RESPONSE, USAGE, events, post
 from tests.vllm.conftest import MAX_MODEL_LEN, MODEL, Server
 
+# One server for all of them, so that each takes a fraction of a second.
+pytestmark = pytest.mark.gate
 SHAPES = Path(__file__).parent / "shapes.json"
 
 
@@ -76,9 +78,12 @@ async def test_shape_of_bodies(server: Server, http: aiohttp.ClientSession, name
     ],
 )
 async def test_shape_of_events(server: Server, http: aiohttp.ClientSession, name: str, path: str, body: Any) -> None:
-    """The first, the middle and the last events; equal shapes in a row count once, for tokens may share an event."""
+    """The first, the middle and the last events; equal shapes in a row count once, for tokens may share an event.
+
+    Not of tokens drawn by chance: now and then the last one ends within a character, and its event has no text.
+    """
     shapes: list[Any] = []
-    for event in await events(http, server, path, body):
+    for event in await events(http, server, path, {**body, "temperature": 0}):
         if not shapes or shape(event) != shape(shapes[-1]):
             shapes.append(event)
     compare_shape(server, name, {str(number): event for number, event in enumerate(shapes)})
@@ -311,22 +316,6 @@ BAD: list[tuple[str, dict[str, Any], int, str, str | None, str]] = [
     ("chat/completions", {"messages": []}, 400, "BadRequestError", None, "Cannot apply chat template to an empty"),
     ("chat/completions", {"max_tokens": -5}, 400, "BadRequestError", "max_tokens", "max_tokens must be at least 1"),
     ("chat/completions", {"max_completion_tokens": 5000}, 400, "BadRequestError", "max_completion_tokens", "max_compl"),
-    (
-        "chat/completions",
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        400,
-        "BadRequestError",
-        None,
-        '"auto" tool choice requires --enable-auto-tool-choice',
-    ),
-    (
-        "chat/completions",
-        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
-        400,
-        "BadRequestError",
-        None,
-        'tool_choice="required" requires --tool-call-parser to be set',
-    ),
 ]
 
 

@@ -13,6 +13,8 @@ from tests.vllm.conftest import MAX_MODEL_LEN, MAX_NUM_QUEUED_REQS, MAX_NUM_SEQS
 from workers.vllm.client import VllmClient, VllmError
 from workers.vllm.metrics import VllmMetrics
 
+pytestmark = pytest.mark.gate
+
 
 @pytest.fixture
 async def control(server: Server, http: aiohttp.ClientSession) -> AsyncIterator[VllmClient]:
@@ -116,7 +118,7 @@ async def gone(control: VllmClient, before: VllmMetrics) -> None:
 
 async def test_admission(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
     async def one() -> tuple[int, Any, Any]:
-        return await post(http, server, "/v1/completions", {**COMPLETION, "max_tokens": 600})
+        return await post(http, server, "/v1/completions", {**COMPLETION, "max_tokens": 300})
 
     answers = await asyncio.gather(*(one() for _ in range(MAX_NUM_QUEUED_REQS + 20)))
     statuses = [status for status, _, _ in answers]

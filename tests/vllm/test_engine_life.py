@@ -26,7 +26,7 @@ from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import ServedGateway, serving, until
 from tests.gateway.rows import make_rows
-from tests.vllm.conftest import MAX_MODEL_LEN, MODEL, START_LIMIT_S, STOP_GRACE_S, finish
+from tests.vllm.conftest import FLAGS, MAX_MODEL_LEN, MODEL, START_LIMIT_S, STOP_GRACE_S, finish
 from tests.vllm.test_scaling import becomes, row_of, values_of, working
 from workers.vllm.launcher import ProcessLauncher
 
@@ -58,7 +58,7 @@ def make_fleet(source: Path) -> None:
     deployment = Deployment.objects.get()
     node = Node.objects.create(name="node", region=deployment.region, gpu_type=deployment.gpu_type, gpu_count=3)
     Model.objects.update(source=str(source), context_tokens=MAX_MODEL_LEN)
-    Deployment.objects.update(min_instances=3, max_instances=3, vllm_args="--enforce-eager")
+    Deployment.objects.update(min_instances=3, max_instances=3, vllm_args=" ".join(FLAGS))
     Instance.objects.update(launcher=Launcher.PROCESS, node=node, url="", state="stopped")
 
 

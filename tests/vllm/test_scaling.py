@@ -34,7 +34,7 @@ from controlplane.planning.execution.floor import in_a_thread
 from controlplane.planning.models import MoveSource, ScalingMove
 from tests.gateway.conftest import ServedGateway, serving, until
 from tests.gateway.rows import SECRET, make_rows
-from tests.vllm.conftest import IN_ONE_PROCESS, MAX_MODEL_LEN, MODEL, START_LIMIT_S, STOP_GRACE_S, finish
+from tests.vllm.conftest import FLAGS, IN_ONE_PROCESS, MAX_MODEL_LEN, MODEL, START_LIMIT_S, STOP_GRACE_S, finish
 from workers.tasks import fleet as fleet_tasks
 from workers.tasks import planning as planning_tasks
 from workers.vllm.launcher import VISIBLE_GPUS, ProcessLauncher
@@ -45,7 +45,7 @@ SEQUENCES = 8  # that each server runs at a time
 BURST = 3 * SEQUENCES // 2
 CHOICES, LONG = 4, 3900  # of the stream that outlasts its instance's release: some ten seconds
 STOP_LIMIT_S = 30.0
-VLLM_ARGS = "--enforce-eager --distributed-executor-backend uni"
+VLLM_ARGS = " ".join((*FLAGS, "--distributed-executor-backend", "uni"))
 
 
 @pytest.fixture

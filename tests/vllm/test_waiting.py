@@ -1,7 +1,7 @@
 """A server behind the gateway: what its queue is expected to take, and streams that are evicted from it.
 
-`pytest -m 'truth or slow' -s tests/vllm/test_waiting.py` prints how well waits were estimated, of a real server on a quiet
-machine, and of an emulated one, whose pace is its own.
+`pytest -m 'truth or nightly' -s tests/vllm/test_waiting.py` prints how well waits were estimated, of a real server on a
+quiet machine, and of an emulated one, whose pace is its own.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     fleet = VllmFleet(ProcessLauncher(vllm_python, folder / "run"), folder / "model", [])
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it would outlive us
     try:
-        url = fleet.start("waiting", max_num_seqs=SLOTS, max_model_len=1024, extra_args=("--dtype", "float32"))
+        url = fleet.start("waiting", max_num_seqs=SLOTS, max_model_len=1024)
         fleet.wait("waiting", url)
         yield url
     finally:

@@ -42,6 +42,7 @@ async def test_text_is_kept_only_of_tenants_that_want_it(served, service, keeps,
     assert "hunter2" not in repr(service.snapshot())
 
 
+@pytest.mark.sql
 async def test_measures_are_written_by_the_minute_and_bucket(served, service):
     for number, tokens in enumerate((40, 45, 300)):
         await say(served, f"quite another question, number {number * 77}, about {number}", tokens)

@@ -1,7 +1,7 @@
 """A fork of a living fleet, simulated with the requests that then came, does what the fleet did.
 
 The gateway is the real one, in the test's event loop; its instances are emulated, and slow enough (0.1 s a step) that what
-the machine is late by does not count. Minutes of real time: `pytest -m slow`. What may differ here is what a machine and
+the machine is late by does not count. Minutes of real time: `pytest -m nightly`. What may differ here is what a machine and
 HTTP add; `test_fork_on_a_virtual_clock` compares decision for decision.
 """
 

@@ -133,6 +133,7 @@ def test_a_task_makes_runs_until_its_shift_is_over(asked, sent, monkeypatch, set
     assert simulation.run_future() is None
 
 
+@pytest.mark.sql
 def test_a_run_whose_worker_is_silent_is_made_by_another_with_the_same_numbers(asked, operator):
     now = timezone.now()
     lost = working.take(now - timedelta(seconds=working.LEASE_S + 1))

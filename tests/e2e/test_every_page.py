@@ -1,0 +1,25 @@
+"""Every page opens, is drawn, and the browser complains of nothing: no error of a script, no look-up that fails."""
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e.test_accessibility import PAGES, address
+from tests.e2e.test_planning import PAGES as PLANNING
+from tests.e2e.test_planning import advice
+
+FURTHER = ("/models/", "/models/deploy/", "/queues/", "/what-if/", "/what-if/new?start=fleet", "/lengths/")
+
+
+@pytest.mark.gate
+def test_every_page_opens_without_a_complaint(furnished, open_page, complaints):
+    page = open_page(furnished, "/about/")
+    paths = [address(name) for name in PAGES if name != "not-violated"]
+    paths += [path.format(plan=advice().pk) for path in PLANNING.values()]
+    for path in (*paths, *FURTHER):
+        answer = page.goto(path)
+        assert answer.status == 200, path
+        expect(page.locator("h1").first).to_be_visible()
+        if page.locator("[data-plot]").count():
+            page.locator("[data-plot]").first.scroll_into_view_if_needed()  # charts are drawn where they are looked at
+            expect(page.locator("[data-plot] .main-svg").first).to_be_visible()
+        assert complaints.unexpected() == [], path

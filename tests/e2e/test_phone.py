@@ -1,0 +1,37 @@
+"""The console on a screen of 390 pixels."""
+
+from tests.e2e import seed
+from tests.e2e.conftest import PHONE
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(console, open_page):
+    page = open_page(console, "/", viewport=PHONE)
+    request = page.request.get("/requests/?format=csv")
+    assert request.ok
+    for path in (
+        "/",
+        "/instances/",
+        f"/instances/{seed.DRAINED}/",
+        "/requests/",
+        "/usage/",
+        "/keys/",
+        "/events/",
+        "/about/",
+    ):
+        page.goto(path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
+
+
+def test_on_a_phone_tables_are_cards(console, open_page):
+    page = open_page(console, "/instances/", viewport=PHONE)
+    card = page.locator(f'tr[data-instance]:has-text("{seed.DRAINED}")').first
+    cell = card.locator("td[data-field='kv_ratio']")
+    assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == '"KV cache"'
+    title, cell_box, row = (each.bounding_box() for each in (card.locator("th"), cell, card))
+    assert cell_box["y"] > title["y"]  # below its title
+    assert row["width"] < PHONE["width"]
+    assert not page.locator(".scroll").evaluate_all("all => all.some(one => one.scrollWidth > one.clientWidth)")
+    page.get_by_role("link", name="KV cache").click()  # what sorts is still there
+    page.wait_for_url("**/instances/?sort=-kv_ratio")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == "none"

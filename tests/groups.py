@@ -1,0 +1,102 @@
+"""Run the groups of the gate or of the night, two beside each other, and say what each took: `python -m tests.groups gate`.
+
+A group is a target of the Makefile, in a process of its own: a browser's event loop, real services and vLLM must not share
+one. Groups that wait more than they compute have a lane of their own beside those that compute. What a group prints is shown
+when it ends; a group that fails stops no other, and the last lines name it.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+Lane = tuple[str, ...]
+GATE: tuple[tuple[Lane, ...], ...] = (
+    (("lint", "properties"), ("vllm",)),
+    (("e2e", "postgres"), ("services", "vllm-tests")),
+)
+NIGHTLY: tuple[tuple[Lane, ...], ...] = (
+    (("lint",), ("vllm",)),
+    (("test",),),
+    (("nightly-tests", "properties"), ("e2e", "services", "postgres")),
+    (("vllm-tests",),),
+)
+"""Stages, one after the other; each has lanes beside each other, and a lane its groups in order."""
+
+AGAIN = re.compile(r"^RERUN .*$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a group ended; processor time is that of its processes and of those that they waited for."""
+
+    name: str
+    status: int
+    wall_s: float
+    processor_s: float
+    tried_again: int
+
+
+def run(name: str, variables: tuple[str, ...], say: threading.Lock) -> Result:
+    began_s = time.monotonic()
+    with tempfile.TemporaryFile("w+") as output:
+        command = ["make", name, *variables]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        _, waited, used = os.wait4(process.pid, 0)
+        process.returncode = status = os.waitstatus_to_exitcode(waited)
+        output.seek(0)
+        said = output.read()
+    wall_s = time.monotonic() - began_s
+    with say:
+        print(f"\n--- {name}: {'passed' if status == 0 else 'FAILED'} in {wall_s:.0f} s\n{said.rstrip()}", flush=True)
+    return Result(name, status, wall_s, used.ru_utime + used.ru_stime, len(AGAIN.findall(said)))
+
+
+def run_stages(stages: tuple[tuple[Lane, ...], ...], variables: tuple[str, ...]) -> list[Result]:
+    results: list[Result] = []
+    say = threading.Lock()
+
+    def follow(lane: Lane) -> None:
+        results.extend(run(name, variables, say) for name in lane)
+
+    for lanes in stages:
+        threads = [threading.Thread(target=follow, args=(lane,)) for lane in lanes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return results
+
+
+def table(results: list[Result]) -> str:
+    lines = [f"{'group':<16}{'seconds':>8}{'processor':>11}{'again':>7}"]
+    for one in results:
+        end = "" if one.status == 0 else "  FAILED"
+        lines.append(f"{one.name:<16}{one.wall_s:>8.0f}{one.processor_s:>11.0f}{one.tried_again:>7}{end}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.groups", description="Run the gate's groups, or the night's."
+    )
+    parser.add_argument("which", choices=("gate", "nightly"))
+    is_gate = parser.parse_args(arguments).which == "gate"
+    began_s = time.monotonic()
+    results = run_stages(GATE, ("GATE=1",)) if is_gate else run_stages(NIGHTLY, ())
+    failed = [one.name for one in results if one.status]
+    print(f"\n{table(results)}\n{time.monotonic() - began_s:.0f} s in all")
+    if failed:
+        print(f"Failed: {', '.join(failed)}. Each alone: make NAME{' GATE=1' if is_gate else ''}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
