@@ -1,6 +1,6 @@
 # Pilothouse: `make run` starts the whole stack on this machine, `make test` checks it. Every verb makes what it needs.
 
-.PHONY: help run test gate nightly properties services nightly-tests postgres coverage e2e bench soak lint truth vllm vllm-tests pins clean tools
+.PHONY: help run test models gate nightly properties services nightly-tests postgres coverage e2e bench soak lint truth vllm vllm-tests pins clean tools
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -24,10 +24,12 @@ TORCH_INDEX ?=
 # The versions that were tested together; `make pins` renews them, PINS= installs the newest that pyproject.toml allows.
 PINS ?= constraints.txt
 CONSTRAINED = $(if $(PINS),-c $(PINS))
+INSTALL = $$([ -x $(BIN)/uv ] && echo $(BIN)/uv || echo $(BIN)/python -m) pip install -q $$([ -x $(BIN)/uv ] && echo --python $(BIN)/python) $(CONSTRAINED)
 
 help:
 	@echo 'make run       start Redis, web, Celery, an emulated fleet and demo traffic (ARGS="--port 8010" passes options)'
 	@echo 'make test      the fast tests (ARGS="-k ledger" passes options to pytest)'
+	@echo 'make models    torch and transformers, for the mLSTM and length models on encoders'
 	@echo 'make gate      what must pass before a change lands, beside the fast tests: lint, properties, and the part of'
 	@echo '               Chromium, Redis, PostgreSQL and real vLLM that is marked gate (.ci/run)'
 	@echo 'make nightly   lint and every test: fast, long, properties with many examples, all real parts'
@@ -49,8 +51,8 @@ help:
 run: .venv/ready
 	@exec $(BIN)/python manage.py up $(ARGS)
 
-test: .venv/ready
-	@$(BIN)/python -m tests.compile_kernels
+test: .venv/tests
+	@$(BIN)/python -m controlplane.kernels
 	@$(BIN)/python -m pytest -q $(AGAIN) -n $(PROCESSES) --dist worksteal $(ARGS)
 
 # Groups of `gate` and `nightly`; GATE=1 takes the tests that are marked for the gate.
@@ -59,16 +61,19 @@ AND_GATE := $(if $(GATE), and gate)
 PYTEST := $(BIN)/python -m pytest -q $(AGAIN) --durations 10
 
 # Two browsers: they wait for servers more than they compute.
-e2e: .venv/ready
+e2e: .venv/tests
 	@$(PYTEST) -n 2 --dist worksteal tests/e2e -m 'e2e$(AND_GATE)' $(ARGS)
 
-bench: .venv/ready
+models: .venv/models
+	@echo 'torch and transformers are here: the mLSTM and length models on encoders work'
+
+bench: .venv/tests
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-soak: .venv/ready
+soak: .venv/tests
 	@$(BIN)/python -m tests.bench soak -- --minutes 60 $(ARGS)
 
-lint: .venv/ready
+lint: .venv/tests
 	@$(BIN)/ruff check --quiet --output-format concise $(CHECKED)
 	@$(BIN)/ruff format --quiet --check $(CHECKED)
 	@$(BIN)/mypy
@@ -78,43 +83,43 @@ lint: .venv/ready
 		$(BIN)/python -W error manage.py check --deploy --fail-level WARNING
 
 # Tests need the compiled kernels; the groups run beside each other, and each would wait for the same ones.
-gate nightly: tools .venv/ready
-	@$(BIN)/python -m tests.compile_kernels
+gate nightly: tools .venv/tests
+	@$(BIN)/python -m controlplane.kernels
 	@REQUIRE_E2E=1 REQUIRE_VLLM=1 $(BIN)/python -m tests.groups $@
 
-services: .venv/ready
+services: .venv/tests
 	@$(PYTEST) -m 'services$(AND_GATE)' --ignore tests/test_postgres.py $(ARGS)
 
-nightly-tests: .venv/ready
-	@$(BIN)/python -m tests.compile_kernels
+nightly-tests: .venv/tests
+	@$(BIN)/python -m controlplane.kernels
 	@$(PYTEST) -n 2 --dist worksteal -m 'nightly and not (services or vllm or e2e)' $(ARGS)
 
 # The whole suites hold what is marked for the gate.
-postgres: .venv/ready
+postgres: .venv/tests
 	@$(PYTEST) -m 'services and $(if $(GATE),,not )gate' tests/test_postgres.py $(ARGS)
 
 # What fails is kept and tried first the next time, so trying again would only hide what fails seldom.
 SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 SEED := $(SEED)
-properties: .venv/ready
-	@$(BIN)/python -m tests.compile_kernels
+properties: .venv/tests
+	@$(BIN)/python -m controlplane.kernels
 	@echo 'The same examples again: make properties $(if $(GATE),GATE=1 )SEED=$(SEED)'
 	@$(BIN)/python -m pytest -q --durations 10 -n 2 --dist worksteal -m 'hypothesis and not nightly' --hypothesis-profile $(if $(GATE),gate,night) \
 		--hypothesis-seed $(SEED) $(ARGS)
 
-vllm-tests: .venv/ready vllm
+vllm-tests: .venv/tests vllm
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(PYTEST) -m 'vllm$(AND_GATE)' $(ARGS)
 
 # One process, so that every line is seen. Lines of compiled kernels are left out: machine code cannot be traced, and without
 # compilation the simulator's tests take hours. An earlier commit, in a checkout of its own:
 # coverage run --rcfile=.../pyproject.toml -m pytest -q -n 0; coverage report --rcfile=.../pyproject.toml
-coverage: .venv/ready
+coverage: .venv/tests
 	@$(BIN)/coverage run -m pytest -q -n 0 $(ARGS)
 	@$(BIN)/coverage report
 
 # Some twenty minutes on a machine with nothing else to do; prints how far the simulator is from two real servers, and what
 # shortest first gains on one.
-truth: .venv/ready vllm
+truth: .venv/tests vllm
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -s -m truth
 
 # What the gate drives for real. As root on Debian and Ubuntu it is installed, elsewhere it is asked for.
@@ -134,17 +139,27 @@ tools:
 	for service in redis-server postgresql; do \
 		case "$$missing" in *$$service*) service $$service stop >/dev/null 2>&1 || true;; esac; done # tests start their own
 
+# What runs: neither torch nor tools of tests.
 .venv/ready: pyproject.toml $(PINS)
 	@[ -n "$(PYTHON)" ] || { echo 'Pilothouse needs Python 3.11 or newer, and none is on PATH. Debian, Ubuntu: apt-get install python3 python3-venv' >&2; exit 1; }
 	@[ -x $(BIN)/python ] || { echo "Making .venv with $$($(PYTHON) --version)"; $(PYTHON) -m venv .venv; } || { \
 		rm -rf .venv; echo 'Python has no venv module here. Debian, Ubuntu: apt-get install python3-venv' >&2; exit 1; }
-	@echo 'Installing Pilothouse and what it stands on (once; a minute or two)'
+	@echo 'Installing Pilothouse and what it stands on (once; less than a minute)'
+	@[ -x $(BIN)/uv ] || $(BIN)/python -m pip install -q $(CONSTRAINED) uv || echo 'There is no uv here; pip takes its place'
+	@$(INSTALL) -e .
+	@touch $@
+
+.venv/models: .venv/ready
+	@echo 'Installing torch and transformers (once; a minute)'
 	@$(BIN)/python -m pip install -q $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
-	@{ $(BIN)/python -m pip install -q $(CONSTRAINED) uv \
-		&& $(BIN)/uv pip install -q --python $(BIN)/python $(CONSTRAINED) -e '.[dev]'; } \
-		|| { echo 'uv could not; trying pip'; $(BIN)/python -m pip install -q $(CONSTRAINED) -e '.[dev]'; }
-	@echo 'Compiling kernels for this machine (once for each version; a few minutes)'
-	@$(BIN)/python -m tests.compile_kernels
+	@$(INSTALL) -e '.[models]'
+	@touch $@
+
+# Test modules are compiled beside the kernels, once, or each test process would do it.
+.venv/tests: .venv/models
+	@echo 'Installing what tests need, and compiling kernels for this machine (once for each version; a minute or two)'
+	@$(INSTALL) -e '.[dev]'
+	@$(BIN)/python -m pytest -qq -n 0 --collect-only >/dev/null & $(BIN)/python -m controlplane.kernels; status=$$?; wait; exit $$status
 	@touch $@
 
 # The newest of everything in an environment of its own; run the tests before the new versions are committed.

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -185,14 +186,16 @@ def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--part"]:
         {name: part for parts in PARTS.values() for name, part in parts.items()}[arguments[1]]()
         return 0
-    if arguments[:1] == ["--background"]:
-        os.nice(BACKGROUND)
-        arguments = arguments[1:]
-    if unknown := set(arguments) - set(GROUPS):
+    background = arguments[:1] == ["--background"]
+    if unknown := set(arguments[background:]) - set(GROUPS):
         known = ", ".join(GROUPS)
         sys.stderr.write(f"No group of kernels is named {', '.join(sorted(unknown))}; there are {known}\n")
         return 2
-    return max(compile_group(group) for group in arguments or GROUPS)
+    if background:  # one after the other
+        os.nice(BACKGROUND)
+        return max(map(compile_group, arguments[1:] or GROUPS))
+    with ThreadPoolExecutor(len(GROUPS)) as threads:
+        return max(threads.map(compile_group, arguments or GROUPS))
 
 
 if __name__ == "__main__":
