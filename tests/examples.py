@@ -1,11 +1,15 @@
-"""How many examples property tests draw: few by default, many with `--hypothesis-profile many` (`make properties`, in CI).
+"""How much of a family of tests runs always: few examples of property tests, and cases that tell.
+
+Property tests draw few examples by default, many with `--hypothesis-profile many` (`make properties`, in CI).
 
 Both draw the same ones in every run, so that a change fails for what it changed. `explore` draws others each time
 (`make explore`): a failure it finds becomes an `@example` of its test.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
@@ -35,3 +39,11 @@ def costly(few: int, many: int | None = None) -> settings:
     if many is not None and settings().max_examples > USUAL:
         return settings(max_examples=many)
     return settings(max_examples=max(1, few * settings().max_examples // USUAL))
+
+
+def at_night_but(fast: Sequence[Any], cases: Iterable[Any]) -> list[Any]:
+    """Cases of `parametrize`: those in *fast* run always, the others with `make nightly`. A tuple has several arguments."""
+    return [
+        case if case in fast else pytest.param(*case if isinstance(case, tuple) else (case,), marks=pytest.mark.nightly)
+        for case in cases
+    ]

@@ -26,6 +26,7 @@ from controlplane.planning.models import ScalingMove
 from scheduling.scaling import Floor
 from scheduling.scaling import floor as scaling_floor
 from scheduling.scaling.view import DEMAND_WINDOW_S
+from tests.examples import at_night_but
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import until
 from workers.tasks import fleet as tasks
@@ -280,7 +281,7 @@ async def refuse(spec):
 class TestTheMinimum:
     """A minimum is kept without a strategy and beneath one."""
 
-    @pytest.fixture(params=["alone", "beneath a strategy"], autouse=True)
+    @pytest.fixture(params=at_night_but(["alone"], ["alone", "beneath a strategy"]), autouse=True)
     def strategy(self, request, monkeypatch):
         if request.param == "beneath a strategy":
 

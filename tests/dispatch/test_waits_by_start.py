@@ -86,7 +86,10 @@ def served(ordering, due_s, *, counted, last_s=LAST_S):
     return said, came
 
 
-@pytest.mark.parametrize(("ordering", "due_s"), [("fcfs", 3600.0), pytest.param("qlm", 13.0, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("ordering", "due_s"), [("fcfs", 3600.0), pytest.param("qlm", 13.0, marks=pytest.mark.nightly)]
+)
 async def test_an_instance_that_starts_is_counted_from_when_it_is_ready(ordering, due_s):
     said, came = served(ordering, due_s, counted=True)
     result, without = judged(said, came), judged(*served(ordering, due_s, counted=False))

@@ -101,6 +101,7 @@ def _kept_and_written(folder, result):
     return results.written("tiny", page)
 
 
+@pytest.mark.nightly
 def test_preserve_is_measured_and_shown():
     answer = json.loads(run("preserve-scaling", *SMALL, "--json"))
     rows = {(row["depth"], row["service"], row["strategy"]): row for row in answer["rows"]}
