@@ -1,4 +1,4 @@
-"""How much of a family of tests runs always: few examples of property tests, and cases that tell.
+"""How much of a family of tests runs always: few examples of property tests, and a few cases.
 
 Property tests draw few examples by default, many with `--hypothesis-profile many` (`make properties`, in CI).
 

@@ -1,5 +1,7 @@
 """Admin of instances: no state by hand, actions with a reason, nothing alive is deleted."""
 
+import json
+
 import pytest
 from django.urls import reverse
 
@@ -7,6 +9,7 @@ from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher
 from controlplane.fleet.models import Model as LanguageModel
+from tests.workers.test_model_shape import LLAMA_3_1_8B
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
@@ -178,12 +181,10 @@ class TestSecrets:
 
 
 def test_sizes_of_a_model_are_read_from_its_source(as_admin, tmp_path):
-    from workers.vllm import tiny_model
-
-    tiny_model.write(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_1_8B))
     values = {"name": "tiny", "title": "Tiny", "source": str(tmp_path), "active": "on"}
     assert as_admin.post(reverse("admin:fleet_model_add"), values).status_code == 302
-    assert LanguageModel.objects.get(name="tiny").kv_bytes_per_token == 512
+    assert LanguageModel.objects.get(name="tiny").kv_bytes_per_token == 2**17
     values |= {"name": "none", "source": ""}
     form = as_admin.post(reverse("admin:fleet_model_add"), values).context["adminform"].form
     assert set(form.errors) == {"weights_bytes"}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import at_night_but
 from tests.workers.conftest import body
 from workers.emulator.__main__ import main
 
@@ -31,7 +32,7 @@ def stop(process: "subprocess.Popen[str]", number: signal.Signals) -> int:
         return process.wait(timeout=20)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", at_night_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_configured_fleet(tmp_path: Path, number: signal.Signals) -> None:
     config = tmp_path / "fleet.json"
     config.write_text(json.dumps({"instances": {"a": body(), "b": body(model="other")}}))

@@ -98,6 +98,7 @@ def test_a_measure_that_never_varied_weighs_nothing() -> None:
         assert fitted.predict_one(dataclasses.replace(query, **more))[0] == usual
 
 
+@pytest.mark.nightly
 def test_fitted_again_it_scales_anew_and_keeps_what_it_knew() -> None:
     made = samples(300)
     fitted = Student(networks=1, trees=0).fit(made)

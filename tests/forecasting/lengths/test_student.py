@@ -19,7 +19,9 @@ from tests.forecasting.lengths.made import samples
 
 @pytest.fixture(scope="module")
 def student() -> Student:
-    return Student().fit(samples(600))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(student_training, "LEAST_STEPS", 60)
+        return Student().fit(samples(600))
 
 
 @pytest.fixture
