@@ -80,18 +80,20 @@ async def serving(gateway: Gateway):
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "collect", lambda: 0)  # half a second in a process as large as pytest's, for every gateway
+        # Half a second in a process as large as pytest's, for every gateway; and what tests/conftest.py has frozen stays so.
+        for name in ("collect", "freeze", "unfreeze", "set_threshold"):
+            patch.setattr(gc, name, lambda *_: None)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.01)
             if task.done():
                 task.result()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
-        listener.close()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+            listener.close()
 
 
 @pytest.fixture
