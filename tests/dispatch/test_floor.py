@@ -200,15 +200,15 @@ class TestAlone:
         assert (await managed.chat()).status == 200
 
     async def test_one_on_the_way_is_waited_for(self, managed, launcher):
-        launcher.delay_s = 1.0
+        launcher.delay_s = 0.5
         sent = await fill(managed, 5)
         await until(lambda: launcher.calls, WITHIN_S)
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(0.3)
         assert len(await of(ScalingMove.objects, "pk")) == 1
         await release(managed, sent)
 
     async def test_a_slow_launcher_holds_up_no_request(self, managed, launcher):
-        launcher.delay_s = 2.0
+        launcher.delay_s = 1.0
         sent = await fill(managed, 5)
         await until(lambda: any(call[0] == "start" for call in launcher.calls), WITHIN_S)
         began = time.monotonic()
@@ -306,6 +306,7 @@ class TestTheMinimum:
         await asyncio.sleep(0.5)
         assert len(await of(ScalingMove.objects, "pk")) == 1
 
+    @pytest.mark.nightly
     async def test_several_that_are_missing_come_one_right_after_the_other(self, managed, launcher, clock, monkeypatch):
         monkeypatch.setattr(settings, "FLOOR_COOLDOWN_S", 6.0)
         clock.ahead_s = 6.0  # since the last change
@@ -314,6 +315,7 @@ class TestTheMinimum:
         first, *_, last = [at for (at,) in await of(ScalingMove.objects.order_by("pk"), "at")]
         assert (last - first).total_seconds() < 6.0
 
+    @pytest.mark.nightly
     async def test_each_failure_waits_longer_and_a_crash_loop_is_said(self, managed, launcher, clock, monkeypatch):
         starts, names = [], set()
 
@@ -429,7 +431,7 @@ class TestBeneathAStrategy:
         sent = await fill(managed, 4)
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 2, WITHIN_S)
         await release(managed, sent)
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.6)
         assert await of(ScalingMove.objects, "delta") == [(1,)]
 
 

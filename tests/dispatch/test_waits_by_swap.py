@@ -72,6 +72,7 @@ async def test_drains_take_what_they_are_expected_to(seeds):
     assert rmse_s < took_s.mean()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("per_s", "due_s", "least_r2"),
     at_night_but(

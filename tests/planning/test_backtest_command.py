@@ -140,6 +140,7 @@ def test_the_ledger_is_judged_without_a_file(ledger):
         run("--model", "b", "--region", "us")
 
 
+@pytest.mark.nightly
 def test_a_result_that_rests_on_a_generated_past_says_so(ledger):
     MinuteRow.objects.filter(minute__lt=datetime(2026, 11, 1, 1, tzinfo=UTC)).update(generated=True)
     answer = json.loads(run(*QUICK, "--window", 60, "--json"))

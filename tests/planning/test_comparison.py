@@ -24,6 +24,7 @@ from scheduling.scaling import EndpointView, Floor
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.strategies import Bounds, run_strategy
 from tests import database
+from tests.examples import at_night_but
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -263,7 +264,7 @@ class TestAdvice:
         assert before.target_instances == 1
         assert (after.target_instances, after.forecast_tokens_per_s) == (3, 180_000.0)
 
-    @pytest.mark.parametrize("name", ["pilothouse", "lt_ua", "preserve"])
+    @pytest.mark.parametrize("name", at_night_but(["lt_ua"], ["pilothouse", "lt_ua", "preserve"]))
     @pytest.mark.parametrize("buffer", [0.0, 0.1])
     def test_the_advice_is_that_of_the_plan_that_would_be_made_live(
         self, ledger, make_instance, language_model, settings, name, buffer

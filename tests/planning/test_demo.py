@@ -22,6 +22,8 @@ def test_every_model_has_a_bundle_and_there_is_something_to_approve(seeded):
     bundles, modes = zip(*demo.GIVEN.values(), strict=True)
     assert len(set(bundles)) >= 3
     assert set(modes) == {"auto", "ask"}
+    for deployment in Deployment.objects.all():  # and there is room to move
+        assert deployment.min_instances < deployment.instances.count() < deployment.max_instances
 
 
 def test_twice_is_once_and_what_an_operator_set_stays(seeded):
@@ -30,8 +32,3 @@ def test_twice_is_once_and_what_an_operator_set_stays(seeded):
     assert demo.seed() == {}
     row.refresh_from_db()
     assert (row.strategy, row.mode) == ("reactive", "off")
-
-
-def test_there_is_room_to_move(seeded):
-    for deployment in Deployment.objects.all():
-        assert deployment.min_instances < deployment.instances.count() < deployment.max_instances

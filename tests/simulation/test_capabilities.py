@@ -16,7 +16,7 @@ from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.measures.results import Promise
 from tests.scheduling.planning.test_simulated_capability import ENGINE
 
-LENGTHS = np.full(40, 100, np.int32).tobytes(), np.full(40, 20, np.int32).tobytes()
+LENGTHS = np.full(20, 100, np.int32).tobytes(), np.full(20, 20, np.int32).tobytes()
 
 
 def measurement(engine: EngineConfig = ENGINE, cv: float = 1.0) -> Measurement:

@@ -43,6 +43,7 @@ def test_configured_fleet(tmp_path: Path, number: signal.Signals) -> None:
     assert stop(process, number) == 0
 
 
+@pytest.mark.nightly
 def test_single_serves_at_the_root() -> None:
     process, url = start("--single", "m")
     with urllib.request.urlopen(f"{url}/v1/models") as response:
@@ -52,6 +53,7 @@ def test_single_serves_at_the_root() -> None:
     assert stop(process, signal.SIGTERM) == 0
 
 
+@pytest.mark.nightly
 def test_a_taken_port_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -165,6 +165,7 @@ def test_the_bundled_student_knows_long_from_short() -> None:
     assert not bundled.tenants
 
 
+@pytest.mark.nightly
 def test_importing_and_asking_need_no_heavy_package() -> None:
     code = (
         "import sys; from forecasting.lengths import LengthQuery, bundled; bundled().predict_one(LengthQuery('hello', 1));"

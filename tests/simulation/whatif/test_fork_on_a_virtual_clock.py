@@ -173,6 +173,7 @@ def test_prompts_in_several_chunks_go_on_where_they_were(db, ordering, at_s, per
         assert abs(both.ttft_off(percentile)) < 1e-4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("routing", "ordering"),
     at_night_but(
