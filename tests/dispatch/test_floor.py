@@ -159,6 +159,14 @@ def replica_tickets(served) -> list[int]:
     return [len(replica.requests) for replica in served.gateway.topology.replicas.values()]
 
 
+async def looks(served, times: int = 6) -> None:
+    """Wait until the floor has looked so many times more."""
+    job = served.gateway.floor.job
+    for _ in range(times):
+        before = job.last_success_at
+        await until(lambda before=before: job.last_success_at != before)
+
+
 async def release(served, sent) -> None:
     served.backends[0].script.hold.set()
     for response in await asyncio.gather(*sent):
@@ -203,7 +211,7 @@ class TestAlone:
         launcher.delay_s = 0.5
         sent = await fill(managed, 5)
         await until(lambda: launcher.calls, WITHIN_S)
-        await asyncio.sleep(0.3)
+        await looks(managed)
         assert len(await of(ScalingMove.objects, "pk")) == 1
         await release(managed, sent)
 
@@ -231,7 +239,7 @@ class TestAlone:
         assert launcher.calls == []
         assert await asyncio.to_thread(rows.in_a_thread(tasks.claim), key) is not None
         monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 0.0)
-        await asyncio.sleep(0.5)
+        await looks(managed)
         assert launcher.calls == []
         await release(managed, sent)
 
@@ -239,7 +247,7 @@ class TestAlone:
         await database_sync_to_async(Deployment.objects.update)(max_instances=1)
         await until(lambda: managed.gateway.topology.endpoints[0].spec.max_instances == 1)
         sent = await fill(managed, 5)
-        await asyncio.sleep(0.6)
+        await looks(managed)
         assert await of(ScalingMove.objects, "pk") == []
         await release(managed, sent)
 
@@ -247,7 +255,7 @@ class TestAlone:
         monkeypatch.setattr(settings, "FLOOR", False)
         await until(lambda: not managed.gateway.topology.tuned.FLOOR)
         sent = await fill(managed, 5)
-        await asyncio.sleep(0.6)
+        await looks(managed)
         assert await of(ScalingMove.objects, "pk") == []
         await release(managed, sent)
 
@@ -303,7 +311,7 @@ class TestTheMinimum:
         await database_sync_to_async(Deployment.objects.update)(min_instances=2)
         await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 2, WITHIN_S)
-        await asyncio.sleep(0.5)
+        await looks(managed)
         assert len(await of(ScalingMove.objects, "pk")) == 1
 
     @pytest.mark.nightly
@@ -375,7 +383,7 @@ class TestTheMinimum:
         await database_sync_to_async(Deployment.objects.update)(min_instances=0)
         await until(lambda: endpoint.spec.missing_instances == 0, WITHIN_S)
         clock.ahead_s = 60.0
-        await asyncio.sleep(0.5)
+        await looks(managed)
         assert not launcher.backends
 
 
@@ -414,7 +422,7 @@ class TestBeneathAStrategy:
     async def test_it_leaves_what_is_merely_busy_to_the_strategy(self, managed, launcher):
         await until(lambda: managed.gateway.floor.publication.strategists)
         sent = await fill(managed, 3)  # 75 %: above the mark of a floor that is alone
-        await asyncio.sleep(0.6)
+        await looks(managed)
         assert await of(ScalingMove.objects, "pk") == []
         await release(managed, sent)
 
@@ -431,7 +439,7 @@ class TestBeneathAStrategy:
         sent = await fill(managed, 4)
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 2, WITHIN_S)
         await release(managed, sent)
-        await asyncio.sleep(0.6)
+        await looks(managed)
         assert await of(ScalingMove.objects, "delta") == [(1,)]
 
 
@@ -463,7 +471,7 @@ class TestWhatItSees:
     async def test_servers_that_others_started_are_neither_added_nor_taken(self, quick, served):
         sent = await fill(served, 7)
         await until(lambda: served.gateway.floor.observation.memory(0).changed_s > 0)
-        await asyncio.sleep(1.0)
+        await looks(served)
         assert await of(ScalingMove.objects, "pk") == []
         ((reason, actor),) = await of(Event.objects.filter(kind="scaling.refused"), "reason", "actor")
         assert "does not know how to start one" in reason
