@@ -18,6 +18,7 @@ def test_every_benchmark_keeps_to_the_interface():
     assert not any(name.startswith(("_", "test")) for name in bench.names())
 
 
+@pytest.mark.nightly
 def test_one_json_object_and_nothing_else():
     done = call("routing", "--json", "--batches", "2", "--calls", "5")
     assert done.returncode == 0, done.stderr

@@ -181,6 +181,7 @@ def test_and_in_time(ledger, make_instance, settings):
     assert row.note.startswith("the time was over after 0 of ")
 
 
+@pytest.mark.nightly
 def test_hours_are_counted_while_requests_come_and_a_little_longer(ledger, make_instance):
     tuning.change("USUAL_START_S", 90_000.0, "test")
     last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
@@ -265,7 +266,7 @@ class TestAdvice:
         assert (after.target_instances, after.forecast_tokens_per_s) == (3, 180_000.0)
 
     @pytest.mark.parametrize("name", at_night_but(["lt_ua"], ["pilothouse", "lt_ua", "preserve"]))
-    @pytest.mark.parametrize("buffer", [0.0, 0.1])
+    @pytest.mark.parametrize("buffer", at_night_but([0.1], [0.0, 0.1]))
     def test_the_advice_is_that_of_the_plan_that_would_be_made_live(
         self, ledger, make_instance, language_model, settings, name, buffer
     ):

@@ -26,6 +26,7 @@ def test_every_model_has_a_bundle_and_there_is_something_to_approve(seeded):
         assert deployment.min_instances < deployment.instances.count() < deployment.max_instances
 
 
+@pytest.mark.nightly
 def test_twice_is_once_and_what_an_operator_set_stays(seeded):
     row = ScalingPolicy.objects.select_related("model").get(model__name="llama-2-70b")
     services.set_policy(row.model, "reactive", "off", {}, "an operator")

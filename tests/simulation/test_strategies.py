@@ -73,6 +73,7 @@ def test_every_family_of_strategies_runs(tmp_path: Path, name: str) -> None:
         assert answer["failures"] >= 2
 
 
+@pytest.mark.nightly
 def test_the_same_again_has_the_plans_and_forecasts_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = example(tmp_path, "pilothouse", forecaster='"seasonal_naive"', duration_h="0.25")
     answer = run(path)

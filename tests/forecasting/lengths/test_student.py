@@ -131,6 +131,7 @@ def test_a_cut_answer_counts_as_at_least_so_long(few_steps: None) -> None:
     assert cut > uncut
 
 
+@pytest.mark.nightly
 def test_it_learns_from_a_teacher(student: Student, few_steps: None) -> None:
     class Doubling:
         name = "doubling"

@@ -6,6 +6,7 @@ from tests.examples import at_night_but
 from tests.scheduling.simulation.shared_gpus import simulated
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("per_s", "slo_s"),

@@ -123,7 +123,7 @@ def fork_and_go_on(
 @pytest.mark.parametrize(
     ("routing", "ordering", "options"),
     [
-        ("join_shortest_queue", "fcfs", {}),
+        pytest.param("join_shortest_queue", "fcfs", {}, marks=pytest.mark.nightly),
         pytest.param("join_shortest_queue", "ssjf", {"at_s": 133.77}, marks=pytest.mark.nightly),
         pytest.param("join_shortest_queue", "qlm", {}, marks=pytest.mark.nightly),
         pytest.param("join_shortest_queue", "qlm", {"at_s": 133.77, "per_s": 2.5}, marks=pytest.mark.nightly),
@@ -131,7 +131,7 @@ def fork_and_go_on(
         pytest.param("least_request", "slack", {"at_s": 140.5}, marks=pytest.mark.nightly),
         pytest.param("join_shortest_queue", "fcfs", {"blocks": 60}, marks=pytest.mark.nightly),
         pytest.param("preserve", "priority", {}, marks=pytest.mark.nightly),
-        ("preserve", "ssjf", {"at_s": 133.77, "ahead": None, "per_s": 2.5}),
+        pytest.param("preserve", "ssjf", {"at_s": 133.77, "ahead": None, "per_s": 2.5}, marks=pytest.mark.nightly),
         pytest.param("join_shortest_queue", "qlm", {"evictions": 2, "after_s": LONG_S}, marks=pytest.mark.nightly),
         pytest.param("preserve", "ssjf", {"ahead": None, "after_s": LONG_S}, marks=pytest.mark.nightly),
     ],

@@ -37,6 +37,7 @@ def test_the_search_finds_the_same_optimum(problem, kappa_s):
     assert_the_search_finds_the_optimum(problem, kappa_s)
 
 
+@pytest.mark.nightly
 def test_the_search_finds_the_optimum_where_swaps_are_dearer_than_all_else():
     """Found by drawing cases of up to two queues and seven groups: an earlier search ended at 37, and 36 is the least."""
     problem = Problem(

@@ -60,7 +60,7 @@ def every_one_agrees(kind: str, how: settings) -> None:
         assert held[name] > 0, f"no scenario has {name}"
 
 
-@pytest.mark.parametrize("kind", at_night_but(("everything", "evictions", "overload"), LOADS))
+@pytest.mark.parametrize("kind", at_night_but(("everything", "evictions"), LOADS))
 def test_every_latency_and_decision_agrees(kind):
     every_one_agrees(kind, FEW)
 
