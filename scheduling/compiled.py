@@ -53,8 +53,24 @@ def source_files(file: Path, root: Path) -> set[Path]:
 
 def _imported(file: Path) -> list[str]:
     """What *file* may import: modules, and names in them that may be modules."""
+    return _imported_by(_text(file))
+
+
+def _text(file: Path) -> bytes:
+    """Each file is read by most digests of a process: once, unless it changes meanwhile."""
+    state = file.stat()
+    return _read(file, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(2048)
+def _read(file: Path, _changed_ns: int, _size: int) -> bytes:
+    return file.read_bytes()
+
+
+@functools.lru_cache(2048)
+def _imported_by(text: bytes) -> list[str]:
     wanted = []
-    for module, names, plain in IMPORT.findall(file.read_bytes()):
+    for module, names, plain in IMPORT.findall(text):
         wanted += [module.decode()] if module else re.findall(r"[\w.]+", plain.decode())
         wanted += [f"{module.decode()}.{name}" for name in re.findall(r"\w+", names.decode())]
     return wanted
@@ -64,7 +80,7 @@ def source_digest(file: Path, root: Path) -> str:
     """Sixteen hexadecimal digits that change when a file that the kernels in *file* may use, or Numba itself, changes."""
     digest = hashlib.sha256(importlib.metadata.version("numba").encode())
     for path in sorted(source_files(file, root)):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + _text(path))
     return digest.hexdigest()[:16]
 
 
@@ -137,7 +153,7 @@ class Locator:
 class Kernel:
     """*function*, to be compiled with Numba's *options*, and kept on disk if *kept*; Numba is imported when that is needed.
 
-    Other kernels call it as they would Numba's own. What it has no attribute for is asked of Numba's.
+    Other kernels call it as they would Numba's own, which has the attributes `ASKED_OF_NUMBA`.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any], kept: bool) -> None:
@@ -191,10 +207,12 @@ class Kernel:
         return self.dispatcher._numba_type_
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)  # asked of everything, by what copies or looks at objects
+        if name not in ASKED_OF_NUMBA:
+            raise AttributeError(name)  # asked of everything, by what collects tests, copies or looks at objects
         return getattr(self.dispatcher, name)
 
+
+ASKED_OF_NUMBA: Final = frozenset({"nopython_signatures", "overloads", "signatures", "stats"})
 
 IN_NUMBA: Final = threading.RLock()
 """Around what changes Numba's configuration for a moment."""

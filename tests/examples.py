@@ -1,12 +1,15 @@
-"""How many examples property tests draw: few in `make test`, more in the gate, many at night.
+"""How much of a family of tests runs when: few examples of property tests and a few cases in `make test`, more in the gate,
+many at night.
 
 `make test` draws the same ones in every run, so that a change fails for what it changed. The gate (`--hypothesis-profile
 gate`) and the night draw others each time, by a seed that the Makefile prints. What fails is kept in `.hypothesis` and tried
 first the next time; the line `@reproduce_failure` that is printed with it repeats it anywhere. It becomes an `@example`.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 
@@ -36,3 +39,11 @@ def costly(few: int, many: int | None = None) -> settings:
     if many is not None and settings().max_examples > USUAL:
         return settings(max_examples=many)
     return settings(max_examples=max(1, few * settings().max_examples // USUAL))
+
+
+def at_night_but(fast: Sequence[Any], cases: Iterable[Any]) -> list[Any]:
+    """Cases of `parametrize`: those in *fast* run always, the others with `make nightly`. A tuple has several arguments."""
+    return [
+        case if case in fast else pytest.param(*case if isinstance(case, tuple) else (case,), marks=pytest.mark.nightly)
+        for case in cases
+    ]

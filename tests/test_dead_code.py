@@ -8,7 +8,7 @@ uses what a decorator registers with it, and the names in `BY_FRAMEWORK`.
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -75,9 +75,9 @@ def read_inside(name: str, tree: ast.Module) -> Iterator[str]:
             yield from (f"{name}.{word}" for word in words if word not in own)
 
 
-def read_outside(tree: ast.Module, imports: dict[str, str]) -> Iterator[str]:
+def read_outside(nodes: Sequence[ast.AST], imports: dict[str, str]) -> Iterator[str]:
     """Dotted names of other modules that a module reads by attribute or names in a string; *imports* by local name."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and (path := attribute_path(node)):
             first, *rest = path
             yield ".".join([imports.get(first, first), *rest])
@@ -94,10 +94,10 @@ def attribute_path(node: ast.expr) -> list[str]:
     return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
 
 
-def imports_of(name: str, is_package: bool, tree: ast.Module) -> dict[str, str]:
+def imports_of(name: str, is_package: bool, nodes: Sequence[ast.AST]) -> dict[str, str]:
     """What the module *name* imports, in dotted names, by local name."""
     imports = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             base = imported_from(node, name, is_package)
             imports |= {alias.asname or alias.name: f"{base}.{alias.name}" for alias in node.names}
@@ -115,8 +115,9 @@ def unused(modules: Modules, scripts: str = "") -> list[str]:
     uses, names, reexports = set(dotted(scripts)), list[str](), dict[str, str]()
     for name, (source, is_package) in modules.items():
         tree = ast.parse(source)
-        imports = imports_of(name, is_package, tree)
-        uses |= {*read_inside(name, tree), *read_outside(tree, imports)}
+        nodes = list(ast.walk(tree))
+        imports = imports_of(name, is_package, nodes)
+        uses |= {*read_inside(name, tree), *read_outside(nodes, imports)}
         names += [f"{name}.{each}" for each, _ in defined(tree) if not is_by_framework(name, each)]
         if is_package:  # what it imports is used if another module imports it from there; modules are there to register
             handed_on = {local: target for local, target in imports.items() if target not in modules}

@@ -2,6 +2,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.bench import __main__ as bench
 
 
@@ -16,6 +18,7 @@ def test_every_benchmark_keeps_to_the_interface():
     assert not any(name.startswith(("_", "test")) for name in bench.names())
 
 
+@pytest.mark.nightly
 def test_one_json_object_and_nothing_else():
     done = call("routing", "--json", "--batches", "2", "--calls", "5")
     assert done.returncode == 0, done.stderr
@@ -24,6 +27,7 @@ def test_one_json_object_and_nothing_else():
     assert set(result["plain_ratio"]) == set(result["by_policy_us"])
 
 
+@pytest.mark.nightly
 def test_a_table_without_json():
     done = call("routing", "--batches", "2", "--calls", "5")
     assert done.returncode == 0, done.stderr

@@ -57,7 +57,7 @@ def mixed(random, load_per_s):
         ("join_shortest_queue", {}),
         pytest.param("least_request", {"group_order": "length", "group_batches": 1.0}, marks=pytest.mark.nightly),
         pytest.param("minimum_use", {"dispatch_round_trip_s": 0.3}, marks=pytest.mark.nightly),
-        ("preserve", {}),
+        pytest.param("preserve", {}, marks=pytest.mark.nightly),
     ],
 )
 async def test_both_clocks_evict_alike(routing, policies):

@@ -26,6 +26,7 @@ from controlplane.planning.models import ScalingMove
 from scheduling.scaling import Floor
 from scheduling.scaling import floor as scaling_floor
 from scheduling.scaling.view import DEMAND_WINDOW_S
+from tests.examples import at_night_but
 from tests.gateway.backend import Backend
 from tests.gateway.conftest import until
 from workers.tasks import fleet as tasks
@@ -158,6 +159,14 @@ def replica_tickets(served) -> list[int]:
     return [len(replica.requests) for replica in served.gateway.topology.replicas.values()]
 
 
+async def looks(served, times: int = 6) -> None:
+    """Wait until the floor has looked so many times more."""
+    job = served.gateway.floor.job
+    for _ in range(times):
+        before = job.last_success_at
+        await until(lambda before=before: job.last_success_at != before)
+
+
 async def release(served, sent) -> None:
     served.backends[0].script.hold.set()
     for response in await asyncio.gather(*sent):
@@ -199,15 +208,15 @@ class TestAlone:
         assert (await managed.chat()).status == 200
 
     async def test_one_on_the_way_is_waited_for(self, managed, launcher):
-        launcher.delay_s = 1.0
+        launcher.delay_s = 0.5
         sent = await fill(managed, 5)
         await until(lambda: launcher.calls, WITHIN_S)
-        await asyncio.sleep(0.6)
+        await looks(managed)
         assert len(await of(ScalingMove.objects, "pk")) == 1
         await release(managed, sent)
 
     async def test_a_slow_launcher_holds_up_no_request(self, managed, launcher):
-        launcher.delay_s = 2.0
+        launcher.delay_s = 1.0
         sent = await fill(managed, 5)
         await until(lambda: any(call[0] == "start" for call in launcher.calls), WITHIN_S)
         began = time.monotonic()
@@ -230,7 +239,7 @@ class TestAlone:
         assert launcher.calls == []
         assert await asyncio.to_thread(rows.in_a_thread(tasks.claim), key) is not None
         monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 0.0)
-        await asyncio.sleep(0.5)
+        await looks(managed)
         assert launcher.calls == []
         await release(managed, sent)
 
@@ -238,7 +247,7 @@ class TestAlone:
         await database_sync_to_async(Deployment.objects.update)(max_instances=1)
         await until(lambda: managed.gateway.topology.endpoints[0].spec.max_instances == 1)
         sent = await fill(managed, 5)
-        await asyncio.sleep(0.6)
+        await looks(managed)
         assert await of(ScalingMove.objects, "pk") == []
         await release(managed, sent)
 
@@ -246,7 +255,7 @@ class TestAlone:
         monkeypatch.setattr(settings, "FLOOR", False)
         await until(lambda: not managed.gateway.topology.tuned.FLOOR)
         sent = await fill(managed, 5)
-        await asyncio.sleep(0.6)
+        await looks(managed)
         assert await of(ScalingMove.objects, "pk") == []
         await release(managed, sent)
 
@@ -280,7 +289,7 @@ async def refuse(spec):
 class TestTheMinimum:
     """A minimum is kept without a strategy and beneath one."""
 
-    @pytest.fixture(params=["alone", "beneath a strategy"], autouse=True)
+    @pytest.fixture(params=at_night_but(["alone"], ["alone", "beneath a strategy"]), autouse=True)
     def strategy(self, request, monkeypatch):
         if request.param == "beneath a strategy":
 
@@ -302,9 +311,10 @@ class TestTheMinimum:
         await database_sync_to_async(Deployment.objects.update)(min_instances=2)
         await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 2, WITHIN_S)
-        await asyncio.sleep(0.5)
+        await looks(managed)
         assert len(await of(ScalingMove.objects, "pk")) == 1
 
+    @pytest.mark.nightly
     async def test_several_that_are_missing_come_one_right_after_the_other(self, managed, launcher, clock, monkeypatch):
         monkeypatch.setattr(settings, "FLOOR_COOLDOWN_S", 6.0)
         clock.ahead_s = 6.0  # since the last change
@@ -313,6 +323,7 @@ class TestTheMinimum:
         first, *_, last = [at for (at,) in await of(ScalingMove.objects.order_by("pk"), "at")]
         assert (last - first).total_seconds() < 6.0
 
+    @pytest.mark.nightly
     async def test_each_failure_waits_longer_and_a_crash_loop_is_said(self, managed, launcher, clock, monkeypatch):
         starts, names = [], set()
 
@@ -372,7 +383,7 @@ class TestTheMinimum:
         await database_sync_to_async(Deployment.objects.update)(min_instances=0)
         await until(lambda: endpoint.spec.missing_instances == 0, WITHIN_S)
         clock.ahead_s = 60.0
-        await asyncio.sleep(0.5)
+        await looks(managed)
         assert not launcher.backends
 
 
@@ -411,7 +422,7 @@ class TestBeneathAStrategy:
     async def test_it_leaves_what_is_merely_busy_to_the_strategy(self, managed, launcher):
         await until(lambda: managed.gateway.floor.publication.strategists)
         sent = await fill(managed, 3)  # 75 %: above the mark of a floor that is alone
-        await asyncio.sleep(0.6)
+        await looks(managed)
         assert await of(ScalingMove.objects, "pk") == []
         await release(managed, sent)
 
@@ -428,7 +439,7 @@ class TestBeneathAStrategy:
         sent = await fill(managed, 4)
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 2, WITHIN_S)
         await release(managed, sent)
-        await asyncio.sleep(1.0)
+        await looks(managed)
         assert await of(ScalingMove.objects, "delta") == [(1,)]
 
 
@@ -460,7 +471,7 @@ class TestWhatItSees:
     async def test_servers_that_others_started_are_neither_added_nor_taken(self, quick, served):
         sent = await fill(served, 7)
         await until(lambda: served.gateway.floor.observation.memory(0).changed_s > 0)
-        await asyncio.sleep(1.0)
+        await looks(served)
         assert await of(ScalingMove.objects, "pk") == []
         ((reason, actor),) = await of(Event.objects.filter(kind="scaling.refused"), "reason", "actor")
         assert "does not know how to start one" in reason

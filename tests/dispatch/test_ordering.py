@@ -21,6 +21,7 @@ from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.workload.requests import make_requests
 from tests.dispatch.test_twin import Live
+from tests.examples import at_night_but
 
 MOST = 64  # max_tokens of every request
 PROFILE = Profile(0.05, 0.0, 1e-3, 0.0, 0.03, 0.0, 1e-5)
@@ -61,8 +62,8 @@ async def begins(ordering: str, stretch: float, requests, predictions) -> list[f
     return [given_s[number] for number in range(requests.arrival_s.size)]
 
 
-@pytest.mark.parametrize("sick", SICK)
-@pytest.mark.parametrize("stretch", [1.0, 5.0])
+@pytest.mark.parametrize("sick", at_night_but(("killed", "turned round", "anything"), SICK))
+@pytest.mark.parametrize("stretch", at_night_but([5.0], [1.0, 5.0]))
 async def test_no_prediction_delays_anybody_beyond_the_bound(sick, stretch):
     random = np.random.default_rng([len(sick), int(stretch)])
     count = 60

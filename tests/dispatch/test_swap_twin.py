@@ -174,9 +174,9 @@ def changes_of(result):
         pytest.param((2.5, 2.5), (20.0, 120.0), {}, marks=pytest.mark.nightly),
         ((2.5, 0.5), (10.0, 60.0), {"eviction_limit": 2}),
         pytest.param((4.5, 1.0), (10.0, 40.0), {"alone": True, "for_s": FOR_S}, marks=pytest.mark.nightly),
-        ((2.5, 2.5), (20.0, 120.0), {"swap_by_queue": False}),
-        ((2.0, 2.0), (20.0, 40.0), {"group_batches": 0.5}),
-        ((1.5, 1.5), (20.0, 60.0), {"stopped": True}),
+        pytest.param((2.5, 2.5), (20.0, 120.0), {"swap_by_queue": False}, marks=pytest.mark.nightly),
+        pytest.param((2.0, 2.0), (20.0, 40.0), {"group_batches": 0.5}, marks=pytest.mark.nightly),
+        pytest.param((1.5, 1.5), (20.0, 60.0), {"stopped": True}, marks=pytest.mark.nightly),
         pytest.param((2.5, 2.5), (20.0, 120.0), {"stopped": True}, marks=pytest.mark.nightly),
     ],
 )

@@ -28,6 +28,7 @@ from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, 
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.strategies import Control
 from scheduling.simulation.workload.requests import make_requests
+from tests.examples import at_night_but
 from tests.oracles.lookahead import PREDICTIVE, noted_places
 
 NEVER = float("inf")
@@ -295,24 +296,34 @@ def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, swe
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("routing", "ordering", "load_per_s", "round_trip_s", "limit"),
-    [
-        *(
-            (routing, ordering, load, 0.0, None)
-            for routing in ROUTINGS
-            for ordering in ("fcfs", "priority")
-            for load in (1.0, 40.0)
-        ),
-        *(("join_shortest_queue", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack", "qlm")),
-        *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack", "qlm")),
-        *((routing, "ssjf", 40.0, 0.3, None) for routing in ROUTINGS),
-        *(("join_shortest_queue", "priority", 40.0, 0.3, limit) for limit in (0, 1)),
-        *(("join_shortest_queue", "fcfs", load, 0.0, None) for load in (60.0, 100.0, 200.0)),
-        ("least_delay", "qlm", 200.0, 0.0, None),
-        *(("join_shortest_queue", f"qlm by {rule}", 200.0, 0.0, None) for rule in ("shepherd", "edf-per-queue")),
-    ],
-)
+FAST = [
+    *((routing, "priority", 40.0, 0.0, None) for routing in ROUTINGS),
+    *(("join_shortest_queue", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "qlm")),
+    *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("deadline", "slack")),
+    ("preserve", "ssjf", 40.0, 0.3, None),
+    ("join_shortest_queue", "priority", 40.0, 0.3, 1),
+    ("join_shortest_queue", "fcfs", 200.0, 0.0, None),
+    ("join_shortest_queue", "qlm by shepherd", 200.0, 0.0, None),
+]
+"""Each routing, each ordering and each other part once; by night each routing under each load, and more."""
+CASES = [
+    *(
+        (routing, ordering, load, 0.0, None)
+        for routing in ROUTINGS
+        for ordering in ("fcfs", "priority")
+        for load in (1.0, 40.0)
+    ),
+    *(("join_shortest_queue", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack", "qlm")),
+    *(("least_request", ordering, 40.0, 0.0, None) for ordering in ("ssjf", "deadline", "slack", "qlm")),
+    *((routing, "ssjf", 40.0, 0.3, None) for routing in ROUTINGS),
+    *(("join_shortest_queue", "priority", 40.0, 0.3, limit) for limit in (0, 1)),
+    *(("join_shortest_queue", "fcfs", load, 0.0, None) for load in (60.0, 100.0, 200.0)),
+    ("least_delay", "qlm", 200.0, 0.0, None),
+    *(("join_shortest_queue", f"qlm by {rule}", 200.0, 0.0, None) for rule in ("shepherd", "edf-per-queue")),
+]
+
+
+@pytest.mark.parametrize(("routing", "ordering", "load_per_s", "round_trip_s", "limit"), at_night_but(FAST, CASES))
 async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, load_per_s, round_trip_s, limit):
     ordering, _, rule = ordering.partition(" by ")
     random = np.random.default_rng([len(routing), len(ordering), int(load_per_s)])
@@ -380,7 +391,7 @@ async def test_the_threshold_of_a_model_decides_where_its_requests_go():
     assert endpoints.index(3) < endpoints.index(1), "that of n in the west before that of m"
 
 
-@pytest.mark.parametrize("at_s", [0.9, 2.3, 4.1])
+@pytest.mark.parametrize("at_s", at_night_but([2.3], [0.9, 2.3, 4.1]))
 async def test_both_clocks_see_alike_what_is_coming(at_s):
     random = np.random.default_rng(7)
     fleet = simulated_fleet(random, "join_shortest_queue", "fcfs")
@@ -404,7 +415,7 @@ async def test_both_clocks_see_alike_what_is_coming(at_s):
 
 
 @pytest.mark.parametrize("routing", ["join_shortest_queue", "least_delay"])
-@pytest.mark.parametrize("ordering", ["priority", "slack"])
+@pytest.mark.parametrize("ordering", at_night_but(["slack"], ["priority", "slack"]))
 async def test_both_clocks_hold_and_rehome_alike(routing, ordering):
     """All callers are in one region, and classes with a deadline are held until it, others for half a second."""
     random = np.random.default_rng([3, len(routing), len(ordering)])

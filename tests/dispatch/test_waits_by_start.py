@@ -86,6 +86,7 @@ def served(ordering, due_s, *, counted, last_s=LAST_S):
     return said, came
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("ordering", "due_s"), [("fcfs", 3600.0), pytest.param("qlm", 13.0, marks=pytest.mark.nightly)]
 )

@@ -13,6 +13,7 @@ from controlplane.fleet.lifecycle.states import InstanceState as S
 from scheduling.queueing.swapping.service import drain_s
 from tests.dispatch.test_swap_twin import Sharing, fleet_of, mixed
 from tests.dispatch.test_waits_by_group import judged
+from tests.examples import at_night_but
 
 LEARNED_S = 50.0
 """From when on estimates are judged."""
@@ -53,7 +54,8 @@ class Draining(Sharing):
         super().move(number, state)
 
 
-@pytest.mark.parametrize("seeds", [2, pytest.param(6, marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("seeds", [2, 6])
 async def test_drains_take_what_they_are_expected_to(seeds):
     drains = []
     for seed in range(seeds):
@@ -70,9 +72,13 @@ async def test_drains_take_what_they_are_expected_to(seeds):
     assert rmse_s < took_s.mean()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("per_s", "due_s", "least_r2"),
-    [((1.0, 1.0), (20.0, 60.0), 0.5), ((1.5, 1.5), (20.0, 60.0), 0.2), ((2.0, 2.0), (30.0, 120.0), 0.3)],
+    at_night_but(
+        [((1.0, 1.0), (20.0, 60.0), 0.5)],
+        [((1.0, 1.0), (20.0, 60.0), 0.5), ((1.5, 1.5), (20.0, 60.0), 0.2), ((2.0, 2.0), (30.0, 120.0), 0.3)],
+    ),
 )
 async def test_swaps_and_drains_are_in_what_is_said(per_s, due_s, least_r2):
     random = np.random.default_rng([23, int(10 * sum(per_s))])

@@ -101,6 +101,7 @@ def _kept_and_written(folder, result):
     return results.written("tiny", page)
 
 
+@pytest.mark.nightly
 def test_preserve_is_measured_and_shown():
     answer = json.loads(run("preserve-scaling", *SMALL, "--json"))
     rows = {(row["depth"], row["service"], row["strategy"]): row for row in answer["rows"]}
@@ -178,6 +179,7 @@ def test_plans_see_only_the_minutes_behind_them():
     assert seen.arrival_cv(0, 5 * 3600.0) == arrival_cv(came.requests[0, 60:300])
 
 
+@pytest.mark.nightly
 def test_a_forecast_knows_only_what_lies_behind_it():
     random = np.random.default_rng(0)
     history, actual = random.uniform(50, 100, (2, 432)), random.uniform(50, 100, (2, 300))

@@ -26,6 +26,7 @@ def small(monkeypatch):
     monkeypatch.setattr(systems, "AT_ONCE", 200)
 
 
+@pytest.mark.nightly
 def test_every_part_is_run_and_compared(small):
     out = StringIO()
     call_command("reproduce", "qlm", "--scale", "0.04", "--seeds", "1", "--json", stdout=out)

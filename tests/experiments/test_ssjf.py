@@ -43,6 +43,7 @@ def run(*arguments: str) -> str:
     return out.getvalue()
 
 
+@pytest.mark.nightly
 def test_it_is_measured_twice_alike_and_shown(data):
     options = ("--data", str(data), "--scale", "0.1")
     result = json.loads(run(*options, "--json"))

@@ -4,9 +4,11 @@ import pytest
 from django.urls import reverse
 
 from controlplane.events.models import Event
+from controlplane.fleet.inventory import model_source
 from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher
 from controlplane.fleet.models import Model as LanguageModel
+from workers.vllm.model_shape import ModelShape
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
@@ -177,13 +179,14 @@ class TestSecrets:
         assert set(response.context["adminform"].form.errors) == {"secrets"}
 
 
-def test_sizes_of_a_model_are_read_from_its_source(as_admin, tmp_path):
-    from workers.vllm import tiny_model
-
-    tiny_model.write(tmp_path)
+def test_sizes_of_a_model_are_read_from_its_source(as_admin, tmp_path, monkeypatch):
+    shape = ModelShape("LlamaForCausalLM", weights_bytes=2**30, kv_bytes_per_token=2**17, context_tokens=4096)
+    monkeypatch.setattr(
+        model_source, "read", lambda source, **_: shape
+    )  # for real in tests/workers/test_model_shape.py
     values = {"name": "tiny", "title": "Tiny", "source": str(tmp_path), "active": "on"}
     assert as_admin.post(reverse("admin:fleet_model_add"), values).status_code == 302
-    assert LanguageModel.objects.get(name="tiny").kv_bytes_per_token == 512
+    assert LanguageModel.objects.get(name="tiny").kv_bytes_per_token == 2**17
     values |= {"name": "none", "source": ""}
     form = as_admin.post(reverse("admin:fleet_model_add"), values).context["adminform"].form
     assert set(form.errors) == {"weights_bytes"}

@@ -24,6 +24,7 @@ from controlplane.fleet.models import (
 from controlplane.fleet.rollouts import revisions, selectors
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.planning.execution import executor, floor
+from tests.examples import at_night_but
 from tests.fleet.test_tasks import FakeLauncher
 from workers.tasks import fleet as tasks
 from workers.tasks.rollouts import advance_rollouts
@@ -444,7 +445,7 @@ class TestCancelAndChange:
 
 
 class TestCutOff:
-    @pytest.mark.parametrize("at", range(1, 12))
+    @pytest.mark.parametrize("at", at_night_but((4,), range(1, 12)))
     def test_a_worker_that_dies_in_the_middle_of_a_move_costs_nothing(self, world, monkeypatch, at):
         """The transaction of one look is lost after its moves were made, and the look is made again later."""
         world.begin()
@@ -469,6 +470,7 @@ class TestCutOff:
         assert min(world.ready) == 2
 
     @pytest.mark.sql
+    @pytest.mark.nightly
     def test_looking_twice_does_it_once(self, world):
         world.begin()
         for _ in range(40):

@@ -6,8 +6,10 @@ import socket
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 
 import aiohttp
+import openai
 import pytest
 import pytest_asyncio
 import uvicorn
@@ -15,9 +17,11 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.fleet.models import Instance
+from controlplane.gateway.lengths import answering
 from controlplane.gateway.models import LedgerRow
 from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
+from scheduling.queueing import global_scheduler
 from tests.gateway.backend import Backend
 from tests.gateway.rows import SECRET, make_rows
 
@@ -61,6 +65,28 @@ class ServedGateway:
         return True
 
 
+_load, _fast_enough, _bundled = answering.load, answering.fast_enough, cache(partial(answering.load, "student", ""))
+_bundled_is_fast = cache(lambda limit_s: _fast_enough(_bundled(), limit_s))
+_warm_up = cache(global_scheduler.warm_up)
+
+
+def do_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is the same for every gateway, and takes a tenth of a second, is done once in a process."""
+    if answering.load is _load:
+        monkeypatch.setattr(answering, "load", lambda kind, file: _load(kind, file) if file else _bundled())
+    monkeypatch.setattr(
+        answering,
+        "fast_enough",
+        lambda model, limit_s: _bundled_is_fast(limit_s) if model is _bundled() else _fast_enough(model, limit_s),
+    )
+    monkeypatch.setattr(global_scheduler, "warm_up", _warm_up)
+
+
+def open_sdk(served: ServedGateway, **options) -> openai.AsyncOpenAI:
+    http = openai.DefaultAsyncHttpxClient(verify=False)  # reading certificates takes a tenth of a second
+    return openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=served.secret, http_client=http, **options)
+
+
 @asynccontextmanager
 async def serving(gateway: Gateway):
     """The ASGI application around *gateway* on a free port."""
@@ -80,18 +106,20 @@ async def serving(gateway: Gateway):
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "collect", lambda: 0)  # half a second in a process as large as pytest's, for every gateway
+        # Half a second in a process as large as pytest's, for every gateway; and what tests/conftest.py has frozen stays so.
+        for name in ("collect", "freeze", "unfreeze", "set_threshold"):
+            patch.setattr(gc, name, lambda *_: None)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.01)
             if task.done():
                 task.result()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        await task
-        listener.close()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+            listener.close()
 
 
 @pytest.fixture
@@ -104,6 +132,7 @@ def gateway_options() -> dict:
 async def served(transactional_db, gateway_options, monkeypatch):
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
     monkeypatch.setattr(settings, "KEY_CACHE_S", 0.2)
+    do_once(monkeypatch)
     options = {"regions": ["east"], "max_num_seqs": 8, "queue_bound": 100} | gateway_options
     async with AsyncExitStack() as stack:
         backends = [Backend(f"m-{index}") for index in range(len(options["regions"]))]

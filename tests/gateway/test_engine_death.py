@@ -10,8 +10,7 @@ from django.utils import timezone
 from controlplane.events.models import Event
 from controlplane.fleet.models import Instance
 from tests.dispatch.test_floor import of
-from tests.gateway.conftest import until
-from tests.gateway.test_serving import sdk
+from tests.gateway.conftest import open_sdk, until
 
 pytestmark = pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"], "max_num_seqs": 4}])
 
@@ -75,7 +74,7 @@ async def test_after_it_the_stream_ends_with_our_error(served):
 async def test_an_sdk_sees_an_api_error(served):
     for backend in served.backends:
         backend.script.die = "engine"
-    async with sdk(served, max_retries=0) as client:
+    async with open_sdk(served, max_retries=0) as client:
         stream = await client.chat.completions.create(
             model="m", messages=[{"role": "user", "content": "hi"}], stream=True
         )

@@ -15,7 +15,8 @@ from controlplane.gateway.admission.validation import Kind, parse
 from controlplane.gateway.process import Gateway
 from controlplane.gateway.serving.continuation import evictable
 from controlplane.planning.execution import floor as floor_rows
-from tests.gateway.conftest import ServedGateway, serving, until
+from tests.examples import at_night_but
+from tests.gateway.conftest import ServedGateway, do_once, serving, until
 from tests.gateway.rows import make_rows
 from tests.workers.conftest import FAST, emulator  # noqa: F401 (fixture)
 from workers.emulator.instance import Fault
@@ -29,6 +30,7 @@ EXACTLY = {"max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
 async def served(transactional_db, emulator, monkeypatch):  # noqa: F811
     """A gateway before two emulated instances with the same seed, in request groups; the second sleeps at first."""
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
+    do_once(monkeypatch)
     step = {**FAST, "decode_a_s": 0.02}
     instances = [await emulator.ready(name, profile=step, seed=7, max_num_seqs=2) for name in ("a", "b")]
     backends = [SimpleNamespace(name=each.name, url=f"{emulator.url}/{each.name}") for each in instances]
@@ -83,8 +85,13 @@ async def ask(served, path: str, **body) -> aiohttp.ClientResponse:
     )
 
 
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
-@pytest.mark.parametrize("usage", [True, False])
+@pytest.mark.parametrize(
+    ("path", "usage"),
+    at_night_but(
+        [("chat/completions", True), ("completions", False)],
+        [(path, usage) for path in ("chat/completions", "completions") for usage in (True, False)],
+    ),
+)
 async def test_an_evicted_stream_is_the_one_that_was_not_evicted(served, path, usage):
     options = {"stream": True, "stream_options": {"include_usage": True}} if usage else {"stream": True}
     whole = await events_of(await ask(served, path, **options))

@@ -15,7 +15,7 @@ from controlplane.gateway.admission.validation import Kind, parse, prompt_text
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
-from tests.gateway.conftest import ServedGateway, serving, until
+from tests.gateway.conftest import ServedGateway, do_once, open_sdk, serving, until
 from tests.gateway.rows import make_rows
 from tests.workers.conftest import spec
 from workers.emulator.server import Fleet, make_app, run
@@ -46,6 +46,7 @@ class Emulated:
 async def emulated(transactional_db, monkeypatch):
     """A gateway with one emulated instance."""
     monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
+    do_once(monkeypatch)
     async with AsyncExitStack() as stack:
         fleet = Fleet()
         fleet.put("one", spec(enable_auto_tool_choice=True, output_median_tokens=12))
@@ -62,7 +63,7 @@ async def emulated(transactional_db, monkeypatch):
 
 @pytest_asyncio.fixture
 async def client(emulated):
-    async with openai.AsyncOpenAI(base_url=f"{emulated.url}/v1", api_key=emulated.secret, max_retries=0) as sdk:
+    async with open_sdk(emulated, max_retries=0) as sdk:
         yield sdk
 
 
@@ -265,7 +266,7 @@ def test_what_a_length_is_predicted_from():
 
 
 async def test_stored_responses_are_refused_in_openai_shape(served):
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=served.secret, max_retries=0) as sdk:
+    async with open_sdk(served, max_retries=0) as sdk:
         with pytest.raises(openai.NotFoundError) as missing:
             await sdk.responses.retrieve("resp_1")
         assert missing.value.code == "unsupported_endpoint"

@@ -18,6 +18,7 @@ from forecasting.lengths.models.proxy import Effort
 from forecasting.lengths.service.subprocess_server import load
 from forecasting.lengths.text.encoder import TINY
 from forecasting.lengths.training.datasets import count_tokens
+from tests.examples import at_night_but
 from tests.forecasting.lengths import made
 from tests.inventory import *  # noqa: F403 (fixtures)
 from tests.lengths.test_services import samples, state_folder
@@ -48,7 +49,9 @@ def trained(kind, **more):
     return training.train(timezone.now(), how=training.How(kind, effort=SMALL, **more))
 
 
-@pytest.mark.parametrize("kind", ["preserve", "ssjf-reg-l1", "ssjf-cls", "ssjf-cls-pairwise", "trees"])
+@pytest.mark.parametrize(
+    "kind", at_night_but(["ssjf-cls", "trees"], ["preserve", "ssjf-reg-l1", "ssjf-cls", "ssjf-cls-pairwise", "trees"])
+)
 def test_a_paper_s_model_is_trained_stored_and_served_by_name(kind, keeps, language_model):
     samples(keeps, 80)
     version = trained(kind)

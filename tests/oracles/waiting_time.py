@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-from scipy.stats import genpareto
-
 
 def ahead(
     waiting: Sequence[tuple[float, int]], expected: Sequence[tuple[float, float, float]], slot: int
@@ -33,6 +31,8 @@ def wait_s(
     all_end_s = max(0, tokens + in_flight - relaxed * max(batch - 1, 0) * residual) / tokens_per_s
     if requests + 1 > sequences:
         return all_end_s
+    from scipy.stats import genpareto  # here: every test process reads this module, and it takes a second
+
     squared = variance / mean**2
     shape = min((1 - 1 / squared) / 2, 0.4) if squared > 1e-3 else -500.0
     left = genpareto(shape, scale=(1 - shape) * in_flight / sequences)

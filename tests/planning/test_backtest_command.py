@@ -60,6 +60,7 @@ def test_a_trace_is_judged_and_the_result_kept(tmp_path):
     assert [row["mean_ape"] for row in stored.rows] == [row["mean_ape"] for row in answer["rows"]]
 
 
+@pytest.mark.nightly
 def test_the_table_says_what_the_rows_do(tmp_path):
     file = bins(tmp_path / "demand.csv")
     text = run(file, *QUICK, "--fit-days", 3, "--horizon", 2, "--quantity", "output", "--no-store")
@@ -74,6 +75,7 @@ def test_the_table_says_what_the_rows_do(tmp_path):
     assert "step 6" not in text
 
 
+@pytest.mark.nightly
 def test_gaps_and_partly_collected_bins_are_not_judged(tmp_path):
     def broken(rows):
         for index in range(500, 510):
@@ -140,6 +142,7 @@ def test_the_ledger_is_judged_without_a_file(ledger):
         run("--model", "b", "--region", "us")
 
 
+@pytest.mark.nightly
 def test_a_result_that_rests_on_a_generated_past_says_so(ledger):
     MinuteRow.objects.filter(minute__lt=datetime(2026, 11, 1, 1, tzinfo=UTC)).update(generated=True)
     answer = json.loads(run(*QUICK, "--window", 60, "--json"))
@@ -164,6 +167,7 @@ class TestUnasked:
         settings.BACKTEST_EVERY_S = 0.0
         assert not backtests.due(now + timedelta(days=2))
 
+    @pytest.mark.nightly
     def test_the_largest_series_come_first(self, ledger, settings, monkeypatch):
         settings.FORECAST_WINDOW_S = 60
         monkeypatch.setattr(workload, "FORECASTERS", {"ets": FORECASTERS["ets"]})
@@ -176,6 +180,7 @@ class TestUnasked:
         assert whole.source == "ledger"
         assert {each["series"] for each in whole.rows} == {"a eu", "b eu"}
 
+    @pytest.mark.nightly
     def test_it_ends_when_somebody_waits(self, ledger, settings, monkeypatch):
         settings.FORECAST_WINDOW_S = 60
         monkeypatch.setattr(workload, "FORECASTERS", {"ets": FORECASTERS["ets"]})
@@ -214,6 +219,7 @@ def test_an_empty_ledger_is_said_to_be_empty():
         run(*QUICK)
 
 
+@pytest.mark.nightly
 def test_a_result_that_cannot_be_stored_is_still_printed(tmp_path, monkeypatch):
     def fail(*arguments):
         raise DatabaseError("no such table")

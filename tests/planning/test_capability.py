@@ -17,6 +17,7 @@ def measured():
     return capability.read(inventory.read({PLACE[0]}), NOW)[PLACE[0], "a100-80gb"]
 
 
+@pytest.mark.nightly
 def test_bursts_of_the_minutes_leave_less_of_an_instance(make_minutes):
     make_minutes(120, requests=40)
     assert demand.arrival_cvs(NOW)[PLACE] == 0.0  # as even as a clock

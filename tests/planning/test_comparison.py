@@ -24,6 +24,7 @@ from scheduling.scaling import EndpointView, Floor
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.strategies import Bounds, run_strategy
 from tests import database
+from tests.examples import at_night_but
 
 pytestmark = pytest.mark.django_db
 NOW = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
@@ -180,6 +181,7 @@ def test_and_in_time(ledger, make_instance, settings):
     assert row.note.startswith("the time was over after 0 of ")
 
 
+@pytest.mark.nightly
 def test_hours_are_counted_while_requests_come_and_a_little_longer(ledger, make_instance):
     tuning.change("USUAL_START_S", 90_000.0, "test")
     last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
@@ -263,8 +265,8 @@ class TestAdvice:
         assert before.target_instances == 1
         assert (after.target_instances, after.forecast_tokens_per_s) == (3, 180_000.0)
 
-    @pytest.mark.parametrize("name", ["pilothouse", "lt_ua", "preserve"])
-    @pytest.mark.parametrize("buffer", [0.0, 0.1])
+    @pytest.mark.parametrize("name", at_night_but(["lt_ua"], ["pilothouse", "lt_ua", "preserve"]))
+    @pytest.mark.parametrize("buffer", at_night_but([0.1], [0.0, 0.1]))
     def test_the_advice_is_that_of_the_plan_that_would_be_made_live(
         self, ledger, make_instance, language_model, settings, name, buffer
     ):

@@ -419,8 +419,8 @@ NAMES = [name for name in STRATEGIES if name != "siloed"]
 
 LET_GO_S = {"reactive": 900.0}
 """When those that wait longer than others have let one go."""
-QUICK = ("reactive", "preserve", "pilothouse")
-"""Of each kind one; the others are looked at in the slow tests."""
+QUICK = ("pilothouse",)
+"""It has what the others have; they are looked at by night."""
 
 
 @pytest.mark.parametrize(
@@ -432,6 +432,7 @@ def test_both_clocks_see_plan_and_move_alike(name, monkeypatch, settings):
     assert {sign for _, _, sign, _, _ in log} == {1, -1}
 
 
+@pytest.mark.nightly
 def test_both_clocks_have_the_floor_alone_where_no_strategy_is_alive(monkeypatch, settings):
     log = run(NO_STRATEGY, 1200.0, monkeypatch, settings)
     assert {sign for _, _, sign, _, _ in log} == {1, -1}
@@ -439,6 +440,7 @@ def test_both_clocks_have_the_floor_alone_where_no_strategy_is_alive(monkeypatch
     assert all(reason.startswith("Floor: ") for *_, reason, _ in log)
 
 
+@pytest.mark.nightly
 def test_both_clocks_have_the_floor_marks_of_the_model(monkeypatch, settings):
     log = run("lt_i", 600.0, monkeypatch, settings, own={"FLOOR_BENEATH_ABOVE": 0.25, "FLOOR_COOLDOWN_S": 45.0})
     assert sum("above 25 %" in reason for *_, reason, _ in log) >= 2
@@ -450,6 +452,7 @@ def test_both_clocks_do_so_for_two_hours(name, monkeypatch, settings):
     assert len(run(name, 7200.0, monkeypatch, settings)) >= 10
 
 
+@pytest.mark.nightly
 def test_both_clocks_add_as_many_as_no_order_can_do_without(monkeypatch, settings):
     """Use alone adds none: neither the strategy's mark nor the floor's is reached."""
     marks = {"FLOOR_BENEATH_ABOVE": 50.0, "FLOOR_COOLDOWN_S": 3600.0}

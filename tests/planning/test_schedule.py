@@ -125,6 +125,7 @@ def test_when_forecasts_take_longer_than_their_period(stack):
     check(stack)
 
 
+@pytest.mark.nightly
 def test_when_every_third_task_is_killed_in_the_middle(stack):
     stack.kill_share = 1 / 3
     stack.run(HOURS_S)

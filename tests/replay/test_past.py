@@ -27,6 +27,7 @@ from controlplane.gateway.replay.waves import (
 )
 from controlplane.planning import demo as planning_demo
 from scheduling.bundles import BUNDLES
+from tests.examples import at_night_but
 from workers.emulator import requested_length
 from workers.emulator.text import count_tokens
 
@@ -60,7 +61,10 @@ def answered(slo_class: str, context: int, count: int = 1_000) -> tuple[float, f
     return float(np.mean(prompts)), float(np.mean(outputs))
 
 
-@pytest.mark.parametrize(("slo_class", "context"), [(name, most) for name, by in LENGTHS.items() for most in by])
+@pytest.mark.parametrize(
+    ("slo_class", "context"),
+    at_night_but([(name, 4096) for name in LENGTHS], [(name, most) for name, by in LENGTHS.items() for most in by]),
+)
 def test_requests_are_as_long_as_the_demos(slo_class: str, context: int) -> None:
     prompt_tokens, output_tokens = answered(slo_class, context)
     known = lengths(slo_class, context)

@@ -99,6 +99,7 @@ print(sum(kernels.f.stats.cache_misses.values()))
 """
 
 
+@pytest.mark.nightly
 def test_a_second_checkout_compiles_nothing_again(tmp_path, users):
     """Other path, other times of files; a change of what a kernel uses is compiled."""
 

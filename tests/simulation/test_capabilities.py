@@ -16,7 +16,7 @@ from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.measures.results import Promise
 from tests.scheduling.planning.test_simulated_capability import ENGINE
 
-LENGTHS = np.full(40, 100, np.int32).tobytes(), np.full(40, 20, np.int32).tobytes()
+LENGTHS = np.full(20, 100, np.int32).tobytes(), np.full(20, 20, np.int32).tobytes()
 
 
 def measurement(engine: EngineConfig = ENGINE, cv: float = 1.0) -> Measurement:
@@ -66,12 +66,14 @@ def test_a_file_that_was_not_written_to_its_end_is_measured_again(tmp_path, want
     assert measured(wanted, tmp_path) == first
 
 
+@pytest.mark.nightly
 def test_without_a_folder_all_is_measured(tmp_path, wanted, made):
     (tmp_path / "file").write_text("")
     assert list(measured(wanted, tmp_path / "file")) == list(wanted)
     assert made == [1.0, 1.5, 2.0]
 
 
+@pytest.mark.nightly
 def test_files_of_an_hour_ago_go(tmp_path, wanted):
     old = tmp_path / "old"
     old.write_text("{}")
@@ -104,6 +106,7 @@ def test_what_another_is_at_is_left_to_it_and_read_in_the_end(tmp_path, wanted, 
     assert made == [1.5, 2.0]
 
 
+@pytest.mark.nightly
 def test_one_whose_process_was_killed_is_measured_here(tmp_path, wanted, made):
     first = next(iter(wanted))
     locked = multiprocessing.get_context("spawn").Event()

@@ -15,6 +15,7 @@ from scheduling.planning.bursts import usable_instances
 from scheduling.planning.capacity import SIMULATED
 from scheduling.simulation.scenario import load_scenario
 from scheduling.simulation.staging.stage import stage
+from tests.examples import at_night_but
 from tests.scheduling.simulation.test_scenario import EXAMPLES, RIGHT
 
 FOLLOWERS = ("sageserve", "preserve", "pilothouse", "outage")
@@ -51,7 +52,7 @@ def changed(folder: Path, old: str, new: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", ["reactive", *FOLLOWERS])
+@pytest.mark.parametrize("name", at_night_but(("reactive", "outage"), ["reactive", *FOLLOWERS]))
 def test_every_family_of_strategies_runs(tmp_path: Path, name: str) -> None:
     forecaster = {} if name == "outage" else {"forecaster": '"seasonal_naive"'}
     path = example(tmp_path, name, at_h="0.5", **forecaster)
@@ -72,8 +73,9 @@ def test_every_family_of_strategies_runs(tmp_path: Path, name: str) -> None:
         assert answer["failures"] >= 2
 
 
+@pytest.mark.nightly
 def test_the_same_again_has_the_plans_and_forecasts_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = example(tmp_path, "pilothouse", forecaster='"seasonal_naive"')
+    path = example(tmp_path, "pilothouse", forecaster='"seasonal_naive"', duration_h="0.25")
     answer = run(path)
     monkeypatch.setattr(planner, "make_plan", None)
     monkeypatch.setattr(forecasts, "Fallback", None)
@@ -103,6 +105,7 @@ def test_an_oracle_and_the_recent_minutes_plan_differently(tmp_path: Path) -> No
     assert forecasts["recent"][0] == 0  # nothing has been seen before the begin
 
 
+@pytest.mark.nightly
 def test_bursts_and_a_stricter_percentile_leave_less_of_an_instance(tmp_path: Path) -> None:
     def usable(cv: str, percentile: str) -> float:
         path = example(tmp_path, "pilothouse", cv=cv)
@@ -117,6 +120,7 @@ def test_bursts_and_a_stricter_percentile_leave_less_of_an_instance(tmp_path: Pa
     assert usable("1.0", "99.9") < usual
 
 
+@pytest.mark.nightly
 def test_capability_as_given_decides_how_many(tmp_path: Path) -> None:
     def most(tokens_per_s: str) -> int:
         answer = run(example(tmp_path, "preserve", total_tokens_per_s=tokens_per_s))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import at_night_but
 from tests.workers.conftest import body
 from workers.emulator.__main__ import main
 
@@ -31,7 +32,7 @@ def stop(process: "subprocess.Popen[str]", number: signal.Signals) -> int:
         return process.wait(timeout=20)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", at_night_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_configured_fleet(tmp_path: Path, number: signal.Signals) -> None:
     config = tmp_path / "fleet.json"
     config.write_text(json.dumps({"instances": {"a": body(), "b": body(model="other")}}))
@@ -42,6 +43,7 @@ def test_configured_fleet(tmp_path: Path, number: signal.Signals) -> None:
     assert stop(process, number) == 0
 
 
+@pytest.mark.nightly
 def test_single_serves_at_the_root() -> None:
     process, url = start("--single", "m")
     with urllib.request.urlopen(f"{url}/v1/models") as response:
@@ -51,6 +53,7 @@ def test_single_serves_at_the_root() -> None:
     assert stop(process, signal.SIGTERM) == 0
 
 
+@pytest.mark.nightly
 def test_a_taken_port_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -199,6 +199,7 @@ def test_positions_stretched_by_yarn(folder: Any) -> None:
     assert read(folder({**QWEN_2_5_7B, "rope_scaling": stretched})).context_tokens == 131_072
 
 
+@pytest.mark.nightly
 def test_files_are_counted_where_there_are_some(tmp_path: Path) -> None:
     """The tiny model is stored in 32 bits and loaded in 16. vLLM's log of it says: 2,097,152 tokens in 1 GiB."""
     tiny_model.write(tmp_path)

@@ -18,6 +18,7 @@ from forecasting.lengths.models.trees import Trees
 from forecasting.lengths.query import QUANTILES
 from forecasting.lengths.text.encoder import TINY
 from forecasting.lengths.training import student_training
+from tests.examples import at_night_but
 from tests.forecasting.lengths.made import samples
 
 SMALL = Effort(tuned=48, read=60, head_epochs=3, most_tokens=24)
@@ -32,7 +33,7 @@ def new(name: str) -> Any:
     return Trees(trees=10) if kind is Trees else kind()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", at_night_but(["student", "ssjf-cls", "preserve", "trees", "ours"], MODELS))
 def test_every_model_fits_predicts_and_comes_back(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(student_training, "LEAST_STEPS", 10)  # how well it predicts is another test's business
     model = new(name).fit(samples(150))

@@ -9,6 +9,7 @@ from forecasting.lengths import LengthQuery, Sample, Student, bundled
 from forecasting.lengths.models.network import Scaling
 from forecasting.lengths.text.conversation import KEPT_HEAD, KEPT_TAIL, read_turns
 from forecasting.lengths.text.features import MEASURES
+from forecasting.lengths.training import student_training
 from tests.forecasting.lengths.made import samples
 
 CAPITAL = "What is the capital of France?"
@@ -89,7 +90,8 @@ def test_very_long_and_odd_prompts_are_of_usual_length(student: Student) -> None
         assert 5 < student.predict_one(LengthQuery(text, len(text) // 4, "m", "t"))[0] < 4000
 
 
-def test_a_measure_that_never_varied_weighs_nothing() -> None:
+def test_a_measure_that_never_varied_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(student_training, "LEAST_STEPS", 10)
     made = samples(300)  # all of one turn, none with tools
     fitted = Student(networks=1, trees=10).fit(made)
     query = made[0].query
@@ -98,6 +100,7 @@ def test_a_measure_that_never_varied_weighs_nothing() -> None:
         assert fitted.predict_one(dataclasses.replace(query, **more))[0] == usual
 
 
+@pytest.mark.nightly
 def test_fitted_again_it_scales_anew_and_keeps_what_it_knew() -> None:
     made = samples(300)
     fitted = Student(networks=1, trees=0).fit(made)

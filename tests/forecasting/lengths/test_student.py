@@ -19,7 +19,9 @@ from tests.forecasting.lengths.made import samples
 
 @pytest.fixture(scope="module")
 def student() -> Student:
-    return Student().fit(samples(600))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(student_training, "LEAST_STEPS", 60)
+        return Student().fit(samples(600))
 
 
 @pytest.fixture
@@ -129,6 +131,7 @@ def test_a_cut_answer_counts_as_at_least_so_long(few_steps: None) -> None:
     assert cut > uncut
 
 
+@pytest.mark.nightly
 def test_it_learns_from_a_teacher(student: Student, few_steps: None) -> None:
     class Doubling:
         name = "doubling"
@@ -163,6 +166,7 @@ def test_the_bundled_student_knows_long_from_short() -> None:
     assert not bundled.tenants
 
 
+@pytest.mark.nightly
 def test_importing_and_asking_need_no_heavy_package() -> None:
     code = (
         "import sys; from forecasting.lengths import LengthQuery, bundled; bundled().predict_one(LengthQuery('hello', 1));"

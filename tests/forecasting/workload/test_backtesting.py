@@ -122,6 +122,7 @@ def test_what_cannot_be_judged_is_refused(values, fit, horizon, words):
         backtest(Series(0.0, 600.0, values), {"last_seen": LastSeen}, fit, horizon)
 
 
+@pytest.mark.nightly
 def test_bands_of_the_quick_ones_hold_what_they_promise():
     series = daily(16, 3600.0, noise=0.15, gaps=0.02)
     quick = {name: FORECASTERS[name] for name in ("seasonal_naive", "blend")}

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from forecasting.workload.bands import EAGERNESS, GROWTH, LOSS_DECAY, MEMORY, QUANTILES, Bands
 from forecasting.workload.files import StateError
+from tests.examples import at_night_but
 
 
 def walk(bands, paths, actual):
@@ -38,7 +39,7 @@ def test_ends_are_ordered_and_never_below_zero(steps, horizon):
     assert (upper_80 <= upper_95).all()
 
 
-@pytest.mark.parametrize("noise", [0.02, 0.3])
+@pytest.mark.parametrize("noise", at_night_but([0.3], [0.02, 0.3]))
 def test_shares_inside_are_as_promised_whatever_the_noise(noise):
     random = np.random.default_rng(1)
     truth = 1000 * np.exp(noise * random.standard_t(4, 1200))
@@ -48,6 +49,7 @@ def test_shares_inside_are_as_promised_whatever_the_noise(noise):
     assert np.mean((truth >= ends[:, 2]) & (truth <= ends[:, 3])) == pytest.approx(0.95, abs=0.02)
 
 
+@pytest.mark.nightly
 def test_bands_follow_when_the_noise_grows_sixfold():
     random = np.random.default_rng(2)
     noise = np.where(np.arange(1600) < 800, 0.03, 0.18)
@@ -124,6 +126,7 @@ def test_no_end_is_beyond_twice_what_the_series_has_shown():
     assert inside[300:].mean() == pytest.approx(0.95, abs=0.03)
 
 
+@pytest.mark.nightly
 def test_where_most_windows_are_empty_levels_take_the_place_of_errors():
     random = np.random.default_rng(7)
     truth = np.where(random.random(1500) < 0.3, 100.0 * np.exp(random.standard_normal(1500)), 0.0)

@@ -206,6 +206,7 @@ def test_a_burst_before_a_gap_is_not_taken_for_the_level_after_it():
     assert model.path(1)[0] == pytest.approx(usual, rel=0.25)
 
 
+@pytest.mark.nightly
 @given(st.integers(12, 400), st.floats(0, 1), st.integers(0, 1000))
 @costly(15)
 def test_any_length_and_any_zeros_make_a_forecast(count, share, seed):

@@ -105,7 +105,7 @@ def test_stored_and_loaded_it_goes_on_as_if_nothing_happened(name, fitted, tmp_p
 
 @pytest.mark.parametrize("name", QUICK)
 def test_windows_one_by_one_or_all_at_once(name):
-    series = daily(8, 7200.0, gaps=0.05)
+    series = daily(7, 7200.0, gaps=0.05)
     at_once, one_by_one = FORECASTERS[name](), FORECASTERS[name]()
     for forecaster in (at_once, one_by_one):
         forecaster.fit(series.part(0, 70))

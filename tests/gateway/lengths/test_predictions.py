@@ -15,6 +15,7 @@ from controlplane.tuning.selectors import Values
 from forecasting.lengths import LengthPrior, LengthQuery
 from forecasting.lengths.models.state import save_model
 from forecasting.lengths.service.predictor import InLine, SubprocessPredictor
+from tests.examples import at_night_but
 from tests.gateway.conftest import until
 from tests.gateway.lengths.calls import LONG, in_database, prediction_of, say
 from tests.lengths.bad_models import constant
@@ -117,7 +118,7 @@ async def test_streams_learn_as_well(served, service):
     await until(lambda: len(service.cache) == 1)
 
 
-@pytest.mark.parametrize("factor", [0.1, 10])
+@pytest.mark.parametrize("factor", at_night_but([10], [0.1, 10]))
 async def test_a_model_that_is_ten_times_off_is_put_right(served, service, factor):
     for number in range(40):
         await say(served, f"Question {number * 1337} about something else, {number}", round(50 * factor))

@@ -10,6 +10,7 @@ import pytest
 from controlplane.gateway.lengths import service as module
 from controlplane.tuning.selectors import Values
 from forecasting.lengths.service.predictor import InLine, SubprocessPredictor
+from tests.examples import at_night_but
 from tests.gateway.conftest import until
 from tests.gateway.lengths.calls import LONG, asked, prediction_of, say, use
 from tests.lengths.bad_models import Scripted, slow
@@ -17,7 +18,7 @@ from tests.lengths.bad_models import Scripted, slow
 BAD = "tests.lengths.bad_models"
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -3.0, 0.0, 1e12])
+@pytest.mark.parametrize("value", at_night_but([-3.0, 1e12], [float("nan"), float("inf"), -3.0, 0.0, 1e12]))
 async def test_a_model_that_makes_no_sense_is_not_heard(served, service, value):
     await use(service, InLine(Scripted(lambda query: value)))
     for number in range(8):
@@ -122,16 +123,15 @@ ADVERSARIAL = [
 ]
 
 
-@pytest.mark.parametrize(
-    "text", ADVERSARIAL, ids=["letters", "emoji", "controls", "digits", "blanks", "lines", "nothing"]
-)
-async def test_adversarial_prompts_are_served(served, text):
-    for _ in range(3):
-        await say(served, text, 20)
-    lengths = served.gateway.lengths
-    await lengths.flush()
-    assert len(lengths.cache) == (1 if text.strip() else 0)
-    assert (await prediction_of(served))["source"] == ("cache" if text.strip() else "student 0")
+async def test_adversarial_prompts_are_served(served):
+    lengths, kept = served.gateway.lengths, 0
+    for text in ADVERSARIAL:
+        for _ in range(3):
+            await say(served, text, 20)
+        await lengths.flush()
+        kept += bool(text.strip())
+        assert len(lengths.cache) == kept, text[:9]
+        assert (await prediction_of(served))["source"] == ("cache" if text.strip() else "student 0"), text[:9]
     assert lengths.failed["failed"] == 0
 
 

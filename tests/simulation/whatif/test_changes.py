@@ -14,6 +14,7 @@ from scheduling.scaling import make_strategy
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.scenario.policies import EndpointOf
+from tests.examples import at_night_but
 
 pytestmark = pytest.mark.django_db
 MODEL = "llama-3.1-8b"
@@ -29,7 +30,7 @@ def policies(scenario: Scenario) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("tuned", [False, True])
-@pytest.mark.parametrize("bundle", BUNDLES)
+@pytest.mark.parametrize("bundle", at_night_but(["qlm", "pilothouse"], BUNDLES))
 def test_a_bundle_of_a_future_is_the_bundle_of_the_fleet(bundle, tuned, make_instance, operator):
     """With the marks that settings give its model, too, and they are said."""
     instance = make_instance()

@@ -18,6 +18,7 @@ from controlplane.simulation.whatif.start import Start, stage_start
 from controlplane.tuning.services import put
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
+from tests.examples import at_night_but
 from tests.gateway.rows import make_rows
 from tests.simulation.whatif.virtual_fleet import Asked, VirtualFleet
 
@@ -122,15 +123,15 @@ def fork_and_go_on(
 @pytest.mark.parametrize(
     ("routing", "ordering", "options"),
     [
-        ("join_shortest_queue", "fcfs", {}),
+        pytest.param("join_shortest_queue", "fcfs", {}, marks=pytest.mark.nightly),
         pytest.param("join_shortest_queue", "ssjf", {"at_s": 133.77}, marks=pytest.mark.nightly),
-        ("join_shortest_queue", "qlm", {}),
+        pytest.param("join_shortest_queue", "qlm", {}, marks=pytest.mark.nightly),
         pytest.param("join_shortest_queue", "qlm", {"at_s": 133.77, "per_s": 2.5}, marks=pytest.mark.nightly),
         ("join_shortest_queue", "qlm", {"at_s": 151.3, "per_s": 2.5, "evictions": 2}),
         pytest.param("least_request", "slack", {"at_s": 140.5}, marks=pytest.mark.nightly),
-        ("join_shortest_queue", "fcfs", {"blocks": 60}),
-        ("preserve", "priority", {}),
-        ("preserve", "ssjf", {"at_s": 133.77, "ahead": None, "per_s": 2.5}),
+        pytest.param("join_shortest_queue", "fcfs", {"blocks": 60}, marks=pytest.mark.nightly),
+        pytest.param("preserve", "priority", {}, marks=pytest.mark.nightly),
+        pytest.param("preserve", "ssjf", {"at_s": 133.77, "ahead": None, "per_s": 2.5}, marks=pytest.mark.nightly),
         pytest.param("join_shortest_queue", "qlm", {"evictions": 2, "after_s": LONG_S}, marks=pytest.mark.nightly),
         pytest.param("preserve", "ssjf", {"ahead": None, "after_s": LONG_S}, marks=pytest.mark.nightly),
     ],
@@ -156,7 +157,7 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
 
 @pytest.mark.parametrize(
     ("ordering", "at_s", "per_s"),
-    [("fcfs", 135.7, 0.9), ("qlm", 151.1, 0.9), pytest.param("ssjf", 135.7, 0.9, marks=pytest.mark.nightly)],
+    at_night_but([("qlm", 151.1, 0.9)], [("fcfs", 135.7, 0.9), ("qlm", 151.1, 0.9), ("ssjf", 135.7, 0.9)]),
 )
 def test_prompts_in_several_chunks_go_on_where_they_were(db, ordering, at_s, per_s):
     """No engine says how far they are: it is found from when it gave tokens, and every decision is the same again."""
@@ -172,9 +173,13 @@ def test_prompts_in_several_chunks_go_on_where_they_were(db, ordering, at_s, per
         assert abs(both.ttft_off(percentile)) < 1e-4
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("routing", "ordering"),
-    [("join_shortest_queue", "ssjf"), ("join_shortest_queue", "qlm"), ("preserve", "priority")],
+    at_night_but(
+        [("join_shortest_queue", "qlm")],
+        [("join_shortest_queue", "ssjf"), ("join_shortest_queue", "qlm"), ("preserve", "priority")],
+    ),
 )
 def test_tokens_that_are_counted_ten_times_a_second_hardly_matter(db, routing, ordering):
     """As the gateway does: its dispatcher knows a little less than a simulation's, and decides nearly alike."""

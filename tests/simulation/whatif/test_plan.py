@@ -92,12 +92,14 @@ def test_bounds_are_an_admins(asked, operator, fleet_admin, deployment):
     assert (deployment.min_instances, proposal.status) == (1, "rejected")
 
 
+@pytest.mark.nightly
 def test_what_is_only_assumed_is_said(asked, operator, deployment):
     made = plan.make_plan(asked, "D", operator)
     assert made.plan["assumed"] == ["a100-80gb $1.35 to $3.00 an hour"]
     assert present(deployment)["routing_policy"] == "round_robin"
 
 
+@pytest.mark.nightly
 def test_it_is_refused_where_what_it_rests_on_has_gone(asked, operator, deployment):
     future = asked.futures.get(letter="B")
     assert plan.obstacles(asked, future) == []
@@ -182,6 +184,7 @@ def test_its_plans_are_approved_carried_out_and_followed(asked, fleet_admin, dep
     assert following.ready_since(made, "elsewhere")[-1][1] == 0
 
 
+@pytest.mark.nightly
 def test_what_was_approved_and_not_moved_yet_ends_with_the_plan(asked, fleet_admin, monkeypatch):
     monkeypatch.setattr(services, "notify_workers", lambda: True)
     made = plan.make_plan(asked, "C", fleet_admin)
@@ -213,6 +216,7 @@ def test_the_replay_in_a_sentence():
     assert "no other bundle would have been cheaper" in counterfactual.said(every[:1]).sentence
 
 
+@pytest.mark.nightly
 def test_the_ledger_is_replayed_under_every_bundle(asked, make_request, settings):
     settings.REPLAY_EVERY_S = 600.0
     now = timezone.now()

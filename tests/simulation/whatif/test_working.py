@@ -134,6 +134,7 @@ def test_a_task_makes_runs_until_its_shift_is_over(asked, sent, monkeypatch, set
 
 
 @pytest.mark.sql
+@pytest.mark.nightly
 def test_a_run_whose_worker_is_silent_is_made_by_another_with_the_same_numbers(asked, operator):
     now = timezone.now()
     lost = working.take(now - timedelta(seconds=working.LEASE_S + 1))
@@ -148,6 +149,7 @@ def test_a_run_whose_worker_is_silent_is_made_by_another_with_the_same_numbers(a
     assert results(alone) == results(row)
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_interrupted_too_often_fails(asked):
     for _ in range(working.MOST_ATTEMPTS):
         taken = working.take(timezone.now() - timedelta(seconds=working.LEASE_S + 1))
@@ -232,6 +234,7 @@ def test_no_file_of_the_server_is_read(operator):
     assert services.check(row) == {"start": "reads a file: upload it as a trace"}
 
 
+@pytest.mark.nightly
 def test_more_seeds_are_added_to_what_is_done(asked, operator):
     row = rows.run_all(asked)
     before = results(row)

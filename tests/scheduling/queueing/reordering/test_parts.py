@@ -52,6 +52,7 @@ def test_a_part_that_would_be_small_is_none():
     assert split(terms, order, 2) == []
 
 
+@pytest.mark.nightly
 @settings(max_examples=5)
 @given(st.integers(0, 10_000), st.integers(1, 4))
 def test_threads_search_side_by_side(seed, threads):

@@ -1,7 +1,7 @@
 """Groups that may change places at no cost stand by due time."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.queueing.reordering.evaluate import evaluate
@@ -10,6 +10,7 @@ from scheduling.queueing.reordering.scheduler import reorder
 from scheduling.queueing.reordering.search.sequences import order_of, terms_of
 from scheduling.queueing.reordering.search.ties import by_due_time
 from scheduling.queueing.reordering.searching import rows_of
+from tests.examples import costly
 from tests.oracles import reordering as plain
 from tests.scheduling.queueing.reordering.problems import small_problems
 
@@ -41,7 +42,7 @@ def exchanged(problem, order, kappa_s):
     return order_of(state), Order.of(plain.by_due_time(problem, order.queues(), kappa_s))
 
 
-@settings(max_examples=150, deadline=None)
+@costly(25)
 @given(small_problems(), st.floats(0.0, 30.0), st.integers(0, 99))
 def test_an_order_by_due_time_can_be_carried_out_and_is_worth_as_much(problem, kappa_s, seed):
     problem = problem._replace(fixed=np.full_like(problem.fixed, -1), hold_s=np.zeros_like(problem.hold_s))
@@ -55,7 +56,7 @@ def test_an_order_by_due_time_can_be_carried_out_and_is_worth_as_much(problem, k
     assert sorted(made.groups.tolist()) == sorted(order.groups.tolist())
 
 
-@settings(max_examples=100, deadline=None)
+@costly(25)
 @given(st.lists(st.integers(-30, 90), min_size=2, max_size=9), st.randoms(use_true_random=False))
 def test_the_kernel_does_as_its_plain_twin(due_s, random):
     problem = alike(due_s)

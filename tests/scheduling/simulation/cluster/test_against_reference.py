@@ -11,7 +11,7 @@ from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.workload.requests import make_requests
 from scheduling.simulation.workload.traces import load_trace
-from tests.examples import costly
+from tests.examples import at_night_but, costly
 from tests.scheduling.simulation.cluster.agreeing import agree
 from tests.scheduling.simulation.cluster.drawn import LOADS, Drawn, scenarios
 from tests.scheduling.simulation.engine.engines import config
@@ -60,7 +60,7 @@ def every_one_agrees(kind: str, how: settings) -> None:
         assert held[name] > 0, f"no scenario has {name}"
 
 
-@pytest.mark.parametrize("kind", LOADS)
+@pytest.mark.parametrize("kind", at_night_but(("everything", "evictions"), LOADS))
 def test_every_latency_and_decision_agrees(kind):
     every_one_agrees(kind, FEW)
 

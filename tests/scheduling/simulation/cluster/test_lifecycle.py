@@ -252,6 +252,7 @@ print(digest.hexdigest(), result.counters["scale_outs"])
 """
 
 
+@pytest.mark.nightly
 def test_two_processes_give_the_same_bits():
     other = subprocess.run([sys.executable, "-c", RUN], capture_output=True, text=True, timeout=300, check=True).stdout
     with redirect_stdout(StringIO()) as own:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.examples import costly
+from tests.examples import at_night_but, costly
 from tests.oracles.lookahead import PREDICTIVE
 from tests.scheduling.simulation.cluster.agreeing import agree
 from tests.scheduling.simulation.cluster.drawn import Drawn, scenarios
@@ -23,7 +23,7 @@ HOLDS = {
 
 
 @pytest.mark.parametrize("routing", PREDICTIVE)
-@pytest.mark.parametrize("kind", HOLDS)
+@pytest.mark.parametrize("kind", at_night_but(("everything",), HOLDS))
 def test_every_decision_agrees_with_the_plain_fleet(kind, routing):
     held: Counter[str] = Counter()
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.simulation.engine.reference import EngineRequest, ReferenceEngine
+from tests.examples import at_night_but
 from tests.oracles.single_instance import serve
 from tests.scheduling.simulation.engine.engines import config
 
@@ -183,7 +184,7 @@ def test_timelines_are_in_order(engine_config, requests):
         assert len(timeline.tokens_s) == request.output_tokens
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("policy", at_night_but(["priority"], ["fcfs", "priority"]))
 @pytest.mark.parametrize("prefix_caching", [False, True])
 def test_overload_preempts_and_still_serves_everyone(policy, prefix_caching):
     engine_config = config(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.simulator import Pause, Simulation
-from tests.examples import costly
+from tests.examples import at_night_but, costly
 from tests.oracles.fleet import Command
 from tests.oracles.simulation_state import coming_after, state_of
 from tests.scheduling.simulation.cluster.drawn import LOADS, Drawn, scenarios
@@ -132,7 +132,7 @@ def every_one_goes_on(kind: str, how: settings, policies: dict[str, object] | No
     return seen
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", at_night_but(("evictions", "lives"), KINDS))
 def test_goes_on_as_the_whole_does(kind):
     seen = every_one_goes_on(kind, FEW)
     assert seen["decoding"]
@@ -140,7 +140,7 @@ def test_goes_on_as_the_whole_does(kind):
         assert seen["changing"]
 
 
-@pytest.mark.parametrize("policies", POLICIES)
+@pytest.mark.parametrize("policies", at_night_but(("qlm",), POLICIES))
 def test_goes_on_under_each_policy(policies):
     seen = every_one_goes_on("overload", FEW, POLICIES[policies])
     assert seen["held"]

@@ -3,6 +3,7 @@
 from math import inf
 
 import numpy as np
+import pytest
 
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
@@ -96,6 +97,7 @@ def test_what_is_computed_is_known_while_nobody_ends():
     assert (off_by(3, 100, (9_000, 10_000), SEQUENCES) == 0).mean() > 0.95
 
 
+@pytest.mark.nightly
 def test_it_is_mostly_known_while_others_end():
     """What was done when the first of them came is not known: seldom it is off by chunks."""
     off = off_by(5, 100, (1, 40), 14)

@@ -102,7 +102,7 @@ def test_wrong_rows_are_named(tmp_path: Path, text: str, message: str) -> None:
 
 def test_loading_takes_little_more_than_the_arrays(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    rows = 100_000
+    rows = 20_000
     with path.open("w") as file:
         file.write("Timestamp,Model,Request tokens,Response tokens\n")
         file.writelines(f"{number / 10},m,{100 + number % 7},5\n" for number in range(rows))
