@@ -4,8 +4,10 @@ import pytest
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
+from controlplane.fleet.inventory import model_source
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, Node, Region, RegionLatency
+from workers.vllm.model_shape import ShapeError
 
 pytestmark = pytest.mark.django_db
 
@@ -86,7 +88,6 @@ def test_tenants_are_created_changed_and_never_deleted(sign_in, slo_class):
         ("gpu-types", {**GPU_TYPE, "spot_usd_per_hour": "0.90"}, "spot_usd_per_hour"),
         ("nodes", {"name": "n", "region": "nowhere", "gpu_type": "a100-80gb", "gpu_count": 1}, "region"),
         ("models", {**MODEL, "weights_bytes": None}, "weights_bytes"),
-        ("models", {"name": "m", "source": "/no/such/folder"}, "source"),
         ("models", {**MODEL, "length_model": "oracle"}, "length_model"),
         ("slo-classes", {"name": "s", "title": "S", "kind": "interactive"}, "ttft_target_ms"),
         ("deployments", {"model": "llama-3.1-8b", "region": "us-east", "gpu_type": "a100-80gb"}, "gpu_type"),
@@ -98,6 +99,17 @@ def test_a_mistake_names_its_field(path, body, field, sign_in, deployment):
     response = sign_in("fleet_admin").post(path, **body)
     assert response.status_code == 422
     assert error(response)["field"] == field
+
+
+def test_a_source_that_cannot_be_read_is_the_mistake(sign_in, deployment, monkeypatch):
+    def read(source, context_tokens):
+        raise ShapeError(f"The config.json of {source} cannot be read")
+
+    monkeypatch.setattr(model_source, "read", read)  # tests/workers/test_model_shape.py reads real ones
+    response = sign_in("fleet_admin").post("models", name="m", source="/no/such/folder")
+    assert response.status_code == 422
+    assert error(response)["field"] == "source"
+    assert "The config.json of /no/such/folder cannot be read" in error(response)["message"]
 
 
 class TestChange:
