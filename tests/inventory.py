@@ -211,10 +211,17 @@ def standing():
 def standing_with(build: Callable[[Inventory], object]):
     """A module's fixture `standing`: rows that *build* makes, in an inventory that it is given."""
 
+    def quietly() -> Inventory:
+        inventory = Inventory()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(services, "deliver", lambda command: True)
+            patch.setattr(services, "notify", lambda: True)
+            build(inventory)
+        return inventory
+
     @pytest.fixture(scope="module")
     def standing(django_db_setup, django_db_blocker):
-        inventory = Inventory()
-        with database.standing(django_db_blocker, lambda: build(inventory)):
+        with database.standing(django_db_blocker, quietly) as inventory:
             yield inventory
 
     return standing
