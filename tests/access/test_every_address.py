@@ -46,6 +46,7 @@ from tests.inventory import Inventory, standing_with
 ROLES = tuple(RANKS)
 EVERYTHING_OF = {"stranger", "fleet_admin"}
 """Roles that ask for everything in the fast tests too: who may all, and of a tenant who may most."""
+NOBODY = {"anonymous", "newcomer"}
 CHOICES = [
     pytest.param(("stranger", "fleet_admin"), False, id="all-and-least"),
     pytest.param(("anonymous", "member", "viewer"), False, id="at-their-edge"),
@@ -61,7 +62,7 @@ EXPORT = re.compile(r'href="([^"]*[?&](?:amp;)?format=csv[^"]*)"')
 
 def build(inventory: Inventory) -> None:
     for role in ROLES:
-        if role not in ("anonymous", "newcomer"):
+        if role not in NOBODY:
             getattr(inventory, role)
     inventory.world = World(inventory)
 
@@ -71,7 +72,7 @@ standing = standing_with(build)
 
 def asks(role: str, reach: Reach, everything: bool) -> bool:
     """Whether *role* asks for an address: for all, or for what it just may open and what it just may not."""
-    return everything or role in EVERYTHING_OF or reach.least - RANKS[role] in (0, 1)
+    return everything or role in EVERYTHING_OF or (reach.least - RANKS[role] in (0, 1) and not reach.large)
 
 
 def addresses(patterns, before: str = "", space: str = "") -> Iterator[tuple[str, str, URLPattern]]:
@@ -186,7 +187,11 @@ def test_the_console_and_its_exports(world, sign_in, roles, everything):
         if reach.send is not None or name.startswith("sign-") or name == "what-if-report":  # which is a file
             continue
         linked_for_all = links.get("fleet_admin", set())
-        asked = [(role, {f"{path}?format=csv"} | linked_for_all | links[role]) for role in asking]
+        asked = [
+            (role, {f"{path}?format=csv"} | linked_for_all | links[role])
+            for role in asking
+            if everything or role != "viewer"  # who reads what an admin reads
+        ]
         for role, link in [(role, link) for role, its in asked for link in sorted(its)]:
             answer, text = ask(clients[role], "", link, None)
             should, did = what_should(role, reach), what_happened(answer)
@@ -198,7 +203,7 @@ def test_the_console_and_its_exports(world, sign_in, roles, everything):
                 files[role] += 1
                 wrong += [f"{link}: {fault}" for fault in faults_of_file(text)]
     assert not wrong, "\n".join(wrong)
-    assert all(files[role] >= 4 for role in roles if role not in ("anonymous", "newcomer")), files
+    assert all(files[role] >= 4 for role in roles if everything or role in EVERYTHING_OF if role not in NOBODY), files
 
 
 def linked(path: str, text: str) -> set[str]:
@@ -301,7 +306,7 @@ def test_rights_in_the_admin(world, sign_in, rf):
     ],
 )
 def test_the_admin(world, sign_in, member, no_sidebar, roles, everything):
-    """Each address is closed to tenants; what the pages of a model allow to whom is `test_rights_in_the_admin`."""
+    """What the pages of a model allow to whom is `test_rights_in_the_admin`."""
     world.sign_in_token(member)
     wrong = [fault for role in roles for fault in faults_of_the_admin(world, sign_in(role), role, everything)]
     assert not wrong, "\n".join(wrong)
@@ -332,10 +337,10 @@ def faults_of_the_admin(world: World, client: Client, role: str, everything: boo
         visit(f"{name}_changelist", least)
         if everything:
             visit(f"{name}_history", least, row.pk)
-        if everything or role in EVERYTHING_OF:
+        if everything or role == "fleet_admin":
             visit(f"{name}_change", least, row.pk)
             for view, args, values in (("add", (), None), ("delete", (row.pk,), None), ("change", (row.pk,), {})):
-                if everything or role == "stranger" or leasts[view] == ADMIN:
+                if everything or leasts[view] == ADMIN:
                     visit(f"{name}_{view}", leasts[view], *args, values=values)
     user = User.objects.get(username="member").pk
     args = {
