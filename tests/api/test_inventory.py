@@ -179,7 +179,7 @@ class TestDelete:
         assert not Deployment.objects.exists()
 
 
-def test_whoever_is_no_admin_writes_nothing(sign_in, node, language_model, deployment):
+def test_an_operator_writes_no_inventory(sign_in, node, language_model, deployment):
     """Of whom each address is: tests/access."""
     bodies = {
         "regions": {"name": "x", "title": "X"},
