@@ -11,18 +11,21 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import django
 from django.apps import apps
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.color import no_style
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.sqlite3.creation import DatabaseCreation
 from django.test import TransactionTestCase
 
+Built = TypeVar("Built")
 KEPT_TABLES = frozenset({"django_content_type", "auth_permission"})
 FOLDER = Path(__file__).parent / "__pycache__"
 _counted: dict[str, dict[str, int]] = {}
@@ -132,3 +135,23 @@ def write(build: Any) -> None:
         table: [row for number, row in rows.items() if number not in numbers[table]] for table, rows in after.items()
     }
     _written[build] = numbers, {table: rows for table, rows in new.items() if rows}
+
+
+@contextmanager
+def standing(blocker: Any, build: Callable[[], Built]) -> Iterator[Built]:
+    """What *build* makes, with its rows for all tests until the end, which undoes them.
+
+    *blocker* is `django_db_blocker`. Each test is undone by itself, as ever; none of them may be one of real transactions.
+    """
+    outer = transaction.atomic()
+    outer._from_testcase = True  # as of a test: a durable transaction may begin in it
+    with blocker.unblock():
+        outer.__enter__()
+    try:
+        with blocker.unblock():
+            built = build()
+        yield built
+    finally:
+        with blocker.unblock():
+            transaction.set_rollback(True)
+            outer.__exit__(None, None, None)

@@ -1,1 +1,71 @@
+import logging
+
+import orjson
+import pytest
+from django.test import Client
+
+from controlplane.accounts.models import Tenant
+from controlplane.api.routers import system, waiting
+from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.lengths import services as lengths
+from tests.access.world import World
 from tests.console.conftest import *  # noqa: F403 (fixtures: a live state under the test's hand, and an inventory)
+
+
+def waiting_of_all() -> dict:
+    """A request of each tenant that waits, named after it."""
+    rows = [
+        {
+            "request_id": f"waits-{tenant.name}", "tenant_id": tenant.pk, "model": "m", "region": "us-east",
+            "slo_class": "interactive", "arrived_at": 1.79e9, "position": 1, "estimated_wait_s": 1.5,
+            "estimated_wait_p99_s": 2.0,
+        }
+        for tenant in Tenant.objects.all()
+    ]  # fmt: skip
+    return {"at": 1.79e9, "requests": rows, "by_tenant": [[row["tenant_id"], "m", 1] for row in rows]}
+
+
+def group_is_gone(command, **values):
+    """What the gateway says of a request group that was given out."""
+    raise ActionError("Group 7 waits no more")
+
+
+@pytest.fixture
+def world(inventory, live, monkeypatch):
+    """The standing one, or one of this test's own; nothing of it is asked of Redis."""
+    from controlplane.planning import services
+
+    monkeypatch.setattr(services, "notify_workers", lambda *args: True)
+    world = vars(inventory).get("world") or World(inventory)
+    summary = live.show(world.feed())
+    monkeypatch.setattr(system, "read_summary", lambda: orjson.dumps(summary))
+    for module in ("api.routers.queues", "dispatch.queues.services"):
+        monkeypatch.setattr(f"controlplane.{module}.ask", group_is_gone)
+    monkeypatch.setattr(waiting, "_published", waiting_of_all)
+    monkeypatch.setattr(lengths, "_obstacle", lambda row: "")  # reads the files of versions: there are none
+    return world
+
+
+@pytest.fixture(autouse=True)
+def _refusals_are_no_news():
+    """Hundreds are expected, and each would be written into the log with its traceback."""
+    logger = logging.getLogger("django.request")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def sign_in(request, make_user, globex):
+    """`sign_in(role)`: a client with the session of that role."""
+
+    def as_role(role: str) -> Client:
+        client = Client(headers={"host": "testserver"})
+        if role == "newcomer":
+            client.force_login(make_user("newcomer"))
+        elif role != "anonymous":
+            client.force_login(request.getfixturevalue(role))
+        return client
+
+    return as_role

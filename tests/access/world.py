@@ -1,11 +1,9 @@
 """A fleet with two tenants in which everything that may leak has a name or a number that nothing else has."""
 
+import functools
 from datetime import timedelta
 from typing import Any
 
-from django.utils import timezone
-
-from controlplane.accounts.models import Tenant
 from controlplane.accounts.services import create_api_key, create_sign_in_link
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout, Swap, SwapGroup
@@ -15,8 +13,9 @@ from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
 from controlplane.usage.models import UsageHour
 from tests.console import length_rows, planning_rows
-from tests.console.conftest import rows_of
+from tests.console.conftest import ledger_row, rows_of
 from tests.console.feed import Feed
+from tests.inventory import Inventory
 from tests.simulation.whatif import rows as what_if_rows
 
 RUNNING, REMAINING, KV = 7_391, 8_642_913, 5_317_246
@@ -59,8 +58,10 @@ def trace(names: list[str]) -> list[dict[str, Any]]:
 class World:
     """Rows of everything, and which words no tenant may read."""
 
-    def __init__(self, make_instance, make_request, deployment, acme: Tenant, globex: Tenant, live) -> None:
-        now = timezone.now()
+    def __init__(self, inventory: Inventory) -> None:
+        now, make_instance, deployment = inventory.now, inventory.make_instance, inventory.deployment
+        acme, globex = inventory.acme, inventory.globex
+        make_request = functools.partial(ledger_row, acme)
         quiet = Region.objects.create(name="eu-zephyr", title="Zephyr")
         far = Deployment.objects.create(
             model=deployment.model, region=quiet, gpu_type=deployment.gpu_type, tensor_parallel=2
@@ -71,8 +72,6 @@ class World:
             for number, state in enumerate(states)
         ]
         names = [row.name for row in self.instances]
-        rows = [row | {"running": RUNNING} for row in rows_of(self.instances)]
-        self.summary = live.show(Feed(rows))
         self.request = make_request(
             instance=names[1], trace=trace(names), attempts=2, outcome="failed", status_code=502, application="atlas",
             error_code="upstream_interrupted", error_message="The instance failed before the answer was complete.",
@@ -119,6 +118,9 @@ class World:
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
         self.what_if = WhatIf.objects.get()
         Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="zephyr-bot")
+
+    def feed(self) -> Feed:
+        return Feed([row | {"running": RUNNING} for row in rows_of(self.instances)])
 
     def sign_in_token(self, user) -> str:
         return create_sign_in_link(user)

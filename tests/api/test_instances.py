@@ -22,21 +22,14 @@ def error(response):
 
 
 class TestWhoSees:
-    @pytest.mark.parametrize("path", LISTS)
-    def test_the_fleets_people_read_the_inventory(self, path, sign_in, make_instance):
+    def test_the_fleets_people_read_the_inventory(self, sign_in, make_instance):
+        """Who reads what of all addresses: tests/access."""
         make_instance()
-        for who in ("viewer", "operator", "fleet_admin"):
-            response = sign_in(who).get(path)
-            assert response.status_code == 200
-            assert len(response.json()["items"]) == 1
-
-    @pytest.mark.parametrize("path", [*LISTS, "instances/instance-1", "summary"])
-    def test_others_do_not(self, path, sign_in, with_key, nobody, acme, make_instance):
-        make_instance()
-        assert sign_in("member").get(path).status_code == 403
-        assert sign_in("stranger").get(path).status_code == 403
-        assert nobody.get(path).status_code == 401
-        assert with_key(acme).get(path).status_code == 401  # keys are for a tenant's own records
+        viewer = sign_in("viewer")
+        for path in LISTS:
+            response = viewer.get(path)
+            assert response.status_code == 200, path
+            assert len(response.json()["items"]) == 1, path
 
     def test_the_anonymous_answer_says_how_to_sign_in(self, nobody):
         response = nobody.get("instances")

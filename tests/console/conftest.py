@@ -1,14 +1,18 @@
 """A console whose live state is what a test says: the hub's thread does not run, and summaries are handed to it."""
 
+import functools
 import time
+from datetime import timedelta
 
 import orjson
 import pytest
+from django.utils import timezone
 
 from controlplane.console.charts import cache
 from controlplane.console.live.attention import Known
 from controlplane.console.live.hub import LiveHub, hub
 from controlplane.console.live.state import LiveState, Source
+from controlplane.gateway.models import LedgerRow
 from tests.console.feed import Feed
 from tests.inventory import *  # noqa: F403 (fixtures)
 
@@ -76,57 +80,52 @@ def rows_of(instances) -> list[dict]:
 
 
 @pytest.fixture
-def make_request(acme, slo_class):
+def make_request(acme):
     """`make_request(instance="…", outcome="done", …)`: a row of the ledger."""
-    from datetime import timedelta
+    return functools.partial(ledger_row, acme)
 
-    from django.utils import timezone
 
-    from controlplane.gateway.models import LedgerRow
-
-    def make(**values):
-        number = LedgerRow.objects.count() + 1
-        defaults = {
-            "request_id": f"chatcmpl-{number:06}",
-            "arrived_at": timezone.now() - timedelta(seconds=number),
-            "tenant": acme,
-            "model": "llama-3.1-8b",
-            "slo_class": "interactive",
-            "region": "us-east",
-            "instance": "instance-1",
-            "streamed": True,
-            "outcome": "done",
-            "status_code": 200,
-            "prompt_tokens": 120,
-            "output_tokens": 40,
-            "predicted_output_tokens": 64,
-            "queue_ms": 3.2,
-            "ttft_ms": 180.0,
-            "itl_ms": 21.0,
-            "e2e_ms": 1020.0,
-            "slo_met": True,
-            "attempts": 1,
-            "trace": [
-                {
-                    "instance": "instance-1",
-                    "region": "us-east",
-                    "policy": "join_shortest_queue",
-                    "ordering": "priority",
-                    "waited_ms": 3.2,
-                    "waiting": 2,
-                    "seen": [
-                        {
-                            "instance": name,
-                            "accepting": True,
-                            "running": 3,
-                            "remaining_tokens": tokens,
-                            "kv_tokens": 900,
-                        }
-                        for name, tokens in (("instance-1", 800), ("instance-2", 4200))
-                    ],
-                }
-            ],
-        }
-        return LedgerRow.objects.create(**(defaults | values))
-
-    return make
+def ledger_row(tenant, /, **values):
+    number = LedgerRow.objects.count() + 1
+    defaults = {
+        "request_id": f"chatcmpl-{number:06}",
+        "arrived_at": timezone.now() - timedelta(seconds=number),
+        "tenant": tenant,
+        "model": "llama-3.1-8b",
+        "slo_class": "interactive",
+        "region": "us-east",
+        "instance": "instance-1",
+        "streamed": True,
+        "outcome": "done",
+        "status_code": 200,
+        "prompt_tokens": 120,
+        "output_tokens": 40,
+        "predicted_output_tokens": 64,
+        "queue_ms": 3.2,
+        "ttft_ms": 180.0,
+        "itl_ms": 21.0,
+        "e2e_ms": 1020.0,
+        "slo_met": True,
+        "attempts": 1,
+        "trace": [
+            {
+                "instance": "instance-1",
+                "region": "us-east",
+                "policy": "join_shortest_queue",
+                "ordering": "priority",
+                "waited_ms": 3.2,
+                "waiting": 2,
+                "seen": [
+                    {
+                        "instance": name,
+                        "accepting": True,
+                        "running": 3,
+                        "remaining_tokens": tokens,
+                        "kv_tokens": 900,
+                    }
+                    for name, tokens in (("instance-1", 800), ("instance-2", 4200))
+                ],
+            }
+        ],
+    }
+    return LedgerRow.objects.create(**(defaults | values))

@@ -16,22 +16,38 @@ from controlplane.console.live import length_service
 from controlplane.console.pages.lengths import charts, tables
 from controlplane.events.models import Event
 from controlplane.lengths import selectors, services, trainings
-from controlplane.lengths.models import LengthMinute, LengthTraining, LengthVersion
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
 from controlplane.lengths.selectors import Measures, scope_of
 from tests.console import length_rows
+from tests.inventory import Inventory, standing_with
+
+
+def build(inventory: Inventory) -> None:
+    length_rows.minutes(inventory.now, 40, (inventory.acme.name, inventory.globex.name), each=4)
+    length_rows.samples(inventory.now, 60, inventory.acme)
+    length_rows.samples(inventory.now, 40, inventory.globex)
+    length_rows.versions(inventory.now)
+
+
+standing = standing_with(build)
 
 
 @pytest.fixture
-def now(db):
-    return timezone.now()
+def now(inventory):
+    return inventory.now
 
 
 @pytest.fixture
-def furnished(now, acme, globex):
-    length_rows.minutes(now, 40, ("acme", "globex"), each=4)
-    length_rows.samples(now, 60, acme)
-    length_rows.samples(now, 40, globex)
-    return length_rows.versions(now)
+def furnished(standing_clock):
+    """Minutes, samples and versions."""
+    return list(LengthVersion.objects.order_by("number"))
+
+
+@pytest.fixture
+def bare(inventory):
+    """The first day."""
+    for model in (LengthMinute, LengthSample, LengthVersion):
+        model.objects.all().delete()
 
 
 @pytest.fixture
@@ -87,7 +103,7 @@ def test_everything_is_there_before_any_script(reader, furnished, live, fleet_fe
     assert re.findall(r"<script(?![^>]*(?:src=|application/json))", html) == []
 
 
-def test_the_service_is_shown_as_the_gateway_reports_it(reader, now, live, fleet_feed):
+def test_the_service_is_shown_as_the_gateway_reports_it(reader, bare, live, fleet_feed):
     html = page(reader)
     assert "No live numbers yet" in html
     summary = live.show(fleet_feed)
@@ -107,7 +123,7 @@ def test_the_service_is_shown_as_the_gateway_reports_it(reader, now, live, fleet
     assert length_service.model_of({"asked": 0})["in_time_ratio"] is None
 
 
-def test_a_gateway_without_the_service_is_not_a_silent_one(reader, now, live, fleet_feed, monkeypatch):
+def test_a_gateway_without_the_service_is_not_a_silent_one(reader, bare, live, fleet_feed, monkeypatch):
     monkeypatch.setattr(fleet_feed, "lengths", lambda ts: None)
     live.show(fleet_feed)
     assert "reports no length service" in page(reader)
@@ -129,7 +145,7 @@ def test_drift_is_said_with_what_to_do(reader, furnished, live, fleet_feed):
     assert "Lengths of llama-3.1-8b drift for acme" in overview
 
 
-def test_the_first_day_says_what_is_missing_and_how_to_get_it(reader, now):
+def test_the_first_day_says_what_is_missing_and_how_to_get_it(reader, bare):
     html = page(reader)
     assert "No request with a predicted length ended in the last 6 hours" in html
     assert "No request was kept as a sample" in html
@@ -165,13 +181,13 @@ def test_filters_narrow_every_part_and_stay_in_the_address(reader, furnished, no
     assert {(row["Model"], row["Tenant"]) for row in pairs} == {("llama-2-70b", "acme")}
 
 
-@pytest.mark.parametrize("query", [{"model": "nothing"}, {"tenant": "nobody"}, {"hours": "7"}, {"sort": "-colour"}])
-def test_a_mistyped_link_still_shows_the_page(reader, furnished, query):
-    assert region(page(reader, **query), "lines").count('<th scope="row">') == 4
+def test_a_mistyped_link_still_shows_the_page(reader, furnished):
+    html = page(reader, model="nothing", tenant="nobody", hours="7", sort="-colour")
+    assert region(html, "lines").count('<th scope="row">') == 4
 
 
 @pytest.mark.parametrize("field", tables.SORTED_BY)
-def test_every_column_sorts_both_ways(reader, furnished, field):
+def test_every_column_sorts_both_ways(field):
     by_series = {
         ("b", "x"): Measures(2, 10, 8, 4, 1, 2, 2, 1, 2),
         ("a", "y"): Measures(9, 20, 30, 40),
@@ -182,17 +198,22 @@ def test_every_column_sorts_both_ways(reader, furnished, field):
     known = 3 if field in ("model", "tenant", "requests") else 2
     assert ascending[:known] == descending[:known][::-1]
     assert ascending[known:] == descending[known:]
-    html = page(reader, sort=f"-{field}")
-    assert f'aria-sort="descending"><a class="sort" href="?sort={field}' in html
 
 
-@pytest.mark.parametrize("name", ["lines", "sources", "versions", "pairs", "calibration", "buckets", "trend"])
-def test_every_table_has_a_csv_twin(reader, furnished, name):
+def test_every_column_has_a_link_that_sorts_and_the_sorted_one_says_so(reader, furnished):
+    html = page(reader, sort="-mae")
+    assert re.findall(r'aria-sort="descending"><a class="sort" href="\?sort=(\w+)', html) == ["mae"]
+    sorting = re.findall(r'<a class="sort" href="\?sort=-?(\w+)', region(html, "lines"))
+    assert sorting == list(tables.SORTED_BY)
+
+
+def test_every_table_has_a_csv_twin(reader, furnished):
     html = page(reader, hours="1")
-    assert re.search(rf"\?[^\"]*table={name}&amp;format=csv", html)
-    rows = table(reader, hours="1", table=name)
-    assert rows
-    assert all(None not in row and None not in row.values() for row in rows)
+    for name in ("lines", "sources", "versions", "pairs", "calibration", "buckets", "trend"):
+        assert re.search(rf"\?[^\"]*table={name}&amp;format=csv", html)
+        rows = table(reader, hours="1", table=name)
+        assert rows, name
+        assert all(None not in row and None not in row.values() for row in rows)
 
 
 def test_the_files_hold_the_numbers_of_the_page(reader, furnished, now):
@@ -284,14 +305,17 @@ def test_error_by_length_names_the_buckets():
     )
 
 
-@pytest.mark.parametrize("name", ["pairs", "calibration", "buckets", "trend"])
-def test_charts_are_redrawn_alone_and_shown_as_tables(reader, furnished, name):
-    charts = reader.get(url("length-charts"), {"charts": name}).json()["charts"]
-    assert list(charts) == [name]
-    assert charts[name]["figure"]
-    html = page(reader, table=name)
-    assert 'class="scroll table-of-chart"' in html
-    assert html.count('class="preview"') == 3
+def test_charts_are_redrawn_alone_and_shown_as_tables(reader, furnished):
+    names = ["pairs", "calibration", "buckets", "trend"]
+    charts = reader.get(url("length-charts"), {"charts": "trend"}).json()["charts"]
+    assert list(charts) == ["trend"]
+    charts = reader.get(url("length-charts"), {"charts": ",".join(names)}).json()["charts"]
+    assert sorted(charts) == sorted(names)
+    assert all(chart["figure"] for chart in charts.values())
+    for name in names:
+        html = page(reader, table=name)
+        assert html.count('class="scroll table-of-chart"') == 1
+        assert html.count('class="preview"') == 3
 
 
 def test_queries_do_not_grow_with_rows(reader, furnished, django_assert_max_num_queries):
@@ -331,7 +355,7 @@ def test_versions_show_how_they_fare_and_the_shadow_against_the_active_one(reade
     assert row["Held out: MAE (tokens)"] == "52.6"
 
 
-def test_a_version_that_was_never_measured_still_shows(acting, now):
+def test_a_version_that_was_never_measured_still_shows(acting, bare):
     LengthVersion.objects.create(number=1, kind="student")
     html = page(acting)
     assert region(html, "versions").count('<th scope="row">') == 1

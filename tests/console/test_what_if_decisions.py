@@ -2,19 +2,27 @@
 
 import pytest
 
+from controlplane.accounts.models import User
 from controlplane.simulation.whatif import services
-from controlplane.simulation.whatif.models import FutureSeed
+from controlplane.simulation.whatif.models import FutureSeed, WhatIf
 from controlplane.simulation.whatif.runs.decisions import compared
 from scheduling.simulation.measures.pairs import ROWS
+from tests import database
 from tests.simulation.whatif import rows
 
 pytestmark = pytest.mark.django_db
 MORE = {"name": "Three at least", "changes": [{"kind": "bounds", "model": "m", "min_instances": 3}]}
 
 
+def run_more() -> None:
+    operator = User.objects.get(username="operator")
+    rows.run_all(services.submit(rows.draft(operator, MORE, seeds=1), operator))
+
+
 @pytest.fixture
 def ran(operator):
-    return rows.run_all(services.submit(rows.draft(operator, MORE, seeds=1), operator))
+    database.write(run_more)
+    return WhatIf.objects.get()
 
 
 def shown(client, path):
@@ -37,7 +45,7 @@ def test_every_difference_is_kept_with_the_decisions_around_it(ran):
     assert not FutureSeed.objects.filter(log__isnull=False).exists()
 
 
-def test_the_page_has_both_columns_and_marks_the_first_difference(client, viewer, ran):
+def test_the_page_has_both_columns_and_marks_the_first_difference(client, ran, viewer):
     client.force_login(viewer)
     future = ran.futures.get(letter="B")
     one = future.decides[0]
@@ -59,7 +67,7 @@ def test_the_page_has_both_columns_and_marks_the_first_difference(client, viewer
     assert len(lines) == 1 + len(pairs.rows)
 
 
-def test_there_are_none_of_a_itself_nor_of_a_future_with_other_requests(client, viewer, ran):
+def test_there_are_none_of_a_itself_nor_of_a_future_with_other_requests(client, ran, viewer):
     client.force_login(viewer)
     assert "No decisions of A As now are kept" in shown(client, f"/what-if/{ran.pk}/decisions/A/")
     assert client.get(f"/what-if/{ran.pk}/decisions/F/").status_code == 404

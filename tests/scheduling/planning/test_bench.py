@@ -1,8 +1,11 @@
 import argparse
 
+import pytest
+
 from tests.bench import planner
 
 
+@pytest.mark.nightly
 def test_the_bench_states_what_it_is_asked_for():
     result = planner.run(argparse.Namespace(seeds=1))
     asked = ("ilp_4x3x2_ms", "ilp_30x20x5_s", "ilp_30x20x5_gap", "ilp_50x30x6_s", "ilp_50x30x6_gap")

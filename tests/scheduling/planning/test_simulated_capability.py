@@ -31,7 +31,14 @@ def test_bursts_and_stricter_percentiles_leave_less_of_the_same_instances():
     assert uneven.prompt_tokens_per_s + uneven.output_tokens_per_s == pytest.approx(uneven.total_tokens_per_s)
 
 
-@pytest.mark.parametrize(("instances", "cv"), [(6, 2.0), (12, 2.0), (6, 3.0)])
+@pytest.mark.parametrize(
+    ("instances", "cv"),
+    [
+        pytest.param(6, 2.0, marks=pytest.mark.nightly),
+        pytest.param(12, 2.0, marks=pytest.mark.nightly),
+        (6, 3.0),
+    ],
+)
 def test_a_fleet_of_another_size_keeps_its_percentile_at_what_it_is_said_to_serve(instances, cv):
     one = able(cv)
     tokens_per_s = one.total_tokens_per_s * float(usable_instances(instances, one.reserve, cv))

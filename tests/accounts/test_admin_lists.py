@@ -1,0 +1,137 @@
+"""Lists of the admin: of every model sorted, searched and filtered, and as many queries for many rows as for one.
+
+Pages of a row, and who may what: tests/access.
+"""
+
+import pytest
+from django.contrib import admin
+from django.http import QueryDict
+from django.urls import reverse
+
+from controlplane.accounts import services
+from controlplane.accounts.models import ApiKey, Tenant
+from controlplane.events.models import Event
+from controlplane.events.services import record
+from controlplane.fleet.models import (
+    CommandVerb,
+    Instance,
+    InstanceCommand,
+    Node,
+    Region,
+    RegionLatency,
+    Rollout,
+    Swap,
+    SwapGroup,
+    Tier,
+)
+from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
+from controlplane.planning.models import (
+    Backtest,
+    Forecast,
+    ScalingMove,
+    ScalingPlan,
+    ScalingPolicy,
+    StrategyComparison,
+)
+from controlplane.simulation.models import SimulationRun
+from controlplane.tuning.models import Setting
+from controlplane.usage.models import UsageHour
+from tests.inventory import Inventory, standing_with
+from tests.simulation.whatif import rows as what_if_rows
+
+admin.autodiscover()
+MODELS = sorted(admin.site._registry, key=lambda model: model._meta.label)
+CHOICES = 3
+"""Of each filter, the first so many are asked."""
+
+
+def build(inventory: Inventory) -> None:
+    """At least one row of every registered model."""
+    now = inventory.now
+    instance = inventory.make_instance()
+    InstanceCommand.objects.create(instance=instance, verb=CommandVerb.STOP, actor="test")
+    west = Region.objects.create(name="us-west", title="US West")
+    RegionLatency.objects.create(origin=inventory.deployment.region, target=west, latency_ms=33)
+    Rollout.objects.create(deployment=inventory.deployment, actor="test")
+    group = SwapGroup.objects.create(name="shared")
+    Swap.objects.create(group=group, instance=instance, tier=Tier.CPU, actor="test")
+    key, _ = services.create_api_key(inventory.acme, "laptop", inventory.fleet_admin)
+    services.create_sign_in_link(inventory.member)
+    record("test.happened", inventory.acme, actor=inventory.fleet_admin, reason="because " * 20)
+    LedgerRow.objects.create(
+        request_id="r1",
+        arrived_at=now,
+        tenant=inventory.acme,
+        api_key=key,
+        model="llama-3.1-8b",
+        slo_class="interactive",
+        streamed=True,
+        outcome=Outcome.DONE,
+        status_code=200,
+    )
+    MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="interactive")
+    place = {"model": "llama-3.1-8b", "region": "us-east"}
+    Forecast.objects.create(**place, quantity="prompt", forecaster="blend", window_s=60, start_at=now)
+    Backtest.objects.create(source="ledger", window_s=600)
+    ScalingPolicy.objects.create(model=inventory.deployment.model)
+    plan = ScalingPlan.objects.create(model=inventory.deployment.model, strategy="lt_ua", valid_until=now)
+    ScalingMove.objects.create(
+        **place, plan=plan, source="plan", strategy="lt_ua", gpu_type="h100", delta=1, reason="more is asked for"
+    )
+    StrategyComparison.objects.create(from_at=now, to_at=now)
+    of = {"model": "llama-3.1-8b", "output_tokens": 40, "predicted_tokens": 50}
+    SimulationRun.objects.create(title="as it was", scenario={})
+    what_if_rows.furnish("as it could be", "because", now)
+    UsageHour.objects.create(
+        hour=now, tenant=inventory.acme, api_key=key, model="llama-3.1-8b", slo_class="interactive"
+    )
+    Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="test")
+    LengthVersion.objects.create(number=1, kind="student", measures={"mae": 61.2})
+    LengthTraining.objects.create(kind="student", asked_by="olga")
+    LengthSample.objects.create(
+        **of, tenant=inventory.acme, slo_class="interactive", prompt_tokens=9, predicted_by="prior"
+    )
+    LengthMinute.objects.create(**of, minute=now, tenant="acme", predictor="prior", bucket_tokens=32, requests=1)
+
+
+standing = standing_with(build)
+
+
+@pytest.fixture
+def as_admin(client, fleet_admin):
+    client.force_login(fleet_admin)
+    return client
+
+
+def list_of(model) -> str:
+    return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model._meta.model_name)
+@pytest.mark.sql
+def test_every_list_is_sorted_by_each_column_searched_and_filtered(model, as_admin, no_sidebar):
+    assert model._default_manager.exists()
+    columns = range(1, len(admin.site.get_model_admin(model).list_display) + 1)
+    page = as_admin.get(list_of(model), {"q": "a", "o": ".".join(map(str, columns))})
+    assert page.status_code == 200
+    shown = page.context["cl"]
+    choices = [list(spec.choices(shown)) for spec in shown.filter_specs]
+    for number in range(1, CHOICES):  # the first of each is no filter
+        query = QueryDict(mutable=True)
+        for of in choices:
+            if number < len(of) and "query_string" in of[number]:
+                chosen = QueryDict(of[number]["query_string"].removeprefix("?"))
+                query.update({name: value for name, value in chosen.items() if name not in ("q", "o")})
+        if query:
+            assert as_admin.get(list_of(model), query.dict()).status_code == 200, query.urlencode()
+
+
+def test_lists_of_the_longest_tables_do_not_grow_in_queries(as_admin, make_instance, django_assert_max_num_queries):
+    """As many queries for many rows as for one."""
+    for _ in range(20):
+        make_instance()
+    for model, queries in ((Instance, 13), (Node, 9), (Event, 9), (LedgerRow, 12), (ApiKey, 10), (Tenant, 10)):
+        with django_assert_max_num_queries(queries) as captured:
+            as_admin.get(list_of(model))
+        assert captured
