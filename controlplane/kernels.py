@@ -155,7 +155,7 @@ def base() -> Path:
 
 def progress() -> Progress | None:
     """How far the process is that compiles kernels on this machine now; None if none does."""
-    return next((found for group in GROUPS if (found := progress_of(base(), group))), None)
+    return next((now for group in GROUPS if (now := progress_of(base(), group))), None)
 
 
 def missing() -> list[str]:

@@ -179,7 +179,7 @@ class Kernel:
         import numba.core.config
         from numba.core.dispatcher import Dispatcher
 
-        import scheduling.struct_type  # noqa: F401 (tells Numba of the structs of arrays)
+        import scheduling.struct_type  # noqa: F401 (Numba knows structs of arrays by it)
         from scheduling.linking import LinkedCompiler, widen_calls
 
         config: Any = numba.core.config

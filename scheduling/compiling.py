@@ -1,4 +1,4 @@
-"""Who compiles kernels on this machine: one process for each group of them, and whoever needs one meanwhile waits for it.
+"""Who compiles kernels on this machine: one process for each group of them, and others that need one meanwhile wait.
 
 `controlplane.kernels` compiles a group as a whole, before what serves or computes is started. It holds the group's lock, a
 file beside the compiled kernels, and says in that file how far it is. A process that calls a kernel of the group which is
@@ -39,7 +39,8 @@ class Progress:
     """On disk by now, of its group or called by one."""
 
     def __str__(self) -> str:
-        return f"{self.kernels} kernels of {self.group} compiled in {max(0.0, time.time() - self.began_s):.0f} s"
+        took_s = max(0.0, time.time() - self.began_s)
+        return f"kernels of {self.group} are being compiled, {self.kernels} so far, for {took_s:.0f} s"
 
 
 def group_of(module: str) -> str:
@@ -115,7 +116,7 @@ def wait_for(kernel: Any, folder: Path | None) -> None:
         if not said:
             said = True
             logging.getLogger(__name__).warning(
-                "%s waits for process %d, which compiles kernels of this version: %s",
+                "%s waits for process %d: %s",
                 kernel.__name__,
                 now.process_id,
                 now,

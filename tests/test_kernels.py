@@ -118,19 +118,19 @@ def holder(source):
 
 def until(condition):
     end_s = time.monotonic() + 20.0
-    while not (found := condition()):
+    while not (now := condition()):
         assert time.monotonic() < end_s
         time.sleep(0.01)
-    return found
+    return now
 
 
 def test_who_compiles_says_how_far_it_is(holder):
-    found = until(kernels.progress)
-    assert (found.group, found.process_id, found.kernels) == ("requests", holder.pid, 0)
+    now = until(kernels.progress)
+    assert (now.group, now.process_id, now.kernels) == ("requests", holder.pid, 0)
     (kernels.base() / "kernels-new").mkdir()
     (kernels.base() / "kernels-new" / "one.nbc").write_text("")
     assert str(until(lambda: (now := kernels.progress()).kernels and now)).startswith(
-        "1 kernels of requests compiled in "
+        "kernels of requests are being compiled, 1 so far"
     )
     holder.communicate("\n")
     assert kernels.progress() is None
@@ -156,7 +156,7 @@ def test_a_kernel_that_another_process_compiles_is_waited_for(holder, caplog):
         waiting = threading.Thread(target=compiling.wait_for, args=(nothing, folder))
         waiting.start()
         until(lambda: caplog.records)
-    assert f"nothing waits for process {holder.pid}, which compiles kernels" in caplog.text
+    assert f"nothing waits for process {holder.pid}: kernels of requests are being compiled" in caplog.text
     assert waiting.is_alive()
     (folder / "test_kernels.nothing-1.py311.nbi").write_text("")
     waiting.join(20.0)
@@ -168,7 +168,7 @@ def test_a_kernel_that_another_process_compiles_is_waited_for(holder, caplog):
     assert not other.is_alive()
 
 
-def test_kernels_of_other_groups_and_of_whoever_compiles_do_not_wait(holder, monkeypatch):
+def test_kernels_of_other_groups_and_of_one_that_compiles_do_not_wait(holder, monkeypatch):
     until(kernels.progress)
     folder = kernels.base() / "kernels-some"
     folder.mkdir()

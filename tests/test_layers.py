@@ -208,16 +208,16 @@ def violations(modules: dict[str, tuple[str, bool]]) -> list[str]:
 def circles(modules: dict[str, tuple[str, bool]]) -> list[set[str]]:
     """Modules that import each other, directly or not, when they are imported or for type checking alone; largest sets."""
     graph = {name: _targets(modules, name) - {name} for name in modules}
-    found: list[set[str]] = []
+    known: list[set[str]] = []
     while True:
         try:
             graphlib.TopologicalSorter(graph).prepare()
         except graphlib.CycleError as error:
             circle = set(error.args[1])
         else:
-            return found
-        together = circle.union(*(one for one in found if one & circle))
-        found = [one for one in found if not one & circle] + [together]
+            return known
+        together = circle.union(*(one for one in known if one & circle))
+        known = [one for one in known if not one & circle] + [together]
         for name in together:  # as one module: what imports any of them, or they import
             graph[name] = set()
         first = min(together)

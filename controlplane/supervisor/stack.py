@@ -242,7 +242,7 @@ class Stack:
     async def _compile_the_rest(self) -> None:
         try:
             await self._compile("planning", "simulation", background=True)
-        except PartError as error:  # whoever needs one compiles it
+        except PartError as error:  # the first process that needs one compiles it
             self.screen.trouble(str(error))
 
     def _web(self) -> Part:

@@ -58,7 +58,7 @@ class TestInventory:
         problem = self.problem(inventory.read({PLACE[0]})).problem
         assert problem.capacity.tolist() == [[6]]
 
-    def test_without_nodes_the_bounds_are_the_capacity(self, make_instance, node):
+    def test_without_nodes_the_bounds_are_the_capacity(self, node, deployment):
         node.delete()
         assert self.problem(inventory.read({PLACE[0]})).problem.capacity.tolist() == [[6]]
 

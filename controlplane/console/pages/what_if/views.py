@@ -357,7 +357,7 @@ def _in_words(done: dict[str, Any], compiling: Progress | None) -> str:
     if done["elapsed_s"] is not None:
         words.append(f"{duration(done['elapsed_s'])} elapsed")
     if compiling and not done["runs_done"]:
-        words.append(f"runs wait for the simulator's kernels, compiled once for each version: {compiling}")
+        words.append(f"runs wait for the simulator: {compiling}, once for each version")
     if done["eta_s"]:
         words.append(f"about {duration(done['eta_s'])} left. Results below change until all are done")
     return f"{'; '.join(words)}."
