@@ -14,8 +14,8 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
 BIN := .venv/bin
 # Clocks, servers, browsers and databases on a busy machine: what fails is tried once more, and the summary names it (R).
 AGAIN := --reruns 1 -r fER
-# Two processes more than cores, four at most: many tests wait for a clock or a socket.
-PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 2 ? 3 : 4)))
+# One process more than cores, four at most: some tests wait for a clock or a socket, and each process collects them all.
+PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 3 ? cores + 1 : 4)))
 CHECKED := controlplane scheduling forecasting workers tests manage.py
 ARGS ?=
 # PyPI's torch for Linux brings gigabytes of CUDA, which nothing here uses: TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -53,7 +53,7 @@ run: .venv/ready
 
 test: .venv/tests
 	@$(BIN)/python -m controlplane.kernels
-	@$(BIN)/python -m pytest -q $(AGAIN) -n $(PROCESSES) --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest -q $(AGAIN) -n $(PROCESSES) --dist worksteal --durations 10 --ignore tests/e2e --ignore tests/vllm $(ARGS)
 
 # Groups of `gate` and `nightly`; GATE=1 takes the tests that are marked for the gate.
 GATE ?=

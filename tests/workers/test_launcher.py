@@ -14,6 +14,7 @@ import pytest
 
 from scheduling.fleet.profile import Profile
 from tests.workers.conftest import FAST, Emulator, eventually
+from workers.vllm import processes
 from workers.vllm.client import VllmClient
 from workers.vllm.launcher import EmulatedLauncher, LaunchError, LaunchSpec, ProcessLauncher
 from workers.vllm.serve import arguments
@@ -38,7 +39,8 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
 
 
 @pytest.fixture
-async def launcher(tmp_path: Path) -> AsyncIterator[ProcessLauncher]:
+async def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessLauncher]:
+    monkeypatch.setattr(processes, "FOLLOW_S", 0.2)  # the child does not end with its server, as an engine would
     server = tmp_path / "server.py"
     server.write_text(textwrap.dedent(SERVER))
     python = tmp_path / "python"
