@@ -9,6 +9,8 @@ import pytest
 from workers.vllm import tiny_model
 from workers.vllm.model_shape import ShapeError, read
 
+pytestmark = pytest.mark.nightly  # transformers alone takes seconds to import
+
 LLAMA_3_1_8B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
