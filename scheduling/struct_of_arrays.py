@@ -1,9 +1,9 @@
 """A `NamedTuple` of arrays that kernels take as one pointer: decorate its class with `@struct_of_arrays`.
 
 Numba passes any other NamedTuple by its fields: each kernel, and each call in one, has an argument for every field of every
-array, nine hundred for a simulation. Type inference, lowering and LLVM work through all of them at every call, which was most
-of the time that kernels took to compile. Here each object keeps a table, the addresses and shapes of its arrays, and kernels
-read from it what they use. `struct_type` is what Numba knows of it.
+array, nine hundred for a simulation. Type inference, lowering and LLVM work through all of them at every call, which took
+most of the time of compiling. Here each object keeps a table, the addresses and shapes of its arrays, and kernels read from
+it what they use. `struct_type` is what Numba knows of it.
 
 The table is made once per object, so an array may be written but not resized or moved.
 """
