@@ -5,6 +5,7 @@ that was done for these sources on this machine, in any checkout, and is still t
 second. `manage.py up` has what a request needs compiled before the web process starts, and the rest in the background.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -54,9 +55,9 @@ def state() -> str:
     return digest.hexdigest()[:16]
 
 
-def stamp(group: str) -> Path:
+def stamp(folder: Path, group: str) -> Path:
     """The file that is there once *group* was compiled; its folder goes when unused for a week, as those of kernels."""
-    return base() / f"kernels-all-{state()}" / group
+    return folder / f"kernels-all-{state()}" / group
 
 
 def kept(since_s: float) -> set[str]:
@@ -148,27 +149,36 @@ PARTS: Final[dict[str, dict[str, Callable[[], None]]]] = {
 }
 
 
-def base() -> Path:
-    """Where kernels of this machine are kept, and the locks of those who compile them."""
-    return cache_bases(ROOT / PACKAGES[0])[0]
+def base() -> Path | None:
+    """Where kernels of this machine are kept, and the locks of those who compile them; None where nothing can be written."""
+    for folder in cache_bases(ROOT / PACKAGES[0]):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    return None
 
 
 def progress() -> Progress | None:
     """How far the process is that compiles kernels on this machine now; None if none does."""
-    return next((now for group in GROUPS if (now := progress_of(base(), group))), None)
+    if (folder := base()) is None:
+        return None
+    return next((now for group in GROUPS if (now := progress_of(folder, group))), None)
 
 
 def missing() -> list[str]:
     """Groups that were not compiled as a whole on this machine."""
-    return [group for group in GROUPS if not is_done(stamp(group))]
+    folder = base()
+    return [group for group in GROUPS if folder is None or not is_done(stamp(folder, group))]
 
 
 def compile_group(group: str) -> int:
     """Compile what *group* lacks, in a process for each part; the worst exit status of them."""
-    if is_done(stamp(group)):
-        return 0
-    with compiling(base(), group):
-        if is_done(stamp(group)):  # by the process that held the lock before
+    folder = base()
+    if folder is None or is_done(done := stamp(folder, group)):
+        return 0  # where nothing can be kept, each process compiles for itself
+    with compiling(folder, group):
+        if is_done(done):  # by the process that held the lock before
             return 0
         began_s = time.time()
         environment = os.environ | {COMPILES: "1"}
@@ -176,7 +186,7 @@ def compile_group(group: str) -> int:
         parts = [subprocess.Popen([*command, part], cwd=ROOT, env=environment) for part in PARTS[group]]
         failed = max([part.wait() for part in parts])
         if not failed:
-            note_done(stamp(group), kept(began_s))
+            note_done(done, kept(began_s))
             sys.stdout.write(f"of {group}, compiled for this machine in {time.time() - began_s:.0f} s\n")
             sys.stdout.flush()
         return failed

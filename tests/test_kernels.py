@@ -30,7 +30,7 @@ def kernel(source):
     kernel = source.parent / "cache" / "kernels-source-0" / "kernel.nbc"
     kernel.parent.mkdir(parents=True)
     kernel.write_text("")
-    kernels.note_done(kernels.stamp("planning"), kernels.kept(0.0))
+    kernels.note_done(kernels.stamp(kernels.base(), "planning"), kernels.kept(0.0))
     return kernel
 
 
@@ -46,7 +46,7 @@ def test_it_is_done_once(source, kernel):
     assert done()
     os.utime(source, (1.0, 1.0))  # another checkout of the same sources
     assert done()
-    kernels.stamp("planning").unlink()
+    kernels.stamp(kernels.base(), "planning").unlink()
     assert not done()
 
 
@@ -89,6 +89,15 @@ def test_parts_run_in_processes_of_their_own_and_a_failure_is_not_taken_for_done
     assert kernels.compile_group("planning") != 0  # the process that it starts knows no such part
     assert not done()
     assert kernels.progress() is None
+
+
+def test_where_nothing_can_be_kept_nothing_is_compiled_ahead(source, monkeypatch):
+    source.with_name("a file").write_text("")
+    monkeypatch.setattr(kernels, "cache_bases", lambda _: [source.with_name("a file") / "below"])
+    assert kernels.base() is None
+    assert kernels.compile_group("planning") == 0
+    assert kernels.progress() is None
+    assert kernels.missing() == list(compiling.GROUPS)
 
 
 def test_unknown_groups_are_named(capsys):
