@@ -58,6 +58,7 @@ class Operations:
             "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder}",
             "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
             "redis": "ok" if gateway.publisher.connected else "does not answer; serving goes on",
+            "ledger": "ok" if not gateway.ledger.refused else f"{gateway.ledger.refused} refused rows are quarantined",
         }
         # Without Redis requests are still served, so it does not take this process out of rotation.
         ready = all(checks[name] == "ok" for name in ("gateway", "lease", "database"))

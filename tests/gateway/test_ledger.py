@@ -7,8 +7,9 @@ from channels.db import database_sync_to_async
 from django.db import OperationalError, connection
 
 from controlplane.gateway.ledger import writer as module
+from controlplane.gateway.ledger.entry import Entry
 from controlplane.gateway.ledger.journal import PATTERN
-from controlplane.gateway.ledger.writer import Entry, Ledger
+from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from tests.gateway.rows import make_rows
 

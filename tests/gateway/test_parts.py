@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.pace import Pace
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.ledger.writer import Entry, minute_sums
+from controlplane.gateway.ledger.entry import Entry
+from controlplane.gateway.ledger.writer import minute_sums
 from controlplane.gateway.monitoring.windows import Count, Latency, Windows
 from controlplane.gateway.serving.ticket import MOVES, Course, IllegalTicketMove, TicketState
 from controlplane.gateway.upstream.payload import upstream_priority

@@ -10,7 +10,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.fleet import demo as inventory
 from controlplane.gateway.ledger import writer
-from controlplane.gateway.ledger.writer import Entry
+from controlplane.gateway.ledger.entry import Entry
 from controlplane.gateway.models import MinuteRow
 from controlplane.gateway.replay import demo
 from controlplane.gateway.replay.instructions import Instructions

@@ -6,8 +6,9 @@ from collections.abc import Callable
 import orjson
 
 from controlplane.gateway.errors import ApiError
+from controlplane.gateway.ledger.entry import Entry
 from controlplane.gateway.ledger.retries import Retries
-from controlplane.gateway.ledger.writer import Entry, Ledger
+from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.lengths.service import LengthService
 from controlplane.gateway.models import Outcome
 from controlplane.gateway.monitoring.windows import Count, Latency, Windows

@@ -12,13 +12,17 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import starmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 from channels.db import database_sync_to_async
-from django.db import connection, transaction
+from django.db import DataError, IntegrityError, connection, transaction
 from django.db.models import CharField
 
+from controlplane.events.models import Severity
+from controlplane.events.services import record
+from controlplane.gateway.ledger import refused
+from controlplane.gateway.ledger.entry import Entry
 from controlplane.gateway.ledger.journal import Journal
 from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
 from controlplane.jobs.record import Job
@@ -31,44 +35,8 @@ time: with a second's rows in one batch, requests of a busy gateway waited 50 ms
 HELD_ROWS = 500_000  # about 400 MB; beyond it the oldest are given up, loudly
 
 
-class Entry(NamedTuple):
-    """One ledger row; the order of the fields is the order of the columns in `INSERT`."""
-
-    request_id: str
-    arrived_at: float  # epoch seconds
-    tenant_id: int
-    api_key_id: int | None
-    model: str
-    slo_class: str
-    region: str
-    instance: str
-    application: str
-    run: str
-    unit: str
-    streamed: bool
-    outcome: str
-    status_code: int
-    error_code: str
-    prompt_tokens: int
-    output_tokens: int
-    predicted_output_tokens: int
-    queue_ms: float | None
-    ttft_ms: float | None
-    itl_ms: float | None
-    e2e_ms: float | None
-    slo_met: bool | None
-    attempts: int
-    trace: str  # JSON
-    error_message: str = ""  # from here on with a value: spill files of earlier versions end sooner
-    own_region: str = ""  # where it differs from the region
-    predicted_prompt_tokens: int = 0
-    unserved: bool = False
-    retry: int = 0
-    repeated: bool = False
-    queue_position: int | None = None
-    estimated_wait_s: float | None = None
-    estimated_wait_p99_s: float | None = None
-    evictions: int = 0
+REFUSALS = (DataError, IntegrityError, TypeError, ValueError, OverflowError)
+"""What a row is to blame for, and not a database that is away. orjson's own errors are among them."""
 
 
 _QUOTE = connection.ops.quote_name
@@ -157,12 +125,46 @@ def write(entries: Sequence[Entry], *, again: bool = False) -> None:
         cursor.executemany(_UPSERT_MINUTE, minutes)
 
 
+def write_each(entries: Sequence[Entry], *, again: bool = False) -> list[tuple[Entry, str]]:
+    """Write as `write` does; a batch that the database refuses is halved until the rows are alone that it refuses.
+
+    Returns those, with its reasons; all others are written, in order. Raises what `write` raises when the database is away.
+    """
+    try:
+        write(entries, again=again)
+    except REFUSALS as error:
+        if len(entries) == 1:
+            return [(entries[0], f"{type(error).__name__}: {error}".strip())]
+        half = len(entries) // 2
+        return write_each(entries[:half], again=again) + write_each(entries[half:], again=again)
+    return []
+
+
+def write_all(entries: Sequence[Entry], folder: Path, *, again: bool = False) -> int:
+    """Write *entries*, and quarantine in *folder* those that the database refuses; how many these are."""
+    rows = write_each(entries, again=again)
+    if rows:
+        refused.quarantine(folder, [(entry._asdict(), reason) for entry, reason in rows])
+        first, reason = rows[0]
+        record(
+            "ledger.refused",
+            actor="gateway",
+            after={"rows": len(rows), "request_id": str(first.request_id)},
+            reason=f"The database refuses {len(rows)} ledger row{'s' * (len(rows) > 1)}: {reason[:300]}",
+            severity=Severity.CRITICAL,
+        )
+    return len(rows)
+
+
 class Ledger:
     def __init__(self, flush_s: float, folder: Path) -> None:
         self.flush_s = flush_s
         self.journal = Journal(folder)
         self.written = 0
         self.given_up = 0
+        self.folder = folder
+        self.refused = refused.count(folder)
+        """Rows in quarantine, as last counted: `manage.py ledger_refused` may have taken some away since."""
         self.job = Job("flush-ledger", "gateway", flush_s)
         self._held: list[Entry] = []
         self._again = False  # some of what is held may be in the database
@@ -175,6 +177,8 @@ class Ledger:
         return len(self._held)
 
     def add(self, entry: Entry) -> None:
+        """Hold *entry* for the next batch. It is bounded here: nothing that a caller or an instance said fails a batch."""
+        entry = entry.bounded()
         self._held.append(entry)
         self.journal.append(orjson.dumps(tuple(entry)))
         if len(self._held) == BATCH_ROWS:  # with more, the database is away: it is asked again in `flush_s`
@@ -206,7 +210,7 @@ class Ledger:
         """Write *batch*; it is held again when the database raises."""
         self.journal.cut()
         try:
-            await database_sync_to_async(write)(batch, again=self._again)
+            left_out = await database_sync_to_async(write_all)(batch, self.folder, again=self._again)
         except Exception:
             self._held = batch + self._held
             self._again = True
@@ -217,7 +221,8 @@ class Ledger:
             raise
         self._again = False
         self.journal.forget()
-        self.written += len(batch)
+        self.written += len(batch) - left_out
+        self.refused = refused.count(self.folder)
 
     async def stop(self) -> None:
         self._stopping = True  # not a cancellation, which would lose the batch that is being written
@@ -234,7 +239,7 @@ def _read(lines: Sequence[bytes]) -> list[Entry]:
     entries = []
     for line in lines:
         try:
-            entries.append(Entry(*orjson.loads(line)))
-        except (orjson.JSONDecodeError, TypeError):
+            entries.append(Entry(*orjson.loads(line)).bounded())
+        except (orjson.JSONDecodeError, TypeError, ValueError):
             logger.warning("ledger: a row of the last run cannot be read and is left out")
     return entries

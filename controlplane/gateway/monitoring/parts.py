@@ -71,6 +71,9 @@ class Parts:
             return Part("database", PartState.DOWN, job.last_error)
         held = self.gateway.ledger.held
         took = "" if job.last_duration_s is None else f"the inventory is read in {job.last_duration_s * 1000:.0f} ms; "
+        if refused := self.gateway.ledger.refused:
+            text = f"it refused {refused} ledger row{'s' * (refused > 1)}, quarantined: `manage.py ledger_refused`"
+            return Part("database", PartState.WARNING, text)
         return Part("database", PartState.OK, f"{took}{held} ledger rows wait to be written")
 
     def _celery(self, redis: Part) -> Part:

@@ -1,0 +1,89 @@
+"""Ledger rows that the database refuses: quarantined with the reason, so that all others are written.
+
+A file of the state folder holds them, a JSON object a line. `manage.py ledger_refused` lists, mends and adds them again.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+from msgspec import Struct
+from msgspec.structs import asdict
+
+FILE = "ledger-refused.jsonl"
+MOST_REASON = 500
+"""Characters of the database's own words that are kept."""
+
+
+class Refused(Struct):
+    """One row that was not taken: its values by column, and why."""
+
+    at: float  # epoch seconds
+    reason: str
+    row: dict[str, Any]
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    """The file, opened for reading and appending; no other process reads or writes it meanwhile."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def quarantine(folder: Path, rows: Sequence[tuple[dict[str, Any], str]]) -> None:
+    """Append *rows*, each with its reason. Raises OSError if the disk does not take them."""
+    now = time.time()
+    refused = [Refused(now, reason[:MOST_REASON], row) for row, reason in rows]
+    with _locked(folder) as descriptor:
+        os.write(descriptor, _lines(refused))
+        os.fsync(descriptor)
+
+
+def read(folder: Path) -> list[Refused]:
+    """All that was quarantined and not added again, oldest first; what is no such line is left out."""
+    with _locked(folder) as descriptor:
+        return _read(descriptor)
+
+
+def replace(folder: Path, done: Sequence[Refused], instead: Sequence[Refused] = ()) -> None:
+    """Take *done* out of the file, and put *instead* behind what is left."""
+    taken = [_lines([one]) for one in done]
+    with _locked(folder) as descriptor:
+        left = [one for one in _read(descriptor) if _lines([one]) not in taken]
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, _lines([*left, *instead]))
+        os.fsync(descriptor)
+
+
+def count(folder: Path) -> int:
+    """How many rows are quarantined."""
+    try:
+        return (folder / FILE).read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def _lines(refused: Sequence[Refused]) -> bytes:
+    return b"".join(orjson.dumps(asdict(one)) + b"\n" for one in refused)
+
+
+def _read(descriptor: int) -> list[Refused]:
+    refused = []
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        for line in file:
+            try:
+                refused.append(Refused(**orjson.loads(line)))
+            except (orjson.JSONDecodeError, TypeError):
+                continue
+    return refused
