@@ -5,7 +5,6 @@ import math
 from io import StringIO
 from pathlib import Path
 
-import orjson
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.management import call_command
@@ -16,8 +15,8 @@ from hypothesis import strategies as st
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.gateway.ledger import refused
-from controlplane.gateway.ledger.entry import Entry
-from controlplane.gateway.ledger.writer import Ledger, write_each
+from controlplane.gateway.ledger.entry import Entry, fit
+from controlplane.gateway.ledger.writer import Ledger, write_all
 from controlplane.gateway.models import LedgerRow
 from tests.gateway.conftest import until
 from tests.gateway.test_ledger import entries  # noqa: F401
@@ -70,8 +69,8 @@ async def test_a_journal_is_taken_up_the_same_way(entries, tmp_path):  # noqa: F
 async def test_what_is_of_another_kind_in_a_journal_is_left_out(entries, tmp_path):  # noqa: F811
     first = Ledger(10, tmp_path)
     first.add(entries[0])
-    first.journal.append(orjson.dumps([*entries[1][:-1], "many"]))
-    first.journal.append(b'{"not": "a row"}')
+    first.journal.append(b'["too", "few"]')
+    first.journal.append(b"7")
     first.journal.close()
     second = Ledger(10, tmp_path)
     await second.start()
@@ -116,12 +115,12 @@ def odd(draw: st.DrawFn) -> dict[str, object]:
 
 @pytest.mark.sql
 @pytest.mark.django_db
-def test_whatever_is_said_the_row_is_bounded_and_written(entries):  # noqa: F811
+def test_whatever_is_said_the_row_is_bounded_and_written(entries, tmp_path):  # noqa: F811
     @given(st.lists(odd(), min_size=1, max_size=5))
     def written(rows):
         LedgerRow.objects.all().delete()
-        given_ = [entries[0]._replace(request_id=f"odd{at}", **values).bounded() for at, values in enumerate(rows)]
-        assert write_each(given_) == []
+        given_ = [entries[0]._replace(request_id=f"odd{at}", **values) for at, values in enumerate(rows)]
+        assert write_all(given_, tmp_path) == 0
         assert request_ids() == [f"odd{at}" for at in range(len(rows))]
         for row in LedgerRow.objects.all():
             assert all(0 <= number < 2**31 for number in (row.prompt_tokens, row.output_tokens, row.attempts))
@@ -130,6 +129,46 @@ def test_whatever_is_said_the_row_is_bounded_and_written(entries):  # noqa: F811
             assert len(row.error_message) <= 500
 
     written()
+
+
+@given(st.lists(odd(), min_size=1, max_size=4))
+def test_what_fits_is_what_bounding_leaves_as_it_is(rows):
+    made = [WELL._replace(**values) for values in rows]
+    bounded = [entry.bounded() for entry in made]
+    assert fit(bounded)
+    assert fit(made) == all(map(same, made, bounded))
+
+
+WELL = Entry(
+    "r", 1e9, 1, None, "m", "interactive", "east", "m-0", "", "", "", True, "done", 200, "", 1, 1, 1, None, None, None, None,
+    None, 1, "[]",
+)  # fmt: skip
+
+
+def same(one: Entry, other: Entry) -> bool:
+    """Values and their types."""
+    return all(type(mine) is type(its) and mine == its for mine, its in zip(one, other, strict=True))
+
+
+async def test_a_row_that_no_journal_can_hold_is_held_all_the_same(entries, tmp_path):  # noqa: F811
+    ledger = Ledger(10, tmp_path)
+    ledger.add(entries[0]._replace(output_tokens=2**70, run="\ud800"))
+    ledger.journal.close()  # killed
+    second = Ledger(10, tmp_path)
+    await second.start()
+    await second.stop()
+    row = await LedgerRow.objects.aget()
+    assert (row.output_tokens, row.run) == (2**31 - 1, "?")
+
+
+async def test_a_value_of_another_kind_is_quarantined(entries, tmp_path):  # noqa: F811
+    ledger = Ledger(10, tmp_path)
+    ledger.add(entries[0]._replace(output_tokens="many"))
+    ledger.add(entries[1])
+    assert await ledger.flush()
+    assert await sync_to_async(request_ids)() == ["r1"]
+    assert "many" in refused.read(tmp_path)[0].reason or refused.read(tmp_path)[0].row["output_tokens"] == "many"
+    await ledger.stop()
 
 
 def test_a_number_beyond_its_column_is_the_largest_and_what_is_no_number_raises(entries):  # noqa: F811

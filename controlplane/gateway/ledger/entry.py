@@ -1,7 +1,8 @@
 """One ledger row on its way to the database, bounded by what its columns can hold."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
+from types import NoneType
 from typing import Any, Final, NamedTuple
 
 from django.db import models
@@ -56,32 +57,93 @@ class Entry(NamedTuple):
         return Entry(*(bound(value) for bound, value in zip(_BOUNDS, self, strict=True)))
 
 
-def _whole(most: int) -> Callable[[Any], int]:
-    def bound(value: Any) -> int:
-        return value if type(value) is int and 0 <= value <= most else max(0, min(int(value), most))
-
-    return bound
+def fit(entries: Sequence[Entry]) -> bool:
+    """Whether every value of *entries* is such that its column takes it: looked at by columns, which takes 3 us a row."""
+    return all(bound.fits(column) for bound, column in zip(_BOUNDS, zip(*entries, strict=True), strict=True))
 
 
-def _real(value: Any) -> float | None:
-    number = float(value)
-    return number if math.isfinite(number) else None
+class _Bound:
+    """What one column holds; *null* whether None is among it."""
+
+    kinds: frozenset[type]
+
+    def __init__(self, null: bool) -> None:
+        self.null = null
+
+    def __call__(self, value: Any) -> Any:
+        return None if self.null and value is None else self.cut(value)
+
+    def fits(self, column: Sequence[Any]) -> bool:
+        kinds = set(map(type, column))
+        if self.null and NoneType in kinds:
+            column = [value for value in column if value is not None]
+            kinds.remove(NoneType)
+        return not kinds or (kinds <= self.kinds and self.holds(column))
+
+    def cut(self, value: Any) -> Any:
+        """The nearest to *value* that it holds. Raises TypeError or ValueError for a value of another kind."""
+        raise NotImplementedError
+
+    def holds(self, values: Sequence[Any]) -> bool:
+        """Whether it holds all *values*, which are of its kinds and none of which is None."""
+        return True
 
 
-def _text(most: int | None) -> Callable[[Any], str]:
-    """At most *most* characters that every database can hold: no NUL, and no half of a surrogate pair."""
+class _Truth(_Bound):
+    kinds = frozenset({bool})
 
-    def bound(value: Any) -> str:
+    def cut(self, value: Any) -> bool:
+        return bool(value)
+
+
+class _Whole(_Bound):
+    kinds = frozenset({int})
+
+    def __init__(self, null: bool, most: int) -> None:
+        super().__init__(null)
+        self.most = most
+
+    def cut(self, value: Any) -> int:
+        return max(0, min(int(value), self.most))
+
+    def holds(self, values: Sequence[Any]) -> bool:
+        return bool(min(values) >= 0 and max(values) <= self.most)
+
+
+class _Real(_Bound):
+    kinds = frozenset({float})
+
+    def cut(self, value: Any) -> float | None:
+        number = float(value)
+        return number if math.isfinite(number) else None
+
+    def holds(self, values: Sequence[Any]) -> bool:
+        return all(map(math.isfinite, values))
+
+
+class _Text(_Bound):
+    """At most *most* characters that every database holds: no NUL, and no half of a surrogate pair."""
+
+    kinds = frozenset({str})
+
+    def __init__(self, null: bool, most: int | None) -> None:
+        super().__init__(null)
+        self.most = most
+
+    def cut(self, value: Any) -> str:
         text = "" if value is None else str(value)
-        if not text.isascii():
-            text = text.encode(errors="replace").decode()
-        return text.replace("\0", "\ufffd")[:most]
+        return text.encode(errors="replace").decode().replace("\0", "\ufffd")[: self.most]
 
-    return bound
-
-
-def _or_none(bound: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else bound(value)
+    def holds(self, values: Sequence[Any]) -> bool:
+        whole = "".join(values)
+        if "\0" in whole or (self.most is not None and max(map(len, values)) > self.most):
+            return False
+        if not whole.isascii():
+            try:
+                whole.encode()
+            except UnicodeEncodeError:
+                return False
+        return True
 
 
 _MOST: Final[dict[type, int]] = {
@@ -91,21 +153,16 @@ _MOST: Final[dict[type, int]] = {
 }
 
 
-def _bound_of(name: str) -> Callable[[Any], Any]:
-    """What bounds a value of the column *name*."""
-    if name == "trace":
-        return str  # JSON that we write
+def _bound_of(name: str) -> _Bound:
+    """What the column *name* holds."""
     field: Any = LedgerRow._meta.get_field(name.removesuffix("_id") if name in {"tenant_id", "api_key_id"} else name)
-    bound: Callable[[Any], Any]
-    if isinstance(field, models.CharField):
-        bound = _text(field.max_length)
-    elif isinstance(field, models.BooleanField):
-        bound = bool
-    elif isinstance(field, models.FloatField | models.DateTimeField):
-        bound = _real
-    else:
-        bound = _whole(_MOST[type(field)])
-    return _or_none(bound) if field.null else bound
+    if isinstance(field, models.CharField | models.JSONField):  # JSON that we wrote
+        return _Text(field.null, field.max_length)
+    if isinstance(field, models.BooleanField):
+        return _Truth(field.null)
+    if isinstance(field, models.FloatField | models.DateTimeField):
+        return _Real(field.null)
+    return _Whole(field.null, _MOST[type(field)])
 
 
 _BOUNDS: Final = tuple(map(_bound_of, Entry._fields))

@@ -4,6 +4,7 @@ A file of the state folder holds them, a JSON object a line. `manage.py ledger_r
 """
 
 import fcntl
+import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
 from msgspec import Struct
 from msgspec.structs import asdict
 
@@ -74,7 +74,8 @@ def count(folder: Path) -> int:
 
 
 def _lines(refused: Sequence[Refused]) -> bytes:
-    return b"".join(orjson.dumps(asdict(one)) + b"\n" for one in refused)
+    # Python's own JSON: a row may be refused for a number or a text that orjson does not take either.
+    return b"".join(json.dumps(asdict(one), default=str).encode() + b"\n" for one in refused)
 
 
 def _read(descriptor: int) -> list[Refused]:
@@ -83,7 +84,7 @@ def _read(descriptor: int) -> list[Refused]:
     with os.fdopen(os.dup(descriptor), "rb") as file:
         for line in file:
             try:
-                refused.append(Refused(**orjson.loads(line)))
-            except (orjson.JSONDecodeError, TypeError):
+                refused.append(Refused(**json.loads(line)))
+            except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
                 continue
     return refused

@@ -6,6 +6,7 @@ away, has left. Rows that may have been written before, since nobody heard wheth
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from django.db.models import CharField
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.gateway.ledger import refused
-from controlplane.gateway.ledger.entry import Entry
+from controlplane.gateway.ledger.entry import Entry, fit
 from controlplane.gateway.ledger.journal import Journal
 from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
 from controlplane.jobs.record import Job
@@ -140,8 +141,18 @@ def write_each(entries: Sequence[Entry], *, again: bool = False) -> list[tuple[E
     return []
 
 
+def bounded(entry: Entry) -> Entry:
+    """*entry* bounded, or as it is where that cannot be: then the database refuses it."""
+    try:
+        return entry.bounded()
+    except (TypeError, ValueError):
+        return entry
+
+
 def write_all(entries: Sequence[Entry], folder: Path, *, again: bool = False) -> int:
     """Write *entries*, and quarantine in *folder* those that the database refuses; how many these are."""
+    if not fit(entries):
+        entries = list(map(bounded, entries))
     rows = write_each(entries, again=again)
     if rows:
         refused.quarantine(folder, [(entry._asdict(), reason) for entry, reason in rows])
@@ -177,10 +188,13 @@ class Ledger:
         return len(self._held)
 
     def add(self, entry: Entry) -> None:
-        """Hold *entry* for the next batch. It is bounded here: nothing that a caller or an instance said fails a batch."""
-        entry = entry.bounded()
+        """Hold *entry* for the next batch, whatever is in it: what is said of it is looked at when it is written."""
         self._held.append(entry)
-        self.journal.append(orjson.dumps(tuple(entry)))
+        try:
+            line = orjson.dumps(tuple(entry))
+        except TypeError:  # a number of more than 64 bits, half a surrogate pair, something of no JSON
+            line = json.dumps(entry, default=str).encode()
+        self.journal.append(line)
         if len(self._held) == BATCH_ROWS:  # with more, the database is away: it is asked again in `flush_s`
             self._due.set()
 
@@ -239,7 +253,7 @@ def _read(lines: Sequence[bytes]) -> list[Entry]:
     entries = []
     for line in lines:
         try:
-            entries.append(Entry(*orjson.loads(line)).bounded())
-        except (orjson.JSONDecodeError, TypeError, ValueError):
+            entries.append(Entry(*json.loads(line)))
+        except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
             logger.warning("ledger: a row of the last run cannot be read and is left out")
     return entries
