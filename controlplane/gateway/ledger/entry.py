@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
 
 def fit(entries: Sequence[Entry]) -> bool:
-    """Whether every value of *entries* is such that its column takes it: looked at by columns, which takes 3 us a row."""
+    """Whether every value of *entries* is such that its column takes it; looked at by columns, which takes little."""
     return all(bound.fits(column) for bound, column in zip(_BOUNDS, zip(*entries, strict=True), strict=True))
 
 
