@@ -25,7 +25,8 @@ class Script:
     status: int = 200
     die: str = ""
     """"at_once": close without a byte; "midway": after the first token; "last": behind the last event, before
-    the answer's end; "engine": as vLLM says it."""
+    the answer's end; "engine": as vLLM says it; "quietly": the answer ends well after a token, without
+    a last event."""
     choices: int = 1
     fingerprint: str = ""  # as vLLM's: on the last events of the choices, or on the closing usage
     metrics: bool = True
@@ -136,6 +137,8 @@ class Backend:
         for index in range(tokens):
             if script.die == "midway" and index == 1:
                 request.transport.abort()
+                return response
+            if script.die == "quietly" and index == 1:
                 return response
             if script.die == "engine" and index == 1:
                 return await engine_dies()

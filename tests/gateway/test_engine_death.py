@@ -71,6 +71,20 @@ async def test_after_it_the_stream_ends_with_our_error(served):
     assert (row.outcome, row.error_code) == ("failed", "upstream_interrupted")
 
 
+@pytest.mark.parametrize("include_usage", [True, False])
+async def test_a_stream_that_ends_without_its_last_event_is_cut_off(served, include_usage):
+    """A proxy or a server that gives up closes the answer as if it were whole: SDKs took three tokens for all of it."""
+    for backend in served.backends:
+        backend.script.die = "quietly"
+    options = {"stream_options": {"include_usage": True}} if include_usage else {}
+    async with await served.chat(stream=True, **options) as response:
+        text = await response.text()
+    assert "t0 " in text
+    assert "upstream_interrupted" in text
+    (row,) = await served.rows()
+    assert (row.outcome, row.error_code) == ("failed", "upstream_interrupted")
+
+
 async def test_an_sdk_sees_an_api_error(served):
     for backend in served.backends:
         backend.script.die = "engine"

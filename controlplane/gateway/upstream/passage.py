@@ -8,10 +8,11 @@ from controlplane.gateway.serving.ticket import Ticket
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection
 from controlplane.gateway.upstream.failures import ERROR_MARK, engine_failure
 from controlplane.gateway.upstream.stream import (
-    COMPLETED_MARK,
     DELTA_MARK,
     DONE_MARK,
     END,
+    ENDED_MARK,
+    FINISH_MARK,
     USAGE_MARK,
     Usage,
     Withheld,
@@ -29,6 +30,7 @@ class Stream:
 
     __slots__ = (
         "_began",
+        "_finished",
         "_open",
         "_prefix",
         "_responder",
@@ -53,6 +55,7 @@ class Stream:
         self._ticket, self._responder, self._usage, self._began = ticket, responder, usage, began
         self._withheld = None if ticket.call.include_usage else Withheld(ticket.call.sequences, fingerprint)
         self._unfinished = b""
+        self._finished = False  # a choice has ended, by its own word
         self._open = False  # it has begun, and nothing of it is held back
         self._prefix = self._suffix = b""  # of the last event that was a token and nothing else
         self._shapes_left = 0 if ticket.call.kind is Kind.RESPONSE else MOST_SHAPES  # its events are numbered
@@ -74,6 +77,8 @@ class Stream:
             connection.resume()
         if not self._ticket.course.first_token_s:
             raise AnswerCutOff("the stream ended before it began")
+        if not (self._usage.whole or self._finished or DONE_MARK in self._unfinished):
+            raise AnswerCutOff("the stream ended before its last event")
         rest = b""
         if self._withheld is not None:
             self.fingerprint = self._withheld.fingerprint
@@ -110,7 +115,9 @@ class Stream:
             chunk = self._withheld.take(chunk)
         taken = True
         if chunk:
-            self._usage.whole = self._usage.whole or (COMPLETED_MARK if response else DONE_MARK) in chunk
+            last = ENDED_MARK.search(chunk) is not None if response else DONE_MARK in chunk
+            self._usage.whole = self._usage.whole or last
+            self._finished = self._finished or FINISH_MARK in events
             taken = self._responder.write_now(chunk)
         if failure is not None:
             raise failure

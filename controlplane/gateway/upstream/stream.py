@@ -17,7 +17,7 @@ END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in
 # A Responses stream names its events. No line of text can look like one: JSON has no raw line ends.
 OPENING_MARKS = (b"event: response.created\n", b"event: response.in_progress\n")
 DELTA_MARK = b".delta\ndata: "
-COMPLETED_MARK = b"event: response.completed\n"
+ENDED_MARK = re.compile(rb"^event: response\.(?:completed|incomplete|failed)\n", re.MULTILINE)
 
 
 class Usage:
