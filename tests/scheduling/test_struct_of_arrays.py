@@ -150,6 +150,10 @@ def halves(short, long, flags):
 def test_integers_and_truth_values_of_every_kind_share_one_kernel():
     given_ = np.array([5], np.int16), np.array([8], np.int64), np.array([False])
     assert halves(*given_) == 3 + 4 - 1 + 3
+    for kinds in [
+        (types.int16, types.literal(True)), (types.literal(-1), types.boolean), (types.int64, types.literal(False)),
+    ]:  # fmt: skip
+        half.dispatcher.get_call_template(kinds, {})  # as a caller's compilation does
     assert [signature.args for signature in half.nopython_signatures] == [(types.int64, types.boolean)]
 
 
