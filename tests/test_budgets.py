@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "scheduling/fleet": 887,
     "scheduling/lookahead": 373,
     "scheduling/planning": 3435,
-    "scheduling/queueing": 6612,
+    "scheduling/queueing": 6615,
     "scheduling/routing": 1182,
     "scheduling/scaling": 1422,
     "scheduling/simulation": 10914,

@@ -323,6 +323,9 @@ def wanted(
         cost_s=np.zeros(size),
         removed=np.zeros(size, np.uint8),
     )
+    limit = np.ascontiguousarray(
+        limit
+    )  # a simulation's is a column of its records: another type to Numba, compiled anew
     _choose_all(fleet, endpoints, waiting, given, limit, now_s, chosen)
     evictions, begin = [], 0
     for at in range(int(chosen.counters[0])):
