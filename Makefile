@@ -13,7 +13,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 BIN := .venv/bin
 # Clocks, servers, browsers and databases on a busy machine: what fails is tried once more, and the summary names it (R).
-AGAIN := --reruns 1 -r fER
+AGAIN := --reruns 1 --rerun-except 'from pytest-timeout' -r fER
 # One process more than cores, four at most: some tests wait for a clock or a socket, and each process collects them all.
 PROCESSES := $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 3 ? cores + 1 : 4)))
 CHECKED := controlplane scheduling forecasting workers tests manage.py

@@ -2,12 +2,14 @@
 
 A group is a target of the Makefile, in a process of its own: a browser's event loop, real services and vLLM must not share
 one. Groups that wait more than they compute have a lane of their own beside those that compute. What a group prints is shown
-when it ends; a group that fails stops no other, and the last lines name it.
+when it ends; a group that fails stops no other, and the last lines name it. One that takes longer than it may is ended, as a
+test that hangs is (`timeout` in pyproject.toml), so that the others say what they have.
 """
 
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,9 @@ NIGHTLY: tuple[tuple[Lane, ...], ...] = (
 )
 """Stages, one after the other; each has lanes beside each other, and a lane its groups in order."""
 
+GATE_LIMIT_S, NIGHTLY_LIMIT_S, GRACE_S = 25 * 60, 60 * 60, 60
+ENDED = 124  # what `timeout` says then
+
 AGAIN = re.compile(r"^RERUN .*$", re.MULTILINE)
 
 
@@ -44,34 +49,45 @@ class Result:
     tried_again: int
 
 
-def run(name: str, variables: tuple[str, ...], say: threading.Lock) -> Result:
+def run(name: str, variables: tuple[str, ...], limit_s: int, say: threading.Lock, running: set[int]) -> Result:
     began_s = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
-        command = ["make", name, *variables]
+        command = ["timeout", "-k", str(GRACE_S), str(limit_s), "make", name, *variables]
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        running.add(process.pid)
         _, waited, used = os.wait4(process.pid, 0)
+        running.discard(process.pid)
         process.returncode = status = os.waitstatus_to_exitcode(waited)
         output.seek(0)
         said = output.read()
     wall_s = time.monotonic() - began_s
+    ended = "passed" if status == 0 else "FAILED: ended, it hangs," if status == ENDED else "FAILED"
     with say:
-        print(f"\n--- {name}: {'passed' if status == 0 else 'FAILED'} in {wall_s:.0f} s\n{said.rstrip()}", flush=True)
+        print(f"\n--- {name}: {ended} in {wall_s:.0f} s\n{said.rstrip()}", flush=True)
     return Result(name, status, wall_s, used.ru_utime + used.ru_stime, len(AGAIN.findall(said)))
 
 
-def run_stages(stages: tuple[tuple[Lane, ...], ...], variables: tuple[str, ...]) -> list[Result]:
+def run_stages(stages: tuple[tuple[Lane, ...], ...], variables: tuple[str, ...], limit_s: int) -> list[Result]:
     results: list[Result] = []
     say = threading.Lock()
+    running: set[int] = set()
 
     def follow(lane: Lane) -> None:
-        results.extend(run(name, variables, say) for name in lane)
+        results.extend(run(name, variables, limit_s, say, running) for name in lane)
 
-    for lanes in stages:
-        threads = [threading.Thread(target=follow, args=(lane,)) for lane in lanes]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    try:
+        for lanes in stages:
+            threads = [threading.Thread(target=follow, args=(lane,), daemon=True) for lane in lanes]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    except (
+        KeyboardInterrupt
+    ):  # `timeout` keeps a group from the terminal's signals, and passes on what it is sent itself
+        for process_id in running:
+            os.kill(process_id, signal.SIGTERM)
+        raise
     return results
 
 
@@ -90,7 +106,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("which", choices=("gate", "nightly"))
     is_gate = parser.parse_args(arguments).which == "gate"
     began_s = time.monotonic()
-    results = run_stages(GATE, ("GATE=1",)) if is_gate else run_stages(NIGHTLY, ())
+    results = run_stages(GATE, ("GATE=1",), GATE_LIMIT_S) if is_gate else run_stages(NIGHTLY, (), NIGHTLY_LIMIT_S)
     failed = [one.name for one in results if one.status]
     print(f"\n{table(results)}\n{time.monotonic() - began_s:.0f} s in all")
     if failed:

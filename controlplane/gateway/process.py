@@ -252,7 +252,8 @@ class Gateway:
     async def _keep_inventory(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._refresh.wait(), settings.FLEET_REFRESH_S)
+                async with asyncio.timeout(settings.FLEET_REFRESH_S):
+                    await self._refresh.wait()
             self._refresh.clear()
             with self.inventory_job:
                 await self.read_inventory()

@@ -151,7 +151,8 @@ class Keeper:
             text: str | None = part.shows
             if part.probe is not None:
                 try:
-                    text, reason = await asyncio.wait_for(part.probe(), PROBE_LIMIT_S), ""
+                    async with asyncio.timeout(PROBE_LIMIT_S):
+                        text, reason = await part.probe(), ""
                 except Exception as error:  # whatever a probe raises, a later one may succeed
                     text, reason = None, f" ({type(error).__name__}: {error})".replace(": )", ")")
             if text is not None:

@@ -54,3 +54,16 @@ async def test_a_stop_that_has_not_begun_excuses_nothing(served):
     async with asyncio.timeout(10):
         while (await served.instance()).state != "failed":  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+async def test_a_notification_in_the_moment_of_stopping_holds_nothing(served):
+    """asyncio.wait_for of Python 3.11 swallows a cancellation that comes together with what it waits for."""
+    for steps in range(6):
+        loop = asyncio.create_task(served.gateway._keep_inventory())
+        await asyncio.sleep(0)
+        served.gateway.refresh_now()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        loop.cancel()
+        ended, _ = await asyncio.wait([loop], timeout=5)
+        assert ended, f"the loop went on after {steps} steps"

@@ -281,6 +281,7 @@ def quiet_server(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.Te
 
 
 @pytest.mark.truth
+@pytest.mark.timeout(3600)
 async def test_mean_jct_on_real_vllm(transactional_db, quiet_server, monkeypatch):
     async with gateway_before(quiet_server, "jct", monkeypatch) as served:
         comparisons = await report(served, "vllm")
@@ -305,6 +306,7 @@ async def slower(url: str) -> str:
 
 
 @pytest.mark.truth
+@pytest.mark.timeout(3600)
 async def test_mean_jct_on_an_emulated_server(transactional_db, monkeypatch):
     process, url = emulated()
     with process:

@@ -36,7 +36,7 @@ from tests.gateway.rows import make_rows
 from tests.vllm.conftest import MODEL, VllmFleet, write_tiny_model
 from workers.vllm.launcher import ProcessLauncher
 
-pytestmark = pytest.mark.truth
+pytestmark = [pytest.mark.truth, pytest.mark.timeout(3600)]
 
 NAMES = ("truth-a", "truth-b")
 SEQUENCES = 6  # that each server runs at a time

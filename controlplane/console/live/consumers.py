@@ -137,7 +137,8 @@ class LiveConnection:
         self._seq += 1
         text = orjson.dumps({"t": t, "seq": self._seq, **content}).decode()
         try:
-            await asyncio.wait_for(self._send({"type": "websocket.send", "text": text}), SEND_TIMEOUT_S)
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await self._send({"type": "websocket.send", "text": text})
         except TimeoutError:
             raise Closed(TOO_SLOW) from None
 
@@ -218,4 +219,5 @@ async def live(scope: dict[str, Any], receive: Callable[[], Awaitable[dict[str, 
     if code is not None:
         # A reader that is too slow does not take the goodbye either.
         with suppress(OSError, RuntimeError, TimeoutError):
-            await asyncio.wait_for(send({"type": "websocket.close", "code": code}), SEND_TIMEOUT_S)
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await send({"type": "websocket.close", "code": code})

@@ -208,7 +208,8 @@ class Ledger:
     async def _run(self) -> None:
         while not self._stopping:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), self.flush_s)
+                async with asyncio.timeout(self.flush_s):
+                    await self._due.wait()
             self._due.clear()
             await self.flush()
 
