@@ -59,7 +59,9 @@ class Placement:
             self.queue.fit()
             spill_above = topology.endpoints[int(candidates[0])].spec.tuned.SPILL_ABOVE
             now_s = self.clock()
-            index = int(choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s))
+            index = int(
+                choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s)
+            )
             if index >= 0:
                 return topology.endpoints[index]
             endpoints: list[Endpoint] = [topology.endpoints[index] for index in candidates.tolist()]

@@ -78,7 +78,9 @@ def test_equals_its_plain_twin(instances, waiting, order, count, asked):
         assert pressure(fleet, endpoints, endpoint, waiting[endpoint], NOW_S) == pytest.approx(pressures[endpoint])
     pressures = [pressure(fleet, endpoints, endpoint, waiting[endpoint], NOW_S) for endpoint in range(3)]
     candidates = list(order[:count])
-    chosen = choose_region(fleet, endpoints, np.array(candidates, np.int32), np.array(waiting, np.int64), THRESHOLD, NOW_S)
+    chosen = choose_region(
+        fleet, endpoints, np.array(candidates, np.int32), np.array(waiting, np.int64), THRESHOLD, NOW_S
+    )
     assert chosen == plain_choice(pressures, candidates)
 
 
