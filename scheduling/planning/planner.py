@@ -2,8 +2,8 @@
 
 First the fast method, which always ends with a plan: a small problem is searched through; of another the relaxation,
 tightened by cuts, is rounded and improved by local search. Then, by `EXACT` and for all but large problems by `AUTO`, the
-exact model in PuLP goes on from there. Where rows cannot hold, the least shortage is found first, then the cheapest plan that
-is no shorter. Without a solver a greedy plan stands in.
+exact model in PuLP goes on from there. Where rows cannot hold, the least shortage is found first, then the cheapest plan
+that is no shorter. Without a solver a greedy plan stands in.
 """
 
 import time

@@ -7,11 +7,10 @@ strategies, floor and pages have too: the largest of KV use, sequence use and co
 
 Compute use is the engine time that was asked for lately, as a share of the time that there was. A request asks for what it
 adds to iterations that are made anyway: its prompt, and for each output token the time of one more sequence and its context.
-The fixed part of an iteration is shared by all that are in it. So a load of 1 is what no batch, however large, can keep up with.
+The fixed part of an iteration is shared by all that are in it. So no batch, however large, keeps up with more than 1.
 """
 
 import math
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 

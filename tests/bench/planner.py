@@ -1,11 +1,11 @@
 """How long a plan takes and how far it is from the best: drawn problems of three sizes (models x regions x GPU types).
 
-`few_2x3x2_ms` is the whole of a fast `solve` of problems of few instances, which are searched through, `few_2x3x2_by_highs_ms`
-the same by the other methods. `ilp_4x3x2_ms` is the whole of `solve` to a gap of 0.5 %. `ilp_30x20x5_s` and
-`ilp_50x30x6_s` are the fast method alone, and their `_gap` is to the bound of the plain relaxation, without cuts;
-`_proved_gap` is to the bound with cuts. Every row of every plan is checked. `pulp_4x3x2_ms` is the PuLP model alone, by
-HiGHS, from nothing. Kernels are compiled before. Medians
-over problems of the shorter of two runs; `_cpu` is processor time, which other work on the machine moves less.
+`few_2x3x2_ms` is the whole of a fast `solve` of problems of few instances, which are searched through,
+`few_2x3x2_by_highs_ms` the same by the other methods. `ilp_4x3x2_ms` is the whole of `solve` to a gap of 0.5 %.
+`ilp_30x20x5_s` and `ilp_50x30x6_s` are the fast method alone, and their `_gap` is to the bound of the plain relaxation,
+without cuts; `_proved_gap` is to the bound with cuts. Every row of every plan is checked. `pulp_4x3x2_ms` is the PuLP model
+alone, by HiGHS, from nothing. Kernels are compiled before. Medians over problems of the shorter of two runs; `_cpu` is
+processor time, which other work on the machine moves less.
 """
 
 import argparse

@@ -33,7 +33,7 @@ TREE_SHARES: Final = (0.25, 0.15)
 """Of the weight that opinions have before any loss; the others have equal parts of the rest."""
 MEMORY: Final = 0.99  # of losses, by window
 DAY_MEMORY: Final = 0.8  # of losses by time of day, by day
-DAY_PARTS: Final = 8  # of a day, at most, whose losses are told apart
+DAY_PARTS: Final = 8  # of a day, at most, that have losses of their own
 DAY_WEIGHT: Final = 0.5  # of a loss by time of day, beside one by window
 EAGERNESS: Final = 27.0  # one window ahead, an opinion with twice the loss of the best has exp(-27) of its weight
 # Errors h windows ahead overlap: as many of them say less, so they move the weights less.

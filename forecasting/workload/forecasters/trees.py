@@ -1,11 +1,11 @@
 """Trees that say what a series does over a horizon, where straight lines cannot: a burst goes, a rise in the morning stays.
 
-Two kinds, whose errors differ enough for their mean to be better than either: a forest of extremely randomised trees (Geurts,
-Ernst and Wehenkel, "Extremely randomized trees", Machine Learning 63, 2006), where every split is the best of a few drawn at
-random and the forecast is the mean of many trees; and gradient boosting on histograms (Ke and others, "LightGBM", 2017), where
-each tree learns what those before it missed. They learn the move of z from what the regressions look at, from the means, and
-from the time of day; one model for all horizons, with the horizon as a column. Grown by scikit-learn, kept and walked as plain
-arrays.
+Two kinds, whose errors differ enough for their mean to be better than either: a forest of extremely randomised trees
+(Geurts, Ernst and Wehenkel, "Extremely randomized trees", Machine Learning 63, 2006), where every split is the best of a few
+drawn at random and the forecast is the mean of many trees; and gradient boosting on histograms (Ke and others, "LightGBM",
+2017), where each tree learns what those before it missed. They learn the move of z from what the regressions look at, from
+the means, and from the time of day; one model for all horizons, with the horizon as a column. Grown by scikit-learn, kept
+and walked as plain arrays.
 """
 
 from abc import ABC, abstractmethod

@@ -15,7 +15,7 @@ from scheduling.planning.solvers import exact, exact_subprocess, relaxation
 from scheduling.planning.solvers.exact import OutOfTime, Solved, SolverLost, solve_exact
 from scheduling.planning.solvers.exact_subprocess import solve_in_subprocess
 from scheduling.planning.solvers.relaxation import Relaxation
-from tests.scheduling.planning.problems import plain_rows, small_problems, synthetic
+from tests.scheduling.planning.problems import plain_rows, synthetic
 
 NOTHING_MISSING = ([], {}, {}, {})
 
