@@ -103,9 +103,9 @@ class Plans(Group):
     PLAN_DEMAND: Annotated[Literal["strategy", "mean", "upper_80", "upper_95"], PER_MODEL] = "strategy"
     """What of a forecast plans are made for: its mean, an upper bound, or what the model's `strategy` asks for
     (`pilothouse` for more than the mean, the others for the mean)."""
-    PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 1.0
-    """Share of the last hour's non-interactive load that plans keep room for beside the forecast of interactive work
-    (SageServe, which holds that load back, takes 0.1)."""
+    PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.1
+    """Share of the last hour's non-interactive load that plans keep room for beside the forecast of interactive work:
+    SageServe's tenth (section 6.4). The rest takes what interactive work leaves; 1 keeps room for all of it."""
     PLAN_EPSILON: Share = 0.8
     """Share of its own demand that each region must be able to serve; the rest may be served elsewhere."""
     PLAN_SOLVER: Literal["auto", "exact", "fast"] = "auto"

@@ -18,7 +18,7 @@ from controlplane.dispatch.requests.request import Request
 from scheduling.queueing.groups import KNOWN_CLASSES, NEXT_NUMBER
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
 from scheduling.queueing.waiting_set import in_order
-from scheduling.routing.regions import asked_work_s
+from scheduling.routing.regions import asked_work_s, backlog_s
 from scheduling.scaling.view import DEMAND_WINDOW_S
 
 
@@ -173,6 +173,7 @@ class Snapshot:
             "changed_s": memory.changed_s - now_s,
             "asked_tokens": asked.tolist(),
             "asked_work_s": float(asked_work_s(topology.arrays, endpoint.index, now_s)),
+            "backlog_s": float(backlog_s(topology.arrays, endpoint.index, now_s)),
         }
 
     def _groups(self, numbers: dict[int, int], places: dict[int, int], now_s: float) -> dict[str, Any] | None:

@@ -73,6 +73,8 @@ class EndpointArrays(NamedTuple):
     asked_work_s: NDArray[np.float64]
     """Engine seconds that what was given out asks for, older ones forgotten; as of `asked_at_s` (`routing.use`)."""
     asked_at_s: NDArray[np.float64]
+    clear_at_s: NDArray[np.float64]
+    """When all that was given out will be computed, if its instances share it evenly."""
     first: NDArray[np.int32]
     """One element more than endpoints: `members[first[e]:first[e + 1]]` are the instances of endpoint e, ascending."""
     members: NDArray[np.int32]
@@ -110,6 +112,7 @@ def allocate_endpoints(endpoints: int, instances: int) -> EndpointArrays:
         cursor=np.full(endpoints, EMPTY, np.int64),
         asked_work_s=np.zeros(endpoints),
         asked_at_s=np.zeros(endpoints),
+        clear_at_s=np.zeros(endpoints),
         first=np.zeros(endpoints + 1, np.int32),
         members=np.zeros(instances, np.int32),
     )
@@ -131,7 +134,7 @@ def grow_endpoints(fleet: FleetArrays, endpoints: EndpointArrays, count: int) ->
     if count < endpoints.cursor.size:
         raise ValueError(f"{endpoints.cursor.size} endpoints cannot grow to {count}")
     grown = allocate_endpoints(count, fleet.endpoint.size)
-    for name in ("cursor", "asked_work_s", "asked_at_s"):
+    for name in ("cursor", "asked_work_s", "asked_at_s", "clear_at_s"):
         getattr(grown, name)[: endpoints.cursor.size] = getattr(endpoints, name)
     index_members(fleet, grown)
     return grown

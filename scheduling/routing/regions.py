@@ -5,9 +5,9 @@ Since Pilothouse holds the queue, an endpoint can be full with its memory half e
 long and answers that are short) or with requests waiting, so what is compared is its *pressure*, the one measure of use that
 strategies, floor and pages have too: the largest of KV use, sequence use and compute use, plus waiting requests a sequence.
 
-Compute use is the engine time that was asked for lately, as a share of the time that there was. A request asks for what it
-adds to iterations that are made anyway: its prompt, and for each output token the time of one more sequence and its context.
-The fixed part of an iteration is shared by all that are in it. So no batch, however large, keeps up with more than 1.
+Compute use is the engine time that was asked for lately, as a share of the time that there was, or what of it is not
+computed yet as a share of `BACKLOG_S`, if that is more. A request asks for what it adds to iterations that are made anyway:
+its prompt, and for each output token the time of one more sequence and its context. The fixed part of an iteration is shared by all that are in it. So no batch, however large, keeps up with more than 1.
 """
 
 import math
@@ -28,6 +28,8 @@ SWEEP_S: Final = 1.0
 """Time between two looks at what waits: whether it was held too long, and whether it is better off elsewhere."""
 COMPUTE_S: Final = 30.0
 """Over which compute use is a mean, older work forgotten exponentially."""
+BACKLOG_S: Final = 1.5
+"""Engine time given out and not computed yet with which an instance is full, whatever the mean: so bursts spill at once."""
 CACHED_WEIGHT: Final = 0.05
 """Of the last prompt in `FleetArrays.cached_share`."""
 UNKNOWN_MS: Final = 50.0
@@ -65,6 +67,17 @@ def ask(
     decode_s = (profile[instance, 5] + profile[instance, 6] * (float(prompt_tokens) + 0.5 * output)) * output
     endpoints.asked_work_s[endpoint] = asked_work_s(endpoints, endpoint, now_s) + prefill_s + decode_s
     endpoints.asked_at_s[endpoint] = now_s
+    accepting = 0
+    for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
+        accepting += fleet.accepting[endpoints.members[at]]
+    clear_at_s = max(endpoints.clear_at_s[endpoint], now_s)
+    endpoints.clear_at_s[endpoint] = clear_at_s + (prefill_s + decode_s) / max(accepting, 1)
+
+
+@compiled
+def backlog_s(endpoints: EndpointArrays, endpoint: int, now_s: float) -> float:
+    """Engine seconds for each instance of *endpoint* that were given out and are not computed yet."""
+    return float(max(endpoints.clear_at_s[endpoint] - now_s, 0.0))
 
 
 @compiled
@@ -75,12 +88,19 @@ def note_cached(fleet: FleetArrays, instance: int, cached_tokens: int, prompt_to
 
 @compiled
 def fullness(
-    kv_tokens: int, kv_capacity: int, running: int, sequences: int, waiting: int, work_s: float, accepting: int
+    kv_tokens: int,
+    kv_capacity: int,
+    running: int,
+    sequences: int,
+    waiting: int,
+    accepting: int,
+    work_s: float,
+    left_s: float,
 ) -> float:
-    """`pressure` of the sums over the instances that accept work; *work_s* was asked of them (`asked_work_s`)."""
+    """`pressure` of the sums over the instances that accept work; the last are `asked_work_s` and `backlog_s`."""
     if sequences == 0 or kv_capacity == 0:
         return np.inf
-    compute = work_s / (COMPUTE_S * accepting)
+    compute = max(work_s / (COMPUTE_S * accepting), left_s / BACKLOG_S)
     return float(max(kv_tokens / kv_capacity, running / sequences, compute) + waiting / sequences)
 
 
@@ -96,8 +116,8 @@ def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiti
             running += fleet.running[instance]
             sequences += fleet.max_num_seqs[instance]
             accepting += 1
-    work_s = asked_work_s(endpoints, endpoint, now_s)
-    return fullness(kv_tokens, kv_capacity, running, sequences, waiting, work_s, accepting)
+    work_s, left_s = asked_work_s(endpoints, endpoint, now_s), backlog_s(endpoints, endpoint, now_s)
+    return fullness(kv_tokens, kv_capacity, running, sequences, waiting, accepting, work_s, left_s)
 
 
 @compiled_inline

@@ -137,6 +137,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 "boosted trees": round(members[NAMES.index("boosted trees")], 2),
                 **{name: round(float(errors(each[step], actual, step)[0]), 2) for name, each in beside.items()},
             }
+            print(f"{series.name}, {what}", by_series[f"{series.name}, {what}"], flush=True)
     rows = list(by_series.values())
     return {
         "series": len(rows),

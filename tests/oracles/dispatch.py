@@ -78,6 +78,7 @@ class PlainFleet:
     instances: list[PlainInstance]
     cursor: dict[int, int] = field(default_factory=dict)
     asked: dict[int, tuple[float, float]] = field(default_factory=dict)
+    clear_at_s: dict[int, float] = field(default_factory=dict)
 
     def with_room(self, endpoint: int, prompt_tokens: int, output_tokens: int) -> list[int]:
         return [
@@ -137,6 +138,9 @@ class PlainFleet:
         work_s = (per_token + per_square * new) * new
         work_s += (of_sequence + of_context * (prompt_tokens + output_tokens / 2)) * output_tokens
         self.asked[instance.endpoint] = (self.asked_work_s(instance.endpoint, now_s) + work_s, now_s)
+        accepting = sum(each.accepting for each in self.instances if each.endpoint == instance.endpoint)
+        clear_at_s = max(self.clear_at_s.get(instance.endpoint, 0.0), now_s)
+        self.clear_at_s[instance.endpoint] = clear_at_s + work_s / max(accepting, 1)
 
     def asked_work_s(self, endpoint: int, now_s: float) -> float:
         work_s, at_s = self.asked.get(endpoint, (0.0, 0.0))

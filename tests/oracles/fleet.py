@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.routing.regions import CACHED_WEIGHT, COMPUTE_S
+from scheduling.routing.regions import BACKLOG_S, CACHED_WEIGHT, COMPUTE_S
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, OUTCOME, Outcome, State
 from scheduling.simulation.engine.reference import EngineRequest
@@ -147,6 +147,8 @@ class ReferenceFleet:
         memory = sum(each.kv_tokens for each in members) / sum(each.kv_capacity_tokens for each in members)
         waiting = len(self._queues[endpoint].entries)
         compute = self._fleet.asked_work_s(endpoint, self._now_s) / (COMPUTE_S * len(members))
+        left_s = self._fleet.clear_at_s.get(endpoint, 0.0) - self._now_s
+        compute = max(compute, left_s / BACKLOG_S)
         return max(memory, sum(instance.running for instance in members) / sequences, compute) + waiting / sequences
 
     def _prompt_tokens(self, number: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled_inline, index
-from scheduling.routing.regions import asked_work_s, first_choice, fullness
+from scheduling.routing.regions import asked_work_s, backlog_s, first_choice, fullness
 from scheduling.routing.routers import has_room, shortest_queue
 from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.totals import grown_at_most, grown_tokens, observe_memory, report
@@ -99,8 +99,9 @@ def _fullness(world: World, endpoint: int, more_tokens: int, now_s: float) -> fl
         total.running,
         total.max_num_seqs,
         int(world.waiting.size[endpoint]),
-        asked_work_s(world.endpoints, endpoint, now_s),
         int(total.open),
+        asked_work_s(world.endpoints, endpoint, now_s),
+        backlog_s(world.endpoints, endpoint, now_s),
     )
 
 

@@ -44,7 +44,7 @@ class PlannerOf(Part):
     """How far a plan looks ahead, in whole windows of the forecast."""
     demand_level: DemandLevel = "strategy"
     """Of the forecast, which level is planned for: that of the strategy, the mean, or the upper end of its 80 % band."""
-    niw_share: AtLeast0 = 1.0
+    niw_share: AtLeast0 = 0.1
     """Share of the past hour's non-interactive tokens that is kept free (SageServe's beta)."""
     epsilon: Share = 0.8
     """Share of its own demand that a region must be able to serve."""

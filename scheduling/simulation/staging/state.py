@@ -59,7 +59,7 @@ class Forked:
     waiting: Sequence[Mapping[str, Any]]
     """What `_request` reads, and expected_prompt, expected_output; in order of arrival at their queues."""
     endpoints: Sequence[Mapping[str, Any]]
-    """model, region, ordering, cursor (a place in `instances` or None), changed_s, asked_tokens, asked_work_s."""
+    """model, region, ordering, cursor (a place in `instances` or None), changed_s, asked_tokens, asked_work_s, backlog_s."""
     groups: Mapping[str, Any] | None = None
     """groups, classes, mean_tokens, mean_output, next_number, by places in the others; and of the global scheduler tried,
     tried_s and short_instances (`state.records.Groups`)."""
@@ -316,6 +316,7 @@ class _Placing:
                 EndpointState(
                     cursor,
                     float(row["asked_work_s"]) if row else 0.0,
+                    float(row["backlog_s"]) if row else 0.0,
                     changed_s=float(row["changed_s"]) if row else -inf,
                 )
             )

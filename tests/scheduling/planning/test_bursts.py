@@ -5,12 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.fleet.profile import Profile
 from scheduling.planning.advisor import Demand, EndpointDemand, PlanSettings, make_plan
 from scheduling.planning.bursts import arrival_cv, highest_load_kept, instances_for, usable_instances
 from scheduling.planning.capacity import MEASURED, Capability, instances_needed, profile_capability
 from scheduling.planning.places import Deployed, Fleet
+from scheduling.planning.simulated_capability import simulated_capability
 from scheduling.scaling import PlansFor
+from scheduling.simulation.cluster.description import Cluster, InstanceSpec
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.measures.results import Promise, kept
+from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.generator import Client, LengthsByClass, Lognormal, generate
+from scheduling.simulation.workload.requests import make_requests
 
 
 def by_minute(cv: float, swing: float = 0.0) -> np.ndarray:
@@ -97,3 +104,33 @@ def test_algorithm_2_has_the_reserve_too():
     able = Capability(1000.0, 100.0, 900.0, MEASURED, reserve=0.3)
     assert instances_needed(able, 3600.0, 0.0) == np.ceil(instances_for(4.0, 0.3))
     assert instances_needed(able, 3600.0, 0.0, cv=3.0) == np.ceil(instances_for(4.0, 0.3, 3.0))
+
+
+CODE = EngineConfig(128, 8192, 16, 30_000, "fcfs", 32_768, Profile(0.02, 0.005, 5e-5, 1e-10, 0.012, 2e-4, 2e-8))
+
+
+@pytest.mark.parametrize("cv", [1.0, 3.0])
+@pytest.mark.parametrize(("regions", "each"), [(1, 2), (3, 2), (1, 6)])
+def test_the_law_keeps_the_promise_in_one_region_and_over_several_small_ones(cv, regions, each):
+    """Long prompts. Regions are one pool to the law: what comes in a burst to one must go to another in time."""
+    random = np.random.default_rng(5)
+
+    def lengths(count):
+        prompts = np.clip(3000 * np.exp(0.8 * random.standard_normal(count)), 50, 16_000).astype(np.int64)
+        return prompts, random.integers(5, 60, count)
+
+    prompts, outputs = lengths(4000)
+    promise = Promise(ttft_s=2.0)
+    able = simulated_capability(CODE, prompts, outputs, promise, percentile=95.0, cv=cv)
+    served_per_s = able.total_tokens_per_s / (prompts.mean() + outputs.mean())
+    rate = float(usable_instances(regions * each, able.reserve, cv)) * served_per_s / regions
+    count = 12_000 // regions
+    gaps = random.standard_gamma(cv**-2, (regions, count)) * cv**2 / rate
+    arrival_s, region = np.cumsum(gaps, axis=1).ravel(), np.repeat(np.arange(regions), count)
+    order = np.argsort(arrival_s)
+    prompts, outputs = lengths(arrival_s.size)
+    requests = make_requests(arrival_s[order], prompts, outputs, region=region[order])
+    names = ["east", "west", "north"][:regions]
+    cluster = Cluster([InstanceSpec("m", name, CODE) for name in names for _ in range(each)])
+    judged, met = kept(Simulation(cluster, requests).run(until_s=float(arrival_s.max()) + 600.0), [promise])
+    assert met[judged].mean() > 0.945

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
 from scheduling.routing.regions import (
+    BACKLOG_S,
     COMPUTE_S,
     THRESHOLD,
     UNKNOWN_MS,
@@ -43,7 +44,11 @@ def plain_pressure(instances: list[dict], endpoint: int, waiting: int, asked: li
         for slot, at_s in asked
         if instances[slot]["endpoint"] == endpoint
     )
-    compute = work_s / (COMPUTE_S * len(serving))
+    clear_at_s = 0.0
+    for slot, at_s in asked:
+        if instances[slot]["endpoint"] == endpoint:
+            clear_at_s = max(clear_at_s, at_s) + (0.01 * 50 + 0.002 * 10) / len(serving)
+    compute = max(work_s / (COMPUTE_S * len(serving)), (clear_at_s - NOW_S) / BACKLOG_S)
     return max(kv, sum(each["running"] for each in serving) / sequences, compute) + waiting / sequences
 
 

@@ -59,12 +59,6 @@ BASELINES: Final = (
         (_policy("routing", "least_request"),),
     ),
     Preset(
-        "siloed",
-        "Siloed",
-        "Each model keeps its own instances and none is lent out: a baseline of SageServe.",
-        (_policy("strategy", "siloed"),),
-    ),
-    Preset(
         "lt-i",
         "LT-I",
         "To the number of the hourly plan at once (SageServe).",

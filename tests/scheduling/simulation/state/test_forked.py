@@ -101,6 +101,7 @@ def forked_pair(m, other, by_queue=True):
         "changed_s": -9.0,
         "asked_tokens": [0.0],
         "asked_work_s": 0.0,
+        "backlog_s": 0.0,
     }
     forked = Forked(
         instances=instances,
