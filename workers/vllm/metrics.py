@@ -5,7 +5,6 @@ the series it needs. Names are those of vLLM 0.32 (`vllm/v1/metrics/loggers.py`)
 skipped: a page of a newer vLLM must not stop the fleet. Nor must numbers that cannot be: they count as not said.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
