@@ -30,11 +30,11 @@ NOT_OF_THE_REQUEST = BUSY_STATUSES | {403, 405, 407, 408}
 """Statuses that say nothing about what was asked: the address, our token, a proxy or the engine is at fault."""
 
 
-class Choice(Struct):
+class Choice(Struct, gc=False):
     finish_reason: Any = None
 
 
-class Said(Struct):
+class Said(Struct, gc=False):
     """A JSON object of an instance: a whole answer, an event of a stream or an error. What is `Any` may be anything."""
 
     choices: list[Choice] | None = None
@@ -56,8 +56,14 @@ class Said(Struct):
     @property
     def ends(self) -> int:
         """How many choices have their end in it."""
-        return sum(1 for choice in self.choices or () if choice.finish_reason)
+        choices = self.choices
+        if not choices:
+            return 0
+        return (
+            sum([bool(choice.finish_reason) for choice in choices]) if choices[1:] else bool(choices[0].finish_reason)
+        )
 
+    @property
     def usage_said(self) -> Any:
         """The usage as it stands there, wherever that is."""
         return self.response.get("usage") if isinstance(self.response, dict) else self.usage

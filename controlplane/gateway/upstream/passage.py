@@ -87,6 +87,12 @@ class Stream:
 
     def _take(self, piece: bytes) -> bool:
         """Pass on the events that end with *piece*; False if the tenant has to read first."""
+        if self._open and self._suffix and piece.endswith(b"\n\n"):
+            tokens = piece[:-2].split(b"\n\n")
+            if all(map(self._is_token, tokens)):
+                self._ticket.course.output_tokens += len(tokens)
+                self._open = self._responder.write_now(piece)
+                return self._open
         passed: list[bytes] = []
         failure: Exception | None = None
         try:
@@ -103,6 +109,17 @@ class Stream:
         )
         return taken
 
+    def _is_token(self, event: bytes) -> bool:
+        """Whether *event* is like the last token but for its text."""
+        prefix, suffix = self._prefix, self._suffix
+        end = len(event) - len(suffix) + len(END)
+        return (
+            event.startswith(prefix)
+            and event.endswith(suffix[: -len(END)])
+            and len(prefix) <= end
+            and event.find(b'"', len(prefix), end) < 0
+        )
+
     def _event(self, event: SentEvent) -> bytes:
         """What the tenant gets now that *event* came. Raises EngineFailed, Refusal."""
         if event.data == DONE:
@@ -110,36 +127,39 @@ class Stream:
                 raise EngineFailed("an empty stream")
             self._usage.whole = True
             return self._less_usage(event, None)
-        raw = event.raw
-        if self._suffix and raw.startswith(self._prefix) and raw.endswith(self._suffix[: -len(END)]):
-            inner = raw.find(b'"', len(self._prefix), len(raw) - len(self._suffix) + len(END))
-            if inner < 0 and len(raw) >= len(self._prefix) + len(self._suffix) - len(END):
-                self._ticket.course.output_tokens += 1
-                return self._less_usage(event, None)
+        if self._suffix and self._is_token(event.raw):
+            self._ticket.course.output_tokens += 1
+            return self._less_usage(event, None)
         said = self._read(event)
         if self._ticket.call.kind is Kind.RESPONSE:
             return self._of_response(event, said)
         if said.choices is None:
             raise EngineFailed("an event without choices")
+        course, ends = self._ticket.course, said.ends
         if not self._has_begun:
             self._begin()
             if self._ticket.call.kind is Kind.CHAT:
-                # Each choice begins with an event for its role alone.
-                self._ticket.course.output_tokens -= self._ticket.call.sequences
-        self._ticket.course.output_tokens += bool(said.choices)
-        self._finished = self._finished or said.ends > 0
-        if self._shapes_left and said.choices and not said.ends and said.usage is None and not event.name:
+                course.output_tokens -= (
+                    self._ticket.call.sequences
+                )  # each choice begins with an event for its role alone
+        course.output_tokens += bool(said.choices)
+        if ends:
+            self._finished = True
+        elif self._shapes_left and said.choices and said.usage is None and not event.name:
             self._shapes_left -= 1
-            self._prefix, self._suffix = around_text(raw)
+            self._prefix, self._suffix = around_text(event.raw)
         return self._less_usage(event, said)
 
     def _read(self, event: SentEvent) -> Said:
         """What *event* says, its usage taken."""
         said = read(event.data)
-        error = error_of(said, event.name)
-        if error is not None:
-            raise error
-        self._usage.take(said.usage_said())
+        if said.choices is None or said.error is not None or said.object == "error" or event.name:
+            error = error_of(said, event.name)
+            if error is not None:
+                raise error
+        usage = said.usage_said
+        if usage is not None:
+            self._usage.take(usage)
         return said
 
     def _begin(self) -> None:

@@ -36,6 +36,17 @@ class Events:
 
     def feed(self, piece: bytes) -> list[SentEvent]:
         """The events that end with *piece*. Raises EngineFailed for one that does not end."""
+        last = len(piece) - 2
+        if (  # one event alone, as most are
+            piece.find(b"\n") == last
+            and self._begun
+            and not self._held
+            and not self._after_cr
+            and piece.startswith(b"data: ")
+            and piece.endswith(b"\n\n")
+            and b"\r" not in piece
+        ):
+            return [SentEvent(piece[:last], b"", piece[6:last])]
         if not self._begun:
             piece = b"".join(self._held) + piece
             self._held = [piece] if len(piece) < 3 and BYTE_ORDER_MARK.startswith(piece) and piece else []
