@@ -88,8 +88,8 @@ class Stream:
     def _take(self, piece: bytes) -> bool:
         """Pass on the events that end with *piece*; False if the tenant has to read first."""
         if self._open and self._suffix and piece.endswith(b"\n\n"):
-            tokens = piece[:-2].split(b"\n\n")
-            if all(map(self._is_token, tokens)):
+            tokens = piece.split(b"\n\n")[:-1]
+            if self._is_token(tokens[-1]) and all(map(self._is_token, tokens)):
                 self._ticket.course.output_tokens += len(tokens)
                 self._open = self._responder.write_now(piece)
                 return self._open
@@ -127,9 +127,6 @@ class Stream:
                 raise EngineFailed("an empty stream")
             self._usage.whole = True
             return self._less_usage(event, None)
-        if self._suffix and self._is_token(event.raw):
-            self._ticket.course.output_tokens += 1
-            return self._less_usage(event, None)
         said = self._read(event)
         if self._ticket.call.kind is Kind.RESPONSE:
             return self._of_response(event, said)
@@ -139,9 +136,8 @@ class Stream:
         if not self._has_begun:
             self._begin()
             if self._ticket.call.kind is Kind.CHAT:
-                course.output_tokens -= (
-                    self._ticket.call.sequences
-                )  # each choice begins with an event for its role alone
+                # Each choice begins with an event for its role alone.
+                course.output_tokens -= self._ticket.call.sequences
         course.output_tokens += bool(said.choices)
         if ends:
             self._finished = True

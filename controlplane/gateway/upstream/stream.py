@@ -50,7 +50,7 @@ class Withheld:
     def take(self, event: SentEvent, said: Said | None) -> bytes:
         """What the tenant gets now that *event* came, and *said* is what it says; None of the last event of all."""
         if said is None or (said.usage is None and not said.ends):
-            return self.rest() + event.raw + b"\n\n" if self._held else event.raw + b"\n\n"
+            return self.rest() + event.raw + b"\n\n" if self._held is not None else event.raw + b"\n\n"
         usage, fingerprint = isinstance(said.usage, dict), said.system_fingerprint
         if usage and not said.choices:
             self.fingerprint = fingerprint if isinstance(fingerprint, str) and len(fingerprint) <= LONGEST else ""
