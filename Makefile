@@ -44,7 +44,7 @@ help:
 	@echo 'make soak      the whole stack for an hour under real clients and kills (ARGS="--minutes 10" for less)'
 	@echo 'make lint      ruff, mypy, Django checks'
 	@echo 'make truth     simulator and orderings against real vLLM servers (needs a quiet machine)'
-	@echo 'make twin-gpu  the simulator against a replay measured on an H100 (needs that file: PILOTHOUSE_DATA)'
+	@echo 'make twin-gpu  the simulator against a replay measured on an H100 (ARGS="-- --replay FILE" names it)'
 	@echo 'make vllm      an environment with vLLM for CPU in .venv-vllm'
 	@echo 'make pins      renew constraints.txt, the versions that everything is installed with'
 	@echo 'make clean     remove environments and caches (the state in var/ stays)'
