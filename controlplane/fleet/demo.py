@@ -138,7 +138,7 @@ SAGESERVE = (
     "uncertain by 20-30 %, decode error not held out"
 )
 H100_GRID = (
-    "our own grid on vLLM 0.26: lone prompts up to 12,288 tokens, batches up to 256; errors are those of the fit"
+    "fit of our own grid on vLLM 0.26 (lone prompts up to 12,288 tokens, batches up to 256; errors in sample)"
 )
 # fmt: off
 PROFILES = (
