@@ -11,19 +11,20 @@ from functools import partial
 import aiohttp
 from yarl import URL
 
-from controlplane.dispatch.port import DEAD, SILENT, Placed
+from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import JSON_TYPE
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.serving.responder import Responder
 from controlplane.gateway.serving.ticket import Interrupt, Ticket
-from controlplane.gateway.upstream.connections import Connection, Connections, Origin
+from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
 from controlplane.gateway.upstream.error_messages import message_of
 from controlplane.gateway.upstream.failures import (
     BUSY_STATUSES,
     ENGINE_DEAD,
     EngineFailed,
     Evicted,
+    InstanceBusy,
     InstanceLost,
     Interrupted,
     RefusedByInstance,
@@ -109,14 +110,23 @@ class Upstream:
         kind = Kind.COMPLETION if kept is not None and kept.opened else ticket.call.kind
         head = _head(ticket, placed, server.heads[kind], len(body))
         connection: Connection | None = None
+        was_sent = False
         try:
-            connection = await self.connections.get(server.origin)
-            if ticket.evicting:
-                raise Evicted
-            ticket.leave_instance = partial(connection.stop, Evicted())
-            ticket.connection = connection
-            # The heartbeat watches an instance that is silent before a whole answer.
-            await connection.ask(head, body, self.silence_s if streamed else None)
+            while connection is None:
+                connection = await self.connections.get(server.origin)
+                if ticket.evicting:
+                    raise Evicted
+                ticket.leave_instance = partial(connection.stop, Evicted())
+                ticket.connection = connection
+                was_sent = True
+                try:
+                    # The heartbeat watches an instance that is silent before a whole answer.
+                    await connection.ask(head, body, self.silence_s if streamed else None)
+                except AnswerCutOff:
+                    if not connection.was_stale:
+                        raise
+                    self.connections.put_back(connection)
+                    connection = None
             if connection.status != 200:
                 await self._refused(ticket, placed, connection, responder)
             elif streamed:
@@ -135,9 +145,10 @@ class Upstream:
                 self.requests.began(ticket)
                 await responder.whole(200, JSON_TYPE[1], answer)
         except EngineFailed as failure:
-            raise _lost(ticket, placed, failure.reason, DEAD if failure.dead else SILENT) from failure
+            raise _lost(ticket, placed, failure.reason, DEAD if failure.dead else ERROR) from failure
         except OSError as error:  # TimeoutError and ConnectionError too
-            raise _lost(ticket, placed, f"{type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise _lost(ticket, placed, reason, _failure_of(error, was_sent=was_sent)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if ticket.interrupted is Interrupt.DISCONNECT and usage.whole:  # it left because it has everything
@@ -147,7 +158,7 @@ class Upstream:
             if ticket.interrupted is Interrupt.INSTANCE_LOST:
                 if task is not None:
                     task.uncancel()
-                raise _lost(ticket, placed, Interrupt.INSTANCE_LOST.value) from None
+                raise _lost(ticket, placed, Interrupt.INSTANCE_LOST.value, "") from None
             raise
         finally:
             ticket.leave_instance = ticket.connection = None
@@ -160,21 +171,37 @@ class Upstream:
         if ENGINE_DEAD in answer:
             raise EngineFailed(f"answered {response.status}: its engine died", dead=True)
         message = message_of(answer, ticket.call.body)
+        reason = f"{placed.instance}: answered {response.status}{message and f': {message}'}"
+        if response.status == 429 or (response.status == 503 and response.retry_after):
+            raise InstanceBusy(reason, response.status, message, _seconds(response.retry_after))
         if response.status in BUSY_STATUSES:
-            raise InstanceLost(f"{placed.instance}: answered {response.status}{message and f': {message}'}")
+            raise InstanceLost(reason, ERROR)
         if responder.started:
             await responder.finish(b"data: " + answer.replace(b"\n", b" ") + b"\n\n")
         else:
-            await responder.whole(response.status, response.content_type or JSON_TYPE[1], answer)
+            content_type = response.content_type or JSON_TYPE[1]
+            await responder.whole(response.status, content_type, answer, (b"x-should-retry", b"false"))
         # vLLM's own word on a bad request is the tenant's answer; the exception only ends the request here.
         raise RefusedByInstance(response.status, message)
 
 
-def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str = SILENT) -> Exception:
+def _failure_of(error: OSError, *, was_sent: bool) -> str:
+    """`Left.failure` of *error*: only a connection that breaks under a request says that its server may have ended."""
+    if isinstance(error, NotHttp):
+        return ERROR
+    return CUT if was_sent and isinstance(error, ConnectionError) else SILENT
+
+
+def _seconds(retry_after: bytes) -> float:
+    """What an instance's header says; a second where it gives a date, or nothing."""
+    return float(retry_after) if retry_after.isdigit() and len(retry_after) < 7 else 1.0
+
+
+def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str) -> Exception:
     """What a failure of its instance means for *ticket*: another try before the first byte or if it is kept, or an error."""
     ticket.interrupted = None
     reason = f"{placed.instance}: {reason}"
     if not ticket.course.first_token_s or (ticket.kept is not None and ticket.kept.can_go_on):
         return InstanceLost(reason, failure)
     ticket.course.trace[-1]["lost"] = reason
-    return Interrupted(failure)
+    return Interrupted(failure, reason)
