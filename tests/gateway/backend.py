@@ -93,8 +93,9 @@ class Backend:
         if not self.script.metrics:
             request.transport.abort()
         labels = 'engine="0",model_name="m"'
+        running = self.running if self.script.running is None else self.script.running
         text = (
-            f"vllm:num_requests_running{{{labels}}} {self.running if self.script.running is None else self.script.running}.0\n"
+            f"vllm:num_requests_running{{{labels}}} {running}.0\n"
             f"vllm:num_requests_waiting{{{labels}}} 0.0\n"
             f"vllm:kv_cache_usage_perc{{{labels}}} 0.25\n"
             f"vllm:prompt_tokens_total{{{labels}}} {self.prefilled}.0\n"

@@ -92,7 +92,9 @@ class Replica:
     @property
     def trouble(self) -> str:
         """Why it is given nothing, or little, though it is ready; empty if all is well."""
-        return self.lost or self.health.reason or ("is silent: its /metrics are slow" if self.health.slow else "")
+        if self.lost:
+            return f"is lost: {self.lost}"
+        return self.health.reason or ("is silent: its /metrics are slow" if self.health.slow else "")
 
 
 class Topology:
@@ -242,9 +244,9 @@ class Topology:
             health = replica.health
             if health.breaker is not Breaker.CLOSED:
                 alone = self.alone(replica)
-                if alone or (health.breaker is Breaker.OPEN and now_s >= health.until_s):
-                    if health.end_rest(alone=alone):
-                        self._note_end_of_rest(replica, "no other instance of its endpoint serves")
+                is_over = alone or (health.breaker is Breaker.OPEN and now_s >= health.until_s)
+                if is_over and health.end_rest(alone=alone):
+                    self._note_end_of_rest(replica, "no other instance of its endpoint serves")
                 self.settle(replica)
             elif health.slow and self.alone(replica):
                 health.slow = False

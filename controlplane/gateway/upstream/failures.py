@@ -23,7 +23,7 @@ class InstanceLost(Exception):
 
 
 class InstanceBusy(InstanceLost):
-    """The instance takes no more for a while, by its own word. *error*: what the tenant is told if no other can take it."""
+    """The instance takes no more for a while, by its own word. *error* is the tenant's answer if no other can take it."""
 
     def __init__(self, reason: str, status: int, message: str, wait_s: float) -> None:
         super().__init__(reason, BUSY)
