@@ -113,9 +113,7 @@ def test_a_held_one_keeps_its_gpus_for_itself(make_instance, deployment, node, o
 
 def test_a_model_is_undeployed_and_retired_and_its_history_stays(two, deployment, operator):
     model = deployment.model
-    ScalingPlan.objects.create(
-        model=model, status="advice", valid_until=timezone.now() + timedelta(hours=1)
-    )
+    ScalingPlan.objects.create(model=model, status="advice", valid_until=timezone.now() + timedelta(hours=1))
     assert "2 instances stop" in services.undeploy(deployment, operator, "no demand")
     deployment.refresh_from_db()
     assert not deployment.active
