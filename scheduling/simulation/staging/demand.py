@@ -33,12 +33,35 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
     """
     table = "trace" if scenario.trace else "clients"
     if given is not None:
-        workload = given
+        workload = of_the_fleet(scenario, given)
     else:
         workload = _from_trace(scenario, folder, seed) if scenario.trace else _synthetic(scenario, folder, seed)
     if not len(workload):
         raise Misfit((table,), "gives no requests")
     return _fit_context(scenario, workload, table)
+
+
+def of_the_fleet(scenario: Scenario, workload: Workload) -> Workload:
+    """*workload* without what names a model, a region or a class that *scenario* does not have; that counts as left out."""
+    columns = {"model": scenario.models, "region": scenario.regions, "slo_class": scenario.classes}
+    kept = np.ones(len(workload), np.bool_)
+    known = {
+        name: np.array([each in names for each in getattr(workload, name).names], bool)
+        for name, names in columns.items()
+    }
+    if all(here.all() for here in known.values()):
+        return workload
+    for name, here in known.items():
+        kept &= here[getattr(workload, name).codes]
+    selected = workload.select(kept)
+    coded = {}
+    for name, here in known.items():
+        column: Coded = getattr(selected, name)
+        numbers = (np.cumsum(here) - 1).astype(column.codes.dtype)
+        coded[name] = Coded(
+            numbers[column.codes], [each for each, is_here in zip(column.names, here, strict=True) if is_here]
+        )
+    return replace(selected, **coded, left_out=workload.left_out + len(workload) - len(selected))
 
 
 def _synthetic(scenario: Scenario, folder: Path, seed: int) -> Workload:
