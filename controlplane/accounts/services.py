@@ -76,7 +76,7 @@ def revoke_api_key(key: ApiKey, actor: User | str, reason: str) -> ApiKey:
     if row.revoked_at is None:
         row.revoked_at = timezone.now()
         row.save(update_fields=["revoked_at"])
-        User.objects.filter(pk=row.account_id).update(is_active=False)
+        User.objects.filter(service_key=row).update(is_active=False)
         record(
             "api_key.revoked",
             row,

@@ -1,6 +1,6 @@
 """The demand of a scenario: what its trace holds or its clients send, within the models' contexts."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -43,25 +43,20 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
 
 def of_the_fleet(scenario: Scenario, workload: Workload) -> Workload:
     """*workload* without what names a model, a region or a class that *scenario* does not have; that counts as left out."""
-    columns = {"model": scenario.models, "region": scenario.regions, "slo_class": scenario.classes}
-    kept = np.ones(len(workload), np.bool_)
-    known = {
-        name: np.array([each in names for each in getattr(workload, name).names], bool)
-        for name, names in columns.items()
-    }
-    if all(here.all() for here in known.values()):
-        return workload
-    for name, here in known.items():
-        kept &= here[getattr(workload, name).codes]
-    selected = workload.select(kept)
-    coded = {}
-    for name, here in known.items():
-        column: Coded = getattr(selected, name)
-        numbers = (np.cumsum(here) - 1).astype(column.codes.dtype)
-        coded[name] = Coded(
-            numbers[column.codes], [each for each, is_here in zip(column.names, here, strict=True) if is_here]
-        )
-    return replace(selected, **coded, left_out=workload.left_out + len(workload) - len(selected))
+    model, region = _known(workload.model, scenario.models), _known(workload.region, scenario.regions)
+    slo_class = _known(workload.slo_class, scenario.classes)
+    kept = (model.codes >= 0) & (region.codes >= 0) & (slo_class.codes >= 0)
+    left_out = workload.left_out + int(np.count_nonzero(~kept))
+    return replace(workload, model=model, region=region, slo_class=slo_class, left_out=left_out).select(kept)
+
+
+def _known(column: Coded, names: Collection[str]) -> Coded:
+    """*column* with those of its names alone that are in *names*; the others have the code -1."""
+    if all(name in names for name in column.names):
+        return column
+    known = [name for name in column.names if name in names]
+    numbers = np.array([known.index(name) if name in names else -1 for name in column.names], np.int32)
+    return Coded(numbers[column.codes], known)
 
 
 def _synthetic(scenario: Scenario, folder: Path, seed: int) -> Workload:
