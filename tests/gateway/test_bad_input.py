@@ -52,15 +52,6 @@ CASES = [
     ("max_tokens is text", "chat/completions", CHAT | {"max_tokens": "nine"}, {}, 400, "invalid_type", "max_tokens"),
     ("max_tokens is a list", "chat/completions", CHAT | {"max_tokens": [9]}, {}, 400, "invalid_type", "max_tokens"),
     ("max_tokens of 10^30", "chat/completions", CHAT | {"max_tokens": 10**30}, {}, 400, "invalid_type", "max_tokens"),
-    (
-        "max_tokens of 3e9",
-        "chat/completions",
-        CHAT | {"max_tokens": 3 * 10**9},
-        {},
-        400,
-        "integer_out_of_range",
-        "max_tokens",
-    ),
     ("max_tokens is a fraction", "chat/completions", CHAT | {"max_tokens": 1.5}, {}, 400, "invalid_type", "max_tokens"),
     (
         "max_completion_tokens",

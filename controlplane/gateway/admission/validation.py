@@ -21,7 +21,7 @@ from forecasting.lengths.query import Conversation
 from forecasting.lengths.text.conversation import MOST_TURNS_READ, joined, read_turns
 
 MAX_CHOICES = 16_384  # vLLM's own limit
-MAX_TOKENS = 2**31 - 1  # vLLM refuses more than a model's context, which is far less
+MAX_TOKENS = 2**64 - 1  # what JSON's integers hold here; vLLM refuses more than a model's context
 MAX_PRIORITY = 2**63 - 1
 
 _INTEGER: TypeAdapter[int] = TypeAdapter(int)
