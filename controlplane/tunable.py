@@ -37,6 +37,7 @@ POSITIVE = Field(gt=0, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0)]
 PositiveCount = Annotated[int, Field(ge=1)]
 PositiveBytes = Annotated[int, Field(ge=1), Unit("bytes")]
+JsonDepth = Annotated[int, Field(ge=1, le=512)]  # Python's own parsers and writers of JSON recurse
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, NOT_NEGATIVE, Unit("s")]
 PositiveSeconds = Annotated[float, POSITIVE, Unit("s")]
