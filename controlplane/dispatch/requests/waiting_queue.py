@@ -238,6 +238,9 @@ class WaitingQueue:
         """The request in *slot*, which waits no more, and may have been popped already."""
         request = self._held.pop(slot)
         self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
+        # What was lost has been put off since it was queued.
+        asked, arrays = request.asked, self.arrays
+        request.queue_key_s = float(arrays.key[slot] - arrays.arrival_s[slot]) + asked.arrived_at
         free_slot(self.arrays, slot)
         request.slot = -1
         return request
