@@ -217,7 +217,9 @@ class Routing(Group):
     """How often the time that its prompt takes by the instance's profile it waits, where that is longer."""
     SPILL_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.7
     """Use of a region from which on its requests may be given to another (SageServe's threshold); 1 is full."""
-    REORDER_BY: Literal["search", "fcfs", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"] = "search"
+    REORDER_BY: Literal["search", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"] = (
+        "search"
+    )
     """What puts the request groups of the order `qlm` into virtual queues: the global scheduler's search, or a simple rule
     in its place to compare with; `shepherd` is after SHEPHERD's batches."""
 

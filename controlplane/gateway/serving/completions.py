@@ -5,7 +5,6 @@ What is decided about it comes from the dispatcher as records (`controlplane.dis
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -131,7 +130,8 @@ class Completions:
             region=region,
             tenant_id=grant.tenant_id,
             priority=terms.priority,
-            due_s=terms.due_s if math.isfinite(terms.due_s) else None,
+            due_s=terms.due_s,
+            end_s=terms.end_s,
             deadline_s=terms.deadline_s,
             slo_class=terms.name,
             evictable=evictable(call),
