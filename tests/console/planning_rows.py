@@ -250,9 +250,9 @@ def plans(now: datetime) -> None:
 def moves(now: datetime) -> None:
     kinds = (
         (MoveSource.PLAN, "lt_ua", 1, "the plan wants 3 instances, 2 are there"),
-        (MoveSource.FLOOR, "reactive", 1, "use is 84 %, above 70 %"),
+        (MoveSource.FLOOR, "reactive", 1, "use is 84%, above 70%"),
         (MoveSource.STRATEGY, "lt_ua", -1, "demand is 0.4 times the forecast, below 0.5"),
-        (MoveSource.FLOOR, "reactive", -1, "use is 22 %, below 30 %, for 15 s"),
+        (MoveSource.FLOOR, "reactive", -1, "use is 22%, below 30%, for 15 s"),
     )
     rows = list(Instance.objects.select_related("deployment__model", "deployment__region", "deployment__gpu_type"))
     newest = ScalingPlan.objects.filter(status=PlanStatus.CARRIED_OUT).first()

@@ -165,7 +165,7 @@ def test_all_numbers_are_there_before_any_script(reader, make_instance, language
     make_instance()
     database.write(furnish)
     html = page(reader)
-    for word in ("Demand, last 10 min", "Peak ahead", "Peak of capacity", "Within 80 % band", "All series", "Backtest"):
+    for word in ("Demand, last 10 min", "Peak ahead", "Peak of capacity", "Within 80% band", "All series", "Backtest"):
         assert word in html
     assert html.count('class="preview"') == 3
     assert "<polygon" in html  # the bands
@@ -174,10 +174,10 @@ def test_all_numbers_are_there_before_any_script(reader, make_instance, language
     assert "No forecast" not in html
     figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', html, re.S).group(1))["figure"]
     assert [trace["name"] for trace in figure["data"]] == [
-        "95 %",
-        "95 %",
-        "80 %",
-        "80 %",
+        "95%",
+        "95%",
+        "80%",
+        "80%",
         "forecast",
         "actual",
         "capacity",
@@ -263,7 +263,7 @@ def test_the_class_filter_chooses_chart_tiles_and_accuracy(reader, flexible):
     assert '<span class="label">Capacity</span>' not in one
     assert "interactive classes together; a row opens its chart" in one
     figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', one, re.S).group(1))["figure"]
-    assert [trace["name"] for trace in figure["data"]] == ["95 %", "95 %", "80 %", "80 %", "forecast", "actual"]
+    assert [trace["name"] for trace in figure["data"]] == ["95%", "95%", "80%", "80%", "forecast", "actual"]
 
 
 def test_an_outlook_of_a_class_reads_its_own_rows_alone(flexible):

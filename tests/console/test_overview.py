@@ -123,7 +123,7 @@ def test_an_instance_with_all_its_sequences_is_saturated(reader, live, make_inst
 
 def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instance, operator):
     row = make_instance()
-    record("scaling.added", row, actor="floor", reason="use is 92 %")
+    record("scaling.added", row, actor="floor", reason="use is 92%")
     record("instance.start_requested", row, actor="floor", reason="a step of the floor")
     record(
         "instance.moved",
@@ -138,7 +138,7 @@ def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instan
     )
     live.show(Feed(rows_of([row])))
     html = page(reader, "overview")
-    assert "use is 92 %" in html
+    assert "use is 92%" in html
     assert "kernel" in html, "what a person did is a decision"
     assert "a step of the floor" not in html
     assert "it answers" not in html

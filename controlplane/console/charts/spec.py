@@ -340,7 +340,7 @@ def last(values: Values) -> float | None:
 
 
 def change(values: Values) -> str:
-    """`, up 8 % over the range`, or nothing when little changed or is known."""
+    """`, up 8% over the range`, or nothing when little changed or is known."""
     known = [value for value in values if value is not None]
     if len(known) < 6:
         return ""
@@ -348,4 +348,4 @@ def change(values: Values) -> str:
     before, after = sum(known[:third]) / third, sum(known[-third:]) / third
     if not before or abs(after / before - 1) < 0.03:
         return ""
-    return f", {'up' if after > before else 'down'} {abs(after / before - 1) * 100:.0f} % over the range"
+    return f", {'up' if after > before else 'down'} {abs(after / before - 1) * 100:.0f}% over the range"

@@ -60,8 +60,8 @@ SCORES = {
     "mean APE (ratio)": "mean_ape",
     "max APE (ratio)": "max_ape",
     "pinball loss (ratio)": "pinball",
-    "within 80 % (ratio)": "coverage_80",
-    "within 95 % (ratio)": "coverage_95",
+    "within 80% (ratio)": "coverage_80",
+    "within 95% (ratio)": "coverage_95",
 }
 BACKTEST: Columns = {
     "Forecaster": "title",

@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Sum
-
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import percent
-from controlplane.console.live.attention import SLO_WARNING
+from controlplane.console.live.attention import slo_level
 from controlplane.console.live.deltas import rows_of
 from controlplane.console.live.state import SATURATED, LiveState
 from controlplane.console.pages.models.charts import demand_and_capacity
 from controlplane.console.pages.scaling.tables import WORDS
+from controlplane.fleet.attainment import Attainment, worst
 from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
-from controlplane.gateway.models import MinuteRow
+from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
 from controlplane.planning import selectors as planning
 from controlplane.planning.models import Quantity
@@ -26,8 +25,6 @@ from controlplane.rows import narrowed
 TIMES = "\N{MULTIPLICATION SIGN}"
 SLO_OVER = timedelta(hours=1)
 Ratio = float | None
-Served = dict[tuple[str, str], dict[str, tuple[int, int]]]
-"""By (model, region) and SLO class: requests that met their targets, and that were judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +44,7 @@ class Endpoint:
     deployments: tuple[Deployment, ...]
     uses: tuple[float, ...]  # of its instances, the least first
     ttft_p95_ms: Ratio  # of its slowest instance
-    slo_met: Ratio  # over the last hour, of those that were served here
+    slo: Attainment | None  # of its worst class over the last hour, of those that were served here
 
     @property
     def ready(self) -> int:
@@ -147,7 +144,7 @@ class ModelRow:
 
     @property
     def below(self) -> bool:
-        return self.slo_met is not None and self.slo_met < SLO_WARNING
+        return bool(slo_level(self.live))
 
     @property
     def policy(self) -> str:
@@ -210,7 +207,7 @@ def _endpoints(
     live = {(row["model"], row["region"]): row for row in rows_of(state.tables["endpoints"])}
     loads = state.instance_rows()
     capability = planning.capabilities(Quantity.OUTPUT, now)
-    served = slo_by_class(now)
+    served = attainments(now - SLO_OVER)
     grouped: dict[tuple[str, str], list[Deployment]] = defaultdict(list)
     for row in rows:
         grouped[row.model.name, row.region.name].append(row)
@@ -218,7 +215,6 @@ def _endpoints(
     for (model, region), group in grouped.items():
         here = [instance for row in group for instance in of_deployment[row.pk]]
         loaded = [loads[instance.pk] for instance in here if instance.pk in loads]
-        judged = served.get((model, region), {}).values()
         endpoints[model, region] = Endpoint(
             key=f"{model} {region}",
             region=region,
@@ -233,7 +229,7 @@ def _endpoints(
             deployments=tuple(group),
             uses=tuple(sorted(each["use_ratio"] for each in loaded if each["use_ratio"] is not None)),
             ttft_p95_ms=_highest(loaded, "ttft_p95_ms"),
-            slo_met=share_of(judged),
+            slo=worst(served.get((model, region), {}).values()),
         )
     return endpoints
 
@@ -258,18 +254,3 @@ def _capacity(
 
 def _highest(rows: Sequence[dict[str, Any]], name: str) -> Ratio:
     return max((row[name] for row in rows if row[name] is not None), default=None)
-
-
-def share_of(pairs: Any) -> Ratio:
-    met, judged = (sum(numbers) for numbers in zip(*pairs, strict=True)) if pairs else (0, 0)
-    return met / judged if judged else None
-
-
-def slo_by_class(now: datetime) -> Served:
-    """Of the last hour's minutes, by the region that served."""
-    counted = MinuteRow.objects.filter(generated=False, minute__gte=now - SLO_OVER).order_by()
-    rows = counted.values_list("model", "region", "slo_class").annotate(Sum("slo_met"), Sum("slo_judged"))
-    served: Served = defaultdict(dict)
-    for model, region, slo_class, met, judged in rows:
-        served[model, region][slo_class] = met, judged
-    return served

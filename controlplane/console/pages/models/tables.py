@@ -18,7 +18,10 @@ MODELS: Columns = {
     "Limit (instances)": "most",
     "Output (tok/s)": "demand",
     "Capacity (output tok/s)": "capacity",
+    "SLO class, the worst": lambda row: row.live.get("slo_class"),
     "SLO met, 5 min (ratio)": "slo_met",
+    "SLO promised (ratio)": lambda row: row.live.get("slo_objective_ratio"),
+    "Error budget burn, 5 min (times)": lambda row: row.live.get("slo_burn"),
     "TTFT p95 (ms)": "ttft_p95_ms",
     "Cost (USD/h)": "usd_per_hour",
     "Policy": "policy",
@@ -33,7 +36,8 @@ ENDPOINTS: Columns = {
     "KV cache (ratio)": lambda row: row.live.get("kv_ratio"),
     "Output (tok/s)": lambda row: row.live.get("output_tokens_per_s"),
     "Capacity (output tok/s)": "capacity",
-    "SLO met, 1 h (ratio)": "slo_met",
+    "SLO class, the worst": lambda row: row.slo and row.slo.slo_class,
+    "SLO met, 1 h (ratio)": lambda row: row.slo and row.slo.ratio,
     "TTFT p95 of the slowest instance (ms)": "ttft_p95_ms",
     "Cost (USD/h)": "usd_per_hour",
 }
@@ -64,7 +68,7 @@ def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
     """The numbers at the head, over all models."""
     policies = Counter(row.present.title for row in rows)
     capacities = [row.capacity for row in rows if row.capacity is not None]
-    below = sorted((row for row in rows if row.below), key=lambda row: row.slo_met or 0.0)
+    below = sorted((row for row in rows if row.below), key=lambda row: -(row.live["slo_burn"] or 0.0))
     return {
         "models": len(rows),
         "endpoints": sum(len(row.there) for row in rows),

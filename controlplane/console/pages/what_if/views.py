@@ -66,7 +66,7 @@ def _twin() -> list[dict[str, Any]]:
     """A row for each profile that was judged."""
 
     def percent_of(value: float | None) -> str:
-        return NONE if value is None else f"{signed(100 * value)} %"
+        return NONE if value is None else f"{signed(100 * value)}%"
 
     return [
         {
@@ -74,7 +74,7 @@ def _twin() -> list[dict[str, Any]]:
             "gpu": gpu,
             "cells": [percent_of(band.last.get(name)) for name in twin_errors.MEASURES],
             "slo": NONE if "slo_met" not in band.last else f"{100 * band.last['slo_met']:+.1f} pt".replace("-", MINUS),
-            "within": NONE if "ttft_p95" not in band.within else f"±{100 * band.within['ttft_p95']:.0f} %",
+            "within": NONE if "ttft_p95" not in band.within else f"±{100 * band.within['ttft_p95']:.0f}%",
             "windows": band.windows,
             "requests": band.requests,
             "to_at": band.to_at.timestamp(),
