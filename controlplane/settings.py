@@ -272,6 +272,11 @@ CELERY_BEAT_SCHEDULE |= {
         "schedule": 5.0,
         "options": {"expires": 5.0},
     },
+    "record-capacity": {
+        "task": "workers.tasks.planning.record_capacity",
+        "schedule": 10.0,
+        "options": {"expires": 10.0},
+    },
     "compare-strategies": {
         "task": "workers.tasks.planning.compare_strategies",
         "schedule": 60.0,

@@ -35,6 +35,16 @@ class Attainment(NamedTuple):
         """Share of the allowed misses that is left, of the requests judged; 0 when they are used up."""
         return None if self.burn is None else max(0.0, 1.0 - self.burn)
 
+    def as_dict(self) -> dict[str, str | int | float | None]:
+        return {
+            "slo_class": self.slo_class,
+            "met": self.met,
+            "judged": self.judged,
+            "met_ratio": self.ratio,
+            "objective_ratio": self.objective,
+            "burn": self.burn,
+        }
+
     @property
     def below(self) -> bool:
         return self.judged > 0 and self.met < self.objective * self.judged - 1e-9

@@ -10,7 +10,8 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 from controlplane.fleet.models import Deployment, Instance, Model
-from controlplane.gateway.models import MinuteRow
+from controlplane.gateway.models import CapacityStep, MinuteRow
+from controlplane.planning.capacity import record_capacity
 from controlplane.planning.models import (
     Backtest,
     Forecast,
@@ -295,6 +296,20 @@ def comparison(now: datetime) -> StrategyComparison:
     )
 
 
+def capacity(now: datetime, hours: float) -> None:
+    """What is ready now was so all along; after the plans, by which it is counted."""
+    record_capacity(now)
+    for row in CapacityStep.objects.all():
+        CapacityStep.objects.create(
+            at=now - timedelta(hours=hours),
+            model=row.model,
+            region=row.region,
+            ready=row.ready,
+            tokens_per_s=row.tokens_per_s,
+        )
+        row.delete()
+
+
 def furnish(now: datetime, hours: float = 8) -> None:
     """Everything at once."""
     minutes(now, hours)
@@ -303,5 +318,6 @@ def furnish(now: datetime, hours: float = 8) -> None:
     backtest()
     policies()
     plans(now)
+    capacity(now, hours)
     moves(now)
     comparison(now)

@@ -98,6 +98,7 @@ def test_demand_and_forecast_are_summed_over_regions(two_regions, live):
     by_region = planning_rows.level
     minute = now - timedelta(minutes=15)
     both = by_region("llama-3.1-8b", "us-east", minute) + by_region("llama-3.1-8b", "us-west", minute)
+    both *= 1 + planning_rows.PROMPT_TO_OUTPUT
     known = [row[1] for row in chart.rows if row[1] is not None]
     assert known[-1] == pytest.approx(both, rel=0.15)
     ahead = chart.rows[-1]

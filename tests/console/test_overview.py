@@ -149,12 +149,11 @@ def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instan
 def test_demand_of_the_fleet_is_that_of_its_models(reader, live, two_models):
     """Past and capacity are sums over models, and so is the forecast, once each endpoint has one."""
     now = timezone.now()
-    planning_rows.furnish(now, hours=2)
     Instance.objects.update(state="ready")
+    planning_rows.furnish(now, hours=2)
     html = page(reader, "overview")
-    assert "Output tok/s of the interactive classes" not in html  # the chosen segment says so
-    assert re.search(r'aria-current="true">Output tok/s<', html)
-    outlooks = [see(Asked(model, "", "output", 1), now).outlook for model in ("", "llama-3.1-8b", "mistral-7b")]
+    assert re.search(r'aria-current="true">Tokens/s<', html)
+    outlooks = [see(Asked(model, "", "tokens", 1, "*"), now).outlook for model in ("", "llama-3.1-8b", "mistral-7b")]
     for name in ("actual", "capacity"):
         whole, *parts = (getattr(outlook, name) for outlook in outlooks)
         assert any(whole)

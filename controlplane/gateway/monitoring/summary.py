@@ -126,17 +126,7 @@ class Summary:
             "slo_met_ratio": _rounded(headline.ratio, 6) if headline else None,
             "slo_objective_ratio": headline.objective if headline else None,
             "slo_burn": _rounded(headline.burn, 4) if headline else None,
-            "slo_classes": [
-                {
-                    "slo_class": one.slo_class,
-                    "met": one.met,
-                    "judged": one.judged,
-                    "met_ratio": _rounded(one.ratio, 6),
-                    "objective_ratio": one.objective,
-                    "burn": _rounded(one.burn, 4),
-                }
-                for one in classes
-            ],
+            "slo_classes": [one.as_dict() for one in classes],
             "slo_judged": sum(one.judged for one in classes),
             "slo_ended": windows.total(group, Count.FINISHED, SLO_WINDOW_S),
             "ttft_p50_ms": _rounded(ttft[0]),

@@ -22,6 +22,7 @@ from controlplane.console.charts.spec import (
 from controlplane.console.formats import count, percent_fine, quantity
 from controlplane.console.pages.forecast.selectors import Outlook, Score
 from controlplane.console.tables import Table
+from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
 from controlplane.planning.forecasts.selectors import Window
 
 SMALL = 10.0  # tokens a second
@@ -106,7 +107,7 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
     heading = (*HEADER, GENERATED) if generated else HEADER
     return Chart(
         key="forecast",
-        title="Demand and forecast" if outlook.slo_class else "Demand, forecast and capacity",
+        title="Demand, forecast and capacity" if outlook.capacity_now is not None else "Demand and forecast",
         caption=f"{_what(outlook)} per second, in windows of {_length(outlook.window_s)}",
         sentence=_outlook_sentence(outlook),
         x=middles,
@@ -121,11 +122,18 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
 
 
 def _what(outlook: Outlook) -> str:
-    return f"{outlook.unit.capitalize()} tokens{_of_class(outlook)}"
+    return f"{unit_title(outlook.unit)}{_of_class(outlook)}"
+
+
+def unit_title(unit: str) -> str:
+    """Of a quantity or of both together, to begin a sentence."""
+    return "Prompt and output tokens" if unit == TOKENS else f"{unit.capitalize()} tokens"
 
 
 def _of_class(outlook: Outlook) -> str:
-    return f" of the class {outlook.slo_class}" if outlook.slo_class else ""
+    if outlook.slo_class == EVERY_CLASS:
+        return ""
+    return f" of the class {outlook.slo_class}" if outlook.slo_class else " of the interactive classes"
 
 
 def _length(seconds: int) -> str:
@@ -139,7 +147,7 @@ def _outlook_sentence(outlook: Outlook) -> str:
         parts.append("the first part is generated")
     newest = last(outlook.actual)
     if newest is not None:
-        parts.append(f"the newest full window had {quantity(newest)} {outlook.unit} tokens per second")
+        parts.append(f"the newest full window had {quantity(newest)} {unit_title(outlook.unit).lower()} per second")
     if peak := outlook.peak:
         at = timezone.localtime(peak.start).strftime("%H:%M")
         parts.append(
