@@ -115,8 +115,9 @@ def capacity_over_time(model: str, region: str, moments: Sequence[datetime]) -> 
         return []
     steps = narrowed(CapacityStep.objects.filter(at__lte=moments[-1]), model=model, region=region)
     by_place: dict[tuple[str, str], list[tuple[datetime, float | None]]] = defaultdict(list)
-    for place in newest_of_each(steps.filter(at__lte=moments[0]), "model", "region"):
-        by_place[place.model, place.region].append((place.at, place.tokens_per_s))
+    first = newest_of_each(steps.filter(at__lte=moments[0]), "model", "region")
+    for row in first:
+        by_place[row.model, row.region].append((row.at, row.tokens_per_s))
     for row in steps.filter(at__gt=moments[0]).order_by("at", "pk"):
         by_place[row.model, row.region].append((row.at, row.tokens_per_s))
     values: list[float | None] = []

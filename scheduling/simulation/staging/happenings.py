@@ -15,15 +15,14 @@ from scheduling.simulation.staging.misfit import Misfit
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Those of *instances* that there are then fail."""
+    """*instances* fail, and where there is none then, none starts: of a lost node or region nothing serves until it is back."""
 
     instances: Sequence[int]
     repair_s: float | None
 
     def __call__(self, simulation: Simulation) -> None:
         for instance in self.instances:
-            if simulation.states[instance] not in (State.EMPTY, State.FAILED):
-                simulation.fail(instance, self.repair_s)
+            simulation.lose(instance, self.repair_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,17 @@ def happenings_of(scenario: Scenario, cluster: Cluster, seed: int, until_s: floa
     for number, each in enumerate(scenario.redeploys):
         made.append(Happening(3600 * each.at_h, _redeploy(cluster, number, each)))
     return sorted(made, key=lambda each: each.at_s)
+
+
+def lost_at(scenario: Scenario, cluster: Cluster, now_s: float) -> set[int]:
+    """Instances, empty places among them, whose machines are lost at *now_s* by what has happened until then."""
+    lost = set()
+    for number, failure in enumerate(scenario.failures):
+        repair_s = _seconds(failure.repair_min)
+        lasts_s = cluster.delays.repair_s if repair_s is None else repair_s
+        if 3600 * failure.at_h <= now_s < 3600 * failure.at_h + lasts_s:
+            lost.update(_failing(cluster, number, failure))
+    return lost
 
 
 def _failing(cluster: Cluster, number: int, failure: FailureOf) -> list[int]:

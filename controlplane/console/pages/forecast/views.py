@@ -88,7 +88,10 @@ def filters_of(request: HttpRequest, endpoints: list[tuple[str, str]], region_ti
         Select("region", "Region", [(name, region_titles.get(name, name)) for name in regions], regions[0]),
         Select("quantity", "Tokens", [(demand.TOKENS, "Prompt and output"), *Quantity.choices], demand.TOKENS),
         Select(
-            "class", "SLO class", CLASSES + named(SloClass.objects.values_list("name", flat=True)), demand.EVERY_CLASS
+            "class",
+            "SLO class",
+            [*CLASSES, *named(SloClass.objects.values_list("name", flat=True))],
+            demand.EVERY_CLASS,
         ),
         Select("hours", "How far back", last_hours(*RANGES_H), str(USUAL_RANGE_H)),
     )
