@@ -68,7 +68,7 @@ def measure_run(run: StrategyRun, promises: list[Promise], usd_per_hour: float, 
     ttft_s, e2e_s = (latency_s(result, name)[interactive] for name in ("ttft", "e2e"))
     ttft = np.nanpercentile(ttft_s, [50, 95, 99]) if np.isfinite(ttft_s).any() else np.full(3, np.nan)
     hours = result.state_s.sum(axis=0) / 3600
-    paid = float(hours.sum() - hours[State.EMPTY] - hours[State.SPOT])
+    paid = float(hours.sum() - hours[list(UNPAID)].sum())
     done = int(np.count_nonzero(outcomes["state"] == Outcome.DONE))
     counters = result.counters
     return Row(

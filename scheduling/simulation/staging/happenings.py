@@ -9,20 +9,25 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.happenings import FailureOf, RedeployOf
-from scheduling.simulation.simulator import Happening, Simulation
+from scheduling.simulation.simulator import OUT_OF_ORDER, Happening, Simulation
 from scheduling.simulation.staging.misfit import Misfit
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """*instances* fail, and where there is none then, none starts: of a lost node or region nothing serves until it is back."""
+    """*instances* fail. With their *machines* nothing starts where there is none then: of a lost node or region nothing
+    serves until it is back."""
 
     instances: Sequence[int]
     repair_s: float | None
+    machines: bool = True
 
     def __call__(self, simulation: Simulation) -> None:
         for instance in self.instances:
-            simulation.lose(instance, self.repair_s)
+            if self.machines:
+                simulation.lose(instance, self.repair_s)
+            elif simulation.states[instance] not in (State.EMPTY, *OUT_OF_ORDER):
+                simulation.fail(instance, self.repair_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ def happenings_of(scenario: Scenario, cluster: Cluster, seed: int, until_s: floa
         for instance in range(len(cluster.instances)):
             draw, at_s = np.random.default_rng([seed, 11, instance]), 0.0
             while (at_s := at_s + float(draw.exponential(3600 * random.mtbf_h))) < until_s:
-                made.append(Happening(at_s, Fail([instance], repair_s)))
+                made.append(Happening(at_s, Fail([instance], repair_s, machines=False)))
     for number, each in enumerate(scenario.redeploys):
         made.append(Happening(3600 * each.at_h, _redeploy(cluster, number, each)))
     return sorted(made, key=lambda each: each.at_s)
