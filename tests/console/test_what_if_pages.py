@@ -203,7 +203,9 @@ def test_a_node_is_lost_with_its_instances(client, operator, make_instance):
     wanted = asked(entered(**fields), now)
     assert not wanted.errors
     [change] = wanted.futures[-1]["changes"]
-    assert len(change["instances"]) == 2
+    ready = [f"{first.deployment.model.name}-us-east-{number}" for number in (1, 2)]
+    assert change["instances"][:2] == ready
+    assert len(change["instances"]) == 3  # and the empty place on its free GPUs
     [words] = in_words(now, parsed([change]))
     model = first.deployment.model.name
     assert words.startswith("node gpu-7 in ")

@@ -152,7 +152,7 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
                 messages.success(request, f"“{row}” is deleted.")
                 return redirect("console:what-ifs")
             case "plan":
-                plan.make_plan(row, letter, user, reason)
+                plan.make_plan(row, letter, user, reason, confirmed=bool(request.POST.get("confirmed")))
                 done = f"{letter} is the plan."
             case "undo":
                 plan.undo(row, user)
@@ -267,6 +267,7 @@ class _Seen:
             "regions": self.regions,
             "region": self.region,
             "decides": self._decides(),
+            "kept_futures": row.futures.filter(letter__in=kept_of(row)),
             "regret": regret
             and {"rows": heat(regret, names), "seeds": regret["seeds"], "sentence": regret["sentence"]},
             "price": self.price if self.price is not None else row.usd_per_1000_missed,
@@ -324,7 +325,10 @@ class _Seen:
             ("Assumed", text) for text in (*wanted.assumed, *selectors.edits_in_words(row))
         ]
         becomes.append(("Instances", "proposed as plans, which an operator approves"))
-        return {"becomes": becomes, "can_become": not gone, "why_not": "; ".join(gone), "keys": keys}
+        misses = plan.misses_target(row, future.letter)
+        return {
+            "becomes": becomes, "can_become": not gone, "why_not": "; ".join(gone), "keys": keys, "misses": misses,
+        }  # fmt: skip
 
     def _scopes(self) -> list[list[tuple[str, str, bool]]]:
         part = ", edited" if self.scope.endswith(", edited") else ""
