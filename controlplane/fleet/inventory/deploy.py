@@ -6,7 +6,7 @@ measured profile one is estimated (`scheduling.fleet.profile_estimate`), and mar
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -75,6 +75,11 @@ class Wanted:
     parameters_billion: float | None = None
     bits: int = 16
     """Of a parameter."""
+    active_parameters_billion: float | None = None
+    """Of a mixture of experts: those that a token uses."""
+    experts: int | None = None
+    """Of a layer."""
+    experts_per_token: int | None = None
     kv_kib_per_token: float | None = None
     layers: int | None = None
     kv_heads: int | None = None
@@ -142,7 +147,10 @@ def estimate(wanted: Wanted) -> Estimate:
     memory = int(each * wanted.tensor_parallel * wanted.gpu_memory_utilization) if each else None
     tokens = (memory - weights) // kv_bytes if memory and weights and kv_bytes else None
     held = _held_profile(model, gpu_type, wanted.tensor_parallel)
-    profile = held.coefficients() if held else _profile(wanted, weights, kv_bytes)
+    profile = held.coefficients() if held else None
+    if held is None:
+        with suppress(ValidationError):  # said when it is deployed
+            profile = _profile(wanted, weights, kv_bytes)
     free = sum(node.free_gpus() for node in _nodes(wanted)) + wanted.gpus
     instances = 0 if wanted.share_gpus_with else max(1, wanted.min_instances)
     return Estimate(
@@ -179,14 +187,26 @@ def _held_profile(model: Model | None, gpu_type: GpuType | None, tensor_parallel
 
 
 def _profile(wanted: Wanted, weights: int | None, kv_bytes: int | None) -> "Profile | None":
-    """The estimated one; None without sizes, or of hardware whose speed is not known."""
+    """The estimated one; None without sizes, or of hardware whose speed is not known. Raises ValidationError."""
     from scheduling.fleet import profile_estimate
 
     facts = profile_estimate.facts_of(wanted.gpu_type)
     if facts is None or not weights or not kv_bytes:
         return None
-    parameters = (wanted.parameters_billion or 0.0) * 1e9
-    return profile_estimate.estimate(weights, kv_bytes, facts, wanted.tensor_parallel, parameters)
+    try:
+        sizes = profile_estimate.Sizes(
+            weights,
+            kv_bytes,
+            (wanted.parameters_billion or 0.0) * 1e9,
+            (wanted.active_parameters_billion or 0.0) * 1e9,
+            wanted.layers or 0,
+            wanted.experts or 0,
+            wanted.experts_per_token or 0,
+        )
+    except ValueError as error:
+        field = "active_parameters_billion" if "active" in str(error) else "experts_per_token"
+        raise ValidationError({field: f"{str(error)[:1].upper()}{str(error)[1:]}."}) from error
+    return profile_estimate.estimate(sizes, facts, wanted.tensor_parallel, wanted.max_num_seqs)
 
 
 def _nodes(wanted: Wanted) -> list[Node]:

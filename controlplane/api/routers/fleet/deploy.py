@@ -33,6 +33,11 @@ class DeployIn(Strict):
     parameters_billion: float | None = Field(None, gt=0)
     bits: int = Field(16, ge=1, le=32)
     """Of a parameter."""
+    active_parameters_billion: float | None = Field(None, gt=0)
+    """Of a mixture of experts: those that a token uses."""
+    experts: int | None = Field(None, ge=1)
+    """Of a layer."""
+    experts_per_token: int | None = Field(None, ge=1)
     kv_kib_per_token: float | None = Field(None, gt=0)
     layers: int | None = Field(None, ge=1)
     kv_heads: int | None = Field(None, ge=1)

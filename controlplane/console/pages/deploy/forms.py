@@ -57,6 +57,11 @@ class DeployForm(forms.Form):
     bits = forms.TypedChoiceField(label="Bits of a parameter", choices=BITS, coerce=int, initial=16)
     weights_gb = size("or weights (GB)")
     layers = count("Layers", most=1_000)
+    active_parameters_billion = size(
+        "Active parameters (billions)", "Of a mixture of experts: those that a token uses."
+    )
+    experts = count("Experts", most=100_000, help_text="Of a layer.")
+    experts_per_token = count("Experts of a token", most=100_000)
     kv_heads = count("KV heads", most=1_000)
     head_dim = count("Head size", most=10_000)
     kv_kib_per_token = size("or KV cache (KiB a token)")
@@ -82,7 +87,7 @@ class DeployForm(forms.Form):
         (
             "Model",
             ("model", "source", "parameters_billion", "bits", "weights_gb", "layers", "kv_heads", "head_dim",
-             "kv_kib_per_token", "context_tokens"),
+             "kv_kib_per_token", "context_tokens", "active_parameters_billion", "experts", "experts_per_token"),
         ),
         (
             "Deployment",
