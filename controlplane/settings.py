@@ -349,12 +349,15 @@ LOGGING = {
         "text": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"},
         "json": {"()": "controlplane.logs.JsonFormatter"},
     },
-    "filters": {"service_errors": {"()": "controlplane.logs.ServiceErrors"}},
+    "filters": {
+        "service_errors": {"()": "controlplane.logs.ServiceErrors"},
+        "refusals": {"()": "controlplane.logs.Refusals"},
+    },
     "handlers": {
         "stderr": {
             "class": "logging.StreamHandler",
             "formatter": environment.LOG_FORMAT,
-            "filters": ["service_errors"],
+            "filters": ["service_errors", "refusals"],
         }
     },
     "root": {"handlers": ["stderr"], "level": "WARNING"},

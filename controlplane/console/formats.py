@@ -100,6 +100,13 @@ def signed(value: float | None) -> str:
     return f"{'+' if round(value) >= 0 else MINUS}{fixed(abs(value), 0)}"
 
 
+def points_signed(share: float | None) -> str:
+    """A difference of two shares: `+1.2 pt`, or with a true minus."""
+    if share is None:
+        return NONE
+    return f"{'+' if share >= 0 else MINUS}{fixed(100 * abs(share), 1)} pt"
+
+
 def usd_signed(amount: float | None) -> str:
     """`+$2.80`, or with a true minus before the dollar."""
     if amount is None:

@@ -8,7 +8,17 @@ from typing import Any, Final, NamedTuple
 
 from django.utils import timezone
 
-from controlplane.console.formats import NONE, count, duration, milliseconds, usd
+from controlplane.console.formats import (
+    MINUS,
+    NONE,
+    count,
+    duration,
+    milliseconds,
+    points_signed,
+    signed,
+    usd,
+    usd_signed,
+)
 from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
 
 Row = dict[str, Any]
@@ -154,7 +164,7 @@ def cells(one: Row, at: int) -> list[Cell]:
     share = Cell(
         f"{100 * met['mean']:.1f}%",
         f"{50 * (met['high'] - met['low']):.1f}",
-        "" if points is None else f"{points:+.1f} pt",
+        "" if points is None else points_signed(points / 100),
         "" if points is None or abs(points) < 0.05 else "better" if points > 0 else "worse",
         bold=True,
     )
@@ -164,10 +174,13 @@ def cells(one: Row, at: int) -> list[Cell]:
         Cell(milliseconds(_mean(one["ttft_p95_ms"]))),
         Cell(
             NONE if good is None else count(round(good["mean"])),
-            change=_change(good, at, lambda by: f"{by:+,.0f}", 0.5),
+            change=_change(good, at, signed, 0.5),
         ),
-        Cell(usd(_mean(cost)), change=_change(cost, at, lambda by: f"{'+' if by > 0 else '-'}{usd(abs(by))}", 0.005)),
-        Cell(_number(_mean(hours)), change=_change(hours, at, lambda by: f"{by:+,.1f}", 0.05)),
+        Cell(usd(_mean(cost)), change=_change(cost, at, usd_signed, 0.005)),
+        Cell(
+            _number(_mean(hours)),
+            change=_change(hours, at, lambda by: f"{'+' if by > 0 else MINUS}{abs(by):,.1f}", 0.05),
+        ),
         Cell(NONE if one["queue_peak"] is None else count(round(one["queue_peak"]["mean"]))),
     ]
 
@@ -195,7 +208,7 @@ def sentence(one: Row, target: float) -> str:
         return f"As things are, {100 * met['mean']:.1f}% meet the SLO at {usd(cost['mean'])} an hour."
     words = []
     if met["delta"] is not None:
-        words.append(f"{100 * met['delta']:+.1f} pt SLO met")
+        words.append(f"{points_signed(met['delta'])} SLO met")
     if cost["delta"] is not None:
         by = cost["delta"]
         words.append(

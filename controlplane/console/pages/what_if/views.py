@@ -17,7 +17,7 @@ from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import back
 from controlplane.console.charts.spec import Chart
 from controlplane.console.filters import number
-from controlplane.console.formats import MINUS, NONE, duration, signed
+from controlplane.console.formats import NONE, duration, points_signed, signed
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.what_if import charts as drawn
@@ -73,7 +73,7 @@ def _twin() -> list[dict[str, Any]]:
             "model": model,
             "gpu": gpu,
             "cells": [percent_of(band.last.get(name)) for name in twin_errors.MEASURES],
-            "slo": NONE if "slo_met" not in band.last else f"{100 * band.last['slo_met']:+.1f} pt".replace("-", MINUS),
+            "slo": NONE if "slo_met" not in band.last else points_signed(band.last["slo_met"]),
             "within": NONE if "ttft_p95" not in band.within else f"±{100 * band.within['ttft_p95']:.0f}%",
             "windows": band.windows,
             "requests": band.requests,
