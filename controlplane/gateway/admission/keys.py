@@ -33,6 +33,8 @@ class SloTerms:
     itl_target_ms: int | None
     e2e_target_ms: int | None
     deadline_s: int | None
+    objective: float = 0.95
+    """Share of its requests that must meet what is promised."""
 
     @property
     def due_s(self) -> float | None:
@@ -55,7 +57,14 @@ class SloTerms:
             itl_target_ms=row.itl_target_ms,
             e2e_target_ms=row.e2e_target_ms,
             deadline_s=row.deadline_s,
+            objective=row.percentile / 100,
         )
+
+    @property
+    def promises(self) -> bool:
+        """Whether there is anything that a request of it could miss."""
+        targets = (self.ttft_target_ms, self.itl_target_ms, self.e2e_target_ms, self.deadline_s)
+        return any(target is not None for target in targets)
 
     def met(self, ttft_ms: float | None, itl_ms: float | None, e2e_ms: float) -> bool | None:
         """Whether a finished request kept every target of its class that could be measured; None when there is none."""
