@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil
 
+from scheduling.fleet.profile import Profile
 from scheduling.routing.regions import COMPUTE_S
 
 
@@ -204,6 +205,16 @@ def plain_queue_key(
         "qlm": due_s,
         "slack": max(arrival_s, due_s - service_s),
     }[ordering]
+
+
+def plain_first_due_s(ttft_s: float, end_s: float, profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
+    """Twin of `scheduling.queueing.ordering.first_due_s` with `profile.decode_time_s`: one step after another, among 32."""
+    if end_s == float("inf"):
+        return ttft_s
+    context = prompt_tokens + output_tokens / 2
+    step_s = profile.decode_a_s + 32 * profile.decode_b_s_per_sequence + 32 * profile.decode_c_s_per_token * context
+    latest_s = end_s - (output_tokens - 1) * step_s
+    return ttft_s if latest_s > ttft_s else max(latest_s, 0.0)
 
 
 def plain_engine_priority(ordering: str, priority: int, key: float) -> int:

@@ -18,7 +18,14 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, OUTCOME, Outcome, State
 from scheduling.simulation.engine.reference import EngineRequest
 from scheduling.simulation.workload.requests import Requests
-from tests.oracles.dispatch import POLICIES, PlainFleet, PlainQueue, plain_engine_priority, plain_queue_key
+from tests.oracles.dispatch import (
+    POLICIES,
+    PlainFleet,
+    PlainQueue,
+    plain_engine_priority,
+    plain_first_due_s,
+    plain_queue_key,
+)
 from tests.oracles.lifecycle import NEVER, Held, ReferenceLives, Server
 from tests.oracles.lookahead import PREDICTIVE, Sight
 
@@ -171,12 +178,16 @@ class ReferenceFleet:
         arrival_s, priority = float(requests.arrival_s[number]), int(requests.priority[number])
         ordering = self.cluster.of(self.cluster.ordering, key)
         known = int(requests.output_tokens[number]) - kept_tokens if ordering == "sjf" else output
+        profile = self.cluster.yardstick(key)
+        due_s = plain_first_due_s(
+            float(requests.deadline_s[number]), float(requests.end_s[number]), profile, prompt, output
+        )
         key = plain_queue_key(
             ordering,
             arrival_s,
-            arrival_s + float(requests.deadline_s[number]),
+            arrival_s + due_s,
             priority,
-            self.cluster.yardstick(key).service_time_s(prompt, known),
+            profile.service_time_s(prompt, 1 if ordering == "slack" else known),
             self.cluster.of(self.cluster.ordering_stretch, key),
         )
         held.priority = plain_engine_priority(ordering, priority, key)

@@ -10,9 +10,9 @@ import numpy as np
 
 from scheduling.compiled import compiled_inline, compiled_internal, index
 from scheduling.dispatch import dispatch, send
-from scheduling.fleet.profile import service_time_s
+from scheduling.fleet.profile import decode_time_s, service_time_s
 from scheduling.lookahead.maps import leave
-from scheduling.queueing.ordering import FCFS, PRIORITY, SJF, engine_priority, queue_key
+from scheduling.queueing.ordering import FCFS, PRIORITY, SJF, SLACK, engine_priority, first_due_s, queue_key
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
 from scheduling.queueing.waiting_set import enqueue, free_slot, peek
 from scheduling.routing.predictive import dispatch_ahead
@@ -272,18 +272,36 @@ def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
 
 
 @compiled_inline
+def _allowed_s(world: World, request: int) -> float:
+    """Seconds from its arrival after which the first of what *request* was promised is due."""
+    arrivals = world.arrivals
+    ttft_s = arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
+    return float(min(ttft_s, arrivals.end_s[request if arrivals.end_s.size > 1 else 0]))
+
+
+@compiled_inline
 def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output_tokens: int) -> float:
     """The queue key of *request* at *endpoint*."""
     policy, arrivals = world.policies[endpoint], world.arrivals
     arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
-    deadline_s = arrival_s + arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
+    due_s = float(arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0])
+    end_s = float(arrivals.end_s[request if arrivals.end_s.size > 1 else 0])
     ordering = int(policy.ordering)
     service_s = 0.0
     if ordering not in (FCFS, PRIORITY):  # which do not ask for it
-        if ordering == SJF:
+        if end_s < np.inf:
+            a_s, b_s, c_s = (
+                float(policy.decode_a_s),
+                float(policy.decode_b_s_per_sequence),
+                float(policy.decode_c_s_per_token),
+            )
+            due_s = first_due_s(due_s, end_s, decode_time_s(a_s, b_s, c_s, prompt_tokens, output_tokens))
+        if ordering == SLACK:
+            output_tokens = 1
+        elif ordering == SJF:
             output_tokens = column(arrivals.output_tokens, request) - column(world.kept_tokens, request)
         service_s = _service_s(policy, prompt_tokens, output_tokens)
-    return queue_key(ordering, arrival_s, deadline_s, priority, service_s, float(policy.stretch))
+    return queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, float(policy.stretch))
 
 
 @compiled_inline
@@ -305,7 +323,7 @@ def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
         prompt = min(prompt, room - 1)
         output = room - prompt
     arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
-    deadline_s = arrival_s + arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
+    deadline_s = arrival_s + _allowed_s(world, request)
     key = key_of(world, request, endpoint, prompt, output)
     slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, -1, -1, -1, -1)
     world.held[slot] = request

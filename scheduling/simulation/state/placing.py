@@ -292,7 +292,7 @@ def _place_waiting(world: World, state: FleetState) -> None:
     slots = []
     for one in state.waiting:
         arrival_s = float(requests.arrival_s[one.request])
-        due_s = arrival_s + float(requests.deadline_s[one.request])
+        due_s = arrival_s + float(min(requests.deadline_s[one.request], requests.end_s[one.request]))
         slot = enqueue(
             waiting,
             one.endpoint,
