@@ -6,8 +6,9 @@ long and answers that are short) or with requests waiting, so what is compared i
 strategies, floor and pages have too: the largest of KV use, sequence use and compute use, plus waiting requests a sequence.
 
 Compute use is the engine time that was asked for lately, as a share of the time that there was, or what of it is not
-computed yet as a share of `BACKLOG_S`, if that is more. A request asks for what it adds to iterations that are made anyway:
-its prompt, and for each output token the time of one more sequence and its context. The fixed part of an iteration is shared by all that are in it. So no batch, however large, keeps up with more than 1.
+computed yet as a share of `BACKLOG_S`, if that is more. A request asks for what it adds to iterations that are made
+anyway: its prompt, and for each output token the time of one more sequence and its context. The fixed part of an iteration
+is shared by all that are in it. So no batch, however large, keeps up with more than 1.
 """
 
 import math
