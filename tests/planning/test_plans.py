@@ -133,8 +133,17 @@ class TestPlans:
         assert row.inputs["bounds"] == {"us-east a100-80gb": [1, 3]}
         assert row.cost_usd_per_hour_before == pytest.approx(2 * 1.35)
         assert row.cost_usd_per_hour_after == pytest.approx(2 * 1.35 * target["target"])
-        assert row.solver
         assert row.solve_ms > 0
+
+    @pytest.mark.parametrize(
+        ("solver", "by"),
+        [("auto", "PuLP model by HiGHS"), ("exact", "PuLP model by HiGHS"), ("fast", "branch and bound")],
+    )
+    def test_who_solves_is_the_setting_s_word(self, busy, language_model, settings, solver, by):
+        settings.PLAN_SOLVER = solver
+        policy(language_model, PolicyMode.SHADOW)
+        (row,) = make_plans(NOW)
+        assert (row.solver, row.gap) == (by, pytest.approx(0.0, abs=0.005))
 
     @pytest.mark.parametrize(
         ("mode", "strategy", "status"),
