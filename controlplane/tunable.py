@@ -205,11 +205,12 @@ class Routing(Group):
     """How long a request may wait for an instance with room, a cold start included, where its class has no deadline."""
     SPILL_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.7
     """Use of a region from which on its requests may be given to another (SageServe's threshold); 1 is full."""
-    REORDER_BY: Literal["search", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"] = (
-        "search"
-    )
-    """What puts the request groups of the order `qlm` into virtual queues: the global scheduler's search, or a simple rule
-    in its place to compare with; `shepherd` is after SHEPHERD's batches."""
+    REORDER_BY: Literal[
+        "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
+    ] = "search"
+    """What puts the request groups of the order `qlm` into virtual queues: the global scheduler's search; after it, by a
+    Celery worker, the exact `programme` where there are few groups; or a simple rule in its place to compare with,
+    `shepherd` after SHEPHERD's batches."""
 
 
 class Queues(Group):

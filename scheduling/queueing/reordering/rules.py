@@ -195,5 +195,7 @@ CANDIDATES: Final = ("edf-earliest-completion", "edf-per-queue", "edf", "sjf", "
 groups, and is none."""
 
 SEARCH: Final = "search"
-REORDERINGS: Final = (SEARCH, *RULES)
-"""What the global scheduler may go by: the search of `scheduler`, or a rule in its place."""
+PROGRAMME: Final = "programme"
+REORDERINGS: Final = (SEARCH, PROGRAMME, *RULES)
+"""What the global scheduler may go by: the search of `scheduler`, the exact programme after it where there are few groups,
+or a rule in its place."""
