@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.routing.regions import CACHED_WEIGHT, COMPUTE_S
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, OUTCOME, Outcome, State
 from scheduling.simulation.engine.reference import EngineRequest
@@ -152,7 +153,8 @@ class ReferenceFleet:
         sequences = sum(instance.max_num_seqs for instance in members)
         memory = sum(each.kv_tokens for each in members) / sum(each.kv_capacity_tokens for each in members)
         waiting = len(self._queues[endpoint].entries)
-        return max(memory, sum(instance.running for instance in members) / sequences) + waiting / sequences
+        compute = self._fleet.asked_work_s(endpoint, self._now_s) / (COMPUTE_S * len(members))
+        return max(memory, sum(instance.running for instance in members) / sequences, compute) + waiting / sequences
 
     def _prompt_tokens(self, number: int) -> int:
         return int(self.requests.prompt_tokens[number]) + self.kept_tokens.get(number, 0)
@@ -260,6 +262,7 @@ class ReferenceFleet:
         requests, number = self.requests, self._queues[endpoint].pop()
         held = self._waiting.pop(number)
         self._fleet.place(server.number, held.expected_prompt, held.expected_output)
+        self._fleet.ask(server.number, held.expected_prompt, held.expected_output, self._now_s)
         outcome = self.outcomes[number]
         outcome["state"], outcome["instance"] = Outcome.RUNNING, server.number
         if outcome["attempts"] == 0:
@@ -300,6 +303,9 @@ class ReferenceFleet:
                 del server.admitted[request_id]
                 self._latency(held, "e2e_s")
                 server.plain.note_end(self._now_s)
+                if self.cluster.cached_block_sizes():
+                    cached = int(self.outcomes[held.number]["cached_tokens"]) / self._prompt_tokens(held.number)
+                    server.plain.cached_share += CACHED_WEIGHT * (cached - server.plain.cached_share)
                 self._release(held, server)
                 self._end(held, Outcome.DONE)
                 self._pump(server.plain.endpoint)

@@ -8,7 +8,7 @@ from django.db.models import QuerySet
 from numpy.typing import NDArray
 
 from controlplane.fleet.models import PerformanceProfile, SloClass
-from controlplane.fleet.selectors import region_latencies_ms
+from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.comparison import sharing
 from controlplane.planning.plans import inventory
@@ -42,7 +42,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
     """
     from scheduling.routing.regions import latency_ms
 
-    trips_s, shared = round_trips_s(rows), sharing.read()
+    trips_s, shared, fitted = round_trips_s(rows), sharing.read(), gpus_fitted()
     tables: dict[str, Any] = {name: {} for name in ("models", "gpus", "regions", "latency_ms", "profiles", "fleet")}
     endpoints: dict[tuple[str, str], dict[str, Any]] = {}
     for place, row in fleet.deployments.items():
@@ -56,6 +56,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "spot_usd_per_hour": row.gpu_type.spot_usd_per_hour,
         }
         tables["gpus"][gpu] = {name: float(usd or 0) for name, usd in prices.items()}
+        tables["gpus"][gpu]["count"] = {at: there for (at, name), there in fitted.items() if name == gpu}
         tables["regions"][region] = {}
         tables["profiles"][model, gpu, row.tensor_parallel] = _profile(model, gpu, row.tensor_parallel, profile)
         members = shared.members.get(place, [])

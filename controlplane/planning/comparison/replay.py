@@ -156,12 +156,12 @@ class Replay:
         return {"strategy": name, **self._measured(run)}
 
     def _measured(self, run: "StrategyRun") -> dict[str, Any]:
-        from scheduling.simulation.cluster.world import State
+        from scheduling.simulation.cluster.world import UNPAID
         from scheduling.simulation.measures.results import PROVISIONING, kept, latency_s
 
         result = run.result
         hours = result.state_s / 3600
-        paid = hours.sum(axis=1) - hours[:, State.EMPTY] - hours[:, State.SPOT]
+        paid = hours.sum(axis=1) - hours[:, UNPAID].sum(axis=1)
         judged, met = kept(result, self.promises)
         shown = np.array(self.interactive)[result.requests.slo_class]
         shown = shown if shown.any() else np.ones_like(shown)

@@ -17,6 +17,7 @@ from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
 from scheduling.queueing.waiting_set import enqueue, free_slot, peek
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
+from scheduling.routing.regions import ask, note_cached
 from scheduling.routing.requests_ahead import close_ahead, note_end, open_ahead
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, PRESERVE, has_room, prefilled, release
 from scheduling.simulation.cluster.choices import choose_endpoint, column, shortest
@@ -44,6 +45,8 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     this.output_tokens = column(arrivals.output_tokens, request) - kept_tokens
     this.expected_tokens = waiting.prompt_tokens[slot] + waiting.output_tokens[slot]
     this.expected_prompt = waiting.prompt_tokens[slot]
+    expected_output = int(waiting.output_tokens[slot])
+    ask(world.fleet, world.endpoints, instance, int(this.expected_prompt), expected_output, now_s)
     if world.policies[endpoint].routing == LEAST_DELAY:
         learn(world.fleet, world.affinity, endpoint, slot, instance)
     priority, key = column(arrivals.priority, request), float(waiting.key[slot])
@@ -344,6 +347,8 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
         outcome = world.outcomes[request]
         outcome.e2e_s = now_s - this.origin_s
         outcome.state = DONE
+        if world.run_state[0].caches != 0:
+            note_cached(world.fleet, instance, int(outcome.cached_tokens), int(this.prompt_tokens))
         world.run_state[0].ended += 1
         if world.policies[index(world.fleet.endpoint[instance])].round_trip_s > 0.0:
             note_end(world.fleet, instance, now_s)

@@ -59,7 +59,7 @@ class Forked:
     waiting: Sequence[Mapping[str, Any]]
     """What `_request` reads, and expected_prompt, expected_output; in order of arrival at their queues."""
     endpoints: Sequence[Mapping[str, Any]]
-    """model, region, ordering, cursor (a place in `instances` or None), changed_s, asked_tokens."""
+    """model, region, ordering, cursor (a place in `instances` or None), changed_s, asked_tokens, asked_work_s."""
     groups: Mapping[str, Any] | None = None
     """groups, classes, mean_tokens, mean_output, next_number, by places in the others; and of the global scheduler tried,
     tried_s and short_instances (`state.records.Groups`)."""
@@ -314,7 +314,13 @@ class _Placing:
         for key in self.cluster.endpoints:
             row = known.get(key)
             cursor = -1 if row is None or row["cursor"] is None else self.slot_of.get(row["cursor"], -1)
-            states.append(EndpointState(cursor, changed_s=-inf if row is None else float(row["changed_s"])))
+            states.append(
+                EndpointState(
+                    cursor,
+                    float(row["asked_work_s"]) if row else 0.0,
+                    changed_s=float(row["changed_s"]) if row else -inf,
+                )
+            )
         return states
 
     def _asked(self) -> NDArray[np.float64]:

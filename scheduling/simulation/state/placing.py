@@ -53,6 +53,7 @@ def place(lives: Lives, state: FleetState) -> None:
     for at, endpoint in enumerate(state.endpoints):
         policy: Any = world.policies[at]
         world.endpoints.cursor[at] = endpoint.cursor
+        world.endpoints.asked_work_s[at], world.endpoints.asked_at_s[at] = endpoint.asked_work_s, state.now_s
         policy.scaled_s, policy.batch_opened_s = endpoint.scaled_s, endpoint.batch_opened_s
         reset_time(world.events, 2 * world.fleet.endpoint.size + world.link.shape[1] + at, endpoint.batch_due_s)
     _Engines(world, state).place()
