@@ -32,8 +32,6 @@ LEAST_GAIN = 1e-3
 
 PROGRAMME_GROUPS = 12
 """Of which the programme is asked for a proof, at the most."""
-PROGRAMME_S = 3.0
-"""It is given for that."""
 
 
 class Answer(NamedTuple):
@@ -169,7 +167,7 @@ def reorder(
     *previous* names groups by their number in *problem*; those that it lacks are inserted. *kappa_s* is what being late at
     all counts as, in seconds of lateness of each request; None: `KAPPA` of the time that the fleet needs for all. *by* may
     name a rule of `rules.RULES` instead of the search, to compare with, or the `programme`, which goes on from what the
-    search finds where there are few groups (`is_small`), for `PROGRAMME_S` at the most.
+    search finds where there are few groups (`is_small`), for `programme.TIME_LIMIT_S` at the most.
     ValueError for a problem whose arrays do not fit together or which has no queue.
     """
     problem = contiguous(problem)
@@ -213,7 +211,7 @@ def reorder(
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether the programme can be expected to prove something of *problem* in `PROGRAMME_S`."""
+    """Whether the programme can be expected to prove something of *problem* in `programme.TIME_LIMIT_S`."""
     return 0 < problem.requests.size <= PROGRAMME_GROUPS and not np.any(problem.hold_s > 0.0)
 
 
@@ -222,7 +220,7 @@ def _proved(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
     if not is_small(problem):
         return answer
     try:
-        solved = solve(problem, kappa_s, PROGRAMME_S)
+        solved = solve(problem, kappa_s)
     except NoAnswer:
         return answer
     score = evaluate(problem, solved.order, kappa_s)
