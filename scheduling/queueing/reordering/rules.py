@@ -113,10 +113,10 @@ def edf_per_queue(terms: Terms) -> Order:
     takes_s = terms.change[:, 0, :][terms.kind][:, terms.model[groups]] + terms.service[terms.kind][:, groups]
     never = np.where(np.isfinite(takes_s), 0.0, np.inf).T
     for group, cannot in zip(groups.tolist(), never, strict=True):
-        queue = int((dealt + cannot).argmin())
-        if cannot[queue] == 0.0:
-            queues[queue].append(group)
-            dealt[queue] += 1
+        least = int((dealt + cannot).argmin())
+        if cannot[least] == 0.0:
+            queues[least].append(group)
+            dealt[least] += 1
     for queue in queues:
         queue.sort(key=lambda group: (terms.due[group], group))
     return Order.of(queues)
