@@ -8,6 +8,7 @@ import asyncio
 import json
 import logging
 from collections import Counter
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import pytest
@@ -64,7 +65,7 @@ def changed(value, changes):
     value = json.loads(json.dumps(value))
     for path, new in changes:
         if not path:
-            value = value if new is REMOVED else new
+            value = value if new is REMOVED else deepcopy(new)
             continue
         place = value
         for name in path[:-1]:
@@ -73,7 +74,7 @@ def changed(value, changes):
             place = place[name] if known else None
         if isinstance(place, dict) or (isinstance(place, list) and isinstance(path[-1], int) and path[-1] < len(place)):
             if new is not REMOVED:
-                place[path[-1]] = new
+                place[path[-1]] = deepcopy(new)
             elif isinstance(place, dict):
                 place.pop(path[-1], None)
     return value
