@@ -137,9 +137,7 @@ SAGESERVE = (
     "fit of SageServe's profiles (batches up to 32); cost per decoding sequence derived from end-to-end times, "
     "uncertain by 20-30 %, decode error not held out"
 )
-H100_GRID = (
-    "fit of our own grid on vLLM 0.26 (lone prompts up to 12,288 tokens, batches up to 256; errors in sample)"
-)
+H100_GRID = "fit of our own grid on vLLM 0.26 (lone prompts up to 12,288 tokens, batches up to 256; errors in sample)"
 # fmt: off
 PROFILES = (
     Measured("llama-2-70b", "a100-80gb", 2, (0.0810758, 0.03031, 0.000320354, 5.11177e-09), 6.1,

@@ -424,6 +424,20 @@ async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_ove
     assert len(served.backends[0].bodies) == 3
 
 
+@pytest.mark.parametrize("said", [b": ping\n\n", b'event: response.created\ndata: {"type":"response.created"}\n\n'])
+async def test_what_is_no_token_does_not_prolong_the_wait_for_one(served, quick_pings, said):
+    plays(served, stream(), *[said] * 60, piece_s=0.05)
+    topology = served.gateway.topology
+    topology.tuned = topology.tuned.model_copy(update={"FIRST_TOKEN_S": 0.3, "FIRST_TOKEN_FACTOR": 1.0})
+    async with served.http.post(
+        f"{served.url}/v1/responses", json={"model": "m", "input": "hi", "stream": True}, headers=served.headers
+    ) as response:
+        assert "first_token_late" in await response.text()
+    (row,) = await served.rows()
+    assert (row.outcome, row.error_code, row.attempts) == ("failed", "first_token_late", 1)
+    assert row.e2e_ms < 1500
+
+
 # The Responses API
 
 

@@ -127,7 +127,7 @@ class Upstream:
             if connection.status != 200:
                 await self._refused(ticket, placed, connection)
             elif streamed:
-                await self._streamed(ticket, connection, server, responder, usage)
+                await self._streamed(ticket, placed, connection, responder, usage)
             else:
                 answer = await _whole(connection)
                 usage.take(answers.whole(answer, kind).usage)
@@ -168,7 +168,7 @@ class Upstream:
         return usage
 
     async def _streamed(
-        self, ticket: Ticket, connection: Connection, server: Server, responder: Responder, usage: Usage
+        self, ticket: Ticket, placed: Placed, connection: Connection, responder: Responder, usage: Usage
     ) -> None:
         if connection.content_type and not connection.content_type.lower().startswith(b"text/event-stream"):
             raise EngineFailed(f"{answers.what(await _whole(connection))} and no stream")
@@ -178,13 +178,13 @@ class Upstream:
             connection.listen(self.silence_s)
             self.requests.began(ticket)
 
-        kept = ticket.kept
+        kept, server = ticket.kept, self._server(placed)
         stream = (
             KeptStream(ticket, kept, responder, usage, server.fingerprint, began)
             if kept is not None
             else Stream(ticket, responder, usage, server.fingerprint, began)
         )
-        await stream.carry(connection)
+        await stream.carry(connection, ticket.course.placed_s + placed.first_token_s)
         server.fingerprint = stream.fingerprint
 
     async def _refused(self, ticket: Ticket, placed: Placed, connection: Connection) -> None:

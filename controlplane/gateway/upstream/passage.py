@@ -1,5 +1,6 @@
 """A stream on its way from an instance to the tenant: looked at, and written in the call that read it from the socket."""
 
+import asyncio
 from collections.abc import Callable
 
 from controlplane.gateway.admission.validation import Kind
@@ -13,6 +14,8 @@ from controlplane.gateway.upstream.stream import DONE, END, ENDED, OPENING, With
 
 MOST_SHAPES = 8
 """With log probabilities, or several choices, hardly an event is like the one before it: no more are looked at then."""
+
+MOST_OPENING_BYTES = 2**22
 
 
 class Stream:
@@ -54,8 +57,11 @@ class Stream:
         self._prefix = self._suffix = b""  # of the last event that was a token and nothing else
         self._shapes_left = 0 if ticket.call.kind is Kind.RESPONSE else MOST_SHAPES  # its events are numbered
 
-    async def carry(self, connection: Connection) -> None:
-        """Pass the answer of *connection* on to its end. Raises EngineFailed, OSError, Refusal."""
+    async def carry(self, connection: Connection, begun_until_s: float) -> None:
+        """Pass the answer of *connection* on to its end. Raises EngineFailed, Refusal, OSError.
+
+        A TimeoutError is one that has not begun until *begun_until_s* of the event loop's clock, whatever else it said.
+        """
         responder = self._responder
         self._pass(connection)
         while True:
@@ -69,6 +75,8 @@ class Stream:
             if not self._usage.whole:  # else the tenant has everything, and may have gone
                 connection.check()
                 await responder.look()
+            if not self._has_begun and asyncio.get_running_loop().time() > begun_until_s:
+                raise TimeoutError("no token")
             if connection.complete or connection.failed:
                 break
             connection.resume()
@@ -171,6 +179,8 @@ class Stream:
             self._responder.sequence_number = number + 1
         if not self._has_begun and said.type in OPENING:
             self._opening += event.raw + b"\n\n"
+            if len(self._opening) > MOST_OPENING_BYTES:
+                raise EngineFailed("one opening event after the other")
             return b""
         opening, self._opening = self._opening, b""
         if not self._has_begun:
