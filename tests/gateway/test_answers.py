@@ -77,6 +77,7 @@ async def nothing_is_left(served, caplog) -> None:
         (http(200, b"[" * 100_000), "text that is not JSON"),
         (http(200, b'{"error":"overloaded"}'), "error 500"),
         (http(200, b'{"object":"error","message":"m","code":503}'), "error 503"),
+        (http(200, b'{"choices":[{"finish_reason":"abort"}]}'), "an answer that was given up"),
         (http(204, b"", b""), "status 204 and nothing"),
         (http(302, b"", b"location: http://elsewhere/\r\n"), "status 302 and nothing"),
         (http(404, b"<html>no such page</html>", HTML), "status 404 and HTML"),
@@ -151,6 +152,33 @@ async def test_a_stream_that_goes_wrong_says_so_behind_what_was_right(served, ca
     (row,) = await served.rows()
     assert (row.outcome, row.error_code, row.output_tokens) == ("failed", "upstream_interrupted", 1)
     await nothing_is_left(served, caplog)
+
+
+@pytest.mark.parametrize(
+    ("events", "choices"),
+    [
+        ((chunk(),), 1),
+        ((chunk(), chunk("a"), chunk("b", "abort"), DONE), 1),
+        ((chunk(), chunk("a"), chunk("b", "error"), DONE), 1),
+        ((chunk(), chunk("a"), chunk("b", "stop")), 2),
+    ],
+)
+async def test_an_answer_that_was_broken_off_is_not_done(served, caplog, events, choices):
+    """By an end that looks like one, in vLLM's own words, or before all choices have ended."""
+    plays(served, stream(*events))
+    async with await served.chat(stream=True, n=choices) as response:
+        assert "upstream_interrupted" in await response.text()
+    (row,) = await served.rows()
+    assert (row.outcome, row.error_code) == ("failed", "upstream_interrupted")
+    await nothing_is_left(served, caplog)
+
+
+async def test_a_response_ends_with_its_own_event_alone(served):
+    plays(served, stream({"type": "response.output_text.delta", "sequence_number": 0, "delta": "t"}, DONE))
+    async with served.http.post(
+        f"{served.url}/v1/responses", json={"model": "m", "input": "hi", "stream": True}, headers=served.headers
+    ) as response:
+        assert "upstream_interrupted" in await response.text()
 
 
 BAD = {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}

@@ -24,7 +24,6 @@ class Stream:
     __slots__ = (
         "_began",
         "_events",
-        "_finished",
         "_has_begun",
         "_open",
         "_opening",
@@ -33,6 +32,7 @@ class Stream:
         "_shapes_left",
         "_suffix",
         "_ticket",
+        "_unfinished",
         "_usage",
         "_withheld",
         "fingerprint",
@@ -52,7 +52,7 @@ class Stream:
         self._events = Events()
         self._has_begun = False
         self._opening = b""  # said before the engine began: goes out with the first token
-        self._finished = False  # a choice has ended, by its own word
+        self._unfinished = ticket.call.sequences  # choices that have not ended, by their own word
         self._open = False  # it has begun, and nothing of it is held back
         self._prefix = self._suffix = b""  # of the last event that was a token and nothing else
         self._shapes_left = 0 if ticket.call.kind is Kind.RESPONSE else MOST_SHAPES  # its events are numbered
@@ -82,7 +82,7 @@ class Stream:
             connection.resume()
         if not self._has_begun:
             raise AnswerCutOff("the stream ended before it began")
-        if not (self._usage.whole or self._finished):
+        if not (self._usage.whole or self._unfinished <= 0):
             raise AnswerCutOff("the stream ended before its last event")
         rest = b""
         if self._withheld is not None:
@@ -130,16 +130,15 @@ class Stream:
 
     def _event(self, event: SentEvent) -> bytes:
         """What the tenant gets now that *event* came. Raises EngineFailed, Refusal."""
+        response = self._ticket.call.kind is Kind.RESPONSE
         if event.data == DONE:
             if not self._has_begun:
                 raise EngineFailed("an empty stream")
-            self._usage.whole = True
+            self._usage.whole = self._usage.whole or not response  # which ends with an event of its own
             return self._less_usage(event, None)
         said = self._read(event)
-        if self._ticket.call.kind is Kind.RESPONSE:
+        if response:
             return self._of_response(event, said)
-        if said.choices is None:
-            raise EngineFailed("an event without choices")
         course, ends = self._ticket.course, said.ends
         if not self._has_begun:
             self._begin()
@@ -148,7 +147,7 @@ class Stream:
                 course.output_tokens -= self._ticket.call.sequences
         course.output_tokens += bool(said.choices)
         if ends:
-            self._finished = True
+            self._unfinished -= ends
         elif self._shapes_left and said.choices and said.usage is None and not event.name:
             self._shapes_left -= 1
             self._prefix, self._suffix = around_text(event.raw)
@@ -161,6 +160,11 @@ class Stream:
             error = error_of(said, event.name)
             if error is not None:
                 raise error
+        if self._ticket.call.kind is not Kind.RESPONSE:
+            if said.choices is None:
+                raise EngineFailed("an event without choices")
+            if said.ends and said.broken_off:
+                raise EngineFailed("an answer that was given up")
         usage = said.usage_said
         if usage is not None:
             self._usage.take(usage)
