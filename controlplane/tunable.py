@@ -201,6 +201,10 @@ class Marks(Group):
 class Routing(Group):
     """Routing and holding"""
 
+    QUARANTINE_S: Seconds = 300.0
+    """How long a request is refused that ran each time when two engines ended; 0 is never."""
+    WEDGED_S: PositiveSeconds = 30.0
+    """How long work runs at an instance without an iteration or a token until the instance is taken to be wedged."""
     MAX_HOLD_S: Seconds = 600.0
     """How long a request may wait for an instance with room, a cold start included, where its class has no deadline."""
     FIRST_TOKEN_S: PositiveSeconds = 600.0

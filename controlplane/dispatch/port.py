@@ -13,8 +13,16 @@ from msgspec import Struct
 
 SILENT = "silent"
 """How an instance failed a request: it does not answer. It is given no other before its next heartbeat."""
+CUT = "cut"
+"""It broke the connection off while the request ran: its server may have ended."""
 DEAD = "dead"
 """Its engine died, though its server still answers heartbeats."""
+ERROR = "error"
+"""It answered with an error of its own, or with what makes no sense."""
+BUSY = "busy"
+"""It takes no more for a while, by its own word."""
+INSTANCES_BUSY = "instances_busy"
+"""Code of the refusal of a request that an instance refused as busy, when no other one can take it."""
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -49,6 +57,7 @@ class Submit(Record, frozen=True):
     deadline_s: float | None = None  # of its SLO class, after its arrival: it is held so long
     slo_class: str = ""
     evictable: bool = False  # what it has emitted can be continued; before that every request can be evicted
+    fingerprint: int = 0  # of what was sent, the same when it is sent again; 0: not known
 
 
 class Progress(Record, frozen=True):
@@ -80,7 +89,9 @@ class Left(Record, frozen=True):
 
     number: int
     again: bool = False  # place it once more, with its first queue key
-    failure: str = ""  # of its instance: SILENT, DEAD, or nothing
+    failure: str = ""  # of its instance: SILENT, CUT, DEAD, ERROR, BUSY, or nothing
+    reason: str = ""  # in words
+    wait_s: float = 1.0  # of a busy instance: until it may take requests again, as it said
     evicted: bool = False  # as `Evict` asked
     kept_tokens: int = (
         0  # output tokens in all that it has and does not lose: with *again*, the next instance goes on there
@@ -144,10 +155,10 @@ class Refused(Record, frozen=True):
     """It will not be served."""
 
     number: int
-    status: int  # of HTTP: 429, 502, 503
+    status: int  # of HTTP: 422, 429, 502, 503
     code: str
     message: str
-    retry_after_s: float
+    retry_after_s: float | None  # None: trying again makes no sense
     estimated_wait_s: float | None = None
     region: str = ""  # of the endpoint that did; empty if it was none
     own_region: str = ""  # as in `Moved`

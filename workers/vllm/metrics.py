@@ -32,6 +32,7 @@ class VllmMetrics:
     kv_usage_ratio: float = 0.0  # mean over engines
     prompt_tokens_total: float = 0.0
     generation_tokens_total: float = 0.0
+    iterations_total: float = 0.0
     preemptions_total: float = 0.0
     prefix_queries_total: float = 0.0  # tokens
     prefix_hits_total: float = 0.0  # tokens
@@ -58,6 +59,7 @@ _SCALARS = {
     "vllm:gpu_cache_usage_perc": "kv_usage",  # before V1
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generation_tokens",
+    "vllm:iteration_tokens_total_count": "iterations",
     "vllm:num_preemptions_total": "preemptions",
     "vllm:prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits",
@@ -133,6 +135,7 @@ def parse(text: str | bytes) -> VllmMetrics:
         kv_usage_ratio=min(1.0, sums["kv_usage"] / max(len(engines), 1)),
         prompt_tokens_total=sums["prompt_tokens"],
         generation_tokens_total=sums["generation_tokens"],
+        iterations_total=sums["iterations"],
         preemptions_total=sums["preemptions"],
         prefix_queries_total=sums["prefix_queries"],
         prefix_hits_total=sums["prefix_hits"],

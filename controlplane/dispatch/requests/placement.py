@@ -14,6 +14,7 @@ from controlplane.dispatch.kernels import (
     send,
     write_loads,
 )
+from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.lookahead import Anticipation
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import Deliver, Placed
@@ -95,6 +96,8 @@ class Placement:
             self.times.placed(request, replica)
             why = self._explain(request, endpoint, replica, pulled)
             self.accounts.opened(request, replica)
+            if replica.health.breaker is not Breaker.CLOSED:  # it takes one at a time
+                topology.settle(replica)
             if policy == LEAST_DELAY:
                 learn(topology.fleet, queue.affinity, endpoint.index, slot, instance)
             if not request.asked.streamed:

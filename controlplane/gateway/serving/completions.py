@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
+from hashlib import blake2b
 
 from controlplane.dispatch.port import Placed, Submit
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
@@ -27,7 +28,7 @@ from controlplane.gateway.serving.responder import Responder
 from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
 from controlplane.gateway.upstream.answers import Usage
 from controlplane.gateway.upstream.client import Upstream
-from controlplane.gateway.upstream.failures import Evicted, InstanceLost, Interrupted, RefusedByInstance
+from controlplane.gateway.upstream.failures import Evicted, InstanceBusy, InstanceLost, Interrupted, RefusedByInstance
 from controlplane.gateway.upstream.payload import payload, upstream_priority
 from forecasting.lengths import OutputQuery
 from scheduling.queueing.ordering import ORDERINGS
@@ -140,6 +141,7 @@ class Completions:
             sequences=call.sequences,
             streamed=call.stream,
             prefix_hashes=tuple(hashes),
+            fingerprint=int.from_bytes(blake2b(raw, digest_size=8).digest()),
             block_tokens=block_tokens,
         )
         return Ticket(
@@ -180,6 +182,9 @@ class Completions:
                     break
                 except Evicted:
                     self.requests.evicted(ticket)
+                except InstanceBusy as busy:
+                    ticket.busy = busy.error
+                    self.requests.place_again(ticket, str(busy), busy.failure, busy.wait_s)
                 except InstanceLost as lost:
                     came = lost.came
                     self.requests.place_again(ticket, str(lost), lost.failure)
@@ -192,7 +197,7 @@ class Completions:
             if came and error.code == "upstream_failed":
                 error.message += f" The last one answered with {came}."
             if isinstance(error, Interrupted):
-                self.requests.leave(ticket, error.failure)
+                self.requests.leave(ticket, error.failure, error.reason)
             course.fail(error)
             never_begun = course.state <= TicketState.WAITING and not course.first_token_s
             course.move(TicketState.REJECTED if never_begun else TicketState.FAILED)

@@ -11,7 +11,7 @@ from functools import partial
 import aiohttp
 from yarl import URL
 
-from controlplane.dispatch.port import DEAD, SILENT, Placed
+from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import JSON_TYPE, ApiError
 from controlplane.gateway.serving.open_requests import OpenRequests
@@ -19,13 +19,14 @@ from controlplane.gateway.serving.responder import Responder
 from controlplane.gateway.serving.ticket import Interrupt, Ticket
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.answers import Usage
-from controlplane.gateway.upstream.connections import Connection, Connections, Origin
+from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
 from controlplane.gateway.upstream.error_messages import message_of, without_quotations
 from controlplane.gateway.upstream.failures import (
     BUSY_STATUSES,
     ENGINE_DEAD,
     EngineFailed,
     Evicted,
+    InstanceBusy,
     InstanceLost,
     Interrupted,
     Refusal,
@@ -111,19 +112,28 @@ class Upstream:
         kind = Kind.COMPLETION if kept is not None and kept.opened else ticket.call.kind
         head = _head(ticket, placed, server.heads[kind], len(body))
         connection: Connection | None = None
+        was_sent = False
         try:
-            connection = await self.connections.get(server.origin)
-            if ticket.evicting:
-                raise Evicted
-            ticket.leave_instance = partial(connection.stop, Evicted())
-            ticket.connection = connection
-            # The heartbeat watches an instance that is silent before a whole answer.
-            connection.send(head, body, placed.first_token_s if streamed else None)
-            while not connection.headers_came:
-                connection.check()
-                await connection.wait(responder.look_in_s if streamed else None)
-                if streamed:
-                    await responder.look()
+            while connection is None:
+                connection = await self.connections.get(server.origin)
+                if ticket.evicting:
+                    raise Evicted
+                ticket.leave_instance = partial(connection.stop, Evicted())
+                ticket.connection = connection
+                was_sent = True
+                try:
+                    # The heartbeat watches an instance that is silent before a whole answer.
+                    connection.send(head, body, placed.first_token_s if streamed else None)
+                    while not connection.headers_came:
+                        connection.check()
+                        await connection.wait(responder.look_in_s if streamed else None)
+                        if streamed:
+                            await responder.look()
+                except AnswerCutOff:
+                    if not connection.was_stale:
+                        raise
+                    self.connections.put_back(connection)
+                    connection = None
             if connection.status != 200:
                 await self._refused(ticket, placed, connection)
             elif streamed:
@@ -139,7 +149,7 @@ class Upstream:
         except EngineFailed as failure:
             if failure.dead:
                 raise _lost(ticket, placed, failure.reason, DEAD) from failure
-            raise _lost(ticket, placed, f"answered with {failure.reason}", came=failure.reason) from failure
+            raise _lost(ticket, placed, f"answered with {failure.reason}", ERROR, failure.reason) from failure
         except OSError as error:  # TimeoutError and ConnectionError too
             if isinstance(error, TimeoutError) and connection is not None and not ticket.course.first_token_s:
                 ticket.course.trace[-1]["lost"] = f"{placed.instance}: {error}"
@@ -149,7 +159,8 @@ class Upstream:
                     type="server_error",
                     code="first_token_late",
                 ) from None
-            raise _lost(ticket, placed, f"{type(error).__name__}: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+            raise _lost(ticket, placed, reason, _failure_of(error, was_sent=was_sent)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if ticket.interrupted is Interrupt.DISCONNECT and usage.whole:  # it left because it has everything
@@ -159,7 +170,7 @@ class Upstream:
             if ticket.interrupted is Interrupt.INSTANCE_LOST:
                 if task is not None:
                     task.uncancel()
-                raise _lost(ticket, placed, Interrupt.INSTANCE_LOST.value) from None
+                raise _lost(ticket, placed, Interrupt.INSTANCE_LOST.value, "") from None
             raise
         finally:
             ticket.leave_instance = ticket.connection = None
@@ -192,12 +203,15 @@ class Upstream:
         status, answer = connection.status, await _whole(connection)
         if ENGINE_DEAD in answer:
             raise EngineFailed(f"answered {status}: its engine died", dead=True)
+        message = message_of(answer, ticket.call.body)
+        reason = f"{placed.instance}: answered {status}{message and f': {message}'}"
+        if status == 429 or (status == 503 and connection.retry_after):
+            raise InstanceBusy(reason, status, message, _seconds(connection.retry_after))
         error = answers.refusal(status, answer)
         if error is not None:
             raise error
         if status in BUSY_STATUSES:
-            message = message_of(answer, ticket.call.body)
-            raise InstanceLost(f"{placed.instance}: answered {status}{message and f': {message}'}")
+            raise InstanceLost(reason, ERROR)
         raise EngineFailed(f"status {status} and {answers.what(answer)}")
 
 
@@ -222,11 +236,23 @@ async def _whole(connection: Connection) -> bytes:
     return b"".join(pieces)
 
 
-def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str = SILENT, came: str = "") -> Exception:
+def _failure_of(error: OSError, *, was_sent: bool) -> str:
+    """`Left.failure` of *error*: only a connection that breaks under a request says that its server may have ended."""
+    if isinstance(error, NotHttp):
+        return ERROR
+    return CUT if was_sent and isinstance(error, ConnectionError) else SILENT
+
+
+def _seconds(retry_after: bytes) -> float:
+    """What an instance's header says; a second where it gives a date, or nothing."""
+    return float(retry_after) if retry_after.isdigit() and len(retry_after) < 7 else 1.0
+
+
+def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str = "") -> Exception:
     """What a failure of its instance means for *ticket*: another try before the first byte or if it is kept, or an error."""
     ticket.interrupted = None
     reason = f"{placed.instance}: {reason}"
     if not ticket.course.first_token_s or (ticket.kept is not None and ticket.kept.can_go_on):
         return InstanceLost(reason, failure, came)
     ticket.course.trace[-1]["lost"] = reason
-    return Interrupted(failure)
+    return Interrupted(failure, reason)

@@ -23,8 +23,16 @@ TakeChunk = Callable[[bytes, int], bool]
 """Takes one HTTP chunk of a body just as it came, what it holds from the index given; False if it did not: `Take` has to."""
 
 
+STALE_S = 1.0
+"""A connection that had been idle and ends so soon after a request was written, without a byte, had ended before."""
+
+
 class AnswerCutOff(ConnectionError):
     """The connection ended, or made no sense, before the answer was whole."""
+
+
+class NotHttp(AnswerCutOff):
+    """What came is not HTTP."""
 
 
 class Connection(asyncio.Protocol):
@@ -33,6 +41,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, closed: Callable[["Connection"], None]) -> None:
         self.status = 0
         self.content_type = b""
+        self.retry_after = b""  # the header
         self.complete = True  # the answer is here to its end
         self.idle_since_s = 0.0
         self.heard_s = 0.0  # when bytes last came
@@ -50,6 +59,8 @@ class Connection(asyncio.Protocol):
         self._framed = False  # the answer says where it ends: else with the connection
         self._keep = True
         self._paused = False
+        self._asked_s = 0.0
+        self._requests = 0  # that it was used for
         self._silence_s = 0.0
         self._silence_timer: asyncio.TimerHandle | None = None
 
@@ -57,6 +68,12 @@ class Connection(asyncio.Protocol):
     def usable(self) -> bool:
         """Whether another request can be sent."""
         return self.complete and self._keep and self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def was_stale(self) -> bool:
+        """Whether it broke as a server's end of an idle connection does: the request never came to anything there."""
+        silent = not self.headers_came and self.heard_s <= self._asked_s
+        return self._requests > 1 and silent and self._loop.time() - self._asked_s < STALE_S
 
     @property
     def failed(self) -> bool:
@@ -75,12 +92,14 @@ class Connection(asyncio.Protocol):
     def send(self, head: bytes, body: bytes, silence_s: float | None) -> None:
         """Send a request. *silence_s*: its answer fails with `TimeoutError` if no byte came for so long."""
         transport = self._transport
+        self._asked_s = self.heard_s = self._loop.time()
+        self._requests += 1
+        self.headers_came = False
         if transport is None or transport.is_closing():
             raise AnswerCutOff("the connection is closed")
-        self.status, self.content_type, self.complete = 0, b"", False
-        self.headers_came = self._framed = self._between_chunks = False
+        self.status, self.content_type, self.retry_after, self.complete = 0, b"", b"", False
+        self._framed = self._between_chunks = False
         if silence_s:
-            self.heard_s = self._loop.time()
             self.listen(silence_s)
         if len(body) < JOINED_BYTES:
             transport.write(head + body)
@@ -175,7 +194,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
             self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # else a size has begun
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(AnswerCutOff(f"not HTTP: {error}"))
+            self._fail(NotHttp(f"not HTTP: {error}"))
         if self._take is not None:
             self._give()
 
@@ -196,6 +215,8 @@ class Connection(asyncio.Protocol):
         name = name.lower()
         if name == b"content-type":
             self.content_type = value
+        elif name == b"retry-after":
+            self.retry_after = value
         elif name in (b"content-length", b"transfer-encoding"):
             self._framed = True
 

@@ -1,5 +1,6 @@
 """How an instance fails a request, and what each failure means for it."""
 
+from controlplane.dispatch.port import BUSY
 from controlplane.gateway.errors import ApiError
 
 ENGINE_DEAD = b"EngineCore encountered an issue"  # vLLM's EngineDeadError: its API server answers a few seconds longer
@@ -18,14 +19,29 @@ class InstanceLost(Exception):
         self.failure, self.came = failure, came
 
 
+class InstanceBusy(InstanceLost):
+    """The instance takes no more for a while, by its own word. *error* is the tenant's answer if no other can take it."""
+
+    def __init__(self, reason: str, status: int, message: str, wait_s: float) -> None:
+        super().__init__(reason, BUSY)
+        self.wait_s = wait_s
+        self.error = ApiError(
+            status,
+            message or "Every instance that could take the request is busy.",
+            type="rate_limit_error" if status == 429 else "server_error",
+            code="instance_busy",
+            retry_after_s=wait_s,
+        )
+
+
 class Evicted(Exception):
     """The instance was left because others need it; what was emitted is kept, and the request comes back to the queue."""
 
 
 class Interrupted(ApiError):
-    """The instance failed after the first byte. *failure*: as above."""
+    """The instance failed after the first byte. *failure*: as above; *reason*: `controlplane.dispatch.port.Left.reason`."""
 
-    def __init__(self, failure: str) -> None:
+    def __init__(self, failure: str, reason: str = "") -> None:
         super().__init__(
             502,
             "The instance that served this request failed before the answer was complete.",
@@ -33,7 +49,7 @@ class Interrupted(ApiError):
             code="upstream_interrupted",
             retry_after_s=1,
         )
-        self.failure = failure
+        self.failure, self.reason = failure, reason
 
 
 class EngineFailed(Exception):
