@@ -377,6 +377,19 @@ async def test_an_answer_without_end_is_cut_off(served, caplog, monkeypatch):
     await nothing_is_left(served, caplog)
 
 
+@pytest.mark.parametrize(
+    "piece", [b"x: %b\r\n" % (b"y" * 1000), b"\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 100 Continue\r\n"]
+)
+async def test_headers_without_end_are_no_answer(served, caplog, monkeypatch, piece):
+    monkeypatch.setattr("controlplane.gateway.upstream.connections.MOST_HEAD_BYTES", 20_000)
+    plays(served, b"HTTP/1.1 100 Continue\r\n", *[piece * 50] * 40)
+    async with await served.chat() as response:
+        assert response.status == 502
+    (row,) = await served.rows()
+    assert "no answer within 20000 bytes of headers" in row.trace[0]["lost"]
+    await nothing_is_left(served, caplog)
+
+
 # Time
 
 

@@ -95,9 +95,9 @@ class Stream:
 
     def _take(self, piece: bytes) -> bool:
         """Pass on the events that end with *piece*; False if the tenant has to read first."""
-        if self._open and self._suffix and piece.endswith(b"\n\n"):
-            tokens = piece.split(b"\n\n")[:-1]
-            if self._is_token(tokens[-1]) and all(map(self._is_token, tokens)):
+        if self._open and self._suffix and piece.endswith(self._suffix[:-2]):  # less the end of its HTTP chunk
+            tokens = piece[:-2].split(b"\n\n")
+            if all(map(self._is_token, tokens)):
                 self._ticket.course.output_tokens += len(tokens)
                 self._open = self._responder.write_now(piece)
                 return self._open
