@@ -1,7 +1,7 @@
 """Requests and answers that nobody would send, by the thousand, through a served gateway: each is answered and counted.
 
 `make test` draws a hundred, the night ten thousand, half of them with streams that are kept for an eviction:
-`pytest -s --hypothesis-profile night tests/gateway/test_fuzz.py`. What fails is printed as the bytes that were sent and played.
+`pytest -s --hypothesis-profile night` of this file. What fails is printed as the bytes that were sent and played.
 """
 
 import asyncio
