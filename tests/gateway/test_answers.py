@@ -395,7 +395,7 @@ async def test_headers_without_end_are_no_answer(served, caplog, monkeypatch, pi
 
 @pytest.fixture
 def quick_pings(monkeypatch):
-    monkeypatch.setattr(responder, "PING_S", 0.2)
+    monkeypatch.setattr(responder, "PING_S", 0.3)
 
 
 @pytest.mark.parametrize("headers_first", [True, False])
@@ -406,15 +406,15 @@ async def test_a_stream_whose_first_token_is_late_is_never_silent(served, quick_
     pieces = [answer[: cuts[0]], answer[cuts[0] : cuts[1]], answer[cuts[1] :]]
     if not headers_first:
         pieces = [b"", pieces[0] + pieces[1], pieces[2]]
-    plays(served, *pieces, piece_s=0.7)
+    plays(served, *pieces, piece_s=1.5)
     loop = asyncio.get_running_loop()
     began_s, came_s, text = loop.time(), [], b""
     async with await served.chat(stream=True) as response:
-        assert loop.time() - began_s < 0.5
+        assert loop.time() - began_s < 1.2
         async for piece in response.content.iter_any():
             came_s.append(loop.time())
             text += piece
-    assert max(after - before for before, after in pairwise(came_s)) < 0.35
+    assert max(after - before for before, after in pairwise(came_s)) < 1.2
     assert text.count(b": ping\n\n") >= 4
     assert text.replace(b": ping\n\n", b"") == answer.partition(b"\r\n\r\n")[2]
     (row,) = await served.rows()
