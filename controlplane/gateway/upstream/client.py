@@ -1,8 +1,8 @@
 """Carrying one request to its instance and the answer back, byte for byte.
 
-Streams are passed on as they come; a copy is looked at for the first token, the pace and the usage. When the tenant did not
-ask for usage, we ask vLLM for it and keep that one closing event to ourselves. An engine that dies below its API server is
-an instance lost, whether vLLM says so by a status or inside a stream.
+Streams are passed on as they come, event by event; what an instance says is read in `answers` alone. When the tenant did not
+ask for usage, we ask vLLM for it and keep it to ourselves. An engine that dies below its API server is an instance lost,
+whether vLLM says so by a status or inside a stream, and so is a server that gives no answer.
 """
 
 import asyncio
