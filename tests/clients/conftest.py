@@ -23,7 +23,7 @@ def run(emulated: ServedGateway, tmp_path: Path) -> Run:  # noqa: F811
     """`await run(program, *arguments, **variables)`: what it printed, with the address and a key in its environment."""
 
     async def of(*command: str | Path, **variables: str) -> str:
-        if not os.path.exists(command[0]):  # noqa: ASYNC240, PTH110 (nothing else runs yet)
+        if not os.path.exists(command[0]):  # noqa: ASYNC240 (nothing else runs yet)
             pytest.skip(f"{command[0]} is not there: `make clients` installs it")
         known = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         given = {"BASE_URL": f"{emulated.url}/v1", "KEY": emulated.secret, "HOME": str(tmp_path)}
