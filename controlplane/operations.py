@@ -169,6 +169,14 @@ class GatewayCollector:
             oldest.add_metric(key, dispatcher.oldest_wait_s(endpoint))
             ready.add_metric(key, int(topology.fleet.accepting[slots].sum()))
         yield from (running, waiting, oldest, ready)
+        names = ["model", "slo_class"]
+        met = GaugeMetricFamily("pilothouse_slo_met_ratio", "Attainment over five minutes.", labels=names)
+        burn = GaugeMetricFamily("pilothouse_slo_burn", "Misses over those that the objective allows.", labels=names)
+        for model in topology.models:
+            for one in self.gateway.records.service_levels.of(f"model {model}"):
+                met.add_metric([model, one.slo_class], one.ratio)
+                burn.add_metric([model, one.slo_class], one.burn)
+        yield from (met, burn)
 
     def _lengths(self) -> Iterator[Metric]:
         service = self.gateway.lengths

@@ -99,6 +99,7 @@ class Gateway:
                 self.topology,
                 self.dispatcher,
                 self.records.windows,
+                self.records.service_levels,
                 loop_clock,
                 owner=self.lease.owner,
                 lengths=self.lengths.snapshot,

@@ -130,6 +130,7 @@ REST = {
     "list_waiting": Reach(SIGNED_IN, key=True),
     "list_wait_estimates": Reach(VIEWER),
     "get_summary": Reach(VIEWER),
+    "list_endpoints": Reach(VIEWER),
     "list_forecasts": Reach(VIEWER),
     "list_backtests": Reach(VIEWER),
     "list_policies": Reach(VIEWER),

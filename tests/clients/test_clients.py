@@ -145,7 +145,6 @@ async def test_aiperf(run, emulated, tokenizer, tmp_path):
         program, "profile", "--model", "m", "--url", emulated.url, "--endpoint-type", "chat", "--streaming",
         "--tokenizer", "tiny", "--request-count", "8", "--concurrency", "2", "--isl", "32", "--osl", "8",
         "--api-key", emulated.secret, "--output-artifact-dir", tmp_path / "artifacts", "--ui", "none",
-        HF_HUB_OFFLINE="1",
     )  # fmt: skip
     (report,) = (tmp_path / "artifacts").rglob("profile_export_aiperf.json")
     assert json.loads(report.read_text())["request_count"]["avg"] == 8

@@ -164,7 +164,7 @@ def process(make_instance, settings, tmp_path):
         "arguments": ["vllm", "serve", "<m>"],
         "memory_bytes": 2**31,
     }
-    row = make_instance(name="p", launcher="process", state="failed", startup="Loading weights, 50 %", engine=engine)
+    row = make_instance(name="p", launcher="process", state="failed", startup="Loading weights, 50%", engine=engine)
     (tmp_path / "instances/p.log").write_text(log.read_text())
     return row
 
@@ -172,13 +172,13 @@ def process(make_instance, settings, tmp_path):
 def test_an_instances_page_has_its_start_engine_error_and_log(client, operator, process):
     client.force_login(operator)
     html = page(client, "instance", "p")
-    assert "Loading weights, 50 %" in html
+    assert "Loading weights, 50%" in html
     assert "0.32.0" in html
     assert "vllm serve &lt;m&gt;" in html
     assert "2.0 GiB" in html
     assert "ValidationError: User-specified max_model_len (40960)" in html
     assert "Resolved architecture: LlamaForCausalLM" in html
-    assert "Loading weights, 50 %" in page(client, "instances")
+    assert "Loading weights, 50%" in page(client, "instances")
 
 
 def test_a_log_is_for_operators(client, viewer, process):

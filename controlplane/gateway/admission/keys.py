@@ -3,10 +3,9 @@
 import asyncio
 import hashlib
 import logging
-import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from channels.db import database_sync_to_async
 from django.db.models import Prefetch
@@ -15,7 +14,6 @@ from django.utils import timezone
 from controlplane.accounts.models import ApiKey
 from controlplane.fleet.models import Region, SloClass
 from controlplane.gateway.errors import ApiError, invalid, invalid_key
-from scheduling.queueing.ordering import due_s
 
 logger = logging.getLogger(__name__)
 TIERS = (None, "auto", "default", "flex", "scale", "priority")
@@ -35,12 +33,19 @@ class SloTerms:
     itl_target_ms: int | None
     e2e_target_ms: int | None
     deadline_s: int | None
-    due_s: float = field(init=False)
-    """Seconds from arrival within which something is promised, infinity for nothing (`scheduling.queueing.ordering`)."""
+    objective: float = 0.95
+    """Share of its requests that must meet what is promised."""
 
-    def __post_init__(self) -> None:
-        e2e_s, ttft_s = (ms / 1000 if ms else math.inf for ms in (self.e2e_target_ms, self.ttft_target_ms))
-        object.__setattr__(self, "due_s", due_s(float(self.deadline_s or math.inf), e2e_s, ttft_s))
+    @property
+    def due_s(self) -> float | None:
+        """Seconds from arrival until the first token is due; None where that is not promised."""
+        return self.ttft_target_ms / 1000 if self.ttft_target_ms else None
+
+    @property
+    def end_s(self) -> float | None:
+        """Seconds from arrival until the last token is due, end to end or by the deadline; None for never."""
+        e2e_s = self.e2e_target_ms / 1000 if self.e2e_target_ms else None
+        return min((each for each in (e2e_s, self.deadline_s) if each), default=None)
 
     @classmethod
     def of(cls, row: SloClass) -> "SloTerms":
@@ -52,7 +57,14 @@ class SloTerms:
             itl_target_ms=row.itl_target_ms,
             e2e_target_ms=row.e2e_target_ms,
             deadline_s=row.deadline_s,
+            objective=row.percentile / 100,
         )
+
+    @property
+    def promises(self) -> bool:
+        """Whether there is anything that a request of it could miss."""
+        targets = (self.ttft_target_ms, self.itl_target_ms, self.e2e_target_ms, self.deadline_s)
+        return any(target is not None for target in targets)
 
     def met(self, ttft_ms: float | None, itl_ms: float | None, e2e_ms: float) -> bool | None:
         """Whether a finished request kept every target of its class that could be measured; None when there is none."""

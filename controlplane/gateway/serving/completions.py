@@ -5,10 +5,10 @@ What is decided about it comes from the dispatcher as records (`controlplane.dis
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from functools import partial
+from hashlib import blake2b
 
 from controlplane.dispatch.port import Placed, Submit
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
@@ -23,17 +23,14 @@ from controlplane.gateway.serving.continuation import Kept, evictable
 from controlplane.gateway.serving.http_request import HttpRequest
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.serving.prefixes import leading_hashes
-from controlplane.gateway.serving.responder import SSE_TYPE, Responder
+from controlplane.gateway.serving.responder import Responder
 from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
+from controlplane.gateway.upstream.answers import Usage
 from controlplane.gateway.upstream.client import Upstream
-from controlplane.gateway.upstream.failures import Evicted, InstanceLost, Interrupted, RefusedByInstance
+from controlplane.gateway.upstream.failures import Evicted, InstanceBusy, InstanceLost, Interrupted, RefusedByInstance
 from controlplane.gateway.upstream.payload import payload, upstream_priority
-from controlplane.gateway.upstream.stream import Usage
 from forecasting.lengths import OutputQuery
 from scheduling.queueing.ordering import ORDERINGS
-
-PING_S = 15.0
-PING = b": ping\n\n"
 
 
 class Completions:
@@ -84,18 +81,25 @@ class Completions:
             ticket.course.move(TicketState.REJECTED)
             self.records.close(ticket, error.status)
             raise
-        responder.more_headers = ticket.course.wait_headers
-        unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
+        used = 0
         try:
-            await self._serve(ticket, responder)
-        finally:
-            unwatch()
-            self.requests.leave(ticket)
+            try:
+                responder.more_headers = ticket.course.wait_headers
+                if call.stream and kind is Kind.RESPONSE:
+                    responder.sequence_number = 0
+                unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
+                try:
+                    await self._serve(ticket, responder)
+                finally:
+                    unwatch()
+            finally:
+                try:
+                    self.requests.leave(ticket)
+                finally:
+                    used = self.records.close(ticket, responder.status)
+        finally:  # whatever is raised: the tenant's slot is its own again
             self.limits.leave(
-                grant.tenant_id,
-                tokens_per_minute=grant.tokens_per_minute,
-                predicted=predicted_tokens,
-                used=self.records.close(ticket, responder.status),
+                grant.tenant_id, tokens_per_minute=grant.tokens_per_minute, predicted=predicted_tokens, used=used
             )
 
     async def _ticket(
@@ -126,7 +130,8 @@ class Completions:
             region=region,
             tenant_id=grant.tenant_id,
             priority=terms.priority,
-            due_s=terms.due_s if math.isfinite(terms.due_s) else None,
+            due_s=terms.due_s,
+            end_s=terms.end_s,
             deadline_s=terms.deadline_s,
             slo_class=terms.name,
             evictable=evictable(call),
@@ -138,6 +143,7 @@ class Completions:
             sequences=call.sequences,
             streamed=call.stream,
             prefix_hashes=tuple(hashes),
+            fingerprint=int.from_bytes(blake2b(call.raw, digest_size=8).digest()),
             block_tokens=block_tokens,
         )
         return Ticket(
@@ -160,6 +166,7 @@ class Completions:
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and bring it to its end."""
         course, asked = ticket.course, ticket.call.body.get("priority")
+        came = ""
         try:
             self.requests.submit(ticket)
             while True:
@@ -178,7 +185,11 @@ class Completions:
                     break
                 except Evicted:
                     self.requests.evicted(ticket)
+                except InstanceBusy as busy:
+                    ticket.busy = busy.error
+                    self.requests.place_again(ticket, str(busy), busy.failure, busy.wait_s)
                 except InstanceLost as lost:
+                    came = lost.came
                     self.requests.place_again(ticket, str(lost), lost.failure)
             self._settle_usage(ticket, usage)
             course.move(TicketState.DONE)
@@ -186,8 +197,10 @@ class Completions:
             course.fail(refused)
             course.move(TicketState.FAILED)
         except ApiError as error:
+            if came and error.code == "upstream_failed":
+                error.message += f" The last one answered with {came}."
             if isinstance(error, Interrupted):
-                self.requests.leave(ticket, error.failure)
+                self.requests.leave(ticket, error.failure, error.reason)
             course.fail(error)
             never_begun = course.state <= TicketState.WAITING and not course.first_token_s
             course.move(TicketState.REJECTED if never_begun else TicketState.FAILED)
@@ -210,18 +223,13 @@ class Completions:
             raise
 
     async def _placement(self, ticket: Ticket, responder: Responder) -> Placed:
-        """Wait for an instance; a waiting stream is kept alive with comment lines, which every SSE client skips."""
+        """Wait for an instance."""
         placement = ticket.placement
         assert placement is not None
-        if not ticket.call.stream or placement.done():
-            return await placement
-        while True:
-            done, _ = await asyncio.wait({placement}, timeout=PING_S)
-            if done:
-                return placement.result()
-            if not responder.started:
-                await responder.start(200, SSE_TYPE, stream=True)
-            await responder.write(PING)
+        while ticket.call.stream and not placement.done():
+            await asyncio.wait({placement}, timeout=responder.look_in_s)
+            await responder.look()
+        return await placement
 
     def _settle_usage(self, ticket: Ticket, usage: Usage) -> None:
         if usage.output_tokens is not None:

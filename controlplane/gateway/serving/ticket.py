@@ -127,6 +127,7 @@ class Ticket(Struct, eq=False):
     evicting: bool = False
     leave_instance: Callable[[], None] | None = None  # while an instance answers, as is the next one
     connection: Connection | None = None
+    busy: ApiError | None = None  # what the last instance said that could take no more
 
     def evict(self) -> None:
         """Leave the instance, if what it emitted can be continued, or it has emitted nothing."""

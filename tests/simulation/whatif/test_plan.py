@@ -103,6 +103,30 @@ def test_what_is_only_assumed_is_said(asked, operator, deployment):
 
 
 @pytest.mark.nightly
+def test_one_that_misses_its_target_in_every_seed_is_confirmed_first(asked, operator, client):
+    for run in FutureSeed.objects.filter(future__letter="B"):
+        run.result = run.result | {
+            name: scope | {"slo_met": 0.5} for name, scope in run.result.items() if "slo_met" in scope
+        }
+        run.save()
+    with pytest.raises(ActionError, match=r"B does not keep 99% of requests in time in its only seed\. Confirm"):
+        plan.make_plan(asked, "B", operator)
+    client.force_login(operator)
+    page = client.get(f"/what-if/{asked.pk}/", {"future": "B"}).content.decode()
+    assert 'type="checkbox" name="confirmed" value="yes" required' in page
+    made = plan.make_plan(asked, "B", operator, confirmed=True)
+    assert made.plan["letter"] == "B"
+    assert "does not keep 99%" in Event.objects.get(kind="what_if.made_the_plan").inputs["misses"]
+
+
+def test_a_future_that_assumed_another_world_is_not_compared_with_this_one(asked, operator, make_request):
+    plan.make_plan(asked, "D", operator)
+    came = following.followed(WhatIf.objects.get(pk=asked.pk))
+    assert len(came["assumed"]) == 1
+    assert (came["predicted_slo_met"], came["predicted_ttft_p95_ms"]) == (None, None)
+    assert {each["predicted"] for each in came["instances"]} == {None}
+
+
 def test_it_is_refused_where_what_it_rests_on_has_gone(asked, operator, deployment):
     future = asked.futures.get(letter="B")
     assert plan.obstacles(asked, future) == []
