@@ -137,7 +137,7 @@ class TestPlans:
 
     @pytest.mark.parametrize(
         ("solver", "by"),
-        [("auto", "PuLP model by HiGHS"), ("exact", "PuLP model by HiGHS"), ("fast", "branch and bound")],
+        [("auto", "PuLP model by HiGHS"), ("exact", "PuLP model by HiGHS"), ("fast", "HiGHS relaxation, rounded")],
     )
     def test_who_solves_is_the_setting_s_word(self, busy, language_model, settings, solver, by):
         settings.PLAN_SOLVER = solver
