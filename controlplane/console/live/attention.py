@@ -25,6 +25,8 @@ class Known:
 
     queue_bounds: dict[tuple[str, str], int] = field(default_factory=dict)
     min_instances: dict[tuple[str, str], int] = field(default_factory=dict)
+    held: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Who holds an instance there, and why."""
     plans: tuple[str, ...] = ()
     """Models of the plans that wait for an operator, one for each plan."""
     rollouts: tuple[tuple[str, str, str], ...] = ()
@@ -125,6 +127,8 @@ def _endpoints(table: list[dict[str, Any]], known: Known) -> Iterator[Item]:
         least, bound = known.min_instances.get((model, region), 0), known.queue_bounds.get((model, region), 0)
         if ready < least:
             detail = f"fewer than its minimum; {count(waiting)} requests wait" if waiting else "fewer than its minimum"
+            if by_whom := known.held.get((model, region)):
+                detail += f"; held by {by_whom}"
             title = f"{ready} of {least} instances of {name} are ready"
             yield Item("warning" if ready else "critical", 0, title, detail, href, model)
         elif waiting and not ready:
