@@ -1,6 +1,6 @@
 # Pilothouse: `make run` starts the whole stack on this machine, `make test` checks it. Every verb makes what it needs.
 
-.PHONY: help run test models gate nightly properties services nightly-tests postgres coverage e2e bench soak lint truth vllm vllm-tests pins clean tools
+.PHONY: help run test models gate nightly properties services nightly-tests postgres coverage e2e bench soak lint truth twin-gpu vllm vllm-tests pins clean tools
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -44,6 +44,7 @@ help:
 	@echo 'make soak      the whole stack for an hour under real clients and kills (ARGS="--minutes 10" for less)'
 	@echo 'make lint      ruff, mypy, Django checks'
 	@echo 'make truth     simulator and orderings against real vLLM servers (needs a quiet machine)'
+	@echo 'make twin-gpu  the simulator against a replay measured on an H100 (ARGS="-- --replay FILE" names it)'
 	@echo 'make vllm      an environment with vLLM for CPU in .venv-vllm'
 	@echo 'make pins      renew constraints.txt, the versions that everything is installed with'
 	@echo 'make clean     remove environments and caches (the state in var/ stays)'
@@ -121,6 +122,9 @@ coverage: .venv/tests
 # shortest first gains on one.
 truth: .venv/tests vllm
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(BIN)/python -m pytest -q -s -m truth
+
+twin-gpu: .venv/tests
+	@DJANGO_SETTINGS_MODULE=tests.settings $(BIN)/python -m tests.bench twin_gpu $(ARGS)
 
 # What the gate drives for real. As root on Debian and Ubuntu it is installed, elsewhere it is asked for.
 tools:

@@ -207,6 +207,10 @@ class Routing(Group):
     """How long work runs at an instance without an iteration or a token until the instance is taken to be wedged."""
     MAX_HOLD_S: Seconds = 600.0
     """How long a request may wait for an instance with room, a cold start included, where its class has no deadline."""
+    FIRST_TOKEN_S: PositiveSeconds = 600.0
+    """How long a stream waits at its instance for the first token at least, however short its prompt."""
+    FIRST_TOKEN_FACTOR: Annotated[float, POSITIVE] = 20.0
+    """How often the time that its prompt takes by the instance's profile it waits, where that is longer."""
     SPILL_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.7
     """Use of a region from which on its requests may be given to another (SageServe's threshold); 1 is full."""
     REORDER_BY: Literal["search", "fcfs", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"] = "search"

@@ -253,8 +253,6 @@ class Dispatcher:
         """Note how *replica* failed *request*; nothing if it is to leave for another reason."""
         topology, now_s = self.topology, self.clock()
         if not left.failure:
-            if not left.again:
-                replica.health.heard(now_s)
             return
         request.failed_at.append(replica)
         if left.failure in (SILENT, CUT):

@@ -135,6 +135,7 @@ class Placed(Record, frozen=True):
     queue_key_s: float  # as it was queued, on the clock of `arrived_at`: instances outlive a gateway
     placed_s: float
     why: dict[str, Any]  # docs/routing.md
+    first_token_s: float  # how long the first token of a stream may take
     keep_tokens: bool = False  # keep the ids of what it emits: it may be evicted
 
     def __repr__(self) -> str:

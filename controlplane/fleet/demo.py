@@ -137,6 +137,7 @@ SAGESERVE = (
     "fit of SageServe's profiles (batches up to 32); cost per decoding sequence derived from end-to-end times, "
     "uncertain by 20-30 %, decode error not held out"
 )
+H100_GRID = "fit of our own grid on vLLM 0.26 (lone prompts up to 12,288 tokens, batches up to 256; errors in sample)"
 # fmt: off
 PROFILES = (
     Measured("llama-2-70b", "a100-80gb", 2, (0.0810758, 0.03031, 0.000320354, 5.11177e-09), 6.1,
@@ -155,6 +156,8 @@ PROFILES = (
              (0.0483651, 0.000399364, 3.22098e-07), 2.2, SPLITWISE),
     Measured("bloom-176b", "h100-80gb", 8, (0.0482844, 0.0264682, 9.14196e-05, 1.1408e-08), 5.9,
              (0.0357112, 0.000265256, 1.77803e-07), 2.3, SPLITWISE),
+    Measured("llama-3.1-8b", "h100-80gb", 1, (0.0176, 0.012, 2.07e-05, 6.2e-10), 4.0,
+             (0.00638, 1.78e-05, 3.14e-08), 1.5, H100_GRID),
     Measured("llama-3.1-8b", "a100-80gb", 2, (0.0228808, 0.00379609, 4.73168e-05, 2.23414e-09), 5.8,
              (0.00844396, 2.27225e-05, 7.23735e-08), None, SAGESERVE),
     Measured("llama-3.1-8b", "a100-80gb", 4, (0.0303251, 0.0183838, 5.57297e-05, 7.87337e-10), 1.9,

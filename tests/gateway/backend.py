@@ -38,6 +38,8 @@ class Script:
     models: tuple[str, ...] | None = ("m",)  # as /v1/models says; None: there is no such page, nor /version
     kv_cache_tokens: int = 100_000
     hold: asyncio.Event | None = None  # answers wait for it
+    plays: list[bytes] = field(default_factory=list)  # instead of any answer: pieces as they go out, then the end
+    piece_s: float = 0.0
 
 
 @dataclass
@@ -134,6 +136,12 @@ class Backend:
             return web.Response()
         if script.hold:
             await script.hold.wait()
+        if script.plays:
+            for piece in script.plays:
+                request.transport.write(piece)
+                await asyncio.sleep(script.piece_s)
+            request.transport.close()
+            return web.Response()
         if script.die == "engine" and not body.get("stream"):
             return web.json_response({"error": ENGINE_DEAD}, status=500)
         if script.status != 200:

@@ -189,17 +189,16 @@ class Heartbeats:
 
     async def _look_at_work(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> None:
         """Give *replica* up while work runs there and nothing comes of it; take it back when it goes on."""
-        still_s = replica.health.wedged_s(metrics, now_s)
+        still_s = replica.health.still_s(metrics, now_s)
         limit_s = self.topology.tuned.WEDGED_S
         if still_s >= limit_s and not replica.lost and replica.spec.state in (S.READY, S.DRAINING):
             replica.lost = replica.wedged = (
                 f"it is wedged: {metrics.running} requests run, and no iteration ended and no token came for {limit_s:g} s"
             )
+            replica.health.wedge(now_s)
             self.topology.on_death(replica)
-        elif replica.wedged and still_s < limit_s:
-            if replica.lost == replica.wedged:
-                replica.lost = ""
-            replica.wedged = ""
+        elif replica.wedged and replica.lost == replica.wedged and replica.health.goes_on(metrics, now_s):
+            replica.lost = ""
 
     async def _obstacle(self, replica: Replica, metrics: VllmMetrics) -> str:
         """Why what answers there is not the vLLM server that it is registered as; empty if it is."""

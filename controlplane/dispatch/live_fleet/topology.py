@@ -317,7 +317,10 @@ class Topology:
             self.lose(replica)  # they came too late, and would hang there until it wakes
         if replica.spec.state != spec.state and spec.state == InstanceState.READY:
             replica.reachable, replica.silent_count = True, 0
+            was_wedged = bool(replica.wedged)
             replica.lost, replica.wedged, replica.health = "", "", Health()
+            if was_wedged:
+                replica.health.try_one("after it was wedged")
             forget(self.fleet, replica.slot)  # started anew, or asleep meanwhile: nothing is cached there
         replica.spec = spec
         self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs

@@ -24,6 +24,8 @@ from controlplane.dispatch.requests.token_accounts import TokenAccounts
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.dispatch.requests.waiting_times import WaitingTimes
 from controlplane.fleet.lifecycle.states import PRESENT
+from scheduling.compiled import uncompiled
+from scheduling.queueing.running import prefill_s
 from scheduling.routing.candidates import COLUMNS
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE
 
@@ -113,6 +115,7 @@ class Placement:
                     request.queue_key_s,
                     request.placed_s,
                     why,
+                    self._first_token_s(request, instance),
                     keep_tokens=queue.grouped(endpoint),
                 )
             )
@@ -155,6 +158,12 @@ class Placement:
         for endpoint in self.topology.endpoints:
             if self.queue.count(endpoint):
                 self.pump(endpoint)
+
+    def _first_token_s(self, request: Request, instance: int) -> float:
+        """How long the first token of *request* may take at *instance*: a long prompt is not given up and begun anew."""
+        tuned = self.topology.tuned
+        prompt_s = uncompiled(prefill_s)(self.topology.fleet, instance, float(request.asked.prompt_tokens))
+        return max(tuned.FIRST_TOKEN_S, tuned.FIRST_TOKEN_FACTOR * prompt_s)
 
     def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: str) -> dict[str, object]:
         """What the decision in hand saw: docs/routing.md."""

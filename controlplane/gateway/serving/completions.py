@@ -24,17 +24,14 @@ from controlplane.gateway.serving.continuation import Kept, evictable
 from controlplane.gateway.serving.http_request import HttpRequest
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.serving.prefixes import leading_hashes
-from controlplane.gateway.serving.responder import SSE_TYPE, Responder
+from controlplane.gateway.serving.responder import Responder
 from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
+from controlplane.gateway.upstream.answers import Usage
 from controlplane.gateway.upstream.client import Upstream
 from controlplane.gateway.upstream.failures import Evicted, InstanceBusy, InstanceLost, Interrupted, RefusedByInstance
 from controlplane.gateway.upstream.payload import payload, upstream_priority
-from controlplane.gateway.upstream.stream import Usage
 from forecasting.lengths import OutputQuery
 from scheduling.queueing.ordering import ORDERINGS
-
-PING_S = 15.0
-PING = b": ping\n\n"
 
 
 class Completions:
@@ -83,18 +80,25 @@ class Completions:
             ticket.course.move(TicketState.REJECTED)
             self.records.close(ticket, error.status)
             raise
-        responder.more_headers = ticket.course.wait_headers
-        unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
+        used = 0
         try:
-            await self._serve(ticket, responder)
-        finally:
-            unwatch()
-            self.requests.leave(ticket)
+            try:
+                responder.more_headers = ticket.course.wait_headers
+                if call.stream and kind is Kind.RESPONSE:
+                    responder.sequence_number = 0
+                unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
+                try:
+                    await self._serve(ticket, responder)
+                finally:
+                    unwatch()
+            finally:
+                try:
+                    self.requests.leave(ticket)
+                finally:
+                    used = self.records.close(ticket, responder.status)
+        finally:  # whatever is raised: the tenant's slot is its own again
             self.limits.leave(
-                grant.tenant_id,
-                tokens_per_minute=grant.tokens_per_minute,
-                predicted=predicted_tokens,
-                used=self.records.close(ticket, responder.status),
+                grant.tenant_id, tokens_per_minute=grant.tokens_per_minute, predicted=predicted_tokens, used=used
             )
 
     async def _ticket(
@@ -159,6 +163,7 @@ class Completions:
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and bring it to its end."""
         course, asked = ticket.course, ticket.call.body.get("priority")
+        came = ""
         try:
             self.requests.submit(ticket)
             while True:
@@ -181,6 +186,7 @@ class Completions:
                     ticket.busy = busy.error
                     self.requests.place_again(ticket, str(busy), busy.failure, busy.wait_s)
                 except InstanceLost as lost:
+                    came = lost.came
                     self.requests.place_again(ticket, str(lost), lost.failure)
             self._settle_usage(ticket, usage)
             course.move(TicketState.DONE)
@@ -188,6 +194,8 @@ class Completions:
             course.fail(refused)
             course.move(TicketState.FAILED)
         except ApiError as error:
+            if came and error.code == "upstream_failed":
+                error.message += f" The last one answered with {came}."
             if isinstance(error, Interrupted):
                 self.requests.leave(ticket, error.failure, error.reason)
             course.fail(error)
@@ -212,18 +220,13 @@ class Completions:
             raise
 
     async def _placement(self, ticket: Ticket, responder: Responder) -> Placed:
-        """Wait for an instance; a waiting stream is kept alive with comment lines, which every SSE client skips."""
+        """Wait for an instance."""
         placement = ticket.placement
         assert placement is not None
-        if not ticket.call.stream or placement.done():
-            return await placement
-        while True:
-            done, _ = await asyncio.wait({placement}, timeout=PING_S)
-            if done:
-                return placement.result()
-            if not responder.started:
-                await responder.start(200, SSE_TYPE, stream=True)
-            await responder.write(PING)
+        while ticket.call.stream and not placement.done():
+            await asyncio.wait({placement}, timeout=responder.look_in_s)
+            await responder.look()
+        return await placement
 
     def _settle_usage(self, ticket: Ticket, usage: Usage) -> None:
         if usage.output_tokens is not None:

@@ -55,7 +55,7 @@ class Connection(asyncio.Protocol):
         self._between_chunks = False  # what comes next is the size of a chunk
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._headers_came = False
+        self.headers_came = False
         self._framed = False  # the answer says where it ends: else with the connection
         self._keep = True
         self._paused = False
@@ -72,7 +72,7 @@ class Connection(asyncio.Protocol):
     @property
     def was_stale(self) -> bool:
         """Whether it broke as a server's end of an idle connection does: the request never came to anything there."""
-        silent = not self._headers_came and self.heard_s <= self._asked_s
+        silent = not self.headers_came and self.heard_s <= self._asked_s
         return self._requests > 1 and silent and self._loop.time() - self._asked_s < STALE_S
 
     @property
@@ -83,26 +83,36 @@ class Connection(asyncio.Protocol):
     # A request
 
     async def ask(self, head: bytes, body: bytes, silence_s: float | None) -> None:
-        """Send a request and wait for the headers of its answer. *silence_s*: `TimeoutError` if no byte came for so long."""
+        """`send`, and wait for the headers of the answer."""
+        self.send(head, body, silence_s)
+        while not self.headers_came:
+            self.check()
+            await self.wait()
+
+    def send(self, head: bytes, body: bytes, silence_s: float | None) -> None:
+        """Send a request. *silence_s*: its answer fails with `TimeoutError` if no byte came for so long."""
         transport = self._transport
         self._asked_s = self.heard_s = self._loop.time()
         self._requests += 1
-        self._headers_came = False
+        self.headers_came = False
         if transport is None or transport.is_closing():
             raise AnswerCutOff("the connection is closed")
         self.status, self.content_type, self.retry_after, self.complete = 0, b"", b"", False
         self._framed = self._between_chunks = False
         if silence_s:
-            self._silence_s = silence_s
-            self._silence_timer = self._loop.call_later(silence_s, self._listen)
+            self.listen(silence_s)
         if len(body) < JOINED_BYTES:
             transport.write(head + body)
         else:
             transport.write(head)
             transport.write(body)
-        while not self._headers_came:
-            self.check()
-            await self.wait()
+
+    def listen(self, silence_s: float) -> None:
+        """Allow *silence_s* without a byte from now on."""
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        self._silence_s = silence_s
+        self._silence_timer = self._loop.call_later(silence_s, self._listen)
 
     async def body(self) -> bytes:
         """All of the answer's body."""
@@ -119,15 +129,18 @@ class Connection(asyncio.Protocol):
         self._take, self._take_chunk = take, take_chunk
         self._give()
 
-    async def wait(self) -> None:
-        """Wait until headers came, the answer ended or failed, or nothing more is taken before `resume`."""
+    async def wait(self, at_most_s: float | None = None) -> None:
+        """Wait until headers came, the answer ended or failed, nothing more is taken before `resume`, or for *at_most_s*."""
         if self.complete or self._error is not None or self._paused:
             return
         self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(at_most_s, self._wake) if at_most_s is not None else None
         try:
             await self._waiter
         finally:
             self._waiter = None
+            if timer is not None:
+                timer.cancel()
 
     def check(self) -> None:
         """Raise what the answer failed of."""
@@ -190,7 +203,7 @@ class Connection(asyncio.Protocol):
         self._closed(self)
         if self.complete:
             return
-        if self._headers_came and not self._framed and error is None:
+        if self.headers_came and not self._framed and error is None:
             self.complete = True
             self._wake()
         else:
@@ -212,7 +225,7 @@ class Connection(asyncio.Protocol):
             return
         self.status = self._parser.get_status_code()
         if self.status >= 200:  # not "100 Continue"
-            self._headers_came = True
+            self.headers_came = True
             self._wake()
 
     def on_chunk_header(self) -> None:
@@ -226,7 +239,7 @@ class Connection(asyncio.Protocol):
             self._pieces.append(body)
 
     def on_message_complete(self) -> None:
-        if not self._headers_came:
+        if not self.headers_came:
             return
         self._keep = not self.complete and self._framed and self._parser.should_keep_alive()
         self.complete = True

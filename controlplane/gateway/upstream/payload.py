@@ -29,7 +29,13 @@ def payload(call: Call, raw: bytes, priority: int, *, token_ids: bool = False) -
         if token_ids:
             changed["return_token_ids"] = True
         if ask_usage:
-            changed["stream_options"] = (body.get("stream_options") or {}) | {"include_usage": True}
+            # Alone, vLLM takes `continuous_usage_stats` for nothing: with our wish beside it every event would have usage.
+            options = body.get("stream_options") or {}
+            changed["stream_options"] = {"include_usage": True} | {
+                name: value
+                for name, value in options.items()
+                if name not in ("include_usage", "continuous_usage_stats")
+            }
         return orjson.dumps(changed)
     front = b'{"priority":%d,' % priority
     if token_ids:

@@ -24,7 +24,7 @@ SERVED = (
     (MINIMAX, "b200-180gb", 4, 16, 1_024, 1_024, 0.01),
     (MINIMAX, "h200-141gb", 8, 64, 1_024, 1_024, 0.01782),
 )
-# Our own measurements: vLLM 0.26, Llama 3.1 8B on one H100. Sequences, tokens of context, seconds; tokens of a prompt, seconds.
+# Our own measurements: vLLM 0.26, Llama 3.1 8B on one H100. Sequences, tokens of context, seconds; prompt, seconds.
 STEPS = ((1, 176, 0.006415), (8, 8_576, 0.006858), (32, 5_632, 0.006953))
 FIRST_TOKENS = ((16, 0.0176), (512, 0.0225), (2_048, 0.055), (8_192, 0.222), (12_288, 0.356))
 
