@@ -250,6 +250,25 @@ async def test_what_is_registered_is_checked_to_be_it(served):
 
 
 @ONE
+async def test_what_is_no_vllm_server_says_so_on_its_page(served):
+    backend = served.backends[0]
+    backend.script.models, backend.script.metrics_status = None, 404  # it is well, by its /health, but no vLLM
+    replica_of(served).metrics = None
+    await database_sync_to_async(Instance.objects.update)(state="loading")
+    assert await served.becomes("failed")
+    assert "it is no vLLM server: /version answered 404" in (await served.instance()).state_reason
+    backend.script.health = False
+    await database_sync_to_async(Instance.objects.update)(state="loading", state_reason="")
+    await until(lambda: served.gateway.heartbeats._missing)
+    row = await served.instance()
+    assert (row.state, row.startup) == ("loading", "no answer as of vLLM: /metrics answered 404")
+    backend.script.health, backend.script.models, backend.script.metrics_status = True, ("m",), 200
+    served.gateway.heartbeats._identified_s.clear()
+    assert await served.becomes("ready")
+    assert (await served.instance()).startup == ""
+
+
+@ONE
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_broken_idle_connection_is_a_broken_connection(served, stream):
     """C20: the server closed an idle connection just as a request went out on it, and that counted as an attempt."""

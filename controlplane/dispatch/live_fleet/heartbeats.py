@@ -79,6 +79,7 @@ class Heartbeats:
         self.job = Job("heartbeats", "gateway", settings.HEARTBEAT_S)
         self._readings: dict[int, deque[tuple[float, VllmMetrics]]] = {}
         self._reading: dict[Replica, asyncio.Task[None]] = {}
+        self._missing: dict[int, str] = {}  # by instance id: what its row says of its start
         self._identified_s: dict[int, float] = {}  # by instance id: when it was found to be another server
 
     async def run(self) -> None:
@@ -152,7 +153,9 @@ class Heartbeats:
             if not healthy:  # now its server is gone as well; what answers next is another one
                 replica.lost = replica.wedged = ""
         elif not isinstance(error, TimeoutError):
-            await self._silent(replica, str(error) or type(error).__name__)
+            await self._silent(replica, str(error) or type(error).__name__, gone=gone)
+        if not healthy:
+            await self._say_what_is_missing(replica, f"no answer as of vLLM: {str(error) or type(error).__name__}")
         self.topology.on_look(replica, began_s, gone)
 
     async def _is_healthy(self, replica: Replica) -> bool:
@@ -231,6 +234,7 @@ class Heartbeats:
             replica.reachable = True
         self._rates(replica, metrics)
         self.topology.observe(replica, metrics)
+        await self._say_what_is_missing(replica, "")
         state = replica.spec.state
         if state in (S.FAILED, S.LOADING) and not metrics.sleeping and await self._is_another(replica, metrics, now_s):
             return
@@ -242,6 +246,14 @@ class Heartbeats:
                     kv_capacity_tokens=metrics.kv_cache_size_tokens
                 )
             await self._move(replica, InstanceState.READY, "it answers")
+
+    async def _say_what_is_missing(self, replica: Replica, why: str) -> None:
+        """Note on the row of one that is started elsewhere, and loads, why it is not taken to be there."""
+        spec = replica.spec
+        if not spec.launched and spec.state == S.LOADING and self._missing.get(spec.instance_id, "") != why:
+            self._missing[spec.instance_id] = why
+            rows = Instance.objects.filter(pk=spec.instance_id, state=S.LOADING)
+            await database_sync_to_async(rows.update)(startup=why[:120])
 
     async def _is_another(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> bool:
         """Whether *replica* is not what it is registered as, or that is not known yet. Then it does not become ready."""
@@ -260,13 +272,15 @@ class Heartbeats:
             await self._move(replica, S.FAILED, obstacle)
         return True
 
-    async def _silent(self, replica: Replica, why: str) -> None:
+    async def _silent(self, replica: Replica, why: str, *, gone: bool) -> None:
         """Its server is gone, or says that it is not well. While tokens come, that says nothing."""
         if self.clock() - replica.health.served_s < max(TOKENS_FLOW_S, settings.HEARTBEAT_S):
             replica.silent_count = 0
             return
         replica.silent_count += 1
         if replica.silent_count >= settings.HEARTBEAT_FAILURES:
+            if gone and replica.spec.state == S.READY:
+                self.topology.on_death(replica)
             await self._give_up(
                 replica,
                 f"no answer to {replica.silent_count} heartbeats: {why}",
