@@ -1,9 +1,10 @@
-"""Logs: JSON lines, and no tracebacks of services that do not answer. Nothing here ever sees a prompt or an answer."""
+"""Logs: JSON lines, without tracebacks of services that do not answer or of refusals. Prompts and answers are never here."""
 
 import json
 import logging
 from datetime import UTC, datetime
 from functools import cache
+from http import HTTPStatus
 from typing import ClassVar
 
 
@@ -52,6 +53,15 @@ def _follows_one(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, service_errors()):
         error = error.__cause__ or error.__context__
     return error is not None
+
+
+class Refusals(logging.Filter):
+    """Leaves the tracebacks of pages that were refused out: who may not is no fault of the code."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if getattr(record, "status_code", None) == HTTPStatus.FORBIDDEN:
+            record.exc_info = record.exc_text = None
+        return True
 
 
 class JsonFormatter(logging.Formatter):

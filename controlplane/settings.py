@@ -272,6 +272,11 @@ CELERY_BEAT_SCHEDULE |= {
         "schedule": 5.0,
         "options": {"expires": 5.0},
     },
+    "record-capacity": {
+        "task": "workers.tasks.planning.record_capacity",
+        "schedule": 10.0,
+        "options": {"expires": 10.0},
+    },
     "compare-strategies": {
         "task": "workers.tasks.planning.compare_strategies",
         "schedule": 60.0,
@@ -344,12 +349,15 @@ LOGGING = {
         "text": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"},
         "json": {"()": "controlplane.logs.JsonFormatter"},
     },
-    "filters": {"service_errors": {"()": "controlplane.logs.ServiceErrors"}},
+    "filters": {
+        "service_errors": {"()": "controlplane.logs.ServiceErrors"},
+        "refusals": {"()": "controlplane.logs.Refusals"},
+    },
     "handlers": {
         "stderr": {
             "class": "logging.StreamHandler",
             "formatter": environment.LOG_FORMAT,
-            "filters": ["service_errors"],
+            "filters": ["service_errors", "refusals"],
         }
     },
     "root": {"handlers": ["stderr"], "level": "WARNING"},

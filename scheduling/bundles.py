@@ -42,7 +42,7 @@ BUNDLES: Final = {
         Bundle(
             name="sageserve-reactive",
             title="SageServe reactive",
-            about=f"Requests go {SAGESERVE}; an instance comes above 70 % use and goes below 30 %, whatever is forecast.",
+            about=f"Requests go {SAGESERVE}; an instance comes above 70% use and goes below 30%, whatever is forecast.",
             router="join_shortest_queue",
             order="priority",
             strategy="reactive",

@@ -74,8 +74,18 @@ def percent(ratio: float | None) -> str:
 
 
 def percent_fine(ratio: float | None) -> str:
-    """One decimal; rounded down, since 99.96 % met is not all met."""
-    return NONE if ratio is None else f"{math.floor(ratio * 1_000 + 1e-9) / 10:.1f} %"
+    """One decimal; rounded down, since 99.96% met is not all met."""
+    return NONE if ratio is None else f"{math.floor(ratio * 1_000 + 1e-9) / 10:.1f}%"
+
+
+def goal(ratio: float | None) -> str:
+    """A share that is promised, with the digits that it needs: 95%, 99.9%."""
+    return NONE if ratio is None else f"{round(ratio * 100, 3):g}%"
+
+
+def times(value: float | None) -> str:
+    """How many times as much as is allowed, with the sign: 2.4 times."""
+    return NONE if value is None else f"{fixed(value, 1)}\N{MULTIPLICATION SIGN}"
 
 
 def usd(amount: float | None) -> str:
@@ -90,6 +100,13 @@ def signed(value: float | None) -> str:
     if value is None:
         return NONE
     return f"{'+' if round(value) >= 0 else MINUS}{fixed(abs(value), 0)}"
+
+
+def points_signed(share: float | None) -> str:
+    """A difference of two shares: `+1.2 pt`, or with a true minus."""
+    if share is None:
+        return NONE
+    return f"{'+' if share >= 0 else MINUS}{fixed(100 * abs(share), 1)} pt"
 
 
 def usd_signed(amount: float | None) -> str:
@@ -151,12 +168,9 @@ def _unit(text: str, unit: str) -> str:
     return text if text == NONE else f"{text} {unit}"
 
 
-def _judged(text: str, row: "Row") -> str:
-    """*text*, and of how many requests the verdict is, where not all that ended could be judged."""
-    judged, ended = row.get("slo_judged"), row.get("slo_ended")
-    if not ended or judged is None or judged >= ended:
-        return text
-    return f"{text} of {count(judged)}/{count(ended)}"
+def _of_class(text: str, row: "Row") -> str:
+    """*text*, of which class it is, and how fast its error budget burns."""
+    return _unit(text, f"{row['slo_class']}, burn {times(row.get('slo_burn'))}") if row.get("slo_class") else text
 
 
 Row = Mapping[str, Any]
@@ -166,14 +180,13 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "milliseconds": lambda value, row: milliseconds(value),
     "percent": lambda value, row: percent(value),
     "percent_fine": lambda value, row: percent_fine(value),
-    "share": lambda value, row: percent(value).replace("%", " %"),
     "requests": lambda value, row: _unit(count(value), "req"),
     "duration": lambda value, row: duration(value),
     "clock": lambda value, row: clock(value),
     "per_second": lambda value, row: _unit(quantity(value), "/s"),
     "tokens_per_second": lambda value, row: _unit(quantity(value), "tok/s"),
     "running_of": lambda value, row: NONE if value is None else f"{count(value)} / {count(row.get('max_num_seqs'))}",
-    "slo_met": lambda value, row: _judged(percent_fine(value), row),
+    "slo_met": lambda value, row: _of_class(percent_fine(value), row),
     "ready_of": lambda value, row: _unit(count(value), f"of {count(row.get('instances'))}"),
     "status": lambda value, row: STATUS_WORDS.get(value, value or NONE),
 }

@@ -6,6 +6,7 @@ known by its *number*, which is unique within the gateway that submits it. Momen
 monotonic clock, those in `_at` epoch seconds.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,7 @@ class Submit(Record, frozen=True):
     region: str  # of the caller
     tenant_id: int
     priority: int  # of its SLO class
-    due_s: float | None  # after its arrival; None: nothing is promised
+    due_s: float | None  # after its arrival, of its first token; None: that is not promised
     arrived_at: float
     arrived_s: float
     prompt_tokens: int  # predicted
@@ -58,6 +59,12 @@ class Submit(Record, frozen=True):
     slo_class: str = ""
     evictable: bool = False  # what it has emitted can be continued; before that every request can be evicted
     fingerprint: int = 0  # of what was sent, the same when it is sent again; 0: not known
+    end_s: float | None = None  # after its arrival, of its last token: end to end, or the deadline
+
+    @property
+    def allowed_s(self) -> float:
+        """Seconds from its arrival after which the first of what it was promised is due, infinity for nothing."""
+        return min((each for each in (self.due_s, self.end_s) if each is not None), default=math.inf)
 
 
 class Progress(Record, frozen=True):

@@ -42,6 +42,12 @@ def usd_per_hour(model: str = "") -> float:
     return float(rows.aggregate(usd=Sum(gpus))["usd"] or 0)
 
 
+def gpus_fitted() -> dict[tuple[str, str], int]:
+    """GPUs of the active nodes by (region, GPU type)."""
+    rows = Node.objects.filter(active=True).order_by().values_list("region__name", "gpu_type__name")
+    return {(region, gpu_type): count for region, gpu_type, count in rows.annotate(Sum("gpu_count"))}
+
+
 def region_latencies_ms() -> dict[tuple[str, str], float]:
     """One way, by (origin, target), where it is known."""
     rows = RegionLatency.objects.values_list("origin__name", "target__name", "latency_ms")

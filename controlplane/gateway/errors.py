@@ -80,6 +80,10 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_value")
     return ApiError(400, message, code=code, param=param)
 
 
+def too_large(message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> ApiError:
+    return ApiError(413, message, code="request_too_large", headers=headers)
+
+
 def invalid_key(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers=((b"www-authenticate", b"Bearer"),))
 

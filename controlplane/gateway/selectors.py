@@ -12,6 +12,8 @@ from django.db.models.functions import TruncMinute
 
 from controlplane.accounts.models import Tenant, User
 from controlplane.accounts.selectors import visible_tenants
+from controlplane.fleet.attainment import Attainment
+from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
 from controlplane.rows import narrowed
 
@@ -95,6 +97,21 @@ def tenant_usage(
     for row in counted[:limit].iterator(chunk_size=2_000):
         named = {name.removeprefix("sum_"): value for name, value in row.items()}
         yield named | {"own_region": named["own_region"] or named["region"]}
+
+
+def attainments(since: datetime, **names: str) -> dict[tuple[str, str], dict[str, Attainment]]:
+    """How SLO classes were met in the minutes from *since* on, by (model, region that served) and class.
+
+    *names* narrows model, region, class. What a class that promises nothing failed is no miss; a class that is not known
+    any more promised what nobody knows.
+    """
+    objectives = {row.name: row.percentile / 100 for row in SloClass.objects.all() if row.promises}
+    counted = MinuteRow.objects.filter(generated=False, minute__gte=since, slo_class__in=objectives).order_by()
+    sums = narrowed(counted, **names).values_list("model", "region", "slo_class")
+    served: dict[tuple[str, str], dict[str, Attainment]] = defaultdict(dict)
+    for model, region, name, met, judged in sums.annotate(Sum("slo_met"), Sum("slo_judged")):
+        served[model, region][name] = Attainment(name, met, judged, objectives[name])
+    return served
 
 
 MOST_WAITS = 5_000

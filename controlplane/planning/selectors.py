@@ -3,18 +3,15 @@
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta
 
-from django.db.models import QuerySet, Sum
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Model
-from controlplane.gateway.models import MinuteRow
-from controlplane.planning.forecasts.demand import COLUMNS
 from controlplane.planning.models import (
     WHAT_IF,
     PlanStatus,
-    Quantity,
     ScalingMove,
     ScalingPlan,
     ScalingPolicy,
@@ -24,7 +21,6 @@ from controlplane.rows import narrowed, newest_of_each
 
 IN_FORCE = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS, PlanStatus.IN_FORCE, PlanStatus.CARRIED_OUT)
 LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, *IN_FORCE)
-SHARE_OVER = timedelta(days=1)
 
 
 # Instances
@@ -126,34 +122,3 @@ def latest_comparison() -> StrategyComparison | None:
 
 def hours_ago(hours: float) -> datetime:
     return timezone.now() - timedelta(hours=hours)
-
-
-# Capability
-
-
-def capabilities(quantity: str, now: datetime) -> dict[tuple[str, str], float]:
-    """Tokens a second of *quantity* that one instance serves, by (model, GPU type), as the newest plans count with it.
-
-    Planners count prompt and output tokens together, as they come; of those, *quantity* has the share that it had in
-    the model's demand over the last day. A model that was never planned, or without demand, is left out.
-    """
-    shares = _shares(quantity, now - SHARE_OVER)
-    planned = ScalingPlan.objects.exclude(strategy=WHAT_IF)
-    rows = newest_of_each(planned, "model").values_list("model__name", "inputs")
-    return {
-        (model, gpu_type): measured["used"] * shares[model]
-        for model, inputs in rows
-        if model in shares
-        for gpu_type, measured in inputs.get("capability_tokens_per_s", {}).items()
-    }
-
-
-def _shares(quantity: str, since: datetime) -> dict[str, float]:
-    """Share of *quantity* in all tokens of each model since then."""
-    rows = (
-        MinuteRow.objects.filter(minute__gte=since)
-        .order_by()
-        .values_list("model")
-        .annotate(of_quantity=Sum(COLUMNS[Quantity(quantity)]), every=Sum("prompt_tokens") + Sum("output_tokens"))
-    )
-    return {model: of_quantity / every for model, of_quantity, every in rows if every}

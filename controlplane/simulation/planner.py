@@ -2,7 +2,7 @@
 
 import hashlib
 import pickle
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
@@ -38,6 +38,7 @@ from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
 from scheduling.simulation.scenario.toml_lines import Key
 from scheduling.simulation.staging import Stage, past_requests
+from scheduling.simulation.staging.happenings import lost_at
 from scheduling.simulation.staging.stage import PastDemand
 
 NO_STRATEGY = PlansFor()
@@ -48,10 +49,12 @@ class Planner:
     """A simulated planner that keeps what it planned."""
 
     _planner: SimulatedPlanner
+    _fleet: "_FleetThen"
     plans: list[FleetPlan] = field(default_factory=list)
 
     def advise(self, now_s: float, views: Sequence[EndpointView]) -> list[Advice | None]:
         """As `scheduling.simulation.strategies.Advisor`."""
+        self._fleet.now_s = now_s
         advice = self._planner.advise(now_s, views)
         plan = self._planner.plan
         if plan is not None and (not self.plans or self.plans[-1] is not plan):
@@ -70,15 +73,16 @@ def planner_of(scenario: Scenario, path: Path, staged: Stage) -> Planner | None:
         if strategy.uses_advice
     }
     follows |= dict.fromkeys(set(staged.cluster.models) - set(follows), NO_STRATEGY)
+    fleet = _FleetThen(scenario, staged)
     planner = SimulatedPlanner(
         demand_at=_Expected(scenario, path, staged, forecasters, follows),
-        fleet_of=_fleet(scenario, staged).with_instances,
+        fleet_of=fleet,
         capability=capabilities(scenario, staged),
         follows=follows,
         settings=PlanSettings(scenario.planner.period_s, scenario.planner.epsilon, scenario.planner.time_limit_s),
         make=_plan,
     )
-    return Planner(planner)
+    return Planner(planner, fleet)
 
 
 def _plan(*given: Any) -> FleetPlan:
@@ -219,16 +223,33 @@ def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> 
     ]
 
 
-def _fleet(scenario: Scenario, staged: Stage) -> Fleet:
-    """Places of instances by model, region and GPUs; an instance is one unit, and models on the same GPUs share them."""
+class _FleetThen:
+    """The fleet to plan with at `now_s`: places whose machines are lost then are not there."""
+
+    def __init__(self, scenario: Scenario, staged: Stage) -> None:
+        self._scenario, self._staged = scenario, staged
+        self._whole = _fleet(scenario, staged, frozenset())
+        self.now_s = 0.0
+
+    def __call__(self, views: Sequence[EndpointView]) -> Fleet:
+        lost = lost_at(self._scenario, self._staged.cluster, self.now_s)
+        fleet = _fleet(self._scenario, self._staged, lost) if lost else self._whole
+        return fleet.with_instances(views)
+
+
+def _fleet(scenario: Scenario, staged: Stage, lost: Set[int]) -> Fleet:
+    """Places of instances by model, region and GPUs; an instance is one unit, and models on the same GPUs share them.
+
+    Those that are *lost* are no places: a deployment may have as many fewer.
+    """
     cluster, scaled = staged.cluster, staged.scaled
     assert scaled is not None
     places: dict[tuple[str, str, str], int] = {}
     units: dict[tuple[str, str], int] = {}
-    for spec in cluster.instances:
+    for at, spec in enumerate(cluster.instances):
         place = spec.model, spec.region, spec.gpu_type
-        places[place] = places.get(place, 0) + 1
-        units[place[1:]] = units.get(place[1:], 0) + 1
+        places[place] = places.get(place, 0) + (at not in lost)
+        units[place[1:]] = units.get(place[1:], 0) + (at not in lost)
     delays = cluster.delays
     start_s = {(spec.model, spec.region, spec.gpu_type): spec.start_s for spec in cluster.instances}
     deployments, left = {}, {key: bounds.min_instances for key, bounds in scaled.bounds.items()}

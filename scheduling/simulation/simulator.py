@@ -48,6 +48,7 @@ class Happening(NamedTuple):
 
 
 BUSY = (State.READY, State.DRAINING)
+OUT_OF_ORDER = (State.FAILED, State.LOST)
 
 
 class Pause(IntEnum):
@@ -272,10 +273,8 @@ class Simulation:
 
         It is repaired after *repair_s* (infinity: never; None: as the cluster's delays say), and loads its weights anew.
         """
-        self._check_instance(instance, *(state for state in State if state not in (State.EMPTY, State.FAILED)))
-        lasts_s = self.cluster.delays.repair_s if repair_s is None else repair_s
-        if not lasts_s >= 0:
-            raise ValueError(f"repair_s must be at least 0, not {repair_s}")
+        self._check_instance(instance, *(state for state in State if state not in (*OUT_OF_ORDER, State.EMPTY)))
+        lasts_s = self._repair_s(repair_s)
         self.make_room(int(self.fleet.running[instance]))
         self.lives.fail(instance, float(lasts_s))
         again, grouped = 0, self.waiting.groups.limit[self.fleet.endpoint[instance]] > 0
@@ -293,6 +292,28 @@ class Simulation:
                 self._run_state.ended += 1
         self._run_state.requeued += again
         return again
+
+    def lose(self, instance: int, repair_s: float | None = None) -> None:
+        """Lose the machine of *instance*, whether it runs or not: nothing serves there before it is back, after *repair_s*.
+
+        A place that is out of order already is so until the later of the two ends.
+        """
+        lasts_s, state = self._repair_s(repair_s), State(self.states[instance])
+        if state in OUT_OF_ORDER:
+            times = self.world.events.time_s
+            lasts_s = max(lasts_s, float(times[times.size // 2 + self.states.size + instance]) - self.now_s)
+        if state in (State.EMPTY, State.LOST):
+            self.lives.lose(instance, lasts_s)
+        elif state == State.FAILED:
+            self.lives.fail(instance, lasts_s)
+        else:
+            self.fail(instance, lasts_s)
+
+    def _repair_s(self, repair_s: float | None) -> float:
+        lasts_s = self.cluster.delays.repair_s if repair_s is None else repair_s
+        if not lasts_s >= 0:
+            raise ValueError(f"repair_s must be at least 0, not {repair_s}")
+        return float(lasts_s)
 
     def redeploy(self, instance: int, endpoint: int, remote: bool = False) -> None:
         """Let *instance* finish what it has, then load the model of *endpoint*; *remote*: its weights are far away."""

@@ -13,7 +13,7 @@ from scheduling.simulation.cluster.world import State
 from scheduling.simulation.simulator import Simulation
 
 AT_REST: Final = (State.ASLEEP, State.EMPTY)
-AWAY: Final = (State.FAILED, State.SPOT)
+AWAY: Final = (State.FAILED, State.SPOT, State.LOST)
 """States of an instance that no swap brings up."""
 
 

@@ -130,6 +130,7 @@ REST = {
     "list_waiting": Reach(SIGNED_IN, key=True),
     "list_wait_estimates": Reach(VIEWER),
     "get_summary": Reach(VIEWER),
+    "list_endpoints": Reach(VIEWER),
     "list_forecasts": Reach(VIEWER),
     "list_backtests": Reach(VIEWER),
     "list_policies": Reach(VIEWER),
@@ -286,4 +287,5 @@ SOCKETS = {"^ws/live/$"}
 TOPICS = {"overview": VIEWER, "instances": VIEWER, "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}
 
 # Outside of Django: status for a client that is not on this machine.
-OPERATIONS = {"/healthz": 200, "/readyz": 503, "/metrics": 401}
+OPERATIONS = {"/healthz": 200, "/readyz": 503, "/metrics": 401, "/version": 200}
+OPERATIONS |= dict.fromkeys(("/health", "/v1/health", "/ping"), 503)  # nothing is served yet

@@ -225,8 +225,7 @@ class Feed:
             "output_tokens_per_s": round(sum(row["output_tokens_per_s"] for row in endpoints), 1),
             "prompt_tokens_per_s": round(total["prompt_tokens_per_s"], 1),
             "errors_per_s": 0.0,
-            "slo_met_ratio": round(0.996 - max(0.0, (p95 - 430) / 2000), 4) if p95 else None,
-            "slo_judged": round(total["requests_per_s"] * 240) if p95 else 0,
+            **self.service_level(p95),
             "slo_ended": round(total["requests_per_s"] * 300) if p95 else 0,
             "ttft_p50_ms": round(p95 * 0.46, 1) if p95 else None,
             "ttft_p95_ms": p95,
@@ -241,6 +240,15 @@ class Feed:
             "instances": len(instances),
             "ttft_slo_ms": 500,
         }
+
+    @staticmethod
+    def service_level(p95_ms: float | None) -> Row:
+        """Of the interactive class, the only one that the feed has."""
+        if p95_ms is None:
+            return {"slo_class": None, "slo_met_ratio": None, "slo_objective_ratio": None, "slo_burn": None}
+        ratio = round(0.996 - max(0.0, (p95_ms - 430) / 2000), 4)
+        burn = round((1 - ratio) / 0.05, 4)
+        return {"slo_class": "interactive", "slo_met_ratio": ratio, "slo_objective_ratio": 0.95, "slo_burn": burn}
 
     def sample(self, ts: float) -> dict[str, Any]:
         """What the gateway keeps of a summary for the charts."""

@@ -10,7 +10,8 @@ import uuid
 from datetime import UTC, datetime, timedelta
 
 from controlplane.fleet.models import Deployment, Instance, Model
-from controlplane.gateway.models import MinuteRow
+from controlplane.gateway.models import CapacityStep, MinuteRow
+from controlplane.planning.capacity import record_capacity
 from controlplane.planning.models import (
     Backtest,
     Forecast,
@@ -250,9 +251,9 @@ def plans(now: datetime) -> None:
 def moves(now: datetime) -> None:
     kinds = (
         (MoveSource.PLAN, "lt_ua", 1, "the plan wants 3 instances, 2 are there"),
-        (MoveSource.FLOOR, "reactive", 1, "use is 84 %, above 70 %"),
+        (MoveSource.FLOOR, "reactive", 1, "use is 84%, above 70%"),
         (MoveSource.STRATEGY, "lt_ua", -1, "demand is 0.4 times the forecast, below 0.5"),
-        (MoveSource.FLOOR, "reactive", -1, "use is 22 %, below 30 %, for 15 s"),
+        (MoveSource.FLOOR, "reactive", -1, "use is 22%, below 30%, for 15 s"),
     )
     rows = list(Instance.objects.select_related("deployment__model", "deployment__region", "deployment__gpu_type"))
     newest = ScalingPlan.objects.filter(status=PlanStatus.CARRIED_OUT).first()
@@ -295,6 +296,20 @@ def comparison(now: datetime) -> StrategyComparison:
     )
 
 
+def capacity(now: datetime, hours: float) -> None:
+    """What is ready now was so all along; after the plans, by which it is counted."""
+    record_capacity(now)
+    for row in CapacityStep.objects.all():
+        CapacityStep.objects.create(
+            at=now - timedelta(hours=hours),
+            model=row.model,
+            region=row.region,
+            ready=row.ready,
+            tokens_per_s=row.tokens_per_s,
+        )
+        row.delete()
+
+
 def furnish(now: datetime, hours: float = 8) -> None:
     """Everything at once."""
     minutes(now, hours)
@@ -303,5 +318,6 @@ def furnish(now: datetime, hours: float = 8) -> None:
     backtest()
     policies()
     plans(now)
+    capacity(now, hours)
     moves(now)
     comparison(now)

@@ -24,14 +24,14 @@ def rows():
 
 def test_a_start_is_one_row_with_its_reason_and_steps(make_instance):
     row, other = make_instance(), make_instance()
-    record("scaling.added", row, actor="floor", reason="use is 92 %")
-    record("instance.start_requested", row, actor="floor", reason="use is 92 %")
+    record("scaling.added", row, actor="floor", reason="use is 92%")
+    record("instance.start_requested", row, actor="floor", reason="use is 92%")
     moved(row, "stopped", "provisioning", "loading")
     moved(other, "ready", "draining", "stopped")
     moved(row, "loading", "ready")
     start, stop = rows()
     assert start["title"] == f"{row.name}: added by scaling, now ready"
-    assert (start["reason"], start["actor"], len(start["steps"])) == ("use is 92 %", "floor", 4)
+    assert (start["reason"], start["actor"], len(start["steps"])) == ("use is 92%", "floor", 4)
     assert start["took"] == "0 s"
     assert stop["title"] == f"{other.name}: ready to stopped"
     assert [step["title"] for step in stop["steps"]] == ["Ready to draining", "Draining to stopped"]

@@ -18,8 +18,9 @@ from controlplane.console.pages.forecast import selectors as outlooks
 from controlplane.console.pages.forecast.selectors import Asked
 from controlplane.events.services import record
 from controlplane.exports import cell
-from controlplane.fleet.models import SloClass, SloKind
+from controlplane.fleet.models import Deployment, SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
+from controlplane.planning import capacity
 from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import selectors
 from controlplane.planning.models import Forecast, Quantity
@@ -28,6 +29,7 @@ from tests.console import planning_rows
 
 NOW = datetime(2026, 11, 20, 14, 23, 20, tzinfo=UTC)
 SERIES = ("llama-3.1-8b", "us-east")
+WHOLE = Asked(*SERIES, "tokens", 6, "*")
 furnish = functools.partial(planning_rows.furnish, NOW)
 
 
@@ -95,10 +97,10 @@ def test_a_past_window_has_what_was_said_last_before_it(db):
     other.window_s = 60
     Forecast.objects.bulk_create([other])
     newest = Forecast.objects.filter(window_s=600).latest("pk")
-    means = [window.mean for window in selectors.track(newest, begin)]
+    means = [window.mean for window in selectors.tracks([newest], begin)[0]]
     assert means[:4] == [0.0, 100.0, 200.0, 201.0]
     assert len(means) == 2 + planning_rows.AHEAD
-    assert selectors.track(newest, begin + timedelta(minutes=15))[0].mean == 200.0
+    assert selectors.tracks([newest], begin + timedelta(minutes=15))[0][0].mean == 200.0
 
 
 def test_accuracy_is_counted_by_hand():
@@ -131,13 +133,40 @@ def test_ready_instances_are_read_back_through_their_moves(make_instance, viewer
     assert planning.ready_over_time("nobody", "us-east", NOW) == [(NOW, {})]
 
 
-def test_capability_is_the_plans_in_the_share_of_the_quantity(make_instance, language_model):
+def test_capacity_is_counted_in_the_planners_unit(make_instance, language_model):
     make_instance()
     planning_rows.plan(language_model, NOW, "superseded")
-    minute(NOW - timedelta(hours=1), 500)  # three times as many prompt tokens
-    assert planning.capabilities("output", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 / 4}
-    assert planning.capabilities("prompt", NOW) == {("llama-3.1-8b", "a100-80gb"): 3_100 * 3 / 4}
-    assert planning.capabilities("output", NOW + timedelta(days=3)) == {}
+    minute(NOW - timedelta(minutes=3), 500)  # three times as many prompt tokens
+    minute(NOW - timedelta(minutes=3), 100, slo_class="batch")
+    assert capacity.capabilities() == {("llama-3.1-8b", "a100-80gb"): 3_100}
+    load = capacity.endpoint_loads(NOW)[SERIES]
+    assert (load.ready, load.capacity_tokens_per_s) == (1, 3_100)
+    assert load.demand_tokens_per_s == 4 * 600 / 60  # prompts and outputs of both classes
+    assert load.load == load.demand_tokens_per_s / 3_100
+
+
+def test_the_past_is_as_it_was_counted_then(make_instance, language_model, deployment):
+    """A later plan that values an instance otherwise, one that stops, and one that is deleted move nothing of it."""
+    first, _ = make_instance(), make_instance()
+    planning_rows.plan(language_model, NOW, "superseded")
+    hour = timedelta(hours=1)
+    assert capacity.record_capacity(NOW - 3 * hour) == 1
+    assert capacity.record_capacity(NOW - 3 * hour) == 0
+    row = planning_rows.plan(language_model, NOW, "advice")
+    row.inputs["capability_tokens_per_s"]["a100-80gb"]["used"] = 9_000.0
+    row.save()
+    moments = [NOW - 4 * hour, NOW - 3 * hour, NOW - 1.5 * hour, NOW]
+    assert capacity.capacity_over_time(*SERIES, moments) == [None, 6_200.0, 6_200.0, 6_200.0]
+    capacity.record_capacity(NOW - 2 * hour)
+    first.delete()
+    capacity.record_capacity(NOW - hour)
+    for place in (SERIES, (SERIES[0], ""), ("", "")):
+        assert capacity.capacity_over_time(*place, moments) == [None, 6_200.0, 18_000.0, 9_000.0]
+    Deployment.objects.update(active=False)
+    capacity.record_capacity(NOW)
+    assert capacity.capacity_over_time(*SERIES, [NOW - 1.5 * hour, NOW]) == [18_000.0, None]
+    assert capacity.out_of_date(NOW).count() == 3  # all but the newest
+    assert capacity.out_of_date(NOW + hour).count() == 3
 
 
 def test_an_outlook_ends_actual_demand_now_and_capacity_too(make_instance, language_model):
@@ -146,13 +175,14 @@ def test_an_outlook_ends_actual_demand_now_and_capacity_too(make_instance, langu
     planning_rows.minutes(NOW, 3)
     planning_rows.forecasts(NOW, 3)
     planning_rows.plan(language_model, NOW, "advice")
-    outlook = outlooks.see(Asked(*SERIES, "output", 6), NOW).outlook
+    planning_rows.capacity(NOW, 12)
+    outlook = outlooks.see(WHOLE, NOW).outlook
     over = [start for start in outlook.starts if start + timedelta(minutes=10) <= NOW]
-    for start, actual, capacity in zip(outlook.starts, outlook.actual, outlook.capacity, strict=True):
+    for start, actual, able in zip(outlook.starts, outlook.actual, outlook.capacity, strict=True):
         assert start in over or actual is None
-        assert (capacity is None) == (start > NOW)
+        assert (able is None) == (start > NOW)
     assert outlook.actual[len(over) - 1] is not None
-    assert outlook.capacity_now == pytest.approx(2 * 3_100 / (1 + planning_rows.PROMPT_TO_OUTPUT), rel=1e-3)
+    assert outlook.capacity_now == 2 * 3_100
     assert outlook.planned == pytest.approx(1.5 * outlook.capacity_now)  # the plan adds one to two
     assert outlook.peak == max(outlook.ahead, key=lambda window: window.mean)
     assert outlook.ahead[0].start == NOW.replace(minute=20, second=0)
@@ -165,7 +195,7 @@ def test_all_numbers_are_there_before_any_script(reader, make_instance, language
     make_instance()
     database.write(furnish)
     html = page(reader)
-    for word in ("Demand, last 10 min", "Peak ahead", "Peak of capacity", "Within 80 % band", "All series", "Backtest"):
+    for word in ("Demand, last 10 min", "Peak ahead", "Peak load", "Within 80% band", "All series", "Backtest"):
         assert word in html
     assert html.count('class="preview"') == 3
     assert "<polygon" in html  # the bands
@@ -174,10 +204,10 @@ def test_all_numbers_are_there_before_any_script(reader, make_instance, language
     assert "No forecast" not in html
     figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', html, re.S).group(1))["figure"]
     assert [trace["name"] for trace in figure["data"]] == [
-        "95 %",
-        "95 %",
-        "80 %",
-        "80 %",
+        "95%",
+        "95%",
+        "80%",
+        "80%",
         "forecast",
         "actual",
         "capacity",
@@ -215,7 +245,7 @@ def test_filters_choose_the_series_and_mistyped_ones_show_a_page(reader, make_in
     database.write(furnish)
     html = page(reader, model="nobody", region="nowhere", quantity="words", hours="7")
     assert '<option value="6" selected>' in html
-    assert '<option value="output" selected>' in html
+    assert '<option value="tokens" selected>' in html
     assert '<option value="prompt" selected>' in page(reader, quantity="prompt")
     assert "in windows of 10 min" in page(reader, hours="72")
 
@@ -253,17 +283,17 @@ def flexible(reader, make_instance):
 
 def test_the_class_filter_chooses_chart_tiles_and_accuracy(reader, flexible):
     whole, one = page(reader), page(reader, **{"class": "flexible"})
-    assert '<option value="" selected>Interactive classes</option><option value="flexible">' in whole
+    assert '<option value="*" selected>All classes</option><option value="all-interactive">' in whole
     assert '<option value="flexible" selected>' in one
     assert "Mean error</span>" in one
     assert '<option value="flexible" selected>' not in page(reader, **{"class": "mistyped"})
-    assert "Output tokens of the class flexible per second" in one
-    assert "capacity is shown with" in one
+    assert "Prompt and output tokens of the class flexible per second" in one
+    assert "Capacity is counted in prompt and output tokens together and serves all classes" in one
     assert '<span class="label">Capacity</span>' in whole
     assert '<span class="label">Capacity</span>' not in one
-    assert "interactive classes together; a row opens its chart" in one
+    assert "by model and region, class flexible; a row opens its chart" in one
     figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', one, re.S).group(1))["figure"]
-    assert [trace["name"] for trace in figure["data"]] == ["95 %", "95 %", "80 %", "80 %", "forecast", "actual"]
+    assert [trace["name"] for trace in figure["data"]] == ["95%", "95%", "80%", "80%", "forecast", "actual"]
 
 
 def test_an_outlook_of_a_class_reads_its_own_rows_alone(flexible):
@@ -277,8 +307,13 @@ def test_an_outlook_of_a_class_reads_its_own_rows_alone(flexible):
     assert one.accuracy.mean_ape < 0.1
     assert set(one.outlook.capacity) == {None}
     assert one.outlook.planned is None
-    tiles = outlooks.class_row(Asked(*SERIES, "output", 6, "flexible"), one, NOW)
-    row = next(row for row in outlooks.series_rows("output", {}, NOW) if (row["model"], row["region"]) == SERIES)
+    tiles, row, both = (
+        next(row for row in outlooks.series_rows("output", {}, NOW, name) if (row["model"], row["region"]) == SERIES)
+        for name in ("flexible", "", "*")
+    )
+    assert both["demand"] == pytest.approx(row["demand"] + tiles["demand"])
+    assert both["peak"] == pytest.approx(row["peak"] + tiles["peak"], rel=0.02)
+    assert (both["capacity"], tiles["capacity"]) == (None, None)  # it is counted in all tokens
     assert tiles["demand"] == pytest.approx(row["demand"] / 9, rel=1e-2)
     assert tiles["peak"] == pytest.approx(row["peak"] / 9)
     assert tiles["peak_at"] == row["peak_at"]
@@ -287,15 +322,13 @@ def test_an_outlook_of_a_class_reads_its_own_rows_alone(flexible):
 def test_the_file_and_the_redrawn_chart_are_of_the_class_too(reader, flexible):
     query = {"table": "forecast", "class": "flexible"}
     rows = table(reader.get(reverse("console:forecast"), query | {"format": "csv"}))
-    outlook = outlooks.see(Asked(*SERIES, "output", 6, "flexible"), NOW).outlook
+    outlook = outlooks.see(Asked(*SERIES, "tokens", 6, "flexible"), NOW).outlook
     assert [row[2] for row in rows[1:]] == [cell(seen and seen.mean) for seen in outlook.expected]
     assert {row[-1] for row in rows[1:]} == {""}  # capacity
     answer = reader.get(reverse("console:forecast-charts"), {"charts": "forecast", "class": "flexible"})
     assert answer.json()["charts"]["forecast"]["sentence"].startswith("Demand of the class flexible: ")
-    series = {"table": "series", "format": "csv"}
-    assert table(reader.get(reverse("console:forecast"), series | {"class": "flexible"})) == table(
-        reader.get(reverse("console:forecast"), series)
-    )
+    header, line = table(reader.get(reverse("console:forecast"), query | {"table": "series", "format": "csv"}))
+    assert line[header.index("Capacity (tok/s)")] == ""
 
 
 def test_a_class_without_demand_says_so(reader, flexible):
@@ -377,12 +410,15 @@ def test_nor_is_celery_blamed_when_old_forecasts_are_not_followed_by_new_ones_fo
 def test_a_note_of_a_simpler_forecaster_is_shown(reader, deployment):
     note = "only 3 windows are known: the last value stands in"
     planning_rows.forecast(*SERIES, Quantity.OUTPUT, NOW - timedelta(minutes=3), note=note).save()
-    assert note in page(reader)
+    assert note in page(reader, quantity="output")
 
 
 def test_a_peak_above_the_capacity_is_critical(reader, make_instance, language_model):
     make_instance()
     planning_rows.minutes(NOW, 1)
+    prompt = planning_rows.forecast(*SERIES, Quantity.PROMPT, NOW - timedelta(minutes=3))
+    prompt.mean = [1.0] * planning_rows.AHEAD
+    prompt.save()
     row = planning_rows.forecast(*SERIES, Quantity.OUTPUT, NOW - timedelta(minutes=3))
     planning_rows.plan(language_model, NOW, "shadow", (0,))
     row.mean = [900.0 * 20] * planning_rows.AHEAD
@@ -410,7 +446,7 @@ def test_charts_are_redrawn_alone(reader, make_instance):
 def test_queries_do_not_grow_with_rows(reader, make_instance, django_assert_max_num_queries):
     make_instance()
     database.write(furnish)
-    with django_assert_max_num_queries(34):
+    with django_assert_max_num_queries(41):
         page(reader)
 
 

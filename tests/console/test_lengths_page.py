@@ -292,7 +292,7 @@ def test_calibration_stands_beside_what_is_promised():
     chart = charts.calibration(by_predictor)
     assert [shape["y0"] for shape in chart.figure["layout"]["shapes"]] == [0.5, 0.9]
     assert chart.rows == [["prior", 0.4, 0.9, 10], ["shadow student 3", 0.0, 0.0, 5]]
-    assert "40.0 % were at most as long as the median and 90.0 %" in chart.sentence
+    assert "40.0% were at most as long as the median and 90.0%" in chart.sentence
     assert charts.calibration({}).figure is None
 
 

@@ -98,11 +98,12 @@ def test_demand_and_forecast_are_summed_over_regions(two_regions, live):
     by_region = planning_rows.level
     minute = now - timedelta(minutes=15)
     both = by_region("llama-3.1-8b", "us-east", minute) + by_region("llama-3.1-8b", "us-west", minute)
+    both *= 1 + planning_rows.PROMPT_TO_OUTPUT
     known = [row[1] for row in chart.rows if row[1] is not None]
     assert known[-1] == pytest.approx(both, rel=0.15)
     ahead = chart.rows[-1]
     assert ahead[1] is None
-    assert ahead[5] < ahead[3] < ahead[2] < ahead[4] < ahead[6]  # the bands of 95 and 80 % around the mean
+    assert ahead[5] < ahead[3] < ahead[2] < ahead[4] < ahead[6]  # the bands of 95 and 80% around the mean
 
 
 def test_an_open_row_has_classes_parts_and_a_chart(two_regions, live, reader):
@@ -114,8 +115,9 @@ def test_an_open_row_has_classes_parts_and_a_chart(two_regions, live, reader):
         requests=10, slo_judged=8, slo_met=6, output_tokens=600,
     )  # fmt: skip
     html = page(reader, open="llama-3.1-8b")
-    assert "75.0 %" in html
-    assert "of 8<" in html
+    assert "75.0%" in html
+    assert 'title="6 of 8 judged"' in html
+    assert f'<td class="num warn-text">5.0{TIMES}</td>' in html  # misses: a quarter where a twentieth is allowed
     for words in ("Router", "Join shortest queue", "The instance with the fewest tokens left to do.", "Mode "):
         assert words in html
     assert 'data-chart="model"' in html
@@ -203,7 +205,7 @@ def test_a_class_that_promises_nothing_is_not_judged(two_regions, live, reader):
     now = timezone.now()
     MinuteRow.objects.create(minute=now, model="llama-3.1-8b", region="us-east", slo_class="left-over", slo_judged=3)
     (row,) = (row for row in classes_of("llama-3.1-8b", now) if row.title == "Left over")
-    assert (row.promise, row.met, row.judged) == ("nothing promised", None, 0)
+    assert (row.promise, row.hour.ratio, row.hour.judged) == ("nothing promised", None, 0)
 
 
 def test_a_bundle_is_named_with_what_differs(two_regions, live, operator):

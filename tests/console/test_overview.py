@@ -123,7 +123,7 @@ def test_an_instance_with_all_its_sequences_is_saturated(reader, live, make_inst
 
 def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instance, operator):
     row = make_instance()
-    record("scaling.added", row, actor="floor", reason="use is 92 %")
+    record("scaling.added", row, actor="floor", reason="use is 92%")
     record("instance.start_requested", row, actor="floor", reason="a step of the floor")
     record(
         "instance.moved",
@@ -138,7 +138,7 @@ def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instan
     )
     live.show(Feed(rows_of([row])))
     html = page(reader, "overview")
-    assert "use is 92 %" in html
+    assert "use is 92%" in html
     assert "kernel" in html, "what a person did is a decision"
     assert "a step of the floor" not in html
     assert "it answers" not in html
@@ -149,12 +149,11 @@ def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instan
 def test_demand_of_the_fleet_is_that_of_its_models(reader, live, two_models):
     """Past and capacity are sums over models, and so is the forecast, once each endpoint has one."""
     now = timezone.now()
-    planning_rows.furnish(now, hours=2)
     Instance.objects.update(state="ready")
+    planning_rows.furnish(now, hours=2)
     html = page(reader, "overview")
-    assert "Output tok/s of the interactive classes" not in html  # the chosen segment says so
-    assert re.search(r'aria-current="true">Output tok/s<', html)
-    outlooks = [see(Asked(model, "", "output", 1), now).outlook for model in ("", "llama-3.1-8b", "mistral-7b")]
+    assert re.search(r'aria-current="true">Tokens/s<', html)
+    outlooks = [see(Asked(model, "", "tokens", 1, "*"), now).outlook for model in ("", "llama-3.1-8b", "mistral-7b")]
     for name in ("actual", "capacity"):
         whole, *parts = (getattr(outlook, name) for outlook in outlooks)
         assert any(whole)

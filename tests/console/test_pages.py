@@ -164,7 +164,7 @@ def process(make_instance, settings, tmp_path):
         "arguments": ["vllm", "serve", "<m>"],
         "memory_bytes": 2**31,
     }
-    row = make_instance(name="p", launcher="process", state="failed", startup="Loading weights, 50 %", engine=engine)
+    row = make_instance(name="p", launcher="process", state="failed", startup="Loading weights, 50%", engine=engine)
     (tmp_path / "instances/p.log").write_text(log.read_text())
     return row
 
@@ -172,13 +172,13 @@ def process(make_instance, settings, tmp_path):
 def test_an_instances_page_has_its_start_engine_error_and_log(client, operator, process):
     client.force_login(operator)
     html = page(client, "instance", "p")
-    assert "Loading weights, 50 %" in html
+    assert "Loading weights, 50%" in html
     assert "0.32.0" in html
     assert "vllm serve &lt;m&gt;" in html
     assert "2.0 GiB" in html
     assert "ValidationError: User-specified max_model_len (40960)" in html
     assert "Resolved architecture: LlamaForCausalLM" in html
-    assert "Loading weights, 50 %" in page(client, "instances")
+    assert "Loading weights, 50%" in page(client, "instances")
 
 
 def test_a_log_is_for_operators(client, viewer, process):
@@ -306,6 +306,22 @@ def test_a_key_is_shown_once_then_revoked(client, key_manager, acme):
     assert Event.objects.filter(kind="api_key.revoked", reason="leaked").exists()
     assert key.prefix not in text_of(client.get(url))
     assert key.prefix in text_of(client.get(url, {"show": "all"}))
+
+
+def test_a_service_key_is_made_by_who_may_as_much(client, operator, operations, key_manager):
+    client.force_login(key_manager)
+    assert "service key" not in text_of(client.get(reverse("console:keys")))
+    client.force_login(operator)
+    given = {"name": "night bot", "tenant": operations.pk, "role": "operator"}
+    assert "expires, within" in text_of(client.post(reverse("console:keys"), given))
+    assert "above your role" in text_of(client.post(reverse("console:keys"), given | {"role": "admin", "days": "30"}))
+    made = client.post(reverse("console:keys"), given | {"days": "30"})
+    shown = text_of(client.get(made["Location"]))
+    assert "http://testserver/api/instances" in shown
+    assert "Operator over the fleet" in text_of(client.get(reverse("console:keys")))
+    key = operations.api_keys.get()
+    assert (key.role, key.account.username) == ("operator", f"night-bot@{key.prefix}")
+    assert 29 <= (key.expires_at - timezone.now()).days <= 30
 
 
 def test_a_secret_is_for_the_browser_that_made_the_key(client, key_manager, operator, member, acme):

@@ -99,7 +99,7 @@ def test_other_orders_make_no_claims(client, viewer, usual):
 def test_reorders_say_what_they_gained(client, viewer, usual):
     page = get(client, viewer)
     assert "2 groups would be late" in page
-    assert '90.0 % to <b class="ok-text">97.0 %</b>' in page
+    assert '90.0% to <b class="ok-text">97.0%</b>' in page
     assert "12 ms" in page
     assert "Undo" not in page
     client.logout()
@@ -156,7 +156,7 @@ def test_the_side_panel_says_the_price_of_each_action(client, operator, viewer, 
     assert "Group 7" in page
     assert "36 s mean, 44 s p90" in page
     assert "9 standard 12 s later" in page
-    assert '98.0 % to <b class="crit-text">95.0 %</b>' in page
+    assert '98.0% to <b class="crit-text">95.0%</b>' in page
     assert "Undo the last change" in page
     assert "Pin group 7?" not in get(client, viewer, f"{PAGE}&group=7")
 

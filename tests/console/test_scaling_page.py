@@ -369,7 +369,7 @@ def test_moves_are_listed_with_their_reasons(reader, two_places, now):
     planning_rows.moves(now)
     html = page(reader, "moves")
     assert html.count('<th scope="row">') == ScalingMove.objects.count() > 0
-    assert "use is 84 %, above 70 %" in html
+    assert "use is 84%, above 70%" in html
     assert (
         page(reader, "moves", source="floor").count("Reactive floor,")
         == ScalingMove.objects.filter(source="floor").count()
@@ -464,7 +464,7 @@ def test_a_comparison_without_a_result_says_why(reader, now):
         ),
         ("-2 llama-3.1-8b on a100-80gb in us-east: 3 serve it", "3 serve it"),
         ("+1 another on a100-80gb: x", "+1 another on a100-80gb: x"),
-        ("use: 84 %", "use: 84 %"),
+        ("use: 84%", "use: 84%"),
         ("as it is", "as it is"),
         ("", ""),
     ],
@@ -477,16 +477,16 @@ def test_a_reason_is_shown_without_the_place_that_stands_beside_it(reason, shown
     ("demand_of", "words"),
     [
         ({"band": "upper_80", "soon": 0.0, "kept": 0.0}, "the mean of the forecast"),
-        ({"band": "upper_95", "soon": 1.0, "kept": 1.0}, "the upper end of the forecast's 95 % band"),
+        ({"band": "upper_95", "soon": 1.0, "kept": 1.0}, "the upper end of the forecast's 95% band"),
         (
             {"band": "upper_80", "soon": 0.0, "kept": 0.0, "two_plans": False, "by_capability": True},
             "the mean of the forecast, in the windows until the next plan (PreServe's Algorithm 2)",
         ),
-        ("upper_80", "the upper end of the forecast's 80 % band"),  # as plans of before have it
+        ("upper_80", "the upper end of the forecast's 80% band"),  # as plans of before have it
         ("mean", "the mean of the forecast"),
         (
             {"band": "upper_80", "soon": 0.5, "kept": 0.7},
-            "70% of the way from the mean to the upper end of the forecast's 80 % band; 50% for what is added soon",
+            "70% of the way from the mean to the upper end of the forecast's 80% band; 50% for what is added soon",
         ),
     ],
 )

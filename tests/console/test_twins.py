@@ -146,7 +146,7 @@ def test_the_javascript_twin_knows_the_same_formats_and_words(run_js):
         ("milliseconds", 1_500, "1.50 s"),
         ("milliseconds", 73_000, "73.0 s"),
         ("percent", 0.615, "62%"),
-        ("percent_fine", 0.9996, "99.9 %"),
+        ("percent_fine", 0.9996, "99.9%"),
         ("count", 1329, "1,329"),
         ("ready_of", 63, "63 of 64"),
     ],

@@ -3,7 +3,7 @@
 import pytest
 
 from controlplane.accounts.models import User
-from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif import selectors, services
 from controlplane.simulation.whatif.models import FutureSeed, WhatIf
 from controlplane.simulation.whatif.runs.decisions import compared
 from scheduling.simulation.measures.pairs import ROWS
@@ -49,12 +49,11 @@ def test_the_page_has_both_columns_and_marks_the_first_difference(client, ran, v
     client.force_login(viewer)
     future = ran.futures.get(letter="B")
     one = future.decides[0]
-    one["waiting"] = -5.0  # what had no effect is left out
-    future.save()
     comparison = shown(client, f"/what-if/{ran.pk}/")
     address = f"/what-if/{ran.pk}/decisions/B/"
     query = f"kind={one['kind']}&amp;region={one['region']}"
-    assert f'href="{address}?{query}"' in comparison
+    assert "One seed shows no difference between a decision and chance" in comparison
+    assert f'href="{address}"' in comparison
     page = shown(client, f"{address}?{query.replace('&amp;', '&')}")
     assert page.count('class="first-difference"') == 1
     assert one["effect"] in page
@@ -65,6 +64,30 @@ def test_the_page_has_both_columns_and_marks_the_first_difference(client, ran, v
     pairs = compared(ran, "B")[one["kind"], one["region"]]
     assert lines[0].startswith("Time (UTC),After the begin (s),Model,A,B Three at least")
     assert len(lines) == 1 + len(pairs.rows)
+
+
+def effects_are(future, *waiting: float) -> None:
+    """What came of the first difference of *future* in one seed after the other."""
+    one, run = future.decides[0], future.runs.get(seed=1)
+    future.runs.exclude(seed=1).delete()
+    for seed, value in enumerate(waiting, 1):
+        run.pk = run.pk if seed == 1 else None
+        run.seed, run.result = seed, run.result | {"effects": {f"{one['kind']} {one['region']}": [0.0, value]}}
+        run.save()
+
+
+@pytest.mark.parametrize(
+    ("waiting", "effect"),
+    [
+        ((-5.0, -6.0, -5.5), "-5.5 ±1.2 waiting within 15 min, over 3 seeds"),
+        ((-9.0, 4.0, 5.0), ""),  # chance: one seed against the others
+        ((-5.0, 0.0, 0.0), ""),  # in one seed alone
+        ((-0.1, -0.1, -0.1), ""),  # nothing that anybody would see
+    ],
+)
+def test_what_decides_is_named_with_its_effect_over_all_seeds(ran, waiting, effect):
+    effects_are(ran.futures.get(letter="B"), *waiting)
+    assert [each["effect"] for each in selectors.decides(ran)] == ([effect] if effect else [])
 
 
 def test_there_are_none_of_a_itself_nor_of_a_future_with_other_requests(client, ran, viewer):

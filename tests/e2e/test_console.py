@@ -372,14 +372,25 @@ def test_charts_follow_the_theme(console, open_page):
     page = open_page(console, "/", theme="dark")
     expect_drawn(page, "ttft", "kv")
     colour = "document.querySelector('#chart-ttft [data-plot]').data[1].line.color"
-    reverse = "document.querySelector('#chart-kv [data-plot]').data[0].reversescale"
+    shades = "document.querySelector('#chart-kv [data-plot]').data[0].colorscale.map(([, colour]) => colour)"
+    token = """name => {
+      const probe = document.body.appendChild(document.createElement("i"));
+      probe.style.color = `var(${name})`;
+      const colour = getComputedStyle(probe).color;
+      probe.remove();
+      return colour;
+    }"""
+
+    def empty_and_full() -> list[str]:
+        return [page.evaluate(token, name) for name in ("--sunken", "--s1")]
+
     dark = page.evaluate(colour)
-    assert page.evaluate(reverse) is False
+    assert page.evaluate(shades) == empty_and_full()
     page.keyboard.press("t")
     page.locator("html[data-theme=light]").wait_for()
     page.wait_for_timeout(1000)
     assert page.evaluate(colour) != dark
-    assert page.evaluate(reverse) is True
+    assert page.evaluate(shades) == empty_and_full()  # full stands out from the ground in either theme
 
 
 def test_everything_by_keyboard(console, open_page):

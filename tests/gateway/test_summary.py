@@ -58,6 +58,28 @@ async def test_use_is_the_fuller_of_sequences_and_kv_cache(served):
     await asyncio.gather(*asked)
 
 
+async def test_the_headline_is_the_class_that_does_worst_against_its_own_percentile(served):
+    """Twenty flexible requests in time do not hide that each interactive one missed its first token."""
+    await asyncio.gather(*(served.chat(headers={"X-SLO-Class": "flexible"}) for _ in range(20)))
+    backend = served.backends[0]
+    backend.script.first_token_s = 1.05
+    for _ in range(2):
+        answer = await served.chat(stream=True)
+        await answer.read()
+
+    def fleet() -> dict:
+        return tables(served)[0]
+
+    await until(lambda: fleet()["slo_judged"] == 22)
+    shown = fleet()
+    assert (shown["slo_class"], shown["slo_met_ratio"], shown["slo_objective_ratio"]) == ("interactive", 0.0, 0.95)
+    assert shown["slo_burn"] == pytest.approx(20.0)
+    by_class = {row["slo_class"]: (row["met"], row["judged"]) for row in shown["slo_classes"]}
+    assert by_class == {"flexible": (20, 20), "interactive": (0, 2)}
+    model = served.gateway.publisher.summary.snapshot()["models"]["m"]
+    assert model["slo_classes"] == shown["slo_classes"]
+
+
 async def test_the_slo_says_of_how_many_requests_it_speaks(served):
     """The class promises a time to first token: an answer that is not streamed shows none, so it is not judged."""
     for stream in (True, False, False):

@@ -44,7 +44,7 @@ def make(minutes, **values):
 def shown(hours=72, slo_class=""):
     """What the page draws and judges: the windows without their rows' keys."""
     newest = selectors.latest_forecast(*SERIES[:3], slo_class)
-    windows = selectors.track(newest, NOW - timedelta(hours=hours))
+    (windows,) = selectors.tracks([newest], NOW - timedelta(hours=hours))
     return [(window.start, *(getattr(window, name) for name in compaction.BANDS)) for window in windows]
 
 

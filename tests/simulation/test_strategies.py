@@ -146,6 +146,44 @@ def test_a_region_that_fails_loses_its_instances(tmp_path: Path) -> None:
     assert run(path, "--seed", "3") == answer
 
 
+@pytest.mark.parametrize("strategy", ["reactive", "siloed"])
+def test_nothing_serves_in_a_lost_region_before_it_is_back(tmp_path: Path, strategy: str) -> None:
+    """Its empty places are lost with it: no scaler fills them, and what was empty is empty again afterwards."""
+    failure = "[[failures]]\nat_h = 0.05\nregion = 'east'\nrepair_min = 1\n\n[demand]"
+    path = changed(tmp_path, "[demand]", failure)
+    text = path.read_text().replace('strategy = "reactive"', f'strategy = "{strategy}"')
+    path.write_text(text.replace("instances = 2\n", "instances = 2\nempty = 2\n", 1).replace("sample_s", "# sample_s"))
+    out = tmp_path / "out"
+    run(path, "--out", str(out))
+    rows = [row.split(",") for row in (out / "changes.csv").read_text().splitlines()[1:]]
+    own = [(float(at), name, after) for at, name, *_, after in rows if "-east-" in name]
+    assert {name for at, name, after in own if at == 180.0} == {f"m-east-{number}" for number in (1, 2, 3, 4)}
+    assert [each for each in own if 180.0 < each[0] < 240.0] == []
+    back = {name: after for at, name, after in own if at == 240.0}
+    assert (back["m-east-1"], back["m-east-2"]) == ("loading", "loading")
+    assert {back["m-east-3"], back["m-east-4"]} == {"empty"}
+
+
+def test_planners_do_not_count_on_what_is_lost(tmp_path: Path) -> None:
+    failure = "[[failures]]\nat_h = 0.05\nregion = 'east'\nrepair_min = 1\n\n[demand]"
+    path = changed(tmp_path, "[demand]", failure)
+    path.write_text(path.read_text().replace("instances = 2\n", "instances = 2\nempty = 2\n", 1))
+    scenario = load_scenario(path)
+    then = planner._FleetThen(scenario, stage(scenario, path))
+
+    def most(now_s: float) -> dict[str, tuple[int, int]]:
+        then.now_s = now_s
+        fleet = then([])
+        return {
+            region: (row.max_instances, fleet.units[region, gpu]) for (_, region, gpu), row in fleet.deployments.items()
+        }
+
+    whole = most(0.0)
+    assert whole["east"] == (4, 4)
+    assert most(180.0) == most(239.0) == whole | {"east": (0, 0)}
+    assert most(240.0) == whole
+
+
 def test_spot_goes_over_to_another_model_when_the_scenario_says(tmp_path: Path) -> None:
     text = RIGHT.replace("instances = 2", "instances = 2\nspot = 1")
     text = text.replace(

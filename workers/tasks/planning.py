@@ -22,6 +22,7 @@ from controlplane.fleet.models import Instance
 from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
 from controlplane.lengths import trainings
+from controlplane.planning import capacity
 from controlplane.planning.comparison import services as comparison
 from controlplane.planning.execution import executor, live_views, plan_rollout, strategist
 from controlplane.planning.forecasts import backtests, compaction
@@ -104,6 +105,13 @@ def run_strategies() -> int:
 
 
 @app.task
+def record_capacity() -> int:
+    """Keep what endpoints can serve from now on, where it has changed; returns of how many."""
+    with only_one("record_capacity") as free:
+        return capacity.record_capacity(timezone.now()) if free else 0
+
+
+@app.task
 def finish_drains() -> int:
     """Stop instances that scaling has drained and on which nothing runs any more; returns how many."""
     rows = executor.drained()
@@ -121,7 +129,8 @@ def finish_drains() -> int:
 
 @app.task
 def prune_planning() -> int:
-    """Delete forecasts, and plans that were never carried out, after `PILOTHOUSE_PLANNING_KEEP_DAYS`; returns how many.
+    """Delete forecasts, plans that were never carried out and capacity as it was, after `PILOTHOUSE_PLANNING_KEEP_DAYS`;
+    returns how many.
 
     Forecasts are folded long before, after `PILOTHOUSE_FORECAST_KEEP_HOURS`. What one run leaves is the next one's.
     """
@@ -130,6 +139,7 @@ def prune_planning() -> int:
     gone = delete_in_batches(Forecast.objects.filter(made_at__lt=oldest).order_by("made_at"))
     never = [PlanStatus.SHADOW, PlanStatus.SUPERSEDED, PlanStatus.REJECTED]
     gone += delete_in_batches(ScalingPlan.objects.filter(made_at__lt=oldest, status__in=never).order_by("made_at"))
+    gone += delete_in_batches(capacity.out_of_date(oldest))
     hours = 0
     for hour in compaction.due(now):
         fewer = compaction.fold(hour)

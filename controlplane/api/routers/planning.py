@@ -1,11 +1,12 @@
 """`/api`: forecasts, scaling policies, plans, moves, and how strategies compare. Viewers read, operators decide."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
+from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from ninja.pagination import paginate
 
@@ -13,7 +14,8 @@ from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, Page, RowSchema, Strict
 from controlplane.fleet.models import Model
-from controlplane.planning import bundles, selectors, services
+from controlplane.gateway.selectors import attainments
+from controlplane.planning import bundles, capacity, selectors, services
 from controlplane.planning.models import (
     Backtest,
     Forecast,
@@ -30,6 +32,35 @@ from controlplane.rows import narrowed
 from scheduling.bundles import BUNDLES
 
 router = Router(auth=VIEWERS, tags=["Scaling"])
+
+
+class ClassServiceOut(Described):
+    slo_class: str
+    met: int
+    judged: int
+    met_ratio: float | None
+    objective_ratio: float
+    """The share that the class's percentile promises."""
+    burn: float | None
+    """Misses over those that the objective allows; above 1 the error budget does not last."""
+
+
+class EndpointOut(Described):
+    """One model in one region. Tokens are of prompts and outputs together and of all SLO classes, as planners count."""
+
+    model: str
+    region: str
+    instances_ready: int
+    gpus: int
+    """Of instances that serve or are starting."""
+    usd_per_hour: float
+    demand_tokens_per_s: float | None
+    """Asked for by callers of the region over the last ten minutes; null while nothing is counted."""
+    capacity_tokens_per_s: float | None
+    """Of what is ready, as the newest plan counts it; null where there was no plan yet."""
+    load_ratio: float | None
+    slo_classes: list[ClassServiceOut]
+    """Of the last hour, by the region that served."""
 
 
 class ForecastOut(RowSchema):
@@ -171,6 +202,31 @@ class MoveQuery(Schema):
     model: str = ""
     region: str = ""
     source: MoveSource | None = None
+
+
+@router.get("/endpoints", response=Items[EndpointOut])
+def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> dict[str, Any]:
+    """Demand, capacity, load, GPUs, cost and service by SLO class of every endpoint, as the console shows them."""
+    now = timezone.now()
+    served = attainments(now - timedelta(hours=1))
+    loads = capacity.endpoint_loads(now)
+    return {
+        "items": [
+            {
+                "model": load.model,
+                "region": load.region,
+                "instances_ready": load.ready,
+                "gpus": load.gpus,
+                "usd_per_hour": load.usd_per_hour,
+                "demand_tokens_per_s": load.demand_tokens_per_s,
+                "capacity_tokens_per_s": load.capacity_tokens_per_s,
+                "load_ratio": load.load,
+                "slo_classes": [one.as_dict() for one in sorted(served.get(place, {}).values())],
+            }
+            for place, load in loads.items()
+            if model in ("", load.model) and region in ("", load.region)
+        ]
+    }
 
 
 @router.get("/forecasts", response=Page[ForecastOut])

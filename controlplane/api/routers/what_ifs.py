@@ -112,6 +112,8 @@ class FutureDecision(DecisionIn):
 class PlanIn(DecisionIn):
     future: str = Field(max_length=1)
     """Its letter."""
+    confirmed: bool = False
+    """That it becomes the plan though it misses its target in every seed."""
 
 
 class ChoiceIn(Strict):
@@ -290,10 +292,10 @@ def check_what_if_plan(request: ApiRequest, number: int, query: Query[FutureQuer
 def make_what_if_plan(request: ApiRequest, number: int, body: PlanIn) -> WhatIf:
     """Make a future the plan: its policies and bounds change, its instances are proposed as plans to approve.
 
-    409 if what it rests on has changed since, in words.
+    409 if what it rests on has changed since, or if it misses its target in every seed and that is not confirmed, in words.
     """
     user = request.auth.require(Role.OPERATOR)
-    return plan.make_plan(_row(number), body.future, user, body.reason)
+    return plan.make_plan(_row(number), body.future, user, body.reason, confirmed=body.confirmed)
 
 
 @router.post("/what-ifs/{int:number}/undo", response=WhatIfDetail)

@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import Any
 
 from django.http import StreamingHttpResponse
-from plotly.colors import sequential
 
 from controlplane.console.formats import NONE
 from controlplane.console.tables import Table
@@ -21,7 +20,7 @@ HEIGHT, TALL_HEIGHT = 196, 220  # px, with a legend above, and without
 HEIGHTS = {"large": 320, "medium": 248}
 DASHES = {"dot": "1 4", "dash": "7 4", "dashdot": "7 3 1 3", "longdash": "11 4"}  # of SVG lines
 STYLES = (("s1", "solid"), ("s2", "dash"), ("s3", "dot"), ("s4", "dashdot"), ("s5", "longdash"), ("s6", "solid"))
-CIVIDIS = [[at / 9, color] for at, color in enumerate(sequential.Cividis)]  # plotly.js has other colours by that name
+SHADES = [[0.0, "var(--sunken)"], [1.0, "var(--s1)"]]  # in either theme full stands out, and empty does not
 NO_SAMPLES = "No samples yet. The gateway keeps one every 5 s; the first appear shortly after it starts."
 NO_TRAFFIC = "No traffic in this range."
 
@@ -138,7 +137,7 @@ class Heat:
             "z": [[None if value is None else round(value, 3) for value in values] for values in self.z],
             "zmin": 0,
             "zmax": 1,
-            "colorscale": CIVIDIS,
+            "colorscale": SHADES,
             "ygap": 1,
             "hovertemplate": self.hover,
             "colorbar": {"thickness": 8, "outlinewidth": 0, **ticks, "xpad": 6, "ypad": 7},
@@ -340,7 +339,7 @@ def last(values: Values) -> float | None:
 
 
 def change(values: Values) -> str:
-    """`, up 8 % over the range`, or nothing when little changed or is known."""
+    """`, up 8% over the range`, or nothing when little changed or is known."""
     known = [value for value in values if value is not None]
     if len(known) < 6:
         return ""
@@ -348,4 +347,4 @@ def change(values: Values) -> str:
     before, after = sum(known[:third]) / third, sum(known[-third:]) / third
     if not before or abs(after / before - 1) < 0.03:
         return ""
-    return f", {'up' if after > before else 'down'} {abs(after / before - 1) * 100:.0f} % over the range"
+    return f", {'up' if after > before else 'down'} {abs(after / before - 1) * 100:.0f}% over the range"

@@ -1,19 +1,19 @@
 """What needs an operator's eye now, worst first: the list of the overview and the badges of the navigation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlencode
 
 from django.urls import reverse
 
-from controlplane.console.formats import count, milliseconds, percent, percent_fine
+from controlplane.console.formats import count, goal, milliseconds, percent, percent_fine, times
 from controlplane.console.live.deltas import Table, rows_of
 from controlplane.console.live.jobs import job_title, part_title, trouble
+from controlplane.fleet.attainment import level_of
 from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
 
 SHOWN = 5
-SLO_WARNING, SLO_CRITICAL = 0.99, 0.90
 ERRORS_WARNING, ERRORS_CRITICAL = 0.001, 0.01
 QUEUE_WARNING = 0.8  # of the endpoint's bound
 JOBS_NAMED = 3  # beyond these, jobs in trouble are one line
@@ -78,7 +78,7 @@ def find(tables: dict[str, Table], known: Known) -> dict[str, Any]:
     return {
         **_list([*others, *waiting]),
         "instances": sum(status in ("failed", "unreachable") for status in tables["instances"]["status"]),
-        "below": sum(below_slo(row) for row in rows_of(tables["tiles"])),
+        "below": sum(bool(row["scope"] and slo_level(row)) for row in rows_of(tables["tiles"])),
         "plans": len(known.plans),
         "system": len(system),
         "queues": sum((row["at_risk"] or 0) + (row["late"] or 0) for row in rows_of(tables.get("queues", {}))),
@@ -149,10 +149,9 @@ def _rollouts(failed: tuple[tuple[str, str, str], ...]) -> Iterator[Item]:
         yield Item("warning", 0.4, f"The rollout of {model} in {region} failed", message, href, model)
 
 
-def below_slo(row: dict[str, Any]) -> bool:
-    """Whether the tile of a model (not of the fleet) is below what is promised."""
-    met = row["slo_met_ratio"]
-    return bool(row["scope"]) and met is not None and met < SLO_WARNING
+def slo_level(row: Mapping[str, Any]) -> str:
+    """How worrying the SLO of a tile is: that of its worst class, against what the class promises."""
+    return level_of(row.get("slo_met_ratio"), row.get("slo_objective_ratio"), row.get("slo_burn"))
 
 
 def _service(table: list[dict[str, Any]]) -> Iterator[Item]:
@@ -162,11 +161,11 @@ def _service(table: list[dict[str, Any]]) -> Iterator[Item]:
         if not model:
             continue
         href = link("overview", model=model)
-        if below_slo(row):
-            detail = f"{percent_fine(met)} of the last 5 min met their targets"
+        if severity := slo_level(row):
+            detail = f"{percent_fine(met)} of the {goal(row['slo_objective_ratio'])} promised to {row['slo_class']}"
+            detail += f" over 5 min, burn {times(row['slo_burn'])}"
             if row["ttft_p95_ms"] is not None:
-                detail += f"; TTFT p95 is {milliseconds(row['ttft_p95_ms'])}"
-            severity = "critical" if met < SLO_CRITICAL else "warning"
+                detail += f"; TTFT p95 {milliseconds(row['ttft_p95_ms'])}"
             yield Item(severity, 1 + met, f"{model} is below its SLO", detail, href, model)
         requests, errors = row["requests_per_s"] or 0, row["errors_per_s"] or 0
         if requests and (share := errors / requests) > ERRORS_WARNING:

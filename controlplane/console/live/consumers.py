@@ -7,6 +7,8 @@ Messages are JSON objects with `t` (kind), `seq` (grows by one with each message
 - `tick` (topic overview) and `delta` (topics instances, lengths, system, queues:REGION, what-if:ID): what makes the next
   state, see `deltas.py`
 - `event` {events}: new rows of the event record, oldest first
+- `alive` {now}: nothing else was sent for `ALIVE_S`; a page that hears nothing for longer has lost its connection, whatever
+  its socket says
 - `resync` {reason}: the page should load again, since more happened than one message holds
 
 A client may send `{"t": "resync"}` and is answered with a snapshot. Each topic gets at most one message a second, made from
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 PROTOCOL = 1
 INTERVAL_S = 1.0
+ALIVE_S = 5.0
 SEND_TIMEOUT_S = 5.0
 SESSION_CHECK_S = 60.0
 MAX_INBOUND_BYTES = 1024
@@ -90,9 +93,18 @@ class LiveConnection:
                 await self._send_state()
                 await self._send_new_events()
                 await asyncio.sleep(INTERVAL_S)
-                await self._watcher.changed.wait()
+                await self._news()
         finally:
             self._hub.unwatch(self._watcher)
+
+    async def _news(self) -> None:
+        """Wait until there may be something to send, and say meanwhile that the connection is alive."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ALIVE_S):
+                    await self._watcher.changed.wait()
+                    return
+            await self._message("alive", now=time.time(), ts=time.time())
 
     def resync(self) -> None:
         self._sent = None

@@ -11,11 +11,11 @@ SOURCES = ("cache", "lexical", "embedding", "model", "prior")
 
 TILES = (
     Tile("answered", "Answered", "quantity", empty="not reported"),
-    Tile("model_ratio", "By the model", "share", empty="none yet"),
-    Tile("cache_ratio", "Exact cache", "share", empty="none yet"),
-    Tile("lexical_ratio", "Lexical cache", "share", empty="none yet"),
-    Tile("embedding_ratio", "Embedding cache", "share", empty="none yet"),
-    Tile("prior_ratio", "By the prior", "share", empty="none yet"),
+    Tile("model_ratio", "By the model", "percent", empty="none yet"),
+    Tile("cache_ratio", "Exact cache", "percent", empty="none yet"),
+    Tile("lexical_ratio", "Lexical cache", "percent", empty="none yet"),
+    Tile("embedding_ratio", "Embedding cache", "percent", empty="none yet"),
+    Tile("prior_ratio", "By the prior", "percent", empty="none yet"),
     Tile("p50_ms", "Latency p50", "milliseconds", empty="none yet"),
     Tile("p99_ms", "Latency p99", "milliseconds", empty="none yet"),
     Tile(
@@ -23,7 +23,7 @@ TILES = (
         "Late answers",
         "percent_fine",
         beyond(LATE_WARNING, LATE_CRITICAL),
-        "Answers whose time budget was over, so that the prior answered. Warns above 1 %, critical above 10 %",
+        "Answers whose time budget was over, so that the prior answered. Warns above 1%, critical above 10%",
         "none yet",
     ),
 )

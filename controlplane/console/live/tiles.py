@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from controlplane.console.formats import FORMATS, NONE
-from controlplane.console.live.attention import SLO_CRITICAL, SLO_WARNING
+from controlplane.console.live.attention import slo_level
 
 Row = Mapping[str, Any]
 Level = Callable[[float, Row], str]  # of a tile's value in its row
@@ -26,6 +26,10 @@ def beyond(warning: float, critical: float) -> Level:
 def over_slo(value: float, row: Row) -> str:
     target = row.get("ttft_slo_ms")
     return beyond(target, 2 * target)(value, row) if target else ""
+
+
+def below_slo(value: float, row: Row) -> str:
+    return slo_level(row)
 
 
 def not_ready(value: float, row: Row) -> str:
@@ -60,9 +64,9 @@ TILES = (
         "slo_met_ratio",
         "SLO met, 5 min",
         "slo_met",
-        beyond(SLO_WARNING, SLO_CRITICAL),
-        "Warns below 99 %, critical below 90 %. Of those that could be judged/all that ended. Not judged: cancelled "
-        "requests, the tenant's own mistakes, and answers that are not streamed where the class has no end-to-end target",
+        below_slo,
+        "Of the SLO class that does worst against its own percentile. Burn: misses over those that the percentile allows; "
+        "warns above 1, critical from 2 on. Not judged: cancelled requests and the tenant's own mistakes",
         look="slo=missed&hours=1&sort=-ttft_ms",
     ),
     Tile(
@@ -78,9 +82,9 @@ TILES = (
     Tile(
         "kv_max_ratio",
         "KV cache, max",
-        "share",
+        "percent",
         beyond(0.90, 0.98),
-        "Warns above 90 %, critical above 98 %",
+        "Warns above 90%, critical above 98%",
         "not reported",
     ),
     Tile(

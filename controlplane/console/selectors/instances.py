@@ -38,6 +38,7 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
         "name": instance.name,
         "model": instance.deployment.model.name,
         "region": instance.deployment.region.name,
+        "region_title": instance.deployment.region.title,
         "gpu_type": instance.deployment.gpu_type.name,
         "state": state,
         "status": "held" if instance.held and state == "stopped" else status if known else state,
@@ -58,6 +59,9 @@ def instance_rows(state: LiveState, *, model: str = "", region: str = "", text: 
 
 
 def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What needs an eye first; among equals the fullest, then by name. Stopped ones are last."""
+    """What needs an eye first; among equals the fullest, by quarters, so that rows keep their place while loads waver; then
+    by name. Stopped ones are last."""
     rank = {status: at for at, status in enumerate(STATUS_ORDER)}
-    return sorted(rows, key=lambda row: (rank.get(row["status"], len(rank)), -(row["use_ratio"] or 0), row["name"]))
+    return sorted(
+        rows, key=lambda row: (rank.get(row["status"], len(rank)), -int(4 * (row["use_ratio"] or 0)), row["name"])
+    )

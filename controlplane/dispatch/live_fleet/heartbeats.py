@@ -361,6 +361,7 @@ class Heartbeats:
         replica.prefix_hit_ratio = (
             (metrics.prefix_hits_total - first.prefix_hits_total) / queries if queries > 0 else None
         )
+        self.topology.fleet.cached_share[replica.slot] = replica.prefix_hit_ratio or 0.0
 
 
 def _says_gone(error: Exception) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from controlplane.dispatch.kernels import (
+    ask,
     choose_region,
     dispatch,
     dispatch_ahead,
@@ -60,7 +61,10 @@ class Placement:
         if candidates.size:
             self.queue.fit()
             spill_above = topology.endpoints[int(candidates[0])].spec.tuned.SPILL_ABOVE
-            index = int(choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above))
+            now_s = self.clock()
+            index = int(
+                choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s)
+            )
             if index >= 0:
                 return topology.endpoints[index]
             endpoints: list[Endpoint] = [topology.endpoints[index] for index in candidates.tolist()]
@@ -90,8 +94,10 @@ class Placement:
                 slot, instance = self._route(endpoint, policy)
             if slot < 0:
                 break
+            prompt, output = int(queue.arrays.prompt_tokens[slot]), int(queue.arrays.output_tokens[slot])
             request, replica = queue.take_out(slot), topology.by_slot[instance]
             request.placed_s = self.clock()
+            ask(topology.fleet, topology.arrays, instance, prompt, output, request.placed_s)
             request.attempts += 1
             self.times.placed(request, replica)
             why = self._explain(request, endpoint, replica, pulled)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from controlplane.experiments.shared.scenes import SILO
-from scheduling.simulation.cluster.world import Outcome, State
+from scheduling.simulation.cluster.world import UNPAID, Outcome, State
 from scheduling.simulation.measures.results import PROVISIONING, Promise, kept, latency_s
 from scheduling.simulation.result import Result
 from scheduling.simulation.strategies import StrategyRun
@@ -68,7 +68,7 @@ def measure_run(run: StrategyRun, promises: list[Promise], usd_per_hour: float, 
     ttft_s, e2e_s = (latency_s(result, name)[interactive] for name in ("ttft", "e2e"))
     ttft = np.nanpercentile(ttft_s, [50, 95, 99]) if np.isfinite(ttft_s).any() else np.full(3, np.nan)
     hours = result.state_s.sum(axis=0) / 3600
-    paid = float(hours.sum() - hours[State.EMPTY] - hours[State.SPOT])
+    paid = float(hours.sum() - hours[list(UNPAID)].sum())
     done = int(np.count_nonzero(outcomes["state"] == Outcome.DONE))
     counters = result.counters
     return Row(
@@ -98,13 +98,12 @@ def hours_by_model(result: Result) -> dict[str, float]:
     cluster = result.cluster
     names = [model.removesuffix(SILO) for model, _ in cluster.endpoints]
     hours = dict.fromkeys(names, 0.0)
-    unpaid = (State.EMPTY, State.SPOT)
     now = [(0.0, names[cluster.endpoints.index((spec.model, spec.region))], spec.state) for spec in cluster.instances]
     for change in result.changes.tolist():
         time_s, instance, endpoint, _, after = change
         since_s, name, state = now[instance]
-        hours[name] += (time_s - since_s) / 3600 * (state not in unpaid)
+        hours[name] += (time_s - since_s) / 3600 * (state not in UNPAID)
         now[instance] = (time_s, names[endpoint], State(after))
     for since_s, name, state in now:
-        hours[name] += (result.end_s - since_s) / 3600 * (state not in unpaid)
+        hours[name] += (result.end_s - since_s) / 3600 * (state not in UNPAID)
     return hours

@@ -11,6 +11,7 @@ from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.lengths.service import LengthService
 from controlplane.gateway.models import Outcome
+from controlplane.gateway.monitoring.service_levels import ServiceLevels
 from controlplane.gateway.monitoring.windows import Count, Latency, Windows
 from controlplane.gateway.serving.ticket import Ticket, TicketState
 
@@ -30,6 +31,7 @@ class Records:
         self.lengths = lengths
         self.clock = clock
         self.windows = Windows()
+        self.service_levels = ServiceLevels(clock)
         self.retries = Retries()
         self.totals: Counter[tuple[str, str, str, str]] = Counter()  # requests by (model, region, class, outcome)
         self.tokens: Counter[tuple[str, str, str, str]] = Counter()  # tokens by (model, region, class, kind)
@@ -43,9 +45,7 @@ class Records:
         """The window groups that a request of *model* in *region* on *instance* counts for."""
         groups = self._groups.get((model, region, instance))
         if groups is None:
-            names = [FLEET, f"model {model}"]
-            if region:
-                names.append(f"endpoint {model} {region}")
+            names = list(scopes_of(model, region))
             if instance:
                 names.append(f"instance {instance}")
             groups = self._groups[model, region, instance] = tuple(map(self.windows.group, names))
@@ -72,8 +72,10 @@ class Records:
         slo_met = None
         if done:
             slo_met = terms.met(ttft_ms, itl_ms, e2e_ms)
-        elif outcome is not Outcome.CANCELLED and not 400 <= course.status < 429:  # not for the tenant's own mistakes
-            slo_met = False
+        elif outcome is not Outcome.CANCELLED and (
+            course.status < 400 or course.status >= 429
+        ):  # no tenant's own mistake
+            slo_met = False if terms.promises else None
 
         if done:
             self.lengths.prior.learn(ticket.query, served_tokens, call.prompt_characters, prompt_tokens)
@@ -151,8 +153,7 @@ class Records:
         if outcome in (Outcome.FAILED, Outcome.REJECTED):
             windows.count(groups, Count.ERRORS)
         if slo_met is not None:
-            windows.count(groups, Count.SLO_JUDGED)
-            windows.count(groups, Count.SLO_MET, int(slo_met))
+            self.service_levels.judge(scopes_of(model, region), slo_class, ticket.terms.objective, slo_met)
         for what, value in zip(TIMES, times_ms, strict=True):
             if value is not None and (outcome is Outcome.DONE or what is Latency.QUEUE):
                 windows.latency(groups, what, value)
@@ -161,6 +162,12 @@ class Records:
         """Count an arrival for the fleet and *model*; its region is not known yet."""
         self.windows.advance(self.clock())
         self.windows.count(self.groups(model, "", ""), Count.REQUESTS)
+
+
+def scopes_of(model: str, region: str) -> tuple[str, ...]:
+    """What a request of *model* in *region* counts for beside its instance; without a region it was served by none."""
+    of_endpoint = (f"endpoint {model} {region}",) if region else ()
+    return FLEET, f"model {model}", *of_endpoint
 
 
 def _unserved(ticket: Ticket) -> bool:

@@ -31,15 +31,16 @@ from controlplane.dispatch.wire import (
     SUMMARY_KEY,
     WAITING_KEY,
 )
+from controlplane.fleet.attainment import worst
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
 from controlplane.gateway.ledger.accounting import FLEET
+from controlplane.gateway.monitoring.service_levels import SLO_WINDOW_S, ServiceLevels
 from controlplane.gateway.monitoring.windows import LATENCY_WINDOW_S, Count, Latency, Windows
 from controlplane.jobs.record import Job
 
 MOST_WAITING = 500  # of each queue, that are listed
 RATE_WINDOW_S = 10
-SLO_WINDOW_S = 300
 
 
 def _rounded(value: float | None, digits: int = 1) -> float | None:
@@ -57,6 +58,7 @@ class Sources:
     topology: Topology
     dispatcher: Dispatcher
     windows: Windows
+    service_levels: ServiceLevels
     clock: Callable[[], float]
     owner: str  # of the regions: this process
     lengths: Callable[[], dict[str, Any]]
@@ -112,17 +114,20 @@ class Summary:
         ttft = windows.percentiles(group, Latency.TTFT, (50, 95, 99))
         itl = windows.percentiles(group, Latency.ITL, (50, 95))
         (e2e_p95,) = windows.percentiles(group, Latency.E2E, (95,))
-        judged = windows.total(group, Count.SLO_JUDGED, SLO_WINDOW_S)
+        classes = self.sources.service_levels.of(group_name)
+        headline = worst(classes)
         kv = [row["kv_ratio"] for row in instances if row["kv_ratio"] is not None]
         return {
             "requests_per_s": _rounded(windows.rate(group, Count.REQUESTS, RATE_WINDOW_S), 2),
             "output_tokens_per_s": _rounded(sum(row["output_tokens_per_s"] for row in endpoints)),
             "prompt_tokens_per_s": _rounded(sum(row["prompt_tokens_per_s"] for row in endpoints)),
             "errors_per_s": _rounded(windows.rate(group, Count.ERRORS, LATENCY_WINDOW_S), 3),
-            "slo_met_ratio": _rounded(windows.total(group, Count.SLO_MET, SLO_WINDOW_S) / judged, 4)
-            if judged
-            else None,
-            "slo_judged": judged,
+            "slo_class": headline.slo_class if headline else None,
+            "slo_met_ratio": _rounded(headline.ratio, 6) if headline else None,
+            "slo_objective_ratio": headline.objective if headline else None,
+            "slo_burn": _rounded(headline.burn, 4) if headline else None,
+            "slo_classes": [one.as_dict() for one in classes],
+            "slo_judged": sum(one.judged for one in classes),
             "slo_ended": windows.total(group, Count.FINISHED, SLO_WINDOW_S),
             "ttft_p50_ms": _rounded(ttft[0]),
             "ttft_p95_ms": _rounded(ttft[1]),

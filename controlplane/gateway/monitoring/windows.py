@@ -37,12 +37,16 @@ class Latency(IntEnum):
 
 
 class Windows:
-    """Sliding windows for up to `capacity` groups; `group(name)` makes one on first use."""
+    """Sliding windows for up to `capacity` groups; `group(name)` makes one on first use.
 
-    def __init__(self, capacity: int = 64) -> None:
+    Without *histograms* it only counts: a histogram takes twenty times the memory of a group's counts.
+    """
+
+    def __init__(self, capacity: int = 64, histograms: bool = True) -> None:
         self._groups: dict[str, int] = {}
         self._counts: NDArray[np.int64] = np.zeros((capacity, len(Count), SLICES), np.int64)
-        self._latency: NDArray[np.int32] = np.zeros((capacity, len(Latency), LATENCY_WINDOW_S, _BUCKETS), np.int32)
+        measured = capacity if histograms else 0
+        self._latency: NDArray[np.int32] = np.zeros((measured, len(Latency), LATENCY_WINDOW_S, _BUCKETS), np.int32)
         self._second = -1
         self._started_second = -1
         self._counts_now: dict[tuple[int, ...], list[int]] = {}  # of the running second, by groups
@@ -56,6 +60,10 @@ class Windows:
                 self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
                 self._latency = np.concatenate([self._latency, np.zeros_like(self._latency)])
         return index
+
+    def known(self, name: str) -> int | None:
+        """The group called *name*; None before its first use."""
+        return self._groups.get(name)
 
     def advance(self, now_s: float) -> None:
         """Move the ring to *now_s*, clearing the slices that come round again. Call before recording and reading."""

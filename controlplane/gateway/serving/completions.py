@@ -5,7 +5,6 @@ What is decided about it comes from the dispatcher as records (`controlplane.dis
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from functools import partial
@@ -47,8 +46,10 @@ class Completions:
         records: Records,
         clock: Callable[[], float],
         max_depth: int,
+        most_body_bytes: int,
     ) -> None:
         self.max_depth = max_depth  # of a body's JSON
+        self.most_body_bytes = most_body_bytes  # without media
         self.keys = keys
         self.limits = limits
         self.catalog = catalog
@@ -60,11 +61,11 @@ class Completions:
 
     async def complete(self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind) -> None:
         """Answer the body *raw*. Raises the ApiError that the tenant is to be answered with."""
-        call = parse(raw, kind, max_depth=self.max_depth)
+        call = parse(raw, kind, max_depth=self.max_depth, most_bytes=self.most_body_bytes)
         model = self.catalog.model(call.model)
-        known_classes = self.keys.known_classes
-        terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), known_classes)
-        ticket = await self._ticket(grant, terms, call, raw, request, by_prefix=model.by_prefix)
+        terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
+        region = self.keys.words.region(request.name(b"x-region"))
+        ticket = await self._ticket(grant, terms, call, region, request, by_prefix=model.by_prefix)
         predicted_tokens = ticket.asked.prompt_tokens + int(ticket.asked.predicted_tokens)
         self.records.arrived(call.model)
         try:
@@ -102,7 +103,7 @@ class Completions:
             )
 
     async def _ticket(
-        self, grant: Grant, terms: SloTerms, call: Call, raw: bytes, request: HttpRequest, *, by_prefix: bool
+        self, grant: Grant, terms: SloTerms, call: Call, region: str, request: HttpRequest, *, by_prefix: bool
     ) -> Ticket:
         query = OutputQuery(
             model=call.model,
@@ -126,10 +127,11 @@ class Completions:
             number=self.requests.next_number(),
             request_id=request.request_id,
             model=call.model,
-            region=request.name(b"x-region"),
+            region=region,
             tenant_id=grant.tenant_id,
             priority=terms.priority,
-            due_s=terms.due_s if math.isfinite(terms.due_s) else None,
+            due_s=terms.due_s,
+            end_s=terms.end_s,
             deadline_s=terms.deadline_s,
             slo_class=terms.name,
             evictable=evictable(call),
@@ -141,7 +143,7 @@ class Completions:
             sequences=call.sequences,
             streamed=call.stream,
             prefix_hashes=tuple(hashes),
-            fingerprint=int.from_bytes(blake2b(raw, digest_size=8).digest()),
+            fingerprint=int.from_bytes(blake2b(call.raw, digest_size=8).digest()),
             block_tokens=block_tokens,
         )
         return Ticket(
@@ -151,12 +153,13 @@ class Completions:
             call=call,
             query=query,
             course=Course(prompt_tokens, length.tokens),
-            raw=raw,
+            raw=call.raw,
             retry=retry_number(request.headers.get(RETRY_HEADER, b"")),
             length=length,
             application=request.name(b"x-application"),
             run=request.name(b"x-run"),
             unit=request.name(b"x-unit"),
+            trace_context=request.trace_context(),
             task=asyncio.current_task(),
         )
 

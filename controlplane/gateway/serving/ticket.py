@@ -113,12 +113,13 @@ class Ticket(Struct, eq=False):
     call: Call
     query: OutputQuery
     course: Course
-    raw: bytes  # the body as it came
+    raw: bytes  # `Call.raw`
     retry: int = 0  # by the client's SDK, as it says
     length: Prediction | None = None  # who predicted, and from what
     application: str = ""
     run: str = ""
     unit: str = ""
+    trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     task: asyncio.Task[object] | None = None
     interrupted: Interrupt | None = None
     placement: asyncio.Future[Placed] | None = None

@@ -26,6 +26,7 @@ JSON_KINDS = {
 }
 OF_THE_REQUEST = frozenset({"badrequesterror", "invalid_request_error", "notfounderror", "unprocessableentityerror"})
 """Types of errors without a number that are about what was asked."""
+NOT_IMPLEMENTED = 501  # a part of the API that this server was not started with
 NOT_OF_THE_REQUEST = BUSY_STATUSES | {403, 405, 407, 408}
 """Statuses that say nothing about what was asked: the address, our token, a proxy or the engine is at fault."""
 
@@ -141,7 +142,7 @@ def whole(data: bytes, kind: Kind) -> Said:
 
 def refusal(status: int, data: bytes) -> Refusal | None:
     """What an answer with a *status* other than 200 says about the call; None if it says nothing of it."""
-    if not (400 <= status < 500 or status == 501) or status in NOT_OF_THE_REQUEST:  # 501: vLLM does not have that
+    if not (400 <= status < 500 or status == NOT_IMPLEMENTED) or status in NOT_OF_THE_REQUEST:
         return None
     try:
         said = read(data)

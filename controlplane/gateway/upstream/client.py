@@ -60,7 +60,9 @@ def _head(ticket: Ticket, placed: Placed, begin: bytes, body_bytes: int) -> byte
     key = f"Authorization: Bearer {placed.api_key}\r\n" if placed.api_key else ""
     if key.count("\n") > 1 or key.count("\r") > 1:
         raise ValueError("an API key of an instance has line ends in it")
-    return begin + f"{key}X-Request-Id: {ticket.asked.request_id}\r\nContent-Length: {body_bytes}\r\n\r\n".encode()
+    traced = "".join(f"{name}: {value}\r\n" for name, value in ticket.trace_context)
+    ours = f"X-Request-Id: {ticket.asked.request_id}\r\nContent-Length: {body_bytes}\r\n"
+    return begin + f"{key}{traced}{ours}\r\n".encode()
 
 
 class Upstream:

@@ -1,6 +1,6 @@
 """The fleet of the rows as a scenario and as a simulated cluster: what round trips took."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,7 +8,7 @@ from django.db.models import QuerySet
 from numpy.typing import NDArray
 
 from controlplane.fleet.models import PerformanceProfile, SloClass
-from controlplane.fleet.selectors import region_latencies_ms
+from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.comparison import sharing
 from controlplane.planning.plans import inventory
@@ -42,7 +42,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
     """
     from scheduling.routing.regions import latency_ms
 
-    trips_s, shared = round_trips_s(rows), sharing.read()
+    trips_s, shared, fitted = round_trips_s(rows), sharing.read(), gpus_fitted()
     tables: dict[str, Any] = {name: {} for name in ("models", "gpus", "regions", "latency_ms", "profiles", "fleet")}
     endpoints: dict[tuple[str, str], dict[str, Any]] = {}
     for place, row in fleet.deployments.items():
@@ -56,6 +56,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "spot_usd_per_hour": row.gpu_type.spot_usd_per_hour,
         }
         tables["gpus"][gpu] = {name: float(usd or 0) for name, usd in prices.items()}
+        tables["gpus"][gpu]["count"] = {at: there for (at, name), there in fitted.items() if name == gpu}
         tables["regions"][region] = {}
         tables["profiles"][model, gpu, row.tensor_parallel] = _profile(model, gpu, row.tensor_parallel, profile)
         members = shared.members.get(place, [])
@@ -115,6 +116,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "region_threshold": tuned().SPILL_ABOVE,
             "max_hold_s": tuned().MAX_HOLD_S,
             "reordering": tuned().REORDER_BY,
+            "share_spot": False,  # an instance belongs to its deployment: no command gives it to another model
         },
     }
 
@@ -125,7 +127,7 @@ def cluster_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> tuple["Clus
     from scheduling.simulation.staging.fleet import cluster_of, prices_of
 
     scenario = Scenario.model_validate(live_scenario(fleet, rows))
-    cluster, prices = replace(cluster_of(scenario), share_spot=False, sweeps=True), prices_of(scenario)
+    cluster, prices = cluster_of(scenario), prices_of(scenario)
     return cluster, np.array([prices[spec.gpu_type].on_demand_usd for spec in cluster.instances])
 
 

@@ -58,7 +58,7 @@ class Replay:
 
         Each comes from the region of its caller. One that was not served is as long as it was predicted to be.
         """
-        from scheduling.queueing.ordering import due_s, hold_s
+        from scheduling.queueing.ordering import hold_s
         from scheduling.simulation.workload.requests import make_requests
 
         deployments = [row for row in fleet.deployments.values() if row.max_instances and row.profile() is not None]
@@ -102,7 +102,8 @@ class Replay:
             predicted_tokens=np.clip(predicted, 1, longest - prompt_tokens),
             slo_class=slo_class,
             priority=np.array([row.priority for row in classes])[slo_class],
-            deadline_s=np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promises])[slo_class],
+            deadline_s=np.array([each.ttft_s for each in promises])[slo_class],
+            end_s=np.array([each.end_s for each in promises])[slo_class],
             hold_s=np.array([hold_s(each.deadline_s, tuned().MAX_HOLD_S) for each in promises])[slo_class],
         )
         notes = []
@@ -155,12 +156,12 @@ class Replay:
         return {"strategy": name, **self._measured(run)}
 
     def _measured(self, run: "StrategyRun") -> dict[str, Any]:
-        from scheduling.simulation.cluster.world import State
+        from scheduling.simulation.cluster.world import UNPAID
         from scheduling.simulation.measures.results import PROVISIONING, kept, latency_s
 
         result = run.result
         hours = result.state_s / 3600
-        paid = hours.sum(axis=1) - hours[:, State.EMPTY] - hours[:, State.SPOT]
+        paid = hours.sum(axis=1) - hours[:, UNPAID].sum(axis=1)
         judged, met = kept(result, self.promises)
         shown = np.array(self.interactive)[result.requests.slo_class]
         shown = shown if shown.any() else np.ones_like(shown)

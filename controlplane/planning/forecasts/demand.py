@@ -29,6 +29,11 @@ ASKED = {
 """Tokens of a minute row that were asked for: those served, and of requests that got none, as counted and predicted; not
 those of their retries, which are demand that is counted."""
 
+TOKENS = "tokens"
+"""Prompt and output tokens together, the unit in which capacity is counted; beside the quantities."""
+EVERY_CLASS = "*"
+"""In place of the name of an SLO class."""
+
 BURSTS_OVER = timedelta(hours=4)
 Endpoint = tuple[str, str]
 """(model, region), by name."""

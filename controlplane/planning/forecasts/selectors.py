@@ -1,11 +1,15 @@
 """Reads of demand, forecasts and backtests, as pages show them. Writing is in `services.py`."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import add
 
-from django.db.models import Max, Min, Q, QuerySet, Sum
+from django.db.models import F, Max, Min, Q, QuerySet, Sum
+from django.db.models.expressions import Combinable
 
 from controlplane.events.models import Event, Severity
 from controlplane.gateway.models import MinuteRow
@@ -13,19 +17,20 @@ from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.forecasts.demand import (
     ASKED,
     COLUMNS,
+    EVERY_CLASS,
     LAG,
     MINUTE_S,
+    TOKENS,
     asked_from,
     other_classes,
     window_start,
 )
 from controlplane.planning.models import Backtest, Forecast, Quantity
-from controlplane.rows import newest_of_each
+from controlplane.rows import narrowed, newest_of_each
 from controlplane.tuning.selectors import tuned
 
 FORECAST_FAILURES = ("planning.forecasts_failed", "planning.forecaster_failed")
 FAILURE_SAID_AGAIN = timedelta(minutes=15)
-FORECASTS_READ_BEFORE = timedelta(hours=2)  # a forecast made this long before a range still reaches into it
 
 Series = list[float | None]
 
@@ -47,7 +52,8 @@ def demand(
     model, of all models together, and without a region, of all regions.
 
     None is a gap, as in `demand.read`, which reads every series where this reads one. *slo_class* narrows, empty is all
-    interactive classes. Windows with generated minutes are not gaps; `generated_past` says which they are.
+    interactive classes, `EVERY_CLASS` all there are; *quantity* may be `TOKENS`. Windows with generated minutes are no
+    gaps; `generated_past` says which they are.
     """
     if not starts:
         return []
@@ -57,7 +63,7 @@ def demand(
         MinuteRow.objects.filter(minute__gte=starts[0], minute__lt=end)
         .order_by()
         .values_list("minute")
-        .annotate(tokens=Sum(ASKED[Quantity(quantity)], filter=of_series))
+        .annotate(tokens=Sum(_asked(quantity), filter=of_series))
     )
     begin_s = starts[0].timestamp()
     tokens, minutes = [0] * len(starts), [0] * len(starts)
@@ -68,7 +74,18 @@ def demand(
     return [total / (MINUTE_S * known) if known else None for total, known in zip(tokens, minutes, strict=True)]
 
 
+def _asked(quantity: str) -> Combinable:
+    return ASKED[Quantity.PROMPT] + ASKED[Quantity.OUTPUT] if quantity == TOKENS else ASKED[Quantity(quantity)]
+
+
+def quantities(quantity: str) -> list[str]:
+    """Those that *quantity* is the sum of."""
+    return list(Quantity.values) if quantity == TOKENS else [quantity]
+
+
 def _of(slo_class: str) -> Q:
+    if slo_class == EVERY_CLASS:
+        return Q()
     return Q(slo_class=slo_class) if slo_class else ~Q(slo_class__in=other_classes())
 
 
@@ -95,14 +112,14 @@ def demand_now(
     """Tokens a second by (model, region) over the last whole *minutes* in which anybody counted; None without any.
 
     Generated minutes were counted by nobody. A series without requests is left out. *slo_class* narrows, empty is all
-    interactive classes.
+    interactive classes, `EVERY_CLASS` all there are; *quantity* may be `TOKENS`.
     """
     until = window_start(now - LAG, MINUTE_S)
     counted = MinuteRow.objects.filter(generated=False)
     rows = counted.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
     known_s = MINUTE_S * rows.values("minute").distinct().count()
     of_class = rows.filter(_of(slo_class))
-    sums = of_class.annotate(own=OWN_REGION).values_list("model", "own").annotate(tokens=Sum(ASKED[Quantity(quantity)]))
+    sums = of_class.annotate(own=OWN_REGION).values_list("model", "own").annotate(tokens=Sum(_asked(quantity)))
     return {(model, region): tokens / known_s for model, region, tokens in sums} if known_s else None
 
 
@@ -114,18 +131,22 @@ class NotServedHere:
     elsewhere: float = 0.0
 
 
-def not_served_here(quantity: str, now: datetime, minutes: int = 10) -> dict[tuple[str, str], NotServedHere]:
-    """By (model, region), of the interactive classes over the minutes of `demand_now`; those without any are left out."""
+def not_served_here(
+    quantity: str, now: datetime, minutes: int = 10, slo_class: str = ""
+) -> dict[tuple[str, str], NotServedHere]:
+    """By (model, region), over the minutes of `demand_now` and of its classes; those without any are left out."""
     until = window_start(now - LAG, MINUTE_S)
     counted = MinuteRow.objects.filter(generated=False)
     rows = counted.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
     known_s = MINUTE_S * rows.values("minute").distinct().count()
-    column = COLUMNS[Quantity(quantity)]
+    columns = [COLUMNS[Quantity(each)] for each in quantities(quantity)]
+    unserved_tokens = reduce(add, (F(f"unserved_{column}") for column in columns))
+    served_tokens = reduce(add, (F(column) for column in columns))
     sums = (
-        rows.filter(_of(""))
+        rows.filter(_of(slo_class))
         .annotate(own=OWN_REGION)
         .values_list("model", "own")
-        .annotate(not_served=Sum(f"unserved_{column}"), spilled=Sum(column, filter=Q(own_region__gt=""), default=0))
+        .annotate(not_served=Sum(unserved_tokens), spilled=Sum(served_tokens, filter=Q(own_region__gt=""), default=0))
     )
     return {
         (model, region): NotServedHere(unserved / known_s, spilled / known_s)
@@ -196,21 +217,34 @@ def forecast_failure(now: datetime) -> Event | None:
     return failed.order_by("-pk").first()
 
 
-def track(newest: Forecast, since: datetime) -> list[Window]:
-    """What was expected of each window since *since* and is expected of those to come, oldest first.
+def tracks(newest: Sequence[Forecast], since: datetime) -> list[list[Window]]:
+    """What was expected of each window since *since* and is expected of those to come, oldest first: for each series of
+    *newest*, which have windows of one length.
 
-    A past window has the last forecast before it, from which plans were made. Forecasts with windows of
-    another length than *newest* are left out.
+    A past window has the last forecast before it, from which plans were made. Forecasts with windows of another length
+    are left out.
     """
-    rows = (
-        forecasts_of(newest.model, newest.region, newest.quantity, newest.slo_class)
-        .filter(made_at__gte=since - FORECASTS_READ_BEFORE, window_s=newest.window_s, pk__lte=newest.pk)
-        .order_by("pk")
-    )
-    by_start: dict[datetime, Window] = {}
-    for row in rows:
-        by_start.update((window.start, window) for window in windows_of(row))
-    return [by_start[start] for start in sorted(by_start) if start >= since]
+    if not newest:
+        return []
+    reach_s = max(row.window_s * (len(row.mean) + 1) for row in newest)
+    rows = Forecast.objects.filter(
+        made_at__gte=since - timedelta(seconds=reach_s), window_s=newest[0].window_s,
+        pk__lte=max(row.pk for row in newest), model__in={row.model for row in newest},
+        region__in={row.region for row in newest}, quantity__in={row.quantity for row in newest},
+        slo_class__in={row.slo_class for row in newest},
+    )  # fmt: skip
+    by_series: dict[tuple[str, ...], dict[datetime, Window]] = {_series(row): {} for row in newest}
+    for row in rows.order_by("pk"):
+        if (by_start := by_series.get(_series(row))) is not None:
+            by_start.update((window.start, window) for window in windows_of(row))
+    return [
+        [by_start[start] for start in sorted(by_start) if start >= since]
+        for by_start in (by_series[_series(row)] for row in newest)
+    ]
+
+
+def _series(row: Forecast) -> tuple[str, ...]:
+    return row.model, row.region, row.quantity, row.slo_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +279,32 @@ def latest_forecasts(quantity: str, since: datetime) -> dict[tuple[str, str], Fo
     """The newest forecast of each (model, region), all interactive classes together, that was made after *since*."""
     rows = Forecast.objects.filter(quantity=quantity, slo_class="", made_at__gte=since)
     return {(row.model, row.region): row for row in newest_of_each(rows, "model", "region")}
+
+
+def forecasts_in_force(
+    quantity: str, since: datetime, slo_class: str = "", *, model: str = "", region: str = ""
+) -> dict[tuple[str, str], list[Forecast]]:
+    """The newest forecasts that were made after *since* and together are one of *quantity* and *slo_class* for each
+    (model, region), all interactive classes together first.
+
+    Of all classes, those that are not interactive are forecast one by one, as long as they have demand: a forecast that is
+    older than its endpoint's newest by more than two rounds is of a class whose demand has ended.
+    """
+    every = Q(slo_class="") | Q(slo_class__in=other_classes())
+    of_class = every if slo_class == EVERY_CLASS else Q(slo_class=slo_class)
+    made = Forecast.objects.filter(of_class, quantity__in=quantities(quantity), made_at__gte=since)
+    newest = newest_of_each(narrowed(made, model=model, region=region), "model", "region", "quantity", "slo_class")
+    by_endpoint: dict[tuple[str, str], list[Forecast]] = defaultdict(list)
+    for row in newest.order_by("slo_class", "pk"):
+        by_endpoint[row.model, row.region].append(row)
+    stale = timedelta(seconds=2 * tuned().FORECAST_EVERY_S)
+    in_force = {}
+    for place, rows in by_endpoint.items():
+        oldest = max(row.made_at for row in rows) - stale
+        present = [row for row in rows if not row.slo_class or row.made_at >= oldest or len(rows) == 1]
+        if {row.quantity for row in present} == set(quantities(quantity)):  # half of a sum would be no forecast of it
+            in_force[place] = present
+    return in_force
 
 
 # Backtests

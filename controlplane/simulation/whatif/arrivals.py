@@ -31,9 +31,9 @@ MOST_ROWS: Final = 4_000
 FEWEST_GAPS: Final = 20
 """Fewer say nothing of burstiness: gaps are exponential then."""
 HALF_BAND_80: Final = 1.2816
-"""Standard deviations of a normal distribution that lie between its mean and the end of its 80 % band."""
+"""Standard deviations of a normal distribution that lie between its mean and the end of its 80% band."""
 FURTHEST: Final = 1.96
-"""Standard deviations at the most from the mean at which a level is drawn: the 95 % band."""
+"""Standard deviations at the most from the mean at which a level is drawn: the 95% band."""
 FORECAST_AGE: Final = timedelta(hours=2)
 
 _NOBODY: Final = Coded(np.zeros(0, np.int32), [])

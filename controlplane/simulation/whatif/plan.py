@@ -142,12 +142,22 @@ def _ready(values: dict[str, Any]) -> dict[tuple[str, str], int]:
     return counts
 
 
-@transaction.atomic
-def make_plan(row: WhatIf, letter: str, actor: User, note: str = "") -> WhatIf:
-    """Make the future *letter* of *row* the plan.
+def misses_target(row: WhatIf, letter: str) -> str:
+    """That the future *letter* holds its target of SLO met in no seed, in words; empty if it holds it in any."""
+    one = next((each for each in selectors.comparison(row)["futures"] if each["letter"] == letter), None)
+    if one is None or one["holds"] or not one["seeds_done"]:
+        return ""
+    seeds = f"any of its {one['seeds_done']} seeds" if one["seeds_done"] > 1 else "its only seed"
+    return f"{letter} does not keep {100 * row.slo_target:g}% of requests in time in {seeds}."
 
-    Raises ActionError if it is not done, if another of its futures is the plan, if what it rests on has gone (in words), or
-    if *actor* may not change bounds and it does; ValidationError as the services of planning and of the inventory.
+
+@transaction.atomic
+def make_plan(row: WhatIf, letter: str, actor: User, note: str = "", *, confirmed: bool = False) -> WhatIf:
+    """Make the future *letter* of *row* the plan; one that misses its target in every seed only if that is *confirmed*.
+
+    Raises ActionError if it is not done or not confirmed, if another of its futures is the plan, if what it rests on has
+    gone (in words), or if *actor* may not change bounds and it does; ValidationError as the services of planning and of the
+    inventory.
     """
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     future = row.futures.filter(letter=letter).first()
@@ -155,6 +165,8 @@ def make_plan(row: WhatIf, letter: str, actor: User, note: str = "") -> WhatIf:
         raise ActionError(f"Future {letter} is not done.")
     if row.plan and not row.plan.get("undone_at"):
         raise ActionError(f"{row.plan['letter']} is the plan already. Undo it first.")
+    if (misses := misses_target(row, letter)) and not confirmed:
+        raise ActionError(f"{misses} Confirm that it is to be the plan all the same.")
     if gone := obstacles(row, future):
         raise ActionError(f"Since it began, this has changed: {'; '.join(gone)}. Run it again.")
     asked = wanted(row, future)
@@ -174,7 +186,13 @@ def make_plan(row: WhatIf, letter: str, actor: User, note: str = "") -> WhatIf:
         before=before,
         after={"values": asked.values, "bounds": {str(pk): each for pk, each in asked.bounds.items()}},
         reason=note,
-        inputs={"future": f"{letter} {future.name}", "changes": words, "plans": plans, "assumed": asked.assumed},
+        inputs={
+            "future": f"{letter} {future.name}",
+            "changes": words,
+            "plans": plans,
+            "assumed": asked.assumed,
+            "misses": misses,
+        },
     )
     row.chosen = future
     row.plan = {

@@ -18,10 +18,11 @@ from controlplane.simulation.whatif.changes.applying import applied, diff_in_wor
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.runs import packing
+from controlplane.simulation.whatif.runs.decisions import effects_over_seeds
 from controlplane.simulation.whatif.runs.remaining import remaining_s
 from controlplane.simulation.whatif.start import Start
 from scheduling.simulation.measures.columns import TTFT_EDGES_MS
-from scheduling.simulation.measures.comparison import Interval, curve, of_shares, over_seeds, regret, verdicts
+from scheduling.simulation.measures.comparison import T_975, Interval, curve, of_shares, over_seeds, regret, verdicts
 
 ALL: Final = "all"
 HEAVY: Final = ("curves", "log", "pairs")
@@ -339,11 +340,41 @@ def _series(own: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def decides(row: WhatIf, limit: int = 20) -> list[dict[str, Any]]:
-    """The decisions that first differ from those of A, of all futures, those of the greatest effect first.
+    """The decisions that first differ from those of A and decide: those with an effect over all seeds that chance would not
+    give, the greatest first.
 
-    What had an effect that rounds to nothing is left out.
+    *slo_met* and *waiting* are means over *seeds*. One seed says nothing; what rounds to nothing is left out.
     """
-    every = [{"letter": future.letter, **each} for future in row.futures.all() for each in future.decides]
-    rows = [each for each in every if abs(each["waiting"]) >= LEAST_WAITING or abs(each["slo_met"] or 0.0) >= LEAST_SLO]
-    rows.sort(key=lambda each: -(abs(each["waiting"]) + 1000 * abs(each["slo_met"] or 0.0)))
+    rows = []
+    for future in row.futures.all():
+        over_seeds = effects_over_seeds(future)
+        for each in future.decides:
+            effects = over_seeds.get(f"{each['kind']} {each['region']}", [])
+            met, waiting = (_beyond_chance([one[at] for one in effects]) for at in (0, 1))
+            if met and abs(met[0]) >= LEAST_SLO:
+                effect = f"{100 * met[0]:+.1f} \u00b1{100 * met[1]:.1f} pt SLO met"
+            elif waiting and abs(waiting[0]) >= LEAST_WAITING:
+                effect = f"{waiting[0]:+.1f} \u00b1{waiting[1]:.1f} waiting"
+            else:
+                continue
+            rows.append(
+                {
+                    "letter": future.letter,
+                    **each,
+                    "effect": f"{effect} within 15 min, over {len(effects)} seeds",
+                    "slo_met": met[0] if met else 0.0,
+                    "waiting": waiting[0] if waiting else 0.0,
+                    "seeds": len(effects),
+                }
+            )
+    rows.sort(key=lambda each: -(abs(each["waiting"]) + 1000 * abs(each["slo_met"])))
     return rows[:limit]
+
+
+def _beyond_chance(values: Sequence[float]) -> tuple[float, float] | None:
+    """Mean of *values* and half of its 95% interval; None where that holds nought, or one value is all there is."""
+    if len(values) < 2:
+        return None
+    mean = float(np.mean(values))
+    half = T_975[min(len(values) - 1, len(T_975)) - 1] * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return (mean, half) if abs(mean) > half else None

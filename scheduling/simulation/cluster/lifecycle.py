@@ -162,6 +162,10 @@ class Lives:
         life.goal_endpoint, life.loading_s = -1, life.local_weights_s
         self._change(PUT, instance, State.FAILED, lasts_s=repair_s)
 
+    def lose(self, instance: int, lasts_s: float) -> None:
+        """Nobody starts at the empty place of *instance* for *lasts_s*."""
+        self._change(PUT, instance, State.LOST, lasts_s=lasts_s)
+
     def scale_out(self, endpoint: int) -> bool:
         """One instance more for *endpoint*, by the shortest way that there is; False if there is none."""
         changed = self._change(SCALE_OUT, endpoint)

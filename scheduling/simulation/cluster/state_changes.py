@@ -49,6 +49,7 @@ ASLEEP: Final = int(State.ASLEEP)
 WAKING: Final = int(State.WAKING)
 FAILED: Final = int(State.FAILED)
 SWAPPING: Final = int(State.SWAPPING)
+LOST: Final = int(State.LOST)
 
 _SOURCES: Final = {
     State.DRAINING: Source.TAKEN_BACK,
@@ -64,7 +65,7 @@ COMING: Final = 1 << STARTING | 1 << LOADING | 1 << READY | 1 << RECLAIMING | 1 
 """Bits of the states of an instance that serves its endpoint or is on the way to it."""
 SHARING: Final = COMING | 1 << DRAINING | 1 << FALLING_ASLEEP | 1 << ASLEEP | 1 << EMPTY
 """The same of one that shares its GPUs: a swap may bring it up."""
-WITHOUT_GPUS: Final = 1 << EMPTY | 1 << ASLEEP | 1 << FAILED
+WITHOUT_GPUS: Final = 1 << EMPTY | 1 << ASLEEP | 1 << FAILED | 1 << LOST
 """Bits of the states of one that shares its GPUs in which another may have them."""
 SWAPPABLE: Final = 1 << READY | 1 << DRAINING
 """Bits of the states of one that may be put to sleep for another."""
@@ -273,6 +274,8 @@ def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: fl
             life.loading_s = life.local_weights_s
         elif state == FALLING_ASLEEP:
             after = ASLEEP
+        elif state == LOST:
+            after = EMPTY
     elif what in (DRAIN, SCALE_IN):
         life.goal, life.goal_endpoint, life.goal_s = after, endpoint, lasts_s
         if world.fleet.running[instance] > 0:

@@ -40,6 +40,12 @@ class State(IntEnum):
     FAILED = 10
     SWAPPING = 11
     """Changing its model in place."""
+    LOST = 12
+    """An empty place whose machine is lost: nobody starts there until it is back."""
+
+
+UNPAID: Final = (State.EMPTY, State.SPOT, State.LOST)
+"""States in which an instance costs nothing."""
 
 
 class Outcome(IntEnum):
@@ -231,6 +237,7 @@ class Arrivals(NamedTuple):
     predicted_tokens: NDArray[np.int32]
     priority: NDArray[np.int32]
     deadline_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
     hold_s: NDArray[np.float64]
 
 

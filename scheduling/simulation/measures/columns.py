@@ -1,7 +1,7 @@
 """What a comparison of simulations needs of one of them, small enough to be kept in a row: columns, and curves.
 
 Requests that came within the time counted are judged, whenever they end; hours and dollars are those of that time. What a
-fleet is paid for is every state but EMPTY and SPOT, as in `results`.
+fleet is paid for is every state but those of `UNPAID`, as in `results`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.simulation.cluster.world import Outcome, State
+from scheduling.simulation.cluster.world import UNPAID, Outcome
 from scheduling.simulation.measures.results import Names, Price, Promise, kept, latency_s
 from scheduling.simulation.result import Result
 
@@ -155,7 +155,7 @@ def paid_s(result: Result, from_s: float, until_s: float) -> Floats:
     states = np.concatenate([state, after])
     begins_s, ends_s = np.concatenate([np.zeros(count), time_s]), np.concatenate([ends_s, until_next_s])
     lasts_s = np.clip(np.minimum(ends_s, until_s) - np.maximum(begins_s, from_s), 0.0, None)
-    paid = ~np.isin(states, (State.EMPTY, State.SPOT))
+    paid = ~np.isin(states, UNPAID)
     return np.bincount(owners, lasts_s * paid, count).astype(np.float64)
 
 

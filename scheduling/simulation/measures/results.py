@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from scheduling.simulation.cluster.world import Outcome, State
+from scheduling.simulation.cluster.world import UNPAID, Outcome, State
 from scheduling.simulation.measures.tables import Table
 from scheduling.simulation.workload.columns import Floats
 
@@ -55,8 +55,13 @@ class Promise:
     deadline_s: float = inf
 
     @property
+    def end_s(self) -> float:
+        """Until the last token: end to end, or by the deadline."""
+        return min(self.e2e_s, self.deadline_s)
+
+    @property
     def any(self) -> bool:
-        return min(self.ttft_s, self.itl_s, self.e2e_s, self.deadline_s) < inf
+        return min(self.ttft_s, self.itl_s, self.end_s) < inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +221,7 @@ def _hours(result: "Result", prices: Mapping[str, Price]) -> Table:
     }
     on_demand = np.array([prices.get(instance.gpu_type, Price()).on_demand_usd for instance in instances])
     spot = np.array([prices.get(instance.gpu_type, Price()).spot_usd for instance in instances])
-    ours = hours.sum(axis=1) - hours[:, State.EMPTY] - hours[:, State.SPOT]
+    ours = hours.sum(axis=1) - hours[:, UNPAID].sum(axis=1)
     for by, labels in keys.items():
         for group in dict.fromkeys(labels):
             members = np.array([label == group for label in labels])

@@ -12,6 +12,8 @@ class Gpu(Part):
 
     usd_per_hour: AtLeast0 = 0.0
     spot_usd_per_hour: AtLeast0 = 0.0
+    count: dict[str, Count] = {}
+    """By region, where it is known how many there are: what people count in. Places for instances are the groups'."""
 
 
 class Prefill(Part):

@@ -9,20 +9,24 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.happenings import FailureOf, RedeployOf
-from scheduling.simulation.simulator import Happening, Simulation
+from scheduling.simulation.simulator import OUT_OF_ORDER, Happening, Simulation
 from scheduling.simulation.staging.misfit import Misfit
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Those of *instances* that there are then fail."""
+    """*instances* fail. With their *machines* nothing starts where there is none then: of a lost node or region nothing
+    serves until it is back."""
 
     instances: Sequence[int]
     repair_s: float | None
+    machines: bool = True
 
     def __call__(self, simulation: Simulation) -> None:
         for instance in self.instances:
-            if simulation.states[instance] not in (State.EMPTY, State.FAILED):
+            if self.machines:
+                simulation.lose(instance, self.repair_s)
+            elif simulation.states[instance] not in (State.EMPTY, *OUT_OF_ORDER):
                 simulation.fail(instance, self.repair_s)
 
 
@@ -57,10 +61,21 @@ def happenings_of(scenario: Scenario, cluster: Cluster, seed: int, until_s: floa
         for instance in range(len(cluster.instances)):
             draw, at_s = np.random.default_rng([seed, 11, instance]), 0.0
             while (at_s := at_s + float(draw.exponential(3600 * random.mtbf_h))) < until_s:
-                made.append(Happening(at_s, Fail([instance], repair_s)))
+                made.append(Happening(at_s, Fail([instance], repair_s, machines=False)))
     for number, each in enumerate(scenario.redeploys):
         made.append(Happening(3600 * each.at_h, _redeploy(cluster, number, each)))
     return sorted(made, key=lambda each: each.at_s)
+
+
+def lost_at(scenario: Scenario, cluster: Cluster, now_s: float) -> set[int]:
+    """Instances, empty places among them, whose machines are lost at *now_s* by what has happened until then."""
+    lost = set()
+    for number, failure in enumerate(scenario.failures):
+        repair_s = _seconds(failure.repair_min)
+        lasts_s = cluster.delays.repair_s if repair_s is None else repair_s
+        if 3600 * failure.at_h <= now_s < 3600 * failure.at_h + lasts_s:
+            lost.update(_failing(cluster, number, failure))
+    return lost
 
 
 def _failing(cluster: Cluster, number: int, failure: FailureOf) -> list[int]:

@@ -33,9 +33,6 @@ export function themed(figure) {
     if (!known.has(value)) known.set(value, resolved(value));
     return known.get(value);
   });
-  const light = getComputedStyle(probe).colorScheme === "light" ||
-    (getComputedStyle(probe).colorScheme !== "dark" && !matchMedia("(prefers-color-scheme: dark)").matches);
-  for (const trace of copy.data) if (trace.type === "heatmap") trace.reversescale = light;
   return copy;
 }
 

@@ -34,7 +34,9 @@ export function milliseconds(value) {
 export const percent = (ratio) => (missing(ratio) ? NONE : `${fixed(ratio * 100, 0)}%`);
 
 export const percentFine = (ratio) =>
-  missing(ratio) ? NONE : `${(Math.floor(ratio * 1000 + 1e-9) / 10).toFixed(1)} %`;
+  missing(ratio) ? NONE : `${(Math.floor(ratio * 1000 + 1e-9) / 10).toFixed(1)}%`;
+
+export const times = (value) => (missing(value) ? NONE : `${fixed(value, 1)}×`);
 
 export function duration(seconds) {
   if (missing(seconds)) return NONE;
@@ -61,10 +63,7 @@ export const age = (seconds) => (missing(seconds) ? NONE : `${duration(seconds)}
 
 const unit = (text, word) => (text === NONE ? text : `${text} ${word}`);
 
-function judged(text, { slo_judged: known, slo_ended: ended }) {
-  if (!ended || missing(known) || known >= ended) return text;
-  return `${text} of ${count(known)}/${count(ended)}`;
-}
+const ofClass = (text, { slo_class: name, slo_burn: burn }) => (name ? unit(text, `${name}, burn ${times(burn)}`) : text);
 
 // Keyed by the names that templates write into data-format.
 export const FORMATS = {
@@ -73,14 +72,13 @@ export const FORMATS = {
   milliseconds: (value) => milliseconds(value),
   percent: (value) => percent(value),
   percent_fine: (value) => percentFine(value),
-  share: (value) => percent(value).replace("%", " %"),
   requests: (value) => unit(count(value), "req"),
   duration: (value) => duration(value),
   clock: (value) => clock(value),
   per_second: (value) => unit(quantity(value), "/s"),
   tokens_per_second: (value) => unit(quantity(value), "tok/s"),
   running_of: (value, row) => (missing(value) ? NONE : `${count(value)} / ${count(row.max_num_seqs)}`),
-  slo_met: (value, row) => judged(percentFine(value), row),
+  slo_met: (value, row) => ofClass(percentFine(value), row),
   ready_of: (value, row) => unit(count(value), `of ${count(row.instances)}`),
   status: (value) => WORDS[value] ?? (value || NONE),
 };

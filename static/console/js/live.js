@@ -7,7 +7,7 @@
 import { apply } from "./apply.js";
 
 const DELAYED_S = 3;
-const LOST_S = 15;
+const LOST_S = 15; // the server says something every five seconds
 const HIDDEN_MS = 60_000;
 const BACKOFF_MS = [500, 15_000];
 const FAILURES_BEFORE_POLLING = 3;
@@ -30,6 +30,7 @@ export class Live extends EventTarget {
   #pausedAt = null;
   #shownTs;
   #ended = false;
+  #heardMs = 0; // when the socket was opened, or last said something
 
   constructor(options) {
     super();
@@ -37,7 +38,11 @@ export class Live extends EventTarget {
     this.state = { ts: options.ts, source: options.source, tables: {}, attention: null };
     this.#shownTs = options.ts;
     document.addEventListener("visibilitychange", () => this.#visibility());
-    window.addEventListener("online", () => this.#retry(0));
+    // A network that changed, a laptop that slept or a balancer that forgot leave a socket that never closes.
+    window.addEventListener("online", () => { this.#abandon(); this.#failures = 0; this.#retry(0); });
+    setInterval(() => {
+      if (this.#socket && Date.now() - this.#heardMs > LOST_S * 1000) this.#lost();
+    }, 1000);
   }
 
   start() {
@@ -91,13 +96,31 @@ export class Live extends EventTarget {
     if (this.#options.after) url.searchParams.set("after", this.#options.after);
     const socket = new WebSocket(url);
     this.#socket = socket;
+    this.#heardMs = Date.now();
     this.#seq = 0;
     this.#waiting = true;
-    socket.addEventListener("message", (event) => this.#message(JSON.parse(event.data)));
+    socket.addEventListener("message", (event) => { if (socket === this.#socket) this.#message(JSON.parse(event.data)); });
     socket.addEventListener("close", (event) => { if (socket === this.#socket) this.#closed(event.code); });
   }
 
+  // Nothing more is taken from the socket that there is.
+  #abandon() {
+    const socket = this.#socket;
+    this.#socket = null;
+    socket?.close();
+  }
+
+  // The socket is silent: numbers are asked for over HTTP until another one is open.
+  #lost() {
+    this.#abandon();
+    this.#dispatch("change", {});
+    if (document.hidden) return;
+    this.#failures = Math.max(this.#failures, FAILURES_BEFORE_POLLING - 1);
+    this.#failed();
+  }
+
   #message(message) {
+    this.#heardMs = Date.now();
     const gap = message.seq !== this.#seq + 1;
     this.#seq = message.seq;
     if (gap && !this.#waiting) {
@@ -114,6 +137,9 @@ export class Live extends EventTarget {
       case "event":
         this.#options.after = message.events.at(-1).id;
         this.#dispatch("events", { events: message.events });
+        break;
+      case "alive":
+        this.#offsetS = message.now - Date.now() / 1000;
         break;
       case "resync":
         this.#dispatch("reload", {});
@@ -141,6 +167,10 @@ export class Live extends EventTarget {
     }
     this.#dispatch("change", {});
     if (document.hidden) return;
+    this.#failed();
+  }
+
+  #failed() {
     this.#failures += 1;
     if (this.#failures >= FAILURES_BEFORE_POLLING) this.#poll();
     const [least, most] = BACKOFF_MS;

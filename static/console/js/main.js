@@ -53,10 +53,12 @@ const badge = document.querySelector("[data-live]");
 const live = badge ? startLive(badge) : null;
 if (!live) startRegions({ paused: false });
 startKeys(live, startWhatIfs(live, refreshRegions) ?? startQueues(live));
-// On a phone the navigation is one line: the page that is open is seen.
-const nav = document.querySelector(".side nav");
-const here = nav?.querySelector("[aria-current]");
-if (here) nav.scrollLeft = here.offsetLeft - 12;
+// In a narrow window the navigation opens below a button; without a script it is open.
+const menu = document.querySelector("[data-menu]");
+if (menu) {
+  menu.hidden = false;
+  menu.addEventListener("click", () => menu.setAttribute("aria-expanded", String(menu.getAttribute("aria-expanded") !== "true")));
+}
 startFilters();
 startDialogs();
 startChanges();

@@ -55,12 +55,19 @@ export async function swap(ids, url = location.href) {
 
 let timer = 0;
 
+// Rows that the pointer is on, which may come in another order, wait until it has gone: nobody clicks on another one.
+function underPointer(element) {
+  if (!element.matches("[data-calm]:hover") || !matchMedia("(hover: hover)").matches) return false;
+  element.addEventListener("pointerleave", () => refreshRegions(0), { once: true });
+  return true;
+}
+
 // All regions of the page that the server draws, soon and once, however often this is asked.
 export function refreshRegions(delayMs = 1000) {
   if (timer) return;
   timer = setTimeout(() => {
     timer = 0;
-    swap([...document.querySelectorAll("[data-region][id]")].map((element) => element.id));
+    swap([...document.querySelectorAll("[data-region][id]")].filter((element) => !underPointer(element)).map(({ id }) => id));
   }, delayMs);
 }
 

@@ -76,7 +76,7 @@ const rows = (table) => table.key.map((_, at) => Object.fromEntries(Object.entri
 // The twin of `said` in controlplane/console/pages/what_if/compare.py, for a future that runs.
 function said({ done, seed, seeds, phase, eta_s: etaS }) {
   const left = etaS ? `, ${FORMATS.duration(etaS)} left` : "";
-  return `${Math.round(100 * done)} %, seed ${seed} of ${seeds}, ${phase}${left}`;
+  return `${Math.round(100 * done)}%, seed ${seed} of ${seeds}, ${phase}${left}`;
 }
 
 // The twin of `_in_words` in controlplane/console/pages/what_if/views.py, for a what-if that runs.

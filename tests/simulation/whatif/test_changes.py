@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.fleet.models import Node
 from controlplane.planning.models import PolicyMode
 from controlplane.planning.services import set_policy, switch_bundle
 from controlplane.simulation.whatif import selectors
+from controlplane.simulation.whatif.changes import supply
 from controlplane.simulation.whatif.changes.applying import applied, in_words, parsed
 from controlplane.tuning.services import put
 from scheduling.bundles import BUNDLES
@@ -47,3 +49,24 @@ def test_a_bundle_of_a_future_is_the_bundle_of_the_fleet(bundle, tuned, make_ins
     switch_bundle(model, bundle, operator, "after")
     fleet = check_scenario(selectors.present_scenario(), Path("fleet.toml"), asks=False)
     assert policies(future) == policies(fleet)
+
+
+def test_gpus_are_counted_as_they_are_fitted(make_instance, slo_class):
+    """Not as the places that bounds allow, of which there may be more or fewer."""
+    own = make_instance().deployment
+    own.tensor_parallel, own.max_instances = 2, 9
+    own.save()
+    Node.objects.create(name="gpu-1", region=own.region, gpu_type=own.gpu_type, gpu_count=8)
+    now = selectors.present_scenario()
+    (group,) = now["fleet"]
+    assert supply._places(group) == 9
+    assert supply.gpus_in(now, "us-east", "a100-80gb") == 16
+
+    def after(count: int) -> tuple[int, int]:
+        change = {"kind": "gpus", "region": "us-east", "gpu": "a100-80gb", "count": count}
+        values = applied(now, parsed([change]), asks=False).values
+        return sum(map(supply._places, values["fleet"])), supply.gpus_in(values, "us-east", "a100-80gb")
+
+    assert after(20) == (11, 20)  # two places more
+    assert after(16) == (9, 16)
+    assert after(10) == (5, 10)  # as many as fit

@@ -36,6 +36,8 @@ def deploy(request: HttpRequest) -> HttpResponse:
     context = {
         "form": form,
         "posted": posted,
+        "source": form.wanted().source if form.is_bound else "",
+        "wrong": [field for field in form if field.errors] if posted else [],
         "estimate": deploying.estimate(form.wanted()) if form.is_bound else None,
         "places": deploying.gpus_by_place(),
     }

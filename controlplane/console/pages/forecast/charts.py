@@ -22,6 +22,7 @@ from controlplane.console.charts.spec import (
 from controlplane.console.formats import count, percent_fine, quantity
 from controlplane.console.pages.forecast.selectors import Outlook, Score
 from controlplane.console.tables import Table
+from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
 from controlplane.planning.forecasts.selectors import Window
 
 SMALL = 10.0  # tokens a second
@@ -30,7 +31,7 @@ HEADER = (
     "Window from",
     "Actual (tok/s)",
     "Forecast (tok/s)",
-    *(f"{end.replace('_', ' ').capitalize()} % (tok/s)" for end in ENDS),
+    *(f"{end.replace('_', ' ').capitalize()}% (tok/s)" for end in ENDS),
     "Capacity (tok/s)",
 )
 GENERATED = "Generated (tok/s)"
@@ -58,7 +59,7 @@ def _band(times: Sequence[datetime], outlook: Outlook, share: int) -> list[Serie
     edge = {"hoverinfo": "skip"}
     filled = {**edge, "fill": "tonexty", "fillcolor": "var(--s1-soft)"}
     return [
-        Series(f"{share} %", end[run], x=times[run], width=0, listed=False, layer=-1, more=more)
+        Series(f"{share}%", end[run], x=times[run], width=0, listed=False, layer=-1, more=more)
         for run in _runs(upper)
         for end, more in ((upper, edge), (lower, filled))
     ]
@@ -88,11 +89,11 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
         series.append(Series("actual", outlook.actual, ("text", "solid"), width=2, layer=1))
     if forecast:
         bounds = list(zip(*(_field(outlook.expected, end) for end in ENDS[:2]), strict=True))
-        hover = f"%{{y:{digits}}}, 80 %: %{{customdata[0]:{digits}}} to %{{customdata[1]:{digits}}}"
+        hover = f"%{{y:{digits}}}, 80%: %{{customdata[0]:{digits}}} to %{{customdata[1]:{digits}}}"
         more = {"name": "forecast", "customdata": bounds, "hovertemplate": hover}
         # A line of the legend for each band: the inner ground lies over the outer one and is darker.
         series += [*_band(middles, outlook, 95), *_band(middles, outlook, 80)]
-        series.append(Series("forecast, 80 and 95 %", mean, ("s1", "dash"), width=2, more=more))
+        series.append(Series("forecast, 80 and 95%", mean, ("s1", "dash"), width=2, more=more))
     if any(outlook.capacity) and series:
         past = [(start, value) for start, value in zip(starts, outlook.capacity, strict=True) if value is not None]
         past.append((now, past[-1][1]))
@@ -106,7 +107,7 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
     heading = (*HEADER, GENERATED) if generated else HEADER
     return Chart(
         key="forecast",
-        title="Demand and forecast" if outlook.slo_class else "Demand, forecast and capacity",
+        title="Demand, forecast and capacity" if outlook.capacity_now is not None else "Demand and forecast",
         caption=f"{_what(outlook)} per second, in windows of {_length(outlook.window_s)}",
         sentence=_outlook_sentence(outlook),
         x=middles,
@@ -121,11 +122,18 @@ def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
 
 
 def _what(outlook: Outlook) -> str:
-    return f"{outlook.unit.capitalize()} tokens{_of_class(outlook)}"
+    return f"{unit_title(outlook.unit)}{_of_class(outlook)}"
+
+
+def unit_title(unit: str) -> str:
+    """Of a quantity or of both together, to begin a sentence."""
+    return "Prompt and output tokens" if unit == TOKENS else f"{unit.capitalize()} tokens"
 
 
 def _of_class(outlook: Outlook) -> str:
-    return f" of the class {outlook.slo_class}" if outlook.slo_class else ""
+    if outlook.slo_class == EVERY_CLASS:
+        return ""
+    return f" of the class {outlook.slo_class}" if outlook.slo_class else " of the interactive classes"
 
 
 def _length(seconds: int) -> str:
@@ -139,12 +147,12 @@ def _outlook_sentence(outlook: Outlook) -> str:
         parts.append("the first part is generated")
     newest = last(outlook.actual)
     if newest is not None:
-        parts.append(f"the newest full window had {quantity(newest)} {outlook.unit} tokens per second")
+        parts.append(f"the newest full window had {quantity(newest)} {unit_title(outlook.unit).lower()} per second")
     if peak := outlook.peak:
         at = timezone.localtime(peak.start).strftime("%H:%M")
         parts.append(
             f"the forecast peaks at {quantity(peak.mean)} at {at}, "
-            f"with 80 % between {quantity(peak.lower_80)} and {quantity(peak.upper_80)}"
+            f"with 80% between {quantity(peak.lower_80)} and {quantity(peak.upper_80)}"
         )
     if outlook.capacity_now:
         parts.append(f"ready instances can do {quantity(outlook.capacity_now)}")
@@ -187,8 +195,8 @@ def coverage(scores: Sequence[Score], what: str) -> Chart:
     statement = "no backtest has measured it"
     if shown:
         statement = (
-            f"of {shown[0].title}'s bands, the 80 % one holds {percent_fine(shown[0].coverage_80)} "
-            f"and the 95 % one {percent_fine(shown[0].coverage_95)} of the windows"
+            f"of {shown[0].title}'s bands, the 80% one holds {percent_fine(shown[0].coverage_80)} "
+            f"and the 95% one {percent_fine(shown[0].coverage_95)} of the windows"
         )
     bands = ((80, "circle", [score.coverage_80 for score in shown]), (95, "diamond", [s.coverage_95 for s in shown]))
     return Chart(
@@ -201,12 +209,12 @@ def coverage(scores: Sequence[Score], what: str) -> Chart:
         up=SHARE.but(range=[max(0.0, min(0.7, lowest - 0.05)), 1.01], rangemode="normal"),
         series=[
             Series(
-                f"{share} % band",
+                f"{share}% band",
                 values,
                 style,
                 shape=shape,
                 size=11,
-                heading=f"Within the {share} % band (ratio)",
+                heading=f"Within the {share}% band (ratio)",
                 more={"hovertemplate": "%{y:.1%}"},
             )
             for (share, shape, values), style in zip(bands, STYLES, strict=False)

@@ -1,13 +1,13 @@
 """What the forecast page shows of one series, of all series, and of the backtests: built from rows, ready for a template."""
 
-from bisect import bisect_right
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from controlplane.console.charts.spec import last
+from controlplane.planning import capacity
 from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import demand, selectors
 from controlplane.planning.forecasts.selectors import Accuracy, NotServedHere, Series, Window
@@ -19,8 +19,6 @@ USUAL_RANGE_H = 6
 POINTS = 600  # of a line
 DEMAND_WINDOW_S = 600  # while there is no forecast to take the window from
 RATES = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
-Steps = list[tuple[datetime, Counter[str]]]
-"""Moments, and the ready instances by GPU type from then on."""
 CAPACITY_CHANGES = {PlanStatus.ADVICE, PlanStatus.APPROVED}  # of a plan that would still change something
 
 
@@ -45,7 +43,8 @@ class Outlook:
 
     *starts*, *actual*, *generated*, *expected* and *capacity* have one element a window; a window that begins in the demo's
     generated past has that demand in *generated*, any other in *actual*. *planned* is the capacity from *now* on: what open
-    plans would change it to, and where there is none, what there is. A single class has no capacity of its own.
+    plans would change it to, and where there is none, what there is. Capacity is counted in prompt and output tokens
+    together and serves all classes: one quantity or one class has none of its own.
     """
 
     starts: Sequence[datetime]
@@ -56,8 +55,8 @@ class Outlook:
     expected: Sequence[Window | None]
     capacity: Series
     planned: float | None
-    unit: str  # "prompt" or "output"
-    slo_class: str = ""  # all interactive classes together
+    unit: str  # "prompt", "output", or both together: "tokens"
+    slo_class: str = ""  # all interactive classes together; "*": all there are
 
     def since_known(self) -> "Outlook":
         """Without the windows before the first of which anything is known: a young fleet's hour is not lost in a week."""
@@ -92,7 +91,16 @@ class Asked:
     region: str  # empty: all regions together
     quantity: str
     hours: float
-    slo_class: str = ""  # all interactive classes together
+    slo_class: str = ""  # all interactive classes together; "*": all there are
+
+    @property
+    def one_class(self) -> bool:
+        return self.slo_class not in ("", demand.EVERY_CLASS)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is asked in the unit of capacity, of all classes."""
+        return self.quantity == demand.TOKENS and self.slo_class == demand.EVERY_CLASS
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +117,7 @@ def see(asked: Asked, now: datetime) -> Seen:
     newest = forecasts[0] if forecasts else None
     window_s = newest.window_s if newest else DEMAND_WINDOW_S
     since = now - timedelta(hours=asked.hours)
-    tracks = [selectors.track(row, since) for row in forecasts if row.window_s == window_s]
+    tracks = selectors.tracks([row for row in forecasts if row.window_s == window_s], since)
     expected = tracks[0] if len(tracks) == 1 else _summed(tracks)
     until = expected[-1].start + timedelta(seconds=window_s) if expected else now
     starts = selectors.grid(since, max(until, now), window_s)
@@ -120,12 +128,9 @@ def see(asked: Asked, now: datetime) -> Seen:
     judged_from = past.until + timedelta(seconds=demand.MINUTE_S) if past else since
     counted = {start: value for start, value in zip(starts, actual, strict=True) if start >= judged_from}
     judged = selectors.accuracy(expected, counted)
-    whole = not asked.slo_class  # instances serve all classes: no class has a capacity of its own
-    able = _by_model(asked, planning.capabilities(asked.quantity, now)) if whole else {}
     stride = -(-len(starts) // POINTS)
     shown = slice((len(starts) - 1) % stride, None, stride)
-    ready = {model: planning.ready_over_time(model, asked.region, starts[0]) for model in able} if starts else {}
-    capacity = _capacity(starts[shown], window_s, now, able, ready, past)
+    capacity = _capacity(starts[shown], window_s, now, asked)
     outlook = Outlook(
         starts=starts[shown],
         window_s=window_s,
@@ -134,7 +139,7 @@ def see(asked: Asked, now: datetime) -> Seen:
         generated=generated[shown],
         expected=[by_start.get(start) for start in starts[shown]],
         capacity=capacity,
-        planned=_planned(asked, able, ready, now) if last(capacity) is not None else None,
+        planned=_planned(asked, now) if last(capacity) is not None else None,
         unit=asked.quantity,
         slo_class=asked.slo_class,
     )
@@ -143,12 +148,15 @@ def see(asked: Asked, now: datetime) -> Seen:
 
 def _forecasts(asked: Asked, now: datetime) -> list[Forecast]:
     """The newest forecast of the series, or of each endpoint where several are asked for together."""
-    if asked.model and asked.region:
+    if asked.model and asked.region and asked.quantity != demand.TOKENS and asked.slo_class != demand.EVERY_CLASS:
         newest = selectors.latest_forecast(asked.model, asked.region, asked.quantity, asked.slo_class)
         return [newest] if newest else []
-    everywhere = selectors.latest_forecasts(asked.quantity, now - timedelta(days=1))
+    since = now - timedelta(days=1)
+    everywhere = selectors.forecasts_in_force(
+        asked.quantity, since, asked.slo_class, model=asked.model, region=asked.region
+    )
     served = set(demand.endpoints())
-    return [row for key, row in sorted(everywhere.items()) if key in served and asked.model in ("", key[0])]
+    return [row for key, rows in sorted(everywhere.items()) if key in served for row in rows]
 
 
 def _summed(tracks: Sequence[Sequence[Window]]) -> list[Window]:
@@ -182,53 +190,29 @@ def _split(known: Series, starts: Sequence[datetime], past: selectors.GeneratedP
     return actual, generated
 
 
-def _capacity(
-    starts: Sequence[datetime],
-    window_s: int,
-    now: datetime,
-    able: dict[str, dict[str, float]],
-    ready: dict[str, Steps],
-    past: selectors.GeneratedPast | None,
-) -> Series:
-    """What the instances that were ready could do, at the begin of each window up to *now*; none did in a made-up past."""
-    if not able or not starts:
+def _capacity(starts: Sequence[datetime], window_s: int, now: datetime, asked: Asked) -> Series:
+    """What was capacity at the begin of each window up to *now*, as it was kept then."""
+    if not asked.whole:
         return [None] * len(starts)
-    moments = {model: [at for at, _ in steps] for model, steps in ready.items()}
-    values: Series = []
-    for start in starts:
-        if start > now or (past is not None and start < past.until):
-            values.append(None)
-            continue
-        # The window that runs now has what there is now.
-        at = now if start + timedelta(seconds=window_s) > now else start
-        places = {model: max(0, bisect_right(moments[model], at) - 1) for model in able}
-        values.append(sum(_able(ready[model][place][1], able[model]) for model, place in places.items()))
-    return values
+    # The window that runs now has what there is now.
+    moments = [now if start + timedelta(seconds=window_s) > now else start for start in starts if start <= now]
+    known = capacity.capacity_over_time(asked.model, asked.region, moments)
+    return known + [None] * (len(starts) - len(known))
 
 
-def _by_model(asked: Asked, capabilities: dict[tuple[str, str], float]) -> dict[str, dict[str, float]]:
-    """By model and GPU type, of the models that are asked for."""
-    models = {name for name, _ in capabilities if asked.model in ("", name)}
-    return {name: _of_model(name, capabilities) for name in sorted(models)}
-
-
-def _of_model(model: str, capabilities: dict[tuple[str, str], float]) -> dict[str, float]:
-    """By GPU type."""
-    return {gpu_type: value for (name, gpu_type), value in capabilities.items() if name == model}
-
-
-def _able(instances: Mapping[str, int], capability: dict[str, float]) -> float:
-    return sum(number * capability.get(gpu_type, 0.0) for gpu_type, number in instances.items())
-
-
-def _planned(asked: Asked, able: dict[str, dict[str, float]], ready: dict[str, Steps], now: datetime) -> float:
+def _planned(asked: Asked, now: datetime) -> float:
     """Capacity once every plan that is neither carried out nor out of date is."""
-    plans = planning.current_plans()
-    total = 0.0
-    for model, capability in able.items():
-        targets = _targets(plans.get(model), asked.region, now)
-        total += _able(targets or ready[model][-1][1], capability)
-    return total
+    plans, able = planning.current_plans(), capacity.capabilities()
+    there: dict[str, float] = defaultdict(float)
+    for load in capacity.endpoint_loads(now).values():
+        if asked.model in ("", load.model) and asked.region in ("", load.region):
+            there[load.model] += load.capacity_tokens_per_s or 0.0
+    return sum(
+        sum(number * able.get((model, gpu_type), 0.0) for gpu_type, number in targets.items())
+        if (targets := _targets(plans.get(model), asked.region, now))
+        else present
+        for model, present in there.items()
+    )
 
 
 def _targets(plan: ScalingPlan | None, region: str, now: datetime) -> dict[str, int]:
@@ -244,53 +228,47 @@ def _targets(plan: ScalingPlan | None, region: str, now: datetime) -> dict[str, 
 # All series
 
 
-def class_row(asked: Asked, seen: Seen, now: datetime) -> dict[str, Any]:
-    """Demand now and what is expected of the class that *asked* names, as in a row of `series_rows`."""
-    of_class = selectors.demand_now(asked.quantity, now, asked.slo_class)
-    demand_now = None if of_class is None else of_class.get((asked.model, asked.region), 0.0)
-    return {"demand": demand_now, **_expected(seen.forecast, now)}
-
-
-def series_rows(quantity: str, regions: dict[str, str], now: datetime) -> list[dict[str, Any]]:
-    """One row a series of the interactive classes: demand now, what is expected, and how much of the capacity that takes."""
-    now_by_series = selectors.demand_now(quantity, now)
-    not_here = selectors.not_served_here(quantity, now)
-    forecasts = selectors.latest_forecasts(quantity, now - timedelta(days=1))
-    places = planning.instances_by_place()
-    capabilities = planning.capabilities(quantity, now)
+def series_rows(
+    quantity: str, regions: dict[str, str], now: datetime, slo_class: str = demand.EVERY_CLASS
+) -> list[dict[str, Any]]:
+    """One row an endpoint: demand now, what is expected, and how much of the capacity that takes, where *quantity* and
+    *slo_class* are those in which capacity is counted.
+    """
+    now_by_series = selectors.demand_now(quantity, now, slo_class)
+    not_here = selectors.not_served_here(quantity, now, slo_class=slo_class)
+    forecasts = selectors.forecasts_in_force(quantity, now - timedelta(days=1), slo_class)
+    loads = capacity.endpoint_loads(now)
+    whole = Asked("", "", quantity, 0.0, slo_class).whole
     rows = []
-    for model, region in sorted({*demand.endpoints(), *forecasts}):
-        ready = {
-            gpu_type: states["ready"]
-            for (name, place, gpu_type), states in places.items()
-            if (name, place) == (model, region)
-        }
-        capacity = _able(ready, _of_model(model, capabilities)) or None
-        row = forecasts.get((model, region))
-        expected = _expected(row, now)
-        peak = expected["peak"]
+    for model, region in sorted({*loads, *forecasts}):
+        load = loads.get((model, region))
+        able = load.capacity_tokens_per_s or None if load and whole else None
+        of_series = forecasts.get((model, region), [])
+        expected = _expected(of_series, now)
+        peak, newest = expected["peak"], of_series[0] if of_series else None
         rows.append(
             {
                 "model": model,
                 "region": region,
                 "region_title": regions.get(region, region),
-                "ready": sum(ready.values()),
+                "ready": load.ready if load else 0,
                 "demand": None if now_by_series is None else now_by_series.get((model, region), 0.0),
                 **asdict(not_here.get((model, region), NotServedHere())),
                 **expected,
-                "capacity": capacity,
-                "use": peak / capacity if peak is not None and capacity else None,
-                "forecaster": title_of(row.forecaster) if row else "",
-                "made_at": row.made_at if row else None,
-                "note": row.note if row else "",
+                "capacity": able,
+                "load": load.load if load and whole else None,
+                "use": peak / able if peak is not None and able else None,
+                "forecaster": title_of(newest.forecaster) if newest else "",
+                "made_at": newest.made_at if newest else None,
+                "note": newest.note if newest else "",
             }
         )
     return rows
 
 
-def _expected(forecast: Forecast | None, now: datetime) -> dict[str, Any]:
-    """The next window, and the highest of those to come with its begin; None without any."""
-    ahead = _ahead(forecast, now) if forecast else []
+def _expected(forecasts: Sequence[Forecast], now: datetime) -> dict[str, Any]:
+    """The next window, and the highest of those to come with its begin, of the sum of *forecasts*; None without any."""
+    ahead = _summed([_ahead(row, now) for row in forecasts]) if forecasts else []
     peak = max(ahead, key=lambda window: window.mean, default=None)
     return {
         "next": ahead[0].mean if ahead else None,

@@ -16,13 +16,12 @@ from controlplane.console.charts.spec import Chart
 from controlplane.console.filters import Filters, Select, last_hours, named
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
-from controlplane.console.pages.forecast.charts import coverage, demand_and_forecast, error_by_horizon
+from controlplane.console.pages.forecast.charts import coverage, demand_and_forecast, error_by_horizon, unit_title
 from controlplane.console.pages.forecast.selectors import (
     RANGES_H,
     USUAL_RANGE_H,
     Asked,
     Seen,
-    class_row,
     leader_board,
     scores,
     see,
@@ -40,6 +39,8 @@ from controlplane.tuning.selectors import tuned
 from forecasting.workload import FORECASTERS, rests
 
 USE_WARNING = 0.8
+INTERACTIVE = "all-interactive"
+CLASSES = [(demand.EVERY_CLASS, "All classes"), (INTERACTIVE, "Interactive classes")]
 SERIES: Columns = {
     "Model": "model",
     "Region": "region",
@@ -51,7 +52,8 @@ SERIES: Columns = {
     "Peak ahead (tok/s)": "peak",
     "Peak at (UTC)": "peak_at",
     "Capacity (tok/s)": "capacity",
-    "Peak of capacity (ratio)": "use",
+    "Load (ratio)": "load",
+    "Peak load (ratio)": "use",
     "Forecaster": "forecaster",
     "Made (UTC)": "made_at",
     "Note": "note",
@@ -60,8 +62,8 @@ SCORES = {
     "mean APE (ratio)": "mean_ape",
     "max APE (ratio)": "max_ape",
     "pinball loss (ratio)": "pinball",
-    "within 80 % (ratio)": "coverage_80",
-    "within 95 % (ratio)": "coverage_95",
+    "within 80% (ratio)": "coverage_80",
+    "within 95% (ratio)": "coverage_95",
 }
 BACKTEST: Columns = {
     "Forecaster": "title",
@@ -84,9 +86,12 @@ def filters_of(request: HttpRequest, endpoints: list[tuple[str, str]], region_ti
         request.GET,
         model,
         Select("region", "Region", [(name, region_titles.get(name, name)) for name in regions], regions[0]),
-        Select("quantity", "Tokens", Quantity.choices, Quantity.OUTPUT.value),
+        Select("quantity", "Tokens", [(demand.TOKENS, "Prompt and output"), *Quantity.choices], demand.TOKENS),
         Select(
-            "class", "SLO class", [("", "Interactive classes"), *named(SloClass.objects.values_list("name", flat=True))]
+            "class",
+            "SLO class",
+            [*CLASSES, *named(SloClass.objects.values_list("name", flat=True))],
+            demand.EVERY_CLASS,
         ),
         Select("hours", "How far back", last_hours(*RANGES_H), str(USUAL_RANGE_H)),
     )
@@ -95,7 +100,8 @@ def filters_of(request: HttpRequest, endpoints: list[tuple[str, str]], region_ti
 def asked_of(filters: Filters | None) -> Asked | None:
     if filters is None:
         return None
-    return Asked(filters["model"], filters["region"], filters["quantity"], int(filters["hours"]), filters["class"])
+    slo_class = "" if filters["class"] == INTERACTIVE else filters["class"]
+    return Asked(filters["model"], filters["region"], filters["quantity"], int(filters["hours"]), slo_class)
 
 
 def chosen_backtest(request: HttpRequest, backtests: list[Backtest]) -> tuple[Backtest | None, str]:
@@ -112,8 +118,9 @@ def charts_of(asked: Asked | None, seen: Seen | None, backtest: Backtest | None,
     if asked and seen:
         charts.append(demand_and_forecast(seen.outlook, "Nothing is known of this series yet."))
     if backtest and asked:
-        board = scores(backtest, asked.quantity, series)
-        what = f"{asked.quantity} tokens of {series or 'all series'}"
+        quantity = Quantity.OUTPUT.value if asked.quantity == demand.TOKENS else asked.quantity  # judged one by one
+        board = scores(backtest, quantity, series)
+        what = f"{quantity} tokens of {series or 'all series'}"
         charts.append(error_by_horizon(board, backtest.window_s, what))
         charts.append(coverage(board, what))
     return charts
@@ -122,7 +129,7 @@ def charts_of(asked: Asked | None, seen: Seen | None, backtest: Backtest | None,
 def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
     """Why a series has no forecast yet, and how long until the first: a full window, then the next forecast."""
     days = tuned().FORECAST_HISTORY_DAYS
-    since = now - timedelta(days=days) if asked.slo_class else None  # a class without demand since then has no forecast
+    since = now - timedelta(days=days) if asked.one_class else None  # a class without demand since then has no forecast
     minutes, first = planning.minutes_of(asked.model, asked.region, asked.slo_class, since)
     window_s, every_s = tuned().FORECAST_WINDOW_S, tuned().FORECAST_EVERY_S
     due = now
@@ -146,9 +153,9 @@ def left_out(board: list[dict[str, Any]]) -> list[str]:
     return [reason for name in FORECASTERS if name not in tried and (reason := rests(name))]
 
 
-def is_stale(seen: Seen, now: datetime) -> bool:
+def is_stale(seen: Seen, one_class: bool, now: datetime) -> bool:
     """Whether forecasts have stopped coming. Those of one class may: its demand has ended, or others are forecast first."""
-    newest = planning.newest_forecast() if seen.outlook.slo_class else seen.forecast
+    newest = planning.newest_forecast() if one_class else seen.forecast
     return newest is not None and now - newest.made_at > 2 * timedelta(seconds=tuned().FORECAST_EVERY_S)
 
 
@@ -179,10 +186,8 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
     backtests = planning.backtests()
     backtest, series = chosen_backtest(request, backtests)
     charts = {chart.key: chart for chart in charts_of(asked, seen, backtest, series)}
-    rows = series_rows(asked.quantity, regions, now) if asked else []
+    rows = series_rows(asked.quantity, regions, now, asked.slo_class) if asked else []
     row = next((row for row in rows if asked and (row["model"], row["region"]) == (asked.model, asked.region)), None)
-    if asked and seen and asked.slo_class:
-        row = class_row(asked, seen, now)
     board = leader_board(backtest, series) if backtest else []
     if request.GET.get("format") == "csv":
         return _csv(request.GET.get("table", ""), charts, rows, board)
@@ -190,6 +195,7 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         **live_context(hub.state(), "overview"),
         "filters": filters,
         "asked": asked,
+        "unit": unit_title(asked.quantity) if asked else "",
         "seen": seen,
         "charts": charts,
         "region_title": regions.get(asked.region, asked.region) if asked else "",
@@ -203,7 +209,7 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
         "left_out": left_out(board),
         "in_use": seen.forecast.forecaster if seen and seen.forecast else "",
         "ahead_s": seen.forecast.window_s * len(seen.forecast.mean) if seen and seen.forecast else 0,
-        "stale": seen is not None and is_stale(seen, now),
+        "stale": asked is not None and seen is not None and is_stale(seen, asked.one_class, now),
         "failure": failure_of(seen, now),
         "row": row,
         "use_level": use_level(row.get("use")) if row else "",

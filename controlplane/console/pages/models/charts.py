@@ -5,8 +5,9 @@ from datetime import datetime
 
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.pages.forecast.charts import demand_and_forecast
+from controlplane.console.pages.forecast.charts import demand_and_forecast, unit_title
 from controlplane.console.pages.forecast.selectors import Asked, see
+from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
 from controlplane.tuning.selectors import tuned
 
 KEY = "model"
@@ -20,14 +21,22 @@ def hours_back() -> float:
 
 
 def demand_and_capacity(model: str, quantity: str, now: datetime) -> Chart:
-    """As on the forecast page, of all regions together, and without a *model* of all models. Built once in ten seconds for
-    everybody who looks.
+    """As on the forecast page, of all classes and regions together, and without a *model* of all models. Built once in ten
+    seconds for everybody who looks.
     """
 
     def build() -> list[Chart]:
-        chart = demand_and_forecast(see(Asked(model, "", quantity, hours_back()), now).outlook, NO_DEMAND)
+        chart = demand_and_forecast(see(Asked(model, "", quantity, hours_back(), EVERY_CLASS), now).outlook, NO_DEMAND)
         over = "regions" if model else "endpoints"
-        caption = f"{quantity.capitalize()} tok/s of the interactive classes, all regions; bands are summed over {over}"
-        return [replace(chart, key=KEY, title="Demand and capacity", caption=caption, size="medium")]
+        caption = f"{unit_title(quantity)} per second of all classes and regions; bands are summed over {over}"
+        return [
+            replace(
+                chart,
+                key=KEY,
+                title="Demand and capacity" if quantity == TOKENS else "Demand",
+                caption=caption,
+                size="medium",
+            )
+        ]
 
     return once((KEY, model, quantity, int(now.timestamp()) // EVERY_S), build)[0]

@@ -1,48 +1,47 @@
 """What an open row of the models page shows: service by class, and the five parts of its policy with how each does."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db.models import Q, Sum
 
 from controlplane.console.formats import age, count, duration, milliseconds, percent, percent_fine
 from controlplane.console.pages.forecast.selectors import Asked, see
 from controlplane.console.pages.models.charts import hours_back
-from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow, Ratio, share_of, slo_by_class
+from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow
+from controlplane.fleet.attainment import Attainment, together
 from controlplane.fleet.models import Model, SloClass
 from controlplane.gateway.models import MinuteRow
+from controlplane.gateway.selectors import attainments
 from controlplane.lengths.selectors import active_version
 from controlplane.planning import selectors as planning
 from controlplane.planning.models import PolicyMode, Quantity, ScalingPolicy
 from controlplane.planning.parts import PARTS, Choice, Part
 from controlplane.planning.titles import title_of
 
+BUDGET_OVER = timedelta(days=1)
+
 
 @dataclass(frozen=True, slots=True)
 class ClassService:
-    """How a class was served over the last hour, and what it was promised in words."""
+    """How a class was served over the last hour and the last day, and what it was promised in words."""
 
     title: str
     promise: str
-    met: Ratio
-    judged: int
-    target: float  # the share that its percentile promises
-
-    @property
-    def below(self) -> bool:
-        return self.met is not None and self.met < self.target
+    hour: Attainment
+    day: Attainment
 
 
 def classes_of(model: str, now: datetime) -> list[ClassService]:
     """Every SLO class, those of which nothing was judged too."""
-    served = [by_class for (name, _), by_class in slo_by_class(now).items() if name == model]
+    hour, day = (
+        together(row for by_class in attainments(now - over, model=model).values() for row in by_class.values())
+        for over in (SLO_OVER, BUDGET_OVER)
+    )
     rows = []
     for row in SloClass.objects.all():
-        pairs = [by_class[row.name] for by_class in served if row.name in by_class]
-        if not row.promises:
-            pairs = []  # what failed is counted as missed, and nothing as met
-        judged = sum(judged for _, judged in pairs)
-        rows.append(ClassService(row.title, promise_of(row), share_of(pairs), judged, row.percentile / 100))
+        none = Attainment(row.name, 0, 0, row.percentile / 100)
+        rows.append(ClassService(row.title, promise_of(row), hour.get(row.name, none), day.get(row.name, none)))
     return rows
 
 

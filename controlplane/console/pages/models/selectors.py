@@ -6,28 +6,25 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import Sum
-
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import percent
-from controlplane.console.live.attention import SLO_WARNING
+from controlplane.console.live.attention import slo_level
 from controlplane.console.live.deltas import rows_of
 from controlplane.console.live.state import SATURATED, LiveState
 from controlplane.console.pages.models.charts import demand_and_capacity
 from controlplane.console.pages.scaling.tables import WORDS
-from controlplane.fleet.lifecycle.states import COMING, PRESENT, InstanceState
+from controlplane.fleet.attainment import Attainment, worst
+from controlplane.fleet.lifecycle.states import COMING, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
-from controlplane.gateway.models import MinuteRow
+from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
-from controlplane.planning import selectors as planning
-from controlplane.planning.models import Quantity
+from controlplane.planning.capacity import EndpointLoad, endpoint_loads
+from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.rows import narrowed
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 SLO_OVER = timedelta(hours=1)
 Ratio = float | None
-Served = dict[tuple[str, str], dict[str, tuple[int, int]]]
-"""By (model, region) and SLO class: requests that met their targets, and that were judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +38,12 @@ class Endpoint:
     most: int
     states: Counter[str]
     coming_since: datetime | None  # the eldest of those that start
-    usd_per_hour: float
-    capacity: Ratio  # output tokens a second of what is ready
+    load: EndpointLoad
     live: dict[str, Any]
     deployments: tuple[Deployment, ...]
     uses: tuple[float, ...]  # of its instances, the least first
     ttft_p95_ms: Ratio  # of its slowest instance
-    slo_met: Ratio  # over the last hour, of those that were served here
+    slo: Attainment | None  # of its worst class over the last hour, of those that were served here
 
     @property
     def ready(self) -> int:
@@ -86,10 +82,8 @@ class Endpoint:
         return "ready" if self.ready else "none"
 
     @property
-    def load(self) -> Ratio:
-        """Output tokens a second as a share of the capacity."""
-        output = self.live.get("output_tokens_per_s")
-        return output / self.capacity if output is not None and self.capacity else None
+    def usd_per_hour(self) -> float:
+        return self.load.usd_per_hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +124,18 @@ class ModelRow:
 
     @property
     def capacity(self) -> Ratio:
-        known = [endpoint.capacity for endpoint in self.there if endpoint.capacity is not None]
-        return sum(known) if known else None
+        known = [endpoint.load.capacity_tokens_per_s for endpoint in self.there]
+        return sum(value for value in known if value is not None) if any(value is not None for value in known) else None
 
     @property
     def demand(self) -> Ratio:
-        return self.live.get("output_tokens_per_s")
+        known = [endpoint.load.demand_tokens_per_s for endpoint in self.there]
+        return sum(value for value in known if value is not None) if any(value is not None for value in known) else None
+
+    @property
+    def load(self) -> Ratio:
+        """Demand as a share of the capacity, over all regions."""
+        return self.demand / self.capacity if self.demand is not None and self.capacity else None
 
     @property
     def slo_met(self) -> Ratio:
@@ -147,7 +147,7 @@ class ModelRow:
 
     @property
     def below(self) -> bool:
-        return self.slo_met is not None and self.slo_met < SLO_WARNING
+        return bool(slo_level(self.live))
 
     @property
     def policy(self) -> str:
@@ -188,7 +188,7 @@ def model_rows(state: LiveState, now: datetime, only: str = "") -> list[ModelRow
             estimated=model.name in estimated,
             present=presents[model.pk],
             live=state.tile(model.name) or {},
-            chart=demand_and_capacity(model.name, Quantity.OUTPUT, now),
+            chart=demand_and_capacity(model.name, TOKENS, now),
         )
         for model in models
     ]
@@ -209,8 +209,8 @@ def _endpoints(
         of_deployment[instance.deployment_id].append(instance)
     live = {(row["model"], row["region"]): row for row in rows_of(state.tables["endpoints"])}
     loads = state.instance_rows()
-    capability = planning.capabilities(Quantity.OUTPUT, now)
-    served = slo_by_class(now)
+    measured = endpoint_loads(now)
+    served = attainments(now - SLO_OVER)
     grouped: dict[tuple[str, str], list[Deployment]] = defaultdict(list)
     for row in rows:
         grouped[row.model.name, row.region.name].append(row)
@@ -218,7 +218,6 @@ def _endpoints(
     for (model, region), group in grouped.items():
         here = [instance for row in group for instance in of_deployment[row.pk]]
         loaded = [loads[instance.pk] for instance in here if instance.pk in loads]
-        judged = served.get((model, region), {}).values()
         endpoints[model, region] = Endpoint(
             key=f"{model} {region}",
             region=region,
@@ -227,49 +226,15 @@ def _endpoints(
             most=sum(row.max_instances for row in group),
             states=Counter(instance.state for instance in here),
             coming_since=min((row.state_changed_at for row in here if row.state in COMING), default=None),
-            usd_per_hour=sum(_usd(row, of_deployment[row.pk]) for row in group),
-            capacity=_capacity(group, of_deployment, capability),
+            load=measured[model, region],
             live=live.get((model, region), {}),
             deployments=tuple(group),
             uses=tuple(sorted(each["use_ratio"] for each in loaded if each["use_ratio"] is not None)),
             ttft_p95_ms=_highest(loaded, "ttft_p95_ms"),
-            slo_met=share_of(judged),
+            slo=worst(served.get((model, region), {}).values()),
         )
     return endpoints
 
 
-def _usd(deployment: Deployment, instances: Sequence[Instance]) -> float:
-    """An hour of what serves or will: what plans count."""
-    present = sum(instance.state in PRESENT for instance in instances)
-    return present * deployment.tensor_parallel * float(deployment.gpu_type.on_demand_usd_per_hour)
-
-
-def _capacity(
-    group: Sequence[Deployment], of_deployment: dict[int, list[Instance]], capability: dict[tuple[str, str], float]
-) -> Ratio:
-    known = [
-        capability[row.model.name, row.gpu_type.name]
-        * sum(instance.state == InstanceState.READY for instance in of_deployment[row.pk])
-        for row in group
-        if (row.model.name, row.gpu_type.name) in capability
-    ]
-    return sum(known) if known else None
-
-
 def _highest(rows: Sequence[dict[str, Any]], name: str) -> Ratio:
     return max((row[name] for row in rows if row[name] is not None), default=None)
-
-
-def share_of(pairs: Any) -> Ratio:
-    met, judged = (sum(numbers) for numbers in zip(*pairs, strict=True)) if pairs else (0, 0)
-    return met / judged if judged else None
-
-
-def slo_by_class(now: datetime) -> Served:
-    """Of the last hour's minutes, by the region that served."""
-    counted = MinuteRow.objects.filter(generated=False, minute__gte=now - SLO_OVER).order_by()
-    rows = counted.values_list("model", "region", "slo_class").annotate(Sum("slo_met"), Sum("slo_judged"))
-    served: Served = defaultdict(dict)
-    for model, region, slo_class, met, judged in rows:
-        served[model, region][slo_class] = met, judged
-    return served

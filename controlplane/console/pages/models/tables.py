@@ -16,9 +16,14 @@ MODELS: Columns = {
     "Hardware of an instance": "hardware",
     "Ready (instances)": "ready",
     "Limit (instances)": "most",
-    "Output (tok/s)": "demand",
-    "Capacity (output tok/s)": "capacity",
+    "Demand, last 10 min (tok/s)": "demand",
+    "Capacity (tok/s)": "capacity",
+    "Load (ratio)": "load",
+    "Output (tok/s)": lambda row: row.live.get("output_tokens_per_s"),
+    "SLO class, the worst": lambda row: row.live.get("slo_class"),
     "SLO met, 5 min (ratio)": "slo_met",
+    "SLO promised (ratio)": lambda row: row.live.get("slo_objective_ratio"),
+    "Error budget burn, 5 min (times)": lambda row: row.live.get("slo_burn"),
     "TTFT p95 (ms)": "ttft_p95_ms",
     "Cost (USD/h)": "usd_per_hour",
     "Policy": "policy",
@@ -32,8 +37,12 @@ ENDPOINTS: Columns = {
     "Maximum (instances)": "most",
     "KV cache (ratio)": lambda row: row.live.get("kv_ratio"),
     "Output (tok/s)": lambda row: row.live.get("output_tokens_per_s"),
-    "Capacity (output tok/s)": "capacity",
-    "SLO met, 1 h (ratio)": "slo_met",
+    "Demand, last 10 min (tok/s)": lambda row: row.load.demand_tokens_per_s,
+    "Capacity (tok/s)": lambda row: row.load.capacity_tokens_per_s,
+    "Load (ratio)": lambda row: row.load.load,
+    "GPUs": lambda row: row.load.gpus,
+    "SLO class, the worst": lambda row: row.slo and row.slo.slo_class,
+    "SLO met, 1 h (ratio)": lambda row: row.slo and row.slo.ratio,
     "TTFT p95 of the slowest instance (ms)": "ttft_p95_ms",
     "Cost (USD/h)": "usd_per_hour",
 }
@@ -64,14 +73,14 @@ def tiles(rows: Sequence[ModelRow]) -> dict[str, Any]:
     """The numbers at the head, over all models."""
     policies = Counter(row.present.title for row in rows)
     capacities = [row.capacity for row in rows if row.capacity is not None]
-    below = sorted((row for row in rows if row.below), key=lambda row: row.slo_met or 0.0)
+    below = sorted((row for row in rows if row.below), key=lambda row: -(row.live["slo_burn"] or 0.0))
     return {
         "models": len(rows),
         "endpoints": sum(len(row.there) for row in rows),
         "ready": sum(row.ready for row in rows),
         "most": sum(row.most for row in rows),
         "below": below,
-        "demand": sum(row.demand or 0.0 for row in rows) if any(row.live for row in rows) else None,
+        "demand": sum(row.demand or 0.0 for row in rows) if any(row.demand is not None for row in rows) else None,
         "capacity": sum(capacities) if capacities else None,
         "usd_per_hour": sum(row.usd_per_hour for row in rows),
         "policies": len(policies),

@@ -52,7 +52,7 @@ def models(request: HttpRequest) -> HttpResponseBase:
         "rows": rows,
         "any_models": bool(every),
         "regions": regions(),
-        "slo_met": (state.tile() or {}).get("slo_met_ratio"),
+        "fleet": state.tile() or {},
         "tiles": tiles(every),
         "one": one,
         "classes": classes_of(one.name, now) if one else [],

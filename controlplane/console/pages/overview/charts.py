@@ -29,12 +29,13 @@ from controlplane.console.live.state import LiveState
 from controlplane.console.pages.models.charts import EVERY_S, demand_and_capacity
 from controlplane.console.selectors.names import region_names
 from controlplane.console.tables import Table
+from controlplane.planning.forecasts.demand import TOKENS
 
 HEAT_ROWS = 12
 HEAT_COLUMNS = 60
 REGIONS_SHOWN = 5
 OTHERS = "other regions"
-DEMANDS = {"output": "Output tok/s", "prompt": "Prompt tok/s", "requests": "Requests/s"}
+DEMANDS = {TOKENS: "Tokens/s", "output": "Output tok/s", "prompt": "Prompt tok/s", "requests": "Requests/s"}
 KV_HEADER = ("Instance", "Now (ratio)", "Mean (ratio)", "Highest (ratio)")
 
 
@@ -133,10 +134,15 @@ def shortened(name: str, length: int = 22) -> str:
 
 
 def demand(samples: list[Sample], model: str, kind: str) -> Chart:
-    """*requests* by region, or *prompt* or *output* tokens with what is expected of them and the capacity for it."""
+    """*requests* by region, or tokens with what is expected of them, and of all tokens the capacity for it."""
     if kind == "requests":
         return requests_by_region(samples, model, dict(region_names()))
-    return replace(demand_and_capacity(model, kind, timezone.now()), key="demand", title="Demand and forecast", size="")
+    return replace(
+        demand_and_capacity(model, kind, timezone.now()),
+        key="demand",
+        title="Demand, forecast and capacity" if kind == TOKENS else "Demand and forecast",
+        size="",
+    )
 
 
 def overview_charts(state: LiveState, filters: Filters) -> list[Chart]:

@@ -23,6 +23,7 @@ from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.console.selectors.names import model_names
 from controlplane.console.selectors.replay import replay
 from controlplane.fleet.selectors import instances, usd_per_hour
+from controlplane.planning.forecasts.demand import TOKENS
 
 INSTANCES_SHOWN = 12
 EVENTS_SHOWN = 5
@@ -31,7 +32,7 @@ ATTENTION_COLUMNS = ("name", "model", "region", "status", "failures")
 
 
 def filters_of(request: HttpRequest) -> Filters:
-    return Filters(request.GET, model_select(model_names()), CHART_RANGE, Hidden("demand", DEMANDS, "output"))
+    return Filters(request.GET, model_select(model_names()), CHART_RANGE, Hidden("demand", DEMANDS, TOKENS))
 
 
 def without_numbers(state: LiveState, rows: list[dict[str, Any]]) -> dict[str, Any]:

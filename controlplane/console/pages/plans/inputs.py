@@ -10,7 +10,7 @@ from typing import Any
 from controlplane.console.live.tiles import spark
 from controlplane.planning.models import ScalingPlan
 
-BANDS = {"upper_80": "80 %", "upper_95": "95 %"}
+BANDS = {"upper_80": "80%", "upper_95": "95%"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,7 +285,10 @@ def _chart(wanted: Asked, values: Values) -> dict[str, Any]:
 
 def _side(wanted: Asked, shown: list[dict[str, Any]], now: Start | None, trouble: str) -> dict[str, Any]:
     runs = len(shown) * wanted.seeds
-    known = estimate(now, wanted.horizon_s, runs, settings.WHAT_IF_PROCESSES) if now and not wanted.errors else None
+    shared = [*wanted.start.get("tenants", []), *wanted.edits]
+    known = (
+        estimate(now, wanted.horizon_s, runs, settings.WHAT_IF_PROCESSES, shared) if now and not wanted.errors else None
+    )
     if known and not known.requests and not any(edit["kind"] == "tenant" for edit in wanted.edits):
         wanted.errors["Demand"] = "no request is foreseen, for none came in the last hour: add a tenant"
     checks = [("critical", f"{name}: {what}") for name, what in wanted.errors.items()]
@@ -294,7 +297,6 @@ def _side(wanted: Asked, shown: list[dict[str, Any]], now: Start | None, trouble
     if now is not None:
         checks += [("ready", remark) for remark in now.remarks]
     try:
-        shared = [*wanted.start.get("tenants", []), *wanted.edits]
         in_all = in_words(now.scenario, parsed(shared, "Demand")) if now and shared else []
     except ChangeError:
         in_all = []

@@ -33,10 +33,10 @@ class Gain:
 
 GAINS: Final = {
     "slo": Gain(
-        "slo_met", "SLO met", "SLO met (%)", "%", 100.0, "{:.2f} % met", "95 % intervals with the twin error"
+        "slo_met", "SLO met", "SLO met (%)", "%", 100.0, "{:.2f}% met", "95% intervals with the twin error"
     ),
     "goodput": Gain(
-        "goodput_tokens_per_s", "goodput", "Goodput (tok/s)", "tok/s", 1.0, "{:,.0f} tok/s", "95 % intervals over seeds"
+        "goodput_tokens_per_s", "goodput", "Goodput (tok/s)", "tok/s", 1.0, "{:,.0f} tok/s", "95% intervals over seeds"
     ),
 }  # fmt: skip
 AGAINST: Final = (("slo", "SLO met"), ("goodput", "Goodput"))
@@ -109,7 +109,7 @@ def scatter(rows: Sequence[Row], target: float, against: str = "slo") -> Chart:
         ),
         up=NUMBERS.but(unit=gain.unit, range=list(up), rangemode="normal", **_ticks(against)),
         series=[*series, line],
-        levels=Levels(f"SLO target, {100 * target:g} %", level) if level else None,
+        levels=Levels(f"SLO target, {100 * target:g}%", level) if level else None,
         empty="" if known else NOTHING,
         size="large",
         hover="closest",

@@ -8,7 +8,17 @@ from typing import Any, Final, NamedTuple
 
 from django.utils import timezone
 
-from controlplane.console.formats import NONE, count, duration, milliseconds, usd
+from controlplane.console.formats import (
+    MINUS,
+    NONE,
+    count,
+    duration,
+    milliseconds,
+    points_signed,
+    signed,
+    usd,
+    usd_signed,
+)
 from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
 
 Row = dict[str, Any]
@@ -115,7 +125,7 @@ def said(done: Row) -> str:
             return f"done in {duration(done['took_s'])}"
         case WhatIfState.RUNNING:
             left = f", {duration(done['eta_s'])} left" if done["eta_s"] else ""
-            return f"{100 * done['done']:.0f} %, seed {done['seed']} of {done['seeds']}, {done['phase']}{left}"
+            return f"{100 * done['done']:.0f}%, seed {done['seed']} of {done['seeds']}, {done['phase']}{left}"
         case WhatIfState.FAILED:
             return "failed"
         case WhatIfState.CANCELLED:
@@ -152,9 +162,9 @@ def cells(one: Row, at: int) -> list[Cell]:
         return [Cell(NONE)] * 6
     points = None if at == 0 or met["delta"] is None else 100 * met["delta"]
     share = Cell(
-        f"{100 * met['mean']:.1f} %",
+        f"{100 * met['mean']:.1f}%",
         f"{50 * (met['high'] - met['low']):.1f}",
-        "" if points is None else f"{points:+.1f} pt",
+        "" if points is None else points_signed(points / 100),
         "" if points is None or abs(points) < 0.05 else "better" if points > 0 else "worse",
         bold=True,
     )
@@ -164,10 +174,13 @@ def cells(one: Row, at: int) -> list[Cell]:
         Cell(milliseconds(_mean(one["ttft_p95_ms"]))),
         Cell(
             NONE if good is None else count(round(good["mean"])),
-            change=_change(good, at, lambda by: f"{by:+,.0f}", 0.5),
+            change=_change(good, at, signed, 0.5),
         ),
-        Cell(usd(_mean(cost)), change=_change(cost, at, lambda by: f"{'+' if by > 0 else '-'}{usd(abs(by))}", 0.005)),
-        Cell(_number(_mean(hours)), change=_change(hours, at, lambda by: f"{by:+,.1f}", 0.05)),
+        Cell(usd(_mean(cost)), change=_change(cost, at, usd_signed, 0.005)),
+        Cell(
+            _number(_mean(hours)),
+            change=_change(hours, at, lambda by: f"{'+' if by > 0 else MINUS}{abs(by):,.1f}", 0.05),
+        ),
         Cell(NONE if one["queue_peak"] is None else count(round(one["queue_peak"]["mean"]))),
     ]
 
@@ -192,10 +205,10 @@ def sentence(one: Row, target: float) -> str:
     if met is None or cost is None:
         return "Nothing of it is simulated yet."
     if one["at"] == 0:
-        return f"As things are, {100 * met['mean']:.1f} % meet the SLO at {usd(cost['mean'])} an hour."
+        return f"As things are, {100 * met['mean']:.1f}% meet the SLO at {usd(cost['mean'])} an hour."
     words = []
     if met["delta"] is not None:
-        words.append(f"{100 * met['delta']:+.1f} pt SLO met")
+        words.append(f"{points_signed(met['delta'])} SLO met")
     if cost["delta"] is not None:
         by = cost["delta"]
         words.append(
@@ -204,7 +217,7 @@ def sentence(one: Row, target: float) -> str:
     against = f"{' '.join(words)} than now. " if words else ""
     if words and words[-1] == "at the same cost":
         against = f"{' '.join(words)} as now. "
-    holds = f"It holds {100 * target:g} % in {one['holds']} of {one['seeds_done']} seeds"
+    holds = f"It holds {100 * target:g}% in {one['holds']} of {one['seeds_done']} seeds"
     wide = ", twin error included." if met["wide_low"] >= target else "."
     return f"{against}{holds}{wide}"
 
@@ -242,7 +255,7 @@ def facts(row: WhatIf, edits: Sequence[str], requests: float | None, edited: str
         ("Edit of demand", edits[0] if edits else "None", "; ".join(edits[1:]) or edited),
         (
             "Twin error",
-            f"±{100 * error['ttft_p95']:.0f} % TTFT p95" if error.get("ttft_p95") is not None else "not measured yet",
+            f"±{100 * error['ttft_p95']:.0f}% TTFT p95" if error.get("ttft_p95") is not None else "not measured yet",
             f"±{100 * error['slo_met']:.1f} pt SLO met"
             if error.get("slo_met") is not None
             else "intervals are of seeds alone",

@@ -12,10 +12,11 @@ from controlplane.console.charts.spec import Chart, Series, local
 from controlplane.console.pages.forecast.charts import demand_and_forecast
 from controlplane.console.pages.forecast.selectors import Asked, see
 from controlplane.console.pages.models.charts import EVERY_S, hours_back
+from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
+from controlplane.planning.models import Quantity
 from controlplane.simulation.whatif.changes.base import Values
 
 KEY: Final = "what-if-demand"
-QUANTITY: Final = "output"
 NO_DEMAND: Final = "No demand is known yet: a simulation draws requests from what came in the last hour."
 POINTS: Final = 121
 """Of the edited line."""
@@ -27,13 +28,17 @@ def demand_chart(edits: Sequence[Values], models: Sequence[str], horizon_s: floa
     """Demand of *region* (all of them if it is empty), with *edits* of the kind demand laid over its forecast."""
     now = timezone.now()
 
-    def build() -> tuple[Chart, dict[str, Rate]]:
-        whole = see(Asked("", region, QUANTITY, hours_back()), now).outlook
-        own = {model: _rate(see(Asked(model, region, QUANTITY, 1.0), now).outlook.ahead) for model in models}
+    def build() -> tuple[Chart, dict[tuple[str, str], Rate]]:
+        whole = see(Asked("", region, TOKENS, hours_back(), EVERY_CLASS), now).outlook
+        own = {
+            (model, quantity): _rate(see(Asked(model, region, quantity, 1.0, EVERY_CLASS), now).outlook.ahead)
+            for model in models
+            for quantity in Quantity.values
+        }
         return demand_and_forecast(whole, NO_DEMAND), own
 
     chart, rates = once((KEY, region, tuple(models), int(now.timestamp()) // EVERY_S), build)
-    caption = "Output tok/s of the interactive classes; drag the edges of a burst, or its top"
+    caption = "Prompt and output tokens per second of all classes; drag the edges of a burst, or its top"
     chart = replace(chart, key=KEY, title="Demand", caption=caption, size="medium")
     known = [edit for edit in edits if edit["kind"] == "demand" and region in ("", *edit.get("regions", [region]))]
     if not known or chart.empty or not any(rate(now) for rate in rates.values()):
@@ -43,7 +48,7 @@ def demand_chart(edits: Sequence[Values], models: Sequence[str], horizon_s: floa
     # A step is drawn as one: its edges are points of the line too.
     edges = [edit[name] for edit in known for name in ("from_s", "until_s") if edit.get(name) is not None]
     times = sorted({*times, *(edge + by for edge in edges for by in (-0.5, 0.5) if 0 <= edge + by <= horizon_s)})
-    values = [round(sum(_edited(known, model, rate, now, at) for model, rate in rates.items()), 3) for at in times]
+    values = [round(sum(_edited(known, series, rate, now, at) for series, rate in rates.items()), 3) for at in times]
     moments = [timezone.localtime(now + timedelta(seconds=at)) for at in times]
     line = Series("as edited", values, ("s4", "solid"), moments, width=2, layer=3)
     return replace(chart, series=[*chart.series, line], shapes=_handles(known, times, values, now))
@@ -64,8 +69,9 @@ def _rate(ahead: Sequence[Any]) -> Rate:
     return at
 
 
-def _edited(edits: Sequence[Values], model: str, rate: Rate, now: datetime, at_s: float) -> float:
-    """Tokens a second of *model* after *edits*, *at_s* after the begin."""
+def _edited(edits: Sequence[Values], series: tuple[str, str], rate: Rate, now: datetime, at_s: float) -> float:
+    """Tokens a second of a model and quantity after *edits*, *at_s* after the begin."""
+    model, quantity = series
     factor, shift_s = 1.0, 0.0
     for edit in edits:
         if edit.get("models") and model not in edit["models"]:
@@ -74,7 +80,7 @@ def _edited(edits: Sequence[Values], model: str, rate: Rate, now: datetime, at_s
             case "shift":
                 shift_s += edit["shift_s"]
             case "lengths":
-                factor *= edit["output"]
+                factor *= edit[quantity]
             case _:
                 factor *= 1.0 + (edit["by"] - 1.0) * _strength(edit, at_s)
     return factor * rate(now + timedelta(seconds=max(0.0, at_s - shift_s)))

@@ -11,7 +11,7 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.formats import milliseconds, percent_fine, signed
+from controlplane.console.formats import NONE, milliseconds, percent_fine, signed
 from controlplane.console.pages.plans.cards import card_of
 from controlplane.console.selectors.names import place_titles
 from controlplane.planning.models import ScalingPlan
@@ -57,16 +57,13 @@ def following(row: WhatIf) -> dict[str, Any] | None:
         "at": LETTERS.index(row.plan["letter"]),
         "made": made(row),
         "over": came["over"],
+        "assumed": came["assumed"],
         "cards": [{"card": card, "plan": card.plan} for card in cards],
         "waiting": sum(card.decidable and not card.expired for card in cards),
         "measures": [
             ("Requests", f"{came['requests']:,}", "since it is the plan"),
-            ("SLO met", percent_fine(came["slo_met"]), f"predicted {percent_fine(came['predicted_slo_met'])}"),
-            (
-                "TTFT p95",
-                milliseconds(came["ttft_p95_ms"]),
-                f"predicted {milliseconds(came['predicted_ttft_p95_ms'])}",
-            ),
+            ("SLO met", percent_fine(came["slo_met"]), _predicted(percent_fine(came["predicted_slo_met"]))),
+            ("TTFT p95", milliseconds(came["ttft_p95_ms"]), _predicted(milliseconds(came["predicted_ttft_p95_ms"]))),
             _instances(came["instances"]),
         ],
         "endpoints": [_endpoint(each, titles) for each in came["instances"]],
@@ -85,22 +82,29 @@ def panel(request: HttpRequest, pk: int) -> HttpResponse:
     return render(request, "console/what_if/followed.html", {"followed": came, "what_if": row, "page_address": page})
 
 
+def _predicted(text: str) -> str:
+    return "not comparable" if text == NONE else f"predicted {text} over all of it"
+
+
 def _instances(endpoints: list[dict[str, Any]]) -> tuple[str, str, str]:
-    ready, predicted = (sum(each[name] for each in endpoints) for name in ("ready", "predicted"))
-    return "Ready instances", f"{ready}", f"predicted {predicted:.1f} for now"
+    ready = sum(each["ready"] for each in endpoints)
+    if any(each["predicted"] is None for each in endpoints):
+        return "Ready instances", f"{ready}", "not comparable"
+    return "Ready instances", f"{ready}", f"predicted {sum(each['predicted'] for each in endpoints):.1f} for now"
 
 
 def _endpoint(each: dict[str, Any], titles: dict[str, str]) -> Endpoint:
     # Predictions are means over seeds: a difference below a half is none.
-    more = round(each["ready"] - each["predicted"])
+    known = each["predicted"] is not None
+    more = round(each["ready"] - each["predicted"]) if known else 0
     moving = [f"{each[name]} {name}" for name in ("starting", "draining") if each[name]]
     return Endpoint(
         model=each["model"],
         region=titles.get(each["region"], each["region"]),
-        began=f"{each['began']:g}",
-        predicted=f"{round(each['predicted'], 1):g}",
+        began=f"{round(each['began']):d}",
+        predicted=f"{round(each['predicted'], 1):g}" if known else NONE,
         ready=each["ready"],
         moving=", ".join(moving),
-        difference=f"{signed(more)} against predicted" if more else "as predicted",
+        difference=f"{signed(more)} against predicted" if more else "as predicted" if known else "not comparable",
         agrees=not more,
     )

@@ -17,7 +17,7 @@ from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import back
 from controlplane.console.charts.spec import Chart
 from controlplane.console.filters import number
-from controlplane.console.formats import MINUS, NONE, duration, signed
+from controlplane.console.formats import NONE, duration, points_signed, signed
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.what_if import charts as drawn
@@ -66,15 +66,15 @@ def _twin() -> list[dict[str, Any]]:
     """A row for each profile that was judged."""
 
     def percent_of(value: float | None) -> str:
-        return NONE if value is None else f"{signed(100 * value)} %"
+        return NONE if value is None else f"{signed(100 * value)}%"
 
     return [
         {
             "model": model,
             "gpu": gpu,
             "cells": [percent_of(band.last.get(name)) for name in twin_errors.MEASURES],
-            "slo": NONE if "slo_met" not in band.last else f"{100 * band.last['slo_met']:+.1f} pt".replace("-", MINUS),
-            "within": NONE if "ttft_p95" not in band.within else f"±{100 * band.within['ttft_p95']:.0f} %",
+            "slo": NONE if "slo_met" not in band.last else points_signed(band.last["slo_met"]),
+            "within": NONE if "ttft_p95" not in band.within else f"±{100 * band.within['ttft_p95']:.0f}%",
             "windows": band.windows,
             "requests": band.requests,
             "to_at": band.to_at.timestamp(),
@@ -152,7 +152,7 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
                 messages.success(request, f"“{row}” is deleted.")
                 return redirect("console:what-ifs")
             case "plan":
-                plan.make_plan(row, letter, user, reason)
+                plan.make_plan(row, letter, user, reason, confirmed=bool(request.POST.get("confirmed")))
                 done = f"{letter} is the plan."
             case "undo":
                 plan.undo(row, user)
@@ -267,6 +267,7 @@ class _Seen:
             "regions": self.regions,
             "region": self.region,
             "decides": self._decides(),
+            "kept_futures": row.futures.filter(letter__in=kept_of(row)),
             "regret": regret
             and {"rows": heat(regret, names), "seeds": regret["seeds"], "sentence": regret["sentence"]},
             "price": self.price if self.price is not None else row.usd_per_1000_missed,
@@ -324,7 +325,10 @@ class _Seen:
             ("Assumed", text) for text in (*wanted.assumed, *selectors.edits_in_words(row))
         ]
         becomes.append(("Instances", "proposed as plans, which an operator approves"))
-        return {"becomes": becomes, "can_become": not gone, "why_not": "; ".join(gone), "keys": keys}
+        misses = plan.misses_target(row, future.letter)
+        return {
+            "becomes": becomes, "can_become": not gone, "why_not": "; ".join(gone), "keys": keys, "misses": misses,
+        }  # fmt: skip
 
     def _scopes(self) -> list[list[tuple[str, str, bool]]]:
         part = ", edited" if self.scope.endswith(", edited") else ""

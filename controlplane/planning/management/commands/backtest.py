@@ -197,8 +197,8 @@ def columns(horizon: int) -> list[Column]:
         Column("max", "max_ape", percent),
         *(step_column(step) for step in sorted({1, min(2, horizon), horizon})),
         Column("pinball", "pinball", percent),
-        Column("in 80 %", "coverage_80", percent),
-        Column("in 95 %", "coverage_95", percent),
+        Column("in 80%", "coverage_80", percent),
+        Column("in 95%", "coverage_95", percent),
         Column("once mean", "one_origin_mean_ape", percent),
         Column("once max", "one_origin_max_ape", percent),
         Column("fit", "fit_s", "{:.2f} s"),
@@ -233,4 +233,4 @@ def show(shown: Console, about: dict[str, Any], rows: list[dict[str, Any]]) -> N
 
 
 def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f} %" if value < 10 else f"{100 * value:,.0f} %"
+    return "-" if value is None else f"{100 * value:.2f}%" if value < 10 else f"{100 * value:,.0f}%"

@@ -31,7 +31,7 @@ BASELINES: Final = (
     Preset(
         "reactive",
         "Reactive",
-        "Adds an instance when use passes 70 %, takes one away under 30 %. No forecast.",
+        "Adds an instance when use passes 70%, takes one away under 30%. No forecast.",
         (_policy("strategy", "reactive"),),
     ),
     Preset(

@@ -15,8 +15,9 @@ Count = Annotated[int, Field(ge=0, le=100_000)]
 class GpuChange(Change):
     """*count* GPUs of a type in *region*, for instances of *models* (none: of all that run on them there).
 
-    More GPUs are places for further instances, given to the models one by one; their bounds grow by as many. Fewer take
-    empty places first, then instances that are ready.
+    They are counted as they are fitted in nodes, where that is known. More GPUs are places for further instances, given to
+    the models one by one; their bounds grow by as many. Fewer take empty places first, then instances that are ready, until
+    those that are left fit.
     """
 
     kind: Literal["gpus"] = "gpus"
@@ -38,6 +39,8 @@ class GpuChange(Change):
         if not groups:
             raise ChangeError("gpu", f"no model runs on {self.gpu} in {self.region}")
         more = self.count - gpus_in(values, self.region, self.gpu)
+        if more < 0:
+            more = min(0, self.count - _placed(values, self.region, self.gpu))
         groups.sort(key=lambda group: -_places(group))
         added: dict[str, int] = {}
         while more:
@@ -56,6 +59,8 @@ class GpuChange(Change):
         values["fleet"] = [group for group in values["fleet"] if _places(group)]
         for model, count in added.items():
             _raise_bound(values, model, self.region, count)
+        if counts := values["gpus"][self.gpu].get("count"):
+            values["gpus"][self.gpu]["count"] = {**counts, self.region: self.count}
 
     def words(self, before: Values) -> str:
         now = gpus_in(before, self.region, self.gpu)
@@ -182,7 +187,7 @@ class FailureChange(Change):
                     raise ChangeError("count", f"is {self.count}; there are {len(there)} instances in {self.region}")
                 failures += [at | {"instance": name} | lasts for name in there[: self.count]]
             case _:
-                every = [name for own in names.values() for name in own]
+                every = [name for _, _, *both in names_by_group(values) for own in both for name in own]
                 for name in self.instances:
                     known("instances", name, every, "instance")
                     failures.append(at | {"instance": name} | lasts)
@@ -210,12 +215,18 @@ class FailureChange(Change):
             if any(name in own for name in self.instances)
         }
         if not counts:
-            return ", ".join(self.instances)
+            return ", ".join(self.instances) if self.what == "instance" else "its free GPUs"
         parts = [f"{count} instance{'s' * (count > 1)} of {model}" for model, count in counts.items()]
         return " and ".join(", ".join(parts).rsplit(", ", 1))
 
 
 def gpus_in(values: Values, region: str, gpu: str) -> int:
+    """GPUs of a type that are fitted in *region*; where nothing says so, those that the places of instances take."""
+    fitted = values["gpus"].get(gpu, {}).get("count", {}).get(region)
+    return _placed(values, region, gpu) if fitted is None else int(fitted)
+
+
+def _placed(values: Values, region: str, gpu: str) -> int:
     """GPUs of a type in *region* that the places of the scenario's instances take."""
     return sum(
         _places(group) * group.get("tensor_parallel", 1)
@@ -237,20 +248,27 @@ def bounds_of(values: Values, model: str, region: str) -> tuple[int, int]:
 def instance_names(values: Values) -> dict[tuple[str, str], list[str]]:
     """Names of the instances that are ready at the begin, by model and region, as `staging.fleet` gives them."""
     names: dict[tuple[str, str], list[str]] = {}
-    for group, region, own in names_by_group(values):
+    for group, region, own, _ in names_by_group(values):
         names.setdefault((group["model"], region), []).extend(own)
     return names
 
 
-def names_by_group(values: Values) -> Iterator[tuple[Values, str, list[str]]]:
-    """Each group of the fleet in each of its regions, with the names of its instances that are ready at the begin."""
-    named: Counter[tuple[str, str]] = Counter()
+def names_by_group(values: Values) -> Iterator[tuple[Values, str, list[str], list[str]]]:
+    """Each group of the fleet in each of its regions, with the names of its instances that are ready at the begin and of its
+    empty places."""
+    ready: Counter[tuple[str, str]] = Counter()
+    rest: Counter[tuple[str, str]] = Counter()
+    for group in values["fleet"]:
+        rest.update({(group["model"], region): group["instances"] for region in group["regions"]})
     for group in values["fleet"]:
         for region in group["regions"]:
-            before = named[group["model"], region]
-            named[group["model"], region] += group["instances"]
-            numbers = range(before + 1, before + group["instances"] + 1)
-            yield group, region, [f"{group['model']}-{region}-{number}" for number in numbers]
+            key, others = (group["model"], region), _places(group) - group["instances"]
+            name = f"{group['model']}-{region}-"
+            first, last = rest[key] + others - group.get("empty", 0), rest[key] + others
+            here = [f"{name}{number}" for number in range(ready[key] + 1, ready[key] + group["instances"] + 1)]
+            ready[key] += group["instances"]
+            rest[key] += others
+            yield group, region, here, [f"{name}{number}" for number in range(first + 1, last + 1)]
 
 
 def _places(group: Values) -> int:

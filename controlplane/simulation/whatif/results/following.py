@@ -29,13 +29,17 @@ class Followed:
     until: datetime
     over: bool
     """Whether all the time that was simulated is."""
+    assumed: list[str]
+    """What the future took for given beside the plan, in words. Where there is any, nothing that it predicted is compared
+    with what happens: the predictions are None."""
     requests: int
     slo_met: float | None
     predicted_slo_met: float | None
     ttft_p95_ms: float | None
     predicted_ttft_p95_ms: float | None
     instances: list[dict[str, Any]]
-    """By model and region: began (ready at the fork), predicted (for now, mean of the seeds), ready, starting, draining."""
+    """By model and region: began (ready at the fork), predicted (for now, mean of the seeds; None as above), ready,
+    starting, draining."""
     plans: list[dict[str, Any]]
     """id, model, status, targets and moves (instances moved) of each that it proposed."""
     minutes: list[dict[str, Any]]
@@ -45,8 +49,9 @@ class Followed:
 def followed(row: WhatIf) -> dict[str, Any] | None:
     """Prediction against what happens since *row* became the plan; None if it is not.
 
-    The predicted numbers are those of the chosen future for its whole horizon; instances are those at the same time after
-    the begin.
+    The predicted numbers are those of the chosen future for its whole horizon, and of requests for its models; instances are
+    those at the same time after the begin. A future that assumed another demand, a loss or other prices predicted another
+    world than the one that came.
     """
     if not row.plan or row.plan.get("undone_at"):
         return None
@@ -55,26 +60,28 @@ def followed(row: WhatIf) -> dict[str, Any] | None:
     assert began is not None
     now, end = timezone.now(), began + timedelta(seconds=row.horizon_s)
     until = max(since, min(now, end))
-    newest = LedgerRow.objects.filter(arrived_at__gte=since, arrived_at__lt=until, repeated=False).order_by(
-        "-arrived_at"
-    )
+    models = list(row.start["scenario"]["models"])
+    asked = LedgerRow.objects.filter(arrived_at__gte=since, arrived_at__lt=until, repeated=False, model__in=models)
+    newest = asked.order_by("-arrived_at")
     came = list(newest.values_list("slo_met", "ttft_ms")[:MOST_ROWS])
     judged = [met for met, _ in came if met is not None]
     ttft_ms = [value for _, value in came if value is not None]
     rows = selectors.comparison(row)["futures"]
     future = next(each for each in rows if each["letter"] == row.plan["letter"])
+    assumed = [*row.plan["assumed"], *selectors.edits_in_words(row)]
     made = Followed(
         since=since,
         until=until,
         over=now >= end,
+        assumed=assumed,
         requests=len(came),
         slo_met=sum(judged) / len(judged) if judged else None,
-        predicted_slo_met=_mean(future["slo_met"]),
+        predicted_slo_met=None if assumed else _mean(future["slo_met"]),
         ttft_p95_ms=float(np.percentile(ttft_ms, 95)) if ttft_ms else None,
-        predicted_ttft_p95_ms=_mean(future["ttft_p95_ms"]),
-        instances=_instances(row, (until - began).total_seconds()),
+        predicted_ttft_p95_ms=None if assumed else _mean(future["ttft_p95_ms"]),
+        instances=_instances(row, (until - began).total_seconds(), not assumed),
         plans=_plans(row),
-        minutes=_minutes(since, until),
+        minutes=_minutes(since, until, models),
     )
     return asdict(made)
 
@@ -103,7 +110,7 @@ def _mean(shown: dict[str, float | None] | None) -> float | None:
     return shown["mean"] if shown else None
 
 
-def _instances(row: WhatIf, after_s: float) -> list[dict[str, Any]]:
+def _instances(row: WhatIf, after_s: float, comparable: bool) -> list[dict[str, Any]]:
     series = selectors.curves(row)[row.plan["letter"]]["series"]
     at = max(0, int(np.searchsorted(series["t_s"], after_s, side="right")) - 1)
     there: dict[tuple[str, str], Counter[str]] = {}
@@ -114,7 +121,7 @@ def _instances(row: WhatIf, after_s: float) -> list[dict[str, Any]]:
             "model": model,
             "region": region,
             "began": ready[0],
-            "predicted": ready[at],
+            "predicted": ready[at] if comparable else None,
             "ready": states[InstanceState.READY],
             "starting": sum(states[state] for state in COMING),
             "draining": states[InstanceState.DRAINING],
@@ -139,7 +146,8 @@ def _plans(row: WhatIf) -> list[dict[str, Any]]:
     ]
 
 
-def _minutes(since: datetime, until: datetime) -> list[dict[str, Any]]:
-    rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until).order_by("minute").values("minute")
+def _minutes(since: datetime, until: datetime, models: list[str]) -> list[dict[str, Any]]:
+    counted = MinuteRow.objects.filter(minute__gte=since, minute__lt=until, model__in=models)
+    rows = counted.order_by("minute").values("minute")
     sums = rows.annotate(met=Sum("slo_met"), judged=Sum("slo_judged"))
     return [{"at": each["minute"], "slo_met": each["met"] / each["judged"]} for each in sums if each["judged"]]

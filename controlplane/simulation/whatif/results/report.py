@@ -45,7 +45,7 @@ def html(row: WhatIf) -> str:
         f" requests in each future. State: {row.state}. Written {timezone.now():%F %H:%M} UTC.</p>",
         f"<p>In all futures: {escape(shared)}.</p>" if shared else "",
         _table(made["futures"]),
-        "<p><small>Means over seeds with 95 % intervals; in brackets with the error of the simulation too.</small></p>",
+        "<p><small>Means over seeds with 95% intervals; in brackets with the error of the simulation too.</small></p>",
         *drawn,
         _regret(made["regret"], {each["letter"]: each["name"] for each in futures}),
         _decides(selectors.decides(row)),
@@ -74,7 +74,7 @@ def _table(futures: Sequence[dict[str, Any]]) -> str:
         met = UNKNOWN
         if slo:
             met = (
-                f"{100 * slo['mean']:.2f} % <small>{100 * slo['low']:.2f} to {100 * slo['high']:.2f}"
+                f"{100 * slo['mean']:.2f}% <small>{100 * slo['low']:.2f} to {100 * slo['high']:.2f}"
                 f" ({100 * slo['wide_low']:.2f} to {100 * slo['wide_high']:.2f})</small>"
             )
         cells = (

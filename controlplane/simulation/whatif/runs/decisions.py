@@ -1,11 +1,11 @@
-"""What decides between a future and A: kept with the future as soon as the first seed of both is done."""
+"""What decides between a future and A: differences of the first seed, and what came of them in each seed."""
 
 import json
 import zlib
 from dataclasses import astuple
 from typing import Any, Final, NamedTuple
 
-from controlplane.simulation.whatif.changes.base import clock, region_title
+from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.runs import packing
 from scheduling.simulation.measures.differences import Difference, Log, differences
@@ -13,6 +13,17 @@ from scheduling.simulation.measures.pairs import Pair, around
 
 FIRST_SEED: Final = 1
 BASELINE: Final = "A"
+
+
+EFFECTS: Final = "effects"
+"""Of a run's result: by kind and region what came of its first difference from A."""
+
+
+class Effect(NamedTuple):
+    """In the fifteen minutes after a decision, against A: share of SLO met, and requests that wait."""
+
+    slo_met: float
+    waiting: float
 
 
 class Compared(NamedTuple):
@@ -23,11 +34,13 @@ class Compared(NamedTuple):
 
 
 def compare(row: FutureSeed) -> None:
-    """Find the differences that the run *row* was the last to be waited for."""
-    if row.seed != FIRST_SEED:
-        return
+    """Find the differences that the run *row* was the last to be waited for.
+
+    Of the first seed they are kept with the decisions around them; of each what came of them, since one seed does not part
+    what a decision does from what chance does.
+    """
     runs = FutureSeed.objects.filter(
-        future__what_if=row.future.what_if_id, seed=FIRST_SEED, state=WhatIfState.DONE, log__isnull=False
+        future__what_if=row.future.what_if_id, seed=row.seed, state=WhatIfState.DONE, log__isnull=False
     ).select_related("future")
     logs = {each.future.letter: each for each in runs}
     if BASELINE not in logs or row.future.letter not in logs:
@@ -35,13 +48,26 @@ def compare(row: FutureSeed) -> None:
     first = packing.log_of(logs[BASELINE].log or b"")
     wanted = [row.future.letter] if row.future.letter != BASELINE else [each for each in logs if each != BASELINE]
     for letter in wanted:
-        future, other = logs[letter].future, packing.log_of(logs[letter].log or b"")
+        run, other = logs[letter], packing.log_of(logs[letter].log or b"")
         try:
             made = differences(first, other)
         except ValueError:
             continue  # its demand is another: its decisions are about other requests
-        FutureSeed.objects.filter(pk=logs[letter].pk).update(pairs=_packed(first, other, made))
-        Future.objects.filter(pk=future.pk).update(decides=[_as_json(each, future) for each in made])
+        effects = {f"{each.kind} {each.region}": [each.slo_met or 0.0, each.waiting] for each in made}
+        FutureSeed.objects.filter(pk=run.pk).update(result={**run.result, EFFECTS: effects})
+        if row.seed == FIRST_SEED:
+            FutureSeed.objects.filter(pk=run.pk).update(pairs=_packed(first, other, made))
+            Future.objects.filter(pk=run.future_id).update(decides=[_as_json(each, run.future) for each in made])
+
+
+def effects_over_seeds(future: Future) -> dict[str, list[Effect]]:
+    """What came of each first difference from A, by its kind and region, in every seed that is done: nothing in a seed in
+    which there was no such difference.
+    """
+    runs = future.runs.filter(state=WhatIfState.DONE).order_by("seed").values_list(f"result__{EFFECTS}", flat=True)
+    known = [each for each in runs if each is not None]
+    keys = {key for each in known for key in each}
+    return {key: [Effect(*each.get(key, (0.0, 0.0))) for each in known] for key in keys}
 
 
 def kept_of(row: WhatIf) -> set[str]:
@@ -85,5 +111,5 @@ def _as_json(difference: Difference, future: Future) -> dict[str, Any]:
 def _effect(difference: Difference) -> str:
     """What came of it in the fifteen minutes after, in words."""
     if difference.slo_met and abs(1000 * difference.slo_met) >= abs(difference.waiting):
-        return f"{100 * difference.slo_met:+.1f} pt SLO met by {clock(difference.at_s + 900)}"
-    return f"{difference.waiting:+.0f} waiting by {clock(difference.at_s + 900)}"
+        return f"{100 * difference.slo_met:+.1f} pt SLO met within 15 min, in this seed"
+    return f"{difference.waiting:+.0f} waiting within 15 min, in this seed"

@@ -20,8 +20,8 @@ FAST: Final = 1
 ARRAYS: Final = ("instance", "begin_s", "judged", "met", "arrival_s", "region", "model")
 
 
-def packed(ran: Ran, staged: Stage, counted: Mapping[str, Counted], *, first: bool) -> dict[str, Any]:
-    """Values of a `FutureSeed`; with a log of its decisions if it is the *first* seed."""
+def packed(ran: Ran, staged: Stage, counted: Mapping[str, Counted]) -> dict[str, Any]:
+    """Values of a `FutureSeed`, with a log of its decisions."""
     result = ran.result
     whole = counted["all"]
     series = over_time(result, whole.until_s)
@@ -39,7 +39,7 @@ def packed(ran: Ran, staged: Stage, counted: Mapping[str, Counted], *, first: bo
         "moves": [row for row in ran.moves.rows if row[4]],
     }
     log = None
-    if first and staged.requests.count <= MOST_LOGGED:
+    if staged.requests.count <= MOST_LOGGED:
         log = _written(Log.of(result, staged.names.regions, staged.names.models, staged.promises, ran.made, series))
     return {"result": kept, "curves": zlib.compress(json.dumps(curves).encode()), "log": log}
 

@@ -196,7 +196,7 @@ def made(row: FutureSeed) -> dict[str, Any]:
     with beat.goes_on():
         ran = run(made_of.scenario, SOURCE, staged, progress=beat.simulated)
     beat.phase(Phase.MEASURING, SIMULATED_SHARE)
-    return packing.packed(ran, staged, counted_of(what_if, made_of), first=row.seed == 1)
+    return packing.packed(ran, staged, counted_of(what_if, made_of))
 
 
 @lru_cache(maxsize=2)

@@ -3,10 +3,11 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.fleet.models import Instance
+from controlplane.fleet.models import Instance, Node
 from controlplane.simulation.whatif.changes.supply import names_by_group
 from scheduling.simulation.staging.fleet import gpus_as_type
 
@@ -16,7 +17,8 @@ FIRST = (InstanceState.READY, InstanceState.DRAINING)
 
 @dataclass(slots=True)
 class NodeOf:
-    """A node that runs instances: their names in the scenario, and how many of each model."""
+    """A node: the names in the scenario of its instances and of the empty places on its free GPUs; and how many instances of
+    each model it has."""
 
     name: str
     region: str
@@ -25,11 +27,11 @@ class NodeOf:
 
     @property
     def title(self) -> str:
-        return f"{self.name}: {', '.join(f'{count} {model}' for model, count in sorted(self.models.items()))}"
+        return f"{self.name}: {', '.join(f'{count} {model}' for model, count in sorted(self.models.items())) or 'free'}"
 
 
 def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
-    """The nodes of the fleet with what the scenario *values*, made of it, has ready there; by name, in order."""
+    """The nodes of the fleet with what the scenario *values*, made of it, has there; by name, in order."""
     here = defaultdict(list)
     rows = Instance.objects.exclude(state__in=(InstanceState.STOPPED, InstanceState.FAILED))
     for row in rows.select_related("node", "deployment__model", "deployment__region", "deployment__gpu_type"):
@@ -37,7 +39,10 @@ def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
         gpu = gpus_as_type(own.gpu_type.name, own.tensor_parallel)
         here[own.model.name, own.region.name, gpu, row.swap_group_id is not None].append(row)
     nodes: dict[str, NodeOf] = {}
-    for group, region, names in names_by_group(values):
+    free: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
+    for row in Node.objects.filter(active=True).with_gpus_used().select_related("region", "gpu_type"):
+        free[row.region.name, row.gpu_type.name].append((row.name, row.gpu_count - row.gpus_used))
+    for group, region, names, empty in names_by_group(values):
         gpu = gpus_as_type(group["gpu"], group.get("tensor_parallel", 1))
         instances = here[group["model"], region, gpu, group.get("sharing") is not None]
         instances.sort(key=_order)
@@ -46,6 +51,11 @@ def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
                 node = nodes.setdefault(row.node.name, NodeOf(row.node.name, region))
                 node.instances.append(name)
                 node.models[group["model"]] += 1
+        if group.get("sharing") is None:
+            left = iter(empty)
+            for name, gpus in free[region, group["gpu"]]:
+                if spare := list(islice(left, max(0, gpus) // group.get("tensor_parallel", 1))):
+                    nodes.setdefault(name, NodeOf(name, region)).instances += spare
     return dict(sorted(nodes.items()))
 
 

@@ -1,0 +1,153 @@
+"""What the pages say is so, and stays where it is: SLO by class, demand and capacity, and what moves under the eye."""
+
+import json
+import re
+import time
+
+import pytest
+from playwright.sync_api import expect
+
+from controlplane.events.services import record
+from controlplane.fleet.models import Instance
+from tests.e2e.conftest import keep
+from tests.e2e.test_console import expect_drawn, expect_live
+
+SHIFTS = """() => {
+  window.shifts = [];
+  new PerformanceObserver((list) => {
+    for (const entry of list.getEntries()) {
+      window.shifts.push([entry.value, entry.sources.map(({ node }) => node?.outerHTML?.slice(0, 80) ?? node?.nodeName)]);
+    }
+  }).observe({ type: "layout-shift", buffered: false });
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_headline_is_the_worst_class(console, open_page, theme):
+    page = open_page(console, "/", theme=theme)
+    expect_live(page)
+    tile = page.locator('[data-tile="slo_met_ratio"]')
+    expect(tile.locator("[data-unit]")).to_have_text(re.compile(r"interactive, burn \d+\.\d\N{MULTIPLICATION SIGN}"))
+    expect_drawn(page, "ttft", "demand", "kv")
+    keep(page, f"overview-{theme}")
+
+
+def test_the_overview_stands_still(console, open_page):
+    """For a minute, with numbers that change twice a second."""
+    page = open_page(console, "/")
+    expect_live(page)
+    expect_drawn(page, "ttft", "demand", "kv")
+    page.wait_for_timeout(2_000)
+    page.evaluate(SHIFTS)
+    page.wait_for_timeout(60_000)
+    assert page.evaluate("window.shifts") == []
+
+
+def test_rows_do_not_move_under_the_pointer(console, open_page):
+    page = open_page(console, "/")
+    expect_live(page)
+    panel = page.locator("#instances-panel")
+    row = panel.locator("tbody tr").nth(3)
+    row.hover()
+    element = panel.element_handle()
+    record("instance.changed", Instance.objects.first(), actor="a test")  # pages draw their regions anew
+    page.wait_for_timeout(4_000)
+    assert element.evaluate("element => element.isConnected")
+    page.mouse.move(5, 5)
+    page.wait_for_function("element => !element.isConnected", arg=element)
+
+
+def test_a_socket_that_is_silent_is_left_for_another(console, open_page):
+    """Half-open: nothing comes, and nothing closes. Numbers are polled until another socket is open."""
+    page = open_page(console, "/events/", user="operator")
+    held: list = []
+    opened: list = []
+
+    def pass_on(route) -> None:
+        server = route.connect_to_server()
+        opened.append(route)
+        frozen = len(opened) == 1
+        server.on_message(
+            lambda message: held.append(message) if frozen and len(opened) and held_now() else route.send(message)
+        )
+
+    began = time.monotonic()
+
+    def held_now() -> bool:
+        return time.monotonic() - began > 3
+
+    page.route_web_socket(re.compile("/ws/live/"), pass_on)
+    page.goto("/")
+    expect_live(page)
+    began = time.monotonic() - 10  # from now on the first socket is frozen
+    expect(page.locator("[data-live]")).to_have_attribute(
+        "data-word", re.compile("delayed|disconnected"), timeout=20_000
+    )
+    expect_live(page, timeout=30_000)
+    assert len(opened) >= 2
+    assert held
+
+
+def test_parts_and_bounds_open_after_a_row_was_opened_by_a_click(console, open_page):
+    page = open_page(console, "/models/", user="admin")
+    page.locator("#models .toggle").first.click()
+    for name, dialog in (("Change parts…", "parts-"), ("Bounds…", "bounds-")):
+        page.get_by_role("button", name=name).click()
+        expect(page.locator(f'dialog[id^="{dialog}"]')).to_be_visible()
+        page.keyboard.press("Escape")
+    keep(page, "models-open")
+
+
+@pytest.mark.parametrize(("width", "height"), [(900, 900), (390, 844)])
+def test_the_whole_navigation_is_behind_a_button_in_a_narrow_window(console, open_page, width, height):
+    page = open_page(console, "/", viewport={"width": width, "height": height})
+    links = page.get_by_role("navigation", name="Main").get_by_role("link")
+    expect(links.first).to_be_hidden()
+    page.get_by_role("button", name="Menu").click()
+    assert links.count() >= 14
+    for at in range(links.count()):
+        box = links.nth(at).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+    keep(page, f"menu-{width}")
+
+
+def test_the_run_button_is_in_sight_in_a_narrow_window(console, open_page):
+    page = open_page(console, "/what-if/new", viewport={"width": 900, "height": 900})
+    expect(page.locator("[data-run]")).to_be_in_viewport()
+    keep(page, "what-if-900")
+
+
+def test_words_of_settings_lie_flat_on_a_phone(console, open_page):
+    page = open_page(console, "/settings/", viewport={"width": 390, "height": 844})
+    cells = page.locator("table.settings").first.locator("tbody tr").first.locator("td, th")
+    widths = [box["width"] for at in range(cells.count()) if (box := cells.nth(at).bounding_box())]
+    assert min(widths) > 60
+    assert json.loads(page.evaluate("JSON.stringify(document.documentElement.scrollWidth)")) <= 390
+    keep(page, "settings-390")
+
+
+def test_a_field_that_is_wrong_is_named_and_not_hidden(console, open_page, complaints):
+    complaints.allowed = ("status of 422",)
+    page = open_page(
+        console, "/models/deploy/?region=us-east&gpu_type=h100-80gb&model=new-model&tensor_parallel=1", user="admin"
+    )
+    page.get_by_role("button", name="Deploy", exact=True).click()
+    summary = page.locator(".form-error")
+    expect(summary).to_contain_text("Nothing was deployed. To correct:")
+    summary.get_by_role("link").first.click()
+    top = page.locator(".bar-top").bounding_box()
+    label = page.locator(":target").locator("xpath=..").bounding_box()
+    assert label["y"] >= top["y"] + top["height"] - 1
+
+
+def test_a_refused_page_leaves_no_traceback(console, open_page, complaints):
+    complaints.allowed = ("status of 403",)
+    log = console.web.log
+    before = log.stat().st_size
+    page = open_page(console, "/instances/", user="tenant")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Not allowed")
+    said = log.read_text()[before:]
+    assert "Forbidden (Permission denied): /instances/" in said
+    assert "Traceback" not in said

@@ -1,0 +1,150 @@
+"""One meaning each: demand, output, load, SLO by class, GPUs and cost are the same on the page, over REST, in the ledger, in
+the gateway's metrics, and as the emulated servers count them."""
+
+import asyncio
+import re
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+from channels.db import database_sync_to_async
+from django.conf import settings
+from django.db.models import F, Sum
+from django.test import Client
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.accounts.models import Membership, Role, Tenant, User
+from controlplane.console.live.attention import Known
+from controlplane.console.live.state import state_of
+from controlplane.console.pages.forecast.selectors import series_rows
+from controlplane.console.pages.models.details import classes_of
+from controlplane.console.pages.models.selectors import model_rows
+from controlplane.fleet.models import Deployment, Model, SloClass
+from controlplane.fleet.selectors import usd_per_hour
+from controlplane.gateway.models import LedgerRow, MinuteRow
+from controlplane.gateway.process import Gateway
+from controlplane.planning.execution import floor as floor_rows
+from controlplane.planning.models import ScalingPlan
+from tests.gateway.conftest import ServedGateway, do_once, serving, until
+from tests.gateway.rows import make_rows
+from tests.workers.conftest import FAST, emulator  # noqa: F401 (fixture)
+
+ABLE = 400.0  # tokens a second of an instance, as the plan counts
+
+
+@pytest.fixture
+async def served(transactional_db, emulator, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(settings, "HEARTBEAT_S", 0.1)
+    do_once(monkeypatch)
+    instances = [await emulator.ready(name, profile=FAST, seed=7) for name in ("a", "b")]
+    backends = [SimpleNamespace(name=each.name, url=f"{emulator.url}/{each.name}") for each in instances]
+    await database_sync_to_async(make_rows)(backends, regions=["east", "west"], max_num_seqs=8, queue_bound=100)
+    await database_sync_to_async(Deployment.objects.update)(tensor_parallel=2)
+    async with AsyncExitStack() as stack:
+        gateway = Gateway(floor_rows)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        url = await stack.enter_async_context(serving(gateway))
+        await until(lambda: gateway.topology.fleet.accepting.sum() == 2)
+        yield ServedGateway(gateway, url, backends, http, extra={"emulator": emulator})
+
+
+def planned_and_aged() -> None:
+    """A plan that values an instance, and traffic that is old enough to be counted as demand."""
+    ScalingPlan.objects.create(
+        model=Model.objects.get(),
+        strategy="lt_ua",
+        status="shadow",
+        valid_until=timezone.now() + timedelta(hours=1),
+        inputs={"capability_tokens_per_s": {"h100": {"used": ABLE}}},
+    )
+    MinuteRow.objects.update(minute=F("minute") - timedelta(minutes=3))
+
+
+def seen(summary: dict) -> SimpleNamespace:
+    """What each surface says, read in one go."""
+    now = timezone.now()
+    (row,) = model_rows(state_of(summary, 1, Known(), ()), now)
+    operations = Tenant.objects.create(
+        name="operations", title="Operations", operates_fleet=True, default_slo_class=SloClass.objects.first()
+    )
+    user = User.objects.create(username="reader")
+    Membership.objects.create(user=user, tenant=operations, role=Role.VIEWER)
+    client = Client()
+    client.force_login(user)
+    html = client.get(reverse("console:models"), {"open": "m"}).content.decode()
+    return SimpleNamespace(
+        row=row,
+        rest={each["region"]: each for each in client.get("/api/endpoints").json()["items"]},
+        forecast={each["region"]: each for each in series_rows("tokens", {}, now)},
+        classes={each.hour.slo_class: each.hour for each in classes_of("m", now)},
+        html=html,
+        usd=usd_per_hour("m"),
+        ledger=LedgerRow.objects.aggregate(prompt=Sum("prompt_tokens"), output=Sum("output_tokens")),
+        ledger_slo={
+            name: (
+                LedgerRow.objects.filter(slo_class=name, slo_met=True).count(),
+                LedgerRow.objects.filter(slo_class=name, slo_met__isnull=False).count(),
+            )
+            for name in ("interactive", "flexible")
+        },
+        minutes=MinuteRow.objects.values("minute").distinct().count(),
+    )
+
+
+async def test_every_surface_says_the_same(served):
+    exact = {"stream": True, "ignore_eos": True, "max_tokens": 12}
+    for headers in ({}, {"X-SLO-Class": "flexible"}):
+        answers = await asyncio.gather(
+            *(served.chat(headers | {"X-Region": region}, **exact) for region in ("east", "west", "east") * 4)
+        )
+        for answer in answers:
+            assert answer.status == 200
+            await answer.read()
+    assert len(await served.rows()) == 24
+    await database_sync_to_async(planned_and_aged)()
+    snapshot = served.gateway.publisher.summary.snapshot
+    await until(lambda: snapshot()["fleet"]["slo_judged"] == 24)  # a second counts when it is over
+    summary = snapshot()
+    said = await database_sync_to_async(seen)(summary)
+    async with served.http.get(f"{served.url}/metrics") as response:
+        metrics = await response.text()
+    servers = [await served.extra["emulator"].metrics(name) for name in ("a", "b")]
+
+    # Tokens: the ledger, the gateway's metrics, and the servers themselves.
+    output, prompt = said.ledger["output"], said.ledger["prompt"]
+    assert output == 24 * 12 == sum(each.generation_tokens_total for each in servers)
+    assert prompt == sum(each.prompt_tokens_total for each in servers)
+    counted = dict.fromkeys(("output", "prompt"), 0.0)
+    for kind, value in re.findall(r'pilothouse_tokens_total\{kind="(\w+)"[^}]*\} (\S+)', metrics):
+        counted[kind] += float(value)
+    assert counted == {"output": output, "prompt": prompt}
+
+    # Demand, capacity and load: page, Forecast and REST.
+    demand = (output + prompt) / (60 * said.minutes)
+    assert said.row.demand == pytest.approx(demand)
+    assert said.row.capacity == 2 * ABLE
+    assert said.row.load == pytest.approx(demand / (2 * ABLE))
+    for endpoint in said.row.there:
+        rest, forecast = said.rest[endpoint.region], said.forecast[endpoint.region]
+        for mine, theirs in (("demand_tokens_per_s", "demand"), ("capacity_tokens_per_s", "capacity")):
+            assert getattr(endpoint.load, mine) == rest[mine] == forecast[theirs]
+        assert endpoint.load.load == rest["load_ratio"] == forecast["load"]
+        assert endpoint.load.ready == rest["instances_ready"] == forecast["ready"] == 1
+    assert sum(each["demand_tokens_per_s"] for each in said.rest.values()) == pytest.approx(demand)
+
+    # SLO by class: ledger, live summary, page, REST and metrics.
+    for row in summary["models"]["m"]["slo_classes"]:
+        name, pair = row["slo_class"], (row["met"], row["judged"])
+        assert pair == said.ledger_slo[name] == (said.classes[name].met, said.classes[name].judged)
+        of_rest = [one for each in said.rest.values() for one in each["slo_classes"] if one["slo_class"] == name]
+        assert pair == (sum(one["met"] for one in of_rest), sum(one["judged"] for one in of_rest))
+        assert f'pilothouse_slo_met_ratio{{model="m",slo_class="{name}"}} {row["met_ratio"]}' in metrics
+    assert len(summary["models"]["m"]["slo_classes"]) == 2
+
+    # GPUs and cost.
+    assert [each["gpus"] for each in said.rest.values()] == [2, 2]
+    assert said.usd == said.row.usd_per_hour == sum(each["usd_per_hour"] for each in said.rest.values()) == 8.0
+    assert "$8.00" in said.html
