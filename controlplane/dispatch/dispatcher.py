@@ -257,7 +257,7 @@ class Dispatcher:
         request.failed_at.append(replica)
         if left.failure in (SILENT, CUT):
             replica.reachable = False  # until its next heartbeat
-            topology.doubted.set()
+            topology.doubt(replica)
         elif left.failure == DEAD and not replica.lost:
             replica.lost = "its engine died"
             self._ended(replica)

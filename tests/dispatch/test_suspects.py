@@ -20,8 +20,8 @@ class World:
     def __init__(self):
         self.now_s = 0.0
         self.notices, self.placed = [], []
-        doubted = SimpleNamespace(set=lambda: None)
-        topology = SimpleNamespace(tuned=SimpleNamespace(QUARANTINE_S=300.0), notices=self.notices, doubted=doubted)
+        tuned = SimpleNamespace(QUARANTINE_S=300.0)
+        topology = SimpleNamespace(tuned=tuned, notices=self.notices, doubt=lambda replica: None)
         self.suspects = Suspects(topology, lambda: self.now_s, self.placed.append)
         self.instances = {}
 

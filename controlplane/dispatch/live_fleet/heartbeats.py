@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import aiohttp
 import orjson
@@ -88,28 +89,44 @@ class Heartbeats:
                 began = time.monotonic()
                 with self.job:
                     if self.lease.held:  # the owner of the regions reads them
-                        await self._round()
+                        await self._round(self.topology.replicas.values())
                         self.lag_ms = (time.monotonic() - began) * 1000
-                await self._pause(max(0.05, settings.HEARTBEAT_S - (time.monotonic() - began)))
+                next_s = max(time.monotonic() + 0.05, began + settings.HEARTBEAT_S)
+                while await self._is_doubted(next_s - time.monotonic()):
+                    with self.job:
+                        await self._round(self._doubted())
         finally:
             for reading in self._reading.values():
                 reading.cancel()
 
-    async def _pause(self, pause_s: float) -> None:
-        """Wait, but not where an instance is in doubt."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
+    async def _is_doubted(self, within_s: float) -> bool:
+        """Wait, and say whether an instance came in doubt meanwhile."""
+        try:
+            async with asyncio.timeout(within_s):
                 await self.topology.doubted.wait()
-            await asyncio.sleep(DOUBT_S)
-        self.topology.doubted.clear()
+        except TimeoutError:
+            return False
+        await asyncio.sleep(DOUBT_S)
+        return True
 
-    async def _round(self) -> None:
-        """Read every instance once. Raises the first error that is not an instance's silence, when all were read."""
-        for replica in self.topology.replicas.values():
+    def _doubted(self) -> list[Replica]:
+        """Those in doubt, which are looked at now."""
+        self.topology.doubted.clear()
+        doubted = [replica for replica in self.topology.replicas.values() if replica.in_doubt]
+        for replica in doubted:
+            replica.in_doubt = False
+        return doubted if self.lease.held else []
+
+    async def _round(self, replicas: Iterable[Replica]) -> None:
+        """Read each of *replicas* once. Raises the first error that is not an instance's silence, when all were read."""
+        replicas = list(replicas)
+        for replica in replicas:
             if replica.spec.url and replica.spec.state in POLLED and replica not in self._reading:
+                if replica.health.heard_s == -math.inf:  # its silence begins now
+                    replica.health.heard(self.clock())
                 self._reading[replica] = asyncio.create_task(self._read(replica))
-        if self._reading:
-            await asyncio.wait(self._reading.values(), timeout=ROUND_S)
+        if readings := [self._reading[replica] for replica in replicas if replica in self._reading]:
+            await asyncio.wait(readings, timeout=ROUND_S)
         ended = {replica: reading for replica, reading in self._reading.items() if reading.done()}
         for replica in ended:
             del self._reading[replica]
@@ -150,7 +167,7 @@ class Heartbeats:
             await self._answered(replica, replica.metrics or VllmMetrics(), self.clock())
         elif replica.lost:
             await self._give_up(replica, replica.lost)
-            if not healthy:  # now its server is gone as well; what answers next is another one
+            if not isinstance(error, Answered):  # now its server is gone as well; what answers next is another one
                 replica.lost = replica.wedged = ""
         elif not isinstance(error, TimeoutError):
             await self._silent(replica, str(error) or type(error).__name__, gone=gone)
@@ -274,9 +291,13 @@ class Heartbeats:
 
     async def _silent(self, replica: Replica, why: str, *, gone: bool) -> None:
         """Its server is gone, or says that it is not well. While tokens come, that says nothing."""
-        if self.clock() - replica.health.served_s < max(TOKENS_FLOW_S, settings.HEARTBEAT_S):
+        now_s = self.clock()
+        if now_s - replica.health.served_s < max(TOKENS_FLOW_S, settings.HEARTBEAT_S):
             replica.silent_count = 0
             return
+        if now_s - replica.missed_s < settings.HEARTBEAT_S / 2:
+            return  # a look in between, for a doubt
+        replica.missed_s = now_s
         replica.silent_count += 1
         if replica.silent_count >= settings.HEARTBEAT_FAILURES:
             if gone and replica.spec.state == S.READY:

@@ -150,7 +150,7 @@ class Suspects:
         _, fingerprints, held = self._cut.setdefault(replica.spec.instance_id, (self.clock(), set(), []))
         fingerprints.update(each.asked.fingerprint for each in replica.requests)
         fingerprints.add(request.asked.fingerprint)
-        self.topology.doubted.set()
+        self.topology.doubt(replica)
         if again:
             held.append(request)
         return again
