@@ -25,12 +25,12 @@ class Known:
 
     queue_bounds: dict[tuple[str, str], int] = field(default_factory=dict)
     min_instances: dict[tuple[str, str], int] = field(default_factory=dict)
-    held: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Who holds an instance there, and why."""
     plans: tuple[str, ...] = ()
     """Models of the plans that wait for an operator, one for each plan."""
     rollouts: tuple[tuple[str, str, str], ...] = ()
     """(model, region, message) of rollouts that failed and left outdated instances."""
+    held: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Who holds an instance at an endpoint, and why."""
 
 
 @dataclass(frozen=True, slots=True)

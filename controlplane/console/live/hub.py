@@ -245,9 +245,9 @@ class LiveHub:
             self._known = Known(
                 queue_bounds(),
                 min_instances(),
-                held(),
                 plans_waiting(),
                 rollouts_failed(),
+                held(),
             )
         except DatabaseError as error:
             logger.debug("live hub: the rows could not be read, the last ones stay: %s", error)
