@@ -8,7 +8,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
-from hashlib import blake2b
 
 from controlplane.dispatch.port import Placed, Submit
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
