@@ -142,7 +142,7 @@ class Completions:
             sequences=call.sequences,
             streamed=call.stream,
             prefix_hashes=tuple(hashes),
-            fingerprint=int.from_bytes(blake2b(call.raw, digest_size=8).digest()),
+            fingerprint=hash(call.raw),
             block_tokens=block_tokens,
         )
         return Ticket(
