@@ -29,6 +29,8 @@ class Known:
     """Models of the plans that wait for an operator, one for each plan."""
     rollouts: tuple[tuple[str, str, str], ...] = ()
     """(model, region, message) of rollouts that failed and left outdated instances."""
+    held: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Who holds an instance at an endpoint, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ def _endpoints(table: list[dict[str, Any]], known: Known) -> Iterator[Item]:
         least, bound = known.min_instances.get((model, region), 0), known.queue_bounds.get((model, region), 0)
         if ready < least:
             detail = f"fewer than its minimum; {count(waiting)} requests wait" if waiting else "fewer than its minimum"
+            if by_whom := known.held.get((model, region)):
+                detail += f"; held by {by_whom}"
             title = f"{ready} of {least} instances of {name} are ready"
             yield Item("warning" if ready else "critical", 0, title, detail, href, model)
         elif waiting and not ready:

@@ -3,7 +3,8 @@
 from django.db.models import Sum
 from django.utils import timezone
 
-from controlplane.fleet.models import Deployment
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, Instance
 from controlplane.fleet.rollouts.selectors import failed
 from controlplane.planning.models import PlanStatus, ScalingPlan
 
@@ -19,6 +20,13 @@ def min_instances() -> dict[tuple[str, str], int]:
     active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
     rows = active.values_list("model__name", "region__name")
     return {(model, region): least for model, region, least in rows.annotate(Sum("min_instances")).order_by()}
+
+
+def held() -> dict[tuple[str, str], str]:
+    """Of each endpoint (model, region) with held instances, who holds one of them, and why."""
+    rows = Instance.objects.exclude(held="").filter(state=InstanceState.STOPPED)
+    names = rows.values_list("deployment__model__name", "deployment__region__name", "held")
+    return {(model, region): by_whom for model, region, by_whom in names.order_by("name")}
 
 
 def plans_waiting() -> tuple[str, ...]:
