@@ -3,8 +3,10 @@
 from django.db.models import Sum
 from django.utils import timezone
 
+from controlplane.console.formats import MINUS, duration
 from controlplane.fleet.models import Deployment
 from controlplane.fleet.rollouts.selectors import failed
+from controlplane.planning.execution.contested import FLAPPING_OVER, flapping
 from controlplane.planning.models import PlanStatus, ScalingPlan
 
 
@@ -19,6 +21,19 @@ def min_instances() -> dict[tuple[str, str], int]:
     active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
     rows = active.values_list("model__name", "region__name")
     return {(model, region): least for model, region, least in rows.annotate(Sum("min_instances")).order_by()}
+
+
+def endpoints_flapping() -> tuple[tuple[str, str, str], ...]:
+    """(model, region, who moved what) of endpoints that are scaled out and in by turns."""
+    return tuple(
+        (
+            each.model,
+            each.region,
+            f"{each.turns} turns in {duration(FLAPPING_OVER.total_seconds())}: "
+            + ", ".join(f"{who.lower()} +{out} {MINUS}{back}" for who, (out, back) in sorted(each.by.items())),
+        )
+        for each in flapping(timezone.now())
+    )
 
 
 def plans_waiting() -> tuple[str, ...]:

@@ -1,13 +1,18 @@
 """Plans as pages show them: what would change, what that costs, and why."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from controlplane.planning.execution import plan_rollout, strategies
-from controlplane.planning.models import PlanStatus, ScalingPlan
+from controlplane.console.formats import duration
+from controlplane.planning.execution import contested, plan_rollout, strategies
+from controlplane.planning.execution.contested import Undone
+from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 from controlplane.planning.titles import title_of
 from controlplane.tuning.selectors import tuned
+
+MOVED = (PlanStatus.IN_PROGRESS, PlanStatus.IN_FORCE, PlanStatus.CARRIED_OUT)
+"""Of plans whose moves others may have taken back, and that are still looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,8 @@ class Card:
     changes: tuple[Change, ...]
     expired: bool
     binding: tuple[str, ...] = field(default=())
+    undone: str = ""
+    """How many of its moves others took back, who, and how soon; empty for none."""
 
     @property
     def more(self) -> int:
@@ -87,6 +94,14 @@ def without_place(reason: str, model: str) -> str:
     return rest if colon and head[:1] in "+-" and model in head else reason
 
 
+def undone_in_words(pairs: Sequence[Undone], moves: int) -> str:
+    """How many of *moves* were taken back, by whom and when: "2 of 3 moves undone: reactive floor after 16 s"."""
+    if not pairs:
+        return ""
+    by = {MoveSource(pair.by.source).label.lower(): duration(pair.after_s) for pair in reversed(pairs)}
+    return f"{len(pairs)} of {moves} moves undone: {', '.join(f'{who} after {when}' for who, when in by.items())}"
+
+
 def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
     """*plan* with its changes, the largest first; what it saw as present then, not what there is now.
 
@@ -110,4 +125,23 @@ def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card
         changes=tuple(changes),
         expired=plan.valid_until <= now,
         binding=tuple(str(row) for row in plan.binding),
+        undone=undone_in_words(contested.undone_of(plan), plan.moves.count()) if plan.status in MOVED else "",
     )
+
+
+def with_undone(moves: Iterable[ScalingMove]) -> list[ScalingMove]:
+    """*moves* with `undone` in words on those that another took back soon after."""
+    shown = list(moves)
+    if not shown:
+        return shown
+    first, last = min(move.at for move in shown), max(move.at for move in shown)
+    around = ScalingMove.objects.filter(
+        model__in={move.model for move in shown}, at__gte=first, at__lte=last + contested.UNDONE_WITHIN
+    )
+    words = {
+        pair.move.pk: f"Undone by {MoveSource(pair.by.source).label.lower()} after {duration(pair.after_s)}."
+        for pair in contested.undone(around)
+    }
+    for move in shown:
+        move.undone = words.get(move.pk, "")  # type: ignore[attr-defined]
+    return shown
