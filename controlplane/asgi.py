@@ -1,7 +1,8 @@
 """The one ASGI application: each protocol and path goes to the thinnest stack that can serve it.
 
-- `/v1/…`           the gateway: tenants' data path, no Django middleware at all
 - `/healthz` …      operations: answers from memory, never waits for the database
+- `/v1/…`           the gateway: tenants' data path, no Django middleware at all; what clients of OpenAI and vLLM ask for
+                    beside it, and whatever comes with a key, gets its errors, in JSON
 - `/static/…`       files, served by servestatic
 - websockets        Channels, behind origin check and session
 - everything else   Django: console, admin, operator API
@@ -24,6 +25,7 @@ from servestatic import ServeStaticASGI
 
 from controlplane.console.urls import websocket_urlpatterns
 from controlplane.gateway.process import Gateway
+from controlplane.gateway.serving.application import PATHS_NOT_SERVED
 from controlplane.operations import Application, Operations, Receive, Scope, Send
 from controlplane.planning.execution import floor as floor_rows
 
@@ -40,10 +42,10 @@ def create_application(gateway: Gateway) -> Application:
         match scope["type"]:
             case "http":
                 path = scope["path"]
-                if path.startswith("/v1/"):
-                    await gateway.http(scope, receive, send)
-                elif path in operations.paths:
+                if path in operations.paths:
                     await operations(scope, receive, send)
+                elif path.startswith("/v1/") or path == "/v1" or _of_api_client(scope, path):
+                    await gateway.http(scope, receive, send)
                 elif path.startswith("/static/"):
                     await static_files(scope, receive, send)
                 else:
@@ -54,6 +56,14 @@ def create_application(gateway: Gateway) -> Application:
                 await lifespan(gateway, receive, send)
 
     return application
+
+
+def _of_api_client(scope: Scope, path: str) -> bool:
+    """Whether a request beside `/v1` and `/api` is for no page: a person's browser sends no key (but a proxy's password)."""
+    if path.startswith("/api/"):
+        return False
+    keys = (value for name, value in scope["headers"] if name == b"authorization")
+    return path in PATHS_NOT_SERVED or any(value[:7].lower() == b"bearer " for value in keys)
 
 
 async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:

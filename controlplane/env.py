@@ -25,6 +25,7 @@ from pydantic_settings import (
 )
 
 from controlplane.tunable import (
+    JsonDepth,
     Microseconds,
     Port,
     PositiveBytes,
@@ -83,9 +84,13 @@ class Environment(Tunable, BaseSettings):
     """Bearer token for `/metrics`. Without one, `/metrics` answers on loopback only."""
 
     MAX_BODY_BYTES: PositiveBytes = 4 * 1024 * 1024
-    """Largest request body of `/v1`."""
-    MAX_JSON_DEPTH: PositiveCount = 32
+    """Largest request body of `/v1`, without what it holds of images, sounds and films."""
+    MAX_MEDIA_BODY_BYTES: PositiveBytes = 32 * 1024 * 1024
+    """Largest request body of `/v1` with them."""
+    MAX_JSON_DEPTH: JsonDepth = 512
     """Deepest nesting of a `/v1` request body."""
+    CORS_ORIGINS: Texts = []
+    """Origins (`https://host`) whose pages may call `/v1` from a browser; `*` is any. Requests still need a key."""
     KEY_CACHE_S: Seconds = 2.0
     """How long a checked API key is trusted before it is read again."""
     FLEET_REFRESH_S: PositiveSeconds = 1.0

@@ -1,4 +1,6 @@
-"""Operations endpoints that answer from memory and never wait for the database: `/healthz`, `/readyz`, `/metrics`."""
+"""Operations endpoints that answer from memory and never wait for the database: `/healthz`, `/readyz`, `/metrics`; and
+vLLM's `/health`, `/ping` and `/version`, which its clients ask for before they send anything.
+"""
 
 import hmac
 import ipaddress
@@ -22,11 +24,13 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON_TYPE = b"application/json"
+NOT_READY = b'{"status":"not ready"}'
 PROMETHEUS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
 class Operations:
-    paths = frozenset({"/healthz", "/readyz", "/metrics"})
+    health = frozenset({"/health", "/v1/health", "/ping"})
+    paths = frozenset({"/healthz", "/readyz", "/metrics", "/version", *health})
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -36,6 +40,11 @@ class Operations:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match scope["path"]:
+            case path if path in self.health:
+                ready = self.serves(self.checks())
+                status, kind, body = (200, JSON_TYPE, b'{"status":"ok"}') if ready else (503, JSON_TYPE, NOT_READY)
+            case "/version":
+                status, kind, body = 200, JSON_TYPE, orjson.dumps({"version": __version__})
             case "/healthz":
                 status, kind, body = 200, JSON_TYPE, b'{"status":"ok"}'
             case "/readyz":
@@ -50,18 +59,26 @@ class Operations:
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def ready(self) -> tuple[int, bytes, bytes]:
-        """Whether this process should be sent tenants' requests, and what is the matter if not."""
+    def checks(self) -> dict[str, str]:
+        """By part, "ok" or what is the matter."""
         gateway = self.gateway
-        checks = {
+        return {
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
             "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder}",
             "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
             "redis": "ok" if gateway.publisher.connected else "does not answer; serving goes on",
             "ledger": "ok" if not gateway.ledger.refused else f"{gateway.ledger.refused} refused rows are quarantined",
         }
-        # Without Redis requests are still served, so it does not take this process out of rotation.
-        ready = all(checks[name] == "ok" for name in ("gateway", "lease", "database"))
+
+    @staticmethod
+    def serves(checks: dict[str, str]) -> bool:
+        """Without Redis requests are still served, so it does not take this process out of rotation."""
+        return all(checks[name] == "ok" for name in ("gateway", "lease", "database"))
+
+    def ready(self) -> tuple[int, bytes, bytes]:
+        """Whether this process should be sent tenants' requests, and what is the matter if not."""
+        checks = self.checks()
+        ready = self.serves(checks)
         return (
             200 if ready else 503,
             JSON_TYPE,

@@ -37,6 +37,7 @@ POSITIVE = Field(gt=0, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0)]
 PositiveCount = Annotated[int, Field(ge=1)]
 PositiveBytes = Annotated[int, Field(ge=1), Unit("bytes")]
+JsonDepth = Annotated[int, Field(ge=1, le=512)]  # Python's own parsers and writers of JSON recurse
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Seconds = Annotated[float, NOT_NEGATIVE, Unit("s")]
 PositiveSeconds = Annotated[float, POSITIVE, Unit("s")]
@@ -108,6 +109,9 @@ class Plans(Group):
     (SageServe, which holds that load back, takes 0.1)."""
     PLAN_EPSILON: Share = 0.8
     """Share of its own demand that each region must be able to serve; the rest may be served elsewhere."""
+    PLAN_SOLVER: Literal["auto", "exact", "fast"] = "auto"
+    """Who solves plans: the exact model (PuLP, by HiGHS) where it is small enough to be proved in its time, always, or
+    never, and then a heuristic with a bound. Simulations are `fast`."""
     PLAN_TIME_LIMIT_S: PositiveSeconds = 20.0
     """How long the exact solver may search."""
     USUAL_START_S: Annotated[PositiveSeconds, PER_MODEL] = 120.0
@@ -201,11 +205,21 @@ class Marks(Group):
 class Routing(Group):
     """Routing and holding"""
 
+    QUARANTINE_S: Seconds = 300.0
+    """How long a request is refused that ran each time when two engines ended; 0 is never."""
+    WEDGED_S: PositiveSeconds = 30.0
+    """How long work runs at an instance without an iteration or a token until the instance is taken to be wedged."""
     MAX_HOLD_S: Seconds = 600.0
     """How long a request may wait for an instance with room, a cold start included, where its class has no deadline."""
+    FIRST_TOKEN_S: PositiveSeconds = 600.0
+    """How long a stream waits at its instance for the first token at least, however short its prompt."""
+    FIRST_TOKEN_FACTOR: Annotated[float, POSITIVE] = 20.0
+    """How often the time that its prompt takes by the instance's profile it waits, where that is longer."""
     SPILL_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.7
     """Use of a region from which on its requests may be given to another (SageServe's threshold); 1 is full."""
-    REORDER_BY: Literal["search", "fcfs", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"] = "search"
+    REORDER_BY: Literal["search", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"] = (
+        "search"
+    )
     """What puts the request groups of the order `qlm` into virtual queues: the global scheduler's search, or a simple rule
     in its place to compare with; `shepherd` is after SHEPHERD's batches."""
 

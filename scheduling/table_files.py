@@ -3,12 +3,18 @@
 import csv
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Final
 
+NUMBER: Final = "a number of seconds"
+CLOCK_TIME: Final = "a clock time since the start, such as 26:10:05"
+DATE: Final = "a date and time, such as 2023-11-16 18:15:46.68"
+CLOCK = re.compile(r"(\d{1,6}):([0-5]?\d):([0-5]?\d(?:\.\d*)?)")
+MOST_TOKENS: Final = 100_000_000
 UNREADABLE: Final = (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error)
 
 
@@ -16,8 +22,8 @@ class TraceError(ValueError):
     """A file of rows cannot be read; names the file, the line (from 1; 0 = none), the column and what is wrong with it."""
 
     def __init__(self, path: Path, line: int, column: str, what: str) -> None:
-        place = str(path) + (f", line {line}" if line else "") + (f", column {column}" if column else "")
-        super().__init__(f"{place}: {what}")
+        self.place = ", ".join(text for text in (line and f"line {line}", column and f"column {column}") if text)
+        super().__init__(f"{path}{', ' if self.place else ''}{self.place}: {what}")
         self.path, self.line, self.column, self.what = path, line, column, what
 
 
@@ -39,6 +45,13 @@ class Row:
             raise TraceError(self.path, self.line, column, f"{text!r} is not a number from 0 up")
         return number
 
+    def is_number(self, column: str) -> bool:
+        try:
+            float(self.values[column])
+        except ValueError:
+            return False
+        return True
+
     def positive(self, column: str) -> float:
         number = self.number(column)
         if number == 0:
@@ -51,14 +64,30 @@ class Row:
             raise TraceError(self.path, self.line, column, f"{self.values[column]!r} is not a whole number")
         return int(number)
 
-    def moment_s(self, column: str) -> float:
-        """Seconds since 1970 of a date and time; one without an offset is taken as UTC."""
-        text = self.values[column]
+    def tokens(self, column: str) -> int:
+        tokens = self.count(column)
+        if tokens > MOST_TOKENS:
+            what = f"{self.values[column]!r} tokens are more than any model's context: {MOST_TOKENS:,} are the most"
+            raise TraceError(self.path, self.line, column, what)
+        return tokens
+
+    def moment_s(self, column: str, *, usual: str = NUMBER) -> float:
+        """Seconds: of a number of them, of a clock time (hours may be over 24), or since 1970 of a date and time, where one
+        without an offset is taken as UTC. *usual* is named first where it is none of them.
+        """
+        if self.is_number(column):
+            return self.number(column)
+        text = self.values[column].strip()
+        if clock := CLOCK.fullmatch(text):
+            hours, minutes, seconds = clock.groups()
+            return 3600 * int(hours) + 60 * int(minutes) + float(seconds)
         try:
             # Seven decimals, as .NET writes them: fromisoformat reads any number of them and keeps six.
             moment = datetime.fromisoformat(text)
         except ValueError:
-            raise TraceError(self.path, self.line, column, f"{text!r} is not a date and time") from None
+            first, *others = sorted((NUMBER, CLOCK_TIME, DATE), key=lambda form: form != usual)
+            what = f"{text!r} is not {first}, {others[0]} or {others[1]}"
+            raise TraceError(self.path, self.line, column, what) from None
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 

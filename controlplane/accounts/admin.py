@@ -22,7 +22,7 @@ from controlplane.accounts.admin_actions import reason_action
 from controlplane.accounts.admin_site import RoleInline
 from controlplane.accounts.models import ApiKey, Membership, Role, SignInLink, Tenant, User
 from controlplane.accounts.requests import NotedRequest, user_of
-from controlplane.accounts.services import create_api_key, create_sign_in_link, revoke_api_key
+from controlplane.accounts.services import check_service_key, create_api_key, create_sign_in_link, revoke_api_key
 from controlplane.events.admin import AuditedAdmin, ReadOnlyAdmin
 from controlplane.events.models import Severity
 from controlplane.events.services import record
@@ -186,11 +186,37 @@ def revoke(row: ApiKey, user: User, reason: str) -> str:
     return f"{row} is revoked."
 
 
+class ApiKeyForm(forms.ModelForm[ApiKey]):
+    service_role = forms.ChoiceField(
+        label="Role over the fleet",
+        choices=[("", "None: inference, and reading"), *Role.choices],
+        required=False,
+        help_text="Makes a service key, which may do on /api what this role may. It has to expire.",
+    )
+
+    def clean(self) -> dict[str, Any]:
+        values = super().clean() or self.cleaned_data
+        if (role := values.get("service_role")) and (tenant := values.get("tenant")):
+            check_service_key(tenant, "", values.get("expires_at"), Role(role))
+        return values
+
+
 @admin.register(ApiKey)
 class ApiKeyAdmin(AuditedAdmin[ApiKey]):
-    list_display = ["name", "prefix", "tenant", "usable", "created_at", "created_by", "expires_at", "last_used_at"]
-    list_filter = ["tenant", ("revoked_at", admin.EmptyFieldListFilter), "created_at"]
-    list_select_related = ["tenant", "created_by"]
+    form = ApiKeyForm
+    list_display = [
+        "name",
+        "prefix",
+        "tenant",
+        "role",
+        "usable",
+        "created_at",
+        "created_by",
+        "expires_at",
+        "last_used_at",
+    ]
+    list_filter = ["tenant", "account__service_role", ("revoked_at", admin.EmptyFieldListFilter), "created_at"]
+    list_select_related = ["tenant", "created_by", "account"]
     search_fields = ["name", "prefix", "tenant__name"]
     autocomplete_fields = ["tenant"]
     actions = [
@@ -204,13 +230,19 @@ class ApiKeyAdmin(AuditedAdmin[ApiKey]):
         )
     ]
     add_fieldsets: "ClassVar[_FieldsetSpec]" = [
-        (None, {"fields": ["tenant", "name", "expires_at"], "description": "The key is shown once, on the next page."})
+        (
+            None,
+            {
+                "fields": ["tenant", "name", "service_role", "expires_at"],
+                "description": "The key is shown once, on the next page.",
+            },
+        )
     ]
     fieldsets = [
-        (None, {"fields": ["tenant", "name", "prefix", "usable"]}),
+        (None, {"fields": ["tenant", "name", "prefix", "role", "usable"]}),
         ("Dates", {"fields": ["created_at", "created_by", "expires_at", "revoked_at", "last_used_at"]}),
     ]
-    readonly_fields = ["prefix", "usable", "created_at", "created_by", "revoked_at", "last_used_at"]
+    readonly_fields = ["prefix", "role", "usable", "created_at", "created_by", "revoked_at", "last_used_at"]
 
     @admin.display(boolean=True)
     def usable(self, key: ApiKey) -> bool:
@@ -231,7 +263,10 @@ class ApiKeyAdmin(AuditedAdmin[ApiKey]):
 
     def save_model(self, request: HttpRequest, obj: ApiKey, form: forms.ModelForm[ApiKey], change: bool) -> None:
         noted = cast(NotedRequest, request)
-        key, noted.new_secret = create_api_key(obj.tenant, obj.name, user_of(request), expires_at=obj.expires_at)
+        role = Role(given) if (given := form.cleaned_data["service_role"]) else None
+        key, noted.new_secret = create_api_key(
+            obj.tenant, obj.name, user_of(request), expires_at=obj.expires_at, role=role
+        )
         obj.pk, obj.prefix, obj.sha256, obj.created_by = key.pk, key.prefix, key.sha256, key.created_by
         obj._state.adding = False
 

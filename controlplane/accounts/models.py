@@ -26,10 +26,14 @@ class Role(models.TextChoices):
 
 
 class User(AbstractUser):
-    """A person who signs in to the console."""
+    """A person who signs in to the console; or, with a `service_role`, who a service key acts as, and nobody signs in as."""
+
+    service_role = models.CharField(max_length=16, choices=Role.choices, blank=True, editable=False)
 
     def fleet_role(self) -> Role | None:
         """The user's highest role over the whole fleet, or None for somebody who only sees a tenant of their own."""
+        if self.service_role:
+            return Role(self.service_role)
         if self.is_superuser:
             return Role.ADMIN
         roles = self.memberships.filter(tenant__operates_fleet=True).values_list("role", flat=True)
@@ -107,12 +111,18 @@ def hash_secret(secret: str) -> str:
 
 
 class ApiKey(models.Model):
-    """A tenant's key for `/v1`. Only its first characters and its SHA-256 are stored; the secret is shown once."""
+    """A tenant's key for `/v1`, which reads on `/api` what the tenant's people see; a service key, which has an *account*,
+    also does there what that account's role allows. Only its first characters and its SHA-256 are stored; the secret is
+    shown once.
+    """
 
     tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="api_keys")
     name = models.CharField(max_length=80)
     prefix = models.CharField(max_length=16, editable=False)
     sha256 = models.CharField("SHA-256", max_length=64, unique=True, editable=False)
+    account = models.OneToOneField(
+        User, on_delete=models.PROTECT, null=True, blank=True, editable=False, related_name="service_key"
+    )
     created_by = models.ForeignKey(User, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     expires_at = models.DateTimeField(null=True, blank=True)
@@ -135,6 +145,11 @@ class ApiKey(models.Model):
             raise ValidationError({"expires_at": "A new key expires in the future."})
         if not self.pk and self.tenant_id and not self.tenant.active:
             raise ValidationError({"tenant": "This tenant is not active."})
+
+    @property
+    def role(self) -> Role | None:
+        """Of a service key: what it may do over the fleet on `/api`."""
+        return Role(self.account.service_role) if self.account is not None else None
 
     @property
     def usable(self) -> bool:

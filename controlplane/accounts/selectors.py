@@ -32,9 +32,10 @@ def tenants_with_managed_keys(user: User | AnonymousUser) -> QuerySet[Tenant]:
 
 def visible_api_keys(user: User | AnonymousUser) -> QuerySet[ApiKey]:
     """Keys that *user* may see listed: all of them for the fleet's people, else those of the user's tenants."""
-    return ApiKey.objects.filter(tenant__in=visible_tenants(user)).select_related("tenant", "created_by")
+    return ApiKey.objects.filter(tenant__in=visible_tenants(user)).select_related("tenant", "created_by", "account")
 
 
 def manageable_api_keys(user: User | AnonymousUser) -> QuerySet[ApiKey]:
     """Keys that *user* may revoke."""
-    return ApiKey.objects.filter(tenant__in=tenants_with_managed_keys(user)).select_related("tenant", "created_by")
+    managed = tenants_with_managed_keys(user)
+    return ApiKey.objects.filter(tenant__in=managed).select_related("tenant", "created_by", "account")

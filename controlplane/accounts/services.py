@@ -3,24 +3,31 @@
 import secrets
 from datetime import datetime, timedelta
 
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
+from django.utils.text import slugify
 
-from controlplane.accounts.models import KEY_SHOWN_CHARS, ApiKey, SignInLink, Tenant, User, hash_secret
+from controlplane.accounts.models import KEY_SHOWN_CHARS, ApiKey, Role, SignInLink, Tenant, User, hash_secret
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 
 SIGN_IN_LINK_LIFETIME = timedelta(minutes=30)
+SERVICE_KEY_DAYS = 366
 
 
 @transaction.atomic
 def create_api_key(
-    tenant: Tenant, name: str, actor: User | str, *, expires_at: datetime | None = None
+    tenant: Tenant, name: str, actor: User | str, *, expires_at: datetime | None = None, role: Role | None = None
 ) -> tuple[ApiKey, str]:
     """A new key of *tenant* and its secret. The secret is not stored: this return value is its only appearance.
 
-    Raises ValidationError naming the field for an empty or overlong name, a time in the past, or an inactive tenant.
+    With a *role* it is a service key: it acts on `/api` with that role over the fleet, as an account of its own, so that
+    every event names it. Raises ValidationError naming the field for an empty or overlong name, a time in the past, an
+    inactive tenant, or a service key without an end, of a tenant that operates no fleet, or above its maker.
     """
+    if role is not None:
+        check_service_key(tenant, actor, expires_at, role)
     secret = ApiKey.new_secret()
     key = ApiKey(
         tenant=tenant,
@@ -31,6 +38,11 @@ def create_api_key(
         expires_at=expires_at,
     )
     key.full_clean()
+    if role is not None:
+        account = User(username=f"{slugify(key.name) or 'service'}@{key.prefix}", service_role=role)
+        account.set_unusable_password()
+        account.save()
+        key.account = account
     key.save()
     record(
         "api_key.created",
@@ -41,9 +53,20 @@ def create_api_key(
             "name": key.name,
             "prefix": key.prefix,
             "expires_at": expires_at.isoformat() if expires_at else None,
+            **({"role": str(role)} if role is not None else {}),
         },
     )
     return key, secret
+
+
+def check_service_key(tenant: Tenant, actor: User | str, expires_at: datetime | None, role: Role) -> None:
+    """Raise ValidationError, naming the field, for a service key that may not be."""
+    if not tenant.operates_fleet:
+        raise ValidationError({"role": f"{tenant} does not operate the fleet: its keys have no role over it."})
+    if isinstance(actor, User) and not actor.has_fleet_role(role):
+        raise ValidationError({"role": f"A key may do no more than who makes it: {role} is above your role."})
+    if expires_at is None or expires_at > timezone.now() + timedelta(days=SERVICE_KEY_DAYS):
+        raise ValidationError({"expires_at": f"A service key expires, within {SERVICE_KEY_DAYS} days."})
 
 
 @transaction.atomic
@@ -53,6 +76,7 @@ def revoke_api_key(key: ApiKey, actor: User | str, reason: str) -> ApiKey:
     if row.revoked_at is None:
         row.revoked_at = timezone.now()
         row.save(update_fields=["revoked_at"])
+        User.objects.filter(service_key=row).update(is_active=False)
         record(
             "api_key.revoked",
             row,
@@ -86,7 +110,11 @@ def use_sign_in_link(token: str) -> User | None:
     """
     now = timezone.now()
     live = SignInLink.objects.filter(
-        sha256=hash_secret(token), used_at__isnull=True, expires_at__gt=now, user__is_active=True
+        sha256=hash_secret(token),
+        used_at__isnull=True,
+        expires_at__gt=now,
+        user__is_active=True,
+        user__service_role="",
     )
     link = live.select_related("user").first()
     if link is None or not live.filter(pk=link.pk).update(used_at=now):

@@ -1,10 +1,12 @@
-"""Who is asking: a signed-in person (session cookie, CSRF token on every write) or a tenant's API key."""
+"""Who is asking: a signed-in person (session cookie, CSRF token on every write), a tenant's API key or a service key."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils import timezone
 from ninja.errors import AuthenticationError
 from ninja.security import APIKeyCookie, HttpBearer
 
@@ -12,25 +14,37 @@ from controlplane.accounts.models import ApiKey, Role, Tenant, User, hash_secret
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.api.errors import ApiError
 
+NOTE_USE = timedelta(minutes=1)
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """One of *user* and *key* is set. A key sees what its own tenant's members see, and changes nothing."""
+    """A signed-in *user*; a tenant's *key*, which sees what the tenant's people see and changes nothing; or a service key,
+    which is both: it acts as the user that is its account.
+    """
 
     user: User | None = None
     key: ApiKey | None = None
     fleet_role: Role | None = None
 
-    def require(self, least: Role) -> User:
-        """The user, if they have at least *least* over the fleet; raises ApiError 403 otherwise."""
-        if self.user is None or self.fleet_role is None or self.fleet_role.rank < least.rank:
+    def check(self, least: Role) -> None:
+        """Raise ApiError 403 unless the caller has at least *least* over the fleet."""
+        if self.fleet_role is None or self.fleet_role.rank < least.rank:
             raise ApiError(403, "forbidden", f"This needs the role {least} over the fleet.")
+
+    def require(self, least: Role) -> User:
+        """Who acts, if they have at least *least* over the fleet; raises ApiError 403 otherwise."""
+        self.check(least)
+        if self.user is None:
+            raise ApiError(
+                403, "forbidden", f"This needs a service key with the role {least}; a tenant's key only reads."
+            )
         return self.user
 
     @property
     def person(self) -> User:
         """The user, where no key is let in; raises ApiError 403 for a key."""
-        if self.user is None:
+        if self.user is None or self.key is not None:
             raise ApiError(403, "forbidden", "This is for people, not for keys.")
         return self.user
 
@@ -40,12 +54,12 @@ class Caller:
 
     def tenants(self) -> QuerySet[Tenant]:
         """Tenants whose keys, requests and usage the caller may see."""
-        if self.key is not None:
-            return Tenant.objects.filter(pk=self.key.tenant_id)
-        return Tenant.objects.all() if self.sees_fleet else visible_tenants(self.person)
+        if self.sees_fleet:
+            return Tenant.objects.all()
+        return Tenant.objects.filter(pk=self.key.tenant_id) if self.key is not None else visible_tenants(self.person)
 
     def api_keys(self) -> QuerySet[ApiKey]:
-        return ApiKey.objects.filter(tenant__in=self.tenants()).select_related("tenant", "created_by")
+        return ApiKey.objects.filter(tenant__in=self.tenants()).select_related("tenant", "created_by", "account")
 
 
 class ApiRequest(HttpRequest):
@@ -68,27 +82,42 @@ class SessionCaller(APIKeyCookie):
         self.least = least
 
     def authenticate(self, request: HttpRequest, key: str | None) -> Caller | None:
+        if request.headers.get("Authorization", "").lower().startswith("bearer "):
+            raise ApiError(403, "forbidden", "This is for people, not for keys.")
         user = request.user
         if not user.is_authenticated or not user.is_active:
             return None
         caller = Caller(user=user, fleet_role=user.fleet_role())
         if self.least is not None:
-            caller.require(self.least)
+            caller.check(self.least)
         return caller
 
 
 class KeyCaller(HttpBearer):
-    """`Authorization: Bearer ph_…`, as on `/v1`. A request that brings a key is judged by it alone, whatever its cookies."""
+    """`Authorization: Bearer ph_…`, as on `/v1`. A request that brings a key is judged by it alone, whatever its cookies.
+
+    A key of a tenant that operates the fleet reads what its people see, as a viewer; a service key has a role of its own.
+    """
 
     openapi_name = "api_key"
 
+    def __init__(self, least: Role | None = None) -> None:
+        super().__init__()
+        self.least = least
+
     def authenticate(self, request: HttpRequest, token: str) -> Caller:
-        key = ApiKey.objects.select_related("tenant").filter(sha256=hash_secret(token)).first()
-        if key is None or not key.usable or not key.tenant.active:
+        key = ApiKey.objects.select_related("tenant", "account").filter(sha256=hash_secret(token)).first()
+        if key is None or not key.usable or not key.tenant.active or (key.account and not key.account.is_active):
             raise AuthenticationError
-        return Caller(key=key)
+        now = timezone.now()
+        if key.last_used_at is None or key.last_used_at < now - NOTE_USE:
+            ApiKey.objects.filter(pk=key.pk).update(last_used_at=now)
+        caller = Caller(key.account, key, (key.role or Role.VIEWER) if key.tenant.operates_fleet else None)
+        if self.least is not None:
+            caller.check(self.least)
+        return caller
 
 
 PEOPLE: list[Any] = [SessionCaller()]
-VIEWERS: list[Any] = [SessionCaller(Role.VIEWER)]
+VIEWERS: list[Any] = [KeyCaller(Role.VIEWER), SessionCaller(Role.VIEWER)]
 PEOPLE_AND_KEYS: list[Any] = [KeyCaller(), SessionCaller()]

@@ -16,6 +16,8 @@ STATUS_WORDS = {
     "loading": "Loading",
     "ready": "Ready",
     "saturated": "Saturated",
+    "resting": "Resting",
+    "held": "Held",
     "unreachable": "Unreachable",
     "draining": "Draining",
     "sleeping": "Sleeping",

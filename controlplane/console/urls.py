@@ -11,7 +11,7 @@ from controlplane.console.pages.api_docs import views as api_docs
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.forecast import views as forecast
-from controlplane.console.pages.instances import rollouts, swaps
+from controlplane.console.pages.instances import places, rollouts, swaps
 from controlplane.console.pages.instances import views as instances
 from controlplane.console.pages.keys import views as keys
 from controlplane.console.pages.lengths import views as lengths
@@ -37,6 +37,8 @@ urlpatterns = [
     path("instances/<slug:name>/", instances.instance, name="instance"),
     path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
     path("swaps/<slug:name>/", swaps.act, name="swap"),
+    path("places/", places.places, name="places"),
+    path("places/<slug:kind>/<int:pk>/<slug:action>/", places.act, name="place"),
     path("rollouts/<int:pk>/<slug:action>/", rollouts.act, name="rollout"),
     path("models/", models.models, name="models"),
     path("models/deploy/", deploy.deploy, name="deploy"),

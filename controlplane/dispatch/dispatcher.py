@@ -11,11 +11,17 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from controlplane.dispatch.kernels import note_end
+from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.lookahead import Anticipation, Outlook
 from controlplane.dispatch.live_fleet.topology import Ended, Endpoint, Replica, Topology
 from controlplane.dispatch.port import (
+    BUSY,
+    CUT,
     DEAD,
+    ERROR,
+    INSTANCES_BUSY,
+    SILENT,
     Deliver,
     Evict,
     Finished,
@@ -36,6 +42,7 @@ from controlplane.dispatch.requests.placement import Placement
 from controlplane.dispatch.requests.rehoming import Rehoming
 from controlplane.dispatch.requests.reordering import Reordering
 from controlplane.dispatch.requests.request import Estimate, Request
+from controlplane.dispatch.requests.suspects import Suspects
 from controlplane.dispatch.requests.token_accounts import TokenAccounts
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.dispatch.requests.waiting_times import WaitingTimes
@@ -49,6 +56,8 @@ class Dispatcher:
     def __init__(self, topology: Topology, clock: Callable[[], float], *, deliver: Deliver) -> None:
         self.topology = topology
         topology.on_lost = self._lost
+        topology.on_death = self._ended
+        topology.on_look = lambda replica, began_s, ended: self.suspects.looked(replica, began_s, ended=ended)
         self.deliver = deliver
         self.clock = clock
         self.on_submit: Callable[[Submit], None] = lambda asked: None
@@ -58,6 +67,7 @@ class Dispatcher:
         self.anticipation = Anticipation(topology.fleet.endpoint.size)
         self.queue = WaitingQueue(topology, self.began_s, clock)
         self.accounts = TokenAccounts(topology, self.anticipation)
+        self.suspects = Suspects(topology, clock, self._place_again)
         self.times = WaitingTimes(topology, self.queue)
         self.placement = Placement(topology, self.queue, self.anticipation, self.accounts, self.times, clock, deliver)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, evict=self.evict)
@@ -104,6 +114,8 @@ class Dispatcher:
     def sweep(self) -> None:
         """Move or refuse what waits in vain. Call it once a second."""
         self.swept_s = self.clock()
+        self.topology.end_rests(self.swept_s)
+        self.suspects.sweep()
         self.reordering.look()
         self.queue.keep_order()
         self.rehoming.sweep(self.clock())
@@ -118,17 +130,24 @@ class Dispatcher:
         self.on_submit(asked)
         endpoint = self.placement.choose_endpoint(asked.model, asked.region)
         own_region = self.topology.own_region(asked.model, asked.region)
-        if endpoint is None:
+        if (refusal := self.suspects.refusal(asked)) is not None:
+            self.deliver(refusal)
+        elif endpoint is None:
             self.deliver(_none_serves(asked, own_region))
         elif self.queue.count(endpoint) >= endpoint.spec.queue_bound:
             self.deliver(self._full(asked, endpoint, own_region))
         else:
-            request = self._requests[asked.number] = Request(asked, self._possible(asked), endpoint)
-            self._enqueue(request, endpoint, own_region)
+            request = Request(asked, self._possible(asked), endpoint, own_region=own_region)
+            self._requests[asked.number] = request
+            if self.suspects.is_suspect(asked):
+                self.suspects.wait_for_trial(request)
+            else:
+                self._enqueue(request, endpoint)
 
-    def _enqueue(self, request: Request, endpoint: Endpoint, own_region: str = "") -> None:
+    def _enqueue(self, request: Request, endpoint: Endpoint) -> None:
         self.queue.add(request, endpoint)
         number, predicted_tokens = request.asked.number, request.predicted_tokens
+        own_region, request.own_region = request.own_region, ""
         self.deliver(Moved(number, endpoint.region, predicted_tokens, own_region=own_region))
         self.placement.pump(endpoint)
         if request.slot >= 0:
@@ -181,8 +200,14 @@ class Dispatcher:
         fleet, now_s, requests = self.topology.fleet, self.clock(), self._requests
         for number, took_s in progress.headers:
             if (request := requests.get(number)) is not None and request.replica is not None:
+                request.replica.health.heard(now_s)
                 request.replica.round_trip.headers_came(fleet, request.replica.slot, took_s, now_s)
-        came = ((requests[number], tokens) for number, tokens in progress.tokens if number in requests)
+        came = [(requests[number], tokens) for number, tokens in progress.tokens if number in requests]
+        for request, _ in came:
+            if request.replica is not None:
+                request.replica.health.heard(now_s, served=True)
+                if self.suspects.trying:
+                    self.suspects.tried(request, cleared=False)
         self.accounts.advance((request, tokens - request.kept_tokens) for request, tokens in came)
 
     def _finished(self, finished: Finished) -> None:
@@ -191,9 +216,13 @@ class Dispatcher:
         if request is None:
             return
         self.times.finished(request, finished.output_tokens)
+        self.suspects.tried(request, cleared=True)
         replica = request.replica
         if replica is not None:
             now_s = self.clock()
+            self.topology.note_success(replica, now_s)
+            for failed, why in request.unproved:
+                self.topology.note_failure(failed, why, now_s)
             replica.ended.append(Ended(request.placed_s, now_s, request.asked.prompt_tokens, finished.output_tokens))
             replica.endpoint.finished_s.append(now_s)
             replica.round_trip.request_ended(now_s - request.placed_s)
@@ -206,18 +235,44 @@ class Dispatcher:
         if request is None:
             return
         replica = request.replica
-        if replica is not None and left.failure:
-            replica.reachable = False  # until its next heartbeat
-            if left.failure == DEAD:
-                replica.lost = "its engine died"
-            self.topology.settle(replica)
+        if replica is not None:
+            self._note_failure(request, replica, left)
+        cut = replica is not None and left.failure == CUT
+        held = replica is not None and cut and self.suspects.was_cut(request, replica, left.again)
         self._leave(request)
         if left.again:
             request.evictions += left.evicted
             _keep(request, left.kept_tokens)
-            self._place_again(request)
+            if not held:
+                self._place_again(request, busy=left.failure == BUSY)
         else:
+            self.suspects.gone(request)
             del self._requests[left.number]
+
+    def _note_failure(self, request: Request, replica: Replica, left: Left) -> None:
+        """Note how *replica* failed *request*; nothing if it is to leave for another reason."""
+        topology, now_s = self.topology, self.clock()
+        if not left.failure:
+            if not left.again:
+                replica.health.heard(now_s)
+            return
+        request.failed_at.append(replica)
+        if left.failure in (SILENT, CUT):
+            replica.reachable = False  # until its next heartbeat
+            topology.doubted.set()
+        elif left.failure == DEAD and not replica.lost:
+            replica.lost = "its engine died"
+            self._ended(replica)
+        if left.failure == BUSY:
+            topology.note_busy(replica, left.reason, now_s, left.wait_s)
+        elif left.failure == ERROR and left.again:  # of the instance or of the request: another instance shows it
+            request.unproved.append((replica, left.reason))
+        else:
+            topology.note_failure(replica, left.reason, now_s)
+
+    def _ended(self, replica: Replica) -> None:
+        """The engine of *replica* ended under what runs there."""
+        self.suspects.died(replica, [each.asked.fingerprint for each in replica.requests])
 
     def _want_prefixes(self, models: frozenset[str]) -> None:
         """Ask how the prompts of waiting requests for *models* begin: when they came, no router went by that."""
@@ -238,15 +293,37 @@ class Dispatcher:
         if request.slot >= 0:
             self.queue.take_out(request.slot)
         if replica is not None:
+            if replica.health.breaker is not Breaker.CLOSED:
+                self.topology.settle(replica)
             self.placement.pump(replica.endpoint)
 
-    def _place_again(self, request: Request) -> None:
-        """Queue *request* again after its instance was lost or it was evicted, with its first queue key.
+    def _place_again(self, request: Request, *, busy: bool = False) -> None:
+        """Queue *request* again after its instance failed it or it was evicted, with its first queue key.
 
-        Refused after too many attempts (502), or when nothing serves the model any more (503).
+        It goes to an instance that has not failed it while there is one. Refused after too many attempts (502), when
+        nothing serves the model any more (503), or when it was refused as *busy* and nothing else can take it.
         """
         asked = request.asked
         failed = request.attempts - request.evictions
+        if (refusal := self.suspects.refusal(asked)) is not None:
+            self._refuse(request, refusal)
+            return
+        if self.suspects.is_suspect(asked) and not self.suspects.tries(request):
+            self.suspects.wait_for_trial(request)
+            return
+        elsewhere = self._takes_elsewhere(request)
+        if busy and (failed >= MAX_ATTEMPTS or not elsewhere):
+            self._refuse(
+                request,
+                Refused(
+                    asked.number,
+                    503,
+                    INSTANCES_BUSY,
+                    f"Every instance of {asked.model!r} that could take the request is busy.",
+                    retry_after_s=1,
+                ),
+            )
+            return
         if failed >= MAX_ATTEMPTS:
             self._refuse(
                 request,
@@ -259,16 +336,28 @@ class Dispatcher:
                 ),
             )
             return
-        endpoint = self.placement.choose_endpoint(asked.model, asked.region)
-        if endpoint is None:
-            self._refuse(request, _none_serves(asked))
-            return
         request.output_tokens, request.evicting_s = 0, None
-        self._enqueue(request, endpoint)
+        with self.topology.without(request.failed_at if elsewhere else ()):
+            endpoint = self.placement.choose_endpoint(asked.model, asked.region)
+            if endpoint is None:
+                self._refuse(request, _none_serves(asked))
+                return
+            self._enqueue(request, endpoint)
+        if request.slot >= 0:  # no other has room now
+            self.placement.pump(endpoint)
+
+    def _takes_elsewhere(self, request: Request) -> bool:
+        """Whether an instance of its model that has not failed *request* accepts work."""
+        accepting, model = self.topology.fleet.accepting, request.asked.model
+        return any(
+            one.spec.model == model and accepting[one.slot] and one not in request.failed_at
+            for one in self.topology.replicas.values()
+        )
 
     def _refuse(self, request: Request, refused: Refused) -> None:
         if request.slot >= 0:
             self.queue.take_out(request.slot)
+        self.suspects.gone(request)
         del self._requests[request.asked.number]
         self.deliver(refused)
 

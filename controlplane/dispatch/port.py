@@ -6,6 +6,7 @@ known by its *number*, which is unique within the gateway that submits it. Momen
 monotonic clock, those in `_at` epoch seconds.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,16 @@ from msgspec import Struct
 
 SILENT = "silent"
 """How an instance failed a request: it does not answer. It is given no other before its next heartbeat."""
+CUT = "cut"
+"""It broke the connection off while the request ran: its server may have ended."""
 DEAD = "dead"
 """Its engine died, though its server still answers heartbeats."""
+ERROR = "error"
+"""It answered with an error of its own, or with what makes no sense."""
+BUSY = "busy"
+"""It takes no more for a while, by its own word."""
+INSTANCES_BUSY = "instances_busy"
+"""Code of the refusal of a request that an instance refused as busy, when no other one can take it."""
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -36,7 +45,7 @@ class Submit(Record, frozen=True):
     region: str  # of the caller
     tenant_id: int
     priority: int  # of its SLO class
-    due_s: float | None  # after its arrival; None: nothing is promised
+    due_s: float | None  # after its arrival, of its first token; None: that is not promised
     arrived_at: float
     arrived_s: float
     prompt_tokens: int  # predicted
@@ -49,6 +58,13 @@ class Submit(Record, frozen=True):
     deadline_s: float | None = None  # of its SLO class, after its arrival: it is held so long
     slo_class: str = ""
     evictable: bool = False  # what it has emitted can be continued; before that every request can be evicted
+    fingerprint: int = 0  # of what was sent, the same when it is sent again; 0: not known
+    end_s: float | None = None  # after its arrival, of its last token: end to end, or the deadline
+
+    @property
+    def allowed_s(self) -> float:
+        """Seconds from its arrival after which the first of what it was promised is due, infinity for nothing."""
+        return min((each for each in (self.due_s, self.end_s) if each is not None), default=math.inf)
 
 
 class Progress(Record, frozen=True):
@@ -80,7 +96,9 @@ class Left(Record, frozen=True):
 
     number: int
     again: bool = False  # place it once more, with its first queue key
-    failure: str = ""  # of its instance: SILENT, DEAD, or nothing
+    failure: str = ""  # of its instance: SILENT, CUT, DEAD, ERROR, BUSY, or nothing
+    reason: str = ""  # in words
+    wait_s: float = 1.0  # of a busy instance: until it may take requests again, as it said
     evicted: bool = False  # as `Evict` asked
     kept_tokens: int = (
         0  # output tokens in all that it has and does not lose: with *again*, the next instance goes on there
@@ -124,6 +142,7 @@ class Placed(Record, frozen=True):
     queue_key_s: float  # as it was queued, on the clock of `arrived_at`: instances outlive a gateway
     placed_s: float
     why: dict[str, Any]  # docs/routing.md
+    first_token_s: float  # how long the first token of a stream may take
     keep_tokens: bool = False  # keep the ids of what it emits: it may be evicted
 
     def __repr__(self) -> str:
@@ -143,10 +162,10 @@ class Refused(Record, frozen=True):
     """It will not be served."""
 
     number: int
-    status: int  # of HTTP: 429, 502, 503
+    status: int  # of HTTP: 422, 429, 502, 503
     code: str
     message: str
-    retry_after_s: float
+    retry_after_s: float | None  # None: trying again makes no sense
     estimated_wait_s: float | None = None
     region: str = ""  # of the endpoint that did; empty if it was none
     own_region: str = ""  # as in `Moved`

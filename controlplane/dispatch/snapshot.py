@@ -18,6 +18,7 @@ from controlplane.dispatch.requests.request import Request
 from scheduling.queueing.groups import KNOWN_CLASSES, NEXT_NUMBER
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
 from scheduling.queueing.waiting_set import in_order
+from scheduling.routing.regions import asked_work_s
 from scheduling.scaling.view import DEMAND_WINDOW_S
 
 
@@ -171,6 +172,7 @@ class Snapshot:
             "cursor": numbers.get(int(topology.arrays.cursor[endpoint.index])),
             "changed_s": memory.changed_s - now_s,
             "asked_tokens": asked.tolist(),
+            "asked_work_s": float(asked_work_s(topology.arrays, endpoint.index, now_s)),
         }
 
     def _groups(self, numbers: dict[int, int], places: dict[int, int], now_s: float) -> dict[str, Any] | None:

@@ -44,6 +44,7 @@ INSTANCE_COLUMNS = (
     "gpu_type",
     "state",
     "reachable",
+    "trouble",
     "running",
     "waiting",
     "requests_ahead",

@@ -8,11 +8,53 @@ the first move: two that lock as they go along would wait for each other for eve
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q, QuerySet, Sum
 
-from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.lifecycle.states import ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Node
+from controlplane.fleet.models.hardware import gpus_of
+
+
+def obstacle(instance: Instance) -> str:
+    """Why nobody but an operator may start *instance* where it is, or nobody at all; empty if it may be started.
+
+    Everything that starts instances asks here: `services.start` and `wake`, and before them who chooses what to start.
+    """
+    if instance.held:
+        return f"{instance.name} is held by {instance.held}: an operator's start lifts that"
+    return cordon_of(instance)
+
+
+def cordon_of(instance: Instance) -> str:
+    """What stands in the way of a start by an operator too."""
+    for place in (instance.node, instance.deployment.region):
+        if place is not None and place.cordoned:
+            return f"{place} is cordoned by {place.cordoned}: uncordon it first"
+    return ""
+
+
+def bounds(deployments: Iterable[Deployment]) -> dict[int, tuple[int, int]]:
+    """(least, most) instances that automation may want of each of *deployments*, by their keys, as things are now.
+
+    A held instance keeps its place, and in a cordoned region nothing is added: floor, strategies, plans, rollouts and
+    simulations of what comes go by these, not by the deployment's own bounds.
+    """
+    rows = list(deployments)
+    held = _counts(Instance.objects.exclude(held="").filter(state=InstanceState.STOPPED), rows)
+    cordoned = [row for row in rows if row.region.cordoned]
+    present = _counts(Instance.objects.present(), cordoned) if cordoned else Counter()
+    made = {}
+    for row in rows:
+        most = max(0, row.max_instances - held[row.pk])
+        most = min(most, present[row.pk]) if row.region.cordoned else most
+        made[row.pk] = min(row.min_instances, most), most
+    return made
+
+
+def _counts(instances: QuerySet[Instance], deployments: list[Deployment]) -> Counter[int]:
+    return Counter(instances.filter(deployment__in=deployments).order_by().values_list("deployment_id", flat=True))
 
 
 class NoRoom(ActionError):
@@ -34,14 +76,24 @@ def lock(deployments: QuerySet[Deployment]) -> list[Deployment]:
     return locked
 
 
-def pick(deployment: Deployment) -> Node | None:
+def pick(deployment: Deployment, *, by_operator: bool = False) -> Node | None:
     """The fullest node that still has the GPUs, to keep room in one piece; None where no hardware is kept.
 
-    *deployment* is locked. Raises NoRoom when no node has the GPUs.
+    Held instances keep theirs, but for what an operator adds. *deployment* is locked. Raises NoRoom when no node has the
+    GPUs.
     """
-    free = [(node.free_gpus(), node.pk, node) for node in _nodes(deployment)]
-    if not free:
+    if deployment.region.cordoned:
+        raise NoRoom(f"{deployment.region} is cordoned by {deployment.region.cordoned}")
+    nodes = list(_nodes(deployment))
+    if not nodes:
         return None
+    free = [
+        (node.free_gpus() - (0 if by_operator else _held_gpus(node)), node.pk, node)
+        for node in nodes
+        if not node.cordoned
+    ]
+    if not free:
+        raise NoRoom("every node is cordoned")
     fitting = [candidate for candidate in free if candidate[0] >= deployment.tensor_parallel]
     if not fitting:
         largest = max(count for count, _, _ in free)
@@ -54,6 +106,8 @@ def keeps(instance: Instance) -> bool:
     node, deployment = instance.node, instance.deployment
     if node is None:
         return True
+    if node.cordoned:
+        return False
     return node in _nodes(deployment) and node.free_gpus(without=instance) >= deployment.tensor_parallel
 
 
@@ -87,6 +141,18 @@ def free_name(deployment: Deployment) -> str:
     while f"{base}-{number}" in taken:
         number += 1
     return f"{base}-{number}"
+
+
+def plannable_gpus(node: Node) -> int:
+    """GPUs of *node* that may have instances: where it is cordoned those that have some, else all but held ones."""
+    if node.cordoned or node.region.cordoned:
+        return node.gpu_count - node.free_gpus()
+    return node.gpu_count - _held_gpus(node)
+
+
+def _held_gpus(node: Node) -> int:
+    held = node.instances.exclude(held="").filter(state=InstanceState.STOPPED, swap_group=None)
+    return held.aggregate(gpus=Sum(gpus_of()))["gpus"] or 0
 
 
 def _nodes(deployment: Deployment) -> QuerySet[Node]:

@@ -29,6 +29,9 @@ from controlplane.fleet.models import (
     Instance,
     InstanceCommand,
     Launcher,
+    Model,
+    Node,
+    Region,
     SwapGroup,
 )
 from controlplane.jobs.broker import impatient_redis, send_task
@@ -136,6 +139,7 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
     places.lock(Deployment.objects.filter(instances=instance.pk))
     _check_gpus_are_free(instance)
     row = _lock(instance, Action.START)
+    _check_may_start(row, actor)
     before = row.state
     if before != InstanceState.PROVISIONING and row.launcher != Launcher.EXTERNAL:
         # The launcher gives a new address; the old one may be another instance's by now.
@@ -150,7 +154,8 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
     if isinstance(actor, User):
         row.failures = 0  # who starts it by hand has seen to its cause
     if before != InstanceState.PROVISIONING:
-        row.save(update_fields=[*OF_ONE_SERVER, "failures", "changed_at"])
+        row.held = ""
+        row.save(update_fields=[*OF_ONE_SERVER, "failures", "held", "changed_at"])
         row = move(row, InstanceState.PROVISIONING, actor=actor, reason=reason)
     if row.launcher == Launcher.EXTERNAL:
         row = move(row, InstanceState.LOADING, actor=actor, reason="started elsewhere: waiting for its first answer")
@@ -165,10 +170,14 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
 def stop(instance: Instance, actor: User | str, reason: str) -> InstanceCommand | None:
     """Have the server behind *instance* stopped, cutting what it runs (drain first to spare it).
 
-    A ready instance is given nothing new from this moment on. Returns the command, or None for a server started
-    elsewhere, which is only taken out of service. Asking twice gives the same command.
+    A ready instance is given nothing new from this moment on. What a user stops is held: only a user's start brings it
+    back. Returns the command, or None for a server started elsewhere, which is only taken out of service. Asking twice
+    gives the same command.
     """
     row = _lock(instance, Action.STOP)
+    if isinstance(actor, User):
+        instance.held = row.held = by_whom(actor, reason)
+        row.save(update_fields=["held", "changed_at"])
     if row.launcher == Launcher.EXTERNAL:
         transaction.on_commit(notify)
         _moved(instance, move(row, InstanceState.STOPPED, actor=actor, reason=reason))
@@ -197,8 +206,82 @@ def wake(instance: Instance, actor: User | str, reason: str) -> InstanceCommand:
     """Have a sleeping *instance* take its weights back; it loads, then is ready when it answers."""
     _check_gpus_are_free(instance)
     row = _lock(instance, Action.WAKE)
+    _check_may_start(row, actor)
     _moved(instance, row)
     return _command(row, CommandVerb.WAKE, actor, reason)
+
+
+@transaction.atomic
+def cordon(place: Node | Region, actor: User | str, reason: str) -> str:
+    """Have nothing started at *place* any more; what runs there goes on. Says so in one sentence."""
+    return _cordon(place, by_whom(actor, reason), "cordoned", actor, reason)
+
+
+@transaction.atomic
+def uncordon(place: Node | Region, actor: User | str, reason: str) -> str:
+    """Let instances be started at *place* again. Says so in one sentence."""
+    return _cordon(place, "", "uncordoned", actor, reason)
+
+
+def _cordon(place: Node | Region, cordoned: str, word: str, actor: User | str, reason: str) -> str:
+    row = type(place).objects.select_for_update().get(pk=place.pk)
+    if bool(row.cordoned) == bool(cordoned):
+        raise ActionError(f"{row} is {f'cordoned already, by {row.cordoned}' if cordoned else 'not cordoned'}")
+    before, row.cordoned = row.cordoned, cordoned
+    row.save(update_fields=["cordoned"])
+    name = row._meta.model_name
+    record(f"{name}.{word}", row, actor=actor, before={"cordoned": before}, after={"cordoned": cordoned}, reason=reason)
+    transaction.on_commit(notify)
+    place.cordoned = cordoned
+    return f"{row} is {word}: {'nothing is started there' if cordoned else 'instances may be started there again'}"
+
+
+@transaction.atomic
+def undeploy(deployment: Deployment, actor: User | str, reason: str) -> str:
+    """Take *deployment* out of service and stop its instances, cutting what they run; rows, moves and events stay.
+
+    Says so in one sentence. Active again, its instances are started one by one, or by the floor.
+    """
+    (row,) = places.lock(Deployment.objects.filter(pk=deployment.pk))
+    if not row.active:
+        raise ActionError(f"{row} is not active")
+    row.active = deployment.active = False
+    row.save(update_fields=["active"])
+    stopped = 0
+    for instance in row.instances.exclude(state=InstanceState.STOPPED).order_by("pk"):
+        stop(instance, actor if isinstance(actor, str) else actor.get_username(), f"undeployed: {reason}"[:255])
+        stopped += 1
+    record(
+        "deployment.undeployed",
+        row,
+        actor=actor,
+        before={"active": True},
+        after={"active": False, "stopped": stopped},
+        reason=reason,
+    )
+    transaction.on_commit(notify)
+    return f"{row} is undeployed: {stopped} instances stop"
+
+
+@transaction.atomic
+def retire(model: Model, actor: User | str, reason: str) -> str:
+    """Undeploy *model* everywhere and offer it no more; its requests, plans and moves stay. Says so in one sentence."""
+    row = Model.objects.select_for_update(no_key=True).get(pk=model.pk)
+    if not row.active:
+        raise ActionError(f"{row} is retired already")
+    for deployment in row.deployments.filter(active=True).order_by("pk"):
+        undeploy(deployment, actor, reason)
+    row.active = model.active = False
+    row.save(update_fields=["active"])
+    record("model.retired", row, actor=actor, before={"active": True}, after={"active": False}, reason=reason)
+    transaction.on_commit(notify)
+    return f"{row} is retired: it is offered no more, and its history stays"
+
+
+def by_whom(actor: User | str, reason: str) -> str:
+    """Who holds or cordons something, and why, in words for pages."""
+    name = actor if isinstance(actor, str) else actor.get_username()
+    return f"{name}{f', {reason}' if reason else ''} ({timezone.now():%d %b %H:%M} UTC)"[:255]
 
 
 ACTIONS = {
@@ -267,6 +350,13 @@ def _lock(instance: Instance, action: Action) -> Instance:
     return row
 
 
+def _check_may_start(row: Instance, actor: User | str) -> None:
+    """Raise ActionError where *actor* may not start *row*."""
+    why = places.cordon_of(row) if isinstance(actor, User) else places.obstacle(row)
+    if why:
+        raise ActionError(f"{row.name} cannot start: {why}")
+
+
 def _check_gpus_are_free(instance: Instance) -> None:
     """Lock its swap group; raise ActionError if another one has the GPUs that *instance* shares, or is to have them."""
     if instance.swap_group_id is None:
@@ -283,7 +373,16 @@ def _check_gpus_are_free(instance: Instance) -> None:
 
 def _moved(instance: Instance, row: Instance) -> Instance:
     """Let the caller's *instance* show what is now in the database."""
-    for name in ("state", "state_reason", "state_changed_at", "failures", "url", "process_id", "kv_capacity_tokens"):
+    for name in (
+        "state",
+        "state_reason",
+        "state_changed_at",
+        "failures",
+        "held",
+        "url",
+        "process_id",
+        "kv_capacity_tokens",
+    ):
         setattr(instance, name, getattr(row, name))
     return row
 

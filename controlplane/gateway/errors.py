@@ -36,15 +36,19 @@ class ApiError(Exception):
         self.extra_headers = headers
 
     def body(self) -> bytes:
-        error: dict[str, object] = {
+        return orjson.dumps({"error": self.fields()})
+
+    def fields(self) -> dict[str, object]:
+        """What OpenAI's error body says."""
+        fields: dict[str, object] = {
             "message": self.message,
             "type": self.type,
             "param": self.param,
             "code": self.code,
         }
         if self.estimated_wait_s is not None:
-            error["estimated_wait_s"] = round(self.estimated_wait_s, 3)
-        return orjson.dumps({"error": error})
+            fields["estimated_wait_s"] = round(self.estimated_wait_s, 3)
+        return fields
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         headers = [JSON_TYPE, *self.extra_headers]
@@ -60,13 +64,24 @@ class ApiError(Exception):
             ]
         return headers
 
-    def event(self) -> bytes:
-        """The error as a server-sent event, for a stream whose status has already been sent."""
-        return b"data: " + self.body() + b"\n\n"
+    def event(self, sequence_number: int | None = None) -> bytes:
+        """The error as a server-sent event, for a stream whose status has already been sent.
+
+        With a *sequence_number* in the form of the Responses API, and beside it in that of chats, by which its SDKs raise.
+        """
+        if sequence_number is None:
+            return b"data: " + self.body() + b"\n\n"
+        fields = self.fields()
+        event = fields | {"type": "error", "sequence_number": sequence_number, "error": fields}
+        return b"event: error\ndata: " + orjson.dumps(event) + b"\n\n"
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, code=code, param=param)
+
+
+def too_large(message: str, headers: tuple[tuple[bytes, bytes], ...] = ()) -> ApiError:
+    return ApiError(413, message, code="request_too_large", headers=headers)
 
 
 def invalid_key(message: str) -> ApiError:

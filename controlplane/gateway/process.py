@@ -145,10 +145,12 @@ class Gateway:
                 records=self.records,
                 clock=loop_clock,
                 max_depth=settings.MAX_JSON_DEPTH,
+                most_body_bytes=settings.MAX_BODY_BYTES,
             ),
             self.records,
             owns=self.owns,
-            most_body_bytes=settings.MAX_BODY_BYTES,
+            most_body_bytes=max(settings.MAX_BODY_BYTES, settings.MAX_MEDIA_BODY_BYTES),
+            origins=frozenset(settings.CORS_ORIGINS),
         )
         self.ready = False
         self._refresh = asyncio.Event()

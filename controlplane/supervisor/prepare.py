@@ -122,7 +122,7 @@ def link() -> str:
     from controlplane.accounts.models import Role, User
     from controlplane.accounts.services import create_sign_in_link
 
-    users = User.objects.filter(is_active=True).order_by("-is_superuser", "pk")
+    users = User.objects.filter(is_active=True, service_role="").order_by("-is_superuser", "pk")
     admin = next((user for user in users if user.has_fleet_role(Role.ADMIN)), None)
     if admin is None:
         admin = User.objects.create_superuser("admin")

@@ -58,6 +58,8 @@ class FleetArrays(NamedTuple):
     """Of those, what the decision being made may count on; 0 but within `dispatch`."""
     round_trips: NDArray[np.float64]
     """instances x TRIP_COLUMNS: how long it takes to replace a request that ends there, and how many end meanwhile."""
+    cached_share: NDArray[np.float64]
+    """Share of the tokens of its prompts that lately were in its prefix cache."""
     look_ahead: NDArray[np.float64]
     """instances x fields of `LookAheadRule`: how far it is looked ahead, and what is too much then."""
 
@@ -68,6 +70,9 @@ class EndpointArrays(NamedTuple):
 
     cursor: NDArray[np.int64]
     """Instance that was given work last; where round robin goes on from. -1 at first."""
+    asked_work_s: NDArray[np.float64]
+    """Engine seconds that what was given out asks for, older ones forgotten; as of `asked_at_s` (`routing.use`)."""
+    asked_at_s: NDArray[np.float64]
     first: NDArray[np.int32]
     """One element more than endpoints: `members[first[e]:first[e + 1]]` are the instances of endpoint e, ascending."""
     members: NDArray[np.int32]
@@ -94,6 +99,7 @@ def allocate_fleet(instances: int) -> FleetArrays:
         ahead_limit=np.zeros(instances, np.int32),
         ahead_open=np.zeros(instances, np.int32),
         round_trips=np.zeros((instances, TRIP_COLUMNS)),
+        cached_share=np.zeros(instances),
         look_ahead=np.tile(np.array(astuple(LookAheadRule()), np.float64), (instances, 1)),
     )
 
@@ -102,6 +108,8 @@ def allocate_endpoints(endpoints: int, instances: int) -> EndpointArrays:
     """Arrays for *endpoints* without members, over a fleet of *instances* slots."""
     return EndpointArrays(
         cursor=np.full(endpoints, EMPTY, np.int64),
+        asked_work_s=np.zeros(endpoints),
+        asked_at_s=np.zeros(endpoints),
         first=np.zeros(endpoints + 1, np.int32),
         members=np.zeros(instances, np.int32),
     )
@@ -123,7 +131,8 @@ def grow_endpoints(fleet: FleetArrays, endpoints: EndpointArrays, count: int) ->
     if count < endpoints.cursor.size:
         raise ValueError(f"{endpoints.cursor.size} endpoints cannot grow to {count}")
     grown = allocate_endpoints(count, fleet.endpoint.size)
-    grown.cursor[: endpoints.cursor.size] = endpoints.cursor
+    for name in ("cursor", "asked_work_s", "asked_at_s"):
+        getattr(grown, name)[: endpoints.cursor.size] = getattr(endpoints, name)
     index_members(fleet, grown)
     return grown
 

@@ -7,6 +7,7 @@ models, prompts up to 8,192 tokens, held-out configurations).
 
 import math
 from dataclasses import dataclass, fields
+from typing import Final
 
 from scheduling.compiled import compiled, uncompiled
 
@@ -64,6 +65,24 @@ def service_time_s(
     )
 
 
+BUSY_SEQUENCES: Final = 32
+"""That an instance decodes at once while requests wait for it: what one more is decoded among."""
+
+
+@compiled
+def decode_time_s(
+    decode_a_s: float,
+    decode_b_s_per_sequence: float,
+    decode_c_s_per_token: float,
+    prompt_tokens: int,
+    output_tokens: int,
+) -> float:
+    """Seconds from the first token of a request to its last, among `BUSY_SEQUENCES` like it."""
+    steps = float(output_tokens - 1)
+    of_one_s = decode_b_s_per_sequence + decode_c_s_per_token * (prompt_tokens + 0.5 * output_tokens)
+    return steps * (decode_a_s + BUSY_SEQUENCES * of_one_s)
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Coefficients of the step time; only `prefill_a_s` may be negative. ValueError names a wrong coefficient."""
@@ -99,6 +118,12 @@ class Profile:
             prefill_tokens,
             decode_sequences,
             context_tokens,
+        )
+
+    def decode_time_s(self, prompt_tokens: int, output_tokens: int) -> float:
+        """Seconds from the first token to the last on a busy instance; see the kernel of the same name."""
+        return uncompiled(decode_time_s)(
+            self.decode_a_s, self.decode_b_s_per_sequence, self.decode_c_s_per_token, prompt_tokens, output_tokens
         )
 
     def service_time_s(self, prompt_tokens: int, output_tokens: int) -> float:

@@ -1,31 +1,35 @@
 """`solve`: the plan for a problem, by the method that fits its size and the time there is.
 
-A small problem is searched through. Else, first the fast method, which always ends with a plan: the relaxation, tightened
-by cuts, rounded, and improved by local search. If the gap is not reached, the problem not too large and time left, the exact
-model goes on from there. Where rows cannot hold, the least shortage is found first, then the cheapest plan that is no
-shorter. Without a solver a greedy plan stands in.
+First the fast method, which always ends with a plan: a small problem is searched through; of another the relaxation,
+tightened by cuts, is rounded and improved by local search. Then, by `EXACT` and for all but large problems by `AUTO`, the
+exact model in PuLP goes on from there. Where rows cannot hold, the least shortage is found first, then the cheapest plan
+that is no shorter. Without a solver a greedy plan stands in.
 """
 
 import time
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT, Plan
 from scheduling.planning.problem import Problem, StartCosts, broken_rows
-from scheduling.planning.solvers.branch_and_bound import solve_exact
 from scheduling.planning.solvers.cuts import violated_cuts
 from scheduling.planning.solvers.enumeration import MOST_BRANCHES, cheapest
-from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost, solve_split
+from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost, solve_exact, solve_split
 from scheduling.planning.solvers.exact_subprocess import solve_in_subprocess
 from scheduling.planning.solvers.greedy import greedy_targets
 from scheduling.planning.solvers.relaxation import Relaxation
 from scheduling.planning.solvers.search import THRESHOLDS, price_usd, search, terms_of
 
 GAP = 0.005
+AUTO, EXACT, FAST = "auto", "exact", "fast"
+"""Who solves: the exact model where it is small enough to be proved in its time, always, or never."""
+PULP: Final = "PuLP model by"
+"""Begin of `Plan.solver` where the exact model was proved; the solver's name follows."""
 EXACT_UP_TO = 2000
-"""Places (l x r x g) up to which the exact model is worth its time."""
+"""Places (l x r x g) up to which the exact model is small enough."""
 HERE_UP_TO = 200
 """Places up to which the exact model is solved in this process: there the solver was seen to keep its time limit."""
 SEARCHED_BRANCHES = MOST_BRANCHES
@@ -49,8 +53,9 @@ class Draft:
     note: str = ""
 
 
-def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0) -> Plan:
-    """A plan for *problem* that breaks no hard row, at most *gap* above the best if that can be had in *time_limit_s*.
+def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0, solver: str = AUTO) -> Plan:
+    """A plan for *problem* that breaks no hard row, at most *gap* above the best if that can be had in *time_limit_s*, by
+    *solver*: `AUTO`, `EXACT` or `FAST`.
 
     The fast method is not cut short: it takes well below a second at 50 models, 30 regions and 6 GPU types.
     """
@@ -58,15 +63,17 @@ def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0) -> 
     ends_s = began_s + time_limit_s
     draft = plan_small(problem) or plan_fast(problem)
     asked = problem
+    exact = solver == EXACT or (solver == AUTO and np.prod(problem.shape) <= EXACT_UP_TO)
     if problem.shortage(draft.targets).any:
         possible = np.isfinite(draft.bound_usd)
-        targets, note = _least_shortage(problem, draft, ends_s)
-        if possible and np.prod(problem.shape) > EXACT_UP_TO:
+        targets, note = _least_shortage(problem, draft, ends_s) if exact else (draft.targets, "")
+        if possible and not exact:
             note = _joined(note, "split instances would hold all rows; no whole plan was found that does")
         asked = replace(problem, waived=problem.shortage(targets))
         draft = plan_fast(asked, targets)
         draft = replace(draft, note=_joined(draft.note, note))
-    draft = _refine(asked, draft, gap, ends_s)
+    if exact:
+        draft = _refine(asked, draft, gap, ends_s)
 
     assert not broken_rows(problem, draft.targets), "a planner broke a hard row"
     plan = Plan(
@@ -133,9 +140,7 @@ def plan_fast(problem: Problem, start: NDArray[np.int64] | None = None) -> Draft
 
 
 def _least_shortage(problem: Problem, draft: Draft, ends_s: float) -> tuple[NDArray[np.int64], str]:
-    """A plan with the least shortage that can be found: exact where the problem is small."""
-    if np.prod(problem.shape) > EXACT_UP_TO:
-        return draft.targets, ""
+    """The plan with the least shortage, by the exact model, as far as half of the time that is left goes."""
     solved, note = _exactly(problem, draft, 0.0, (ends_s - time.monotonic()) / 2.0, shortage=True)
     if solved is not None and _weight(problem, solved.targets) < _weight(problem, draft.targets):
         return solved.targets, note
@@ -152,19 +157,15 @@ def _weight(problem: Problem, targets: NDArray[np.int64]) -> float:
 
 
 def _refine(problem: Problem, draft: Draft, gap: float, ends_s: float) -> Draft:
-    """The exact model from *draft* on, if the gap is not reached, the problem small and time left."""
-    cost = problem.cost_usd(draft.targets)
-    left_s = ends_s - time.monotonic()
-    if cost - draft.bound_usd <= gap * cost or np.prod(problem.shape) > EXACT_UP_TO or left_s <= 0:
-        return draft
-    solved, note = _exactly(problem, draft, gap, left_s)
+    """The exact model from *draft* on, in the time that is left."""
+    solved, note = _exactly(problem, draft, gap, max(ends_s - time.monotonic(), 0.0))
     note = _joined(draft.note, note)
     if solved is None:
         return replace(draft, note=note)
-    bound = max(draft.bound_usd, solved.bound)
+    bound, name = max(draft.bound_usd, solved.bound), f"{PULP} {solved.solver}"
     if broken_rows(problem, solved.targets) or price_usd(problem, solved.targets) >= price_usd(problem, draft.targets):
-        return replace(draft, bound_usd=bound, note=note)
-    return Draft(solved.targets, bound, f"{solved.solver} branch and bound", note=note)
+        return replace(draft, bound_usd=bound, note=note, solver=name if solved.proved else draft.solver)
+    return Draft(solved.targets, bound, name, note=note)
 
 
 def _exactly(

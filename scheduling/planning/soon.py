@@ -33,6 +33,7 @@ class Soon:
     steps: int
     time_limit_s: float
     """Of one window."""
+    solver: str
     _by_need: dict[bytes, NDArray[np.int64]] = field(default_factory=dict, init=False)
     _by_window: dict[int, NDArray[np.int64]] = field(default_factory=dict, init=False)
 
@@ -53,7 +54,7 @@ class Soon:
         # Of the same fleet, problems with the same needs are one.
         need = problem.need_tokens_per_s.tobytes() + problem.need_total_tokens_per_s.tobytes()
         if need not in self._by_need:
-            self._by_need[need] = solve(problem, time_limit_s=self.time_limit_s).by_endpoint
+            self._by_need[need] = solve(problem, time_limit_s=self.time_limit_s, solver=self.solver).by_endpoint
         return self._by_need[need]
 
 

@@ -35,8 +35,6 @@ GROUP_BATCHES: Final = 4.0
 TIME_SHARE: Final = 0.125
 """A group is closed once an instance takes this share of the time that its class allows to serve it: a group is late as a
 whole, and one that takes longer than it may is late by itself. The paper has one size for all classes."""
-LEAST_SHARE: Final = 1 / 16
-"""But not before it has had this share of the requests that it may: of tight classes there would be no end of groups."""
 MEAN_WEIGHT: Final = 0.01
 """Of the last request in `GroupArrays.mean_tokens`."""
 
@@ -223,7 +221,7 @@ def _is_full(arrays: GroupArrays, group: int) -> bool:
     if this.joined >= most:
         return True
     due_ms = arrays.class_due_ms[this.kind // BUCKETS]
-    if due_ms < 0 or this.joined < LEAST_SHARE * most:
+    if due_ms < 0:
         return False
     token_s = arrays.token_s[this.endpoint]
     takes_s = this.prompt_tokens * token_s[0] + this.output_tokens * token_s[1]

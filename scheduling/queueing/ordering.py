@@ -38,8 +38,8 @@ those of `deadline`, in whose order requests leave where the groups say nothing.
 which may starve a request, nor `sjf`.
 """
 
-BY_SERVICE: Final = frozenset({SSJF, SHORTEST, SJF, SLACK})
-"""Those whose keys depend on the service time."""
+BY_SERVICE: Final = frozenset({SSJF, SHORTEST, SJF})
+"""Those whose keys depend on the service time; `slack` asks for that of the first token alone."""
 
 STRETCH: Final = 100.0
 """Of `ssjf` where nothing else is said: how many of its own service times later the others count as having come."""
@@ -59,8 +59,9 @@ def queue_key(
 ) -> float:
     """The key of a request by the ordering with code *ordering*.
 
-    *service_s* is how long it is expected to take alone (`profile.service_time_s`), *deadline_s* absolute, infinity for
-    none. `priority` and `ssjf` serve lower priorities first, whatever the rest says; the others do not look at them.
+    *service_s* is how long it is expected to take alone (`profile.service_time_s`), under `slack` until its first token;
+    *deadline_s* when that token is due (`first_due_s`), absolute, infinity for none. `priority` and `ssjf` serve lower
+    priorities first, whatever the rest says; the others do not look at them.
 
     Under `ssjf` a request is overtaken only by those that come within `stretch * service_s` seconds after it: stretch 0
     is first come, first served; the larger it is, the nearer to shortest first. Under `deadline` and `slack` only those
@@ -102,10 +103,14 @@ def engine_priority(ordering: int, priority: int, key: float) -> int:
     return int(key * 1000.0)
 
 
-def due_s(deadline_s: float, e2e_s: float, ttft_s: float) -> float:
-    """Seconds from arrival within which something is promised, infinity for nothing: the end, or else the first token."""
-    end_s = min(deadline_s, e2e_s)
-    return end_s if end_s < math.inf else ttft_s
+@compiled
+def first_due_s(ttft_s: float, end_s: float, decode_s: float) -> float:
+    """Seconds from arrival until the first token is due, infinity for never (QLM sections 2 and 9).
+
+    It is due after *ttft_s* where that is promised, and so early that the last one comes within *end_s* (end to end, or a
+    deadline), decoding taking *decode_s*: predicted tokens times their pace (`profile.decode_time_s`).
+    """
+    return min(ttft_s, max(0.0, end_s - decode_s))
 
 
 def hold_s(deadline_s: float, max_hold_s: float) -> float:

@@ -16,7 +16,6 @@ from scheduling.queueing.groups import (
     BUCKETS,
     BY_ARRIVAL,
     KINDS,
-    LEAST_SHARE,
     NONE,
     TIME_SHARE,
     GroupArrays,
@@ -35,8 +34,7 @@ OPEN = record(
         ("group", np.int32),  # of no meaning while nobody has joined
         ("last", np.int32),
         ("joined", np.int32),
-        ("least", np.int32),  # that have joined before time may close it
-        ("most_ms", np.float64),  # of an instance's time that it may take from then on
+        ("most_ms", np.float64),  # of an instance's time that it may take
         ("prompt_tokens", np.float64),
         ("output_tokens", np.float64),
     ]
@@ -74,7 +72,6 @@ def _open(arrays: GroupArrays, opened: NDArray[np.void], endpoint: int, kind: in
         _close(arrays, opened, endpoint, kind)
     due_ms = arrays.class_due_ms[kind // BUCKETS]
     here.group, here.last, here.joined = open_group(arrays, endpoint, kind, now_s), NONE, 0
-    here.least = math.ceil(LEAST_SHARE * arrays.limit[endpoint])
     here.most_ms = TIME_SHARE * due_ms if due_ms >= 0 else math.inf
     here.prompt_tokens = here.output_tokens = 0.0
     arrays.groups[here.group].first = slot
@@ -100,11 +97,10 @@ def _join_all(waiting: WaitingArrays, slots: NDArray[np.int32], opened: NDArray[
         kind = kind_of(arrays, waiting.priority[slot], waiting.deadline_s[slot] - now_s, prompt, output)
         note_tokens(arrays, endpoint, float(prompt), float(output), now_s)
         here = opened[endpoint, kind]
-        if here.joined >= here.least:
-            token_s = arrays.token_s[endpoint]
-            takes_s = here.prompt_tokens * token_s[0] + here.output_tokens * token_s[1]
-            if here.joined == 0 or here.joined >= most or (1000.0 * takes_s >= here.most_ms and takes_s > 0.0):
-                _open(arrays, opened, endpoint, kind, slot, now_s)
+        token_s = arrays.token_s[endpoint]
+        takes_s = here.prompt_tokens * token_s[0] + here.output_tokens * token_s[1]
+        if here.joined == 0 or here.joined >= most or (1000.0 * takes_s >= here.most_ms and takes_s > 0.0):
+            _open(arrays, opened, endpoint, kind, slot, now_s)
         member, before = arrays.members[slot], here.last
         member.group, member.preceding, member.following = here.group, before, NONE
         if before >= 0:

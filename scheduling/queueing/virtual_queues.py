@@ -16,6 +16,7 @@ nothing waits, requests go as the endpoint's router says, as under every other o
 """
 
 import math
+from typing import Final
 
 from scheduling.compiled import compiled, compiled_inline
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
@@ -29,11 +30,15 @@ from scheduling.queueing.groups import (
     put_before,
     unqueue,
 )
+from scheduling.queueing.running import prefill_s
 from scheduling.queueing.swapping.service import due_at, group_s, request_s
 from scheduling.queueing.swapping.timeline import place_in_shared
-from scheduling.queueing.waiting_set import WaitingArrays, peek
+from scheduling.queueing.waiting_set import WaitingArrays, peek, push, remove
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import has_room
+
+SECOND_DUE: Final = 10.0
+"""A request that cannot be in time any more is due after so many times what its class allows."""
 
 
 @compiled
@@ -93,9 +98,10 @@ def pull(
     """The slot and instance of the next request that an instance of *endpoint* pulls from its own queue; (-1, -1) for none.
 
     Of the instances with room that whose head is due first; where none has room, those that may have one ahead
-    (`requests_ahead`). Nothing is moved: `dispatch.send` does that. Where it says no, what is due first may still go to any
-    instance (`may_balance`), by `dispatch.dispatch`.
+    (`requests_ahead`). Nothing is given out: `dispatch.send` does that. Where it says no, what is due first may still go to
+    any instance (`may_balance`), by `dispatch.dispatch`. What is lost is put off before (`put_off`).
     """
+    put_off(fleet, endpoints, waiting, endpoint, now_s)
     slot, instance = _first_pulled(fleet, endpoints, waiting, endpoint, now_s)
     if slot < 0 and open_ahead(fleet, endpoints, endpoint):
         slot, instance = _first_pulled(fleet, endpoints, waiting, endpoint, now_s)
@@ -184,6 +190,42 @@ def insert(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays
         return False
     put_before(waiting.groups, group, chosen, before)
     return True
+
+
+@compiled
+def put_off(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float) -> None:
+    """Let what waits for *endpoint* and cannot be in time any more stand behind what can: it joins a group of a later due
+    time, `SECOND_DUE` times as long after it came, and so on.
+
+    Else each that is late already makes the next one late, until all are. It is not put off for ever: one whose class
+    allows a second comes before those of a class that allows an hour. What is held or pinned stays.
+    """
+    arrays, first = waiting.groups, endpoints.first[endpoint]
+    if first == endpoints.first[endpoint + 1]:
+        return
+    instance = int(endpoints.members[first])
+    while True:
+        slot = peek(waiting, endpoint)
+        if slot < 0 or arrays.members[slot].group < 0:
+            return
+        group = arrays.groups[arrays.members[slot].group]
+        arrival_s, soonest_s = (
+            waiting.arrival_s[slot],
+            now_s + prefill_s(fleet, instance, float(waiting.prompt_tokens[slot])),
+        )
+        allowed_s = waiting.deadline_s[slot] - arrival_s
+        if waiting.key[slot] >= soonest_s or allowed_s == math.inf or allowed_s <= 0.0:
+            return
+        if group.pinned != 0 or group.hold_until_s > now_s:
+            return
+        while arrival_s + allowed_s < soonest_s:
+            allowed_s *= SECOND_DUE
+        remove(waiting, slot)
+        waiting.deadline_s[slot] = arrival_s + allowed_s
+        push(waiting, endpoint, slot, arrival_s + allowed_s)
+        joined = int(arrays.members[slot].group)
+        if arrays.groups[joined].queue < 0:
+            insert(fleet, endpoints, waiting, joined)
 
 
 @compiled

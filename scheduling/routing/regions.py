@@ -1,10 +1,16 @@
 """The global router: which region, and so which endpoint, is given a request (SageServe section 6.2, "global routing").
 
 SageServe takes the first region, in order of preference, whose memory use is below a threshold, else the least used one.
-Since Pilothouse holds the queue, an endpoint can be full with its memory half empty (`max_num_seqs`) or with requests
-waiting, so what is compared is its *pressure*: the larger of KV use and sequence use, plus waiting requests a sequence.
+Since Pilothouse holds the queue, an endpoint can be full with its memory half empty (`max_num_seqs`, or prompts that are
+long and answers that are short) or with requests waiting, so what is compared is its *pressure*, the one measure of use that
+strategies, floor and pages have too: the largest of KV use, sequence use and compute use, plus waiting requests a sequence.
+
+Compute use is the engine time that was asked for lately, as a share of the time that there was. A request asks for what it
+adds to iterations that are made anyway: its prompt, and for each output token the time of one more sequence and its context.
+The fixed part of an iteration is shared by all that are in it. So no batch, however large, keeps up with more than 1.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeVar
 
@@ -15,11 +21,15 @@ from scheduling.compiled import compiled, compiled_inline
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 
 Seen = TypeVar("Seen")
-Live = tuple[FleetArrays, EndpointArrays, NDArray[np.int64]]
+Live = tuple[FleetArrays, EndpointArrays, NDArray[np.int64], float]
 THRESHOLD = 0.7
 """SageServe's threshold for sending a request away from its preferred region."""
 SWEEP_S: Final = 1.0
 """Time between two looks at what waits: whether it was held too long, and whether it is better off elsewhere."""
+COMPUTE_S: Final = 30.0
+"""Over which compute use is a mean, older work forgotten exponentially."""
+CACHED_WEIGHT: Final = 0.05
+"""Of the last prompt in `FleetArrays.cached_share`."""
 UNKNOWN_MS: Final = 50.0
 """One way between two regions of which nothing is known: the usual latency in SageServe (section 3)."""
 
@@ -39,17 +49,45 @@ def by_preference(origin: str, regions: Iterable[str], latency: Callable[[str], 
 
 
 @compiled
-def fullness(kv_tokens: int, kv_capacity: int, running: int, sequences: int, waiting: int) -> float:
-    """`pressure` of the sums over the instances that accept work."""
-    if sequences == 0 or kv_capacity == 0:
-        return np.inf
-    return float(max(kv_tokens / kv_capacity, running / sequences) + waiting / sequences)
+def asked_work_s(endpoints: EndpointArrays, endpoint: int, now_s: float) -> float:
+    """Engine seconds that were asked of *endpoint*, the older ones forgotten."""
+    return float(endpoints.asked_work_s[endpoint] * math.exp((endpoints.asked_at_s[endpoint] - now_s) / COMPUTE_S))
 
 
 @compiled
-def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int) -> float:
+def ask(
+    fleet: FleetArrays, endpoints: EndpointArrays, instance: int, prompt_tokens: int, output_tokens: int, now_s: float
+) -> None:
+    """Count the engine time of a request that *instance* is given; none where its profile is not known."""
+    profile, endpoint = fleet.profile, fleet.endpoint[instance]
+    new, output = float(prompt_tokens) * (1.0 - fleet.cached_share[instance]), float(output_tokens)
+    prefill_s = (profile[instance, 2] + profile[instance, 3] * new) * new
+    decode_s = (profile[instance, 5] + profile[instance, 6] * (float(prompt_tokens) + 0.5 * output)) * output
+    endpoints.asked_work_s[endpoint] = asked_work_s(endpoints, endpoint, now_s) + prefill_s + decode_s
+    endpoints.asked_at_s[endpoint] = now_s
+
+
+@compiled
+def note_cached(fleet: FleetArrays, instance: int, cached_tokens: int, prompt_tokens: int) -> None:
+    """So many of *prompt_tokens* were in the prefix cache of *instance*."""
+    fleet.cached_share[instance] += CACHED_WEIGHT * (cached_tokens / prompt_tokens - fleet.cached_share[instance])
+
+
+@compiled
+def fullness(
+    kv_tokens: int, kv_capacity: int, running: int, sequences: int, waiting: int, work_s: float, accepting: int
+) -> float:
+    """`pressure` of the sums over the instances that accept work; *work_s* was asked of them (`asked_work_s`)."""
+    if sequences == 0 or kv_capacity == 0:
+        return np.inf
+    compute = work_s / (COMPUTE_S * accepting)
+    return float(max(kv_tokens / kv_capacity, running / sequences, compute) + waiting / sequences)
+
+
+@compiled
+def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int, now_s: float) -> float:
     """How full *endpoint* is: 0 idle, 1 full, above 1 with requests waiting; infinity when no instance accepts work."""
-    kv_tokens, kv_capacity, running, sequences = 0, 0, 0, 0
+    kv_tokens, kv_capacity, running, sequences, accepting = 0, 0, 0, 0, 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]
         if fleet.accepting[instance] != 0:
@@ -57,7 +95,9 @@ def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiti
             kv_capacity += fleet.kv_capacity_tokens[instance]
             running += fleet.running[instance]
             sequences += fleet.max_num_seqs[instance]
-    return fullness(kv_tokens, kv_capacity, running, sequences, waiting)
+            accepting += 1
+    work_s = asked_work_s(endpoints, endpoint, now_s)
+    return fullness(kv_tokens, kv_capacity, running, sequences, waiting, work_s, accepting)
 
 
 @compiled_inline
@@ -86,8 +126,8 @@ def first_choice(
 
 @compiled_inline
 def _use(seen: Live, endpoint: int) -> float:
-    fleet, endpoints, waiting = seen
-    return pressure(fleet, endpoints, endpoint, waiting[endpoint])
+    fleet, endpoints, waiting, now_s = seen
+    return pressure(fleet, endpoints, endpoint, waiting[endpoint], now_s)
 
 
 @compiled_inline
@@ -102,13 +142,14 @@ def choose_region(
     candidates: NDArray[np.int32],
     waiting: NDArray[np.int64],
     threshold: float,
+    now_s: float,
 ) -> int:
     """The endpoint for a request whose model is served by *candidates*, in order of preference.
 
     *waiting* has one element an endpoint: requests held for it. The first candidate below *threshold*, else the one under
     the least pressure (ties: the preferred one), else -1 when none accepts work.
     """
-    return first_choice(candidates, threshold, _is_below, _use, (fleet, endpoints, waiting))
+    return first_choice(candidates, threshold, _is_below, _use, (fleet, endpoints, waiting, now_s))
 
 
 @compiled
@@ -119,16 +160,17 @@ def better_home(
     waiting: NDArray[np.int64],
     endpoint: int,
     threshold: float,
+    now_s: float,
 ) -> int:
     """Where the first request that waits for *endpoint*, one of *candidates*, is better off; *endpoint* where it is not.
 
     As `choose_region`, but it stays where something serves it for as long as the other endpoint is full too. -1 when no
     candidate accepts work.
     """
-    chosen = choose_region(fleet, endpoints, candidates, waiting, threshold)
+    chosen = choose_region(fleet, endpoints, candidates, waiting, threshold, now_s)
     if chosen < 0 or chosen == endpoint:
         return chosen
-    here = pressure(fleet, endpoints, endpoint, waiting[endpoint])
-    if here < np.inf and pressure(fleet, endpoints, chosen, waiting[chosen]) >= 1.0:
+    here = pressure(fleet, endpoints, endpoint, waiting[endpoint], now_s)
+    if here < np.inf and pressure(fleet, endpoints, chosen, waiting[chosen], now_s) >= 1.0:
         return endpoint
     return chosen

@@ -125,7 +125,9 @@ def endpoint_view(
 
 
 @compiled
-def use_now(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int) -> tuple[float, float]:
+def use_now(
+    fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int, now_s: float
+) -> tuple[float, float]:
     """`EndpointView.use` and `.kv_use` of *endpoint*, for which *waiting* requests are held."""
     held, capacity = 0, 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
@@ -133,7 +135,7 @@ def use_now(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waitin
         if fleet.accepting[instance] != 0:
             held += fleet.kv_tokens[instance]
             capacity += fleet.kv_capacity_tokens[instance]
-    return pressure(fleet, endpoints, endpoint, waiting), held / capacity if capacity > 0 else 0.0
+    return pressure(fleet, endpoints, endpoint, waiting, now_s), held / capacity if capacity > 0 else 0.0
 
 
 def demand_seconds(now_s: float) -> tuple[int, int]:
@@ -148,5 +150,5 @@ def demand_rate(tokens: ArrayLike, passed_s: float) -> NDArray[np.float64]:
 
 def warm_up() -> None:
     """Load what the live floor calls from the cache, or compile it: before serving, so that nothing stops the event loop."""
-    use_now(allocate_fleet(1), allocate_endpoints(1, 1), 0, 0)
+    use_now(allocate_fleet(1), allocate_endpoints(1, 1), 0, 0, 0.0)
     reactive_move(0.5, 1, 0, 0, 0.0, 0.0, 0.7, 0.3, 15.0, 0, 20, 60.0)

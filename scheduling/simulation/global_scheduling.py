@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scheduling.fleet.profile import BUSY_SEQUENCES
 from scheduling.queueing.eviction import wanted
 from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.ordering import NO_DEADLINE_S
@@ -37,12 +38,19 @@ def running_in(world: World) -> tuple[Running, Any]:
     def of_each(column: Any) -> Any:
         return column[requests] if column.size > 1 else np.repeat(column, requests.size)
 
-    allowed_s = of_each(arrivals.deadline_s).astype(np.float64)
+    due_s, end_s = of_each(arrivals.deadline_s).astype(np.float64), of_each(arrivals.end_s).astype(np.float64)
+    allowed_s = np.minimum(due_s, end_s)
+    if np.isfinite(end_s).any():
+        of_endpoint = world.policies[world.fleet.endpoint[instances]]
+        a_s, b_s, c_s = (of_endpoint[f"decode_{name}"] for name in ("a_s", "b_s_per_sequence", "c_s_per_token"))
+        prompt, output = these["expected_prompt"], these["expected_tokens"] - these["expected_prompt"]
+        decode_s = (output - 1.0) * (a_s + BUSY_SEQUENCES * (b_s + c_s * (prompt + 0.5 * output)))
+        due_s = np.minimum(due_s, np.maximum(0.0, end_s - decode_s))
     arrival_s = arrivals.arrival_s[requests]
     running = Running(
         number=requests.astype(np.int64),
         instance=instances.astype(np.int64),
-        due_s=arrival_s + np.where(np.isfinite(allowed_s), allowed_s, NO_DEADLINE_S),
+        due_s=arrival_s + np.where(np.isfinite(due_s), due_s, NO_DEADLINE_S),
         allowed_s=allowed_s,
         priority=of_each(arrivals.priority).astype(np.int64),
         prompt_tokens=these["prompt_tokens"].astype(np.int64),

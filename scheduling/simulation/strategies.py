@@ -196,7 +196,7 @@ class Control:
         return bool(
             self._any_below_floor(
                 world.fleet, world.endpoints, world.waiting.size, world.policies["serving"], self._least, self._most,
-                since_s, self._above, self._cooldown_s,
+                since_s, self._above, self._cooldown_s, simulation.now_s,
             )
         )  # fmt: skip
 
@@ -218,7 +218,7 @@ class Control:
         since_s = np.where(since_s != 0.0, since_s, -np.inf)
         instances = count_instances(fleet.endpoint, STAGE_OF[states], since_s, count)
         waiting = world.waiting.size
-        endpoint_loads(fleet, world.endpoints, waiting, self._use, self._kv_use)
+        endpoint_loads(fleet, world.endpoints, waiting, self._use, self._kv_use, now_s)
         if self._ahead:
             self._look_ahead(simulation)
         seen = self._demand.seen(now_s)

@@ -287,4 +287,5 @@ SOCKETS = {"^ws/live/$"}
 TOPICS = {"overview": VIEWER, "instances": VIEWER, "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}
 
 # Outside of Django: status for a client that is not on this machine.
-OPERATIONS = {"/healthz": 200, "/readyz": 503, "/metrics": 401}
+OPERATIONS = {"/healthz": 200, "/readyz": 503, "/metrics": 401, "/version": 200}
+OPERATIONS |= dict.fromkeys(("/health", "/v1/health", "/ping"), 503)  # nothing is served yet

@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from django.apps import apps
@@ -19,8 +20,10 @@ from django.contrib.auth import get_user
 from django.db import transaction
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
+from django.utils import timezone
 
-from controlplane.accounts.models import User
+from controlplane.accounts.models import Role, User
+from controlplane.accounts.services import create_api_key
 from controlplane.api.urls import api
 from controlplane.asgi import application
 from controlplane.console.live.state import TOPICS
@@ -265,10 +268,28 @@ def test_the_rest_api_with_a_tenants_key(world, tenant, like):
         method, _ = OPERATIONS[name]
         path = reverse(f"api:{name}", kwargs=filled(reach, world))
         answer, text = ask(Client(), method, path, sent(reach, world), as_json=True, authorization=bearer)
-        should = IN if reach.key else SIGN_IN
+        should = IN if reach.key else REFUSED
         if what_happened(answer) != should:
             wrong.append(f"{method} {path}: the key {what_happened(answer)}, and should: {should}")
         wrong += check(world, like, f"{method} {path}", text)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("role", ["viewer", "operator", "admin", ""])
+def test_the_rest_api_with_a_service_key(world, operations, role):
+    """A service key does what its role does, and makes and revokes no keys; another key of its tenant reads as a viewer."""
+    service = {"role": Role(role), "expires_at": timezone.now() + timedelta(days=1)} if role else {}
+    _, secret = create_api_key(operations, f"service {role}", "test", **service)
+    rank, wrong = RANKS[{"admin": "fleet_admin", "": "viewer"}.get(role, role)], []
+    for name, reach in expected.REST.items():
+        method, _ = OPERATIONS[name]
+        path = reverse(f"api:{name}", kwargs=filled(reach, world))
+        bearer = f"Bearer {secret}"
+        answer, text = ask(Client(), method, path, sent(reach, world), as_json=True, authorization=bearer)
+        should = IN if rank >= reach.least and name not in ("create_key", "revoke_key") else REFUSED
+        if what_happened(answer) != should:
+            wrong.append(f"{method} {path}: {what_happened(answer)}, and should: {should}")
+        wrong += check(world, "viewer", f"{method} {path}", text)
     assert not wrong, "\n".join(wrong)
 
 

@@ -1,11 +1,16 @@
 """`/api`: tenants and keys. Three actors: an operator of the fleet, acme's people, and a stranger."""
 
+from datetime import timedelta
+
 import pytest
+from django.core.management import CommandError, call_command
+from django.test import Client
 from django.utils import timezone
 
-from controlplane.accounts.models import ApiKey, hash_secret
-from controlplane.accounts.services import create_api_key, revoke_api_key
+from controlplane.accounts.models import ApiKey, Role, User, hash_secret
+from controlplane.accounts.services import create_api_key, create_sign_in_link, revoke_api_key, use_sign_in_link
 from controlplane.events.models import Event
+from tests.api.conftest import Caller
 
 pytestmark = pytest.mark.django_db
 
@@ -77,7 +82,7 @@ class TestCreating:
         assert not ApiKey.objects.exists()
 
     def test_a_key_makes_no_keys(self, with_key, acme):
-        assert with_key(acme).post("keys", tenant="acme", name="more").status_code == 401
+        assert with_key(acme).post("keys", tenant="acme", name="more").status_code == 403
 
     @pytest.mark.parametrize(
         ("values", "field"),
@@ -136,3 +141,102 @@ class TestRevoking:
         revoke_api_key(keys["acme"], "test", "x")
         caller.headers = {"Authorization": "Bearer ph_wrong"}
         assert caller.get("keys").status_code == 401
+
+
+@pytest.fixture
+def service(operations):
+    """`service(role)`: a caller with a new service key of that role; `.key` is the row."""
+
+    def of(role, days=30):
+        expires_at = timezone.now() + timedelta(days=days)
+        key, secret = create_api_key(operations, f"{role} bot", "test", expires_at=expires_at, role=Role(role))
+        caller = Caller(Client(), {"Authorization": f"Bearer {secret}"})
+        caller.key = key
+        return caller
+
+    return of
+
+
+class TestServiceKeys:
+    def test_it_acts_as_itself(self, service, make_instance):
+        caller, instance = service("operator"), make_instance(state="ready")
+        assert caller.post(f"instances/{instance.name}/drain", reason="by a script").status_code == 202
+        event = Event.objects.get(kind="instance.moved")
+        assert event.actor == f"operator-bot@{caller.key.prefix}"
+        assert (event.user, event.reason) == (caller.key.account, "by a script")
+        assert caller.get("me").json() | {"tenants": None} == {
+            "user": event.actor,
+            "tenant": "operations",
+            "fleet_role": "operator",
+            "tenants": None,
+        }
+
+    def test_a_viewers_key_reads_and_changes_nothing(self, service, make_instance):
+        caller, instance = service("viewer"), make_instance(state="ready")
+        assert caller.get("instances").status_code == 200
+        assert caller.get("events").status_code == 200
+        refused = caller.post(f"instances/{instance.name}/drain", reason="no")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+
+    def test_a_key_of_the_operating_tenant_reads_the_fleet(self, with_key, operations, acme, make_instance):
+        instance = make_instance(state="ready")
+        caller = with_key(operations)
+        for path in ("instances", "deployments", "events", "tenants"):
+            assert caller.get(path).status_code == 200
+        assert caller.get("summary").status_code in (200, 503)
+        refused = caller.post(f"instances/{instance.name}/drain", reason="no")
+        assert (refused.status_code, "service key" in refused.json()["error"]["message"]) == (403, False)
+        other = with_key(acme).get("instances")
+        assert (other.status_code, other.json()["error"]["code"]) == (403, "forbidden")
+        assert "valid API key" not in other.json()["error"]["message"]
+
+    def test_it_ends(self, service, sign_in):
+        caller = service("operator")
+        ApiKey.objects.filter(pk=caller.key.pk).update(expires_at=timezone.now() - timedelta(seconds=1))
+        assert caller.get("instances").status_code == 401
+        caller = service("admin")
+        assert sign_in("operator").post(f"keys/{caller.key.pk}/revoke", reason="leaked").status_code == 200
+        assert caller.get("instances").status_code == 401
+        assert not User.objects.get(pk=caller.key.account.pk).is_active
+
+    def test_nobody_signs_in_as_its_account(self, service):
+        account = service("admin").key.account
+        assert not account.has_usable_password()
+        assert use_sign_in_link(create_sign_in_link(account)) is None
+
+    def test_its_use_is_noted(self, service):
+        caller = service("viewer")
+        caller.get("me")
+        assert ApiKey.objects.get(pk=caller.key.pk).last_used_at is not None
+
+    @pytest.mark.parametrize(
+        ("who", "values", "field"),
+        [
+            ("fleet_admin", {"tenant": "acme"}, "role"),
+            ("operator", {"role": "admin"}, "role"),
+            ("fleet_admin", {"expires_at": None}, "expires_at"),
+            ("fleet_admin", {"expires_at": "2999-01-01T00:00:00Z"}, "expires_at"),
+            ("fleet_admin", {"role": "king"}, "role"),
+        ],
+    )
+    def test_what_no_service_key_may_be(self, who, values, field, sign_in, acme, operations):
+        within = (timezone.now() + timedelta(days=30)).isoformat()
+        given = {"tenant": "operations", "name": "bot", "role": "operator", "expires_at": within} | values
+        refused = sign_in(who).post("keys", **given)
+        assert (refused.status_code, refused.json()["error"]["field"]) == (422, field)
+
+    def test_by_rest_and_by_command(self, sign_in, operations, capsys):
+        within = (timezone.now() + timedelta(days=30)).isoformat()
+        made = sign_in("operator").post("keys", tenant="operations", name="bot", role="operator", expires_at=within)
+        assert (made.status_code, made.json()["role"]) == (201, "operator")
+        assert Event.objects.get(kind="api_key.created").after["role"] == "operator"
+        call_command("create_key", "operations", "--name", "night", "--role", "viewer")
+        secret = capsys.readouterr().out.strip()
+        assert Caller(Client(), {"Authorization": f"Bearer {secret}"}).get("instances").status_code == 200
+        call_command("keys")
+        listed = capsys.readouterr().out
+        assert "night  viewer over the fleet, until " in listed
+        with pytest.raises(CommandError, match="Give --reason"):
+            call_command("keys", "--revoke", secret[:11])
+        call_command("keys", "--revoke", secret[:11], "--reason", "done")
+        assert Caller(Client(), {"Authorization": f"Bearer {secret}"}).get("instances").status_code == 401

@@ -63,6 +63,7 @@ class TestInstances:
             "kv_capacity_tokens": 1000,
             "host": "",
             "failures": 0,
+            "held": "",
             "tier": "gpu",
             "swap_group": None,
             "outdated": [],

@@ -30,6 +30,7 @@ def test_a_fleet_from_nothing(sign_in, slo_class, django_capture_on_commit_callb
             "name": "here",
             "title": "Here",
             "active": True,
+            "cordoned": "",
         }
         assert admin.post("gpu-types", **GPU_TYPE).json()["device"] == "gpu"
         node = admin.post("nodes", name="n", region="here", gpu_type="l4", gpu_count=2).json()
@@ -115,7 +116,7 @@ def test_a_source_that_cannot_be_read_is_the_mistake(sign_in, deployment, monkey
 class TestChange:
     def test_only_what_is_given(self, sign_in, region, fleet_admin):
         answer = sign_in("fleet_admin").patch("regions/us-east", active=False, reason="maintenance")
-        assert answer.json() == {"name": "us-east", "title": "US East", "active": False}
+        assert answer.json() == {"name": "us-east", "title": "US East", "active": False, "cordoned": ""}
         event = Event.objects.get()
         assert (event.kind, event.reason, event.user) == ("region.changed", "maintenance", fleet_admin)
 

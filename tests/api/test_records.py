@@ -74,7 +74,7 @@ class TestEvents:
         assert len(sign_in("viewer").get("events").json()["items"]) == 3
 
     def test_keys_do_not_read_events(self, with_key, acme):
-        assert with_key(acme).get("events").status_code == 401
+        assert with_key(acme).get("events").status_code == 403
 
 
 class TestRequests:

@@ -24,6 +24,7 @@ from yarl import URL
 
 from tests.bench._soak import accounting, lines, mix, wrong
 from tests.bench._soak.killer import Kill, Killer
+from tests.bench._soak.sheep import BlackSheep
 from tests.bench._soak.stack import Stack
 from tests.bench._soak.watch import Memory, Operator
 
@@ -45,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--per-s", type=float, default=4.0, help="requests of the clients, beside the demo's traffic")
     parser.add_argument("--pause", type=float, default=20.0, help="seconds between a recovery and the next kill")
     parser.add_argument("--no-kills", action="store_true")
+    parser.add_argument("--black-sheep", action="store_true", help="one instance is broken in one way after the other")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--port", type=int, default=0, help="of the console; default is a free one")
     parser.add_argument("--emulator-port", type=int, default=0)
@@ -97,6 +99,9 @@ async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[di
             asyncio.create_task(memory.run(stack, stop)),
         ]
         await asyncio.sleep(WARM_S)
+        sheep = BlackSheep(stack, session)
+        if options.black_sheep:
+            tasks.append(asyncio.create_task(sheep.run(stop)))
         if not options.no_kills:
             tasks.append(asyncio.create_task(killer.run(until_s - options.minutes * 60 * QUIET_SHARE, stop)))
         while time.monotonic() < until_s and not stack.ended:
@@ -109,7 +114,9 @@ async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[di
         stop.set()
         await asyncio.gather(*tasks)
         left_running = None if stack_ended else await quiesce(stack, session)
-    return judge(stack, clients, killer.kills, operator, memory, up_at, ended_at, stack_ended, left_running)
+    result, detail = judge(stack, clients, killer.kills, operator, memory, up_at, ended_at, stack_ended, left_running)
+    faults = [f"{_clock(at)} {name} {kind}" for at, name, kind in sheep.faults]
+    return result | {"faults": len(faults)}, detail | {"faults": faults}
 
 
 async def quiesce(stack: Stack, session: aiohttp.ClientSession) -> dict[str, int] | None:

@@ -308,6 +308,22 @@ def test_a_key_is_shown_once_then_revoked(client, key_manager, acme):
     assert key.prefix in text_of(client.get(url, {"show": "all"}))
 
 
+def test_a_service_key_is_made_by_who_may_as_much(client, operator, operations, key_manager):
+    client.force_login(key_manager)
+    assert "service key" not in text_of(client.get(reverse("console:keys")))
+    client.force_login(operator)
+    given = {"name": "night bot", "tenant": operations.pk, "role": "operator"}
+    assert "expires, within" in text_of(client.post(reverse("console:keys"), given))
+    assert "above your role" in text_of(client.post(reverse("console:keys"), given | {"role": "admin", "days": "30"}))
+    made = client.post(reverse("console:keys"), given | {"days": "30"})
+    shown = text_of(client.get(made["Location"]))
+    assert "http://testserver/api/instances" in shown
+    assert "Operator over the fleet" in text_of(client.get(reverse("console:keys")))
+    key = operations.api_keys.get()
+    assert (key.role, key.account.username) == ("operator", f"night-bot@{key.prefix}")
+    assert 29 <= (key.expires_at - timezone.now()).days <= 30
+
+
 def test_a_secret_is_for_the_browser_that_made_the_key(client, key_manager, operator, member, acme):
     client.force_login(key_manager)
     made = client.post(reverse("console:keys"), {"name": "CI", "tenant": acme.pk})

@@ -150,6 +150,6 @@ async def test_a_request_that_moves_gets_its_key_by_the_ordering_there(monkeypat
     held.queue.add(moving, one)
     assert held.queue.arrays.key[moving.slot] == 0.0
     monkeypatch.setattr("controlplane.dispatch.requests.rehoming.better_home", lambda *_: other.index)
-    held.rehoming.rehome(one)
+    held.rehoming.rehome(one, 0.0)
     assert moving.endpoint is other
-    assert held.queue.arrays.key[moving.slot] == moving.queue_key_s == 3.0 * PROFILE.service_time_s(100, 40)
+    assert held.queue.arrays.key[moving.slot] == 3.0 * PROFILE.service_time_s(100, 40)

@@ -24,6 +24,7 @@ RECORDS = [
     port.Placed(
         number=7, attempt=1, instance="m-0", ready_at=1.25e9, url="http://127.0.0.1:1", api_key="secret", region="east",
         ordering="ssjf", queue_key_s=1.5e9, placed_s=13.5, why={"seen": [{"instance": "m-0", "score": None}]},
+        first_token_s=600.0,
     ),
     port.Refused(7, 429, "queue_full", "The queue is full.", retry_after_s=2.5, estimated_wait_s=5.0, region="east"),
     port.Lost(7),

@@ -130,7 +130,17 @@ class Live:
         """Let it change."""
 
     def arrive(
-        self, number: int, model: str, region: str, prompt: int, predicted, output: int, priority: int, due, deadline_s
+        self,
+        number: int,
+        model: str,
+        region: str,
+        prompt: int,
+        predicted,
+        output: int,
+        priority: int,
+        due,
+        end_s,
+        deadline_s,
     ):
         hashes = self.hashes.get(number, ())
         self.output[number], self.came[number] = output, 0
@@ -143,6 +153,7 @@ class Live:
                 tenant_id=1,
                 priority=priority,
                 due_s=due,
+                end_s=end_s,
                 arrived_at=self.now_s,
                 arrived_s=self.now_s,
                 prompt_tokens=prompt,
@@ -257,6 +268,7 @@ class Live:
                     int(requests.output_tokens[arrived]),
                     int(requests.priority[arrived]),
                     int(requests.deadline_s[arrived]) if requests.deadline_s[arrived] < NEVER else None,
+                    float(requests.end_s[arrived]) if requests.end_s[arrived] < NEVER else None,
                     None if deadlines is None else deadlines[arrived],
                 )
                 arrived += 1
@@ -347,6 +359,7 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
         region=random.integers(0, 3, REQUESTS),
         priority=random.integers(0, 3, REQUESTS),
         deadline_s=np.where(random.random(REQUESTS) < 0.7, random.integers(1, 9, REQUESTS), NEVER),
+        end_s=np.where(random.random(REQUESTS) < 0.5, random.integers(2, 9, REQUESTS), NEVER),
     )
 
     live = Live(fleet)

@@ -21,6 +21,10 @@ EXCEPTIONS = {
     "controlplane/gateway/serving/continuation.py": {"turn", "turns"},
     "controlplane/gateway/lengths/prediction.py": {"turns"},
     "tests/gateway/test_responses.py": {"turns"},
+    "tests/gateway/test_as_vllm_takes.py": {"turns"},
+    "scheduling/simulation/workload/traces.py": {"turn", "turns"},
+    "controlplane/gateway/replay/sender.py": {"turn", "turns"},
+    "tests/replay": {"turn", "turns"},
     "tests/bench/_soak/mix.py": {"turn"},
     "tests/forecasting/lengths": {"turn", "turns"},
     "workers/vllm/tiny_model.py": {"turn"},  # `<|turn|>` of its chat template

@@ -69,8 +69,10 @@ def test_systems_differ_in_what_they_are_named_for():
     assert clusters["qlm"].eviction_limit == systems.EVICTIONS
     assert clusters["without-eviction"].eviction_limit == 0
     assert clusters["shepherd"].batching.mode == "dynamic"
-    assert clusters["shepherd-order"].batching == Batching()
-    assert clusters["shepherd-order"].reordering == "shepherd"
+    assert clusters["shepherd+evictions"].batching == Batching()
+    assert clusters["shepherd+evictions"].reordering == "shepherd"
+    ruled = {name: cluster.eviction_limit for name, cluster in clusters.items() if cluster.reordering != "search"}
+    assert set(ruled.values()) == {systems.EVICTIONS}, "a rule in the place of the search evicts as it does"
     assert len(clusters["without-balance"].endpoints) == 3
     assert clusters["without-pulling"].instances[0].dispatch_max_num_seqs > 10_000
     assert with_policy("edf", [1]) == {"ordering": "deadline"}

@@ -26,12 +26,20 @@ class Script:
     die: str = ""
     """"at_once": close without a byte; "midway": after the first token; "last": behind the last event, before
     the answer's end; "engine": as vLLM says it; "quietly": the answer ends well after a token, without
-    a last event."""
+    a last event. Whatever it says, a body with "kill" ends the "server" or the "engine"."""
     choices: int = 1
     fingerprint: str = ""  # as vLLM's: on the last events of the choices, or on the closing usage
     metrics: bool = True
+    metrics_status: int = 200
+    metrics_s: float = 0.0  # that /metrics takes
+    health: bool = True  # /health is answered; with *metrics* alone, as vLLM's are by one loop
+    retry_after: str = ""  # the header of an answer other than 200
+    running: int | None = None  # as /metrics says, whatever runs
+    models: tuple[str, ...] | None = ("m",)  # as /v1/models says; None: there is no such page, nor /version
     kv_cache_tokens: int = 100_000
     hold: asyncio.Event | None = None  # answers wait for it
+    plays: list[bytes] = field(default_factory=list)  # instead of any answer: pieces as they go out, then the end
+    piece_s: float = 0.0
 
 
 @dataclass
@@ -45,6 +53,8 @@ class Backend:
     prefilled: int = 0  # prompt tokens since its start, as vLLM counts them
     generated: int = 0  # output tokens, while answers are made
     aborted: int = 0
+    killed: bool = False  # its engine
+    ended: asyncio.Task | None = None
     url: str = ""
     _runner: web.AppRunner | None = None
 
@@ -54,6 +64,9 @@ class Backend:
         app.router.add_post("/v1/completions", self._complete)
         app.router.add_post("/v1/responses", self._complete)
         app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", port)
@@ -64,12 +77,27 @@ class Backend:
         if self._runner:
             await self._runner.cleanup()
 
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response(status=200 if self.script.metrics and self.script.health else 503)
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.32.0"}) if self.script.models is not None else web.Response(status=404)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if self.script.models is None:
+            return web.Response(status=404)
+        return web.json_response({"object": "list", "data": [{"id": name} for name in self.script.models]})
+
     async def _metrics(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.script.metrics_s)
+        if self.script.metrics_status != 200:
+            return web.Response(status=self.script.metrics_status)
         if not self.script.metrics:
             request.transport.abort()
         labels = 'engine="0",model_name="m"'
+        running = self.running if self.script.running is None else self.script.running
         text = (
-            f"vllm:num_requests_running{{{labels}}} {self.running}.0\n"
+            f"vllm:num_requests_running{{{labels}}} {running}.0\n"
             f"vllm:num_requests_waiting{{{labels}}} 0.0\n"
             f"vllm:kv_cache_usage_perc{{{labels}}} 0.25\n"
             f"vllm:prompt_tokens_total{{{labels}}} {self.prefilled}.0\n"
@@ -96,16 +124,30 @@ class Backend:
 
     async def _answer(self, request: web.Request, body: dict) -> web.StreamResponse:
         script = self.script
+        if body.get("kill") == "server":
+            self.ended = asyncio.create_task(self.stop())
+            await asyncio.Event().wait()
+        if body.get("kill") == "engine":
+            self.killed = True
+        if self.killed:
+            return web.json_response({"error": ENGINE_DEAD}, status=500)
         if script.die == "at_once":
             request.transport.abort()
             return web.Response()
         if script.hold:
             await script.hold.wait()
+        if script.plays:
+            for piece in script.plays:
+                request.transport.write(piece)
+                await asyncio.sleep(script.piece_s)
+            request.transport.close()
+            return web.Response()
         if script.die == "engine" and not body.get("stream"):
             return web.json_response({"error": ENGINE_DEAD}, status=500)
         if script.status != 200:
             error = {"message": "scripted", "type": "BadRequestError", "param": None, "code": script.status}
-            return web.json_response({"error": error}, status=script.status)
+            headers = {"Retry-After": script.retry_after} if script.retry_after else {}
+            return web.json_response({"error": error}, status=script.status, headers=headers)
         if request.path.endswith("/responses"):
             return await self._respond(request)
         chat = request.path.endswith("chat/completions")

@@ -6,6 +6,7 @@ import pytest
 from channels.db import database_sync_to_async
 
 from controlplane.accounts.models import Tenant
+from controlplane.fleet.models import Region
 from controlplane.gateway.ledger.retries import KEPT_S, Retries, retry_number
 from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning.forecasts import demand
@@ -31,6 +32,8 @@ async def rows_by_id(served: ServedGateway) -> dict[str, LedgerRow]:
 @pytest.mark.parametrize("gateway_options", [{"regions": ["east", "west"], "max_num_seqs": 4}])
 async def test_demand_is_where_the_caller_is(served):
     """The fourth request finds west over 70 % and runs in the east; the fifth names no region that serves."""
+    await database_sync_to_async(Region.objects.create)(name="moon", title="Moon")
+    await until(lambda: "moon" in served.gateway.keys.words.regions)
     west = served.backends[1]
     west.script.hold = asyncio.Event()
     tasks = [

@@ -41,7 +41,9 @@ class GatewaySide:
     def placed(self, ticket: Ticket, attempt=1) -> Placed:
         number = ticket.asked.number
         self.requests.take(Moved(number, "east", 30))
-        record = Placed(number, attempt, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {"instance": "m-0"})
+        record = Placed(
+            number, attempt, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {"instance": "m-0"}, 600.0
+        )
         self.requests.take(record)
         return record
 
@@ -75,7 +77,7 @@ async def test_a_request_hears_where_it_waits_and_where_it_runs(side):
     )
     side.requests.take(Moved(0, "west", 30, came_from="east", pressure=1.5))
     assert ticket.course.region == "west"
-    record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, {"instance": "m-0"})
+    record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, {"instance": "m-0"}, 600.0)
     side.requests.take(record)
     assert await ticket.placement is record
     assert (ticket.course.state, ticket.course.instance, ticket.course.attempts) == (TicketState.PLACED, "m-0", 1)
@@ -130,7 +132,7 @@ async def test_a_request_that_lost_its_instance_is_placed_again(side):
     side.placed(ticket)
     first = ticket.placement
     side.requests.place_again(ticket, "m-0: it died", DEAD)
-    assert side.records[-1] == Left(0, again=True, failure=DEAD)
+    assert side.records[-1] == Left(0, again=True, failure=DEAD, reason="m-0: it died")
     assert ticket.placement is not first
     side.placed(ticket, attempt=2)
     assert (await ticket.placement).attempt == 2
@@ -146,7 +148,7 @@ async def test_it_leaves_once_and_hears_nothing_afterwards(side):
     side.requests.leave(gone, failure=DEAD)
     side.requests.leave(gone)
     assert side.records == [Finished(0), Left(1, failure=DEAD)]
-    side.requests.take(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {}))
+    side.requests.take(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {}, 600.0))
     assert gone.course.state is TicketState.ACCEPTED
 
 

@@ -16,8 +16,10 @@ from controlplane.gateway.ledger.entry import Entry
 from controlplane.gateway.ledger.writer import minute_sums
 from controlplane.gateway.monitoring.windows import Count, Latency, Windows
 from controlplane.gateway.serving.ticket import MOVES, Course, IllegalTicketMove, TicketState
+from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.payload import upstream_priority
-from controlplane.gateway.upstream.stream import Usage, Withheld, split_events
+from controlplane.gateway.upstream.sse import Events
+from controlplane.gateway.upstream.stream import DONE, Withheld
 from scheduling.queueing.ordering import ORDERINGS, queue_key
 
 
@@ -71,37 +73,6 @@ class TestCourse:
             with pytest.raises(IllegalTicketMove, match=f"{before.name.lower()} cannot become {after.name.lower()}"):
                 course.move(after)
             assert course.state is before
-
-
-class TestEvents:
-    def test_usage_of_the_last_event_wins(self):
-        usage = Usage()
-        usage.read_events(
-            b'data: {"choices":[{}],"usage":{"prompt_tokens":3,"completion_tokens":1}}\n\n'
-            b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}\n\ndata: [DONE]\n\n'
-        )
-        assert (usage.prompt_tokens, usage.output_tokens) == (3, 9)
-
-    def test_broken_usage_is_ignored(self):
-        usage = Usage()
-        usage.read_events(b'data: {"usage":{"prompt_tok')
-        usage.read(b"not json")
-        usage.read(b"[1]")
-        assert usage.output_tokens is None
-
-    @given(st.lists(st.binary(max_size=5).filter(lambda part: b"\n" not in part), max_size=6), st.integers(0, 40))
-    def test_split_loses_nothing(self, parts, cut):
-        data = b"\n\n".join(parts)[:cut]
-        whole, rest = split_events(data)
-        assert whole + rest == data
-        assert whole == b"" or whole.endswith(b"\n\n")
-        assert b"\n\n" not in rest
-
-    def test_only_the_usage_event_is_withheld(self):
-        keep = b'data: {"choices":[{"delta":{"content":"\\"choices\\":[]"}}]}\n\n'
-        usage = b'data: {"id":"1","choices":[],"usage":{"prompt_tokens":1}}\n\n'
-        assert Withheld(1, b"").take(keep + usage + b"data: [DONE]\n\n") == keep + b"data: [DONE]\n\n"
-        assert Withheld(1, b"").take(keep) == keep
 
 
 def test_upstream_priority_stays_in_its_band():
@@ -215,6 +186,21 @@ async def test_pace_lets_a_few_begin_in_each_iteration_and_all_in_order():
     assert pace.enter() is None
 
 
+class Withholding(Withheld):
+    """What the tenant gets of pieces of a stream."""
+
+    def __init__(self, choices: int, fingerprint: str) -> None:
+        super().__init__(choices, fingerprint)
+        self.events = Events()
+
+    def passes(self, piece: bytes) -> bytes:
+        taken = (
+            self.take(event, None if event.data == DONE else answers.read(event.data))
+            for event in self.events.feed(piece)
+        )
+        return b"".join(taken)
+
+
 class TestWithheld:
     """What a tenant who asked for no usage gets: the bytes that vLLM would have sent without that wish of ours."""
 
@@ -228,33 +214,33 @@ class TestWithheld:
     def test_the_fingerprint_is_where_it_would_have_been(self, size):
         events = [self.TOKEN, self.END + b"}\n\n", self.USAGE, self.DONE]
         parts = [b"".join(events[at : at + size]) for at in range(0, 4, size)]
-        stream = Withheld(1, b"")
-        assert b"".join(map(stream.take, parts)) + stream.rest() == (
+        stream = Withholding(1, "")
+        assert b"".join(map(stream.passes, parts)) + stream.rest() == (
             self.TOKEN + self.END + self.STAMP + b"}\n\n" + self.DONE
         )
-        assert stream.fingerprint == self.STAMP[1:]
+        assert stream.fingerprint == "vllm-0.32.0-x"
 
     def test_tokens_are_not_held_back(self):
-        stream = Withheld(1, b"")
-        assert stream.take(self.TOKEN) == self.TOKEN
-        assert stream.take(self.END + b"}\n\n") == b""
-        assert stream.take(self.USAGE) == b""
-        assert stream.take(self.DONE).endswith(self.STAMP + b"}\n\n" + self.DONE)
+        stream = Withholding(1, "")
+        assert stream.passes(self.TOKEN) == self.TOKEN
+        assert stream.passes(self.END + b"}\n\n") == b""
+        assert stream.passes(self.USAGE) == b""
+        assert stream.passes(self.DONE).endswith(self.STAMP + b"}\n\n" + self.DONE)
 
     def test_of_several_choices_only_the_last_waits(self):
-        stream = Withheld(2, self.STAMP[1:])  # known from the stream before
-        first = stream.take(self.END + b"}\n\n")
+        stream = Withholding(2, "vllm-0.32.0-x")  # known from the stream before
+        first = stream.passes(self.END + b"}\n\n")
         assert first == self.END + self.STAMP + b"}\n\n"
-        assert stream.take(self.END + b"}\n\n") == b""
-        assert stream.take(self.USAGE + self.DONE) == first + self.DONE
+        assert stream.passes(self.END + b"}\n\n") == b""
+        assert stream.passes(self.USAGE + self.DONE) == first + self.DONE
 
     def test_a_server_without_one(self):
         usage = self.USAGE.replace(self.STAMP, b"")
-        stream = Withheld(1, b"")
-        assert stream.take(self.END + b"}\n\n" + usage + self.DONE) == self.END + b"}\n\n" + self.DONE
+        stream = Withholding(1, "")
+        assert stream.passes(self.END + b"}\n\n" + usage + self.DONE) == self.END + b"}\n\n" + self.DONE
 
     def test_a_stream_that_breaks_off(self):
-        stream = Withheld(1, b"")
-        assert stream.take(self.END + b"}\n\n") == b""
+        stream = Withholding(1, "")
+        assert stream.passes(self.END + b"}\n\n") == b""
         assert stream.rest() == self.END + b"}\n\n"
         assert stream.rest() == b""

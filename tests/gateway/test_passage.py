@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.serving.responder import Responder
 from controlplane.gateway.serving.ticket import Course
+from controlplane.gateway.upstream.answers import Usage
 from controlplane.gateway.upstream.connections import Connection, chunk_begin
 from controlplane.gateway.upstream.passage import MOST_SHAPES, Stream
-from controlplane.gateway.upstream.stream import Usage
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -54,9 +54,7 @@ class Passage:
         call = SimpleNamespace(include_usage=include_usage, sequences=sequences, kind=Kind.CHAT)
         self.responder = Responder(None, "r-1", self)
         self.responder.started = True
-        self.stream = Stream(
-            SimpleNamespace(call=call, course=self.course), self.responder, self.usage, b"", self.began
-        )
+        self.stream = Stream(SimpleNamespace(call=call, course=self.course), self.responder, self.usage, "", self.began)
         self.connection.data_received(HEAD)
         self.connection.pass_to(self.take, self.stream._take_chunk if whole_chunks else None)
 

@@ -234,7 +234,7 @@ def test_what_needs_stored_responses_is_refused(fields, param):
         ({"input": 5}, "input"),
         ({"input": ["x"]}, "input[0]"),
         ({"input": [{"content": "x"}]}, "input[0]"),
-        ({"input": [{"role": "user", "content": ["x"]}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [3]}]}, "input[0].content"),
         ({"instructions": ["x"]}, "instructions"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"tools": {}}, "tools"),

@@ -5,10 +5,14 @@ are written from the definition, over lists, and share no code with the kernels.
 """
 
 import bisect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import ceil
+
+from scheduling.fleet.profile import Profile
+from scheduling.routing.regions import COMPUTE_S
 
 
 @dataclass
@@ -29,6 +33,7 @@ class PlainInstance:
     ahead_limit: int = 0
     ahead_open: int = 0
     round_trip_s: float = 0.0
+    cached_share: float = 0.0
     iterations: int = 100
     memory_above: float = 0.8
     beta: float = 1.0
@@ -73,6 +78,7 @@ class PlainFleet:
 
     instances: list[PlainInstance]
     cursor: dict[int, int] = field(default_factory=dict)
+    asked: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def with_room(self, endpoint: int, prompt_tokens: int, output_tokens: int) -> list[int]:
         return [
@@ -123,6 +129,19 @@ class PlainFleet:
         instance.queued_prompt_tokens += prompt_tokens
         instance.placed_tokens += prompt_tokens + output_tokens
         self.cursor[instance.endpoint] = slot
+
+    def ask(self, slot: int, prompt_tokens: int, output_tokens: int, now_s: float) -> None:
+        """Engine time by endpoint, as (seconds, since when)."""
+        instance = self.instances[slot]
+        _, _, per_token, per_square, _, of_sequence, of_context = instance.profile or (0.0,) * 7
+        new = prompt_tokens * (1 - instance.cached_share)
+        work_s = (per_token + per_square * new) * new
+        work_s += (of_sequence + of_context * (prompt_tokens + output_tokens / 2)) * output_tokens
+        self.asked[instance.endpoint] = (self.asked_work_s(instance.endpoint, now_s) + work_s, now_s)
+
+    def asked_work_s(self, endpoint: int, now_s: float) -> float:
+        work_s, at_s = self.asked.get(endpoint, (0.0, 0.0))
+        return work_s * math.exp((at_s - now_s) / COMPUTE_S)
 
 
 POLICIES: dict[str, Callable[[PlainFleet, int, int, int], int]] = {
@@ -182,6 +201,16 @@ def plain_queue_key(
         "qlm": due_s,
         "slack": max(arrival_s, due_s - service_s),
     }[ordering]
+
+
+def plain_first_due_s(ttft_s: float, end_s: float, profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
+    """Twin of `scheduling.queueing.ordering.first_due_s` with `profile.decode_time_s`: one step after another, among 32."""
+    if end_s == float("inf"):
+        return ttft_s
+    context = prompt_tokens + output_tokens / 2
+    step_s = profile.decode_a_s + 32 * profile.decode_b_s_per_sequence + 32 * profile.decode_c_s_per_token * context
+    latest_s = end_s - (output_tokens - 1) * step_s
+    return ttft_s if latest_s > ttft_s else max(latest_s, 0.0)
 
 
 def plain_engine_priority(ordering: str, priority: int, key: float) -> int:

@@ -13,11 +13,19 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.routing.regions import CACHED_WEIGHT, COMPUTE_S
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, OUTCOME, Outcome, State
 from scheduling.simulation.engine.reference import EngineRequest
 from scheduling.simulation.workload.requests import Requests
-from tests.oracles.dispatch import POLICIES, PlainFleet, PlainQueue, plain_engine_priority, plain_queue_key
+from tests.oracles.dispatch import (
+    POLICIES,
+    PlainFleet,
+    PlainQueue,
+    plain_engine_priority,
+    plain_first_due_s,
+    plain_queue_key,
+)
 from tests.oracles.lifecycle import NEVER, Held, ReferenceLives, Server
 from tests.oracles.lookahead import PREDICTIVE, Sight
 
@@ -145,7 +153,8 @@ class ReferenceFleet:
         sequences = sum(instance.max_num_seqs for instance in members)
         memory = sum(each.kv_tokens for each in members) / sum(each.kv_capacity_tokens for each in members)
         waiting = len(self._queues[endpoint].entries)
-        return max(memory, sum(instance.running for instance in members) / sequences) + waiting / sequences
+        compute = self._fleet.asked_work_s(endpoint, self._now_s) / (COMPUTE_S * len(members))
+        return max(memory, sum(instance.running for instance in members) / sequences, compute) + waiting / sequences
 
     def _prompt_tokens(self, number: int) -> int:
         return int(self.requests.prompt_tokens[number]) + self.kept_tokens.get(number, 0)
@@ -167,12 +176,16 @@ class ReferenceFleet:
         arrival_s, priority = float(requests.arrival_s[number]), int(requests.priority[number])
         ordering = self.cluster.of(self.cluster.ordering, key)
         known = int(requests.output_tokens[number]) - kept_tokens if ordering == "sjf" else output
+        profile = self.cluster.yardstick(key)
+        due_s = plain_first_due_s(
+            float(requests.deadline_s[number]), float(requests.end_s[number]), profile, prompt, output
+        )
         key = plain_queue_key(
             ordering,
             arrival_s,
-            arrival_s + float(requests.deadline_s[number]),
+            arrival_s + due_s,
             priority,
-            self.cluster.yardstick(key).service_time_s(prompt, known),
+            profile.service_time_s(prompt, 1 if ordering == "slack" else known),
             self.cluster.of(self.cluster.ordering_stretch, key),
         )
         held.priority = plain_engine_priority(ordering, priority, key)
@@ -249,6 +262,7 @@ class ReferenceFleet:
         requests, number = self.requests, self._queues[endpoint].pop()
         held = self._waiting.pop(number)
         self._fleet.place(server.number, held.expected_prompt, held.expected_output)
+        self._fleet.ask(server.number, held.expected_prompt, held.expected_output, self._now_s)
         outcome = self.outcomes[number]
         outcome["state"], outcome["instance"] = Outcome.RUNNING, server.number
         if outcome["attempts"] == 0:
@@ -289,6 +303,9 @@ class ReferenceFleet:
                 del server.admitted[request_id]
                 self._latency(held, "e2e_s")
                 server.plain.note_end(self._now_s)
+                if self.cluster.cached_block_sizes():
+                    cached = int(self.outcomes[held.number]["cached_tokens"]) / self._prompt_tokens(held.number)
+                    server.plain.cached_share += CACHED_WEIGHT * (cached - server.plain.cached_share)
                 self._release(held, server)
                 self._end(held, Outcome.DONE)
                 self._pump(server.plain.endpoint)

@@ -43,11 +43,11 @@ class PlainGroups:
         group.joined += 1
 
     def is_full(self, group: PlainGroup) -> bool:
-        """At its limit, or, from a sixteenth of it on, so large that an eighth of the time allowed goes by."""
+        """At its limit, or so large that an eighth of the time allowed goes by."""
         if group.joined >= self.limit:
             return True
         waits_s = sum(self.takes_s(slot) for slot in group.slots)
-        return 0 < waits_s >= self.allowed_s(group.kind) / 8 and 16 * group.joined >= self.limit
+        return 0 < waits_s >= self.allowed_s(group.kind) / 8
 
     def leave(self, slot: int) -> None:
         for group in self.groups:

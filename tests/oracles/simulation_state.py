@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER
+from scheduling.routing.regions import asked_work_s
 from scheduling.simulation.cluster.world import Outcome, World
 from scheduling.simulation.engine.state import IDLE, NONE
 from scheduling.simulation.state.records import (
@@ -63,6 +64,7 @@ def _endpoint(world: World, at: int) -> EndpointState:
     leaf = (world.events.time_s.size >> 1) + node
     return EndpointState(
         cursor=int(world.endpoints.cursor[at]),
+        asked_work_s=float(asked_work_s(world.endpoints, at, float(world.run_state[0].now_s))),
         scaled_s=float(policy.scaled_s),
         batch_opened_s=float(policy.batch_opened_s),
         batch_due_s=float(world.events.time_s[leaf]),

@@ -53,6 +53,30 @@ async def test_a_slow_answer_does_not_hold_up_the_next_request(gateway: FakeGate
     assert sender.tally.done == sender.tally.most_open == 30
 
 
+async def test_a_turn_with_a_delay_waits_for_the_answer_before(gateway: FakeGateway) -> None:
+    """Two conversations of three turns: no turn is sent before the one above it is answered, the other goes on."""
+    gateway.hold = asyncio.Event()
+    sent = [
+        TraceRequest(0.0, 11, 2, session="a"),
+        TraceRequest(0.0, 21, 2, session="b"),
+        TraceRequest(0.0, 12, 2, session="a", delay_s=0.01),
+        TraceRequest(0.0, 13, 2, session="a", delay_s=0.0),
+        TraceRequest(0.0, 22, 2, session="b", delay_s=0.01),
+        TraceRequest(0.001, 31, 2),
+    ]
+    sender = make(gateway, speed=1.0, connections=4)
+    run = asyncio.create_task(sender.run(iter(sent)))
+    await gateway.has_open(3)
+    await asyncio.sleep(0.05)
+    assert sorted(len(body["prompt"]) for body in gateway.bodies) == [11, 21, 31]
+    gateway.hold.set()
+    await run
+    lengths = [len(body["prompt"]) for body in gateway.bodies]
+    assert [length for length in lengths if length < 20] == [11, 12, 13]
+    assert [length for length in lengths if 20 < length < 30] == [21, 22]
+    assert (sender.tally.sent, sender.tally.done, sender.tally.open) == (6, 6, 0)
+
+
 async def test_open_requests_are_bounded_and_lateness_is_counted(gateway: FakeGateway) -> None:
     gateway.hold = asyncio.Event()
     sender = make(gateway, connections=4)

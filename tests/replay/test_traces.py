@@ -2,11 +2,12 @@
 
 import gzip
 import itertools
+import json
 from pathlib import Path
 
 import pytest
 
-from scheduling.simulation.workload.traces import FORMATS, TraceError, TraceRequest, read_trace
+from scheduling.simulation.workload.traces import FORMATS, TraceError, TraceRequest, load_trace, read_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -161,3 +162,108 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(AZURE.encode() + b"\n\xff")
     with pytest.raises(TraceError, match="cannot be read"):
         list(read_trace(tmp_path / "latin", "azure"))
+
+
+CLOCK = """Timestamp,Model,Request tokens,Response tokens
+0:00:00,ChatGPT,472,18
+0:10:05.5,ChatGPT,1,18
+26:10:05,GPT-4,1087,2
+"""
+SESSIONS = """{"session_id": "a", "timestamp": 1000, "input_length": 9, "output_length": 2}
+{"session_id": "b", "timestamp": "0:00:03", "input_length": 8, "output_length": 2}
+{"session_id": "a", "delay": 500, "input_length": 20, "output_length": 2}
+{"timestamp": 4000, "input_length": 7, "output_length": 2, "hash_ids": [18446744073709551615]}
+{"session_id": "a", "timestamp": null, "delay": 0, "input_length": 30, "output_length": 2, "hash_ids": [-1]}
+"""
+
+
+def test_clock_times_are_elapsed_times(trace) -> None:
+    assert [request.arrival_s for request in read_trace(trace(CLOCK), "burstgpt")] == [0.0, 605.5, 94_205.0]
+    azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n5,1,1\n0:00:06,2,2\n"
+    assert [request.arrival_s for request in read_trace(trace(azure), "azure")] == [0.0, 1.0]
+
+
+def test_turns_of_a_session_may_have_a_delay(trace) -> None:
+    requests = list(read_trace(trace(SESSIONS), "mooncake"))
+    assert [(each.session, each.arrival_s, each.delay_s, each.line) for each in requests] == [
+        ("a", 0.0, None, 1),
+        ("b", 2.0, None, 2),
+        ("a", 0.0, 0.5, 3),
+        ("", 3.0, None, 4),
+        ("a", 0.0, 0.0, 5),
+    ]
+    with pytest.raises(TraceError, match=r"line 3, column delay: the turn waits for an answer.*replay the trace"):
+        load_trace(trace(SESSIONS), "mooncake")
+
+
+def test_hashes_of_64_bits_stay_distinct(trace) -> None:
+    ids = [0, 1, 2**32, 2**32 + 1, 2**63 - 1, 2**63, 2**64 - 1]
+    path = trace(json.dumps({"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": ids}))
+    loaded = load_trace(path, "mooncake")
+    assert loaded.prefix_hashes is not None
+    assert len(set(loaded.prefix_hashes.tolist())) == len(ids)
+
+
+def of_mooncake(**fields: object) -> str:
+    return MOONCAKE + json.dumps({"timestamp": 40_000, "input_length": 1, "output_length": 1} | fields)
+
+
+IN_SECONDS = "".join(
+    json.dumps({"timestamp": number / 100, "input_length": 1, "output_length": 1}) + "\n" for number in range(10_000)
+)
+MANY_NAMES = "Timestamp,Model,Request tokens,Response tokens\n" + "".join(f"{n},m{n},1,1\n" for n in range(40_000))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("mooncake", of_mooncake(hash_ids=[2**64]), "line 3, column hash_ids: holds a number of more than 64 bits"),
+        ("mooncake", of_mooncake(hash_ids=[True]), "line 3, column hash_ids: is not a list of whole numbers"),
+        (
+            "mooncake",
+            of_mooncake(input_length=3_000_000_000),
+            "line 3, column input_length: '3000000000' tokens are more",
+        ),
+        ("mooncake", of_mooncake(output_length=10**400), "line 3, column output_length: "),
+        (
+            "mooncake",
+            of_mooncake(timestamp="noon"),
+            "line 3, column timestamp: 'noon' is not a number of seconds, a clock",
+        ),
+        ("mooncake", of_mooncake(timestamp=None, delay=3), "line 3, column delay: needs a session_id"),
+        ("mooncake", of_mooncake(timestamp=None, delay=3, session_id="n"), "line 3, column delay: the first turn of a"),
+        ("mooncake", of_mooncake(timestamp=1.7e18), "line 3, column timestamp: is 53,906,"),
+        (
+            "mooncake",
+            IN_SECONDS,
+            "line 10000, column timestamp: the first 10,000 requests came within 0.09999 s: numbers",
+        ),
+        ("mooncake", "[" * 100_000, "line 1: is not JSON"),
+        (
+            "burstgpt",
+            CLOCK.replace("26:10:05", "26:70:05"),
+            "line 4, column Timestamp: '26:70:05' is not a number of seconds",
+        ),
+        ("burstgpt", CLOCK.replace("26:10:05", "0:00:05"), "line 4, column Timestamp: request 3 came 600.5 s before"),
+        (
+            "burstgpt",
+            CLOCK.replace("1087", "3000000000"),
+            "line 4, column Request tokens: '3000000000' tokens are more",
+        ),
+        ("burstgpt", MANY_NAMES, "line 32770, column model: is the name of one model too many"),
+        (
+            "servegen",
+            SERVEGEN.replace("120000,600", "1e15,600"),
+            "line 2, column prompt_tokens: are 1,666,666,666,667 tokens",
+        ),
+        (
+            "servegen",
+            SERVEGEN.replace("1200,2.0", "1e12,2.0"),
+            "line 4, column requests: '1e12' requests in ten minutes",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said_with_its_place(trace, name: str, text: str, message: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        load_trace(trace(text), name)
+    assert message in str(caught.value)

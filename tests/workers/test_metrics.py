@@ -118,3 +118,36 @@ def test_window_over_a_restart_is_the_new_reading() -> None:
     assert since(after, histogram(1, 5, 8, 9)) is after
     assert since(after, None) is after
     assert since(after, Histogram()) is after
+
+
+ODD = ["1e308", "-1", "NaN", "+Inf", "1" * 5000, "0x10", "²", "٣", "1_000", "", "2147483648", "9007199254740993", "-0"]
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_numbers_that_cannot_be_are_not_said(value):
+    scalars = (
+        "num_requests_running",
+        "kv_cache_usage_perc",
+        "generation_tokens_total",
+        "request_queue_time_seconds_sum",
+    )
+    lines = [f'vllm:{name}{{engine="{engine}"}} {value}' for name in scalars for engine in range(2)]
+    lines += [
+        f'vllm:{name}_{part}{{le="1"}} {value}'
+        for name in ("e2e_request_latency_seconds",)
+        for part in ("bucket", "sum")
+    ]
+    lines += [
+        f'vllm:cache_config_info{{kv_cache_size_tokens="{value}",num_gpu_blocks="{value}",block_size="{value}"}} 1.0'
+    ] * 2
+    metrics = parse("\n".join(lines))
+    assert 0 <= metrics.running <= 2**54
+    assert 0 <= metrics.generation_tokens_total <= 2**54
+    assert 0.0 <= metrics.kv_usage_ratio <= 1.0
+    assert 0 <= metrics.kv_cache_size_tokens < 2**31
+    assert 0 <= metrics.num_gpu_blocks < 2**31
+    assert all(0 <= number <= 2**54 for number in (*metrics.e2e_s.counts, metrics.e2e_s.sum))
+
+
+def test_the_kv_use_of_older_servers_is_read():
+    assert parse('vllm:gpu_cache_usage_perc{model_name="m"} 0.5').kv_usage_ratio == 0.5

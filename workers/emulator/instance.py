@@ -25,13 +25,14 @@ GIVE_UP_S = 1.0
 SHORTEST_SLEEP_S = 0.0005
 
 State = Literal["starting", "ready", "sleeping", "crashed", "hung"]
-FaultKind = Literal["crash", "hang", "slow", "errors", "none"]
+FaultKind = Literal["crash", "hang", "slow", "slow_metrics", "errors", "garbled", "none"]
 SleepMode = Literal["abort", "wait", "keep"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a server: `factor` stretches its steps, `ratio` of its requests get a 500."""
+    """What is wrong with a server: `factor` stretches its steps, or is how many seconds its metrics take; `ratio` of its
+    requests get a 500, or bytes that are no answer."""
 
     kind: FaultKind = "none"
     factor: float = 1.0

@@ -10,18 +10,19 @@ refused.
 import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable
+from typing import get_args
 
 import orjson
 from aiohttp import web
 
 from workers.emulator import service
-from workers.emulator.instance import EmulatedInstance, Fault
+from workers.emulator.instance import EmulatedInstance, Fault, FaultKind
 from workers.emulator.protocol.answers import CutError
 from workers.emulator.protocol.errors import ApiError
 from workers.emulator.spec import InstanceSpec, SpecError, check_name, read_spec
 
 MAX_BODY_BYTES = 64 * 2**20
-FAULTS = {"crash", "hang", "slow", "errors", "none"}
+FAULTS = set(get_args(FaultKind))
 Service = Callable[[EmulatedInstance, web.Request], Awaitable[web.StreamResponse]]
 
 ROUTES: tuple[tuple[str, str, Service], ...] = (
@@ -261,6 +262,10 @@ def _read_fault(body: dict[str, object]) -> tuple[Fault, float | None]:
     if factor <= 0 or not 0 <= ratio <= 1:
         raise ValueError("factor must be above 0 and ratio between 0 and 1")
     return (
-        Fault(str(kind), factor if kind == "slow" else 1.0, ratio if kind == "errors" else 0.0),  # type: ignore[arg-type]
+        Fault(
+            str(kind),  # type: ignore[arg-type]
+            factor if kind in ("slow", "slow_metrics") else 1.0,
+            ratio if kind in ("errors", "garbled") else 0.0,
+        ),
         None if for_s is None else float(str(for_s)),
     )

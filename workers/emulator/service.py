@@ -1,5 +1,6 @@
 """What one emulated server answers: vLLM's HTTP surface on top of `EmulatedInstance`."""
 
+import asyncio
 import json
 import os
 import random
@@ -26,6 +27,7 @@ NO_BACKGROUND = (
     "This vLLM engine does not support `store=True` and therefore does not support the background mode. To enable these "
     "features, set the environment variable `VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server."
 )
+GARBAGE = b"\x16\x03\x01\x02\x00\x01 no answer at all\r\n\r\n"
 SLEEP_MODES = ("abort", "wait", "keep")
 
 
@@ -50,6 +52,8 @@ async def server_load(instance: EmulatedInstance, request: web.Request) -> web.R
 
 
 async def metrics(instance: EmulatedInstance, request: web.Request) -> web.Response:
+    if instance.fault.kind == "slow_metrics":
+        await asyncio.sleep(instance.fault.factor)
     return web.Response(body=instance.metrics.render(), headers={"Content-Type": EXPOSITION})
 
 
@@ -128,6 +132,9 @@ async def _answer(instance: EmulatedInstance, request: web.Request, kind: Kind) 
     body = read_body(kind, request.content_type, await request.read())
     if instance.fault.kind == "errors" and random.random() < instance.fault.ratio:
         raise ApiError(500, "InternalServerError", "Injected fault.")
+    if instance.fault.kind == "garbled" and random.random() < instance.fault.ratio and request.transport is not None:
+        cast(asyncio.Transport, request.transport).write(GARBAGE)
+        raise CutError
     model = body.model or instance.spec.model
     if model != instance.spec.model and model not in instance.adapters:
         raise ApiError(

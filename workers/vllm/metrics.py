@@ -2,10 +2,9 @@
 
 The gateway reads sixty pages of about 60 kB every second, so this is one pass over the lines that looks at nothing but
 the series it needs. Names are those of vLLM 0.32 (`vllm/v1/metrics/loggers.py`). Unknown series and broken lines are
-skipped: a page of a newer vLLM must not stop the fleet.
+skipped: a page of a newer vLLM must not stop the fleet. Nor must numbers that cannot be: they count as not said.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,6 +32,7 @@ class VllmMetrics:
     kv_usage_ratio: float = 0.0  # mean over engines
     prompt_tokens_total: float = 0.0
     generation_tokens_total: float = 0.0
+    iterations_total: float = 0.0
     preemptions_total: float = 0.0
     prefix_queries_total: float = 0.0  # tokens
     prefix_hits_total: float = 0.0  # tokens
@@ -48,12 +48,18 @@ class VllmMetrics:
     e2e_s: Histogram = Histogram()
 
 
+MOST = 2.0**53
+"""A larger value is none: beyond it counters lose count, and sums become infinite."""
+MOST_INTEGER = 2**31 - 1
+
 _SCALARS = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
     "vllm:kv_cache_usage_perc": "kv_usage",
+    "vllm:gpu_cache_usage_perc": "kv_usage",  # before V1
     "vllm:prompt_tokens_total": "prompt_tokens",
     "vllm:generation_tokens_total": "generation_tokens",
+    "vllm:iteration_tokens_total_count": "iterations",
     "vllm:num_preemptions_total": "preemptions",
     "vllm:prefix_cache_queries_total": "prefix_queries",
     "vllm:prefix_cache_hits_total": "prefix_hits",
@@ -124,11 +130,12 @@ def parse(text: str | bytes) -> VllmMetrics:
 
     return VllmMetrics(
         model_name=model_name,
-        running=int(sums["running"]),
-        waiting=int(sums["waiting"]),
-        kv_usage_ratio=sums["kv_usage"] / max(len(engines), 1),
+        running=min(int(sums["running"]), MOST_INTEGER),
+        waiting=min(int(sums["waiting"]), MOST_INTEGER),
+        kv_usage_ratio=min(1.0, sums["kv_usage"] / max(len(engines), 1)),
         prompt_tokens_total=sums["prompt_tokens"],
         generation_tokens_total=sums["generation_tokens"],
+        iterations_total=sums["iterations"],
         preemptions_total=sums["preemptions"],
         prefix_queries_total=sums["prefix_queries"],
         prefix_hits_total=sums["prefix_hits"],
@@ -153,7 +160,7 @@ def _value(line: str) -> float | None:
         value = float(words[0])
     except (IndexError, ValueError):
         return None
-    return value if math.isfinite(value) else None
+    return value if 0.0 <= value <= MOST else None
 
 
 def _label(line: str, name: str) -> str:
@@ -170,16 +177,18 @@ def _label(line: str, name: str) -> str:
 
 
 def _integer(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+    value = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else 0
+    return value if value <= MOST_INTEGER else 0
 
 
 def _cache_tokens(lines: Sequence[str]) -> int:
     """KV capacity in tokens; older servers give only blocks and block size."""
-    return sum(
+    tokens = sum(
         _integer(_label(line, "kv_cache_size_tokens"))
         or _integer(_label(line, "num_gpu_blocks")) * _integer(_label(line, "block_size"))
         for line in lines
     )
+    return tokens if tokens <= MOST_INTEGER else 0
 
 
 def _histogram(buckets: dict[float, float], totals: dict[tuple[str, str], float], short: str) -> Histogram:

@@ -37,6 +37,8 @@ class KeyOut(RowSchema):
         fields = ("id", "tenant", "name", "prefix", "created_at", "expires_at", "revoked_at", "last_used_at")
 
     usable: bool
+    role: Role | None
+    """Of a service key: what it may do over the fleet."""
     created_by: str | None
 
     @staticmethod
@@ -48,6 +50,9 @@ class KeyIn(Strict):
     tenant: str
     name: str = Field(min_length=1, max_length=80)
     expires_at: datetime | None = None
+    """A service key needs it, within 366 days."""
+    role: Role | None = None
+    """Makes a service key of a tenant that operates the fleet: it may do on `/api` what this role may. At most your own."""
 
 
 class NewKey(KeyOut):
@@ -61,6 +66,7 @@ class RevokeIn(ActionIn):
 
 class MeOut(Described):
     user: str | None
+    """Of a service key: its account, as events name it."""
     tenant: str | None
     """Of the API key."""
     fleet_role: Role | None
@@ -104,7 +110,7 @@ def create_key(request: ApiRequest, body: KeyIn) -> Status[ApiKey]:
     tenant = tenants_with_managed_keys(user).filter(name=body.tenant).first()
     if tenant is None:
         raise ApiError(403, "forbidden", "You do not manage the keys of such a tenant.", "tenant")
-    key, secret = create_api_key(tenant, body.name, user, expires_at=body.expires_at)
+    key, secret = create_api_key(tenant, body.name, user, expires_at=body.expires_at, role=body.role)
     cast("WithAnnotations[ApiKey, Shown]", key).secret = secret
     return Status(201, key)
 

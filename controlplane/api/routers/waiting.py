@@ -11,7 +11,7 @@ from ninja import Query, Router, Schema
 from pydantic import AwareDatetime
 
 from controlplane.accounts.models import Role
-from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest
+from controlplane.api.callers import PEOPLE_AND_KEYS, ApiRequest
 from controlplane.api.errors import ApiError
 from controlplane.api.schemas import Described
 from controlplane.dispatch.wire import WAITING_KEY
@@ -95,10 +95,10 @@ def list_waiting(request: ApiRequest, model: str = "") -> dict[str, Any]:
     return {"at": published["at"], "items": mine, "total": total}
 
 
-@router.get("/v1/wait-estimates", response=WaitEstimates, auth=PEOPLE)
+@router.get("/v1/wait-estimates", response=WaitEstimates)
 def list_wait_estimates(request: ApiRequest, query: Query[EstimateQuery]) -> dict[str, Any]:
     """Estimated and actual waits of requests that waited since `since` (a day ago), and how well they agree by model."""
-    request.auth.require(Role.VIEWER)
+    request.auth.check(Role.VIEWER)
     since = query.since or timezone.now() - CALIBRATION_RANGE
     points = selectors.wait_points(since, model=query.model)
     return {"models": selectors.wait_calibration(points), "points": points[: max(0, query.limit)]}

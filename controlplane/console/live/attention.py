@@ -110,6 +110,8 @@ def _instances(table: list[dict[str, Any]]) -> Iterator[Item]:
                 yield Item("critical", 1, f"{name} failed", where, href, model)
             case "unreachable":
                 yield Item("critical", 2, f"{name} does not answer", where, href, model)
+            case "resting":
+                yield Item("warning", 1, f"{name} rests", f"{row['trouble']}; {where}", href, model)
             case "saturated":
                 detail = f"{count(row['running'])} of {count(row['max_num_seqs'])} sequences, "
                 detail += (

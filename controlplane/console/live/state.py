@@ -73,10 +73,14 @@ SOURCE_TEXT = {
 }
 
 
-def status_of(state: str, reachable: Any, use_ratio: float | None, waiting: float | None) -> str:
+def status_of(
+    state: str, reachable: Any, use_ratio: float | None, waiting: float | None, trouble: str | None = None
+) -> str:
     """The word that pages show for an instance: its state, or what its last answer says against it."""
     if state in ("ready", "draining") and reachable is False:
         return "unreachable"
+    if state == "ready" and trouble:
+        return "resting"
     if state == "ready" and ((use_ratio or 0) > SATURATED or (waiting or 0) > 0):
         return "saturated"
     return state
@@ -103,7 +107,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, Table]:
     instances["status"] = [
         status_of(*cells)
         for cells in zip(
-            instances["state"], instances["reachable"], instances["use_ratio"], instances["waiting"], strict=True
+            *(instances[name] for name in ("state", "reachable", "use_ratio", "waiting", "trouble")), strict=True
         )
     ]
     endpoints = columns(summary.get("endpoints") or {}, ENDPOINT_COLUMNS, "model")

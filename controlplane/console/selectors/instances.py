@@ -11,12 +11,14 @@ from controlplane.fleet.selectors import instances
 STATUS_ORDER = (
     "failed",
     "unreachable",
+    "resting",
     "saturated",
     "draining",
     "loading",
     "provisioning",
     "ready",
     "sleeping",
+    "held",
     "stopped",
 )
 
@@ -29,7 +31,7 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
     known = live is not None
     live = dict.fromkeys(INSTANCE_COLUMNS) | (live or {})
     state = str(instance.state)
-    status = status_of(state, live["reachable"], live["use_ratio"], live["waiting"])
+    status = status_of(state, live["reachable"], live["use_ratio"], live["waiting"], live["trouble"])
     return {
         **live,
         "id": instance.pk,
@@ -39,8 +41,9 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
         "region_title": instance.deployment.region.title,
         "gpu_type": instance.deployment.gpu_type.name,
         "state": state,
-        "status": status if known else state,
+        "status": "held" if instance.held and state == "stopped" else status if known else state,
         "startup": instance.startup,
+        "held": instance.held,
         "state_since": instance.state_changed_at.timestamp(),
         "failures": instance.failures,
         "max_num_seqs": instance.max_num_seqs,

@@ -106,7 +106,7 @@ class Observation:
             memory.changed_s = max(memory.changed_s, min(now_s, max(moving or since_s)))
         memory.serving, memory.draining = serving, draining
         waiting = self._waiting(endpoint)
-        use, kv_use = use_now(fleet, topology.arrays, endpoint.index, waiting)
+        use, kv_use = use_now(fleet, topology.arrays, endpoint.index, waiting, now_s)
         tokens_per_s = demand_tokens_per_s(memory, now_s, now_s - self._began_s)
         return endpoint_view(
             endpoint.model,

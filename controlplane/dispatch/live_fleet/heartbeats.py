@@ -1,35 +1,61 @@
-"""Reading every instance once a second, and moving those that came up, went silent or came back.
+"""Reading every instance once a second, and moving those that came up, went silent, stand still or came back.
 
 The rows are written by `fleet.services.move`, so each move is an event with its reason. Requests on an instance that is
-given up are interrupted: those that have sent no byte go elsewhere.
+given up are interrupted: those that have sent no byte go elsewhere. Only silence everywhere fails an instance: a slow or
+missing `/metrics` does not while `/health` is answered, or tokens come (docs/health.md).
 """
 
 import asyncio
 import contextlib
+import errno
 import logging
 import time
 from collections import deque
 from collections.abc import Callable
 
 import aiohttp
+import orjson
 from channels.db import database_sync_to_async
 from django.conf import settings
 from django.db import transaction
 
 from controlplane.dispatch.lease import Lease
+from controlplane.dispatch.live_fleet.health import Notice
 from controlplane.dispatch.live_fleet.inventory import POLLED, InstanceSpec
 from controlplane.dispatch.live_fleet.topology import Replica, Topology
+from controlplane.events.services import record
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
-from controlplane.fleet.models import CommandState, CommandVerb, Instance
+from controlplane.fleet.models import CommandState, CommandVerb, Instance, Model
 from controlplane.jobs.record import Job
 from workers.vllm.metrics import VllmMetrics, parse
 
 logger = logging.getLogger(__name__)
+S = InstanceState
 ACTOR = "gateway"
-READ_TIMEOUT_S = 1.5
+ROUND_S = 1.5
+"""An answer that takes longer holds up nobody: it is waited for beside the next rounds."""
+METRICS_S = 30.0
+HEALTH_S = 1.5
+DOUBT_S = 0.05
+"""Before the look at a server that cut a request off: one that ends closes its sockets one by one."""
+TOKENS_FLOW_S = 1.0
+SLOW_S = 3.0
+"""Silent for so long, an instance takes nothing more while another of its endpoint serves."""
+SILENT_S = 10.0
+"""Silent for so long, it fails. One whose server refuses connections does after `HEARTBEAT_FAILURES` of them."""
+IDENTIFY_EVERY_S = 10.0
+"""How often one that answers, but is not what it is registered as, is looked at again."""
 HISTORY_S = 60.0  # over which preemptions and prefix hits are rates
 TOKENS_S = 10.0  # over which tokens are
+
+
+class Answered(ConnectionError):
+    """A status other than 200."""
+
+    def __init__(self, status: int, path: str) -> None:
+        super().__init__(f"{path} answered {status}")
+        self.status = status
 
 
 class Heartbeats:
@@ -52,69 +78,163 @@ class Heartbeats:
         self.lag_ms = 0.0  # how long the last round took
         self.job = Job("heartbeats", "gateway", settings.HEARTBEAT_S)
         self._readings: dict[int, deque[tuple[float, VllmMetrics]]] = {}
+        self._reading: dict[Replica, asyncio.Task[None]] = {}
+        self._identified_s: dict[int, float] = {}  # by instance id: when it was found to be another server
 
     async def run(self) -> None:
-        while True:
-            began = time.monotonic()
-            with self.job:
-                if self.lease.held:  # the owner of the regions reads them
-                    await self._round()
-                    self.lag_ms = (time.monotonic() - began) * 1000
-            await asyncio.sleep(max(0.05, settings.HEARTBEAT_S - (time.monotonic() - began)))
+        try:
+            while True:
+                began = time.monotonic()
+                with self.job:
+                    if self.lease.held:  # the owner of the regions reads them
+                        await self._round()
+                        self.lag_ms = (time.monotonic() - began) * 1000
+                await self._pause(max(0.05, settings.HEARTBEAT_S - (time.monotonic() - began)))
+        finally:
+            for reading in self._reading.values():
+                reading.cancel()
+
+    async def _pause(self, pause_s: float) -> None:
+        """Wait, but not where an instance is in doubt."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await self.topology.doubted.wait()
+            await asyncio.sleep(DOUBT_S)
+        self.topology.doubted.clear()
 
     async def _round(self) -> None:
         """Read every instance once. Raises the first error that is not an instance's silence, when all were read."""
-        replicas = [
-            replica for replica in self.topology.replicas.values() if replica.spec.url and replica.spec.state in POLLED
-        ]
-        ends = await asyncio.gather(*(self._read(replica) for replica in replicas), return_exceptions=True)
+        for replica in self.topology.replicas.values():
+            if replica.spec.url and replica.spec.state in POLLED and replica not in self._reading:
+                self._reading[replica] = asyncio.create_task(self._read(replica))
+        if self._reading:
+            await asyncio.wait(self._reading.values(), timeout=ROUND_S)
+        ended = {replica: reading for replica, reading in self._reading.items() if reading.done()}
+        for replica in ended:
+            del self._reading[replica]
+        await asyncio.gather(*map(self._look_at_silence, list(self._reading)))
         for gone in self._readings.keys() - self.topology.replicas.keys():
             del self._readings[gone]
-        for error in ends:
-            if isinstance(error, BaseException):
+        await self._write_notices()
+        for reading in ended.values():
+            if not reading.cancelled() and (error := reading.exception()) is not None:
                 raise error
 
     async def _read(self, replica: Replica) -> None:
-        began_s = self.clock()
+        began_s, before = self.clock(), replica.metrics
         try:
-            async with self.session().get(
-                f"{replica.spec.url}/metrics",
-                timeout=aiohttp.ClientTimeout(total=READ_TIMEOUT_S),
-                allow_redirects=False,
-            ) as response:
-                if response.status != 200:
-                    raise ConnectionError(f"/metrics answered {response.status}")
-                answer = await response.read()
-                now_s = self.clock()
-                metrics = parse(answer)
+            metrics = parse(await self._get(replica, "/metrics", METRICS_S))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            if self._was_forgotten(replica):
-                return
-            if replica.lost:  # now its server is gone as well; what answers next is another one
-                await self._give_up(replica, replica.lost)
-                replica.lost = ""
-            else:
-                await self._silent(replica, str(error) or type(error).__name__)
+            await self._missed(replica, error, began_s)
+            return
+        if self._was_forgotten(replica):
+            return
+        now_s = self.clock()
+        replica.round_trip.heartbeat_came(self.topology.fleet, replica.slot, now_s - began_s, metrics, now_s)
+        started_anew = before is not None and metrics.generation_tokens_total < before.generation_tokens_total
+        self.topology.on_look(replica, began_s, started_anew)
+        await self._look_at_work(replica, metrics, now_s)
+        if replica.lost:
+            await self._give_up(replica, replica.lost)
         else:
-            if self._was_forgotten(replica):
-                return
-            replica.round_trip.heartbeat_came(self.topology.fleet, replica.slot, now_s - began_s, metrics, now_s)
-            if replica.lost:
-                await self._give_up(replica, replica.lost)
-            else:
-                await self._answered(replica, metrics)
+            await self._answered(replica, metrics, now_s)
+
+    async def _missed(self, replica: Replica, error: Exception, began_s: float) -> None:
+        """`/metrics` was not answered, of *error*. What else says that *replica* lives?"""
+        gone = _says_gone(error)
+        healthy = not gone and await self._is_healthy(replica)
+        if self._was_forgotten(replica):
+            return
+        if healthy and not replica.lost:
+            await self._answered(replica, replica.metrics or VllmMetrics(), self.clock())
+        elif replica.lost:
+            await self._give_up(replica, replica.lost)
+            if not healthy:  # now its server is gone as well; what answers next is another one
+                replica.lost = replica.wedged = ""
+        elif not isinstance(error, TimeoutError):
+            await self._silent(replica, str(error) or type(error).__name__)
+        self.topology.on_look(replica, began_s, gone)
+
+    async def _is_healthy(self, replica: Replica) -> bool:
+        try:
+            await self._get(replica, "/health", HEALTH_S)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+        return True
+
+    async def _look_at_silence(self, replica: Replica) -> None:
+        """`/metrics` of *replica* takes long: it fails if nothing else was heard of it for long either."""
+        if self.clock() - replica.health.heard_s < SLOW_S:
+            return
+        if await self._is_healthy(replica):
+            replica.health.heard(self.clock())
+        silence_s = self.clock() - replica.health.heard_s
+        replica.health.slow = silence_s >= SLOW_S and not self.topology.alone(replica)
+        self.topology.settle(replica)
+        if silence_s >= SILENT_S:
+            why = f"silent for {silence_s:.0f} s: it takes connections, but answers neither /metrics nor /health"
+            await self._give_up(replica, f"{why}, and no token came", inputs={"silence_s": round(silence_s, 1)})
+
+    async def _get(self, replica: Replica, path: str, timeout_s: float, **headers: str) -> bytes:
+        """The body of the answer. Raises ConnectionError for a status other than 200."""
+        async with self.session().get(
+            replica.spec.url + path,
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            allow_redirects=False,
+            headers=headers,
+        ) as response:
+            if response.status != 200:
+                raise Answered(response.status, path)
+            return await response.read()
+
+    async def _look_at_work(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> None:
+        """Give *replica* up while work runs there and nothing comes of it; take it back when it goes on."""
+        still_s = replica.health.wedged_s(metrics, now_s)
+        limit_s = self.topology.tuned.WEDGED_S
+        if still_s >= limit_s and not replica.lost and replica.spec.state in (S.READY, S.DRAINING):
+            replica.lost = replica.wedged = (
+                f"it is wedged: {metrics.running} requests run, and no iteration ended and no token came for {limit_s:g} s"
+            )
+            self.topology.on_death(replica)
+        elif replica.wedged and still_s < limit_s:
+            if replica.lost == replica.wedged:
+                replica.lost = ""
+            replica.wedged = ""
+
+    async def _obstacle(self, replica: Replica, metrics: VllmMetrics) -> str:
+        """Why what answers there is not the vLLM server that it is registered as; empty if it is."""
+        try:
+            await self._get(replica, "/version", HEALTH_S)
+        except Answered as answer:
+            if not metrics.model_name:
+                return f"it is no vLLM server: /version answered {answer.status}, and /metrics has no series of vLLM"
+        key = {"Authorization": f"Bearer {replica.spec.api_key}"} if replica.spec.api_key else {}
+        try:
+            said = orjson.loads(await self._get(replica, "/v1/models", HEALTH_S, **key))
+            names = [str(one["id"]) for one in said["data"]]
+        except Answered as answer:
+            return "" if answer.status == 404 else f"it does not say which models it serves: {answer}"
+        except (orjson.JSONDecodeError, KeyError, TypeError):
+            return "it does not say which models it serves: /v1/models is not as that of vLLM"
+        if replica.spec.model in names:
+            return ""
+        return f"it serves {', '.join(names[:5]) or 'no model'}, not {replica.spec.model}"
 
     def _was_forgotten(self, replica: Replica) -> bool:
         """Whether *replica* went from the inventory while it was read: its slot is free, or another's."""
         return self.topology.replicas.get(replica.spec.instance_id) is not replica
 
-    async def _answered(self, replica: Replica, metrics: VllmMetrics) -> None:
+    async def _answered(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> None:
         replica.heartbeat_at, replica.silent_count = time.time(), 0
+        replica.health.heard(now_s)
+        replica.health.slow = False
         if not replica.reachable:
             replica.reachable = True
         self._rates(replica, metrics)
         self.topology.observe(replica, metrics)
         state = replica.spec.state
+        if state in (S.FAILED, S.LOADING) and not metrics.sleeping and await self._is_another(replica, metrics, now_s):
+            return
         if state == InstanceState.FAILED and not metrics.sleeping:
             await self._move(replica, InstanceState.LOADING, "it answers again")
         elif state == InstanceState.LOADING and not metrics.sleeping:
@@ -124,15 +244,35 @@ class Heartbeats:
                 )
             await self._move(replica, InstanceState.READY, "it answers")
 
+    async def _is_another(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> bool:
+        """Whether *replica* is not what it is registered as, or that is not known yet. Then it does not become ready."""
+        key = replica.spec.instance_id
+        if now_s - self._identified_s.get(key, -IDENTIFY_EVERY_S) < IDENTIFY_EVERY_S:
+            return True
+        try:
+            obstacle = await self._obstacle(replica, metrics)
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return True
+        if not obstacle:
+            self._identified_s.pop(key, None)
+            return False
+        self._identified_s[key] = now_s
+        if replica.spec.state == S.LOADING:
+            await self._move(replica, S.FAILED, obstacle)
+        return True
+
     async def _silent(self, replica: Replica, why: str) -> None:
-        replica.silent_count += 1
-        if replica.silent_count < settings.HEARTBEAT_FAILURES:
+        """Its server is gone, or says that it is not well. While tokens come, that says nothing."""
+        if self.clock() - replica.health.served_s < max(TOKENS_FLOW_S, settings.HEARTBEAT_S):
+            replica.silent_count = 0
             return
-        await self._give_up(
-            replica,
-            f"no answer to {replica.silent_count} heartbeats: {why}",
-            inputs={"silent_count": replica.silent_count, "interval_s": settings.HEARTBEAT_S},
-        )
+        replica.silent_count += 1
+        if replica.silent_count >= settings.HEARTBEAT_FAILURES:
+            await self._give_up(
+                replica,
+                f"no answer to {replica.silent_count} heartbeats: {why}",
+                inputs={"silent_count": replica.silent_count, "interval_s": settings.HEARTBEAT_S},
+            )
 
     async def _give_up(self, replica: Replica, reason: str, inputs: dict[str, object] | None = None) -> None:
         if replica.spec.state not in (InstanceState.READY, InstanceState.DRAINING, InstanceState.SLEEPING):
@@ -141,6 +281,14 @@ class Heartbeats:
         self.topology.settle(replica)
         self.topology.lose(replica)
         await self._move(replica, InstanceState.FAILED, reason, inputs=inputs)
+
+    async def _write_notices(self) -> None:
+        """Have what was noticed become events. Raises what the database raises; then they are written later."""
+        notices = list(self.topology.notices)
+        if notices:
+            await database_sync_to_async(_write)(notices)
+            for _ in notices:
+                self.topology.notices.popleft()
 
     async def _move(
         self, replica: Replica, to: InstanceState, reason: str, inputs: dict[str, object] | None = None
@@ -200,3 +348,19 @@ class Heartbeats:
         replica.prefix_hit_ratio = (
             (metrics.prefix_hits_total - first.prefix_hits_total) / queries if queries > 0 else None
         )
+        self.topology.fleet.cached_share[replica.slot] = replica.prefix_hit_ratio or 0.0
+
+
+def _says_gone(error: Exception) -> bool:
+    """Whether *error* says that nothing listens at the address any more; silence, or a network that is away, does not."""
+    if isinstance(error, TimeoutError | Answered):
+        return False
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    return getattr(cause, "errno", None) not in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
+
+
+def _write(notices: list[Notice]) -> None:
+    for one in notices:
+        rows = Instance.objects if one.kind.startswith("instance.") else Model.objects
+        subject = rows.filter(name=one.name).first()
+        record(one.kind, subject, actor=ACTOR, reason=one.reason, inputs=one.inputs, severity=one.severity)

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from django.db.models import Min
+from django.db.models import Min, Q
 
+from controlplane.fleet import places
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.start_times import StartTimes
 from controlplane.fleet.lifecycle.states import AWAKE, COMING, InstanceState
@@ -43,7 +44,7 @@ class EndpointSpec:
     min_instances: int = 0
     max_instances: int = 0
     missing_instances: int = 0
-    """Of the minimum of each deployment, how many neither serve nor are on their way."""
+    """Of the minimum of each deployment, how many neither serve nor are on their way, though they may be started."""
     launches: bool = False
     """Whether Pilothouse has started instances of the model, so that it can start one here."""
     ordering_stretch: float = STRETCH
@@ -142,6 +143,7 @@ def read() -> Inventory:
     models = {row.name: row for row in Model.objects.filter(active=True)}
     # One that is stopped is there only where a swap may start it: it has a place in the virtual queue of its GPUs.
     rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED, swap_group=None)
+    rows = rows.exclude(~Q(held=""), state=InstanceState.STOPPED)
     instances = list(
         rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "swap_group")
     )
@@ -153,9 +155,12 @@ def read() -> Inventory:
     swap_groups = _swap_groups()
     sharing = {(one.model, one.region) for group in swap_groups for one in group.members if one.state != FAILED}
     endpoints: dict[tuple[str, str], EndpointSpec] = {}
-    deployments = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
+    deployments = list(active.select_related("model", "region").order_by("model__name", "region__name", "pk"))
+    bounds = places.bounds(deployments)
     profiles = {(row.model_id, row.gpu_type_id, row.tensor_parallel): row for row in PerformanceProfile.objects.all()}
-    for row in deployments.select_related("model", "region").order_by("model__name", "region__name", "pk"):
+    for row in deployments:
+        least, most = bounds[row.pk]
         key = (row.model.name, row.region.name)
         known = endpoints.get(key)
         endpoints[key] = EndpointSpec(
@@ -166,9 +171,9 @@ def read() -> Inventory:
             ordering_policy=known.ordering_policy if known else row.ordering_policy,
             queue_bound=row.queue_bound + (known.queue_bound if known else 0),
             min_instances=row.min_instances + (known.min_instances if known else 0),
-            max_instances=row.max_instances + (known.max_instances if known else 0),
-            missing_instances=max(0, row.min_instances - present[row.pk]) + (known.missing_instances if known else 0),
-            launches=(row.max_instances > 0 and row.model_id in launched_models) or bool(known and known.launches),
+            max_instances=most + (known.max_instances if known else 0),
+            missing_instances=max(0, least - present[row.pk]) + (known.missing_instances if known else 0),
+            launches=(most > 0 and row.model_id in launched_models) or bool(known and known.launches),
             ordering_stretch=known.ordering_stretch if known else row.ordering_stretch,
             tuned=values.of(row.model.name),
             shares_gpus=key in sharing,
@@ -234,6 +239,7 @@ def _swap_groups() -> tuple[SwapGroupSpec, ...]:
                     one.back.seconds,
                 )
                 for one in status.members
+                if not places.obstacle(one.instance) or one.is_awake
             ),
             status.running.instance_id if status.running else None,
         )

@@ -2,15 +2,18 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from controlplane.dispatch.live_fleet.health import Breaker, Health, Notice
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec, SwapGroupSpec
 from controlplane.dispatch.live_fleet.round_trips import RoundTrip
+from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.rules import look_ahead
 from controlplane.tuning.selectors import Values
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 RATE_WINDOW = 64  # finished requests from which an endpoint's pace is read
 KNOWN_ENDED = 32  # of an instance
+MOST_NOTICES = 1000
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +70,10 @@ class Replica:
     endpoint: Endpoint
     spec: InstanceSpec
     reachable: bool = True
+    wedged: str = ""  # why it is lost, if its work stands still
     lost: str = ""  # why it will answer no request any more, though its server still answers heartbeats
     silent_count: int = 0  # heartbeats missed in a row
+    health: Health = field(default_factory=Health)
     heartbeat_at: float | None = None  # epoch seconds
     metrics: VllmMetrics | None = None
     preemptions_per_min: float | None = None
@@ -82,6 +88,13 @@ class Replica:
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def trouble(self) -> str:
+        """Why it is given nothing, or little, though it is ready; empty if all is well."""
+        if self.lost:
+            return f"is lost: {self.lost}"
+        return self.health.reason or ("is silent: its /metrics are slow" if self.health.slow else "")
 
 
 class Topology:
@@ -107,6 +120,14 @@ class Topology:
         self.changed = asyncio.Event()  # set on every change that may make room
         self.on_lost: Callable[[Replica], None] = lambda replica: None
         """What is done about the requests of an instance that will not answer them."""
+        self.on_death: Callable[[Replica], None] = lambda replica: None
+        """What follows for the requests that ran on an instance whose engine ended. It comes before `on_lost`."""
+        self.on_look: Callable[[Replica, float, bool], None] = lambda replica, began_s, ended: None
+        """A heartbeat that began at that moment says whether its server has ended."""
+        self.doubted = asyncio.Event()
+        """Set when an instance cut a request off: `Heartbeats` looks at once whether its server is there."""
+        self.notices: deque[Notice] = deque(maxlen=MOST_NOTICES)
+        """What is to become events."""
         self._active: set[tuple[str, str]] = set()
         self._endpoint_of: dict[tuple[str, str], Endpoint] = {}
         self._candidates: dict[tuple[str, str], NDArray[np.int32]] = {}
@@ -179,12 +200,71 @@ class Topology:
             and self.serves(replica.endpoint)
             and self.fleet.kv_capacity_tokens[replica.slot] > 0
             and not (replica.metrics and replica.metrics.sleeping)  # it would hang until somebody wakes it
+            and replica.health.takes(len(replica.requests))
+            and not replica.health.slow
         )
         self.fleet.accepting[replica.slot] = accepting
         endpoint = replica.endpoint
         endpoint.largest_kv_tokens = max(endpoint.largest_kv_tokens, int(self.fleet.kv_capacity_tokens[replica.slot]))
         if accepting:
             self.changed.set()
+
+    def alone(self, replica: Replica) -> bool:
+        """Whether no other instance of its endpoint accepts work: it may not rest, whatever it does."""
+        others = (one for one in self.members(replica.endpoint) if one is not replica)
+        return not any(self.fleet.accepting[one.slot] for one in others)
+
+    def note_failure(self, replica: Replica, why: str, now_s: float) -> None:
+        """*replica* failed a request: *why*. It rests if it fails too many, while another of its endpoint serves."""
+        if replica.health.failed(now_s) and not self.alone(replica):
+            rest_s = replica.health.rest(why, now_s)
+            self.notices.append(
+                Notice("instance.rests", replica.name, replica.health.reason, inputs={"rest_s": rest_s, "failure": why})
+            )
+        self.settle(replica)
+
+    def note_success(self, replica: Replica, now_s: float) -> None:
+        """*replica* answered a request whole."""
+        replica.health.heard(now_s, served=True)
+        if replica.health.succeeded(now_s):
+            self._note_end_of_rest(replica, "the request that it was tried with was answered")
+        if not self.fleet.accepting[replica.slot]:
+            self.settle(replica)
+
+    def note_busy(self, replica: Replica, why: str, now_s: float, wait_s: float) -> None:
+        """*replica* asks for a pause of *wait_s*, and has it while another of its endpoint serves."""
+        replica.health.heard(now_s)
+        if not self.alone(replica):
+            replica.health.rest_busy(why, now_s, wait_s)
+        self.settle(replica)
+
+    def end_rests(self, now_s: float) -> None:
+        """Try those whose rest is over, and those that nobody is left to stand in for. Call it once a second."""
+        for replica in self.replicas.values():
+            health = replica.health
+            if health.breaker is not Breaker.CLOSED:
+                alone = self.alone(replica)
+                is_over = alone or (health.breaker is Breaker.OPEN and now_s >= health.until_s)
+                if is_over and health.end_rest(alone=alone):
+                    self._note_end_of_rest(replica, "no other instance of its endpoint serves")
+                self.settle(replica)
+            elif health.slow and self.alone(replica):
+                health.slow = False
+                self.settle(replica)
+
+    def _note_end_of_rest(self, replica: Replica, why: str) -> None:
+        self.notices.append(Notice("instance.serves_again", replica.name, why, Severity.INFO))
+
+    @contextmanager
+    def without(self, replicas: Iterable[Replica]) -> Iterator[None]:
+        """As if none of *replicas* accepted work."""
+        slots = [replica.slot for replica in replicas if self.by_slot.get(replica.slot) is replica]
+        before = self.fleet.accepting[slots]
+        self.fleet.accepting[slots] = 0
+        try:
+            yield
+        finally:
+            self.fleet.accepting[slots] = before
 
     def observe(self, replica: Replica, metrics: VllmMetrics) -> None:
         """Take in what an instance says of itself."""
@@ -236,7 +316,8 @@ class Topology:
         if spec.state == InstanceState.SLEEPING and replica.requests:
             self.lose(replica)  # they came too late, and would hang there until it wakes
         if replica.spec.state != spec.state and spec.state == InstanceState.READY:
-            replica.reachable, replica.silent_count, replica.lost = True, 0, ""
+            replica.reachable, replica.silent_count = True, 0
+            replica.lost, replica.wedged, replica.health = "", "", Health()
             forget(self.fleet, replica.slot)  # started anew, or asleep meanwhile: nothing is cached there
         replica.spec = spec
         self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from controlplane.dispatch.kernels import (
+    ask,
     choose_region,
     dispatch,
     dispatch_ahead,
@@ -14,6 +15,7 @@ from controlplane.dispatch.kernels import (
     send,
     write_loads,
 )
+from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.lookahead import Anticipation
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.port import Deliver, Placed
@@ -23,6 +25,8 @@ from controlplane.dispatch.requests.token_accounts import TokenAccounts
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.dispatch.requests.waiting_times import WaitingTimes
 from controlplane.fleet.lifecycle.states import PRESENT
+from scheduling.compiled import uncompiled
+from scheduling.queueing.running import prefill_s
 from scheduling.routing.candidates import COLUMNS
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE
 
@@ -57,7 +61,10 @@ class Placement:
         if candidates.size:
             self.queue.fit()
             spill_above = topology.endpoints[int(candidates[0])].spec.tuned.SPILL_ABOVE
-            index = int(choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above))
+            now_s = self.clock()
+            index = int(
+                choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s)
+            )
             if index >= 0:
                 return topology.endpoints[index]
             endpoints: list[Endpoint] = [topology.endpoints[index] for index in candidates.tolist()]
@@ -87,12 +94,16 @@ class Placement:
                 slot, instance = self._route(endpoint, policy)
             if slot < 0:
                 break
+            prompt, output = int(queue.arrays.prompt_tokens[slot]), int(queue.arrays.output_tokens[slot])
             request, replica = queue.take_out(slot), topology.by_slot[instance]
             request.placed_s = self.clock()
+            ask(topology.fleet, topology.arrays, instance, prompt, output, request.placed_s)
             request.attempts += 1
             self.times.placed(request, replica)
             why = self._explain(request, endpoint, replica, pulled)
             self.accounts.opened(request, replica)
+            if replica.health.breaker is not Breaker.CLOSED:  # it takes one at a time
+                topology.settle(replica)
             if policy == LEAST_DELAY:
                 learn(topology.fleet, queue.affinity, endpoint.index, slot, instance)
             if not request.asked.streamed:
@@ -110,6 +121,7 @@ class Placement:
                     request.queue_key_s,
                     request.placed_s,
                     why,
+                    self._first_token_s(request, instance),
                     keep_tokens=queue.grouped(endpoint),
                 )
             )
@@ -152,6 +164,12 @@ class Placement:
         for endpoint in self.topology.endpoints:
             if self.queue.count(endpoint):
                 self.pump(endpoint)
+
+    def _first_token_s(self, request: Request, instance: int) -> float:
+        """How long the first token of *request* may take at *instance*: a long prompt is not given up and begun anew."""
+        tuned = self.topology.tuned
+        prompt_s = uncompiled(prefill_s)(self.topology.fleet, instance, float(request.asked.prompt_tokens))
+        return max(tuned.FIRST_TOKEN_S, tuned.FIRST_TOKEN_FACTOR * prompt_s)
 
     def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: str) -> dict[str, object]:
         """What the decision in hand saw: docs/routing.md."""

@@ -41,9 +41,9 @@ class Rehoming:
                 held_s = hold_s(request.asked.deadline_s or math.inf, max_hold_s)
                 if not request.has_begun and now_s - request.asked.arrived_s > held_s:
                     self._unavailable(request, "hold_expired", f"No instance had room within {held_s:.0f} s.", 30)
-            self.rehome(endpoint)
+            self.rehome(endpoint, now_s)
 
-    def rehome(self, endpoint: Endpoint) -> None:
+    def rehome(self, endpoint: Endpoint, now_s: float) -> None:
         """Let what waits for *endpoint* wait where it is better off, as long as it is."""
         topology, queue = self.topology, self.queue
         waiting = queue.in_order(endpoint)
@@ -53,7 +53,7 @@ class Rehoming:
         spill_above = endpoint.spec.tuned.SPILL_ABOVE
         for request in waiting:
             index = better_home(
-                topology.fleet, topology.arrays, candidates, queue.arrays.size, endpoint.index, spill_above
+                topology.fleet, topology.arrays, candidates, queue.arrays.size, endpoint.index, spill_above, now_s
             )
             if index < 0:
                 others = [topology.endpoints[other] for other in candidates.tolist()]
@@ -65,7 +65,7 @@ class Rehoming:
                 continue
             if index == endpoint.index:
                 break
-            here = pressure(topology.fleet, topology.arrays, endpoint.index, queue.count(endpoint))
+            here = pressure(topology.fleet, topology.arrays, endpoint.index, queue.count(endpoint), now_s)
             target = topology.endpoints[index]
             queue.move(request, target)
             self.deliver(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from controlplane.dispatch.port import Submit
 from scheduling.queueing.waits.waiting_time import Wait
@@ -50,6 +50,10 @@ class Request(Struct, eq=False):
     ahead: int = -1  # in the look-ahead maps, while an instance has it
     ahead_tokens: int = 0  # output tokens that the maps know of
     estimate: Estimate | None = None  # of its wait, when it came
+    own_region: str = ""  # of its caller, until the gateway has heard of it
+    failed_at: list[Replica] = field(default_factory=list)  # where it was tried in vain
+    unproved: list[tuple[Replica, str]] = field(default_factory=list)
+    """Of those, which count as failing, and why, once another instance could serve it."""
 
     @property
     def has_begun(self) -> bool:

@@ -14,11 +14,13 @@ import numpy as np
 from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiting_tokens
 from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
+from controlplane.dispatch.port import Submit
 from controlplane.dispatch.requests.request import Request
 from controlplane.fleet.lifecycle.states import AWAKE, COMING
 from scheduling.compiled import uncompiled
+from scheduling.fleet.profile import Profile
 from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS
-from scheduling.queueing.ordering import BY_SERVICE, ORDERINGS, QLM, queue_key
+from scheduling.queueing.ordering import BY_SERVICE, ORDERINGS, QLM, SLACK, first_due_s, queue_key
 from scheduling.queueing.regrouping import regroup
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
 from scheduling.queueing.virtual_queues import fit_groups, reassign
@@ -125,13 +127,10 @@ class WaitingQueue:
         return int(fit_groups(topology.fleet, topology.arrays, self.arrays.groups, endpoint.index, batches))
 
     def _key_at(self, request: Request, endpoint: Endpoint) -> float:
-        """The queue key of *request*, which has a slot, at *endpoint*; noted for the instance too."""
+        """The queue key of *request*, which has a slot, at *endpoint*."""
         arrays, slot = self.arrays, request.slot
-        arrival_s, deadline_s = float(arrays.arrival_s[slot]), float(arrays.deadline_s[slot])
         prompt, output = int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])
-        key = _queue_key(endpoint, arrival_s, deadline_s, request.asked.priority, prompt, output)
-        request.queue_key_s = key - arrival_s + request.asked.arrived_at
-        return key
+        return _queue_key(endpoint, float(arrays.arrival_s[slot]), request.asked, prompt, output)
 
     def may_balance(self, endpoint: Endpoint, clock_s: float) -> bool:
         """Whether what is due first for *endpoint* may go to any instance, though it may stand in the queue of one."""
@@ -191,7 +190,6 @@ class WaitingQueue:
         self.fit()
         asked = request.asked
         arrival_s = asked.arrived_s - self._began_s
-        deadline_s = arrival_s + (math.inf if asked.due_s is None else asked.due_s)
         # A prompt that we guessed larger than any instance must not hold up the queue for ever: vLLM knows better.
         room = endpoint.largest_kv_tokens
         prompt, output = asked.prompt_tokens, request.predicted_tokens
@@ -200,14 +198,13 @@ class WaitingQueue:
             output = room - prompt
         request.expected_tokens, request.counted_tokens = prompt + output, 0
         request.expected_prompt = prompt
-        key = _queue_key(endpoint, arrival_s, deadline_s, asked.priority, prompt, output)
-        request.queue_key_s = key - arrival_s + asked.arrived_at
+        key = _queue_key(endpoint, arrival_s, asked, prompt, output)
         request.slot = enqueue(
             self.arrays,
             endpoint.index,
             key,
             arrival_s,
-            deadline_s,
+            arrival_s + asked.allowed_s,
             asked.priority,
             prompt,
             output,
@@ -238,6 +235,9 @@ class WaitingQueue:
         """The request in *slot*, which waits no more, and may have been popped already."""
         request = self._held.pop(slot)
         self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
+        # What was lost has been put off since it was queued.
+        asked, arrays = request.asked, self.arrays
+        request.queue_key_s = float(arrays.key[slot] - arrays.arrival_s[slot]) + asked.arrived_at
         free_slot(self.arrays, slot)
         request.slot = -1
         return request
@@ -276,11 +276,21 @@ def _phase(group: SwapGroupSpec, instance_id: int, state: str) -> int:
     return COMES if state in COMING else STAYS if state in AWAKE else WAITS
 
 
-def _queue_key(
-    endpoint: Endpoint, arrival_s: float, deadline_s: float, priority: int, prompt_tokens: int, output_tokens: int
-) -> float:
+def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Submit, prompt_tokens: int, output_tokens: int) -> float:
     """The queue key of a request at *endpoint*, by its ordering and the profile that it goes by."""
     spec = endpoint.spec
     ordering = ORDERINGS[spec.ordering_policy]
-    service_s = spec.profile.service_time_s(prompt_tokens, output_tokens) if ordering in BY_SERVICE else 0.0
-    return uncompiled(queue_key)(ordering, arrival_s, deadline_s, priority, service_s, spec.ordering_stretch)
+    due_s, service_s = first_due_of(spec.profile, asked, prompt_tokens, output_tokens), 0.0
+    if ordering in BY_SERVICE or ordering == SLACK:
+        service_s = spec.profile.service_time_s(prompt_tokens, 1 if ordering == SLACK else output_tokens)
+    return uncompiled(queue_key)(
+        ordering, arrival_s, arrival_s + due_s, asked.priority, service_s, spec.ordering_stretch
+    )
+
+
+def first_due_of(profile: Profile, asked: Submit, prompt_tokens: int, output_tokens: int) -> float:
+    """Seconds from its arrival until the first token of *asked* is due, of so many expected tokens; infinity for never."""
+    ttft_s = math.inf if asked.due_s is None else asked.due_s
+    if asked.end_s is None:
+        return ttft_s
+    return uncompiled(first_due_s)(ttft_s, asked.end_s, profile.decode_time_s(prompt_tokens, output_tokens))

@@ -1,6 +1,6 @@
 """`manage.py reproduce qlm`: every part of section 8, and the paper's figures beside ours."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -17,8 +17,10 @@ from controlplane.experiments.experiment import (
     percent,
     seconds,
 )
+from controlplane.experiments.qlm.mixes import MIXES, mixes
 from controlplane.experiments.qlm.systems import (
     BASELINES,
+    SWAPPING_EDF,
     SYSTEMS,
     WITHOUT,
     Line,
@@ -70,7 +72,9 @@ SIZES_S: Final = (0.0, 20.0, 40.0, 80.0, 160.0)
 SIZE_LOAD: Final = 0.9
 """Of interactive requests, beside what waits: with Batch-1 a little more than the fleet ends."""
 DELTAS: Final = (0.0625, 0.25, 1.0, GROUP_BATCHES, 16.0)
-PARTS: Final = ("single", "without", "multi", "few", "mega", "gpus", "size", "delta")
+MIX_LOADS: Final = (1.0, 1.3, 1.6, 2.0)
+MIX_VARIATIONS: Final = (1.0, 3.0)
+PARTS: Final = ("single", "without", "multi", "few", "mega", "gpus", "size", "delta", "mixes")
 TITLES: Final = {
     "single": "W_A, one model on A100, over the rate of interactive requests",
     "without": "W_A, each operation left out",
@@ -80,11 +84,12 @@ TITLES: Final = {
     "gpus": "W_A on A100 and A10, over the share of A10",
     "size": "W_A, over how much waits at the begin, in seconds of the whole fleet",
     "delta": "W_A, batches in a request group (delta)",
+    "mixes": "Mixes that nothing was chosen on, the search beside rules with evictions",
 }
 SECTIONS: Final = {"single": "8.1", "without": "8.1", "multi": "8.2", "few": "8.2"}
 VARIED: Final = {
     "single": "load", "without": "load", "multi": "load", "few": "load", "mega": "mega", "gpus": "A10",
-    "size": "waiting s", "delta": "delta",
+    "size": "waiting s", "delta": "delta", "mixes": "mix",
 }  # fmt: skip
 
 
@@ -290,12 +295,13 @@ def delta(scale: float) -> Iterator[Run]:
 def multi(scale: float) -> Iterator[Run]:
     """W_B where each model can have a node of its own."""
     count = max(len(TUNED), round(NODES * scale))
-    yield from _several_models(count, LOADS_B, ("qlm", *BASELINES, "without-swapping"))
+    yield from _several_models(count, LOADS_B, ("qlm", *BASELINES, SWAPPING_EDF, "without-swapping"))
 
 
 def few(scale: float) -> Iterator[Run]:
     """W_B on fewer nodes than there are models. Fixed batches have no swaps."""
-    yield from _several_models(FEW_NODES, LOADS_FEW, ("qlm", "edf", "fcfs"))
+    systems = ("qlm", "edf", SWAPPING_EDF, "fcfs", "edf-per-queue+evictions", "edf-earliest-completion+evictions")
+    yield from _several_models(FEW_NODES, LOADS_FEW, systems)
 
 
 def _several_models(count: int, loads: Sequence[float], systems: Sequence[str]) -> Iterator[Run]:
@@ -318,16 +324,18 @@ def _several_models(count: int, loads: Sequence[float], systems: Sequence[str]) 
 
 PART_RUNS: Final = {
     "single": single, "without": without, "multi": multi, "few": few, "mega": mega, "gpus": gpus, "size": size,
-    "delta": delta,
+    "delta": delta, "mixes": lambda scale: mixes(tuple(MIXES), MIX_LOADS, MIX_VARIATIONS, scale),
 }  # fmt: skip
 
 
 def columns(part: str) -> Sequence[Column]:
     """Those of the table of *part*."""
-    share = VARIED[part] in ("mega", "A10")
+    shown: str | Callable[[Any], str] = "{:g}"
+    if VARIED[part] in ("mega", "A10", "mix"):
+        shown = str if part == "mixes" else lambda value: percent(value, sign=False)
     classes = CLASSES[1:] if part in ("multi", "few") else CLASSES
     return (
-        Column(VARIED[part], "varied", (lambda value: percent(value, sign=False)) if share else "{:g}"),
+        Column(VARIED[part], "varied", shown),
         Column("req/s", "requests_per_s", "{:,.0f}"),
         Column("system", "system"),
         Column("in time", "attainment", lambda value: percent(value, sign=False)),

@@ -2,9 +2,11 @@
 
 `qlm` has all four operations: an instance pulls from its own virtual queue, what runs is evicted for what would be late, the
 global scheduler balances queues, and models are exchanged in the order of the queues. Each `without-` lacks one of them.
+`RULE+evictions` has them all too, with a rule of `reordering.rules` in place of the search. `edf` is the plain queue by
+deadline, and `edf-swapping` the paper's: it exchanges models for whatever is due first, whenever that is another's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,7 +17,6 @@ from controlplane.experiments.qlm.workloads import (
     CPU_BYTES,
     INTERACTIVE,
     SLEEP_S,
-    SLO_S,
     TUNED,
     Stream,
     Tuned,
@@ -32,9 +33,16 @@ from scheduling.simulation.workload.requests import Requests
 HERE: Final = "here"
 EVICTIONS: Final = 2
 """Of one request at the most, as in the bundle *QLM*."""
+WITH_EVICTIONS: Final = "+evictions"
+SWAPPING_EDF: Final = "edf-swapping"
 BASELINES: Final = ("edf", "fcfs", "shepherd")
-SYSTEMS: Final = ("qlm", *BASELINES, "shepherd-order", "priority")
-"""`shepherd` has fixed batches, `shepherd-order` its order of groups with continuous batching."""
+SYSTEMS: Final = (
+    "qlm",
+    *BASELINES,
+    "priority",
+    *(f"{rule}{WITH_EVICTIONS}" for rule in ("fcfs", "edf", "edf-per-queue", "shepherd")),
+)
+"""`shepherd` has fixed batches, `shepherd+evictions` its order of groups with continuous batching."""
 WITHOUT: Final = ("without-pulling", "without-eviction", "without-balance", "without-search")
 BATCH_PERCENTILE: Final = 95.0
 """Of a request's tokens, by which fixed batches are sized, so that they fit the memory."""
@@ -72,7 +80,7 @@ def with_policy(system: str, sizes: Sequence[int]) -> dict[str, object]:
     """The policies of `Cluster` that make *system*; *sizes* are those of fixed batches, by model."""
     if system in ("fcfs", "priority"):
         return {"ordering": system}
-    if system == "edf":
+    if system in ("edf", SWAPPING_EDF):
         return {"ordering": "deadline"}
     if system == "shepherd":
         return {"ordering": "deadline", "batching": Batching("dynamic", min(sizes), 0.5)}
@@ -80,8 +88,10 @@ def with_policy(system: str, sizes: Sequence[int]) -> dict[str, object]:
         "ordering": "qlm",
         "eviction_limit": 0 if system == "without-eviction" else EVICTIONS,
     }
-    if system in ("shepherd-order", "without-search"):
-        options |= {"reordering": "shepherd" if system == "shepherd-order" else "edf-per-queue", "eviction_limit": 0}
+    if system == "without-search":
+        options["reordering"] = "edf-per-queue"
+    if system.endswith(WITH_EVICTIONS):
+        options["reordering"] = system.removesuffix(WITH_EVICTIONS)
     return options
 
 
@@ -116,11 +126,13 @@ def measured(result_of: tuple[Cluster, Requests], part: str, varied: float | str
     """Run *system* to the end of the last request."""
     cluster, requests = result_of
     simulation = Simulation(cluster, requests, sample_s=1.0)
-    swaps = Swapping(simulation) if cluster.swap_groups() else None
+    swaps: Callable[[Simulation], None] | None = Swapping(simulation) if cluster.swap_groups() else None
+    if swaps is not None and system == SWAPPING_EDF:
+        swaps = by_deadline_alone
     result = simulation.run(swaps, LOOK_S, until_s=LONGEST_S)
     outcomes, slo_class = result.outcomes, np.asarray(requests.slo_class)
     done = outcomes["state"] == Outcome.DONE
-    in_time = done & (outcomes["ttft_s"] <= np.array(SLO_S)[slo_class])
+    in_time = done & (outcomes["ttft_s"] <= requests.deadline_s)
     there = np.unique(slo_class).tolist()
     last_s = float((requests.arrival_s + np.where(done, outcomes["e2e_s"], 0.0)).max())
     assert result.series is not None
@@ -142,6 +154,33 @@ def measured(result_of: tuple[Cluster, Requests], part: str, varied: float | str
     )
 
 
+def by_deadline_alone(simulation: Simulation) -> None:
+    """Swap as the paper's EDF does: each node has the model of a request that is due first, whatever a swap costs.
+
+    With as many nodes as requests that are due first, the models of these; a node that has one of them keeps it.
+    """
+    waiting, lives = simulation.waiting, simulation.world.lives
+    groups: dict[int, list[int]] = {}
+    for instance, group in enumerate(lives.instances["swap_group"].tolist()):
+        groups.setdefault(group, []).append(instance)
+    slots = np.flatnonzero(waiting.position >= 0)
+    first = slots[np.lexsort((waiting.sequence[slots], waiting.key[slots]))][: len(groups)]
+    wanted = waiting.endpoint[first].tolist()
+    free = []
+    for members in groups.values():
+        holders = [each for each in members if simulation.states[each] not in (State.ASLEEP, State.EMPTY)]
+        held = int(simulation.fleet.endpoint[holders[0]]) if holders else -1
+        if held in wanted:
+            wanted.remove(held)
+        elif not holders or simulation.states[holders[0]] == State.READY:
+            free.append(members)
+    for members, endpoint in zip(free, wanted, strict=False):
+        target = next(each for each in members if simulation.fleet.endpoint[each] == endpoint)
+        lives_on = simulation.states[target] in (State.ASLEEP, State.EMPTY)
+        if lives_on:
+            simulation.lives.swap_to(target)
+
+
 LONGEST_S: Final = 4 * 3600.0
 """After which what still waits is counted as not served."""
 
@@ -161,20 +200,23 @@ def full_per_s(served: ServedModel) -> float:
 def nodes(count: int, system: str, requests: Requests) -> tuple[Cluster, Requests]:
     """*count* nodes of four A100 for the models of W_B, of which each node has one at a time; under `shepherd` and
     `without-swapping` every model has nodes of its own, and the models with the tightest SLO most."""
-    if system in ("shepherd", "without-swapping"):
-        tightest_first = sorted(range(len(TUNED)), key=lambda at: TUNED[at].slo_class)
-        of_node = [tightest_first[at % len(TUNED)] for at in range(max(count, len(TUNED)))]
-        specs = [InstanceSpec(TUNED[at].name, HERE, TUNED[at].base.engine(), "A100") for at in sorted(of_node)]
-        memory: dict[str, float] = {}
-    else:
-        specs = [
-            _sharing(each, node, at == node % len(TUNED)) for node in range(count) for at, each in enumerate(TUNED)
-        ]
-        memory = {f"node {node}": CPU_BYTES for node in range(count)}
-    if system == "fcfs":
-        specs = [replace(spec, engine=replace(spec.engine, policy="fcfs")) for spec in specs]
+    if system not in ("shepherd", "without-swapping"):
+        return nodes_of(TUNED, count, system, requests)
+    tightest_first = sorted(range(len(TUNED)), key=lambda at: TUNED[at].slo_class)
+    of_node = [tightest_first[at % len(TUNED)] for at in range(max(count, len(TUNED)))]
+    specs = [InstanceSpec(TUNED[at].name, HERE, TUNED[at].base.engine(), "A100") for at in sorted(of_node)]
     sizes = [batch_size(each.base, requests) for each in TUNED]
     options = with_policy("qlm" if system == "without-swapping" else system, sizes)
+    return Cluster(specs, sweeps=True, **options), requests  # type: ignore[arg-type]
+
+
+def nodes_of(models: Sequence[Tuned], count: int, system: str, requests: Requests) -> tuple[Cluster, Requests]:
+    """*count* nodes for *models*, of which each node has one at a time."""
+    specs = [_sharing(each, node, at == node % len(models)) for node in range(count) for at, each in enumerate(models)]
+    memory = {f"node {node}": CPU_BYTES for node in range(count)}
+    if system == "fcfs":
+        specs = [replace(spec, engine=replace(spec.engine, policy="fcfs")) for spec in specs]
+    options = with_policy(system, [batch_size(each.base, requests) for each in models])
     return Cluster(specs, sweeps=True, swap_memory_bytes=memory, **options), requests  # type: ignore[arg-type]
 
 

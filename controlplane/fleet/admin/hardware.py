@@ -1,17 +1,25 @@
 """Admin of regions, GPU types and nodes."""
 
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from django.contrib import admin
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest
 from django_stubs_ext import WithAnnotations
 
+from controlplane.accounts.admin_actions import AdminAction, reason_action
+from controlplane.fleet import services
 from controlplane.fleet.admin.base import InventoryAdmin
 from controlplane.fleet.models import GpuType, Node, Region, RegionLatency
 from controlplane.fleet.models.hardware import NodeQuerySet
 
 GIB = 2**30
+CORDONS: "list[AdminAction[Any]]" = [
+    reason_action(
+        "cordon", "Cordon", "Cordon", "Nothing is started there any more; what runs goes on.", services.cordon
+    ),
+    reason_action("uncordon", "Uncordon", "Uncordon", "Instances may be started there again.", services.uncordon),
+]
 
 
 class RegionCounts(TypedDict):
@@ -21,9 +29,11 @@ class RegionCounts(TypedDict):
 
 @admin.register(Region)
 class RegionAdmin(InventoryAdmin[Region]):
-    list_display = ["name", "title", "nodes", "deployments", "active"]
+    list_display = ["name", "title", "nodes", "deployments", "active", "cordoned"]
     list_filter = ["active"]
     search_fields = ["name", "title"]
+    readonly_fields = ["cordoned"]
+    actions = CORDONS
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Region]:
         counts = {name: Count(name, distinct=True) for name in ("nodes", "deployments")}
@@ -79,8 +89,10 @@ class NodeCounts(TypedDict):
 
 @admin.register(Node)
 class NodeAdmin(InventoryAdmin[Node]):
-    list_display = ["name", "region", "gpu_type", "gpu_count", "gpus_used", "address", "active"]
+    list_display = ["name", "region", "gpu_type", "gpu_count", "gpus_used", "address", "active", "cordoned"]
     list_filter = ["region", "gpu_type", "active"]
+    readonly_fields = ["cordoned"]
+    actions = CORDONS
     list_select_related = ["region", "gpu_type"]
     ordering = ["name"]  # grouped by the count of GPUs, rows lose the order of the model
     search_fields = ["name", "address"]

@@ -48,6 +48,7 @@ class InstanceAdmin(InventoryAdmin[Instance]):
         "state_mark",
         "state_changed_at",
         "state_reason",
+        "held",
         "kv_capacity_tokens",
         "process_id",
         "failures",
@@ -60,7 +61,9 @@ class InstanceAdmin(InventoryAdmin[Instance]):
         operator_action(Action.RESUME, "They are given requests again."),
         operator_action(Action.START, "Their servers are started; they are ready when they answer."),
         operator_action(
-            Action.STOP, "Their servers are stopped and running requests are cut. Drain first to spare them."
+            Action.STOP,
+            "Their servers are stopped and running requests are cut. Drain first to spare them. They are held: only Start "
+            "brings them back.",
         ),
         operator_action(Action.SLEEP, "They finish what they run, then put their weights aside."),
         operator_action(Action.WAKE, "They take their weights back and are ready when they answer."),
@@ -70,7 +73,17 @@ class InstanceAdmin(InventoryAdmin[Instance]):
         ("Server", {"fields": ["launcher", "url", "host", "process_id", "kv_capacity_tokens"]}),
         (
             "State",
-            {"fields": ["state_mark", "state_changed_at", "state_reason", "failures", "created_at", "changed_at"]},
+            {
+                "fields": [
+                    "state_mark",
+                    "state_changed_at",
+                    "state_reason",
+                    "held",
+                    "failures",
+                    "created_at",
+                    "changed_at",
+                ]
+            },
         ),
     ]
 

@@ -8,6 +8,8 @@ from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest
 from django_stubs_ext import WithAnnotations
 
+from controlplane.accounts.admin_actions import reason_action
+from controlplane.fleet import services
 from controlplane.fleet.admin.base import Deleted, InventoryAdmin
 from controlplane.fleet.admin.forms import DeploymentForm, LanguageModelForm
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -20,6 +22,12 @@ class ModelAdmin(InventoryAdmin[LanguageModel]):
     form = LanguageModelForm
     list_display = ["name", "title", "weights", "kv_per_token", "context_tokens", "length_model", "source", "active"]
     list_filter = ["active", "length_model"]
+    actions = [
+        reason_action(
+            "retire", "Retire", "Retire models", "They are undeployed and offered no more; their history stays.",
+            services.retire, "change",
+        )
+    ]  # fmt: skip
     search_fields = ["name", "title", "source"]
     fieldsets = [
         (None, {"fields": ["name", "title", "source", "active"]}),
@@ -112,6 +120,12 @@ class DeploymentAdmin(InventoryAdmin[Deployment]):
     search_fields = ["model__name", "model__title", "region__name", "region__title", "gpu_type__name"]
     autocomplete_fields = ["model", "region", "gpu_type"]
     readonly_fields = ["kv_cache", "secret_names"]
+    actions = [
+        reason_action(
+            "undeploy", "Undeploy", "Undeploy", "Their instances stop and what they run is cut; their history stays.",
+            services.undeploy, "change",
+        )
+    ]  # fmt: skip
     form = DeploymentForm
     fieldsets = [
         (None, {"fields": ["model", "region", "active"]}),

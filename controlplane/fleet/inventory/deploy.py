@@ -355,7 +355,7 @@ def _start(wanted: Wanted, deployment: Deployment, actor: User | str, reason: st
     started = []
     for _ in range(max(1, deployment.min_instances)):
         try:
-            node = places.pick(deployment)
+            node = places.pick(deployment, by_operator=True)
         except places.NoRoom as error:
             raise ValidationError({"gpus": f"{str(error)[:1].upper()}{str(error)[1:]}."}) from error
         values = {"name": places.free_name(deployment), "launcher": launcher, "node": node.name if node else None}

@@ -23,6 +23,12 @@ class Region(models.Model):
     name = models.SlugField(max_length=40, unique=True, help_text="Short name, such as us-east.")
     title = models.CharField(max_length=80)
     active = models.BooleanField(default=True)
+    cordoned = models.CharField(
+        max_length=255,
+        blank=True,
+        editable=False,
+        help_text="Who cordoned it, and why: nothing is started there until an operator uncordons it. Empty: nobody.",
+    )
 
     class Meta:
         ordering = ["name"]
@@ -143,6 +149,12 @@ class Node(models.Model):
         help_text="Host name or IP address of its instances.",
     )
     active = models.BooleanField(default=True)
+    cordoned = models.CharField(
+        max_length=255,
+        blank=True,
+        editable=False,
+        help_text="Who cordoned it, and why: nothing is started there until an operator uncordons it. Empty: nobody.",
+    )
 
     objects = NodeQuerySet.as_manager()
 

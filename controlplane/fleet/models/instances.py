@@ -27,7 +27,7 @@ class InstanceQuerySet(models.QuerySet["Instance"]):
 
     def present(self) -> "InstanceQuerySet":
         """Those that serve or soon will, also after a swap on the GPUs that they share: what targets and bounds count."""
-        sharing = Q(swap_group__isnull=False) & ~Q(state=InstanceState.FAILED)
+        sharing = Q(swap_group__isnull=False, held="") & ~Q(state=InstanceState.FAILED)
         return self.filter(Q(state__in=PRESENT) | sharing)
 
 
@@ -88,6 +88,12 @@ class Instance(models.Model):
         blank=True,
         editable=False,
         help_text="The token that its server was started with; not shown.",
+    )
+    held = models.CharField(
+        max_length=255,
+        blank=True,
+        editable=False,
+        help_text="Who stopped it by hand, and why: only an operator's start or swap lifts that. Empty: nobody.",
     )
     failures = models.PositiveIntegerField(default=0, help_text="Failures in a row; restarts wait longer with each.")
     created_at = models.DateTimeField(default=timezone.now, editable=False)

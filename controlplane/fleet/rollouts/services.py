@@ -197,6 +197,8 @@ def _draining(rollout: Rollout, seen: Fleet) -> str:
                 rollout.draining = None
                 return f"{row.name} serves again."
             return f"{row.name} drains."
+        case S.STOPPED if row.held:
+            return f"Waits: {places.obstacle(row)}."
         case S.STOPPED | S.FAILED if len(seen.present) < rollout.total:
             if _overdue(row):
                 _end(rollout, RolloutState.FAILED, f"{row.name} could not be started again: {rollout.message}")
@@ -220,7 +222,9 @@ def _next(rollout: Rollout, seen: Fleet) -> str:
             if not asleep:
                 rollout.draining, rollout.total = serves_nobody, len(seen.present)
         return f"{serves_nobody.name} stops{', for it sleeps with other settings' if asleep else ''}."
-    free = [row for row in seen.stale if services.open_command(row) is None]
+    free = [row for row in seen.stale if services.open_command(row) is None and not places.cordon_of(row)]
+    if not free and (blocked := next(filter(None, map(places.cordon_of, seen.stale)), "")):
+        return f"Waits: {blocked}."
     if not free:
         return f"{seen.stale[0].name} is waited for." if seen.stale else ""
     row, least = free[0], seen.deployment.min_instances
@@ -228,8 +232,9 @@ def _next(rollout: Rollout, seen: Fleet) -> str:
     if len(seen.present) > rollout.total:  # one more is there for the moment
         return _drain(rollout, row) if seen.ready > least else waits
     rollout.total = len(seen.present)
-    obstacle = f"at most {seen.deployment.max_instances} instances are allowed"
-    if seen.everywhere < seen.deployment.max_instances:
+    (_, most), *_ = places.bounds([seen.deployment]).values()
+    obstacle = f"at most {most} instances are allowed"
+    if seen.everywhere < most:
         try:
             with transaction.atomic():
                 extra = _startable(seen.deployment)
@@ -259,7 +264,11 @@ def _start(rollout: Rollout, row: Instance) -> None:
 def _startable(deployment: Deployment) -> Instance:
     """A stopped instance of *deployment* that has a place, else a new one, else one that failed. Raises NoRoom."""
     rows = deployment.instances.launched().select_related("node", "deployment").order_by("pk")
-    idle = [row for row in rows.filter(state__in=[S.STOPPED, S.FAILED]) if services.open_command(row) is None]
+    idle = [
+        row
+        for row in rows.filter(state__in=[S.STOPPED, S.FAILED])
+        if services.open_command(row) is None and not places.obstacle(row)
+    ]
     for row in idle:
         if row.state == S.STOPPED and places.keeps(row):
             return row

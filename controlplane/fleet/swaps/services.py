@@ -53,6 +53,11 @@ def request(instance: Instance, actor: User | str, reason: str) -> Swap:
         raise ActionError(f"{group} swaps to {running.instance} now: {target.name} has to wait for it")
     if target.state in AWAKE:
         raise ActionError(f"{target.name} is {target.state}: it has the GPUs of {group}")
+    if why := places.cordon_of(target) if isinstance(actor, User) else places.obstacle(target):
+        raise ActionError(f"No swap to {target.name}: {why}")
+    if target.held:  # who asks for it by hand lifts that
+        target.held = ""
+        target.save(update_fields=["held", "changed_at"])
     awake = _awake(members)
     swap = Swap.objects.create(
         group=group,

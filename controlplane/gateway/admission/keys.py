@@ -3,21 +3,21 @@
 import asyncio
 import hashlib
 import logging
-import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from channels.db import database_sync_to_async
 from django.db.models import Prefetch
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey
-from controlplane.fleet.models import SloClass
+from controlplane.fleet.models import Region, SloClass
 from controlplane.gateway.errors import ApiError, invalid, invalid_key
-from scheduling.queueing.ordering import due_s
 
 logger = logging.getLogger(__name__)
+TIERS = (None, "auto", "default", "flex", "scale", "priority")
+"""Of `service_tier`: OpenAI's own, and vLLM 0.32 takes no other in responses."""
 CACHE_SIZE = 20_000
 DATABASE_DOWN_GRACE_S = 60.0  # a key that was good keeps working this long while the database cannot be read
 
@@ -35,12 +35,17 @@ class SloTerms:
     deadline_s: int | None
     objective: float = 0.95
     """Share of its requests that must meet what is promised."""
-    due_s: float = field(init=False)
-    """Seconds from arrival within which something is promised, infinity for nothing (`scheduling.queueing.ordering`)."""
 
-    def __post_init__(self) -> None:
-        e2e_s, ttft_s = (ms / 1000 if ms else math.inf for ms in (self.e2e_target_ms, self.ttft_target_ms))
-        object.__setattr__(self, "due_s", due_s(float(self.deadline_s or math.inf), e2e_s, ttft_s))
+    @property
+    def due_s(self) -> float | None:
+        """Seconds from arrival until the first token is due; None where that is not promised."""
+        return self.ttft_target_ms / 1000 if self.ttft_target_ms else None
+
+    @property
+    def end_s(self) -> float | None:
+        """Seconds from arrival until the last token is due, end to end or by the deadline; None for never."""
+        e2e_s = self.e2e_target_ms / 1000 if self.e2e_target_ms else None
+        return min((each for each in (e2e_s, self.deadline_s) if each), default=None)
 
     @classmethod
     def of(cls, row: SloClass) -> "SloTerms":
@@ -101,7 +106,10 @@ class Grant:
             if terms is None:
                 raise self._refused(header, "X-SLO-Class", known)
             return terms
-        if service_tier is None or service_tier in ("auto", "default"):
+        unknown_tier = (
+            service_tier in TIERS and service_tier not in known
+        )  # as OpenAI does where a tier is not to be had
+        if service_tier is None or service_tier in ("auto", "default") or unknown_tier:
             return self.default_terms
         if not isinstance(service_tier, str):
             raise invalid("`service_tier` must be a string.", "service_tier", "invalid_type")
@@ -124,9 +132,25 @@ class Grant:
         )
 
 
-def _load(hashes: Iterable[str]) -> tuple[dict[str, Grant], frozenset[str]]:
-    """Grants of the usable keys among *hashes* (SHA-256, hexadecimal), and the names and tiers of every SLO class."""
-    known = frozenset(word for pair in SloClass.objects.values_list("name", "service_tier") for word in pair if word)
+@dataclass(frozen=True, slots=True)
+class Words:
+    """What a request may name."""
+
+    classes: frozenset[str] = frozenset()
+    """Names and tiers of every SLO class."""
+    regions: frozenset[str] = frozenset()
+
+    def region(self, name: str) -> str:
+        """*name* if a region has it, or none is named. Raises ApiError 400."""
+        if name and name not in self.regions:
+            known = ", ".join(sorted(self.regions)) or "none"
+            raise invalid(f"There is no region {name!r}; there are: {known}.", "X-Region", "unknown_region")
+        return name
+
+
+def _load(hashes: Iterable[str]) -> tuple[dict[str, Grant], Words]:
+    """Grants of the usable keys among *hashes* (SHA-256, hexadecimal), and what requests may name."""
+    classes = frozenset(word for pair in SloClass.objects.values_list("name", "service_tier") for word in pair if word)
     rows = (
         ApiKey.objects.filter(sha256__in=list(hashes), revoked_at=None, tenant__active=True)
         .select_related("tenant__default_slo_class")
@@ -148,7 +172,7 @@ def _load(hashes: Iterable[str]) -> tuple[dict[str, Grant], frozenset[str]]:
             terms={terms.name: terms for terms in map(SloTerms.of, tenant.slo_classes.all())} | {default.name: default},
             expires_at_s=row.expires_at.timestamp() if row.expires_at else None,
         )
-    return grants, known
+    return grants, Words(classes, frozenset(Region.objects.values_list("name", flat=True)))
 
 
 class Keys:
@@ -156,7 +180,7 @@ class Keys:
 
     def __init__(self, max_age_s: float) -> None:
         self.max_age_s = max_age_s
-        self.known_classes: frozenset[str] = frozenset()
+        self.words = Words()
         self._grants: dict[str, Grant | None] = {}  # None: no such usable key, remembered until the next refresh
         self._checked_s = time.monotonic()
         self._used: set[int] = set()
@@ -183,7 +207,7 @@ class Keys:
             async with self._lock:  # one look-up at a time: a flood of wrong keys cannot take every thread
                 if digest not in self._grants:
                     try:
-                        grants, self.known_classes = await database_sync_to_async(_load)([digest])
+                        grants, self.words = await database_sync_to_async(_load)([digest])
                     except Exception as error:
                         logger.warning("API key could not be checked: %s", error)
                         raise ApiError(
@@ -208,7 +232,7 @@ class Keys:
         """
         hashes = [digest for digest, grant in self._grants.items() if grant is not None]
         try:
-            grants, self.known_classes = await database_sync_to_async(_load)(hashes)
+            grants, self.words = await database_sync_to_async(_load)(hashes)
         except Exception:
             if time.monotonic() - self._checked_s > DATABASE_DOWN_GRACE_S:
                 self._grants.clear()

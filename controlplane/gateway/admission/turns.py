@@ -5,7 +5,7 @@ What an instance would have to keep to answer is refused here: responses are not
 
 from typing import Any
 
-import orjson
+import msgspec
 
 from controlplane.gateway.errors import invalid
 
@@ -27,7 +27,7 @@ def chat_turns(body: dict[str, Any]) -> list[Turn]:
             raise invalid(f"`{where}` must be an object with a `role`.", where, "invalid_type")
         turns.append((message["role"], _content(message.get("content"), f"{where}.content")))
         if message.get("tool_calls"):
-            turns.append((message["role"], orjson.dumps(message["tool_calls"]).decode()))
+            turns.append((message["role"], msgspec.json.encode(message["tool_calls"]).decode()))
     return turns
 
 
@@ -51,7 +51,7 @@ def response_turns(body: dict[str, Any]) -> list[Turn]:
     if instructions is not None and not isinstance(instructions, str):
         raise invalid("`instructions` must be text.", "instructions", "invalid_type")
     turns: list[Turn] = [("system", instructions)] if instructions else []
-    if items is None or items in ("", []):
+    if items is None or items == []:
         raise invalid("`input` must hold text or a list of items.", "input", "missing_required_parameter")
     if isinstance(items, str):
         return [*turns, ("user", items)]
@@ -87,8 +87,8 @@ def _item(item: Any, where: str) -> Turn:
 def _content(content: Any, where: str) -> str | list[Any] | None:
     if content is None or isinstance(content, str):
         return content
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        return content
+    if isinstance(content, list) and all(isinstance(part, dict | str) for part in content):
+        return [part if isinstance(part, dict) else {"text": part} for part in content]  # vLLM takes bare text, too
     raise invalid(f"`{where}` must be text or a list of parts.", where, "invalid_type")
 
 

@@ -1,22 +1,34 @@
 """What a request body must look like before anything is queued for it.
 
 Only what we act on, and what would otherwise fail late or cost much, is checked; every other field passes through to
-vLLM untouched. Each error names the field, as `param` in the OpenAI error body.
+vLLM untouched. What vLLM takes is taken: JSON as Python's own parser reads it, and fields as vLLM's pydantic models do,
+numbers and truth as text among them. Each error names the field, as `param` in the OpenAI error body.
 """
 
+import json
+from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
+import msgspec
 import orjson
 from msgspec import Struct, field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from controlplane.gateway.admission.turns import Turn, characters, chat_turns, response_turns
-from controlplane.gateway.errors import ApiError, invalid
+from controlplane.gateway.errors import ApiError, invalid, too_large
 from forecasting.lengths.query import Conversation
 from forecasting.lengths.text.conversation import MOST_TURNS_READ, joined, read_turns
 
-MAX_CHOICES = 128
-MAX_PRIORITY = 2**31
+MAX_CHOICES = 16_384  # vLLM's own limit
+MAX_TOKENS = 2**64 - 1  # what JSON's integers hold here; vLLM refuses more than a model's context
+MAX_PRIORITY = 2**63 - 1
+
+_INTEGER: TypeAdapter[int] = TypeAdapter(int)
+_NUMBER: TypeAdapter[float] = TypeAdapter(float)
+_BOOLEAN: TypeAdapter[bool] = TypeAdapter(bool)
+TokenId = Annotated[int, Field(ge=0, lt=2**64)]
+_PROMPT: TypeAdapter[Any] = TypeAdapter(list[TokenId] | list[list[TokenId]] | str | list[str])  # as vLLM declares it
 
 
 class Kind(StrEnum):
@@ -41,41 +53,47 @@ class Call(Struct):
     min_tokens: int
     ignore_eos: bool
     kind: Kind = Kind.COMPLETION
+    raw: bytes = b""
+    """The body as it goes to an instance: as it came, where it is JSON by the letter."""
     turns: list[Turn] = field(default_factory=list)  # of a conversation
 
 
-def parse(raw: bytes, kind: Kind, *, max_depth: int) -> Call:
-    """Check the body *raw* of a call. Raises ApiError with status 400."""
+def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = None) -> Call:
+    """Check the body *raw* of a call. Raises ApiError with status 400; 413 if it is larger than *most_bytes* without its
+    images, sounds and films, which have a limit of their own.
+    """
+    too_much = most_bytes is not None and len(raw) > most_bytes
     try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise invalid(f"The request body is not valid JSON: {error}", code="invalid_json") from None
-    if not isinstance(body, dict):
-        raise invalid("The request body must be a JSON object.", code="invalid_json")
-    if raw.count(b"[") + raw.count(b"{") > max_depth:  # no body is deeper than it has brackets
-        _check_depth(body, max_depth)
-
+        body, raw = _read(raw, max_depth)
+        too_much = too_much and len(raw) - sum(map(len, _media(body))) > (most_bytes or 0)
+    finally:
+        if too_much:
+            raise too_large(f"The request body is larger than {most_bytes} bytes, without images, sounds and films.")
     model = body.get("model")
     if not isinstance(model, str) or not model:
         raise invalid("`model` must be the name of a model.", "model", "missing_required_parameter")
+    stream_asked = body.get("stream")
     stream = _boolean(body, "stream")
     choices, min_tokens, turns = 1, 0, []
     if kind is Kind.RESPONSE:  # usage is in its last event, asked for or not
         include_usage, prompts, prompt_tokens, turns = True, 1, None, response_turns(body)
-        max_tokens = _integer(body, "max_output_tokens", least=1)
+        max_tokens = _integer(body, "max_output_tokens", least=1, most=MAX_TOKENS)
     else:
-        include_usage = _stream_options(body, stream)
+        include_usage = _stream_options(body, bool(stream_asked))
         choices = _integer(body, "n", least=1, most=MAX_CHOICES) or 1
-        min_tokens = _integer(body, "min_tokens", least=0) or 0
-        max_tokens = _integer(body, "max_tokens", least=1)
+        min_tokens = _integer(body, "min_tokens", least=0, most=MAX_TOKENS) or 0
+        # A prompt's own log-probabilities are asked for by an echo without output, for which vLLM makes one token.
+        scores_only = kind is Kind.COMPLETION and _boolean(body, "echo")
+        max_tokens = _integer(body, "max_tokens", least=0 if scores_only else 1, most=MAX_TOKENS)
+        max_tokens = 1 if max_tokens == 0 else max_tokens
     if kind is Kind.CHAT:
-        max_tokens = _integer(body, "max_completion_tokens", least=1) or max_tokens
+        max_tokens = _integer(body, "max_completion_tokens", least=1, most=MAX_TOKENS) or max_tokens
         prompts, prompt_tokens, turns = 1, None, chat_turns(body)
     elif kind is Kind.COMPLETION:
         prompts, prompt_tokens, prompt_characters = _prompt(body)
     if turns:
         tools = _typed(body, "tools", (list,), "a list") if "tools" in body else None
-        prompt_characters = characters(turns) + (len(orjson.dumps(tools)) if tools else 0)
+        prompt_characters = characters(turns) + (len(msgspec.json.encode(tools)) if tools else 0)
     if max_tokens is not None and min_tokens > max_tokens:
         raise invalid(f"`min_tokens` ({min_tokens}) is larger than `max_tokens` ({max_tokens}).", "min_tokens")
     _number(body, "temperature", least=0.0, most=2.0)
@@ -94,8 +112,47 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int) -> Call:
         min_tokens=min_tokens,
         ignore_eos=_boolean(body, "ignore_eos"),
         kind=kind,
+        raw=raw,
         turns=turns,
     )
+
+
+def _read(raw: bytes, max_depth: int) -> tuple[dict[str, Any], bytes]:
+    """(object, body as it goes on) of the JSON in *raw*."""
+    try:
+        body = orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        try:
+            raw = _by_the_letter(raw)
+            body = orjson.loads(raw)
+        except RecursionError:
+            raise _too_deep(max_depth) from None
+        except ValueError:
+            raise invalid(f"The request body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise invalid("The request body must be a JSON object.", code="invalid_json")
+    if raw.count(b"[") + raw.count(b"{") > max_depth:  # no body is deeper than it has brackets
+        _check_depth(body, max_depth)
+    return body, raw
+
+
+def _by_the_letter(raw: bytes) -> bytes:
+    """*raw* in UTF-8 without what the standard forbids and Python's parser, which is vLLM's, takes: a byte order mark,
+    another encoding of Unicode, half of a surrogate pair (which becomes U+FFFD: a client cut a text within a character).
+
+    Raises ValueError for what is no JSON to it either, and for NaN and infinities; RecursionError for what is too deep.
+    """
+    body = json.loads(raw, parse_constant=_refuse_constant)
+    text = json.dumps(body, ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _too_deep(max_depth: int) -> ApiError:
+    return invalid(f"The request body is nested deeper than {max_depth} levels.", code="json_too_deep")
 
 
 def _check_depth(body: dict[str, Any], max_depth: int) -> None:
@@ -106,56 +163,69 @@ def _check_depth(body: dict[str, Any], max_depth: int) -> None:
             child
             for parent in level
             for child in (parent.values() if type(parent) is dict else parent)
-            if type(child) is dict or (type(child) is list and child and type(child[0]) is not int)
+            if type(child) is dict or type(child) is list
         ]
         if not level:
             return
-    raise invalid(f"The request body is nested deeper than {max_depth} levels.", code="json_too_deep")
+    raise _too_deep(max_depth)
+
+
+def _media(body: dict[str, Any]) -> Iterator[str]:
+    """What parts of messages hold beside text: `{"image_url": {"url": …}}` in a chat, `{"image_url": …}` in a response."""
+    turns = body.get("messages") or body.get("input")
+    for turn in turns if isinstance(turns, list) else ():
+        content = turn.get("content") if isinstance(turn, dict) else None
+        for part in content if isinstance(content, list) else ():
+            for name, value in part.items() if isinstance(part, dict) else ():
+                for text in value.values() if isinstance(value, dict) else (value,):
+                    if isinstance(text, str) and name != "text":
+                        yield text
 
 
 def _typed(body: dict[str, Any], name: str, kinds: tuple[type, ...], words: str) -> Any:
     value = body[name]
-    if value is not None and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+    if value is not None and not isinstance(value, kinds):
         raise invalid(f"`{name}` must be {words}, not {type(value).__name__}.", name, "invalid_type")
     return value
 
 
-def _boolean(body: dict[str, Any], name: str) -> bool:
-    return name in body and bool(_typed(body, name, (bool,), "true or false"))
-
-
-def _integer(body: dict[str, Any], name: str, *, least: int, most: int | None = None) -> int | None:
-    if name not in body:
+def _lax(body: dict[str, Any], name: str, as_kind: TypeAdapter[Any], words: str, param: str = "") -> Any:
+    """The field *name* as pydantic reads it, None without it; it stands in *body* as it was read."""
+    value = body.get(name)
+    if value is None:
         return None
-    value: int | None = _typed(body, name, (int,), "an integer")
-    if value is not None and (value < least or (most is not None and value > most)):
-        bounds = f"at least {least}" if most is None else f"between {least} and {most}"
-        raise invalid(f"`{name}` must be {bounds}, not {value}.", name, "integer_out_of_range")
+    try:
+        body[name] = read = as_kind.validate_python(value)
+    except ValidationError:
+        shown = repr(value) if isinstance(value, str | int | float) else type(value).__name__
+        raise invalid(f"`{param or name}` must be {words}, not {shown[:40]}.", param or name, "invalid_type") from None
+    return read
+
+
+def _boolean(body: dict[str, Any], name: str, param: str = "") -> bool:
+    return bool(_lax(body, name, _BOOLEAN, "true or false", param))
+
+
+def _integer(body: dict[str, Any], name: str, *, least: int, most: int) -> int | None:
+    value: int | None = _lax(body, name, _INTEGER, "an integer")
+    if value is not None and not least <= value <= most:
+        raise invalid(f"`{name}` must be between {least} and {most}, not {value}.", name, "integer_out_of_range")
     return value
 
 
 def _number(body: dict[str, Any], name: str, *, least: float, most: float) -> None:
-    if name not in body:
-        return
-    value = _typed(body, name, (int, float), "a number")
+    value = _lax(body, name, _NUMBER, "a number")
     if value is not None and not least <= value <= most:
         raise invalid(f"`{name}` must be between {least:g} and {most:g}, not {value}.", name, "decimal_out_of_range")
 
 
 def _stream_options(body: dict[str, Any], stream: bool) -> bool:
-    if "stream_options" not in body:
-        return False
-    options = _typed(body, "stream_options", (dict,), "an object")
-    if options is None:
+    options = _typed(body, "stream_options", (dict,), "an object") if "stream_options" in body else None
+    if not options:
         return False
     if not stream:
         raise invalid("`stream_options` is only allowed when `stream` is true.", "stream_options")
-    include_usage = options.get("include_usage")
-    if include_usage is not None and not isinstance(include_usage, bool):
-        raise invalid(
-            "`stream_options.include_usage` must be true or false.", "stream_options.include_usage", "invalid_type"
-        )
-    return bool(include_usage)
+    return _boolean(options, "include_usage", "stream_options.include_usage")
 
 
 def _stop(body: dict[str, Any]) -> None:
@@ -167,33 +237,27 @@ def _stop(body: dict[str, Any]) -> None:
 
 
 def _prompt(body: dict[str, Any]) -> tuple[int, int | None, int]:
-    """(prompts, exact tokens or None, bytes of text) of a string, token ids, or a list of either."""
+    """(prompts, exact tokens or None, characters of text) of a string, token ids, or a list of either."""
     prompt = body.get("prompt")
-    if isinstance(prompt, str) and prompt:
+    embeds = body.get("prompt_embeds")
+    if embeds and not prompt:  # computed by the caller, for instances that take them
+        return len(embeds) if isinstance(embeds, list) else 1, None, 0
+    if isinstance(prompt, list) and type(prompt[0] if prompt else None) is int and set(map(type, prompt)) == {int}:
+        pass  # the longest lists: pydantic takes its time over them
+    elif prompt not in (None, "", []):
+        prompt = _lax(body, "prompt", _PROMPT, "text, token ids (integers from 0), or a list of either")
+    if prompt and isinstance(prompt, str):
         return 1, None, len(prompt)
-    if isinstance(prompt, list) and prompt:
-        first = prompt[0]
-        if isinstance(first, int):
-            _token_ids(prompt, "prompt")
-            return 1, len(prompt), 0
-        if isinstance(first, str) and all(isinstance(text, str) for text in prompt):
-            return len(prompt), None, sum(map(len, prompt))
-        if isinstance(first, list):
-            for index, ids in enumerate(prompt):
-                _token_ids(ids, f"prompt[{index}]")
-            return len(prompt), sum(map(len, prompt)), 0
-    if prompt is None or prompt in ("", []):
-        raise _missing_prompt()
-    raise invalid("`prompt` must be text, token ids, or a list of either.", "prompt", "invalid_type")
-
-
-def _missing_prompt() -> ApiError:
-    return invalid("`prompt` must hold text or token ids.", "prompt", "missing_required_parameter")
-
-
-def _token_ids(ids: Any, param: str) -> None:
-    if not isinstance(ids, list) or not ids or set(map(type, ids)) != {int} or min(ids) < 0:
-        raise invalid(f"`{param}` must be a list of token ids (integers from 0).", param, "invalid_type")
+    if not prompt or [] in prompt:
+        raise invalid("`prompt` must hold text or token ids.", "prompt", "missing_required_parameter")
+    first = prompt[0]
+    if isinstance(first, int):
+        if min(prompt) < 0 or max(prompt) >= 2**64:
+            raise invalid("`prompt` must be a list of token ids (integers from 0).", "prompt", "invalid_type")
+        return 1, len(prompt), 0
+    if isinstance(first, str):
+        return len(prompt), None, sum(map(len, prompt))
+    return len(prompt), sum(map(len, prompt)), 0
 
 
 def prompt_text(call: Call) -> tuple[str, int, Conversation | None]:

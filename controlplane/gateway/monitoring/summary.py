@@ -182,6 +182,7 @@ class Summary:
             "gpu_type": spec.gpu_type,
             "state": spec.state,
             "reachable": replica.reachable,
+            "trouble": replica.trouble,
             "running": running,
             "waiting": int(fleet.observed_waiting[replica.slot]),
             "requests_ahead": ahead,

@@ -11,7 +11,7 @@ from scheduling.simulation.workload.traces import MOONCAKE_BLOCK_TOKENS
 FIRST_ID, IDS = 100, 900
 ID_BYTES = 4  # three digits and a comma
 POOL_TOKENS = 2**17
-HEAD_TOKENS = 6  # name a passage: 900^6 different ones
+HEAD_TOKENS = 7  # name a passage: 900^7 different ones, more than 64 bits
 
 
 class Prompts:

@@ -1,4 +1,5 @@
 """Sends a trace at its own times, divided by a speed: an open loop, in which a slow answer does not delay the next request.
+Turns of a conversation that the trace gives a delay go out so long after the answer to the turn before.
 
 The number of open requests is bounded all the same. When the bound is reached, or this process is too slow, requests go
 out late; how many and how late is part of the report, because such a run measured the sender.
@@ -8,7 +9,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import aiohttp
 
@@ -79,7 +80,7 @@ def fit(request: TraceRequest, context_tokens: int, *, clip: bool) -> TraceReque
         return f"longer than the model's context of {context_tokens} tokens"
     output_tokens = min(request.output_tokens, context_tokens - 1)
     prompt_tokens = min(request.prompt_tokens, context_tokens - output_tokens)
-    return TraceRequest(request.arrival_s, prompt_tokens, output_tokens, request.model, request.prefix_blocks)
+    return replace(request, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
 
 class Sender:
@@ -91,6 +92,7 @@ class Sender:
         self._connections = connections
         self._prompts = Prompts(seed)
         self._stopping = asyncio.Event()
+        self._turns: dict[str, asyncio.Task[None]] = {}  # the last of each session
 
     def stop(self) -> None:
         """Send nothing more and cut what is open."""
@@ -132,20 +134,41 @@ class Sender:
                 self.tally.skipped[fitted] += 1
                 continue
             self.tally.clipped += fitted is not request
-            due_s = began_s + request.arrival_s / self.speed
-            if due_s > clock() and await self._stops_within(due_s - clock()):
-                return
-            while room.locked():
-                if await self._stops_within(0.02):
+            request_id = f"{self.run_name}-{number}"
+            if request.delay_s is not None:
+                sending = self._after(self._turns.get(request.session), session, fitted, request_id, room)
+            else:
+                due_s = began_s + request.arrival_s / self.speed
+                if due_s > clock() and await self._stops_within(due_s - clock()):
                     return
-            await room.acquire()
-            late_s = clock() - due_s
-            self.tally.late += late_s > LATE_S
-            self.tally.latest_s = max(self.tally.latest_s, late_s)
-            task = asyncio.create_task(self._send(session, fitted, f"{self.run_name}-{number}"))
+                while room.locked():
+                    if await self._stops_within(0.02):
+                        return
+                await room.acquire()
+                late_s = clock() - due_s
+                self.tally.late += late_s > LATE_S
+                self.tally.latest_s = max(self.tally.latest_s, late_s)
+                sending = self._send(session, fitted, request_id, room)
+            task = asyncio.create_task(sending)
             tasks.add(task)
             task.add_done_callback(tasks.discard)
-            task.add_done_callback(lambda _: room.release())
+            if request.session:
+                self._turns[request.session] = task
+
+    async def _after(
+        self,
+        before: asyncio.Task[None] | None,
+        session: aiohttp.ClientSession,
+        request: TraceRequest,
+        request_id: str,
+        room: asyncio.Semaphore,
+    ) -> None:
+        """Send *request* its delay after the turn *before* it has been answered."""
+        if before is not None:
+            await asyncio.wait({before})
+        if not await self._stops_within((request.delay_s or 0.0) / self.speed):
+            await room.acquire()
+            await self._send(session, request, request_id, room)
 
     async def _stops_within(self, wait_s: float) -> bool:
         try:
@@ -155,7 +178,9 @@ class Sender:
             return False
         return True
 
-    async def _send(self, session: aiohttp.ClientSession, request: TraceRequest, request_id: str) -> None:
+    async def _send(
+        self, session: aiohttp.ClientSession, request: TraceRequest, request_id: str, room: asyncio.Semaphore
+    ) -> None:
         tally, target = self.tally, self.target
         tally.sent += 1
         tally.open += 1
@@ -169,4 +194,5 @@ class Sender:
             raise
         finally:
             tally.open -= 1
+            room.release()
         tally.enter(answer)

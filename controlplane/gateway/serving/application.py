@@ -19,10 +19,27 @@ from controlplane.gateway.serving.responder import Responder
 
 logger = logging.getLogger(__name__)
 KINDS = {f"/v1/{kind}": kind for kind in Kind}
+SERVED = "Served are POST /v1/chat/completions, /v1/responses and /v1/completions, and GET /v1/models."
+NOT_SERVED = {
+    "Embeddings are": ("embeddings", "v2/embed"),
+    "Ranking and scoring are": ("rerank", "v2/rerank", "score"),
+    "Pooling and classification are": ("pooling", "classify"),
+    "Tokenizers are": ("tokenize", "detokenize", "tokenizer_info"),
+    "Speech and sound are": ("audio/transcriptions", "audio/translations", "audio/speech", "realtime"),
+    "Images are": ("images/generations", "images/edits", "images/variations"),
+    "Moderation is": ("moderations",),
+    "vLLM's own control paths are": ("load", "invocations", "inference/v1/generate", "server_info", "sleep", "wake_up"),
+}
+"""What clients of OpenAI and vLLM ask for beside that; under `/v1/` or without it, which is where vLLM has some of it."""
+PATHS_NOT_SERVED = {
+    f"{prefix}/{path}": what for what, paths in NOT_SERVED.items() for path in paths for prefix in ("/v1", "")
+}
+EXPOSED = b"x-request-id, x-queue-position, x-estimated-wait-s, retry-after, retry-after-ms, x-should-retry"
+"""Headers of an answer that a page of another origin may read."""
 
 
 class Application:
-    """*owns* says whether this process has the regions: otherwise another one serves."""
+    """*owns* says whether this process has the regions: otherwise another one serves. Pages of *origins* may call it."""
 
     def __init__(
         self,
@@ -33,8 +50,10 @@ class Application:
         *,
         owns: Callable[[], bool],
         most_body_bytes: int,
+        origins: frozenset[str] = frozenset(),
     ) -> None:
         self.most_body_bytes = most_body_bytes
+        self.origins = origins
         self.keys = keys
         self.catalog = catalog
         self.completions = completions
@@ -46,6 +65,8 @@ class Application:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         request = HttpRequest.of(scope, receive)
+        if self.origins and (origin := request.headers.get(b"origin")):
+            request.direct, send = None, self._for_origin(origin, send)
         responder = Responder(send, request.request_id, request.direct)
         self.active += 1
         try:
@@ -61,7 +82,33 @@ class Application:
         finally:
             self.active -= 1
 
+    def _for_origin(self, origin: bytes, send: Any) -> Any:
+        """*send*, with the headers by which a browser lets a page of *origin* read the answer, if that page may."""
+        headers = [(b"vary", b"Origin")]
+        if "*" in self.origins or origin.decode("latin-1") in self.origins:
+            headers += [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", EXPOSED)]
+
+        async def send_to_page(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *headers]
+            await send(message)
+
+        return send_to_page
+
+    async def _preflight(self, request: HttpRequest, responder: Responder) -> None:
+        """Say what a page may send. Which pages may is in the headers that every answer has."""
+        wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
+        responder.more_headers = lambda: [
+            (b"access-control-allow-methods", b"GET, HEAD, POST"),
+            (b"access-control-allow-headers", wanted),
+            (b"access-control-max-age", b"600"),
+        ]
+        await responder.whole(204, JSON_TYPE[1], b"")
+
     async def _route(self, request: HttpRequest, responder: Responder) -> None:
+        if request.method == "OPTIONS" and self.origins and b"access-control-request-method" in request.headers:
+            await self._preflight(request, responder)
+            return
         if self.stopping:
             raise STOPPING
         path, authorization = request.path, request.headers.get(b"authorization")
@@ -79,21 +126,18 @@ class Application:
             await self.keys.check(authorization)
             name = path.removeprefix("/v1/models").strip("/")
             await responder.whole(200, JSON_TYPE[1], self.catalog.page(name))
-        elif path == "/v1/embeddings":
-            await self.keys.check(authorization)
-            raise ApiError(
-                404,
-                "Embeddings are not served here: Pilothouse schedules text generation. "
-                "Use /v1/chat/completions, /v1/responses or /v1/completions.",
-                code="unsupported_endpoint",
-            )
         elif path.startswith("/v1/responses/"):
             await self.keys.check(authorization)
-            raise ApiError(
-                404,
-                "Responses are not stored here: they can be neither read again nor cancelled by name. "
-                "Closing the connection stops one.",
-                code="unsupported_endpoint",
-            )
+            what = path.removeprefix("/v1/responses/")
+            if what in ("input_tokens", "compact"):
+                message = f"POST /v1/responses/{what} is not served here. {SERVED}"
+            else:
+                message = (
+                    "Responses are not stored here: they can be neither read again nor cancelled by name. "
+                    "Closing the connection stops one."
+                )
+            raise ApiError(404, message, code="unsupported_endpoint")
+        elif what := PATHS_NOT_SERVED.get(path, ""):
+            raise ApiError(404, f"{what} not served here. {SERVED}", code="unsupported_endpoint")
         else:
-            raise ApiError(404, f"There is no {request.method} {path} here.", code="unknown_url")
+            raise ApiError(404, f"There is no {request.method} {path} here. {SERVED}", code="unknown_url")

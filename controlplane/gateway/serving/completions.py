@@ -5,10 +5,10 @@ What is decided about it comes from the dispatcher as records (`controlplane.dis
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import Callable
 from functools import partial
+from hashlib import blake2b
 
 from controlplane.dispatch.port import Placed, Submit
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
@@ -23,17 +23,14 @@ from controlplane.gateway.serving.continuation import Kept, evictable
 from controlplane.gateway.serving.http_request import HttpRequest
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.serving.prefixes import leading_hashes
-from controlplane.gateway.serving.responder import SSE_TYPE, Responder
+from controlplane.gateway.serving.responder import Responder
 from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
+from controlplane.gateway.upstream.answers import Usage
 from controlplane.gateway.upstream.client import Upstream
-from controlplane.gateway.upstream.failures import Evicted, InstanceLost, Interrupted, RefusedByInstance
+from controlplane.gateway.upstream.failures import Evicted, InstanceBusy, InstanceLost, Interrupted, RefusedByInstance
 from controlplane.gateway.upstream.payload import payload, upstream_priority
-from controlplane.gateway.upstream.stream import Usage
 from forecasting.lengths import OutputQuery
 from scheduling.queueing.ordering import ORDERINGS
-
-PING_S = 15.0
-PING = b": ping\n\n"
 
 
 class Completions:
@@ -49,8 +46,10 @@ class Completions:
         records: Records,
         clock: Callable[[], float],
         max_depth: int,
+        most_body_bytes: int,
     ) -> None:
         self.max_depth = max_depth  # of a body's JSON
+        self.most_body_bytes = most_body_bytes  # without media
         self.keys = keys
         self.limits = limits
         self.catalog = catalog
@@ -62,11 +61,11 @@ class Completions:
 
     async def complete(self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind) -> None:
         """Answer the body *raw*. Raises the ApiError that the tenant is to be answered with."""
-        call = parse(raw, kind, max_depth=self.max_depth)
+        call = parse(raw, kind, max_depth=self.max_depth, most_bytes=self.most_body_bytes)
         model = self.catalog.model(call.model)
-        known_classes = self.keys.known_classes
-        terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), known_classes)
-        ticket = await self._ticket(grant, terms, call, raw, request, by_prefix=model.by_prefix)
+        terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
+        region = self.keys.words.region(request.name(b"x-region"))
+        ticket = await self._ticket(grant, terms, call, region, request, by_prefix=model.by_prefix)
         predicted_tokens = ticket.asked.prompt_tokens + int(ticket.asked.predicted_tokens)
         self.records.arrived(call.model)
         try:
@@ -82,22 +81,29 @@ class Completions:
             ticket.course.move(TicketState.REJECTED)
             self.records.close(ticket, error.status)
             raise
-        responder.more_headers = ticket.course.wait_headers
-        unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
+        used = 0
         try:
-            await self._serve(ticket, responder)
-        finally:
-            unwatch()
-            self.requests.leave(ticket)
+            try:
+                responder.more_headers = ticket.course.wait_headers
+                if call.stream and kind is Kind.RESPONSE:
+                    responder.sequence_number = 0
+                unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
+                try:
+                    await self._serve(ticket, responder)
+                finally:
+                    unwatch()
+            finally:
+                try:
+                    self.requests.leave(ticket)
+                finally:
+                    used = self.records.close(ticket, responder.status)
+        finally:  # whatever is raised: the tenant's slot is its own again
             self.limits.leave(
-                grant.tenant_id,
-                tokens_per_minute=grant.tokens_per_minute,
-                predicted=predicted_tokens,
-                used=self.records.close(ticket, responder.status),
+                grant.tenant_id, tokens_per_minute=grant.tokens_per_minute, predicted=predicted_tokens, used=used
             )
 
     async def _ticket(
-        self, grant: Grant, terms: SloTerms, call: Call, raw: bytes, request: HttpRequest, *, by_prefix: bool
+        self, grant: Grant, terms: SloTerms, call: Call, region: str, request: HttpRequest, *, by_prefix: bool
     ) -> Ticket:
         query = OutputQuery(
             model=call.model,
@@ -121,10 +127,11 @@ class Completions:
             number=self.requests.next_number(),
             request_id=request.request_id,
             model=call.model,
-            region=request.name(b"x-region"),
+            region=region,
             tenant_id=grant.tenant_id,
             priority=terms.priority,
-            due_s=terms.due_s if math.isfinite(terms.due_s) else None,
+            due_s=terms.due_s,
+            end_s=terms.end_s,
             deadline_s=terms.deadline_s,
             slo_class=terms.name,
             evictable=evictable(call),
@@ -136,6 +143,7 @@ class Completions:
             sequences=call.sequences,
             streamed=call.stream,
             prefix_hashes=tuple(hashes),
+            fingerprint=int.from_bytes(blake2b(call.raw, digest_size=8).digest()),
             block_tokens=block_tokens,
         )
         return Ticket(
@@ -145,18 +153,20 @@ class Completions:
             call=call,
             query=query,
             course=Course(prompt_tokens, length.tokens),
-            raw=raw,
+            raw=call.raw,
             retry=retry_number(request.headers.get(RETRY_HEADER, b"")),
             length=length,
             application=request.name(b"x-application"),
             run=request.name(b"x-run"),
             unit=request.name(b"x-unit"),
+            trace_context=request.trace_context(),
             task=asyncio.current_task(),
         )
 
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and bring it to its end."""
         course, asked = ticket.course, ticket.call.body.get("priority")
+        came = ""
         try:
             self.requests.submit(ticket)
             while True:
@@ -175,7 +185,11 @@ class Completions:
                     break
                 except Evicted:
                     self.requests.evicted(ticket)
+                except InstanceBusy as busy:
+                    ticket.busy = busy.error
+                    self.requests.place_again(ticket, str(busy), busy.failure, busy.wait_s)
                 except InstanceLost as lost:
+                    came = lost.came
                     self.requests.place_again(ticket, str(lost), lost.failure)
             self._settle_usage(ticket, usage)
             course.move(TicketState.DONE)
@@ -183,8 +197,10 @@ class Completions:
             course.fail(refused)
             course.move(TicketState.FAILED)
         except ApiError as error:
+            if came and error.code == "upstream_failed":
+                error.message += f" The last one answered with {came}."
             if isinstance(error, Interrupted):
-                self.requests.leave(ticket, error.failure)
+                self.requests.leave(ticket, error.failure, error.reason)
             course.fail(error)
             never_begun = course.state <= TicketState.WAITING and not course.first_token_s
             course.move(TicketState.REJECTED if never_begun else TicketState.FAILED)
@@ -207,18 +223,13 @@ class Completions:
             raise
 
     async def _placement(self, ticket: Ticket, responder: Responder) -> Placed:
-        """Wait for an instance; a waiting stream is kept alive with comment lines, which every SSE client skips."""
+        """Wait for an instance."""
         placement = ticket.placement
         assert placement is not None
-        if not ticket.call.stream or placement.done():
-            return await placement
-        while True:
-            done, _ = await asyncio.wait({placement}, timeout=PING_S)
-            if done:
-                return placement.result()
-            if not responder.started:
-                await responder.start(200, SSE_TYPE, stream=True)
-            await responder.write(PING)
+        while ticket.call.stream and not placement.done():
+            await asyncio.wait({placement}, timeout=responder.look_in_s)
+            await responder.look()
+        return await placement
 
     def _settle_usage(self, ticket: Ticket, usage: Usage) -> None:
         if usage.output_tokens is not None:

@@ -9,11 +9,13 @@ from typing import Any, Self
 
 from msgspec import Struct
 
-from controlplane.gateway.errors import ApiError, invalid
+from controlplane.gateway.errors import ApiError, invalid, too_large
 from controlplane.listening import Direct, direct_of
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,80}")
 NAME = re.compile(rb"[A-Za-z0-9._:/-]{1,80}")
+TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+TRACESTATE = re.compile(rb"[\x20-\x7e]{1,512}")
 DISCARD_BYTES = 2**26
 
 
@@ -38,14 +40,23 @@ class HttpRequest(Struct, eq=False):
         return cls(scope["method"], scope["path"], headers, receive, request_id, direct)
 
     def require(self, method: str) -> None:
-        """Raise ApiError 405 for any other method."""
-        if self.method != method:
+        """Raise ApiError 405 for any other method; where GET is taken, HEAD is."""
+        if self.method != method and (self.method, method) != ("HEAD", "GET"):
+            allowed = "GET, HEAD" if method == "GET" else method
             raise ApiError(
                 405,
                 f"{self.path} takes {method}, not {self.method}.",
                 code="method_not_allowed",
-                headers=((b"allow", method.encode()),),
+                headers=((b"allow", allowed.encode()),),
             )
+
+    def trace_context(self) -> tuple[tuple[str, str], ...]:
+        """The caller's place in a distributed trace, as W3C Trace Context has it; none for what is no such thing."""
+        parent, state = (self.headers.get(name, b"") for name in (b"traceparent", b"tracestate"))
+        if not TRACEPARENT.fullmatch(parent):
+            return ()
+        given = (("traceparent", parent.decode()),)
+        return (*given, ("tracestate", state.decode())) if TRACESTATE.fullmatch(state) else given
 
     def name(self, header: bytes) -> str:
         """The value of a *header* that names something (class, region, application), "" without it.
@@ -61,11 +72,16 @@ class HttpRequest(Struct, eq=False):
         return value.decode()
 
     async def body(self, most_bytes: int) -> bytes:
-        """Read the body. Raises ApiError 413 when it is larger than *most_bytes*.
+        """Read the body. Raises ApiError 413 when it is larger than *most_bytes*, 415 when it is compressed.
 
         What is too much is read and thrown away, up to `DISCARD_BYTES`: a client that is still sending when the connection
         closes sees a reset instead of our answer.
         """
+        encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
+        if encoding not in (b"identity", b""):
+            shown = encoding[:40].decode("ascii", "replace")
+            message = f"Bodies are taken as they are, not with Content-Encoding {shown}: send the JSON uncompressed."
+            raise ApiError(415, message, code="unsupported_encoding", param="Content-Encoding")
         announced = int(self.headers.get(b"content-length", b"0"))
         whole = self.direct.body(most_bytes) if self.direct is not None else None
         if whole is not None:
@@ -84,12 +100,7 @@ class HttpRequest(Struct, eq=False):
                     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
             elif size > DISCARD_BYTES or not message.get("more_body"):
                 break
-        raise ApiError(
-            413,
-            f"The request body is larger than {most_bytes} bytes.",
-            code="request_too_large",
-            headers=((b"connection", b"close"),),
-        )
+        raise too_large(f"The request body is larger than {most_bytes} bytes.", ((b"connection", b"close"),))
 
     def on_disconnect(self, left: Callable[[], object]) -> Callable[[], object]:
         """Have *left* called when the client goes away, until what is returned is called."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import count
 
 from controlplane.dispatch.port import (
+    INSTANCES_BUSY,
     Evict,
     Finished,
     Left,
@@ -51,10 +52,10 @@ class OpenRequests:
         ticket.placement = asyncio.get_running_loop().create_future()
         self._send(ticket.asked)
 
-    def place_again(self, ticket: Ticket, reason: str, failure: str) -> None:
-        """*ticket* was sent no byte by its instance, or what it was sent is kept. *failure*: `Left.failure`."""
+    def place_again(self, ticket: Ticket, reason: str, failure: str, wait_s: float = 1.0) -> None:
+        """*ticket* was sent no byte by its instance, or what it was sent is kept. The others are as in `Left`."""
         ticket.course.trace[-1]["lost"] = reason
-        self._again(ticket, failure=failure)
+        self._again(ticket, failure=failure, reason=reason, wait_s=wait_s)
 
     def evicted(self, ticket: Ticket) -> None:
         """*ticket* has left its instance, as `Evict` asked."""
@@ -62,14 +63,26 @@ class OpenRequests:
         ticket.course.trace[-1]["evicted"] = {"tokens_seen": ticket.course.output_tokens}
         self._again(ticket, evicted=True)
 
-    def _again(self, ticket: Ticket, *, failure: str = "", evicted: bool = False) -> None:
+    def _again(
+        self, ticket: Ticket, *, failure: str = "", reason: str = "", wait_s: float = 1.0, evicted: bool = False
+    ) -> None:
         course = ticket.course
         course.output_tokens = ticket.kept.rewind() if ticket.kept is not None else 0
         ticket.evicting = False
         self.streaming.discard(ticket)
         ticket.placement = asyncio.get_running_loop().create_future()
         number, kept_tokens = ticket.asked.number, course.output_tokens
-        self._send(Left(number, again=True, failure=failure, evicted=evicted, kept_tokens=kept_tokens))
+        self._send(
+            Left(
+                number,
+                again=True,
+                failure=failure,
+                reason=reason,
+                wait_s=wait_s,
+                evicted=evicted,
+                kept_tokens=kept_tokens,
+            )
+        )
 
     def headers_came(self, ticket: Ticket) -> None:
         """The instance of *ticket* begins to answer."""
@@ -105,10 +118,10 @@ class OpenRequests:
         if self._close(ticket):
             self._send(Finished(ticket.asked.number, ticket.course.output_tokens))
 
-    def leave(self, ticket: Ticket, failure: str = "") -> None:
+    def leave(self, ticket: Ticket, failure: str = "", reason: str = "") -> None:
         """*ticket* ends before it is answered. Nothing happens to one that was closed, or never submitted."""
         if self._close(ticket):
-            self._send(Left(ticket.asked.number, failure=failure))
+            self._send(Left(ticket.asked.number, failure=failure, reason=reason))
 
     def _close(self, ticket: Ticket) -> bool:
         self.streaming.discard(ticket)
@@ -154,7 +167,8 @@ class OpenRequests:
                 course.region = record.region or course.region
                 course.own_region = record.own_region or course.own_region
                 if placement is not None and not placement.done():
-                    placement.set_exception(_as_error(record))
+                    busy = ticket.busy if record.code == INSTANCES_BUSY else None
+                    placement.set_exception(busy or _as_error(record))
             case Evict():
                 ticket.evict()
             case Lost():
@@ -165,7 +179,7 @@ def _as_error(refused: Refused) -> ApiError:
     return ApiError(
         refused.status,
         refused.message,
-        type="rate_limit_error" if refused.status == 429 else "server_error",
+        type={422: "invalid_request_error", 429: "rate_limit_error"}.get(refused.status, "server_error"),
         code=refused.code,
         retry_after_s=refused.retry_after_s,
         estimated_wait_s=refused.estimated_wait_s,

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
 
-import orjson
+import msgspec
 
 from controlplane.gateway.admission.validation import Call
 from scheduling.compiled import uncompiled
@@ -49,7 +49,7 @@ def _conversation(call: Call) -> str:
 
 def _pieces(call: Call) -> Iterator[str]:
     if call.body.get("tools"):
-        yield orjson.dumps(call.body["tools"]).decode()
+        yield msgspec.json.encode(call.body["tools"]).decode()
     for role, content in call.turns:
         yield f"\n{role}\n"
         for part in content if isinstance(content, list) else [{"text": content}]:

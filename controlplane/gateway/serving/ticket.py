@@ -113,12 +113,13 @@ class Ticket(Struct, eq=False):
     call: Call
     query: OutputQuery
     course: Course
-    raw: bytes  # the body as it came
+    raw: bytes  # `Call.raw`
     retry: int = 0  # by the client's SDK, as it says
     length: Prediction | None = None  # who predicted, and from what
     application: str = ""
     run: str = ""
     unit: str = ""
+    trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     task: asyncio.Task[object] | None = None
     interrupted: Interrupt | None = None
     placement: asyncio.Future[Placed] | None = None
@@ -126,6 +127,7 @@ class Ticket(Struct, eq=False):
     evicting: bool = False
     leave_instance: Callable[[], None] | None = None  # while an instance answers, as is the next one
     connection: Connection | None = None
+    busy: ApiError | None = None  # what the last instance said that could take no more
 
     def evict(self) -> None:
         """Leave the instance, if what it emitted can be continued, or it has emitted nothing."""

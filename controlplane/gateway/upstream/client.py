@@ -11,26 +11,29 @@ from functools import partial
 import aiohttp
 from yarl import URL
 
-from controlplane.dispatch.port import DEAD, SILENT, Placed
+from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
 from controlplane.gateway.admission.validation import Kind
-from controlplane.gateway.errors import JSON_TYPE
+from controlplane.gateway.errors import JSON_TYPE, ApiError
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.serving.responder import Responder
 from controlplane.gateway.serving.ticket import Interrupt, Ticket
-from controlplane.gateway.upstream.connections import Connection, Connections, Origin
-from controlplane.gateway.upstream.error_messages import message_of
+from controlplane.gateway.upstream import answers
+from controlplane.gateway.upstream.answers import Usage
+from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
+from controlplane.gateway.upstream.error_messages import message_of, without_quotations
 from controlplane.gateway.upstream.failures import (
     BUSY_STATUSES,
     ENGINE_DEAD,
     EngineFailed,
     Evicted,
+    InstanceBusy,
     InstanceLost,
     Interrupted,
+    Refusal,
     RefusedByInstance,
 )
 from controlplane.gateway.upstream.kept_stream import KeptStream
 from controlplane.gateway.upstream.passage import Stream
-from controlplane.gateway.upstream.stream import Usage
 
 MOST_SERVERS = 10_000
 
@@ -49,7 +52,7 @@ class Server:
             % (path, kind.encode(), name)
             for kind in Kind
         }
-        self.fingerprint = b""
+        self.fingerprint = ""
         """`Withheld.fingerprint`."""
 
 
@@ -57,7 +60,9 @@ def _head(ticket: Ticket, placed: Placed, begin: bytes, body_bytes: int) -> byte
     key = f"Authorization: Bearer {placed.api_key}\r\n" if placed.api_key else ""
     if key.count("\n") > 1 or key.count("\r") > 1:
         raise ValueError("an API key of an instance has line ends in it")
-    return begin + f"{key}X-Request-Id: {ticket.asked.request_id}\r\nContent-Length: {body_bytes}\r\n\r\n".encode()
+    traced = "".join(f"{name}: {value}\r\n" for name, value in ticket.trace_context)
+    ours = f"X-Request-Id: {ticket.asked.request_id}\r\nContent-Length: {body_bytes}\r\n"
+    return begin + f"{key}{traced}{ours}\r\n".encode()
 
 
 class Upstream:
@@ -109,35 +114,55 @@ class Upstream:
         kind = Kind.COMPLETION if kept is not None and kept.opened else ticket.call.kind
         head = _head(ticket, placed, server.heads[kind], len(body))
         connection: Connection | None = None
+        was_sent = False
         try:
-            connection = await self.connections.get(server.origin)
-            if ticket.evicting:
-                raise Evicted
-            ticket.leave_instance = partial(connection.stop, Evicted())
-            ticket.connection = connection
-            # The heartbeat watches an instance that is silent before a whole answer.
-            await connection.ask(head, body, self.silence_s if streamed else None)
+            while connection is None:
+                connection = await self.connections.get(server.origin)
+                if ticket.evicting:
+                    raise Evicted
+                ticket.leave_instance = partial(connection.stop, Evicted())
+                ticket.connection = connection
+                was_sent = True
+                try:
+                    # The heartbeat watches an instance that is silent before a whole answer.
+                    connection.send(head, body, placed.first_token_s if streamed else None)
+                    while not connection.headers_came:
+                        connection.check()
+                        await connection.wait(responder.look_in_s if streamed else None)
+                        if streamed:
+                            await responder.look()
+                except AnswerCutOff:
+                    if not connection.was_stale:
+                        raise
+                    self.connections.put_back(connection)
+                    connection = None
             if connection.status != 200:
-                await self._refused(ticket, placed, connection, responder)
+                await self._refused(ticket, placed, connection)
             elif streamed:
-                self.requests.headers_came(ticket)
-                began = self.requests.began
-                stream = (
-                    KeptStream(ticket, kept, responder, usage, server.fingerprint, began)
-                    if kept is not None
-                    else Stream(ticket, responder, usage, server.fingerprint, began)
-                )
-                await stream.carry(connection)
-                server.fingerprint = stream.fingerprint
+                await self._streamed(ticket, connection, server, responder, usage)
             else:
-                answer = await connection.body()
-                usage.read(answer)
+                answer = await _whole(connection)
+                usage.take(answers.whole(answer, kind).usage)
                 self.requests.began(ticket)
                 await responder.whole(200, JSON_TYPE[1], answer)
+        except Refusal as refusal:  # vLLM's own word on a bad request is the tenant's answer
+            await responder.error(refusal)
+            raise RefusedByInstance(refusal.status, without_quotations(refusal.message, ticket.call.body)) from None
         except EngineFailed as failure:
-            raise _lost(ticket, placed, failure.reason, DEAD if failure.dead else SILENT) from failure
+            if failure.dead:
+                raise _lost(ticket, placed, failure.reason, DEAD) from failure
+            raise _lost(ticket, placed, f"answered with {failure.reason}", ERROR, failure.reason) from failure
         except OSError as error:  # TimeoutError and ConnectionError too
-            raise _lost(ticket, placed, f"{type(error).__name__}: {error}") from error
+            if isinstance(error, TimeoutError) and connection is not None and not ticket.course.first_token_s:
+                ticket.course.trace[-1]["lost"] = f"{placed.instance}: {error}"
+                raise ApiError(  # elsewhere it would take as long
+                    504,
+                    "The instance that was given this request sent no token for too long.",
+                    type="server_error",
+                    code="first_token_late",
+                ) from None
+            reason = f"{type(error).__name__}: {error}"
+            raise _lost(ticket, placed, reason, _failure_of(error, was_sent=was_sent)) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if ticket.interrupted is Interrupt.DISCONNECT and usage.whole:  # it left because it has everything
@@ -147,7 +172,7 @@ class Upstream:
             if ticket.interrupted is Interrupt.INSTANCE_LOST:
                 if task is not None:
                     task.uncancel()
-                raise _lost(ticket, placed, Interrupt.INSTANCE_LOST.value) from None
+                raise _lost(ticket, placed, Interrupt.INSTANCE_LOST.value, "") from None
             raise
         finally:
             ticket.leave_instance = ticket.connection = None
@@ -155,26 +180,81 @@ class Upstream:
                 self.connections.put_back(connection)
         return usage
 
-    async def _refused(self, ticket: Ticket, placed: Placed, response: Connection, responder: Responder) -> None:
-        answer = await response.body()
+    async def _streamed(
+        self, ticket: Ticket, connection: Connection, server: Server, responder: Responder, usage: Usage
+    ) -> None:
+        if connection.content_type and not connection.content_type.lower().startswith(b"text/event-stream"):
+            raise EngineFailed(f"{answers.what(await _whole(connection))} and no stream")
+        self.requests.headers_came(ticket)
+
+        def began(ticket: Ticket) -> None:
+            connection.listen(self.silence_s)
+            self.requests.began(ticket)
+
+        kept = ticket.kept
+        stream = (
+            KeptStream(ticket, kept, responder, usage, server.fingerprint, began)
+            if kept is not None
+            else Stream(ticket, responder, usage, server.fingerprint, began)
+        )
+        await stream.carry(connection)
+        server.fingerprint = stream.fingerprint
+
+    async def _refused(self, ticket: Ticket, placed: Placed, connection: Connection) -> None:
+        """Raises what an answer of a status other than 200 means."""
+        status, answer = connection.status, await _whole(connection)
         if ENGINE_DEAD in answer:
-            raise EngineFailed(f"answered {response.status}: its engine died", dead=True)
+            raise EngineFailed(f"answered {status}: its engine died", dead=True)
         message = message_of(answer, ticket.call.body)
-        if response.status in BUSY_STATUSES:
-            raise InstanceLost(f"{placed.instance}: answered {response.status}{message and f': {message}'}")
-        if responder.started:
-            await responder.finish(b"data: " + answer.replace(b"\n", b" ") + b"\n\n")
-        else:
-            await responder.whole(response.status, response.content_type or JSON_TYPE[1], answer)
-        # vLLM's own word on a bad request is the tenant's answer; the exception only ends the request here.
-        raise RefusedByInstance(response.status, message)
+        reason = f"{placed.instance}: answered {status}{message and f': {message}'}"
+        if status == 429 or (status == 503 and connection.retry_after):
+            raise InstanceBusy(reason, status, message, _seconds(connection.retry_after))
+        error = answers.refusal(status, answer)
+        if error is not None:
+            raise error
+        if status in BUSY_STATUSES:
+            raise InstanceLost(reason, ERROR)
+        raise EngineFailed(f"status {status} and {answers.what(answer)}")
 
 
-def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str = SILENT) -> Exception:
+async def _whole(connection: Connection) -> bytes:
+    """The whole answer of *connection*. Raises EngineFailed for one that is too long."""
+    pieces: list[bytes] = []
+    size = 0
+
+    def take(piece: bytes) -> bool:
+        nonlocal size
+        size += len(piece)
+        if size > answers.MOST_ANSWER_BYTES:
+            raise EngineFailed(f"more than {answers.MOST_ANSWER_BYTES} bytes")
+        pieces.append(piece)
+        return True
+
+    connection.pass_to(take)
+    while not connection.complete:
+        connection.check()
+        await connection.wait()
+    connection.check()
+    return b"".join(pieces)
+
+
+def _failure_of(error: OSError, *, was_sent: bool) -> str:
+    """`Left.failure` of *error*: only a connection that breaks under a request says that its server may have ended."""
+    if isinstance(error, NotHttp):
+        return ERROR
+    return CUT if was_sent and isinstance(error, ConnectionError) else SILENT
+
+
+def _seconds(retry_after: bytes) -> float:
+    """What an instance's header says; a second where it gives a date, or nothing."""
+    return float(retry_after) if retry_after.isdigit() and len(retry_after) < 7 else 1.0
+
+
+def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str = "") -> Exception:
     """What a failure of its instance means for *ticket*: another try before the first byte or if it is kept, or an error."""
     ticket.interrupted = None
     reason = f"{placed.instance}: {reason}"
     if not ticket.course.first_token_s or (ticket.kept is not None and ticket.kept.can_go_on):
-        return InstanceLost(reason, failure)
+        return InstanceLost(reason, failure, came)
     ticket.course.trace[-1]["lost"] = reason
-    return Interrupted(failure)
+    return Interrupted(failure, reason)

@@ -23,8 +23,16 @@ TakeChunk = Callable[[bytes, int], bool]
 """Takes one HTTP chunk of a body just as it came, what it holds from the index given; False if it did not: `Take` has to."""
 
 
+STALE_S = 1.0
+"""A connection that had been idle and ends so soon after a request was written, without a byte, had ended before."""
+
+
 class AnswerCutOff(ConnectionError):
     """The connection ended, or made no sense, before the answer was whole."""
+
+
+class NotHttp(AnswerCutOff):
+    """What came is not HTTP."""
 
 
 class Connection(asyncio.Protocol):
@@ -33,6 +41,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, closed: Callable[["Connection"], None]) -> None:
         self.status = 0
         self.content_type = b""
+        self.retry_after = b""  # the header
         self.complete = True  # the answer is here to its end
         self.idle_since_s = 0.0
         self.heard_s = 0.0  # when bytes last came
@@ -46,10 +55,12 @@ class Connection(asyncio.Protocol):
         self._between_chunks = False  # what comes next is the size of a chunk
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._headers_came = False
+        self.headers_came = False
         self._framed = False  # the answer says where it ends: else with the connection
         self._keep = True
         self._paused = False
+        self._asked_s = 0.0
+        self._requests = 0  # that it was used for
         self._silence_s = 0.0
         self._silence_timer: asyncio.TimerHandle | None = None
 
@@ -59,6 +70,12 @@ class Connection(asyncio.Protocol):
         return self.complete and self._keep and self._transport is not None and not self._transport.is_closing()
 
     @property
+    def was_stale(self) -> bool:
+        """Whether it broke as a server's end of an idle connection does: the request never came to anything there."""
+        silent = not self.headers_came and self.heard_s <= self._asked_s
+        return self._requests > 1 and silent and self._loop.time() - self._asked_s < STALE_S
+
+    @property
     def failed(self) -> bool:
         """Whether no more of the answer comes, though it may not be whole."""
         return self._error is not None
@@ -66,23 +83,36 @@ class Connection(asyncio.Protocol):
     # A request
 
     async def ask(self, head: bytes, body: bytes, silence_s: float | None) -> None:
-        """Send a request and wait for the headers of its answer. *silence_s*: `TimeoutError` if no byte came for so long."""
+        """`send`, and wait for the headers of the answer."""
+        self.send(head, body, silence_s)
+        while not self.headers_came:
+            self.check()
+            await self.wait()
+
+    def send(self, head: bytes, body: bytes, silence_s: float | None) -> None:
+        """Send a request. *silence_s*: its answer fails with `TimeoutError` if no byte came for so long."""
         transport = self._transport
+        self._asked_s = self.heard_s = self._loop.time()
+        self._requests += 1
+        self.headers_came = False
         if transport is None or transport.is_closing():
             raise AnswerCutOff("the connection is closed")
-        self.status, self.content_type, self.complete = 0, b"", False
-        self._headers_came = self._framed = self._between_chunks = False
+        self.status, self.content_type, self.retry_after, self.complete = 0, b"", b"", False
+        self._framed = self._between_chunks = False
         if silence_s:
-            self._silence_s, self.heard_s = silence_s, self._loop.time()
-            self._silence_timer = self._loop.call_later(silence_s, self._listen)
+            self.listen(silence_s)
         if len(body) < JOINED_BYTES:
             transport.write(head + body)
         else:
             transport.write(head)
             transport.write(body)
-        while not self._headers_came:
-            self.check()
-            await self.wait()
+
+    def listen(self, silence_s: float) -> None:
+        """Allow *silence_s* without a byte from now on."""
+        if self._silence_timer is not None:
+            self._silence_timer.cancel()
+        self._silence_s = silence_s
+        self._silence_timer = self._loop.call_later(silence_s, self._listen)
 
     async def body(self) -> bytes:
         """All of the answer's body."""
@@ -99,15 +129,18 @@ class Connection(asyncio.Protocol):
         self._take, self._take_chunk = take, take_chunk
         self._give()
 
-    async def wait(self) -> None:
-        """Wait until headers came, the answer ended or failed, or nothing more is taken before `resume`."""
+    async def wait(self, at_most_s: float | None = None) -> None:
+        """Wait until headers came, the answer ended or failed, nothing more is taken before `resume`, or for *at_most_s*."""
         if self.complete or self._error is not None or self._paused:
             return
         self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(at_most_s, self._wake) if at_most_s is not None else None
         try:
             await self._waiter
         finally:
             self._waiter = None
+            if timer is not None:
+                timer.cancel()
 
     def check(self) -> None:
         """Raise what the answer failed of."""
@@ -161,7 +194,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
             self._between_chunks = self._between_chunks and data.endswith(b"\r\n")  # else a size has begun
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(AnswerCutOff(f"not HTTP: {error}"))
+            self._fail(NotHttp(f"not HTTP: {error}"))
         if self._take is not None:
             self._give()
 
@@ -170,7 +203,7 @@ class Connection(asyncio.Protocol):
         self._closed(self)
         if self.complete:
             return
-        if self._headers_came and not self._framed and error is None:
+        if self.headers_came and not self._framed and error is None:
             self.complete = True
             self._wake()
         else:
@@ -182,6 +215,8 @@ class Connection(asyncio.Protocol):
         name = name.lower()
         if name == b"content-type":
             self.content_type = value
+        elif name == b"retry-after":
+            self.retry_after = value
         elif name in (b"content-length", b"transfer-encoding"):
             self._framed = True
 
@@ -190,7 +225,7 @@ class Connection(asyncio.Protocol):
             return
         self.status = self._parser.get_status_code()
         if self.status >= 200:  # not "100 Continue"
-            self._headers_came = True
+            self.headers_came = True
             self._wake()
 
     def on_chunk_header(self) -> None:
@@ -204,7 +239,7 @@ class Connection(asyncio.Protocol):
             self._pieces.append(body)
 
     def on_message_complete(self) -> None:
-        if not self._headers_came:
+        if not self.headers_came:
             return
         self._keep = not self.complete and self._framed and self._parser.should_keep_alive()
         self.complete = True

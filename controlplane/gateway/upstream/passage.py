@@ -5,21 +5,11 @@ from collections.abc import Callable
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.serving.responder import SSE_TYPE, Responder
 from controlplane.gateway.serving.ticket import Ticket
+from controlplane.gateway.upstream.answers import MOST_TOKENS, Said, Usage, error_of, read
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection
-from controlplane.gateway.upstream.failures import ERROR_MARK, engine_failure
-from controlplane.gateway.upstream.stream import (
-    DELTA_MARK,
-    DONE_MARK,
-    END,
-    ENDED_MARK,
-    FINISH_MARK,
-    USAGE_MARK,
-    Usage,
-    Withheld,
-    around_text,
-    only_opens,
-    split_events,
-)
+from controlplane.gateway.upstream.failures import EngineFailed
+from controlplane.gateway.upstream.sse import Events, SentEvent
+from controlplane.gateway.upstream.stream import DONE, END, ENDED, OPENING, Withheld, around_text
 
 MOST_SHAPES = 8
 """With log probabilities, or several choices, hardly an event is like the one before it: no more are looked at then."""
@@ -30,14 +20,16 @@ class Stream:
 
     __slots__ = (
         "_began",
+        "_events",
         "_finished",
+        "_has_begun",
         "_open",
+        "_opening",
         "_prefix",
         "_responder",
         "_shapes_left",
         "_suffix",
         "_ticket",
-        "_unfinished",
         "_usage",
         "_withheld",
         "fingerprint",
@@ -48,83 +40,147 @@ class Stream:
         ticket: Ticket,
         responder: Responder,
         usage: Usage,
-        fingerprint: bytes,
+        fingerprint: str,
         began: Callable[[Ticket], None],
     ) -> None:
         self.fingerprint = fingerprint
         self._ticket, self._responder, self._usage, self._began = ticket, responder, usage, began
         self._withheld = None if ticket.call.include_usage else Withheld(ticket.call.sequences, fingerprint)
-        self._unfinished = b""
+        self._events = Events()
+        self._has_begun = False
+        self._opening = b""  # said before the engine began: goes out with the first token
         self._finished = False  # a choice has ended, by its own word
         self._open = False  # it has begun, and nothing of it is held back
         self._prefix = self._suffix = b""  # of the last event that was a token and nothing else
         self._shapes_left = 0 if ticket.call.kind is Kind.RESPONSE else MOST_SHAPES  # its events are numbered
 
     async def carry(self, connection: Connection) -> None:
-        """Pass the answer of *connection* on to its end. Raises EngineFailed, OSError."""
+        """Pass the answer of *connection* on to its end. Raises EngineFailed, OSError, Refusal."""
         responder = self._responder
-        connection.pass_to(self._take, self._take_chunk)
+        self._pass(connection)
         while True:
-            await connection.wait()
+            await connection.wait(responder.look_in_s)
+            if connection.complete and not self._events.between:
+                self._take(b"\n\n")  # some leave out the last empty line
             if responder.held:
                 if not responder.started:
                     await responder.start(200, SSE_TYPE, stream=True)
                 await responder.drain()
             if not self._usage.whole:  # else the tenant has everything, and may have gone
                 connection.check()
+                await responder.look()
             if connection.complete or connection.failed:
                 break
             connection.resume()
-        if not self._ticket.course.first_token_s:
+        if not self._has_begun:
             raise AnswerCutOff("the stream ended before it began")
-        if not (self._usage.whole or self._finished or DONE_MARK in self._unfinished):
+        if not (self._usage.whole or self._finished):
             raise AnswerCutOff("the stream ended before its last event")
         rest = b""
         if self._withheld is not None:
             self.fingerprint = self._withheld.fingerprint
             rest = self._withheld.rest()
-        await responder.finish(rest + self._unfinished)
+        await responder.finish(rest)
 
-    def _take(self, chunk: bytes) -> bool:
-        """Pass on what of *chunk* are whole events; False if the tenant has to read first."""
-        if self._unfinished or not chunk.endswith(b"\n\n"):
-            chunk, self._unfinished = split_events(self._unfinished + chunk)
-            if not chunk:
-                return True
-        events, course, call = chunk, self._ticket.course, self._ticket.call
-        response = call.kind is Kind.RESPONSE
-        if response and not course.first_token_s and only_opens(chunk):
-            self._unfinished = chunk + self._unfinished  # said before the engine began: goes out with the first token
-            return True
-        failure = engine_failure(chunk) if ERROR_MARK in chunk else None
-        if failure is not None:
-            chunk = chunk[: chunk.index(ERROR_MARK)]
-            if not (course.first_token_s and chunk):
-                raise failure
-        if not course.first_token_s:
-            self._began(self._ticket)
-            if call.kind is Kind.CHAT:
-                course.output_tokens -= call.sequences  # each choice begins with an event for its role alone
-        if response:
-            course.output_tokens += chunk.count(DELTA_MARK)
-        else:
-            course.output_tokens += chunk.startswith(b"data: ") + chunk.count(b"\ndata: ")
-        if USAGE_MARK in chunk:
-            self._usage.read_events(chunk)
-        if self._withheld is not None:
-            chunk = self._withheld.take(chunk)
-        taken = True
-        if chunk:
-            last = ENDED_MARK.search(chunk) is not None if response else DONE_MARK in chunk
-            self._usage.whole = self._usage.whole or last
-            self._finished = self._finished or FINISH_MARK in events
-            taken = self._responder.write_now(chunk)
+    def _pass(self, connection: Connection) -> None:
+        connection.pass_to(self._take, self._take_chunk)
+
+    def _take(self, piece: bytes) -> bool:
+        """Pass on the events that end with *piece*; False if the tenant has to read first."""
+        if self._open and self._suffix and piece.endswith(b"\n\n"):
+            tokens = piece.split(b"\n\n")[:-1]
+            if self._is_token(tokens[-1]) and all(map(self._is_token, tokens)):
+                self._ticket.course.output_tokens += len(tokens)
+                self._open = self._responder.write_now(piece)
+                return self._open
+        passed: list[bytes] = []
+        failure: Exception | None = None
+        try:
+            for event in self._events.feed(piece):
+                passed.append(self._event(event))  # noqa: PERF401
+        except Exception as error:  # what came before it is passed on
+            failure = error
+        chunk = b"".join(passed)
+        taken = self._responder.write_now(chunk) if chunk else True
         if failure is not None:
             raise failure
-        self._open = taken and not self._unfinished and not (self._withheld and self._withheld.holds)
-        if self._open and self._shapes_left:
-            self._learn(events)
+        self._open = (
+            taken and self._has_begun and self._events.between and not (self._withheld and self._withheld.holds)
+        )
         return taken
+
+    def _is_token(self, event: bytes) -> bool:
+        """Whether *event* is like the last token but for its text."""
+        prefix, suffix = self._prefix, self._suffix
+        end = len(event) - len(suffix) + len(END)
+        return (
+            event.startswith(prefix)
+            and event.endswith(suffix[: -len(END)])
+            and len(prefix) <= end
+            and event.find(b'"', len(prefix), end) < 0
+        )
+
+    def _event(self, event: SentEvent) -> bytes:
+        """What the tenant gets now that *event* came. Raises EngineFailed, Refusal."""
+        if event.data == DONE:
+            if not self._has_begun:
+                raise EngineFailed("an empty stream")
+            self._usage.whole = True
+            return self._less_usage(event, None)
+        said = self._read(event)
+        if self._ticket.call.kind is Kind.RESPONSE:
+            return self._of_response(event, said)
+        if said.choices is None:
+            raise EngineFailed("an event without choices")
+        course, ends = self._ticket.course, said.ends
+        if not self._has_begun:
+            self._begin()
+            if self._ticket.call.kind is Kind.CHAT:
+                # Each choice begins with an event for its role alone.
+                course.output_tokens -= self._ticket.call.sequences
+        course.output_tokens += bool(said.choices)
+        if ends:
+            self._finished = True
+        elif self._shapes_left and said.choices and said.usage is None and not event.name:
+            self._shapes_left -= 1
+            self._prefix, self._suffix = around_text(event.raw)
+        return self._less_usage(event, said)
+
+    def _read(self, event: SentEvent) -> Said:
+        """What *event* says, its usage taken."""
+        said = read(event.data)
+        if said.choices is None or said.error is not None or said.object == "error" or event.name:
+            error = error_of(said, event.name)
+            if error is not None:
+                raise error
+        usage = said.usage_said
+        if usage is not None:
+            self._usage.take(usage)
+        return said
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self._began(self._ticket)
+
+    def _of_response(self, event: SentEvent, said: Said) -> bytes:
+        """As `_event`, of the Responses API."""
+        if not isinstance(said.type, str):
+            raise EngineFailed("an event without a type")
+        number = said.sequence_number
+        if type(number) is int and 0 <= number < MOST_TOKENS:
+            self._responder.sequence_number = number + 1
+        if not self._has_begun and said.type in OPENING:
+            self._opening += event.raw + b"\n\n"
+            return b""
+        opening, self._opening = self._opening, b""
+        if not self._has_begun:
+            self._begin()
+        self._ticket.course.output_tokens += said.type.endswith(".delta")
+        self._usage.whole = self._usage.whole or said.type in ENDED
+        return opening + event.raw + b"\n\n"
+
+    def _less_usage(self, event: SentEvent, said: Said | None) -> bytes:
+        return event.raw + b"\n\n" if self._withheld is None else self._withheld.take(event, said)
 
     def _take_chunk(self, chunk: bytes, begin: int) -> bool:
         """Pass on an HTTP *chunk* as it came if it is one event like the last one but for its text: a token, and no more."""
@@ -140,10 +196,3 @@ class Stream:
             return False
         self._ticket.course.output_tokens += 1
         return True
-
-    def _learn(self, events: bytes) -> None:
-        """Remember the last of *events* but for its text, if it is a token."""
-        event = events[:-2].rpartition(b"\n\n")[2]
-        if not self._suffix or not event.startswith(self._prefix) or not event.endswith(self._suffix[: -len(END)]):
-            self._prefix, self._suffix = around_text(event)
-            self._shapes_left -= 1

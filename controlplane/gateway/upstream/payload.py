@@ -1,14 +1,13 @@
 """What an instance is sent: the tenant's own bytes, with our priority."""
 
-import orjson
+import msgspec
 
+from controlplane.gateway.admission.keys import TIERS
 from controlplane.gateway.admission.validation import Call
 from scheduling.queueing.ordering import FCFS, PRIORITY, engine_priority
 
 PRIORITY_BAND = 1000  # vLLM priorities of one SLO class; a tenant may step its own requests back within the band
 MOST_BACK = 499
-VLLM_TIERS = (None, "auto", "default", "flex", "scale", "priority")
-"""Of `service_tier`: vLLM 0.32 refuses any other word, as the name of a class is."""
 BY_CLASS = frozenset({FCFS, PRIORITY})
 
 
@@ -21,7 +20,7 @@ def payload(call: Call, raw: bytes, priority: int, *, token_ids: bool = False) -
     """
     body = call.body
     ask_usage = call.stream and not call.include_usage
-    ours = body.get("service_tier") not in VLLM_TIERS
+    ours = body.get("service_tier") not in TIERS
     if ours or "priority" in body or (ask_usage and "stream_options" in body):
         changed = body | {"priority": priority}
         if ours:
@@ -29,8 +28,14 @@ def payload(call: Call, raw: bytes, priority: int, *, token_ids: bool = False) -
         if token_ids:
             changed["return_token_ids"] = True
         if ask_usage:
-            changed["stream_options"] = (body.get("stream_options") or {}) | {"include_usage": True}
-        return orjson.dumps(changed)
+            # Alone, vLLM takes `continuous_usage_stats` for nothing: with our wish beside it every event would have usage.
+            options = body.get("stream_options") or {}
+            changed["stream_options"] = {"include_usage": True} | {
+                name: value
+                for name, value in options.items()
+                if name not in ("include_usage", "continuous_usage_stats")
+            }
+        return msgspec.json.encode(changed)
     front = b'{"priority":%d,' % priority
     if token_ids:
         front += b'"return_token_ids":true,'

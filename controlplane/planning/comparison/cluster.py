@@ -1,6 +1,6 @@
 """The fleet of the rows as a scenario and as a simulated cluster: what round trips took."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,6 +116,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "region_threshold": tuned().SPILL_ABOVE,
             "max_hold_s": tuned().MAX_HOLD_S,
             "reordering": tuned().REORDER_BY,
+            "share_spot": False,  # an instance belongs to its deployment: no command gives it to another model
         },
     }
 
@@ -126,7 +127,7 @@ def cluster_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> tuple["Clus
     from scheduling.simulation.staging.fleet import cluster_of, prices_of
 
     scenario = Scenario.model_validate(live_scenario(fleet, rows))
-    cluster, prices = replace(cluster_of(scenario), share_spot=False, sweeps=True), prices_of(scenario)
+    cluster, prices = cluster_of(scenario), prices_of(scenario)
     return cluster, np.array([prices[spec.gpu_type].on_demand_usd for spec in cluster.instances])
 
 

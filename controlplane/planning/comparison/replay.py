@@ -58,7 +58,7 @@ class Replay:
 
         Each comes from the region of its caller. One that was not served is as long as it was predicted to be.
         """
-        from scheduling.queueing.ordering import due_s, hold_s
+        from scheduling.queueing.ordering import hold_s
         from scheduling.simulation.workload.requests import make_requests
 
         deployments = [row for row in fleet.deployments.values() if row.max_instances and row.profile() is not None]
@@ -102,7 +102,8 @@ class Replay:
             predicted_tokens=np.clip(predicted, 1, longest - prompt_tokens),
             slo_class=slo_class,
             priority=np.array([row.priority for row in classes])[slo_class],
-            deadline_s=np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promises])[slo_class],
+            deadline_s=np.array([each.ttft_s for each in promises])[slo_class],
+            end_s=np.array([each.end_s for each in promises])[slo_class],
             hold_s=np.array([hold_s(each.deadline_s, tuned().MAX_HOLD_S) for each in promises])[slo_class],
         )
         notes = []

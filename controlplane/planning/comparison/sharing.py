@@ -26,7 +26,9 @@ class Shared:
 
 def read() -> Shared:
     shared, known = Shared(), None
-    rows = Instance.objects.filter(swap_group__isnull=False).exclude(state=InstanceState.FAILED).order_by("name")
+    rows = (
+        Instance.objects.filter(swap_group__isnull=False, held="").exclude(state=InstanceState.FAILED).order_by("name")
+    )
     of = ("model", "region", "gpu_type")
     for row in rows.select_related("swap_group", *(f"deployment__{each}" for each in of)):
         known = known or times.read()

@@ -113,15 +113,19 @@ def add(model: str, region: str, why: Why, gpu_type: str = "", *, to_minimum: bo
     """
     obstacles: list[str] = []
     open_to_more = []
-    for deployment in lock(model, region, gpu_type):
-        count = present_count(deployment)
-        if to_minimum and count >= deployment.min_instances:
+    deployments = lock(model, region, gpu_type)
+    bounds = places.bounds(deployments)
+    for deployment in deployments:
+        count, (least, most) = present_count(deployment), bounds[deployment.pk]
+        if to_minimum and count >= least:
             continue
-        if count < deployment.max_instances:
+        if count < most:
             open_to_more.append(deployment)
         else:
+            held = most < deployment.max_instances
             obstacles.append(
-                f"{deployment.gpu_type.name}: {count} instances are there, at most {deployment.max_instances}"
+                f"{deployment.gpu_type.name}: {count} instances are there, at most {most}"
+                f"{' without those that are held or cordoned' if held else ''}"
             )
     for method in sorted(_methods(open_to_more), key=_Method.rank):
         try:
@@ -295,7 +299,8 @@ def _methods(deployments: Sequence[Deployment]) -> list[_Method]:
 
     methods = []
     for deployment in deployments:
-        rows = list(deployment.instances.exclude(state__in=PRESENT).select_related("node", "deployment__model"))
+        own = deployment.instances.exclude(state__in=PRESENT)
+        rows = list(own.select_related("node", "deployment__model", "deployment__region"))
         rows.sort(key=lambda row: row.state_changed_at, reverse=True)
         missing = max(deployment.min_instances, 1) - present_count(deployment)
         for row in rows:
@@ -326,7 +331,7 @@ def _source(row: Instance) -> int | None:
     """From where *row* would be added; None if it is not to be touched."""
     from scheduling.scaling.ranking import Source
 
-    if fleet.open_command(row) != _stop_to_come(row):
+    if fleet.open_command(row) != _stop_to_come(row) or places.obstacle(row):
         return None
     if row.swap_group_id is not None and (
         row.state != InstanceState.FAILED or fleet.awake_in(row.swap_group_id).exists()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import redis
 from django.conf import settings
-from django.db.models import Max, Sum
+from django.db.models import Max
 
 from controlplane.dispatch.wire import STRATEGIST_KEY, VIEWS_KEY
+from controlplane.fleet import places
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.planning.models import ScalingMove
@@ -90,17 +91,18 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
     from scheduling.scaling.view import Load as EndpointLoad
     from scheduling.scaling.view import count_of_one, endpoint_view
 
-    bounds = {
-        region: (least, most)
-        for region, least, most in Deployment.objects.filter(model__name=model, active=True, region__active=True)
-        .order_by()
-        .values_list("region__name")
-        .annotate(Sum("min_instances"), Sum("max_instances"))
-    }
+    rows = Deployment.objects.filter(model__name=model, active=True, region__active=True).select_related("region")
+    allowed = places.bounds(rows)
+    bounds: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        least, most = bounds.get(row.region.name, (0, 0))
+        bounds[row.region.name] = least + allowed[row.pk][0], most + allowed[row.pk][1]
     states: dict[str, list[tuple[float, str]]] = {region: [] for region in bounds}
-    rows = Instance.objects.filter(deployment__model__name=model, deployment__active=True).order_by("state_changed_at")
-    rows = rows.exclude(state=InstanceState.SLEEPING, swap_group__isnull=False)  # scaling cannot wake them
-    for region, state, changed_at in rows.values_list("deployment__region__name", "state", "state_changed_at"):
+    instances = Instance.objects.filter(deployment__model__name=model, deployment__active=True)
+    instances = instances.exclude(state=InstanceState.SLEEPING, swap_group__isnull=False)  # scaling cannot wake them
+    for region, state, changed_at in instances.order_by("state_changed_at").values_list(
+        "deployment__region__name", "state", "state_changed_at"
+    ):
         states.get(region, []).append((changed_at.timestamp(), state))
     changed = dict(ScalingMove.objects.filter(model=model).order_by().values_list("region").annotate(Max("at")))
     now_s, endpoint_views = now.timestamp(), []

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from controlplane.fleet import places
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Node
@@ -57,6 +58,9 @@ def read(models: set[str]) -> Fleet:
         (row.model.name, row.region.name, row.gpu_type.name): row
         for row in rows.select_related("model", "region", "gpu_type").order_by("model__name", "region__name", "pk")
     }
+    bounds = places.bounds(deployments.values())
+    for row in deployments.values():  # as planners may go by them now; nobody saves these
+        row.min_instances, row.max_instances = bounds[row.pk]
     present: Counter[Place] = Counter()
     spare: Counter[Place] = Counter()
     taken: Counter[tuple[str, str]] = Counter()  # by what is not planned
@@ -83,10 +87,8 @@ def read(models: set[str]) -> Fleet:
         elif node is not None and (place not in deployments or state == InstanceState.FAILED):
             taken[region, gpu_type] += gpus  # what drains gives its GPUs back soon
     units: Counter[tuple[str, str]] = Counter()
-    for region, gpu_type, count in Node.objects.filter(active=True).values_list(
-        "region__name", "gpu_type__name", "gpu_count"
-    ):
-        units[region, gpu_type] += count
+    for machine in Node.objects.filter(active=True).select_related("region", "gpu_type"):
+        units[machine.region.name, machine.gpu_type.name] += places.plannable_gpus(machine)
     free = {place: max(count - taken[place], planned[place]) for place, count in units.items()}
     return Fleet(
         deployments,

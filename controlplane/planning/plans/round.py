@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -54,8 +54,9 @@ class Round:
 
         began = time.perf_counter()
         made = advisor.make_plan(
-            now.timestamp(), expected.to_plan(), fleet.to_plan(), measured, expected.follows, plan_settings()
-        )
+            now.timestamp(), expected.to_plan(), fleet.to_plan(), measured, expected.follows,
+            replace(plan_settings(), solver=tuned().PLAN_SOLVER),
+        )  # fmt: skip
         return cls(fleet, expected, measured, made, (time.perf_counter() - began) * 1000)
 
     def valid_until(self, model: str) -> datetime:

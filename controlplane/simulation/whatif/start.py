@@ -14,7 +14,7 @@ from controlplane.simulation.whatif.starts import past, traces
 from controlplane.simulation.whatif.state import with_state
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import Stage, stage
-from scheduling.simulation.staging.demand import demand_of
+from scheduling.simulation.staging.demand import demand_of, of_the_fleet
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.edits import Edit, Factor, Shift, edited
@@ -71,7 +71,7 @@ def stage_start(
     made = stage(scenario, SOURCE, seed, workload)
     if start.arrivals["kind"] == "forecast" and all(isinstance(edit, Factor | Shift) for edit in edits):
         # Of all seeds the same, so that what an instance serves is measured once for all of them.
-        before = recent(start.arrivals)
+        before = of_the_fleet(scenario, recent(start.arrivals))
         made = replace(made, recent=requests_of(scenario, made.cluster, before, seed) if len(before) else None)
     if start.past:
         made = replace(made, past=past.as_arrays(start.past, made.cluster.endpoints))

@@ -2,10 +2,11 @@
 
 One opinion is best on calm nights, another when bursts come and go, a third at the hours at which people start work, and
 which one it is changes with the service and from day to day. So none is chosen: for each horizon of a grid every opinion has
-a loss (absolute percentage error, exponentially forgotten), the forecast is the mean of their logarithms with weights
-exp(-loss), and horizons between are interpolated. The weighting is that of prediction with expert advice (Cesa-Bianchi and
-Lugosi, "Prediction, Learning, and Games", 2006); the opinions are in `experts`, `regression` and `forest`. The forest starts
-with as much weight as all others together: these say much the same in many ways, and would outvote it by number.
+a loss, exponentially forgotten by window, and another by time of day, forgotten by day: what was right in the night says
+little of the morning. The forecast is the mean of their logarithms with weights exp(-loss), and horizons between are
+interpolated. The weighting is that of prediction with expert advice (Cesa-Bianchi and Lugosi, "Prediction, Learning, and
+Games", 2006); the opinions are in `experts`, `regression` and `trees`. The trees start with almost as much weight as all
+others together: these say much the same in many ways, and would outvote them by number.
 """
 
 from collections.abc import Sequence
@@ -16,31 +17,42 @@ import numpy as np
 
 from forecasting.workload.forecasters.calibrated import Calibrated
 from forecasting.workload.forecasters.experts import NAMES as SIMPLE
-from forecasting.workload.forecasters.experts import Index, Trail, opinions
-from forecasting.workload.forecasters.forest import NAME as FOREST
-from forecasting.workload.forecasters.forest import Forest
+from forecasting.workload.forecasters.experts import OFFSET_SHARE, Index, Trail, opinions
 from forecasting.workload.forecasters.points import PointModel, Values
 from forecasting.workload.forecasters.regression import NAMES as REGRESSIONS
 from forecasting.workload.forecasters.regression import Regression
+from forecasting.workload.forecasters.trees import NAMES as TREES
+from forecasting.workload.forecasters.trees import Boosted, Forest
 from forecasting.workload.series import DAY_S
 
 LEAST_WINDOWS: Final = 12
 GRID: Final = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36, 72, 144)  # horizons at which losses are kept
 LEARNED: Final = tuple(horizon for horizon in GRID if horizon <= 36)
-NAMES: Final = (*SIMPLE, *REGRESSIONS, FOREST)
-FOREST_SHARE: Final = 0.5  # of the weight that opinions have before any loss; the others have equal parts of the rest
+NAMES: Final = (*SIMPLE, *REGRESSIONS, *TREES)
+TREE_SHARES: Final = (0.25, 0.15)
+"""Of the weight that opinions have before any loss; the others have equal parts of the rest."""
 MEMORY: Final = 0.99  # of losses, by window
+DAY_MEMORY: Final = 0.8  # of losses by time of day, by day
+DAY_PARTS: Final = 8  # of a day, at most, that have losses of their own
+DAY_WEIGHT: Final = 0.5  # of a loss by time of day, beside one by window
 EAGERNESS: Final = 27.0  # one window ahead, an opinion with twice the loss of the best has exp(-27) of its weight
-FIRST_WEIGHTS: Final = np.array([(1 - FOREST_SHARE) / (len(NAMES) - 1)] * (len(NAMES) - 1) + [FOREST_SHARE])
+# Errors h windows ahead overlap: as many of them say less, so they move the weights less.
+EAGERNESS_BY_GRID: Final = EAGERNESS / np.array(GRID, np.float64) ** 0.2
+SIMPLE_SHARE: Final = (1 - sum(TREE_SHARES)) / (len(NAMES) - len(TREES))
+FIRST_WEIGHTS: Final = np.array([SIMPLE_SHARE] * (len(NAMES) - len(TREES)) + list(TREE_SHARES))
 LOSS_WINDOWS: Final = 288  # at the end of what is fitted on, whose forecasts give the first losses
 LARGEST_LOSS: Final = 2.0  # an opinion cannot be more wrong than that in one window
+LEAST_LEVEL: Final = 0.1
+"""An error is a share of the rate, or of so much of the mean rate where that is more: on a series that is mostly idle,
+shares of next to nothing would be all that counts."""
 
 
 class BlendModel(PointModel):
     def __init__(self) -> None:
         self.trail: Trail | None = None
-        self.regression, self.forest = Regression(LEARNED), Forest(LEARNED)
+        self.regression, self.forest, self.boosted = Regression(LEARNED), Forest(LEARNED), Boosted(LEARNED)
         self.losses: Values = np.zeros((len(NAMES), len(GRID)))
+        self.by_part: Values = np.zeros((1, len(NAMES), len(GRID)))  # the same by part of the day
 
     @classmethod
     def least(cls, season: int) -> int:
@@ -56,12 +68,9 @@ class BlendModel(PointModel):
         judged = min(LOSS_WINDOWS, count // 3)
         self._learn(count - judged)
         targets = np.arange(count - judged, count)
-        losses = self._loss(targets)  # (opinions, grid, targets)
-        known = self.trail.known[targets]
-        since = (
-            np.cumsum(known[::-1])[::-1] - known
-        )  # windows that were known after each: a gap makes nothing forgotten
-        self.losses = (losses * MEMORY**since).sum(axis=-1)
+        self.losses = np.zeros((len(NAMES), len(GRID)))
+        self.by_part = np.zeros((min(DAY_PARTS, season), len(NAMES), len(GRID)))
+        self._remember(targets)
         self._learn(count)
 
     def _learn(self, end: int) -> None:
@@ -69,17 +78,37 @@ class BlendModel(PointModel):
         assert self.trail is not None
         self.regression.fit(self.trail, end)
         self.forest.fit(self.trail, end)
+        self.boosted.fit(self.trail, end)
+
+    def _remember(self, targets: Index) -> None:
+        """Add the losses on *targets*, one after another; a gap makes nothing forgotten."""
+        assert self.trail is not None
+        for target, loss in zip(targets, np.moveaxis(self._loss(targets), -1, 0), strict=True):
+            if self.trail.known[target]:
+                self._add(int(target), loss)
+
+    def _add(self, target: int, loss: Values) -> None:
+        self.losses = MEMORY * self.losses + loss
+        parts = len(self.by_part)
+        part = target % self._season * parts // self._season
+        self.by_part[part] = DAY_MEMORY ** (parts / self._season) * self.by_part[part] + loss
+
+    @property
+    def _season(self) -> int:
+        assert self.trail is not None
+        return self.trail.season
 
     def append(self, value: float) -> None:
         assert self.trail is not None
         self.trail.append(value)
-        if not np.isnan(value):
-            self.losses = MEMORY * self.losses + self._loss(np.array([len(self.trail) - 1]))[..., 0]
+        self._remember(np.array([len(self.trail) - 1]))
 
     def path(self, horizon: int) -> Values:
         assert self.trail is not None
         horizons = np.arange(1, horizon + 1)
-        return self._mean(self._said(np.full(horizon, len(self.trail) - 1), horizons), self.weights(), horizon)
+        return self._mean(
+            self._said(np.full(horizon, len(self.trail) - 1), horizons), self.weights(len(self.trail)), horizon
+        )
 
     def walk(self, values: Values) -> Values:
         """As a loop over `path` and `append` would, with all moments at once."""
@@ -91,19 +120,30 @@ class BlendModel(PointModel):
         losses = np.moveaxis(self._loss(np.arange(begin, len(trail))), -1, 0)
         weights = np.empty((len(values), *self.losses.shape))
         for index, loss in enumerate(losses):
-            weights[index] = self.weights()
+            weights[index] = self.weights(begin + index)
             if trail.known[begin + index]:
-                self.losses = MEMORY * self.losses + loss
+                self._add(begin + index, loss)
         origins, horizons = begin - 1 + np.arange(len(values))[:, None], np.arange(1, self.reach + 1)
         return self._mean(self._said(origins, horizons), np.moveaxis(weights, 0, 1), self.reach)
 
-    def weights(self) -> Values:
-        """Weight of every opinion at every horizon of the grid: (opinions, grid), columns adding up to 1."""
-        best = np.maximum(self.losses.min(axis=0), 1e-9)
-        # Errors h windows ahead overlap: as many of them say less, so they move the weights less.
-        eagerness = EAGERNESS / np.sqrt(GRID)
-        weights = FIRST_WEIGHTS[:, None] * np.exp(-eagerness * np.minimum(self.losses / best - 1.0, 20.0))
+    def weights(self, next_window: int) -> Values:
+        """Weight of every opinion at every horizon of the grid, *next_window* being the first: (opinions, grid), columns
+        adding up to 1."""
+        losses = self.losses + DAY_WEIGHT * self._by_time_of_day(next_window + np.array(GRID) - 1)
+        best = np.maximum(losses.min(axis=0), 1e-9)
+        weights = FIRST_WEIGHTS[:, None] * np.exp(-EAGERNESS_BY_GRID * np.minimum(losses / best - 1.0, 20.0))
         return np.asarray(weights / weights.sum(axis=0))
+
+    def _by_time_of_day(self, targets: Index) -> Values:
+        """Losses at the times of day of *targets*, one for each horizon of the grid, between those of parts of the day."""
+        parts = len(self.by_part)
+        at = (targets % self._season + 0.5) * parts / self._season - 0.5
+        before = np.floor(at).astype(np.int64)
+        later, grid = at - before, np.arange(len(GRID))
+        losses = (1 - later) * self.by_part[before % parts, :, grid].T + later * self.by_part[
+            (before + 1) % parts, :, grid
+        ].T
+        return np.asarray(losses)
 
     def _mean(self, said: Values, weights: Values, horizon: int) -> Values:
         """Rates from *said* (opinions, ..., horizon) by *weights* (opinions, ..., grid); the silent ones do not count."""
@@ -116,7 +156,7 @@ class BlendModel(PointModel):
 
     def tried(self) -> Sequence[str]:
         """The opinions that count most at the next window."""
-        weights = self.weights()[:, 0]
+        weights = self.weights(0 if self.trail is None else len(self.trail))[:, 0]
         return [f"{NAMES[index]} {weights[index]:.0%}" for index in np.argsort(-weights)[:3]]
 
     def _said(self, origins: Index, horizons: Index) -> Values:
@@ -125,6 +165,7 @@ class BlendModel(PointModel):
             opinions(self.trail, origins, horizons),
             self.regression.predict(self.trail, origins, horizons),
             self.forest.predict(self.trail, origins, horizons)[None],
+            self.boosted.predict(self.trail, origins, horizons)[None],
         ])  # fmt: skip
 
     def _loss(self, targets: Index) -> Values:
@@ -137,8 +178,9 @@ class BlendModel(PointModel):
         grid = np.array(GRID)[:, None]
         origins = targets - grid
         said = self._said(np.maximum(origins, 0), np.broadcast_to(grid, origins.shape))
-        actual = trail.z[targets]
-        loss = np.minimum(np.abs(np.expm1(np.minimum(said - actual, 10.0))), LARGEST_LOSS)
+        actual = trail.rate(trail.z[targets])
+        scale = np.maximum(actual, LEAST_LEVEL / OFFSET_SHARE * trail.offset)
+        loss = np.minimum(np.abs(np.maximum(trail.rate(said), 0.0) - actual) / scale, LARGEST_LOSS)
         loss = np.where((origins >= 0) & trail.known[targets], loss, 0.0)
         worst = np.nanmax(np.where(np.isnan(loss), -1.0, loss), axis=0)
         return np.where(np.isnan(loss), np.maximum(worst, 0.0), loss)
@@ -148,13 +190,16 @@ class BlendModel(PointModel):
             "trail": self.trail.state() if self.trail else None,
             "regression": self.regression.state(),
             "forest": self.forest.state(),
+            "boosted": self.boosted.state(),
             "losses": self.losses.copy(),
+            "by_part": self.by_part.copy(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.trail = Trail.load(state["trail"]) if state["trail"] else None
         self.regression, self.forest = Regression.load(state["regression"]), Forest.load(state["forest"])
-        self.losses = np.array(state["losses"])
+        self.boosted = Boosted.load(state["boosted"])
+        self.losses, self.by_part = np.array(state["losses"]), np.array(state["by_part"])
 
 
 @lru_cache(maxsize=64)

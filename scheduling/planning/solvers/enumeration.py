@@ -4,7 +4,7 @@ Models that share no GPUs have nothing to do with each other, so each set of mod
 set the *choices* of every endpoint are written down: each number of instances by GPU type that holds the endpoint's own
 rows, cheapest first. The search takes one choice an endpoint, model by model, and leaves a branch where no choices of the
 endpoints to come can hold the rows of the model's total, or be cheap enough. What cannot be searched through, and what
-cannot hold all rows, is left to `relaxation` and `branch_and_bound`.
+cannot hold all rows, is left to `relaxation` and `exact`.
 """
 
 from typing import Final, NamedTuple

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.planning.problem import Problem
-from scheduling.planning.solvers.branch_and_bound import solve_exact
-from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost
+from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost, solve_exact
 
 ASKED_SHARE = 0.7
 """Share of the time that the solver is asked to keep to, so that what it has found by then is not lost with the process."""

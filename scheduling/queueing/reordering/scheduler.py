@@ -1,7 +1,8 @@
 """The global scheduler (QLM section 7): a better order of all virtual queues within a time budget, and why.
 
 It returns the previous order where that serves everybody in time. It never returns one that is worse than the previous order
-with new groups inserted, nor, without a previous one, than EDF with earliest completion or FCFS.
+with new groups inserted, nor, whenever somebody would be late, than any of the simple rules (`CANDIDATES`): at each look all
+are priced by the objective of the search, and what is as good by a rule as by the search is ordered by the rule.
 """
 
 import os
@@ -16,7 +17,7 @@ from scheduling.queueing.reordering.budget import Budget
 from scheduling.queueing.reordering.evaluate import Score, evaluate
 from scheduling.queueing.reordering.problem import Floats, Order, Problem, begin, contiguous
 from scheduling.queueing.reordering.programme import solve
-from scheduling.queueing.reordering.rules import RULES, SEARCH, edf_earliest_completion
+from scheduling.queueing.reordering.rules import CANDIDATES, RULES, SEARCH, edf_earliest_completion
 from scheduling.queueing.reordering.search.sequences import order_of, terms_of
 from scheduling.queueing.reordering.search.ties import by_due_time
 from scheduling.queueing.reordering.searching import Search, rows_of
@@ -68,6 +69,11 @@ class _Whole:
         if any(self.fixed):
             order = Order.of([[*first, *rest] for first, rest in zip(self.fixed, order.queues(), strict=True)])
         return order
+
+    def by_rule(self) -> tuple[str, Order]:
+        """The cheapest order of a rule, and the rule's name."""
+        orders = [(name, self.search.complete(RULES[name](self.terms))) for name in CANDIDATES]
+        return min(orders, key=lambda each: self.search.cost(each[1]))
 
     def by_due_time(self, order: Order) -> Order:
         """*order* with groups of each model by due time where that costs nothing."""
@@ -167,10 +173,26 @@ def reorder(
         return Answer(order, changed, before, evaluate(problem, order, kappa_s), 0, lacking, f"As {by} has it.")
     if before.objective <= 0.0:
         return Answer(base, False, before, before, 0, lacking, "No group is late.")
-    order = search.cold(fallback) if previous is None else search.warm(fallback)
-    order = whole.finish(whole.by_due_time(order))
+    rule, ruled = whole.by_rule()
+    order = whole.finish(ruled)
     after = evaluate(problem, order, kappa_s)
+    if after.objective > 0.0 or after.swaps > 0:
+        start = min(fallback, ruled, key=search.cost)
+        start = whole.by_due_time(search.cold(start) if previous is None else search.warm(start))
+        sought = whole.finish(start)
+        score = evaluate(problem, sought, kappa_s)
+        # A rule that is as good leaves more slack for what is still to come, of which neither knows.
+        if _worth(score) < _worth(after):
+            rule, order, after = SEARCH, sought, score
     if (after.left_over, after.objective) >= (before.left_over, before.objective * (1.0 - LEAST_GAIN)):
         reason = "No better order was found." if previous is not None else "EDF with earliest completion is as good."
         return Answer(base, False, before, before, budget.tried, lacking, reason)
-    return Answer(order, True, before, after, budget.tried, lacking, _reason(before, after, lacking))
+    reason = _reason(before, after, lacking)
+    if rule != SEARCH:
+        reason += f" As {rule} has it: nothing better was found."
+    return Answer(order, True, before, after, budget.tried, lacking, reason)
+
+
+def _worth(score: Score) -> tuple[int, float, int]:
+    """What is compared of two orders; the lower is better."""
+    return score.left_over, score.objective, score.swaps

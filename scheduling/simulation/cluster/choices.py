@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled_inline, index
-from scheduling.routing.regions import first_choice, fullness
+from scheduling.routing.regions import asked_work_s, first_choice, fullness
 from scheduling.routing.routers import has_room, shortest_queue
 from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.totals import grown_at_most, grown_tokens, observe_memory, report
@@ -90,7 +90,7 @@ def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) 
 
 
 @compiled_inline
-def _fullness(world: World, endpoint: int, more_tokens: int) -> float:
+def _fullness(world: World, endpoint: int, more_tokens: int, now_s: float) -> float:
     """`regions.pressure` of *endpoint*, of which the sums are up to now but for *more_tokens*."""
     total = world.engines.totals[endpoint]
     return fullness(
@@ -99,6 +99,8 @@ def _fullness(world: World, endpoint: int, more_tokens: int) -> float:
         total.running,
         total.max_num_seqs,
         int(world.waiting.size[endpoint]),
+        asked_work_s(world.endpoints, endpoint, now_s),
+        int(total.open),
     )
 
 
@@ -108,14 +110,14 @@ def _pressure(world: World, endpoint: int, low: float, high: float, now_s: float
 
     What sequences beyond the tokens expected of them have added to its memory is bounded, and mostly that is enough.
     """
-    least = _fullness(world, endpoint, 0)
+    least = _fullness(world, endpoint, 0, now_s)
     if least > high:
         return least
-    most = _fullness(world, endpoint, grown_at_most(world.engines, endpoint, now_s))
+    most = _fullness(world, endpoint, grown_at_most(world.engines, endpoint, now_s), now_s)
     if most < low or (least >= low and most <= high):
         return least
     observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-    return _fullness(world, endpoint, 0)
+    return _fullness(world, endpoint, 0, now_s)
 
 
 @compiled_inline
@@ -128,7 +130,7 @@ def _is_below(seen: Moment, endpoint: int, threshold: float) -> bool:
 def _use(seen: Moment, endpoint: int) -> float:
     world, now_s, source = seen
     observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-    return _fullness(world, endpoint, 0)
+    return _fullness(world, endpoint, 0, now_s)
 
 
 @compiled_inline

@@ -10,13 +10,14 @@ import numpy as np
 
 from scheduling.compiled import compiled_inline, compiled_internal, index
 from scheduling.dispatch import dispatch, send
-from scheduling.fleet.profile import service_time_s
+from scheduling.fleet.profile import decode_time_s, service_time_s
 from scheduling.lookahead.maps import leave
-from scheduling.queueing.ordering import FCFS, PRIORITY, SJF, engine_priority, queue_key
+from scheduling.queueing.ordering import FCFS, PRIORITY, SJF, SLACK, engine_priority, first_due_s, queue_key
 from scheduling.queueing.virtual_queues import insert_loose, may_balance, pull
 from scheduling.queueing.waiting_set import enqueue, free_slot, peek
 from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
+from scheduling.routing.regions import ask, note_cached
 from scheduling.routing.requests_ahead import close_ahead, note_end, open_ahead
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, PRESERVE, has_room, prefilled, release
 from scheduling.simulation.cluster.choices import choose_endpoint, column, shortest
@@ -44,6 +45,8 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
     this.output_tokens = column(arrivals.output_tokens, request) - kept_tokens
     this.expected_tokens = waiting.prompt_tokens[slot] + waiting.output_tokens[slot]
     this.expected_prompt = waiting.prompt_tokens[slot]
+    expected_output = int(waiting.output_tokens[slot])
+    ask(world.fleet, world.endpoints, instance, int(this.expected_prompt), expected_output, now_s)
     if world.policies[endpoint].routing == LEAST_DELAY:
         learn(world.fleet, world.affinity, endpoint, slot, instance)
     priority, key = column(arrivals.priority, request), float(waiting.key[slot])
@@ -269,18 +272,36 @@ def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
 
 
 @compiled_inline
+def _allowed_s(world: World, request: int) -> float:
+    """Seconds from its arrival after which the first of what *request* was promised is due."""
+    arrivals = world.arrivals
+    ttft_s = arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
+    return float(min(ttft_s, arrivals.end_s[request if arrivals.end_s.size > 1 else 0]))
+
+
+@compiled_inline
 def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output_tokens: int) -> float:
     """The queue key of *request* at *endpoint*."""
     policy, arrivals = world.policies[endpoint], world.arrivals
     arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
-    deadline_s = arrival_s + arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
+    due_s = float(arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0])
+    end_s = float(arrivals.end_s[request if arrivals.end_s.size > 1 else 0])
     ordering = int(policy.ordering)
     service_s = 0.0
     if ordering not in (FCFS, PRIORITY):  # which do not ask for it
-        if ordering == SJF:
+        if end_s < np.inf:
+            a_s, b_s, c_s = (
+                float(policy.decode_a_s),
+                float(policy.decode_b_s_per_sequence),
+                float(policy.decode_c_s_per_token),
+            )
+            due_s = first_due_s(due_s, end_s, decode_time_s(a_s, b_s, c_s, prompt_tokens, output_tokens))
+        if ordering == SLACK:
+            output_tokens = 1
+        elif ordering == SJF:
             output_tokens = column(arrivals.output_tokens, request) - column(world.kept_tokens, request)
         service_s = _service_s(policy, prompt_tokens, output_tokens)
-    return queue_key(ordering, arrival_s, deadline_s, priority, service_s, float(policy.stretch))
+    return queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, float(policy.stretch))
 
 
 @compiled_inline
@@ -302,7 +323,7 @@ def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
         prompt = min(prompt, room - 1)
         output = room - prompt
     arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
-    deadline_s = arrival_s + arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
+    deadline_s = arrival_s + _allowed_s(world, request)
     key = key_of(world, request, endpoint, prompt, output)
     slot = enqueue(waiting, endpoint, key, arrival_s, deadline_s, priority, prompt, output, -1, -1, -1, -1)
     world.held[slot] = request
@@ -326,6 +347,8 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
         outcome = world.outcomes[request]
         outcome.e2e_s = now_s - this.origin_s
         outcome.state = DONE
+        if world.run_state[0].caches != 0:
+            note_cached(world.fleet, instance, int(outcome.cached_tokens), int(this.prompt_tokens))
         world.run_state[0].ended += 1
         if world.policies[index(world.fleet.endpoint[instance])].round_trip_s > 0.0:
             note_end(world.fleet, instance, now_s)

@@ -91,7 +91,7 @@ def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
         for at in range(candidates.size):
             observe_memory(fleet, endpoints, world.engines, int(candidates[at]), now_s, source)
         threshold = float(policy.threshold)
-        target = better_home(fleet, endpoints, candidates, waiting.size, endpoint, threshold)
+        target = better_home(fleet, endpoints, candidates, waiting.size, endpoint, threshold, now_s)
         slot = peek(waiting, endpoint)
         if target < 0:
             for at in range(candidates.size):

@@ -237,6 +237,7 @@ class Arrivals(NamedTuple):
     predicted_tokens: NDArray[np.int32]
     priority: NDArray[np.int32]
     deadline_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
     hold_s: NDArray[np.float64]
 
 

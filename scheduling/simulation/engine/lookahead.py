@@ -64,10 +64,11 @@ def endpoint_loads(
     waiting: NDArray[np.int64],
     use: NDArray[np.float64],
     kv_use: NDArray[np.float64],
+    now_s: float,
 ) -> None:
     """Write `scaling.view.use_now` of every endpoint into *use* and *kv_use*."""
     for endpoint in range(use.size):
-        use[endpoint], kv_use[endpoint] = use_now(fleet, endpoints, endpoint, waiting[endpoint])
+        use[endpoint], kv_use[endpoint] = use_now(fleet, endpoints, endpoint, waiting[endpoint], now_s)
 
 
 @compiled
@@ -81,6 +82,7 @@ def any_below_floor(
     since_change_s: NDArray[np.float64],
     above: NDArray[np.float64],
     cooldown_s: NDArray[np.float64],
+    now_s: float,
 ) -> bool:
     """Whether `scaling.floor.floor_move` could want something of any endpoint; never no where it does.
 
@@ -98,7 +100,7 @@ def any_below_floor(
             if serving[endpoint] == 0:
                 return True
         elif since_change_s[endpoint] >= cooldown_s[endpoint] and (
-            pressure(fleet, endpoints, endpoint, waiting[endpoint]) * ready > above[endpoint] * serving[endpoint]
+            pressure(fleet, endpoints, endpoint, waiting[endpoint], now_s) * ready > above[endpoint] * serving[endpoint]
         ):
             return True
     return False

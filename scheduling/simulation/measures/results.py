@@ -55,8 +55,13 @@ class Promise:
     deadline_s: float = inf
 
     @property
+    def end_s(self) -> float:
+        """Until the last token: end to end, or by the deadline."""
+        return min(self.e2e_s, self.deadline_s)
+
+    @property
     def any(self) -> bool:
-        return min(self.ttft_s, self.itl_s, self.e2e_s, self.deadline_s) < inf
+        return min(self.ttft_s, self.itl_s, self.end_s) < inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,8 @@ class Policies(Part):
     requests_ahead_limit: Count | None = None
     region_threshold: AtLeast0 = 0.7
     queue_bound: Size | None = None
+    share_spot: bool = True
+    """Whether a machine that one model has let go may be redeployed for another of its GPU type (SageServe's spot)."""
     max_hold_s: AtLeast0 = 600.0
     """How long a request waits for an instance with room, where its class has no deadline."""
     batching: BatchingOf = BatchingOf()

@@ -1,6 +1,6 @@
 """The demand of a scenario: what its trace holds or its clients send, within the models' contexts."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -33,12 +33,30 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
     """
     table = "trace" if scenario.trace else "clients"
     if given is not None:
-        workload = given
+        workload = of_the_fleet(scenario, given)
     else:
         workload = _from_trace(scenario, folder, seed) if scenario.trace else _synthetic(scenario, folder, seed)
     if not len(workload):
         raise Misfit((table,), "gives no requests")
     return _fit_context(scenario, workload, table)
+
+
+def of_the_fleet(scenario: Scenario, workload: Workload) -> Workload:
+    """*workload* without what names a model, a region or a class that *scenario* does not have; that counts as left out."""
+    model, region = _known(workload.model, scenario.models), _known(workload.region, scenario.regions)
+    slo_class = _known(workload.slo_class, scenario.classes)
+    kept = (model.codes >= 0) & (region.codes >= 0) & (slo_class.codes >= 0)
+    left_out = workload.left_out + int(np.count_nonzero(~kept))
+    return replace(workload, model=model, region=region, slo_class=slo_class, left_out=left_out).select(kept)
+
+
+def _known(column: Coded, names: Collection[str]) -> Coded:
+    """*column* with those of its names alone that are in *names*; the others have the code -1."""
+    if all(name in names for name in column.names):
+        return column
+    known = [name for name in column.names if name in names]
+    numbers = np.array([known.index(name) if name in names else -1 for name in column.names], np.int32)
+    return Coded(numbers[column.codes], known)
 
 
 def _synthetic(scenario: Scenario, folder: Path, seed: int) -> Workload:

@@ -142,6 +142,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
             batching=batching,
             look_ahead=per_endpoint("look_ahead", lambda given: LookAheadRule(**given.model_dump())),
             delays=delays,
+            share_spot=scenario.policies.share_spot,
             swap_memory_bytes=_swap_memory(scenario, instances),
         )
     except ValueError as error:

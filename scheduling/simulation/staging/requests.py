@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.queueing.ordering import due_s, hold_s
+from scheduling.queueing.ordering import hold_s
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
@@ -29,7 +29,8 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
     of_class = list(scenario.classes.values())
     priority = np.array([one.priority for one in of_class], np.int32)
     promised = [promise_of(one) for one in of_class]
-    deadline_s = np.array([due_s(each.deadline_s, each.e2e_s, each.ttft_s) for each in promised])
+    deadline_s = np.array([each.ttft_s for each in promised])
+    end_s = np.array([each.end_s for each in promised])
     held_s = np.array([hold_s(each.deadline_s, scenario.policies.max_hold_s) for each in promised])
     requests = make_requests(
         workload.arrival_s,
@@ -43,6 +44,7 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
         # Where all classes are alike, one number for all takes no memory.
         priority=priority[slo_class] if np.unique(priority).size > 1 else int(priority[0]),
         deadline_s=deadline_s[slo_class] if np.unique(deadline_s).size > 1 else float(deadline_s[0]),
+        end_s=end_s[slo_class] if np.unique(end_s).size > 1 else float(end_s[0]),
         hold_s=held_s[slo_class] if np.unique(held_s).size > 1 else float(held_s[0]),
     )
     return _with_prefixes(scenario, workload, requests)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.fleet.profile import Profile
-from scheduling.queueing.ordering import ORDERINGS, QLM, engine_priority, queue_key
+from scheduling.queueing.ordering import ORDERINGS, QLM, SLACK, engine_priority, first_due_s, queue_key
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.cluster.description import Cluster
@@ -59,7 +59,7 @@ class Forked:
     waiting: Sequence[Mapping[str, Any]]
     """What `_request` reads, and expected_prompt, expected_output; in order of arrival at their queues."""
     endpoints: Sequence[Mapping[str, Any]]
-    """model, region, ordering, cursor (a place in `instances` or None), changed_s, asked_tokens."""
+    """model, region, ordering, cursor (a place in `instances` or None), changed_s, asked_tokens, asked_work_s."""
     groups: Mapping[str, Any] | None = None
     """groups, classes, mean_tokens, mean_output, next_number, by places in the others; and of the global scheduler tried,
     tried_s and short_instances (`state.records.Groups`)."""
@@ -294,14 +294,16 @@ class _Placing:
     def _key(self, request: int, endpoint: int, prompt_tokens: int, output_tokens: int) -> float:
         """The queue key of *request* at *endpoint*."""
         key, of = self.cluster.endpoints[endpoint], self.cluster.of
-        arrival_s = float(self.requests.arrival_s[request])
+        arrival_s, profile = float(self.requests.arrival_s[request]), self.cluster.yardstick(key)
+        ordering = ORDERINGS[of(self.cluster.ordering, key)]
+        end_s, decode_s = float(self.requests.end_s[request]), profile.decode_time_s(prompt_tokens, output_tokens)
         return float(
             queue_key(
-                ORDERINGS[of(self.cluster.ordering, key)],
+                ordering,
                 arrival_s,
-                arrival_s + float(self.requests.deadline_s[request]),
+                arrival_s + first_due_s(float(self.requests.deadline_s[request]), end_s, decode_s),
                 int(self.requests.priority[request]),
-                float(self.cluster.yardstick(key).service_time_s(prompt_tokens, output_tokens)),
+                profile.service_time_s(prompt_tokens, 1 if ordering == SLACK else output_tokens),
                 float(of(self.cluster.ordering_stretch, key)),
             )
         )
@@ -312,7 +314,13 @@ class _Placing:
         for key in self.cluster.endpoints:
             row = known.get(key)
             cursor = -1 if row is None or row["cursor"] is None else self.slot_of.get(row["cursor"], -1)
-            states.append(EndpointState(cursor, changed_s=-inf if row is None else float(row["changed_s"])))
+            states.append(
+                EndpointState(
+                    cursor,
+                    float(row["asked_work_s"]) if row else 0.0,
+                    changed_s=float(row["changed_s"]) if row else -inf,
+                )
+            )
         return states
 
     def _asked(self) -> NDArray[np.float64]:

@@ -53,6 +53,7 @@ def place(lives: Lives, state: FleetState) -> None:
     for at, endpoint in enumerate(state.endpoints):
         policy: Any = world.policies[at]
         world.endpoints.cursor[at] = endpoint.cursor
+        world.endpoints.asked_work_s[at], world.endpoints.asked_at_s[at] = endpoint.asked_work_s, state.now_s
         policy.scaled_s, policy.batch_opened_s = endpoint.scaled_s, endpoint.batch_opened_s
         reset_time(world.events, 2 * world.fleet.endpoint.size + world.link.shape[1] + at, endpoint.batch_due_s)
     _Engines(world, state).place()
@@ -290,7 +291,7 @@ def _place_waiting(world: World, state: FleetState) -> None:
     slots = []
     for one in state.waiting:
         arrival_s = float(requests.arrival_s[one.request])
-        due_s = arrival_s + float(requests.deadline_s[one.request])
+        due_s = arrival_s + float(min(requests.deadline_s[one.request], requests.end_s[one.request]))
         slot = enqueue(
             waiting,
             one.endpoint,

@@ -189,6 +189,8 @@ class EndpointState:
 
     cursor: int = -1
     """Instance that was given work last."""
+    asked_work_s: float = 0.0
+    """Engine seconds that were asked of it, the older ones forgotten (`routing.regions`)."""
     scaled_s: float = -inf
     """When the reactive trigger changed it last."""
     changed_s: float = -inf

@@ -26,7 +26,9 @@ class Requests(NamedTuple):
     priority: NDArray[np.int32]
     """Lower is earlier."""
     deadline_s: NDArray[np.float64]
-    """After arrival, of the end, or of the first token where that is what is promised; infinity for none."""
+    """After arrival, of the first token; infinity for none."""
+    end_s: NDArray[np.float64]
+    """After arrival, of the last token: end to end, or a deadline; infinity for none."""
     hold_s: NDArray[np.float64]
     """After arrival, for which it is held while no instance has room (`Cluster.sweeps`); infinity for ever."""
     prefix_first: NDArray[np.int64]
@@ -51,6 +53,7 @@ def make_requests(
     tenant: ArrayLike = 0,
     priority: ArrayLike = 0,
     deadline_s: ArrayLike = np.inf,
+    end_s: ArrayLike = np.inf,
     hold_s: ArrayLike = np.inf,
     prefix_blocks: Sequence[Sequence[int]] | None = None,
 ) -> Requests:
@@ -92,6 +95,7 @@ def make_requests(
         "tenant": column("tenant", tenant, np.int32),
         "priority": column("priority", priority, np.int32),
         "deadline_s": column("deadline_s", deadline_s, np.float64),
+        "end_s": column("end_s", end_s, np.float64),
         "hold_s": column("hold_s", hold_s, np.float64),
     }
     predicted = columns["output_tokens"]
@@ -159,6 +163,7 @@ def check_requests(
         refuse("output_tokens", requests.output_tokens[part] < 1, "a request produces at least 1 token")
         refuse("predicted_tokens", requests.predicted_tokens[part] < 1, "a request produces at least 1 token")
         refuse("deadline_s", ~(requests.deadline_s[part] > 0), "a deadline is after arrival")
+        refuse("end_s", ~(requests.end_s[part] > 0), "an end is after arrival")
         refuse("hold_s", ~(requests.hold_s[part] >= 0), "a time is not below 0")
         model, region = requests.model[part], requests.region[part]
         refuse("model", (model < 0) | (model >= len(models)), f"there are {len(models)} models")

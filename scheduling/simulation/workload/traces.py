@@ -2,38 +2,49 @@
 
 - azure: CSV `TIMESTAMP,ContextTokens,GeneratedTokens`. Azure LLM inference traces of 2023 (Splitwise, ISCA 2024) and
   2024 (DynamoLLM, HPCA 2025).
-- mooncake: JSON lines `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. Mooncake, FAST 2025.
+- mooncake: JSON lines `timestamp` (ms), `input_length`, `output_length`, `hash_ids`. Mooncake, FAST 2025. Later turns of a
+  conversation (`session_id`) may have a `delay` (ms after the answer to the one before) instead, as AIPerf writes them.
 - burstgpt: CSV `Timestamp` (s), `Model`, `Request tokens`, `Response tokens` and more. BurstGPT, 2024.
 - servegen: CSV of demand in bins of ten minutes, `t_s`, `requests`, `prompt_tokens`, `output_tokens`. ServeGen, 2025.
 - ledger: CSV of our own request ledger, from `manage.py export_ledger` or the console's Requests page.
 
 A reader is a generator: it holds one row at a time (ServeGen: the arrivals of one bin), so a trace of any length can be
 streamed; `load_trace` collects one in arrays. Files that end in `.gz` are unpacked on the way. Columns may stand in any
-order and others may be present.
+order and others may be present. Times are numbers, clock times since the start (26:10:05) or dates with a time.
 """
 
 import json
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from scheduling.simulation.workload.columns import Coded, Workload, buffered
-from scheduling.table_files import UNREADABLE, Row, TraceError, csv_rows, open_text
+from scheduling.table_files import DATE, MOST_TOKENS, UNREADABLE, Row, TraceError, csv_rows, open_text
 
 __all__ = ["FORMATS", "MOONCAKE_BLOCK_TOKENS", "TraceError", "TraceRequest", "load_trace", "read_trace"]
 
 MOONCAKE_BLOCK_TOKENS = 512
 SERVEGEN_BIN_S = 600.0
+MOST_OF_BIN = 10_000_000
+MOST_NAMES = 2**15 - 1
+LONGEST_S = 10 * 365 * 86_400.0
+"""What a trace spans at most, from its first row."""
+LOOKED_AT, LEAST_S = 10_000, 0.5
+"""Times by which the first so many requests came within that are wrong: no fleet was ever asked for 20,000 a second. All at
+one time is another thing, a batch."""
+TIME_COLUMNS = {
+    "azure": "TIMESTAMP", "mooncake": "timestamp", "burstgpt": "Timestamp", "servegen": "t_s", "ledger": "Arrived (UTC)",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     """One request of a trace. A failed request of the original system has `output_tokens` 0."""
 
-    arrival_s: float  # since the first row
+    arrival_s: float  # since the first row; with `delay_s`, that of its session's first turn
     prompt_tokens: int
     output_tokens: int
     model: str = ""  # as the trace names it
@@ -43,28 +54,33 @@ class TraceRequest:
     region: str = ""
     tenant: str = ""
     slo_class: str = ""
+    session: str = ""  # the conversation that it is a turn of
+    delay_s: float | None = None  # it comes so long after the answer to the turn before it
+    line: int = field(default=0, compare=False)  # of the file
 
 
 def read_azure(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
     first_s: float | None = None
     for row in csv_rows(path, "TIMESTAMP", "ContextTokens", "GeneratedTokens"):
-        moment_s = row.moment_s("TIMESTAMP")
+        moment_s = row.moment_s("TIMESTAMP", usual=DATE)
         first_s = moment_s if first_s is None else first_s
-        yield TraceRequest(moment_s - first_s, row.count("ContextTokens"), row.count("GeneratedTokens"))
+        yield TraceRequest(
+            moment_s - first_s, row.tokens("ContextTokens"), row.tokens("GeneratedTokens"), line=row.line
+        )
 
 
 def read_burstgpt(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
     first_s: float | None = None
     for row in csv_rows(path, "Timestamp", "Model", "Request tokens", "Response tokens"):
-        moment_s = row.number("Timestamp")
+        moment_s = row.moment_s("Timestamp")
         first_s = moment_s if first_s is None else first_s
-        yield TraceRequest(
-            moment_s - first_s, row.count("Request tokens"), row.count("Response tokens"), row.values["Model"]
-        )
+        prompt_tokens, output_tokens = row.tokens("Request tokens"), row.tokens("Response tokens")
+        yield TraceRequest(moment_s - first_s, prompt_tokens, output_tokens, row.values["Model"], line=row.line)
 
 
 def read_mooncake(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
     first_ms: float | None = None
+    sessions: dict[str, float] = {}  # when the first turn of each came
     number = 0
     with open_text(path) as file:
         try:
@@ -73,26 +89,43 @@ def read_mooncake(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
                     continue
                 try:
                     fields = json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise TraceError(path, number, "", f"is not JSON: {error}") from None
                 if not isinstance(fields, dict):
                     raise TraceError(path, number, "", "is not a JSON object")
                 blocks = fields.get("hash_ids", [])
-                if not isinstance(blocks, list) or not all(isinstance(block, int) for block in blocks):
+                if not isinstance(blocks, list) or not all(type(block) is int for block in blocks):
                     raise TraceError(path, number, "hash_ids", "is not a list of whole numbers")
-                for column in ("timestamp", "input_length", "output_length"):
-                    if column not in fields:
+                if blocks and not -(2**63) <= min(blocks) <= max(blocks) < 2**64:
+                    raise TraceError(path, number, "hash_ids", "holds a number of more than 64 bits")
+                row = Row(path, number, {column: str(value) for column, value in fields.items()})
+                session = row.values.get("session_id", "")
+                waits = fields.get("timestamp") is None and fields.get("delay") is not None
+                for column in ("delay" if waits else "timestamp", "input_length", "output_length"):
+                    if fields.get(column) is None:
                         raise TraceError(path, number, column, "is missing")
-                row = Row(
-                    path, number, {column: str(value) for column, value in fields.items() if column != "hash_ids"}
-                )
-                moment_ms = row.number("timestamp")
-                first_ms = moment_ms if first_ms is None else first_ms
+                if waits and session not in sessions:
+                    what = (
+                        "the first turn of a session needs a timestamp" if session else "needs a session_id beside it"
+                    )
+                    raise TraceError(path, number, "delay", what)
+                if waits:
+                    arrival_s, delay_s = sessions[session], row.number("delay") / 1000
+                else:
+                    moment_ms, delay_s = row.moment_s("timestamp"), None
+                    moment_ms *= 1 if row.is_number("timestamp") else 1000
+                    first_ms = moment_ms if first_ms is None else first_ms
+                    arrival_s = (moment_ms - first_ms) / 1000
+                if session:
+                    sessions.setdefault(session, arrival_s)
                 yield TraceRequest(
-                    (moment_ms - first_ms) / 1000,
-                    row.count("input_length"),
-                    row.count("output_length"),
+                    arrival_s,
+                    row.tokens("input_length"),
+                    row.tokens("output_length"),
                     prefix_blocks=tuple(blocks),
+                    session=session,
+                    delay_s=delay_s,
+                    line=number,
                 )
         except UNREADABLE as error:
             raise TraceError(path, number + 1, "", f"cannot be read: {error}") from error
@@ -107,15 +140,24 @@ def read_servegen(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
     draw = np.random.default_rng(seed)
     first_s: float | None = None
     for row in csv_rows(path, "t_s", "requests", "prompt_tokens", "output_tokens"):
-        start_s = row.number("t_s")
+        start_s = row.moment_s("t_s")
         first_s = start_s if first_s is None else first_s
         mean_requests = row.number("requests")
         if mean_requests == 0:
             continue
-        prompt_tokens = max(1, round(row.number("prompt_tokens") / mean_requests))
-        output_tokens = max(1, round(row.number("output_tokens") / mean_requests))
+        if mean_requests > MOST_OF_BIN:
+            what = f"{row.values['requests']!r} requests in ten minutes are more than {MOST_OF_BIN:,}"
+            raise TraceError(path, row.line, "requests", what)
+        prompt_tokens, output_tokens = (
+            max(1, round(row.number(column) / mean_requests)) for column in ("prompt_tokens", "output_tokens")
+        )
+        for column, tokens in (("prompt_tokens", prompt_tokens), ("output_tokens", output_tokens)):
+            if tokens > MOST_TOKENS:
+                raise TraceError(
+                    path, row.line, column, f"are {tokens:,} tokens a request; {MOST_TOKENS:,} are the most"
+                )
         for offset_s in np.sort(draw.uniform(0.0, SERVEGEN_BIN_S, draw.poisson(mean_requests))):
-            yield TraceRequest(start_s - first_s + float(offset_s), prompt_tokens, output_tokens)
+            yield TraceRequest(start_s - first_s + float(offset_s), prompt_tokens, output_tokens, line=row.line)
 
 
 def read_ledger(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
@@ -128,17 +170,18 @@ def read_ledger(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
     for row in csv_rows(
         path, "Arrived (UTC)", "Tenant", "Model", "SLO class", "Region", "Prompt (tokens)", "Output (tokens)"
     ):
-        moment_s = row.moment_s("Arrived (UTC)")
+        moment_s = row.moment_s("Arrived (UTC)", usual=DATE)
         first_s = moment_s if first_s is None else first_s
         values = row.values
         yield TraceRequest(
             moment_s - first_s,
-            row.count("Prompt (tokens)"),
-            row.count("Output (tokens)"),
+            row.tokens("Prompt (tokens)"),
+            row.tokens("Output (tokens)"),
             values["Model"],
             region=values.get("Own region") or values["Region"],
             tenant=values["Tenant"],
             slo_class=values["SLO class"],
+            line=row.line,
         )
 
 
@@ -157,13 +200,29 @@ def read_trace(path: Path, trace_format: str, *, seed: int = 0) -> Iterator[Trac
     Raises TraceError when the file or a row cannot be read, or when a row is earlier than the one above it (sort the
     file by time first), and KeyError for a format that is not in `FORMATS`.
     """
-    before_s = 0.0
+    before_s, column = 0.0, TIME_COLUMNS[trace_format]
+    for number, request in enumerate(_plausible(path, trace_format, seed), 1):
+        if request.delay_s is None:
+            if request.arrival_s < before_s:
+                earlier_s = before_s - request.arrival_s
+                what = f"request {number} came {earlier_s:g} s before the one above it: sort the file by time"
+                raise TraceError(path, request.line, column, what)
+            before_s = request.arrival_s
+        yield request
+
+
+def _plausible(path: Path, trace_format: str, seed: int) -> Iterator[TraceRequest]:
+    """The requests of a trace. Raises TraceError when its times cannot be in the unit that the format has."""
+    column = TIME_COLUMNS[trace_format]
+    unit = "ms" if trace_format == "mooncake" else "s"
     for number, request in enumerate(FORMATS[trace_format](path, seed), 1):
-        if request.arrival_s < before_s:
-            earlier_s = before_s - request.arrival_s
-            what = f"request {number} came {earlier_s:g} s before the one above it: sort the file by time"
-            raise TraceError(path, 0, "", what)
-        before_s = request.arrival_s
+        span_s = abs(request.arrival_s)
+        if span_s > LONGEST_S:
+            what = f"is {span_s / 86_400 / 365:,.0f} years from the first row: numbers are in {unit} here"
+            raise TraceError(path, request.line, column, what)
+        if number == LOOKED_AT and 0 < span_s < LEAST_S:
+            what = f"the first {LOOKED_AT:,} requests came within {span_s:g} s: numbers are in {unit} here"
+            raise TraceError(path, request.line, column, what)
         yield request
 
 
@@ -179,8 +238,12 @@ def load_trace(path: Path, trace_format: str, *, seed: int = 0, limit: int | Non
     names: dict[str, dict[str, int]] = {column: {} for column in codes}
     prefix_first, prefix_hashes = array("q", [0]), array("q")
     left_out = 0
-    read = FORMATS[trace_format](path, seed) if trace_format == "ledger" else read_trace(path, trace_format, seed=seed)
+    by_time = trace_format == "ledger"
+    read = _plausible(path, trace_format, seed) if by_time else read_trace(path, trace_format, seed=seed)
     for request in read:
+        if request.delay_s is not None:
+            what = "the turn waits for an answer, and a simulation is given times: give it a timestamp, or replay the trace"
+            raise TraceError(path, request.line, "delay", what)
         if request.prompt_tokens == 0 or request.output_tokens == 0:
             left_out += 1
             continue
@@ -190,8 +253,13 @@ def load_trace(path: Path, trace_format: str, *, seed: int = 0, limit: int | Non
         prompts.append(request.prompt_tokens)
         outputs.append(request.output_tokens)
         for column, known in names.items():
-            codes[column].append(known.setdefault(getattr(request, column), len(known)))
-        prefix_hashes.extend(request.prefix_blocks)
+            code = known.setdefault(getattr(request, column), len(known))
+            if code > MOST_NAMES:
+                raise TraceError(
+                    path, request.line, column, f"is the name of one {column} too many: over {MOST_NAMES:,}"
+                )
+            codes[column].append(code)
+        prefix_hashes.extend(block if block < 2**63 else block - 2**64 for block in request.prefix_blocks)
         prefix_first.append(len(prefix_hashes))
     workload = Workload(
         buffered(arrivals, np.float64),
@@ -206,4 +274,4 @@ def load_trace(path: Path, trace_format: str, *, seed: int = 0, limit: int | Non
         prefix_block_tokens=MOONCAKE_BLOCK_TOKENS if prefix_hashes else 0,
         left_out=left_out,
     )
-    return workload.sorted() if trace_format == "ledger" else workload
+    return workload.sorted() if by_time else workload

@@ -3,7 +3,7 @@
 const NONE = "–";
 const missing = (value) => value === null || value === undefined;
 const WORDS = {
-  provisioning: "Provisioning", loading: "Loading", ready: "Ready", saturated: "Saturated", unreachable: "Unreachable",
+  provisioning: "Provisioning", loading: "Loading", ready: "Ready", saturated: "Saturated", resting: "Resting", held: "Held", unreachable: "Unreachable",
   draining: "Draining", sleeping: "Sleeping", stopped: "Stopped", failed: "Failed",
 };
 

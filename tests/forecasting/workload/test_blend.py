@@ -1,13 +1,22 @@
 import numpy as np
 import pytest
+import sklearn.ensemble
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.workload.forecasters.blend import GRID, MEMORY, BlendModel, between_grid
-from forecasting.workload.forecasters.experts import NAMES, Trail, days_before, opinions
-from forecasting.workload.forecasters.forest import LEAST_ROWS, Forest, _table
+from forecasting.workload.forecasters.blend import (
+    DAY_MEMORY,
+    DAY_PARTS,
+    GRID,
+    LEAST_LEVEL,
+    MEMORY,
+    BlendModel,
+    between_grid,
+)
+from forecasting.workload.forecasters.experts import NAMES, OFFSET_SHARE, Trail, days_before, opinions
 from forecasting.workload.forecasters.points import PointModel, SeasonalNaive
 from forecasting.workload.forecasters.regression import Regression
+from forecasting.workload.forecasters.trees import LEAST_ROWS, Boosted, Forest, _table
 from tests.examples import costly
 from tests.forecasting.workload.demand import daily
 
@@ -42,7 +51,7 @@ def test_nothing_after_the_origin_is_looked_at(seed, origin):
     origins = np.full(len(horizons), origin)
     assert np.allclose(opinions(one, origins, horizons), opinions(two, origins, horizons), equal_nan=True)
     horizons, origins = horizons[:6], origins[:6]
-    for kind in (Regression, Forest):
+    for kind in (Regression, Forest, Boosted):
         first, second = kind((1, 2, 6)), kind((1, 2, 6))
         first.fit(one, origin + 1)
         second.fit(two, origin + 1)
@@ -95,6 +104,7 @@ def test_walking_at_once_is_walking_step_by_step(days):
     following = values[days * SEASON :]
     assert np.allclose(at_once.walk(following), PointModel.walk(by_steps, following))
     assert np.allclose(at_once.losses, by_steps.losses)
+    assert np.allclose(at_once.by_part, by_steps.by_part)
     assert np.allclose(at_once.path(60), by_steps.path(60))
 
 
@@ -105,35 +115,45 @@ def test_losses_are_what_the_opinions_earned():
     model.fit(values, SEASON)
     trail = model.trail
     for opinion, grid in ((0, 0), (4, 2), (NAMES.index("last, 3 days"), 5)):
-        expected = 0.0
+        expected, by_part = 0.0, np.zeros(DAY_PARTS)
         for target in range(len(values) - len(values) // 3, len(values)):
             if not np.isnan(values[target]):
                 origin, horizon = np.array([target - GRID[grid]]), np.array([GRID[grid]])
-                said = float(opinions(trail, origin, horizon)[opinion, 0])
-                actual = values[target] + trail.offset
-                expected = MEMORY * expected + min(2.0, abs(np.exp(said) - actual) / actual)
+                said = np.exp(float(opinions(trail, origin, horizon)[opinion, 0])) - trail.offset
+                scale = max(values[target], LEAST_LEVEL / OFFSET_SHARE * trail.offset)
+                loss = min(2.0, abs(max(said, 0.0) - values[target]) / scale)
+                expected = MEMORY * expected + loss
+                part = target % SEASON // (SEASON // DAY_PARTS)
+                by_part[part] = DAY_MEMORY ** (DAY_PARTS / SEASON) * by_part[part] + loss
         assert model.losses[opinion, grid] == pytest.approx(expected)
+        assert model.by_part[:, opinion, grid] == pytest.approx(by_part)
 
 
 def test_weights_add_up_and_leave_what_is_wrong():
     model = BlendModel()
     model.fit(daily(9, WINDOW_S, noise=0.02, seed=5).tokens_per_s, SEASON)
-    weights = model.weights()
+    weights = model.weights(len(model.trail))
     assert np.allclose(weights.sum(axis=0), 1.0)
     best, worst = np.argmin(model.losses[:, 4]), np.argmax(model.losses[:, 4])
     assert weights[best, 4] == weights[:, 4].max()
     assert weights[worst, 4] < 1e-3 < weights[best, 4]
 
 
-def test_a_forest_is_walked_as_its_library_walks_it(monkeypatch):
-    from sklearn.ensemble import ExtraTreesRegressor
+@pytest.mark.parametrize(("kind", "library"), [(Forest, "ExtraTrees"), (Boosted, "HistGradientBoosting")])
+def test_trees_are_walked_as_their_library_walks_them(monkeypatch, kind, library):
+    library = getattr(sklearn.ensemble, f"{library}Regressor")
+    grown, tables = [], []
+    fit = library.fit
 
-    grown = []
-    fit = ExtraTreesRegressor.fit
-    monkeypatch.setattr(ExtraTreesRegressor, "fit", lambda self, *a, **k: grown.append(fit(self, *a, **k)) or grown[-1])
-    monkeypatch.setattr("forecasting.workload.forecasters.forest.ROWS_AT_ONCE", 50)
+    def kept(self, table, *others, **more):
+        tables.append(table)
+        grown.append(fit(self, table, *others, **more))
+        return grown[-1]
+
+    monkeypatch.setattr(library, "fit", kept)
+    monkeypatch.setattr("forecasting.workload.forecasters.trees.ROWS_AT_ONCE", 50)
     trail = Trail(daily(9, WINDOW_S, noise=0.2, gaps=0.05, seed=7).tokens_per_s, SEASON, WINDOW_S)
-    forest = Forest((1, 3, 12))
+    forest = kind((1, 3, 12))
     forest.fit(trail, len(trail))
     origins, horizons = np.arange(SEASON, len(trail))[:, None], np.arange(1, 13)
     origin, horizon = np.broadcast_arrays(origins, horizons)
@@ -215,3 +235,35 @@ def test_any_length_and_any_zeros_make_a_forecast(count, share, seed):
     model = BlendModel()
     model.fit(values, SEASON)
     assert np.isfinite(model.path(150)).all()
+
+
+def test_what_is_right_by_day_is_not_forgotten_by_night():
+    """A series that follows the day before by day and wanders by night: each opinion counts at the hours it is right at."""
+    rng = np.random.default_rng(3)
+    season, days = 48, 14
+    hour = np.arange(season * days) % season
+    night = (hour < 16) | (hour >= 40)
+    z = np.sin(2 * np.pi * (hour - 16) / 24) * ~night
+    wandering = np.zeros(len(z))
+    for index in range(1, len(z)):
+        wandering[index] = night[index] * (wandering[index - 1] + 0.5 * rng.standard_normal())
+    values = 1000 * np.exp(z + wandering + 0.02 * rng.standard_normal(len(z)))
+    model = BlendModel()
+    model.fit(values, season)
+    end = len(values)
+    day, last = [NAMES.index(name) for name in ("3 days", "last")]
+    by_day, by_night = (model.weights(end + at)[:, 0] for at in (28, 4))
+    assert by_day[day] / by_day[last] > 3 * by_night[day] / by_night[last]
+
+
+def test_idle_windows_do_not_decide_whose_opinion_counts():
+    """Nearly all windows hold next to nothing: what is next to nothing more is no error, as a share of it, to weigh by."""
+    rng = np.random.default_rng(4)
+    busy, idle = rng.lognormal(6, 0.3, 14 * SEASON), rng.lognormal(0, 0.7, 14 * SEASON)
+    values = np.where(rng.random(14 * SEASON) < 0.3, busy, idle)
+    model = BlendModel()
+    model.fit(values, SEASON)
+    idle = values < 50
+    assert idle.mean() > 0.6
+    targets = np.flatnonzero(idle)[-40:]
+    assert model._loss(targets)[0, 0, values[targets - 1] < 50].max() < 0.5

@@ -14,9 +14,8 @@ from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT
 from scheduling.planning.planner import GAP, plan_fast, solve
 from scheduling.planning.problem import broken_rows
 from scheduling.planning.solvers import kernels
-from scheduling.planning.solvers.branch_and_bound import solve_exact
 from scheduling.planning.solvers.cuts import violated_cuts
-from scheduling.planning.solvers.exact import solve_split
+from scheduling.planning.solvers.exact import solve_exact, solve_split
 from scheduling.planning.solvers.greedy import greedy_targets
 from scheduling.planning.solvers.kernels import add_up, allocate_tally
 from scheduling.planning.solvers.relaxation import Relaxation

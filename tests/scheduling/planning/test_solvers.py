@@ -4,22 +4,18 @@ import sys
 import time
 from dataclasses import replace
 
-import highspy
 import numpy as np
 import pulp
 import pytest
-from hypothesis import given
 
 from scheduling.planning import planner
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT
-from scheduling.planning.planner import plan_fast, solve
-from scheduling.planning.solvers import branch_and_bound, exact, exact_subprocess, relaxation
-from scheduling.planning.solvers.branch_and_bound import loaded, programme, solve_exact
-from scheduling.planning.solvers.exact import OutOfTime, Solved, SolverLost
+from scheduling.planning.planner import AUTO, EXACT, FAST, plan_fast, solve
+from scheduling.planning.solvers import exact, exact_subprocess, relaxation
+from scheduling.planning.solvers.exact import OutOfTime, Solved, SolverLost, solve_exact
 from scheduling.planning.solvers.exact_subprocess import solve_in_subprocess
 from scheduling.planning.solvers.relaxation import Relaxation
-from tests.oracles.pulp_highs import built, solve_by_pulp
-from tests.scheduling.planning.problems import plain_rows, small_problems, synthetic
+from tests.scheduling.planning.problems import plain_rows, synthetic
 
 NOTHING_MISSING = ([], {}, {}, {})
 
@@ -53,7 +49,7 @@ def test_without_highs_cbc_stands_in(monkeypatch):
     plan = solve(problem, time_limit_s=60.0)
     assert plain_rows(problem, plan.targets) == NOTHING_MISSING
     assert plan.cost_usd <= best_usd * 1.005 + 1e-6
-    assert plan.solver.startswith("CBC")
+    assert plan.solver == "PuLP model by CBC"
     assert "HiGHS cannot be imported" in plan.note
     assert plan.bound_usd <= best_usd + 1e-6
 
@@ -76,7 +72,7 @@ def test_a_solver_that_ends_the_relaxation_without_optimum_is_not_believed(probl
         raise SolverLost("HiGHS ended the relaxation with: Time limit reached")
 
     monkeypatch.setattr(relaxation.Relaxation, "solve", lost)
-    plan = solve(problem, gap=1.0)
+    plan = solve(problem, gap=1.0, solver=FAST)
     assert plan.solver == "CBC relaxation, rounded"
     assert "Time limit reached" in plan.note
     assert plain_rows(problem, plan.targets) == NOTHING_MISSING
@@ -118,10 +114,8 @@ def test_no_answer_is_believed_unread(problem, monkeypatch, status, value, words
 
 @pytest.mark.parametrize(("values", "words"), [(0.4, "fractions"), (np.nan, "fractions")])
 def test_no_fraction_of_highs_is_taken(problem, monkeypatch, values, words):
-    whole = branch_and_bound.whole_numbers
-    monkeypatch.setattr(
-        branch_and_bound, "whole_numbers", lambda solver, each: whole(solver, np.full(each.shape, values))
-    )
+    whole = exact.whole_numbers
+    monkeypatch.setattr(exact, "whole_numbers", lambda solver, each: whole(solver, np.full(each.shape, values)))
     with pytest.raises(SolverLost, match=words):
         solve_exact(problem, 0.005, 10.0)
 
@@ -138,51 +132,6 @@ def test_a_worse_or_wrong_plan_of_the_exact_solver_is_not_taken(problem, monkeyp
     monkeypatch.setattr(planner, "solve_exact", unchanged)
     draft, plan = plan_fast(problem), solve(problem, gap=0.0)
     assert (plan.targets == draft.targets).all()
-
-
-def entries(highs):
-    """(rows, columns) of the model that HiGHS holds."""
-    model = highs.getLp()
-    matrix = model.a_matrix_
-    by_row = matrix.format_ != highspy.MatrixFormat.kColwise
-    dense = np.zeros((model.num_row_, model.num_col_))
-    starts = np.array(matrix.start_)
-    outer = np.repeat(np.arange(starts.size - 1), np.diff(starts))
-    at = (outer, matrix.index_) if by_row else (matrix.index_, outer)
-    dense[at] = matrix.value_
-    return dense
-
-
-BOUNDS = ("col_cost_", "col_lower_", "col_upper_", "row_lower_", "row_upper_")
-
-
-def assert_same_model(problem, cuts, shortage):
-    written, _ = built(problem, 0.005, 10.0, cuts, shortage)
-    theirs, ours = written.model.solverModel, loaded(programme(problem, cuts, shortage), 0.005, 10.0)
-    np.testing.assert_array_equal(entries(theirs), entries(ours))
-    for name in BOUNDS:
-        np.testing.assert_array_equal(getattr(theirs.getLp(), name), getattr(ours.getLp(), name), name)
-    kinds = [[int(each) for each in highs.getLp().integrality_] for highs in (theirs, ours)]
-    assert kinds[0] == kinds[1]
-
-
-@pytest.mark.parametrize("shortage", [False, True])
-@given(problem=small_problems())
-def test_highs_is_given_the_pulp_model_entry_by_entry(problem, shortage):
-    cuts = () if shortage else plan_fast(problem).cuts
-    assert_same_model(problem, cuts, shortage)
-
-
-@pytest.mark.parametrize("shape", [(4, 3, 2), (11, 2, 2)])  # the tenth model's name comes before the second's
-@pytest.mark.parametrize("shortage", [False, True])
-def test_and_so_it_has_the_same_plan(shape, shortage):
-    problem = synthetic(*shape, seed=3)
-    draft = plan_fast(problem)
-    cuts = () if shortage else draft.cuts
-    assert_same_model(problem, cuts, shortage)
-    theirs, ours = (call(problem, 0.005, 60.0, draft.targets, cuts, shortage) for call in (solve_by_pulp, solve_exact))
-    assert (theirs.bound, theirs.proved) == (ours.bound, ours.proved)
-    assert (theirs.targets == ours.targets).all()
 
 
 def test_the_time_limit_holds_in_a_process_of_its_own():
@@ -222,3 +171,29 @@ def test_no_time_left_is_the_fast_plan(problem):
     plan = solve(problem, gap=0.0, time_limit_s=0.0)
     assert (plan.targets == plan_fast(problem).targets).all()
     assert plain_rows(problem, plan.targets) == NOTHING_MISSING
+
+
+@pytest.mark.parametrize(
+    ("solver", "exact_up_to", "by"),
+    [
+        (AUTO, 2000, "PuLP model by HiGHS"),
+        (EXACT, 0, "PuLP model by HiGHS"),
+        (AUTO, 0, "HiGHS relaxation, rounded"),
+        (FAST, 2000, "HiGHS relaxation, rounded"),
+    ],
+)
+def test_who_solves_is_chosen(problem, good_usd, monkeypatch, solver, exact_up_to, by):
+    monkeypatch.setattr(planner, "EXACT_UP_TO", exact_up_to)
+    plan = solve(problem, solver=solver)
+    assert plan.solver == by
+    assert plan.cost_usd <= 1.01 * good_usd
+    assert plan.status == OPTIMAL or solver != EXACT
+
+
+def test_what_was_searched_through_is_proved_by_the_model_too(monkeypatch):
+    monkeypatch.undo()
+    problem = synthetic(2, 2, 2, seed=1)
+    fast, exact_plan = solve(problem, solver=FAST), solve(problem, gap=0.0, solver=EXACT)
+    assert (fast.solver, exact_plan.solver) == ("branch and bound", "PuLP model by HiGHS")
+    assert exact_plan.status == OPTIMAL
+    assert exact_plan.cost_usd == pytest.approx(fast.cost_usd, rel=1e-6)

@@ -16,11 +16,13 @@ from scheduling.queueing.groups import (
 from scheduling.queueing.regrouping import SPARSE, regroup
 from scheduling.queueing.swapping.service import due_at, request_s
 from scheduling.queueing.virtual_queues import (
+    SECOND_DUE,
     fit_groups,
     head,
     insert_loose,
     may_balance,
     pull,
+    put_off,
     reassign,
 )
 from scheduling.queueing.waiting_set import (
@@ -252,7 +254,7 @@ def test_a_group_has_so_many_batches_as_memory_holds():
     assert limit_of(fleet, endpoints, waiting.groups, 0, 4.0) == 20
 
 
-def test_a_tight_class_has_smaller_groups_and_not_too_many_of_them():
+def test_a_tight_class_has_smaller_groups():
     fleet, endpoints = fleet_of(2, seqs=64, kv=100_000)
     waiting = allocate_waiting(1, 1200, 2)
     waiting.groups.mean_tokens[0] = 200.0
@@ -266,8 +268,8 @@ def test_a_tight_class_has_smaller_groups_and_not_too_many_of_them():
             ask(waiting, due_s, prompt=100, output=100)
         new = sorted(set(living(waiting)) - before, key=lambda group: waiting.groups.groups[group].number)
         sizes[due_s] = int(waiting.groups.groups[new[0]].count)
-    # A sixteenth of four batches of 64; an eighth of what is served in the time; and what there is room for.
-    assert list(sizes.values()) == [16, 20, 256, 256]
+    # One that takes longer than its time; an eighth of what is served in the time; and what there is room for.
+    assert list(sizes.values()) == [1, 20, 256, 256]
 
 
 def test_new_groups_stand_by_due_time_where_all_wait_the_least_more():
@@ -343,3 +345,66 @@ def test_a_busy_instance_needs_less_for_a_request_than_an_idle_one(prompt, outpu
     alone_s = request_s(fleet, 0, prompt, output)
     fleet.max_num_seqs[0] = 2 * seqs
     assert request_s(fleet, 0, prompt, output) <= alone_s
+
+
+# What cannot be in time any more
+
+
+def test_what_is_lost_lets_what_can_be_in_time_go_first():
+    """One that came earlier, of the same class, does not make the next one late as well."""
+    fleet, endpoints = fleet_of(1)
+    waiting = allocate_waiting(1, 20, 1)
+    waiting.groups.limit[0] = 4
+    lost, saved = ask(waiting, due_s=1.0), ask(waiting, due_s=1.0, arrival_s=2.0)
+    unpromised = ask(waiting, due_s=np.inf)
+    insert_loose(fleet, endpoints, waiting, 0)
+    order = []
+    while True:
+        slot, _ = pull(fleet, endpoints, waiting, 0, 2.5)
+        if slot < 0:
+            break
+        order.append(slot)
+        remove(waiting, slot)
+    assert order == [saved, lost, unpromised]
+
+
+def test_nobody_is_put_off_for_ever():
+    """A promise that no instance can keep still comes before those that leave an hour."""
+    fleet, endpoints = fleet_of(1)
+    waiting = allocate_waiting(1, 20, 1)
+    waiting.groups.limit[0] = 4
+    hour, tight = ask(waiting, due_s=3600.0), ask(waiting, due_s=0.001)
+    insert_loose(fleet, endpoints, waiting, 0)
+    slot, _ = pull(fleet, endpoints, waiting, 0, 0.0)
+    assert slot == tight
+    assert waiting.key[tight] < 1.0
+    pull(fleet, endpoints, waiting, 0, 300.0)
+    assert waiting.key[tight] == 0.001 * SECOND_DUE**6
+    assert waiting.key[hour] == 3600.0
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 50.0), st.sampled_from([0.5, 5.0, 60.0, np.inf])), min_size=1, max_size=20),
+       st.floats(0.0, 200.0), st.integers(0, 19), st.booleans())  # fmt: skip
+def test_what_waits_is_due_later_than_now_unless_held_or_pinned(rows, now_s, which, pinned):
+    fleet, endpoints = fleet_of(2)
+    waiting = allocate_waiting(1, 24, 2)
+    waiting.groups.limit[0] = 3
+    slots = []
+    for arrival_s, due_s in sorted(rows):
+        slots.append(ask(waiting, due_s, arrival_s))
+        insert_loose(fleet, endpoints, waiting, 0)
+    before = waiting.key[slots].copy()
+    stays = -1
+    if pinned:
+        group = living(waiting)[which % len(living(waiting))]
+        waiting.groups.groups[group].pinned, stays = 1, group
+    kept = {slot for slot in slots if waiting.groups.members[slot].group == stays}
+    put_off(fleet, endpoints, waiting, 0, now_s)
+    for slot, was in zip(slots, before.tolist(), strict=True):
+        assert waiting.key[slot] >= was
+        assert slot not in kept or waiting.key[slot] == was
+        if not kept and waiting.deadline_s[slot] < np.inf:
+            assert waiting.key[slot] >= now_s
+    assert sorted(
+        slot for queue in (0, 1) for group in queue_of(waiting, queue) for slot in members(waiting, group)
+    ) == sorted(slots)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.profile import USUAL, Profile
-from scheduling.queueing.ordering import NO_DEADLINE_S, ORDERINGS, due_s, engine_priority, queue_key
+from scheduling.queueing.ordering import NO_DEADLINE_S, ORDERINGS, engine_priority, first_due_s, queue_key
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue, free_slot, pop
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest
-from tests.oracles.dispatch import plain_engine_priority, plain_queue_key
+from tests.oracles.dispatch import plain_engine_priority, plain_first_due_s, plain_queue_key
 from tests.oracles.single_instance import serve
 
 NAMES = sorted(ORDERINGS)
@@ -47,11 +47,31 @@ def test_an_unknown_ordering_is_refused():
         plain_queue_key("best", 0.0, 1.0, 0, 1.0, 1.0)
 
 
-def test_what_is_due_is_the_end_or_else_the_first_token():
-    assert due_s(60.0, 30.0, 2.0) == 30.0
-    assert due_s(60.0, math.inf, 2.0) == 60.0
-    assert due_s(math.inf, math.inf, 2.0) == 2.0
-    assert due_s(math.inf, math.inf, math.inf) == math.inf
+def test_a_first_token_is_due_when_it_is_promised_or_so_early_that_the_last_comes_in_time():
+    assert first_due_s(1.0, 60.0, 6.0) == 1.0
+    assert first_due_s(math.inf, 60.0, 6.0) == 54.0
+    assert first_due_s(30.0, 32.0, 6.0) == 26.0
+    assert first_due_s(math.inf, 86_400.0, 120.0) == 86_280.0  # work of 24 h does not begin at 23:59
+    assert first_due_s(math.inf, 3.0, 6.0) == 0.0  # it cannot end in time
+    assert first_due_s(2.0, math.inf, 6.0) == 2.0
+    assert first_due_s(math.inf, math.inf, 6.0) == math.inf
+
+
+due = st.floats(0.01, 1e5) | st.just(math.inf)
+
+
+@given(due, due, st.lists(coefficients, min_size=7, max_size=7), st.integers(1, 300), st.integers(1, 2000))
+def test_when_a_first_token_is_due_is_as_its_twin_says(ttft_s, end_s, values, prompt, output):
+    values[0] += 0.125
+    values[4] += 0.125
+    profile = Profile(*values)
+    decode_s = profile.decode_time_s(prompt, output)
+    due_s = first_due_s(ttft_s, end_s, decode_s)
+    assert due_s == pytest.approx(plain_first_due_s(ttft_s, end_s, profile, prompt, output), abs=1e-9)
+    assert due_s <= ttft_s
+    assert due_s + decode_s <= end_s or due_s == 0.0 or due_s + decode_s == pytest.approx(end_s)
+    assert first_due_s(ttft_s, end_s, profile.decode_time_s(prompt, output + 1)) <= due_s  # more to say: sooner
+    assert decode_s >= (profile.service_time_s(prompt, output) - profile.service_time_s(prompt, 1)) * 0.999
 
 
 @given(st.lists(coefficients, min_size=7, max_size=7), st.integers(1, 300), st.integers(1, 60))

@@ -3,11 +3,21 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
-from scheduling.routing.regions import THRESHOLD, UNKNOWN_MS, by_preference, choose_region, latency_ms, pressure
+from scheduling.routing.regions import (
+    COMPUTE_S,
+    THRESHOLD,
+    UNKNOWN_MS,
+    ask,
+    by_preference,
+    choose_region,
+    latency_ms,
+    pressure,
+)
 
 instance = st.fixed_dictionaries(
     {
@@ -19,13 +29,22 @@ instance = st.fixed_dictionaries(
 )
 
 
-def plain_pressure(instances: list[dict], endpoint: int, waiting: int) -> float:
+NOW_S = 12.0
+
+
+def plain_pressure(instances: list[dict], endpoint: int, waiting: int, asked: list[tuple[int, float]] = ()) -> float:
     serving = [each for each in instances if each["endpoint"] == endpoint and each["accepting"]]
     if not serving:
         return math.inf
     sequences, capacity = 8 * len(serving), 100 * len(serving)
     kv = sum(each["kv_tokens"] for each in serving) / capacity
-    return max(kv, sum(each["running"] for each in serving) / sequences) + waiting / sequences
+    work_s = sum(
+        (0.01 * 50 + 0.002 * 10) * math.exp((at_s - NOW_S) / COMPUTE_S)
+        for slot, at_s in asked
+        if instances[slot]["endpoint"] == endpoint
+    )
+    compute = work_s / (COMPUTE_S * len(serving))
+    return max(kv, sum(each["running"] for each in serving) / sequences, compute) + waiting / sequences
 
 
 def plain_choice(pressures: list[float], candidates: list[int]) -> int:
@@ -41,18 +60,27 @@ def plain_choice(pressures: list[float], candidates: list[int]) -> int:
     st.lists(st.integers(0, 40), min_size=3, max_size=3),
     st.permutations([0, 1, 2]),
     st.integers(0, 3),
+    st.lists(st.tuples(st.integers(0, 11), st.integers(0, 12)), max_size=300),
 )
-def test_equals_its_plain_twin(instances, waiting, order, count):
+def test_equals_its_plain_twin(instances, waiting, order, count, asked):
     fleet, endpoints = allocate_fleet(max(1, len(instances))), allocate_endpoints(3, max(1, len(instances)))
     for slot, each in enumerate(instances):
         for name, value in each.items():
             getattr(fleet, name)[slot] = value
         fleet.max_num_seqs[slot], fleet.kv_capacity_tokens[slot] = 8, 100
     index_members(fleet, endpoints)
-    pressures = [plain_pressure(instances, endpoint, waiting[endpoint]) for endpoint in range(3)]
-    assert [pressure(fleet, endpoints, endpoint, waiting[endpoint]) for endpoint in range(3)] == pressures
+    fleet.profile[:] = 0.0, 0.0, 0.01, 0.0, 0.02, 0.002, 0.0
+    asked = sorted(((slot, float(at_s)) for slot, at_s in asked if slot < len(instances)), key=lambda each: each[1])
+    for slot, at_s in asked:
+        ask(fleet, endpoints, slot, 50, 10, at_s)
+    pressures = [plain_pressure(instances, endpoint, waiting[endpoint], asked) for endpoint in range(3)]
+    for endpoint in range(3):
+        assert pressure(fleet, endpoints, endpoint, waiting[endpoint], NOW_S) == pytest.approx(pressures[endpoint])
+    pressures = [pressure(fleet, endpoints, endpoint, waiting[endpoint], NOW_S) for endpoint in range(3)]
     candidates = list(order[:count])
-    chosen = choose_region(fleet, endpoints, np.array(candidates, np.int32), np.array(waiting, np.int64), THRESHOLD)
+    chosen = choose_region(
+        fleet, endpoints, np.array(candidates, np.int32), np.array(waiting, np.int64), THRESHOLD, NOW_S
+    )
     assert chosen == plain_choice(pressures, candidates)
 
 

@@ -172,7 +172,7 @@ def test_the_trigger_on_arrival_decides_as_the_strategy(plain, waiting, coming, 
     seen = view(
         ready=ready,
         coming=coming,
-        use=pressure(fleet, endpoints, 0, waiting),
+        use=pressure(fleet, endpoints, 0, waiting, 0.0),
         since_change_s=since_s,
         min_instances=rule.min_instances,
         max_instances=rule.max_instances,
@@ -202,7 +202,7 @@ def test_a_view_says_what_the_fleet_is():
     assert (east.model, east.region, east.ready, east.coming, east.spot) == ("llama", "east", 2, 2, 2)
     assert (west.ready + west.draining, west.coming) == (2, 0)
     assert (east.min_instances, east.max_instances, east.spot_other) == (1, 5, 0)
-    assert east.use == pressure(simulation.fleet, simulation.endpoints, 0, east.waiting)
+    assert east.use == pressure(simulation.fleet, simulation.endpoints, 0, east.waiting, 30.0)
     assert 0 < east.kv_use <= east.peak_kv_sum
     asked = simulation.requests
     own = (asked.region == 0) & (asked.arrival_s < 30.0)
@@ -325,3 +325,47 @@ def test_silos_do_not_take_from_each_other():
 def test_bounds_are_checked():
     with pytest.raises(ValueError, match="from 0 to max_instances"):
         Bounds(3, 2)
+
+
+# Use
+
+
+CODE = Profile(0.02, 0.005, 5e-5, 1e-10, 0.012, 2e-4, 2e-8)
+
+
+def code_like(count: int, rate: float, seed: int = 1):
+    """Long prompts and short answers."""
+    random = np.random.default_rng(seed)
+    prompts = np.clip(1900 * np.exp(0.6 * random.standard_normal(count)), 50, 7000).astype(np.int32)
+    return make_requests(np.cumsum(random.exponential(1 / rate, count)), prompts, random.integers(5, 16, count))
+
+
+def mean_use(requests, engine: EngineConfig, instances: int = 1, seconds: int = 600) -> float:
+    simulation = Simulation(Cluster([InstanceSpec("m", "r", engine)] * instances), requests)
+    control = Control(simulation, make_strategy("reactive"), bounds=Bounds(1, 9))
+    uses = []
+    for now_s in range(60, seconds, 5):
+        simulation.advance(float(now_s))
+        uses.append(control.views(simulation)[0].use)
+    return float(np.mean(uses))
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7, 0.9])
+def test_use_of_an_instance_that_mostly_reads_prompts_is_the_share_of_what_it_can_serve(load):
+    engine = EngineConfig(128, 8192, 16, 30_000, "fcfs", 32_768, CODE)
+    done = run_strategy(Cluster([InstanceSpec("m", "r", engine)]), code_like(2000, 1e4), make_strategy("reactive"))
+    rate = 2000 / float(np.nanmax(done.result.outcomes["e2e_s"]))
+    assert mean_use(code_like(round(600 * rate * load), rate * load), engine) == pytest.approx(load, abs=0.08)
+
+
+def test_what_the_prefix_cache_has_is_no_use():
+    engine = EngineConfig(128, 8192, 16, 30_000, "fcfs", 32_768, CODE, prefix_caching=True)
+    count, blocks = 6000, 110
+    random = np.random.default_rng(2)
+    own = random.integers(1, 1 << 60, (count, 10)).tolist()
+    requests = make_requests(
+        np.cumsum(random.exponential(0.1, count)), 16 * blocks, 10,
+        prefix_blocks=[[*range(1, blocks - 9), *each] for each in own],
+    )  # fmt: skip
+    cached = mean_use(requests, engine)
+    assert cached < 0.3 < mean_use(requests, replace(engine, prefix_caching=False))

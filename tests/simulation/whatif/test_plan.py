@@ -16,9 +16,12 @@ from controlplane.planning.execution import live_views, plan_rollout
 from controlplane.planning.models import WHAT_IF, ScalingPlan, ScalingPolicy
 from controlplane.simulation.whatif import plan, selectors
 from controlplane.simulation.whatif import services as what_ifs
+from controlplane.simulation.whatif.arrivals import drawn
 from controlplane.simulation.whatif.models import Counterfactual, FutureSeed, WhatIf
 from controlplane.simulation.whatif.results import following
 from controlplane.simulation.whatif.runs import counterfactual, working
+from controlplane.simulation.whatif.start import Start, stage_start
+from scheduling.simulation.scenario import Scenario
 from tests.simulation.whatif import rows
 
 pytestmark = pytest.mark.django_db
@@ -238,6 +241,40 @@ def test_the_replay_in_a_sentence():
     every[1].fewer_missed -= 500
     assert "QLM would have been cheapest: $10.00 less, 5 misses fewer" in counterfactual.said(every).sentence
     assert "no other bundle would have been cheaper" in counterfactual.said(every[:1]).sentence
+
+
+def test_what_has_no_profile_is_left_out_of_a_replay_and_named(asked, make_request, settings, monkeypatch):
+    """As every server that was just registered has none."""
+    settings.REPLAY_EVERY_S = 600.0
+    monkeypatch.setattr(counterfactual, "BUNDLES", {})
+    now = timezone.now()
+    for number in range(220):
+        model, region = (
+            ("tiny", "us-east") if number % 10 == 0 else (MODEL, "nowhere" if number % 11 == 0 else "us-east")
+        )
+        make_request(
+            arrived_at=now - timedelta(seconds=2 * (220 - number)), model=model, region=region, prompt_tokens=200
+        )
+    (was,) = counterfactual.replay(now)
+    assert was.requests == 180
+    assert "tiny (22 requests)" in Event.objects.get(kind="counterfactual.replayed").reason
+    arrivals = {"kind": "forecast", "horizon_s": 60.0, "streams": []}
+    for name in (MODEL, "tiny"):
+        rates = {"start_s": 0.0, "window_s": 60.0, "mean": [2.0], "lower": [2.0], "upper": [2.0]}
+        stream = {
+            "model": name,
+            "region": "us-east",
+            "gaps": [0.5],
+            "slo_class": ["interactive"] * 2,
+            "tenant": ["acme"] * 2,
+        }
+        tokens = {f"{of}_tokens": [9, 9] for of in ("prompt", "output", "predicted")}
+        arrivals["streams"].append(stream | tokens | {"requests_per_s": rates})
+    fork = Start(kind="fleet", at=now, scenario=selectors.present_scenario(), arrivals=arrivals)
+    staged = stage_start(fork, Scenario.model_validate(fork.scenario), 1, (), 60.0)
+    assert 0 < staged.requests.arrival_s.size == len(drawn(arrivals, 1)) - staged.left_out
+    assert staged.left_out > 0
+    assert staged.recent is not None
 
 
 @pytest.mark.nightly

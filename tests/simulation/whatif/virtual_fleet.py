@@ -21,9 +21,10 @@ from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Submit
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.models import Deployment, PerformanceProfile, SloClass
+from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.upstream.payload import upstream_priority
-from scheduling.queueing.ordering import ORDERINGS, due_s
+from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
 
@@ -151,8 +152,7 @@ class VirtualFleet:
     def _arrive(self, asked: Asked) -> None:
         number, slo = len(self.courses), self.classes[asked.slo_class]
         self.courses.append(Course(asked))
-        targets_s = (inf if ms is None else ms / 1000 for ms in (slo.e2e_target_ms, slo.ttft_target_ms))
-        within_s = due_s(inf if slo.deadline_s is None else slo.deadline_s, *targets_s)
+        terms = SloTerms.of(slo)
         self.dispatcher.take(
             Submit(
                 number,
@@ -161,7 +161,8 @@ class VirtualFleet:
                 asked.region,
                 tenant_id=self.tenant.pk,
                 priority=slo.priority,
-                due_s=within_s if within_s < inf else None,
+                due_s=terms.due_s,
+                end_s=terms.end_s,
                 deadline_s=slo.deadline_s,
                 slo_class=slo.name,
                 evictable=True,

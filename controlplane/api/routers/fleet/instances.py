@@ -35,7 +35,7 @@ class InstanceOut(RowSchema):
     class Meta:
         model = Instance
         fields = ("name", "url", "state_reason", "state_changed_at", "startup", "kv_capacity_tokens", "host", "failures",
-                  "created_at")  # fmt: skip
+                  "held", "created_at")  # fmt: skip
 
     model: str = Field(alias="deployment.model.name")
     region: str = Field(alias="deployment.region.name")

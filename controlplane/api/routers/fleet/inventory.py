@@ -18,8 +18,9 @@ from controlplane.accounts.models import Role, Tenant
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.routers import accounts
 from controlplane.api.routers.fleet import instances
-from controlplane.api.schemas import Items, Reason, RowSchema, Strict
+from controlplane.api.schemas import ActionIn, Described, Items, Reason, RowSchema, Strict
 from controlplane.fleet import selectors
+from controlplane.fleet import services as fleet
 from controlplane.fleet.inventory import kinds, services
 from controlplane.fleet.inventory.kinds import Kind
 from controlplane.fleet.models import (
@@ -39,10 +40,15 @@ from controlplane.fleet.models import (
 router = Router(auth=VIEWERS, tags=["Inventory"])
 
 
+class MessageOut(Described):
+    message: str
+    """What happened, in one sentence."""
+
+
 class RegionOut(RowSchema):
     class Meta:
         model = Region
-        fields = ("name", "title", "active")
+        fields = ("name", "title", "active", "cordoned")
 
 
 class RegionLatencyOut(RowSchema):
@@ -62,7 +68,7 @@ class GpuTypeOut(RowSchema):
 class NodeOut(RowSchema):
     class Meta:
         model = Node
-        fields = ("name", "region", "gpu_type", "gpu_count", "address", "active")
+        fields = ("name", "region", "gpu_type", "gpu_count", "address", "active", "cordoned")
 
     gpus_used: int
 
@@ -277,6 +283,37 @@ def delete_deployment(request: ApiRequest, deployment_id: int, reason: str = Rea
     user = request.auth.require(Role.ADMIN)
     services.delete(kinds.DEPLOYMENT, get_object_or_404(Deployment, pk=deployment_id), user, reason)
     return Status(204, None)
+
+
+@router.post("/deployments/{int:deployment_id}/undeploy", response=MessageOut)
+def undeploy(request: ApiRequest, deployment_id: int, body: ActionIn) -> dict[str, str]:
+    """Take it out of service and stop its instances, cutting what they run. Its history stays. Needs the role admin."""
+    user, row = request.auth.require(Role.ADMIN), get_object_or_404(Deployment, pk=deployment_id)
+    return {"message": fleet.undeploy(row, user, body.reason)}
+
+
+@router.post("/models/{name}/retire", response=MessageOut)
+def retire_model(request: ApiRequest, name: str, body: ActionIn) -> dict[str, str]:
+    """Undeploy it everywhere and offer it no more. Its history stays. Needs the role admin."""
+    user, row = request.auth.require(Role.ADMIN), get_object_or_404(Model, name=name)
+    return {"message": fleet.retire(row, user, body.reason)}
+
+
+def add_cordon(path: str, word: str, model: type[Node] | type[Region]) -> None:
+    def operation(verb: str, act: Callable[[Any, Any, str], str], about: str) -> None:
+        def carry_out(request: ApiRequest, name: str, body: ActionIn) -> dict[str, str]:
+            user, row = request.auth.require(Role.OPERATOR), get_object_or_404(model, name=name)
+            return {"message": act(row, user, body.reason)}
+
+        carry_out.__name__, carry_out.__doc__ = f"{verb}_{word}", about
+        router.post(f"/{path}/{{name}}/{verb}", response=MessageOut)(carry_out)
+
+    operation("cordon", fleet.cordon, "Nothing is started there any more; what runs goes on. 409 if it is cordoned.")
+    operation("uncordon", fleet.uncordon, "Instances may be started there again. 409 if it is not cordoned.")
+
+
+add_cordon("nodes", "node", Node)
+add_cordon("regions", "region", Region)
 
 
 class LatencyIn(Strict):

@@ -90,6 +90,7 @@ def _call(
             "503": {
                 "description": "`model_unavailable`, `hold_expired`, `standing_by`, `stopping`: with `Retry-After`."
             },
+            "504": {"description": "`first_token_late`: no token came for many times what the prompt takes."},
         },
     }
 

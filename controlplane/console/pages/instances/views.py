@@ -26,6 +26,7 @@ from controlplane.fleet import services
 from controlplane.fleet.lifecycle import engine_logs
 from controlplane.fleet.lifecycle.states import Action, InstanceState
 from controlplane.fleet.models import Instance
+from controlplane.fleet.places import cordon_of
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.fleet.selectors import instances as instances_with_all
@@ -84,7 +85,8 @@ ACTION_TEXTS = {
     Action.RESUME: ("It is given new requests again.", False),
     Action.START: ("Its server is started; it is ready once it answers.", False),
     Action.STOP: (
-        "Its server is stopped and the requests it still runs are cut off. Drain it first to spare them.",
+        "Its server is stopped and the requests it still runs are cut off. Drain it first to spare them. It is held then: "
+        "neither the floor nor a plan starts it, only an operator does.",
         True,
     ),
     Action.SLEEP: ("It finishes what it runs, then its weights leave the GPU. Waking is faster than starting.", False),
@@ -152,6 +154,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
         "requests": visible_requests(request.user).filter(instance=row.name)[:REQUESTS_SHOWN],
         "actions": _actions(row) if may(request, Role.OPERATOR) else [],
+        "cordoned": cordon_of(row),
         "commands": [
             command for command in recent_commands(row, 3) if command.state in ("pending", "running", "failed")
         ],

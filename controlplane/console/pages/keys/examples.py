@@ -1,4 +1,6 @@
-"""The first call with a new key: complete, with a model that is served now and the tenant's class."""
+"""The first call with a new key: complete, with a model that is served now and the tenant's class; of a service key, the
+fleet's instances.
+"""
 
 import json
 import shlex
@@ -47,4 +49,22 @@ stream = client.chat.completions.create(
 )
 for chunk in stream:
     print(chunk.choices[0].delta.content or "", end="", flush=True)
+"""
+
+
+def fleet_curl(base_url: str, secret: str) -> str:
+    """The instances of the fleet, with a service key."""
+    return f"curl {shlex.quote(f'{base_url}/api/instances')} \\\n  -H 'Authorization: Bearer {secret}'"
+
+
+def fleet_python(base_url: str, secret: str) -> str:
+    """The same with Python alone; what may be done is in `/api/docs`."""
+    return f"""\
+import json
+from urllib.request import Request, urlopen
+
+headers = {{"Authorization": {json.dumps(f"Bearer {secret}")}, "Content-Type": "application/json"}}
+with urlopen(Request({json.dumps(f"{base_url}/api/instances")}, headers=headers)) as answer:
+    for instance in json.load(answer)["items"]:
+        print(instance["name"], instance["state"])
 """

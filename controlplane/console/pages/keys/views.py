@@ -1,5 +1,7 @@
 """API keys: the list, a new one (its secret is shown once), and revoking."""
 
+from datetime import timedelta
+
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
@@ -11,11 +13,11 @@ from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from controlplane.accounts import handover
-from controlplane.accounts.models import Tenant
+from controlplane.accounts.models import Role, Tenant
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys, visible_api_keys
 from controlplane.accounts.services import create_api_key, revoke_api_key
-from controlplane.console.access.roles import signed_in
+from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import act_with_reason
 from controlplane.console.filters import Hidden
 from controlplane.console.pages.keys import examples
@@ -27,6 +29,7 @@ COLUMNS: Columns = {
     "Name": "name",
     "Key": "prefix",
     "Tenant": "tenant.name",
+    "Role over the fleet": "role",
     "Created by": lambda key: key.created_by.get_username() if key.created_by else None,
     "Created (UTC)": "created_at",
     "Last used (UTC)": "last_used_at",
@@ -47,8 +50,15 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         tenant = next((tenant for tenant in managed if str(tenant.pk) == request.POST.get("tenant")), None)
         if tenant is None:
             raise PermissionDenied("Only operators and admins of a tenant make its keys.")
+        role, days = request.POST.get("role", ""), request.POST.get("days", "")
         try:
-            key, secret = create_api_key(tenant, request.POST.get("name", ""), user_of(request))
+            key, secret = create_api_key(
+                tenant,
+                request.POST.get("name", ""),
+                user_of(request),
+                expires_at=timezone.now() + timedelta(days=int(days)) if days.isdecimal() and len(days) < 6 else None,
+                role=Role(role) if role in Role.values else None,
+            )
         except ValidationError as error:
             errors = error.message_dict
         else:
@@ -69,6 +79,7 @@ def keys(request: HttpRequest) -> HttpResponseBase:
         "errors": errors,
         "given": request.POST
         or {"name": f"{request.user.get_username()}, {date_format(timezone.localdate(), 'j M Y')}"},
+        "roles": [role for role in Role if may(request, role)],
         "several_tenants": Tenant.objects.count() > 1,
     }
     return render(request, "console/keys/keys.html", context, status=422 if errors else 200)
@@ -90,6 +101,9 @@ def created(request: HttpRequest, pk: int) -> HttpResponse:
             "curl": examples.curl(base_url, secret, key.tenant, model),
             "python": examples.python(base_url, secret, key.tenant, model),
         }
+        if key.role is not None:
+            context |= {"served": True, "curl": examples.fleet_curl(base_url, secret)}
+            context["python"] = examples.fleet_python(base_url, secret)
     return handover.forget(request, render(request, "console/keys/key_created.html", context))
 
 

@@ -65,7 +65,7 @@ def replay(now: datetime, somebody_waits: Callable[[], bool] = lambda: False) ->
             logger.warning("counterfactual replay: %s could not be simulated: %s", name or "as it was", error)
             if name == AS_IT_WAS:
                 return []
-    return _kept(made, since, now)
+    return _kept(made, since, now, start.remarks)
 
 
 def _columns(start: Start, changes: Sequence[Change], horizon_s: float) -> dict[str, Any]:
@@ -83,7 +83,9 @@ def _columns(start: Start, changes: Sequence[Change], horizon_s: float) -> dict[
     return columns(ran.result, staged.promises, staged.prices, {"all": Counted(0.0, horizon_s)})["all"]
 
 
-def _kept(made: dict[str, dict[str, Any]], since: datetime, until: datetime) -> list[Counterfactual]:
+def _kept(
+    made: dict[str, dict[str, Any]], since: datetime, until: datetime, remarks: Sequence[str]
+) -> list[Counterfactual]:
     was, number = made[AS_IT_WAS], uuid.uuid4()
     rows = [
         Counterfactual(
@@ -106,7 +108,7 @@ def _kept(made: dict[str, dict[str, Any]], since: datetime, until: datetime) -> 
         record(
             "counterfactual.replayed",
             actor="simulation",
-            reason=said(rows).sentence,
+            reason=" ".join([said(rows).sentence, *remarks]),
             inputs={row.bundle or "as it was": {"cost_usd": row.cost_usd, "missed": row.missed} for row in rows},
         )
     return rows

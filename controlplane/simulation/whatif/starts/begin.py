@@ -3,10 +3,12 @@
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from django.db.models import Count, QuerySet
 from django.utils import timezone
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.gateway.models import LedgerRow
 from controlplane.simulation.selectors import asked_rows
 from controlplane.simulation.whatif.fork import fork_fleet
 from controlplane.simulation.whatif.models import TraceFile
@@ -48,12 +50,21 @@ def start_of(asked: Begin, horizon_s: float) -> Start:
             since, until = asked.since, asked.until or timezone.now()
             if since is None or since >= until:
                 raise ActionError("Give since, before until.")
-            if not asked_rows(since, until).exists():
+            rows = asked_rows(since, until)
+            if not rows.exists():
                 raise ActionError(
                     f"The ledger has no request from {since:%d %B %H:%M} until {until:%d %B %H:%M} (UTC)."
                 )
             arrivals = {"kind": "ledger", "since": since.isoformat(), "until": until.isoformat()}
-            return Start(kind="ledger", at=since, scenario=_fleet(), arrivals=arrivals, past=past_demand(since))
+            scenario = _fleet()
+            return Start(
+                kind="ledger",
+                at=since,
+                scenario=scenario,
+                arrivals=arrivals,
+                past=past_demand(since),
+                remarks=_left_out(rows, scenario),
+            )
     if not TraceFile.objects.filter(pk=asked.trace or 0).exists():
         raise ActionError("There is no such trace. Upload one.")
     return Start(
@@ -70,3 +81,13 @@ def _fleet() -> dict[str, Any]:
     if not scenario["fleet"]:
         raise ActionError("No active deployment has a performance profile: nothing says how long its instances take.")
     return scenario | {"demand": {"too_long": "clip"}}
+
+
+def _left_out(rows: QuerySet[LedgerRow], scenario: dict[str, Any]) -> list[str]:
+    """Which requests of *rows* are of no model of *scenario*: `staging.demand.of_the_fleet` leaves them out."""
+    of_models = dict(rows.order_by().values_list("model").annotate(Count("pk")))
+    missing = {name: count for name, count in sorted(of_models.items()) if name not in scenario["models"]}
+    if not missing:
+        return []
+    names = ", ".join(f"{name} ({count:,} requests)" for name, count in missing.items())
+    return [f"Left out for want of a performance profile, which says how long instances take: {names}."]

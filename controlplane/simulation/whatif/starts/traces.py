@@ -40,8 +40,8 @@ def upload(name: str, trace_format: str, content: bytes, actor: User) -> TraceFi
         with _file(content) as path:
             workload = load_trace(path, trace_format)
     except TraceError as error:
-        line = f" in line {error.line}" if error.line else ""
-        raise ActionError(f"This is no trace of the format {trace_format}{line}: {error.what}.") from error
+        place = f" in {error.place}" if error.place else ""
+        raise ActionError(f"This is no trace of the format {trace_format}{place}: {error.what}.") from error
     if not len(workload):
         raise ActionError("The trace has no request with a prompt and an output.")
     row = TraceFile.objects.create(

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from scheduling.queueing.reordering.evaluate import evaluate
 from scheduling.queueing.reordering.problem import Order, Problem, broken_rules, contiguous
-from scheduling.queueing.reordering.rules import RULES
-from scheduling.queueing.reordering.scheduler import order_by, reorder
+from scheduling.queueing.reordering.rules import CANDIDATES, RULES
+from scheduling.queueing.reordering.scheduler import LEAST_GAIN, order_by, reorder
 from tests.examples import costly
 from tests.oracles import reordering as plain
 from tests.scheduling.queueing.reordering.problems import small_problems, synthetic
@@ -24,6 +24,32 @@ def test_small_orders_are_the_best_of_all(problem, kappa_s):
     assert broken_rules(problem, answer.order) == []
     assert plain.objective(problem, answer.order.queues(), kappa_s) == pytest.approx(answer.after.objective)
     assert answer.after.objective == pytest.approx(plain.least_objective(problem, kappa_s))
+
+
+@given(small_problems(most_groups=12, most_queues=4), kappas, st.randoms(use_true_random=False))
+def test_no_rule_is_better_also_where_an_order_is_there(problem, kappa_s, random):
+    """Whatever order is there, however few moves are tried."""
+    groups = list(range(problem.requests.size))
+    random.shuffle(groups)
+    queues = problem.queue_type.size
+    known = [[each for each in groups[queue::queues] if np.isfinite(problem.service_s[each, problem.queue_type[queue]])]
+             for queue in range(queues)]  # fmt: skip
+    answer = reorder(problem, Order.of(known), moves=1, kappa_s=kappa_s)
+    if answer.before.objective > 0.0 or answer.before.left_over:
+        for name in CANDIDATES:
+            ruled = evaluate(problem, order_by(name, problem), kappa_s)
+            best = answer.after.left_over, answer.after.objective * (1 - LEAST_GAIN)
+            assert best <= (ruled.left_over, ruled.objective + 1e-9)
+
+
+def test_a_rule_that_keeps_all_in_time_is_taken_as_it_is():
+    """EDF keeps what slack there is for what comes next; any other order that is as good now need not."""
+    problem = synthetic(3, 12, 0.5, 1, models=1)._replace(due_s=np.linspace(1e5, 2e5, 12))
+    problem.due_s[11] = problem.free_s.max() + problem.own_s[11].max() + 1.0  # it must go first
+    answer = reorder(problem, Order.of([list(range(12)), [], []]), moves=5_000)
+    assert answer.before.objective > 0.0
+    assert answer.after.objective == 0.0
+    assert answer.order.queues() == order_by("edf-earliest-completion", problem).queues()
 
 
 def test_one_group_alone_goes_where_it_starts_in_time():

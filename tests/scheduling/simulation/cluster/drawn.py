@@ -236,6 +236,7 @@ def traces(draw, load: Load, exact: bool, cluster: Cluster, most: int) -> Reques
         region=region,
         priority=priority,
         deadline_s=deadline * 1.0 if draw(st.booleans()) else np.inf,
+        end_s=deadline * 2.0 if draw(st.booleans()) else np.inf,
         prefix_blocks=blocks,
     )
 

@@ -94,7 +94,14 @@ def forked_pair(m, other, by_queue=True):
                  "rank": rank, "members": [member]}
         for at, kind, number, rank, member in ((0, 0, 5, 1, 0), (1, 0, 6, 0, 1), (0, 1, 7, 2, 2))
     ]  # fmt: skip
-    endpoint = {"region": "east", "ordering": "qlm", "cursor": None, "changed_s": -9.0, "asked_tokens": [0.0]}
+    endpoint = {
+        "region": "east",
+        "ordering": "qlm",
+        "cursor": None,
+        "changed_s": -9.0,
+        "asked_tokens": [0.0],
+        "asked_work_s": 0.0,
+    }
     forked = Forked(
         instances=instances,
         running=[],

@@ -1,0 +1,135 @@
+"""What an instance does, as its health: signs of life, work that goes on, and the outcomes of its requests.
+
+docs/health.md has the rules. Nothing here knows of other instances: `Topology` decides who may rest.
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final
+
+from controlplane.events.models import Severity
+from workers.vllm.metrics import VllmMetrics
+
+OUTCOMES: Final = 20
+"""Of the last requests, by which an instance is judged, and"""
+OUTCOMES_S: Final = 60.0
+"""no older ones."""
+FEWEST_FAILURES: Final = 3
+FAILING_SHARE: Final = 0.25
+REST_S: Final = 5.0
+"""The first rest; each further one is twice as long, up to"""
+LONGEST_REST_S: Final = 300.0
+FORGIVEN_S: Final = 600.0
+"""After so long without a rest, the next one is a first one again."""
+LONGEST_BUSY_S: Final = 60.0
+"""A longer `Retry-After` of an instance is not believed."""
+
+
+class Breaker(Enum):
+    CLOSED = "closed"  # it takes requests
+    OPEN = "open"  # it rests
+    HALF_OPEN = "half-open"  # it takes one request, by whose outcome it is judged
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something about an instance or a model that is to become an event."""
+
+    kind: str
+    name: str
+    reason: str
+    severity: Severity = Severity.WARNING
+    inputs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Health:
+    """Moments are those of the gateway's clock."""
+
+    heard_s: float = -math.inf
+    """When anything came from it last: an answered heartbeat, headers, a token, an answer."""
+    served_s: float = -math.inf
+    """When a token or a whole answer came."""
+    slow: bool = False  # it is silent, but for too short a time to fail
+    breaker: Breaker = Breaker.CLOSED
+    reason: str = ""
+    """Why it rests or is slow; empty if neither is the case."""
+    until_s: float = 0.0  # of its rest
+    busy: bool = False  # it said itself that it takes nothing for a while: no fault
+    rests: int = 0  # in a row
+    _outcomes: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=OUTCOMES))
+    _progress: tuple[float, ...] = ()
+    _progress_s: float = math.inf
+
+    def heard(self, now_s: float, *, served: bool = False) -> None:
+        self.heard_s = now_s
+        if served:
+            self.served_s = now_s
+
+    def wedged_s(self, metrics: VllmMetrics, now_s: float) -> float:
+        """For how long work has run there while no iteration ended and no token came; 0 where nothing runs."""
+        progress = (metrics.iterations_total, metrics.generation_tokens_total, metrics.prompt_tokens_total)
+        if progress != self._progress or not metrics.running:
+            self._progress, self._progress_s = progress, now_s
+        return now_s - max(self._progress_s, self.served_s)
+
+    # Outcomes of requests
+
+    def succeeded(self, now_s: float) -> bool:
+        """A request was answered whole there. True if it serves again by that."""
+        self._outcomes.append((now_s, True))
+        if self.breaker is not Breaker.HALF_OPEN:
+            return False
+        self._close()
+        return True
+
+    def failed(self, now_s: float) -> bool:
+        """It failed a request that another served, or broke one off. True if it ought to rest."""
+        self._outcomes.append((now_s, False))
+        if self.breaker is Breaker.HALF_OPEN:
+            return True
+        recent = [ok for at_s, ok in self._outcomes if now_s - at_s <= OUTCOMES_S]
+        failures = recent.count(False)
+        return (
+            self.breaker is Breaker.CLOSED and failures >= FEWEST_FAILURES and failures >= FAILING_SHARE * len(recent)
+        )
+
+    def rest(self, why: str, now_s: float) -> float:
+        """Rest, and say for how many seconds."""
+        self.rests = 1 if now_s - self.until_s > FORGIVEN_S else self.rests + 1
+        rest_s = min(LONGEST_REST_S, REST_S * 2.0 ** (self.rests - 1))
+        failures = sum(not ok for at_s, ok in self._outcomes if now_s - at_s <= OUTCOMES_S)
+        of = sum(now_s - at_s <= OUTCOMES_S for at_s, _ in self._outcomes)
+        self.reason = f"rests {rest_s:g} s: it failed {failures} of its last {of} requests, the last one: {why}"
+        self.breaker, self.until_s, self.busy = Breaker.OPEN, now_s + rest_s, False
+        return rest_s
+
+    def rest_busy(self, why: str, now_s: float, wait_s: float) -> None:
+        """Take nothing for *wait_s*, as it asked."""
+        if self.breaker is Breaker.CLOSED:
+            wait_s = min(max(wait_s, 0.1), LONGEST_BUSY_S)
+            self.breaker, self.until_s, self.busy = Breaker.OPEN, now_s + wait_s, True
+            self.reason = f"is busy for {wait_s:g} s: {why}"
+
+    def end_rest(self, *, alone: bool) -> bool:
+        """Its rest is over: one request says how it is. One that was only busy, or is *alone*, takes all at once.
+
+        True if it failed requests, and takes all again without proof.
+        """
+        if self.busy or alone:
+            unproved = not self.busy
+            self._close()
+            return unproved
+        self.breaker = Breaker.HALF_OPEN
+        self.reason = "is tried with one request after its rest"
+        return False
+
+    def _close(self) -> None:
+        self.breaker, self.reason, self.busy = Breaker.CLOSED, "", False
+        self._outcomes.clear()
+
+    def takes(self, running: int) -> bool:
+        """Whether it takes another request beside *running* ones."""
+        return self.breaker is Breaker.CLOSED or (self.breaker is Breaker.HALF_OPEN and not running)

@@ -1,0 +1,219 @@
+"""What an instance says, as bounded values: the one place where its bytes become ours.
+
+Nothing that comes from an instance is of a type or a size before it is read here. What is no answer to what was asked raises
+`EngineFailed`, which names what came instead; a usage that cannot be one counts as not said.
+"""
+
+import json
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.upstream.failures import BUSY_STATUSES, ENGINE_DEAD, EngineFailed, Refusal
+
+MOST_TOKENS = 2**31 - 1
+MOST_ANSWER_BYTES = 2**28
+"""A longer answer, all of which is held in memory, is none."""
+MOST_CHARACTERS = 4000  # of an error's message
+JSON_KINDS = {
+    dict: "a JSON object",
+    list: "a JSON array",
+    str: "a JSON string",
+    bool: "a JSON boolean",
+    type(None): "null",
+}
+OF_THE_REQUEST = frozenset({"badrequesterror", "invalid_request_error", "notfounderror", "unprocessableentityerror"})
+"""Types of errors without a number that are about what was asked."""
+NOT_IMPLEMENTED = 501  # a part of the API that this server was not started with
+NOT_OF_THE_REQUEST = BUSY_STATUSES | {403, 405, 407, 408}
+"""Statuses that say nothing about what was asked: the address, our token, a proxy or the engine is at fault."""
+
+
+class Choice(Struct, gc=False):
+    finish_reason: Any = None
+
+
+class Said(Struct, gc=False):
+    """A JSON object of an instance: a whole answer, an event of a stream or an error. What is `Any` may be anything."""
+
+    choices: list[Choice] | None = None
+    output: Any = None  # of a response
+    usage: Any = None
+    system_fingerprint: Any = None
+    # Of an event of the Responses API
+    type: Any = None
+    response: Any = None
+    sequence_number: Any = None
+    # Of an error
+    error: Any = None
+    object: Any = None
+    message: Any = None
+    param: Any = None
+    code: Any = None
+    detail: Any | UnsetType = UNSET  # FastAPI's own
+
+    @property
+    def ends(self) -> int:
+        """How many choices have their end in it."""
+        choices = self.choices
+        if not choices:
+            return 0
+        return (
+            sum([bool(choice.finish_reason) for choice in choices]) if choices[1:] else bool(choices[0].finish_reason)
+        )
+
+    @property
+    def usage_said(self) -> Any:
+        """The usage as it stands there, wherever that is."""
+        return self.response.get("usage") if isinstance(self.response, dict) else self.usage
+
+
+class Usage:
+    """Tokens of an answer, as far as its instance said."""
+
+    __slots__ = ("output_tokens", "prompt_tokens", "whole")
+
+    def __init__(self) -> None:
+        self.whole = False  # a stream's last event was passed on
+        self.prompt_tokens: int | None = None
+        self.output_tokens: int | None = None
+
+    def take(self, usage: Any) -> None:
+        """Take what *usage* says; leaves things as they are where it says nothing."""
+        if isinstance(usage, dict):
+            prompt = _tokens(usage, "prompt_tokens", "input_tokens")
+            output = _tokens(usage, "completion_tokens", "output_tokens")
+            self.prompt_tokens = self.prompt_tokens if prompt is None else prompt
+            self.output_tokens = self.output_tokens if output is None else output
+
+
+def _tokens(usage: dict[str, Any], *names: str) -> int | None:
+    value = next((usage[name] for name in names if name in usage), None)
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
+
+
+def ids_of(value: Any) -> list[int]:
+    """*value* as ids of tokens; none if it cannot be that."""
+    ids = value if isinstance(value, list) else []
+    return ids if all(type(each) is int and 0 <= each <= MOST_TOKENS for each in ids) else []
+
+
+_decoder = msgspec.json.Decoder(Said)
+
+
+def read(data: bytes) -> Said:
+    """*data* as the JSON object that it has to be."""
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        pass
+    try:  # Python's own servers write NaN, which no standard knows and every client of theirs reads
+        return msgspec.convert(json.loads(data), Said)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise EngineFailed(what(data)) from None
+
+
+def what(data: bytes) -> str:
+    """What *data*, which were to be a JSON object of a certain form, are: nothing of what they say."""
+    text = data.strip()
+    if not text:
+        return "nothing"
+    if text.startswith(b"<"):
+        return "HTML"
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return "text that is not JSON"
+    return JSON_KINDS.get(type(value), "a JSON number")
+
+
+def whole(data: bytes, kind: Kind) -> Said:
+    """The answer *data* to a call that was not streamed. Raises Refusal for an error that is about the call."""
+    said = read(data)
+    error = error_of(said)
+    if error is not None:
+        raise error
+    if said.choices is None if kind is not Kind.RESPONSE else not isinstance(said.output, list):
+        raise EngineFailed(f"a JSON object without {'output' if kind is Kind.RESPONSE else 'choices'}")
+    return said
+
+
+def refusal(status: int, data: bytes) -> Refusal | None:
+    """What an answer with a *status* other than 200 says about the call; None if it says nothing of it."""
+    if not (400 <= status < 500 or status == NOT_IMPLEMENTED) or status in NOT_OF_THE_REQUEST:
+        return None
+    try:
+        said = read(data)
+    except EngineFailed:
+        said = None
+    error = _fields(said) if said is not None else None
+    if error is None:
+        if status == 404:  # nobody's model: no vLLM is there
+            return None
+        error = {"message": f"The instance refused the request with status {status}."}
+    return _refusal(status, error)
+
+
+def error_of(said: Said, name: bytes = b"") -> Exception | None:
+    """The error that *said*, an event of this *name* or an answer, is in any form that vLLM had; None if it is none.
+
+    A `Refusal` is about the call, an `EngineFailed` about the instance.
+    """
+    error = _fields(said, name)
+    if error is None:
+        return None
+    code, text = error.get("code"), _text(error.get("message"))
+    number = int(code) if isinstance(code, int | str) and str(code).isdecimal() and len(str(code)) == 3 else None
+    if number is None:
+        number = (
+            400 if {(_word(error.get("type")) or "").lower(), (_word(code) or "").lower()} & OF_THE_REQUEST else 500
+        )
+    if ENGINE_DEAD.decode() in text:
+        return EngineFailed("its engine died", dead=True)
+    if 400 <= number < 500 and number not in NOT_OF_THE_REQUEST:
+        return _refusal(number, error)
+    return EngineFailed(f"error {number}")
+
+
+def _fields(said: Said, name: bytes = b"") -> dict[str, Any] | None:
+    """Message, type, param and code of the error that *said* is."""
+    error = said.error
+    if error is None or (not error and said.choices is not None):
+        if said.type == "response.failed" and isinstance(said.response, dict):
+            error = said.response.get("error") or {}
+        elif "error" in (said.object, said.type) or name == b"error":
+            error = {"message": said.message, "type": said.type, "param": said.param, "code": said.code}
+        elif said.detail is not UNSET and said.choices is None and said.output is None:
+            error = {"message": said.detail}
+        else:
+            return None
+    return error if isinstance(error, dict) else {"message": error}
+
+
+def _refusal(status: int, error: dict[str, Any]) -> Refusal:
+    """*error* in OpenAI's shape."""
+    code = error.get("code")
+    return Refusal(
+        status,
+        _text(error.get("message"))[:MOST_CHARACTERS],
+        type=_word(error.get("type")) or "invalid_request_error",
+        param=_word(error.get("param")),
+        code=_word(code) or str(status),
+        number=code if type(code) is int and 0 <= code <= MOST_TOKENS else None,
+    )
+
+
+def _text(value: Any) -> str:
+    """*value* in characters that can be encoded."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    try:
+        return json.dumps(value)
+    except (ValueError, RecursionError):
+        return ""
+
+
+def _word(value: Any) -> str | None:
+    return _text(value)[:100] if isinstance(value, str) else None

@@ -1,0 +1,127 @@
+"""Stop means stop: what an operator holds or cordons, nobody else starts, and everything that plans reckons with it."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from controlplane.dispatch.live_fleet import inventory
+from controlplane.events.models import Event
+from controlplane.fleet import places, services
+from controlplane.fleet.lifecycle.states import ActionError, InstanceState
+from controlplane.fleet.models import Deployment, Instance, Launcher, Node
+from controlplane.planning.execution import executor
+from controlplane.planning.models import MoveSource, ScalingPlan
+from controlplane.planning.plans import inventory as planned
+
+pytestmark = pytest.mark.django_db
+S = InstanceState
+PLACE = ("llama-3.1-8b", "us-east")
+WHY = executor.Why(MoveSource.FLOOR, "floor", "one fewer than the minimum")
+
+
+@pytest.fixture
+def two(make_instance, deployment):
+    """Both instances of a deployment that must have two and may have two."""
+    Deployment.objects.filter(pk=deployment.pk).update(min_instances=2, max_instances=2)
+    return [make_instance(state=S.READY, launcher=Launcher.EMULATED) for _ in range(2)]
+
+
+def stop_by_hand(instance, user):
+    services.stop(instance, user, "for a kernel update, do not start")
+    Instance.objects.filter(pk=instance.pk).update(
+        state=S.STOPPED, state_changed_at=timezone.now() - timedelta(hours=1)
+    )
+    instance.commands.update(state="done")
+    instance.refresh_from_db()
+
+
+def test_the_floor_starts_none_that_an_operator_stopped(two, operator):
+    stop_by_hand(two[0], operator)
+    assert "do not start" in two[0].held
+    assert operator.get_username() in two[0].held
+    for to_minimum in (True, False):
+        with pytest.raises((executor.Refused, executor.Waits)):
+            executor.add(*PLACE, WHY, to_minimum=to_minimum)
+    [endpoint] = inventory.read().endpoints
+    assert (endpoint.missing_instances, endpoint.min_instances, endpoint.max_instances) == (0, 2, 1)
+    assert Instance.objects.count() == 2, "and no other is made in its place"
+
+
+@pytest.mark.parametrize("actor", ["reactive floor", "strategy pilothouse", "planner", "swap", "rollout"])
+def test_nobody_but_an_operator_starts_it(two, operator, actor):
+    stop_by_hand(two[0], operator)
+    with pytest.raises(ActionError, match=r"is held by .*do not start"):
+        services.start(two[0], actor, "more is needed")
+    services.start(two[0], operator, "the update is done")
+    two[0].refresh_from_db()
+    assert (two[0].held, two[0].state) == ("", S.PROVISIONING)
+
+
+def test_what_scaling_stops_is_not_held(two):
+    services.stop(two[0], "reactive floor", "little is asked for")
+    two[0].refresh_from_db()
+    assert two[0].held == ""
+
+
+def test_plans_have_no_place_where_one_is_held(two, operator):
+    stop_by_hand(two[0], operator)
+    fleet = planned.read({PLACE[0]})
+    [deployed] = fleet.to_plan().deployments.values()
+    assert (deployed.min_instances, deployed.max_instances, deployed.instances) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("what", ["node", "region"])
+def test_nothing_is_started_where_it_is_cordoned(make_instance, deployment, node, operator, what):
+    here = make_instance(state=S.STOPPED, launcher=Launcher.EMULATED, node=node)
+    place = node if what == "node" else node.region
+    assert "nothing is started there" in services.cordon(place, operator, "cooling fails")
+    with pytest.raises((executor.Refused, executor.Waits)):
+        executor.add(*PLACE, WHY)
+    for actor in ("strategy pilothouse", operator):
+        with pytest.raises(ActionError, match=r"is cordoned by .*cooling fails"):
+            services.start(Instance.objects.get(pk=here.pk), actor, "more is needed")
+    with pytest.raises(ActionError, match="cordoned already"):
+        services.cordon(type(place).objects.get(pk=place.pk), operator, "again")
+    services.uncordon(place, operator, "it cools")
+    assert executor.add(*PLACE, WHY).instance == here.name
+    kinds = list(Event.objects.filter(kind__contains="cordon").order_by("pk").values_list("kind", flat=True))
+    assert kinds == [f"{what}.cordoned", f"{what}.uncordoned"]
+
+
+def test_what_runs_on_a_cordoned_node_goes_on_and_plans_count_no_more_than_that(make_instance, node, operator):
+    make_instance(state=S.READY, launcher=Launcher.EMULATED, node=node)
+    before = planned.read({PLACE[0]}).units
+    services.cordon(node, operator, "cooling fails")
+    after = planned.read({PLACE[0]}).units
+    key = node.region.name, node.gpu_type.name
+    gpus = Node.objects.with_gpus_used().get(pk=node.pk).gpus_used
+    assert after[key] == gpus < before[key]
+
+
+def test_a_held_one_keeps_its_gpus_for_itself(make_instance, deployment, node, operator):
+    Deployment.objects.filter(pk=deployment.pk).update(max_instances=20)
+    rows = []
+    while node.free_gpus() >= deployment.tensor_parallel:
+        rows.append(make_instance(state=S.READY, launcher=Launcher.EMULATED, node=node))
+    stop_by_hand(rows[0], operator)
+    deployment.refresh_from_db()
+    with pytest.raises(places.NoRoom):
+        places.pick(deployment)
+    assert places.pick(deployment, by_operator=True) == node
+
+
+def test_a_model_is_undeployed_and_retired_and_its_history_stays(two, deployment, operator):
+    model = deployment.model
+    ScalingPlan.objects.create(model=model, status="advice", valid_until=timezone.now() + timedelta(hours=1))
+    assert "2 instances stop" in services.undeploy(deployment, operator, "no demand")
+    deployment.refresh_from_db()
+    assert not deployment.active
+    assert {row.state for row in Instance.objects.all()} == {S.DRAINING}
+    assert "its history stays" in services.retire(model, operator, "replaced by another")
+    model.refresh_from_db()
+    assert not model.active
+    assert ScalingPlan.objects.count() == 1
+    assert inventory.read().models == {}
+    with pytest.raises(ActionError, match="retired already"):
+        services.retire(model, operator, "again")

@@ -1,0 +1,159 @@
+"""The gateway refuses nothing that vLLM takes: fields as its models read them, JSON as its parser does, images."""
+
+import gzip
+import io
+import json
+
+import pytest
+
+from controlplane.gateway.admission.validation import Kind, parse
+from controlplane.gateway.errors import ApiError
+from controlplane.gateway.upstream.payload import payload
+from tests.vllm.acceptance import RECORDED, cases
+
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_every_field_that_vllm_takes_is_taken():
+    recorded = json.loads(RECORDED.read_text())
+    assert [[kind, body] for kind, body, _ in recorded] == [list(case) for case in json.loads(json.dumps(cases()))]
+    refused = []
+    for kind, body, taken in recorded:
+        try:
+            call = parse(json.dumps(body).encode(), Kind(kind), max_depth=32)
+            assert json.loads(payload(call, call.raw, 3))["priority"] == 3
+        except ApiError as error:
+            if taken:
+                refused.append((kind, body, error.message))
+    assert refused == []
+    assert 200 < sum(taken for *_, taken in recorded) < len(recorded) - 100
+
+
+def test_numbers_as_text_are_counted_as_numbers():
+    body = CHAT | {
+        "max_tokens": "100",
+        "min_tokens": 3.0,
+        "n": "2",
+        "stream": "true",
+        "ignore_eos": "yes",
+        "priority": "7",
+    }
+    call = parse(json.dumps(body).encode(), Kind.CHAT, max_depth=32)
+    assert (call.max_tokens, call.min_tokens, call.sequences, call.stream, call.ignore_eos) == (100, 3, 2, True, True)
+    assert call.body["priority"] == 7
+    ids = parse(b'{"model":"m","prompt":[1.0,"2",3]}', Kind.COMPLETION, max_depth=32)
+    assert (ids.body["prompt"], ids.prompt_tokens) == ([1, 2, 3], 3)
+    scored = parse(b'{"model":"m","prompt":"x","echo":"true","max_tokens":0}', Kind.COMPLETION, max_depth=32)
+    assert scored.max_tokens == 1
+    assert json.loads(payload(scored, scored.raw, 0))["max_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "passed"),
+    [
+        (rb"cut \ud83d", "cut \ufffd"),
+        (rb"\ude00 cut", "\ufffd cut"),
+        (rb"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (rb"\ude00\ud83dx", "\ufffd\ufffdx"),
+        (rb"whole \ud83d\ude00", "whole \U0001f600"),
+        (b"raw \xed\xa0\xbd half", "raw \ufffd half"),
+        (rb"key", "key"),
+    ],
+)
+@pytest.mark.parametrize("more", [b"", b',"priority":1', b',"x\\udfff":1'])
+def test_half_a_character_is_passed_on_as_one_that_cannot_be_shown(said, passed, more):
+    raw = b'{"model":"m","messages":[{"role":"user","content":"' + said + b'"}]' + more + b"}"
+    call = parse(raw, Kind.CHAT, max_depth=32)
+    sent = json.loads(payload(call, call.raw, 0))
+    assert sent["messages"][0]["content"] == call.turns[0][1] == passed
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_any_encoding_of_unicode(encoding):
+    raw = json.dumps(
+        CHAT | {"messages": [{"role": "user", "content": "gr\u00fc\u00df \U0001f600"}]}, ensure_ascii=False
+    )
+    call = parse(raw.encode(encoding), Kind.CHAT, max_depth=32)
+    assert json.loads(payload(call, call.raw, 0))["messages"] == call.body["messages"]
+    assert call.turns == [("user", "gr\u00fc\u00df \U0001f600")]
+
+
+def nested(levels: int, with_lists: bool) -> dict:
+    schema: dict = {"type": "string"}
+    for _ in range(levels):
+        inner = {"anyOf": [schema, {"type": "null"}]} if with_lists else schema
+        schema = {"type": "object", "properties": {"a": inner}}
+    return schema
+
+
+@pytest.mark.parametrize("endpoint", ["chat/completions", "responses"])
+async def test_schemas_of_tools_may_be_deep(served, endpoint):
+    for schema in (nested(12, True), nested(16, False), nested(100, True), nested(240, False)):
+        function = {"name": "f", "parameters": schema}
+        tool = {"type": "function", "function": function} if endpoint[0] == "c" else {"type": "function"} | function
+        said = {"messages": CHAT["messages"]} if endpoint[0] == "c" else {"input": "hi"}
+        body = {"model": "m", "tools": [tool], "stream": True, "priority": 3, **said}
+        async with served.http.post(f"{served.url}/v1/{endpoint}", json=body, headers=served.headers) as response:
+            assert response.status == 200, await response.text()
+            await response.read()
+        assert served.backends[0].bodies[-1]["tools"] == [tool]
+
+
+async def test_a_deep_body_that_is_refused_upstream_costs_no_slot(served):
+    served.backends[0].script.status = 400
+    deep: dict = {}
+    for _ in range(500):
+        deep = {"a": deep}
+    for _ in range(3):
+        assert (await served.chat(documents=[deep])).status == 400
+    assert served.gateway.limits.concurrent(served.gateway.keys._grants.popitem()[1].tenant_id) == 0
+    assert [row.status_code for row in await served.rows()] == [400] * 3
+
+
+async def test_images_have_a_limit_of_their_own(served):
+    async def status(kind: str, image_bytes: int, text: str = "what is it?") -> int:
+        url = "data:image/png;base64," + "A" * (image_bytes // 6)
+        image = (
+            {"type": "image_url", "image_url": {"url": url}}
+            if kind[0] == "c"
+            else {"type": "input_image", "image_url": url}
+        )
+        said = [{"role": "user", "content": [{"type": "text", "text": text}, *[image] * 6]}]
+        body = {"model": "m", "stream": True, "messages" if kind[0] == "c" else "input": said}
+        data = io.BytesIO(json.dumps(body).encode())
+        async with served.http.post(f"{served.url}/v1/{kind}", data=data, headers=served.headers) as response:
+            if response.status == 413:
+                error = (await response.json())["error"]
+                assert (error["code"], set(error)) == ("request_too_large", {"message", "type", "param", "code"})
+            else:
+                await response.read()
+            return response.status
+
+    for kind in ("chat/completions", "responses"):
+        assert await status(kind, 9_000_000) == 200
+        assert await status(kind, 600_000, text="x" * 5_000_000) == 413
+    assert await status("chat/completions", 60_000_000) == 413
+    assert len(served.backends[0].bodies) == 2
+
+
+async def test_a_compressed_body_is_refused_in_words(served):
+    data = gzip.compress(json.dumps(CHAT).encode())
+    headers = served.headers | {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    async with served.http.post(f"{served.url}/v1/chat/completions", data=data, headers=headers) as response:
+        assert response.status == 415
+        assert "gzip" in (await response.json())["error"]["message"]
+
+
+async def test_what_an_unknown_tier_of_openai_means(served):
+    assert (await served.chat(service_tier="scale")).status == 200
+    assert (await served.rows())[-1].slo_class == "interactive"
+
+
+async def test_a_trace_goes_on_at_the_instance(served):
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    await served.chat(headers={"traceparent": parent, "tracestate": "vendor=1"})
+    await served.chat(headers={"traceparent": "00-none", "tracestate": "vendor=1"})
+    first, second = served.backends[0].headers
+    assert (first["traceparent"], first["tracestate"]) == (parent, "vendor=1")
+    assert "traceparent" not in second
+    assert "tracestate" not in second

@@ -1,0 +1,88 @@
+"""What clients of OpenAI and vLLM ask for beside completions: health, versions, paths that are not here, other origins."""
+
+import pytest
+from django.conf import settings
+
+
+async def test_health_and_version_without_a_key(served):
+    for path in ("/health", "/v1/health", "/ping", "/healthz"):
+        for method in ("GET", "HEAD", "POST"):
+            async with served.http.request(method, served.url + path) as response:
+                assert response.status == 200, (method, path)
+    async with served.http.get(f"{served.url}/version") as response:
+        assert (await response.json())["version"]
+    served.gateway.http.stopping = True
+    async with served.http.get(f"{served.url}/health") as response:
+        assert response.status == 503
+    served.gateway.http.stopping = False
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1"), ("POST", "/v1/"), ("POST", "/tokenize"), ("POST", "/v1/rerank"), ("POST", "/v2/rerank"),
+        ("GET", "/load"), ("POST", "/v1/images/generations"), ("POST", "/v1/moderations"), ("POST", "/detokenize"),
+        ("POST", "/chat/completions"), ("POST", "/v1/v1/chat/completions"), ("GET", "//v1/models"), ("GET", "/models/none"),
+        ("POST", "/v1/responses/compact"), ("POST", "/v1/responses/input_tokens"), ("POST", "/v1/audio/transcriptions"),
+    ],
+)  # fmt: skip
+async def test_what_is_not_here_is_said_in_openai_shape(served, method, path):
+    async with served.http.request(method, served.url + path, json={}, headers=served.headers) as response:
+        assert response.status == 404
+        assert response.content_type == "application/json"
+        error = (await response.json())["error"]
+    assert "/v1/chat/completions" in error["message"]
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_models_may_be_asked_for_by_head(served):
+    async with served.http.head(f"{served.url}/v1/models", headers=served.headers) as response:
+        assert response.status == 200
+    async with served.http.head(f"{served.url}/v1/chat/completions", headers=served.headers) as response:
+        assert response.status == 405
+        assert response.headers["allow"] == "POST"
+
+
+async def test_a_page_is_still_a_page(served):
+    async with served.http.get(f"{served.url}/nowhere", headers={"Authorization": "Basic eDp5"}) as response:
+        assert (response.status, response.content_type) == (404, "text/html")
+
+
+PREFLIGHT = {
+    "Origin": "https://chat.example",
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization,content-type,x-stainless-lang",
+}
+
+
+async def test_other_origins_are_off_by_default(served):
+    async with served.http.options(f"{served.url}/v1/chat/completions", headers=PREFLIGHT) as response:
+        assert response.status == 405
+    async with await served.chat(headers={"Origin": "https://chat.example"}) as response:
+        assert not any(name.lower().startswith("access-control") for name in response.headers)
+
+
+@pytest.fixture
+def origins(monkeypatch, request):
+    monkeypatch.setattr(settings, "CORS_ORIGINS", request.param)
+
+
+@pytest.mark.parametrize("origins", [["https://chat.example"], ["*"]], indirect=True)
+async def test_an_origin_that_is_named_may_call(origins, served):
+    async with served.http.options(f"{served.url}/v1/chat/completions", headers=PREFLIGHT) as response:
+        assert response.status == 204
+        assert response.headers["access-control-allow-origin"] == "https://chat.example"
+        assert "POST" in response.headers["access-control-allow-methods"]
+        assert response.headers["access-control-allow-headers"] == PREFLIGHT["Access-Control-Request-Headers"]
+    for stream in (False, True):
+        async with await served.chat(stream=stream, headers={"Origin": "https://chat.example"}) as response:
+            assert response.status == 200
+            assert response.headers["access-control-allow-origin"] == "https://chat.example"
+            assert "x-request-id" in response.headers["access-control-expose-headers"]
+            await response.read()
+    async with await served.chat(n=0, headers={"Origin": "https://chat.example"}) as response:
+        assert (response.status, response.headers["access-control-allow-origin"]) == (400, "https://chat.example")
+    async with await served.chat(headers={"Origin": "https://other.example"}) as response:
+        others = settings.CORS_ORIGINS == ["*"]
+        assert (response.headers.get("access-control-allow-origin") == "https://other.example") is others
+        assert response.headers["vary"] == "Origin"

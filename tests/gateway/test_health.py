@@ -1,0 +1,249 @@
+"""Health by what an instance does: what fails it, what makes it rest, and what a request that ends engines may do."""
+
+import asyncio
+import time
+
+import openai
+import pytest
+from channels.db import database_sync_to_async
+
+from controlplane.dispatch.live_fleet import heartbeats
+from controlplane.events.models import Event
+from controlplane.fleet.models import Instance
+from controlplane.tuning.models import Setting
+from tests.dispatch.test_floor import of
+from tests.gateway.conftest import open_sdk, until
+
+ONE = pytest.mark.parametrize("gateway_options", [{"regions": ["east"]}])
+TWO = pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}])
+SIX = pytest.mark.parametrize("gateway_options", [{"regions": ["east"] * 6}])
+
+
+def replica_of(served, index=0):
+    name = served.backends[index].name
+    return next(one for one in served.gateway.topology.replicas.values() if one.name == name)
+
+
+async def events(kind: str, field: str = "reason") -> list:
+    return [row[0] for row in await of(Event.objects.filter(kind=kind).order_by("pk"), field)]
+
+
+async def tune(served, name: str, value: float) -> None:
+    await database_sync_to_async(Setting.objects.create)(name=name, value=value)
+    served.gateway.refresh_now()
+    await until(lambda: getattr(served.gateway.topology.tuned, name) == value)
+
+
+@SIX
+@pytest.mark.parametrize("kind", ["engine", "server"])
+async def test_one_call_of_an_sdk_ends_two_engines_at_most(served, kind):
+    """C04: with default retries one call ended all six."""
+
+    def dead() -> int:
+        return sum(backend.killed or backend.ended is not None for backend in served.backends)
+
+    async with open_sdk(served) as client:
+        with pytest.raises(openai.UnprocessableEntityError) as refused:
+            await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "boom"}], extra_body={"kill": kind}
+            )
+        assert refused.value.response.headers["x-should-retry"] == "false"
+        assert refused.value.code == "request_ends_engines"
+        assert dead() == 2
+        with pytest.raises(openai.UnprocessableEntityError):  # it is sent again
+            await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "boom"}], extra_body={"kill": kind}
+            )
+    assert dead() == 2
+    for _ in range(4):
+        assert (await served.chat()).status == 200, "others go on"
+    await until(lambda: not served.gateway.topology.notices)
+    (reason,) = await events("model.request_quarantined")
+    assert "it is refused until" in reason
+    assert all(name in reason for name in ("m-0", "m-1")) or reason.count("m-") == 2
+
+
+@SIX
+@pytest.mark.parametrize("kind", ["engine", "server"])
+async def test_who_ran_beside_it_is_served(served, kind):
+    """An engine that ends takes all that runs there along: only the one that ends a second one alone is refused."""
+    for backend in served.backends:
+        backend.script.first_token_s = 0.3
+    bodies = [{"messages": [{"role": "user", "content": f"innocent {number}"}]} for number in range(18)]
+    beside = [asyncio.create_task(served.chat(stream=bool(at % 2), **body)) for at, body in enumerate(bodies)]
+    await asyncio.sleep(0.1)
+    killer = await served.chat(kill=kind)
+    assert killer.status == 422
+    answers = await asyncio.gather(*beside)
+    assert [answer.status for answer in answers] == [200] * 18
+    for answer in answers:
+        assert "error" not in await answer.text()
+    assert sum(backend.killed or backend.ended is not None for backend in served.backends) == 2
+
+
+@TWO
+async def test_a_network_that_is_away_quarantines_nobody(served):
+    """Connections break, but the servers behind them go on: nothing ended."""
+    for backend in served.backends:
+        backend.script.die = "at_once"
+    for _ in range(3):
+        assert (await served.chat()).status == 502
+    assert not served.gateway.dispatcher.suspects.trying
+    for backend in served.backends:
+        backend.script.die = ""
+    assert (await served.chat()).status == 200
+    assert not await events("model.request_quarantined")
+
+
+@ONE
+@pytest.mark.parametrize("health", [True, False])
+async def test_slow_metrics_fail_nothing_while_tokens_flow(served, monkeypatch, health):
+    """C17, C74: with the only instance slow on /metrics, 18 of 100 requests got 503."""
+    monkeypatch.setattr(heartbeats, "ROUND_S", 0.1)
+    monkeypatch.setattr(heartbeats, "SLOW_S", 0.3)
+    monkeypatch.setattr(heartbeats, "SILENT_S", 1.0)
+    script = served.backends[0].script
+    script.token_s, script.tokens, script.metrics_s, script.health = 0.02, 20, 5.0, health
+    end_s = time.monotonic() + 2.5
+    while time.monotonic() < end_s:
+        async with await served.chat(stream=True) as response:
+            assert response.status == 200
+            assert "error" not in await response.text()
+    assert (await served.instance()).state == "ready"
+
+
+@ONE
+async def test_one_without_metrics_is_well_while_its_health_says_so(served):
+    served.backends[0].script.metrics_status = 404
+    await asyncio.sleep(1.0)  # ten heartbeats; three in a row failed it
+    assert (await served.chat()).status == 200
+    assert (await served.instance()).state == "ready"
+
+
+@ONE
+async def test_silence_on_both_fails_it(served, monkeypatch):
+    monkeypatch.setattr(heartbeats, "ROUND_S", 0.1)
+    monkeypatch.setattr(heartbeats, "SLOW_S", 0.2)
+    monkeypatch.setattr(heartbeats, "SILENT_S", 0.6)
+    served.backends[0].script.metrics_s, served.backends[0].script.health = 5.0, False
+    assert await served.becomes("failed")
+    assert "answers neither /metrics nor /health" in (await served.instance()).state_reason
+
+
+@TWO
+async def test_one_that_stands_still_with_work_takes_nothing_more_and_its_requests_move(served):
+    """C16: requests accepted, running reported, the counters still: never noticed."""
+    await tune(served, "WEDGED_S", 0.8)
+    wedged = served.backends[0]
+    wedged.script.hold = asyncio.Event()
+    began = [asyncio.create_task(served.chat(stream=bool(number % 2))) for number in range(4)]
+    answers = await asyncio.gather(*began)
+    for answer in answers:
+        assert answer.status == 200
+        assert "error" not in await answer.text()
+    assert await served.becomes("failed")
+    assert "wedged" in (await served.instance()).state_reason
+    asked = len(wedged.bodies)
+    for _ in range(4):
+        assert (await served.chat()).status == 200
+    assert len(wedged.bodies) == asked
+    wedged.script.hold.set()
+    wedged.generated += 1
+    assert await served.becomes("ready"), "it goes on"
+
+
+@TWO
+@pytest.mark.parametrize("script", [{"status": 500}, {"die": "at_once"}])
+async def test_one_that_fails_requests_rests_and_is_tried_again(served, script):
+    sheep = served.backends[0]
+    for name, value in script.items():
+        setattr(sheep.script, name, value)
+    for _ in range(12):
+        assert (await served.chat()).status == 200
+    asked = len(sheep.bodies)
+    assert asked == 3, "then it rests"
+    await until(lambda: not served.gateway.topology.notices)
+    (reason,) = await events("instance.rests")
+    assert "it failed 3 of its last" in reason
+    replica = replica_of(served)
+    summary = served.gateway.publisher.summary.snapshot()["instances"]
+    assert "rests" in summary["trouble"][summary["name"].index("m-0")]
+    assert (await served.instance()).state == "ready"
+
+    replica.health.until_s = served.gateway.clock()  # its rest is over, and it still fails: one request shows it
+    served.gateway.dispatcher.sweep()
+    for _ in range(6):
+        assert (await served.chat()).status == 200
+    assert len(sheep.bodies) == asked + 1
+    await until(lambda: not served.gateway.topology.notices)
+    first, second = await events("instance.rests", "inputs")
+    assert second["rest_s"] == 2 * first["rest_s"]
+
+    sheep.script.status, sheep.script.die = 200, ""
+    replica.health.until_s = served.gateway.clock()
+    served.gateway.dispatcher.sweep()
+    for _ in range(6):
+        assert (await served.chat()).status == 200
+    assert replica.health.breaker.value == "closed"
+    await until(lambda: not served.gateway.topology.notices)
+    assert len(await events("instance.serves_again")) == 1
+
+
+@TWO
+@pytest.mark.parametrize("status", [400, 404, 422])
+async def test_refusals_of_a_tenants_making_rest_nobody(served, status):
+    for backend in served.backends:
+        backend.script.status = status
+    for _ in range(10):
+        response = await served.chat()
+        assert (response.status, response.headers["x-should-retry"]) == (status, "false")
+    assert not await events("instance.rests")
+    assert served.gateway.topology.fleet.accepting.sum() == 2
+
+
+@TWO
+async def test_a_request_that_fails_everywhere_rests_nobody(served):
+    """A tenant's own request may make every server answer 500: that is no instance's fault."""
+    for backend in served.backends:
+        backend.script.status = 500
+    for _ in range(5):
+        assert (await served.chat()).status == 502
+    assert not await events("instance.rests")
+
+
+@TWO
+async def test_a_busy_one_is_left_for_another_and_passed_on_when_all_are(served):
+    """E4: an instance's 429 went to the tenant at once, without Retry-After."""
+    first, second = served.backends
+    first.script.status, first.script.retry_after = 429, "7"
+    for _ in range(6):
+        assert (await served.chat()).status == 200
+    assert len(first.bodies) <= 1, "it is left alone as long as it said"
+    second.script.status, second.script.retry_after = 503, "3"
+    response = await served.chat()
+    assert response.status in (429, 503)
+    assert response.headers["x-should-retry"] == "true"
+    assert response.headers["retry-after"] in ("3", "7")
+    assert not await events("instance.rests"), "being busy is no fault"
+
+
+@ONE
+async def test_the_only_one_passes_its_refusal_on_with_retry_after(served):
+    served.backends[0].script.status = 429
+    response = await served.chat()
+    assert (response.status, response.headers["retry-after"]) == (429, "1")
+    served.backends[0].script.status = 501
+    response = await served.chat()
+    assert (response.status, response.headers["x-should-retry"]) == (501, "false")
+
+
+@ONE
+async def test_what_is_registered_is_checked_to_be_it(served):
+    backend = served.backends[0]
+    backend.script.models = ("other", "third")
+    await database_sync_to_async(Instance.objects.update)(state="loading")
+    assert await served.becomes("failed")
+    assert (await served.instance()).state_reason == "it serves other, third, not m"
+    backend.script.models = ("m",)
+    served.gateway.heartbeats._identified_s.clear()
+    assert await served.becomes("ready")
