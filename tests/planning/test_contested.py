@@ -7,7 +7,7 @@ from django.urls import reverse
 from django.utils import timezone
 
 from controlplane.console.live.attention import Known, find
-from controlplane.console.pages.plans.cards import card_of
+from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.selectors.attention import endpoints_flapping
 from controlplane.fleet.models import Deployment
 from controlplane.planning.execution import contested, executor
@@ -64,10 +64,10 @@ def test_it_is_said_who_undid_whose_move(client, viewer, three, language_model):
     moved(-1, MoveSource.PLAN, 100, plan)
     moved(1, MoveSource.FLOOR, 84)
     moved(1, MoveSource.FLOOR, 20)  # that is one more, and undoes nothing
-    (pair,) = contested.undone_of(plan)
+    ((pair,),) = contested.undone_of([plan]).values()
     assert (pair.by.source, round(pair.after_s)) == ("floor", 16)
-    said = "1 of 1 moves undone: reactive floor after 16 s"
-    assert card_of(plan, {}, timezone.now()).undone == said
+    said = "1 of its moves undone: reactive floor after 16 s"
+    assert [card.undone for card in cards_of([plan], {}, timezone.now())] == [said]
     client.force_login(viewer)
     assert said in client.get(reverse("console:plan", args=[plan.pk])).content.decode()
     assert "Undone by reactive floor after 16 s." in client.get(reverse("console:moves")).content.decode()
@@ -79,13 +79,13 @@ def test_flapping_raises_an_alert(three):
     for number in range(5):
         moved(1 if number % 2 else -1, MoveSource.FLOOR if number % 2 else MoveSource.STRATEGY, 500 - 60 * number)
     (flapping,) = contested.flapping(timezone.now())
-    assert (flapping.turns, flapping.by) == (4, {"Strategy between plans": (0, 3), "Reactive floor": (2, 0)})
+    assert (flapping.reversals, flapping.by) == (4, {"Strategy between plans": (0, 3), "Reactive floor": (2, 0)})
     tables = {"instances": {"status": []}, "endpoints": {}, "tiles": {}, "lengths": {}}
     (item,) = find(tables, Known(flapping=endpoints_flapping()))["items"]
     assert item["title"] == "Scaling of llama-3.1-8b in us-east flaps"
     assert (
         item["detail"]
-        == "4 turns in 15 min: reactive floor +2 \N{MINUS SIGN}0, strategy between plans +0 \N{MINUS SIGN}3"
+        == "4 reversals in 15 min: reactive floor +2 \N{MINUS SIGN}0, strategy between plans +0 \N{MINUS SIGN}3"
     )
     ScalingMove.objects.update(at=timezone.now() - timedelta(hours=1))
     assert endpoints_flapping() == ()

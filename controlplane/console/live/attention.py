@@ -28,7 +28,7 @@ class Known:
     plans: tuple[str, ...] = ()
     """Models of the plans that wait for an operator, one for each plan."""
     flapping: tuple[tuple[str, str, str], ...] = ()
-    """(model, region, who moved what) of endpoints that are scaled out and in by turns."""
+    """(model, region, who moved what) of endpoints that are scaled out and in again and again."""
     rollouts: tuple[tuple[str, str, str], ...] = ()
     """(model, region, message) of rollouts that failed and left outdated instances."""
 

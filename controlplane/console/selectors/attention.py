@@ -24,12 +24,12 @@ def min_instances() -> dict[tuple[str, str], int]:
 
 
 def endpoints_flapping() -> tuple[tuple[str, str, str], ...]:
-    """(model, region, who moved what) of endpoints that are scaled out and in by turns."""
+    """(model, region, who moved what) of endpoints that are scaled out and in again and again."""
     return tuple(
         (
             each.model,
             each.region,
-            f"{each.turns} turns in {duration(FLAPPING_OVER.total_seconds())}: "
+            f"{each.reversals} reversals in {duration(FLAPPING_OVER.total_seconds())}: "
             + ", ".join(f"{who.lower()} +{out} {MINUS}{back}" for who, (out, back) in sorted(each.by.items())),
         )
         for each in flapping(timezone.now())

@@ -6,7 +6,7 @@ or an operator added. To add is never held back, for that somebody waits; it is 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -16,7 +16,7 @@ from controlplane.tuning.selectors import tuned
 
 UNDONE_WITHIN = timedelta(minutes=15)
 FLAPPING_OVER = timedelta(minutes=15)
-FLAPPING_TURNS = 4
+FLAPPING_REVERSALS = 4
 """Changes of direction of an endpoint within that time, from which on it flaps."""
 AUTOMATIC = (MoveSource.FLOOR, MoveSource.STRATEGY)
 
@@ -35,11 +35,11 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Flapping:
-    """An endpoint that was scaled out and in by turns lately. *by* counts instances by who asked, out then in."""
+    """An endpoint that was scaled out and in again and again lately. *by* counts instances by who asked, out then in."""
 
     model: str
     region: str
-    turns: int
+    reversals: int
     by: dict[str, tuple[int, int]]
 
 
@@ -78,13 +78,20 @@ def undone(moves: Iterable[ScalingMove]) -> list[Undone]:
     return pairs
 
 
-def undone_of(plan: ScalingPlan) -> list[Undone]:
-    """What of *plan* was taken back by others."""
-    own = list(plan.moves.order_by("pk"))
+def undone_of(plans: Collection[ScalingPlan]) -> dict[int, list[Undone]]:
+    """What of each of *plans*, by its key, was taken back by others; those without are left out."""
+    own = list(ScalingMove.objects.filter(plan__in=[plan.pk for plan in plans]).order_by("pk"))
     if not own:
-        return []
-    around = ScalingMove.objects.filter(model=own[0].model, at__gte=own[0].at, at__lte=own[-1].at + UNDONE_WITHIN)
-    return [pair for pair in undone(around) if pair.move.plan_id == plan.pk]
+        return {}
+    around = ScalingMove.objects.filter(
+        model__in={move.model for move in own}, at__gte=own[0].at, at__lte=own[-1].at + UNDONE_WITHIN
+    )
+    pairs: dict[int, list[Undone]] = defaultdict(list)
+    keys = {move.pk for move in own}
+    for pair in undone(around):
+        if pair.move.pk in keys and pair.move.plan_id is not None:
+            pairs[pair.move.plan_id].append(pair)
+    return dict(pairs)
 
 
 def flapping(now: datetime) -> list[Flapping]:
@@ -94,13 +101,13 @@ def flapping(now: datetime) -> list[Flapping]:
         by_place[move.model, move.region].append(move)
     made = []
     for (model, region), moves in by_place.items():
-        turns = _turns(moves)
-        if turns >= FLAPPING_TURNS:
+        reversals = _reversals(moves)
+        if reversals >= FLAPPING_REVERSALS:
             out, back = (Counter(move.source for move in moves if move.delta * sign > 0) for sign in (1, -1))
             by = {str(MoveSource(source).label): (out[source], back[source]) for source in {**out, **back}}
-            made.append(Flapping(model, region, turns, by))
-    return sorted(made, key=lambda each: (-each.turns, each.model, each.region))
+            made.append(Flapping(model, region, reversals, by))
+    return sorted(made, key=lambda each: (-each.reversals, each.model, each.region))
 
 
-def _turns(moves: Sequence[ScalingMove]) -> int:
+def _reversals(moves: Sequence[ScalingMove]) -> int:
     return sum(before.delta * after.delta < 0 for before, after in pairwise(moves))

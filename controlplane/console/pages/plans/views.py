@@ -14,7 +14,7 @@ from controlplane.console.lists import list_page
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.plans import inputs
-from controlplane.console.pages.plans.cards import card_of, with_undone, without_place
+from controlplane.console.pages.plans.cards import card_of, cards_of, with_undone, without_place
 from controlplane.console.pages.plans.tables import MOVES, PLANS, TARGETS
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.names import model_names, place_titles, region_names
@@ -50,7 +50,7 @@ def plans(request: HttpRequest) -> HttpResponseBase:
         PLANS,
         "plans",
         context,
-        lambda plans: [card_of(plan, titles, now) for plan in plans],
+        lambda plans: cards_of(plans, titles, now),
     )
 
 
