@@ -138,7 +138,7 @@ def test_a_field_that_is_wrong_is_named_and_not_hidden(console, open_page, compl
     complaints.allowed = ("status of 422",)
     page = open_page(console, "/models/deploy/")
     fill(page)
-    page.get_by_label("Parameters (billions)").fill("400")
+    page.get_by_label("Parameters (billions)", exact=True).fill("400")
     page.get_by_role("button", name="Deploy").click()
     summary = page.locator(".form-error")
     expect(summary).to_contain_text("Nothing was deployed. To correct: GPUs of an instance")
