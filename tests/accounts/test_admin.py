@@ -11,6 +11,7 @@ from controlplane.fleet.models import (
     Region,
     SloClass,
 )
+from controlplane.gateway.models import CapacityStep
 from controlplane.jobs.models import JobRow
 from controlplane.usage.models import UsageMark
 
