@@ -40,12 +40,8 @@ def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
         here[own.model.name, own.region.name, gpu, row.swap_group_id is not None].append(row)
     nodes: dict[str, NodeOf] = {}
     free: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
-    for name, region, gpu_type, count, used in (
-        Node.objects.filter(active=True)
-        .with_gpus_used()
-        .values_list("name", "region__name", "gpu_type__name", "gpu_count", "gpus_used")
-    ):
-        free[region, gpu_type].append((name, count - used))
+    for fitted in Node.objects.filter(active=True).select_related("region", "gpu_type"):
+        free[fitted.region.name, fitted.gpu_type.name].append((fitted.name, fitted.free_gpus()))
     for group, region, names, empty in names_by_group(values):
         gpu = gpus_as_type(group["gpu"], group.get("tensor_parallel", 1))
         instances = here[group["model"], region, gpu, group.get("sharing") is not None]
