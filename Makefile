@@ -1,6 +1,6 @@
 # Pilothouse: `make run` starts the whole stack on this machine, `make test` checks it. Every verb makes what it needs.
 
-.PHONY: help run test models gate nightly properties services nightly-tests postgres coverage e2e bench soak lint truth twin-gpu vllm vllm-tests pins clean tools
+.PHONY: help run test models gate nightly properties services nightly-tests postgres coverage e2e bench soak lint truth twin-gpu vllm vllm-tests clients pins clean tools
 .DEFAULT_GOAL := help
 MAKEFLAGS += --no-print-directory
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -38,6 +38,8 @@ help:
 	@echo 'make postgres  tests with rows on a real PostgreSQL   runs, e.g. `make e2e GATE=1`)'
 	@echo 'make properties the property tests with other examples each time (SEED=5 repeats those of a run)'
 	@echo 'make vllm-tests tests with real vLLM'
+	@echo 'make clients   real SDKs and load generators, each in an environment of its own (ALL=1 takes lm-eval, aiperf'
+	@echo '               and vllm bench serve, too)'
 	@echo 'make nightly-tests the tests that take long and need no real part'
 	@echo 'make coverage  the fast tests, and which lines of the libraries, gateway, dispatch and planning they ran'
 	@echo 'make bench     every benchmark'
@@ -93,7 +95,7 @@ services: .venv/tests
 
 nightly-tests: .venv/tests
 	@$(BIN)/python -m controlplane.kernels
-	@$(PYTEST) -n 2 --dist worksteal -m 'nightly and not (services or vllm or e2e)' $(ARGS)
+	@$(PYTEST) -n 2 --dist worksteal -m 'nightly and not (services or vllm or e2e or clients)' $(ARGS)
 
 # The whole suites hold what is marked for the gate.
 postgres: .venv/tests
@@ -110,6 +112,11 @@ properties: .venv/tests
 
 vllm-tests: .venv/tests vllm
 	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(PYTEST) -m 'vllm$(AND_GATE)' $(ARGS)
+
+# OpenAI's SDKs, LiteLLM, LangChain, guidellm; with ALL=1 also those that bring much.
+clients: .venv/tests $(if $(ALL),vllm)
+	@$(BIN)/python -m tests.clients.environments $(if $(ALL),all)
+	@VLLM_PYTHON=$(CURDIR)/.venv-vllm/bin/python $(PYTEST) -n 0 -m 'clients$(if $(ALL),, and not nightly)' tests/clients $(ARGS)
 
 # One process, so that every line is seen. Lines of compiled kernels are left out: machine code cannot be traced, and without
 # compilation the simulator's tests take hours. An earlier commit, in a checkout of its own:

@@ -217,11 +217,12 @@ class Routing(Group):
     """How often the time that its prompt takes by the instance's profile it waits, where that is longer."""
     SPILL_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.7
     """Use of a region from which on its requests may be given to another (SageServe's threshold); 1 is full."""
-    REORDER_BY: Literal["search", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"] = (
-        "search"
-    )
-    """What puts the request groups of the order `qlm` into virtual queues: the global scheduler's search, or a simple rule
-    in its place to compare with; `shepherd` is after SHEPHERD's batches."""
+    REORDER_BY: Literal[
+        "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
+    ] = "search"
+    """What puts the request groups of the order `qlm` into virtual queues: the global scheduler's search; after it, by a
+    Celery worker, the exact `programme` where there are few groups; or a simple rule in its place to compare with,
+    `shepherd` after SHEPHERD's batches."""
 
 
 class Queues(Group):
@@ -233,7 +234,8 @@ class Queues(Group):
     GROUP_ORDER: Annotated[Literal["arrival", "length"], PER_MODEL] = "arrival"
     """In which order requests leave their group: as they came, or the shortest predicted first."""
     EVICTION_LIMIT: Annotated[int, Field(ge=0, le=100), PER_MODEL] = 0
-    """How often the global scheduler may evict one request, so that a group that is due sooner is in time; 0 is never."""
+    """How often the global scheduler may evict one request, so that a group that is due sooner is in time; 0 is never. What
+    it had computed is computed again, unless its server keeps it in CPU memory (vLLM's `--kv-offloading-size`)."""
     SWAP_BY_QUEUE: Annotated[bool, PER_MODEL] = True
     """Instances that share GPUs have one virtual queue together, and the model of its first request group is swapped to;
     where it is off for a model among them, each has its own and swaps are made on demand. Of the order `qlm`."""
@@ -306,7 +308,8 @@ class Lengths(Group):
     LENGTH_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.85
     """Similarity (0 to 1) from which two prompts are taken to have the same length; above 1 is never."""
     LENGTH_EMBEDDING_ENTRIES: Count = 2_000
-    """Prompts a model that a length model on an encoder remembers by their embeddings; 0 is none."""
+    """Prompts a model that a length model on an encoder remembers by their embeddings (SSJF's semantic cache); 0 is none.
+    The length model that comes with Pilothouse has no encoder, so with it nothing is remembered."""
     LENGTH_EMBEDDING_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.9
     """Cosine (0 to 1) of two embeddings from which their prompts are taken to have the same length; above 1 is never."""
     LENGTH_SAMPLES_PER_MIN: Count = 60

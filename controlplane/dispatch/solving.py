@@ -65,7 +65,7 @@ def pack_answer(answer: Answer) -> str:
     for name, score in (("before", answer.before), ("after", answer.after)):
         arrays |= {f"{name}_{field}": value for field, value in score._asdict().items()}
     arrays |= {f"shortage_{field}": value for field, value in answer.shortage._asdict().items()}
-    return pack(**arrays, changed=answer.changed, moves=answer.moves, reason=answer.reason)
+    return pack(**arrays, changed=answer.changed, moves=answer.moves, reason=answer.reason, bound=answer.bound)
 
 
 def unpack_answer(text: str | bytes) -> Answer:
@@ -83,6 +83,7 @@ def unpack_answer(text: str | bytes) -> Answer:
         moves=int(arrays["moves"]),
         shortage=Shortage(**part("shortage", Shortage._fields)),
         reason=str(arrays["reason"]),
+        bound=float(arrays["bound"]),
     )
 
 
@@ -99,25 +100,27 @@ def read_answer(text: str | bytes, problem: Problem) -> Answer:
         raise ValueError(f"the order cannot be carried out: {wrong[0]}")
     if any(np.shape(score.late_s) != problem.requests.shape for score in scores):
         raise ValueError("its scores are of other groups")
-    if not all(math.isfinite(score.objective) for score in scores):
+    if not all(math.isfinite(score.objective) for score in scores) or math.isnan(answer.bound):
         raise ValueError("what it is worth is not a number")
     return answer
 
 
 class CelerySolver:
-    """Asks one worker at a time."""
+    """Asks workers, each in a task of its own."""
 
     def __init__(self, redis_url: str) -> None:
         self._redis = aioredis.from_url(redis_url, socket_timeout=PATIENCE_S + 2, socket_connect_timeout=1.0)
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def ask(self, seen: Snapshot, by: str, answered: Callable[[Answer | None], None]) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._solve(seen, by, answered), name="reorder-queues")
+        task = asyncio.get_running_loop().create_task(self._solve(seen, by, answered), name="reorder-queues")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def stop(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(RedisError, OSError):
             await self._redis.aclose()
 

@@ -92,6 +92,7 @@ QUEUE_COLUMNS = (
     "oldest_wait_s",
     "attainment_ratio",
     "fcfs_ratio",
+    "gap_ratio",  # of the lateness of the last order, over all regions: what the best might spare at the most, as proved
     "solved_ms",
     "solved_at",
     "pending_s",

@@ -170,7 +170,8 @@ PROFILES = (
 # fmt: on
 
 SLO_CLASSES = {
-    # SageServe section 2.1: a TTFT "from a second to a minute", "e.g., 95%ile"; 200 ms a token is about reading speed.
+    # SageServe section 3.3: latencies of O(seconds); its evaluation has the 95th percentile. 200 ms a token is about reading
+    # speed.
     "interactive": {
         "title": "Interactive",
         "kind": SloKind.INTERACTIVE,
@@ -181,7 +182,7 @@ SLO_CLASSES = {
         "price_factor": Decimal(1),
         "priority": 0,
     },
-    # SageServe section 2.1: a deadline, "e.g., 24h"; section 6.2: priority 1 at the instance.
+    # SageServe section 3.3: a deadline, "e.g., 24h"; section 6.2: priority 1 at the instance.
     "non-interactive": {
         "title": "Non-interactive",
         "kind": SloKind.NON_INTERACTIVE,

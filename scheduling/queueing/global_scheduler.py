@@ -19,7 +19,7 @@ from scheduling.queueing.groups import FREE_GROUPS, NEXT_NUMBER, GroupArrays, pu
 from scheduling.queueing.reordering import scheduler
 from scheduling.queueing.reordering.bound import shortage
 from scheduling.queueing.reordering.problem import Order, Problem
-from scheduling.queueing.reordering.rules import SEARCH
+from scheduling.queueing.reordering.rules import RULES, SEARCH
 from scheduling.queueing.reordering.scheduler import Answer, reorder
 from scheduling.queueing.running import Running, running_of
 from scheduling.queueing.snapshot import Snapshot, snapshot
@@ -155,8 +155,8 @@ class Reordered(NamedTuple):
 class GlobalScheduler:
     """Calls the solver when some group will be late, and not again while nothing has changed that could help.
 
-    *moves* bounds the solver's work in the calling thread; the same moves give the same order on every machine. *by* names
-    a rule of `reordering.rules` that takes the place of the search: its order holds whatever it gains.
+    *moves* bounds the solver's work in the calling thread; the same moves give the same order on every machine. *by* is one
+    of `reordering.rules.REORDERINGS`; the order of a rule in the place of the search holds whatever it gains.
     """
 
     EVERY_S: Final = 1.0
@@ -210,9 +210,9 @@ class GlobalScheduler:
     ) -> Reordered:
         """Merge *answer* to what was *seen*."""
         gains = answer.before.objective - answer.after.objective >= self.LEAST_GAIN * answer.before.objective
-        moved = merge(fleet, endpoints, waiting, seen, answer) if gains or self.by != SEARCH else 0
+        moved = merge(fleet, endpoints, waiting, seen, answer) if gains or self.by in RULES else 0
         self.short_instances = short_instances(seen.problem) if answer.after.objective > 0.0 else {}
-        if answer.before.objective > 0.0 or self.by != SEARCH:
+        if answer.before.objective > 0.0 or self.by in RULES:
             self.tried, self.tried_s = self._known(waiting), now_s
         return Reordered(now_s, seen.numbers.size, moved, answer)
 

@@ -1,6 +1,7 @@
 """What the virtual queues come to as they stand: when each group begins, who is late; and what FCFS would come to."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scheduling.queueing.reordering.evaluate import Score, evaluate
 from scheduling.queueing.reordering.problem import Order
@@ -32,6 +33,13 @@ def worth(seen: Snapshot) -> Score:
     return evaluate(seen.problem, as_served(seen), 0.0)
 
 
-def fcfs_attainment(seen: Snapshot) -> float:
+def attainment(seen: Snapshot, score: Score, lost: NDArray[np.bool_]) -> float:
+    """Share of requests in time by *score*, of which groups that are *lost* are none, whenever they are due now
+    (`virtual_queues.put_off`); 1 where none waits."""
+    requests = seen.problem.requests
+    return float(requests[(score.late_s <= 0.0) & ~lost].sum()) / float(requests.sum()) if requests.size else 1.0
+
+
+def fcfs_attainment(seen: Snapshot, lost: NDArray[np.bool_]) -> float:
     """Share of requests that would be in time if groups were served as they came, by the instance that is free first."""
-    return evaluate(seen.problem, order_by("fcfs", seen.problem), 0.0).attainment
+    return attainment(seen, evaluate(seen.problem, order_by("fcfs", seen.problem), 0.0), lost)

@@ -81,7 +81,7 @@ def least_request(
 def minimum_use(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
 ) -> int:
-    """The instance with room whose KV cache is the least used, as a share of its capacity (SageServe 4.2)."""
+    """The instance with room whose KV cache is the least used, as a share of its capacity (PreServe 3.2.2: MU)."""
     # Shares are compared by cross-multiplication: exact, so ties are ties, and without a division an instance.
     best, least_tokens, least_capacity = -1, 1, 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):

@@ -6,21 +6,31 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from controlplane.console.live.deltas import rows_of
 from controlplane.dispatch import solving
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Submit
+from controlplane.dispatch.queues.view import QueuesView
 from controlplane.dispatch.requests import reordering
-from controlplane.dispatch.solving import CelerySolver, pack_answer, pack_problem, unpack_answer, unpack_problem
+from controlplane.dispatch.solving import (
+    CelerySolver,
+    pack_answer,
+    pack_problem,
+    read_answer,
+    unpack_answer,
+    unpack_problem,
+)
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.planning.execution import floor
 from controlplane.tunable import Tunable
 from scheduling.queueing.global_scheduler import solve
 from scheduling.queueing.reordering.evaluate import evaluate
-from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
-from scheduling.queueing.reordering.scheduler import reorder
+from scheduling.queueing.reordering.programme import solve as solve_exactly
+from scheduling.queueing.reordering.rules import PROGRAMME, REORDERINGS, SEARCH
+from scheduling.queueing.reordering.scheduler import KAPPA, reorder, span_s
 from scheduling.queueing.snapshot import snapshot
 
 
@@ -322,3 +332,64 @@ def test_an_eviction_is_an_event_with_its_price():
         "3 evicted: 4.5 s of lateness less, for 900 tokens (0.25 s) computed again."
     )
     assert (event.inputs["gain_s"], event.inputs["cost_s"]) == (4.5, 0.25)
+
+
+# What the exact programme proves
+
+
+def answering(late):
+    """What is asked of a worker, answered at once by what a worker calls, as text."""
+    asked = []
+
+    def ask(seen, by, answered):
+        asked.append((seen, by))
+        answer = reorder(*unpack_problem(pack_problem(seen.problem, seen.previous)), 0.05, by=by)
+        answered(read_answer(pack_answer(answer), seen.problem))
+
+    late.dispatcher.reordering.ask = ask
+    return asked
+
+
+def test_the_gap_of_what_the_search_found_is_proved_beside_it_now_and_then(late):
+    reordering_, asked = late.dispatcher.reordering, answering(late)
+    (row,) = rows_of(QueuesView(late.dispatcher)()["queues"])
+    assert row["gap_ratio"] is None
+    late.dispatcher.sweep()
+    [(seen, by)] = asked
+    assert by == PROGRAMME
+    assert reordering_.changes[-1].by == "in process"  # the order is the search's
+    solved = solve_exactly(seen.problem, KAPPA * span_s(seen.problem, seen.problem.free_s), 30.0)
+    ours = evaluate(seen.problem, seen.previous, KAPPA * span_s(seen.problem, seen.problem.free_s)).objective
+    assert solved.proved
+    assert reordering_.gap == pytest.approx((ours - solved.objective) / ours, abs=0.01)
+    (row,) = rows_of(QueuesView(late.dispatcher)()["queues"])
+    assert row["gap_ratio"] == pytest.approx(reordering_.gap, abs=1e-4)
+    late.now_s += 6.0
+    late.dispatcher.sweep()
+    assert len(asked) == 1, "once in half a minute at the most"
+
+
+def test_the_programme_in_place_of_the_search_is_solved_by_a_worker(late):
+    late.topology.tuned = late.topology.tuned.model_copy(update={"REORDER_BY": "programme"})
+    late.dispatcher.sweep()
+    assert late.dispatcher.reordering.changes[-1].by == "in process"  # nobody to ask: the search
+    late.now_s += late.dispatcher.reordering.scheduler.AGAIN_S
+    asked = answering(late)
+    late.dispatcher.sweep()
+    assert [by for _, by in asked] == [PROGRAMME]
+    assert 0.0 <= late.dispatcher.reordering.gap < 1.0  # the less, the more of its time the worker has
+    assert sorted(late.drain()) == list(range(1, 25))
+
+
+def test_what_is_lost_is_shown_as_late_though_it_has_another_due_time():
+    served = Served(instances=(1,))
+    for _ in range(4):
+        served.ask(5.0)
+    served.now_s = 6.0
+    served.dispatcher.pump_all()
+    tables = QueuesView(served.dispatcher)()
+    (group,) = rows_of(tables["groups"])
+    assert (group["count"], group["risk"], group["slack_s"]) == (3, "late", -1.0)
+    assert group["due_s"] > 0.0
+    (row,) = rows_of(tables["queues"])
+    assert (row["late_requests"], row["attainment_ratio"]) == (3, 0.0)

@@ -8,9 +8,9 @@ import pytest
 from django.core.management import call_command
 from rich.console import Console
 
-from controlplane.experiments.qlm import evaluation, systems
+from controlplane.experiments.qlm import evaluation, mixes, systems
 from controlplane.experiments.qlm.evaluation import PARTS, Qlm
-from controlplane.experiments.qlm.systems import one_model, with_policy
+from controlplane.experiments.qlm.systems import measured, one_model, with_policy
 from controlplane.experiments.qlm.workloads import BATCH_2, INTERACTIVE, MEGA_TOKENS, SLO_S, VICUNA_A100, Stream, draw
 from scheduling.simulation.cluster.description import Batching
 
@@ -20,10 +20,12 @@ def small(monkeypatch):
     for name, value in {
         "ARRIVING_S": 4.0, "ARRIVING_B_S": 4.0, "LOADS": (0.5, 1.5), "LOADS_B": (0.2,), "LOADS_FEW": (0.2,),
         "WAITING_S": 3.0, "WAITING_B_S": 2.0, "MEGA_SHARES": (0.2,), "A10_SHARES": (0.5,), "SIZES_S": (0.0, 60.0),
-        "DELTAS": (0.25,),
+        "DELTAS": (0.25,), "MIX_LOADS": (1.3,), "MIX_VARIATIONS": (3.0,),
     }.items():  # fmt: skip
         monkeypatch.setattr(evaluation, name, value)
-    monkeypatch.setattr(systems, "AT_ONCE", 200)
+    for module in (systems, mixes):
+        monkeypatch.setattr(module, "AT_ONCE", 200)
+    monkeypatch.setattr(mixes, "ARRIVING_S", 4.0)
 
 
 @pytest.mark.nightly
@@ -76,3 +78,25 @@ def test_systems_differ_in_what_they_are_named_for():
     assert len(clusters["without-balance"].endpoints) == 3
     assert clusters["without-pulling"].instances[0].dispatch_max_num_seqs > 10_000
     assert with_policy("edf", [1]) == {"ordering": "deadline"}
+
+
+def test_the_paper_s_edf_swaps_as_it_pleases(monkeypatch):
+    """It is another system than FCFS and than EDF that swaps on demand: it changes models far more often."""
+    monkeypatch.setattr(mixes, "ARRIVING_S", 20.0)
+    monkeypatch.setattr(mixes, "AT_ONCE", 200)
+    made = {
+        system: made(1)
+        for _, system, _, made in mixes.mixes(["three models"], [1.6], [1.0], 0.5)
+        if system.startswith("edf")
+    }
+    lines = {name: measured(made[name], "mixes", "", name, 1.0) for name in ("edf", "edf-swapping")}
+    assert lines["edf-swapping"].swaps > 2 * lines["edf"].swaps
+    assert lines["edf-swapping"].attainment != lines["edf"].attainment
+
+
+@pytest.mark.parametrize("variation", [1.0, 3.0])
+def test_gaps_vary_as_asked(variation):
+    moments = mixes.arrivals(50.0, variation, np.random.default_rng(1))
+    gaps = np.diff(moments)
+    assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.15)
+    assert moments.size == pytest.approx(50.0 * mixes.ARRIVING_S, rel=0.15)

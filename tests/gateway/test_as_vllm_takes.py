@@ -5,9 +5,13 @@ import io
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from controlplane.gateway.admission.validation import Kind, parse
+from controlplane.gateway.admission.validation import MAX_TOKENS, Kind, parse, prompt_text
 from controlplane.gateway.errors import ApiError
+from controlplane.gateway.serving.continuation import evictable
+from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.upstream.payload import payload
 from tests.vllm.acceptance import RECORDED, cases
 
@@ -76,6 +80,56 @@ def test_any_encoding_of_unicode(encoding):
     call = parse(raw.encode(encoding), Kind.CHAT, max_depth=32)
     assert json.loads(payload(call, call.raw, 0))["messages"] == call.body["messages"]
     assert call.turns == [("user", "gr\u00fc\u00df \U0001f600")]
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=9)
+    | st.sampled_from(["1", "0.5", "true", "-1", "NaN", " 7 ", "\ud83d", "auto", "m"])
+)  # fmt: skip
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=9,
+)
+PARTS = st.fixed_dictionaries({"type": SCALARS, "text": SCALARS}, optional={"image_url": ANYTHING})
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": SCALARS, "content": SCALARS | st.lists(PARTS | ANYTHING, max_size=3)}), max_size=3
+)
+REFUSALS = {
+    "invalid_json", "json_too_deep", "missing_required_parameter", "invalid_type", "invalid_value", "integer_out_of_range",
+    "decimal_out_of_range", "unsupported_parameter",
+}  # fmt: skip
+READ = (
+    "stream", "n", "min_tokens", "max_tokens", "max_completion_tokens", "max_output_tokens", "temperature", "top_p",
+    "priority", "stop", "ignore_eos", "echo", "tools", "instructions", "service_tier", "stream_options", "prompt_embeds",
+)  # fmt: skip
+
+
+@given(
+    kind=st.sampled_from(list(Kind)),
+    said=st.fixed_dictionaries({"messages": MESSAGES | ANYTHING, "input": MESSAGES | ANYTHING, "prompt": ANYTHING}),
+    fields=st.dictionaries(st.sampled_from(READ), ANYTHING, max_size=5),
+    cut=st.integers(0, 5),
+)
+def test_any_body_is_read_or_refused_in_words(kind, said, fields, cut):
+    """Whatever comes: an error of ours with 400, or a body that an instance can be sent and whose prompt can be read."""
+    raw = json.dumps({"model": "m"} | said | fields).encode("utf-8", "surrogatepass")
+    try:
+        call = parse(raw[: len(raw) - cut], kind, max_depth=32, most_bytes=10_000)
+    except ApiError as refused:
+        refusal = json.loads(refused.body())["error"]
+    else:
+        refusal = None
+    if refusal is not None:
+        assert refusal["code"] in REFUSALS
+        return
+    sent = json.loads(payload(call, call.raw, 3, token_ids=True))
+    assert (sent["priority"], sent["model"]) == (3, "m")
+    assert 0 <= call.min_tokens <= MAX_TOKENS
+    assert call.sequences >= 1
+    prompt_text(call)
+    leading_hashes(call, 100)
+    evictable(call)
 
 
 def nested(levels: int, with_lists: bool) -> dict:

@@ -209,7 +209,7 @@ def of_mooncake(**fields: object) -> str:
 
 
 IN_SECONDS = "".join(
-    json.dumps({"timestamp": number / 100, "input_length": 1, "output_length": 1}) + "\n" for number in range(10_000)
+    json.dumps({"timestamp": number / 3, "input_length": 1, "output_length": 1}) + "\n" for number in range(10_000)
 )
 MANY_NAMES = "Timestamp,Model,Request tokens,Response tokens\n" + "".join(f"{n},m{n},1,1\n" for n in range(40_000))
 
@@ -236,7 +236,7 @@ MANY_NAMES = "Timestamp,Model,Request tokens,Response tokens\n" + "".join(f"{n},
         (
             "mooncake",
             IN_SECONDS,
-            "line 10000, column timestamp: the first 10,000 requests came within 0.09999 s: numbers",
+            "line 1000, column timestamp: the first 1,000 requests came within 0.333 s: numbers",
         ),
         ("mooncake", "[" * 100_000, "line 1: is not JSON"),
         (

@@ -72,6 +72,9 @@ class RegionOut(Described):
     """Share of requests in groups that is predicted to be in time."""
     fcfs_ratio: float | None
     """The same in order of arrival, over all regions."""
+    gap_ratio: float | None
+    """By what share of itself the lateness of the last order over all regions may be above that of the best, as the exact
+    programme has proved; null where it has proved nothing (many groups, or no worker)."""
     solved_ms: float | None
     solved_at: float | None
     pending_s: float | None

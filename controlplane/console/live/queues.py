@@ -50,6 +50,13 @@ TILES = (
         rule="The same if groups were served as they came, by the instance that is free first",
         empty="not computed",
     ),
+    Tile(
+        "gap_ratio",
+        "Proved gap",
+        "percent_fine",
+        rule="Of few groups: what share of the last order's lateness the best of all orders might spare, at the most",
+        empty="not proved",
+    ),
     Tile("solved_ms", "Last reorder", "milliseconds", rule="How long the global scheduler took", empty="none yet"),
 )
 

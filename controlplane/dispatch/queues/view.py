@@ -102,7 +102,11 @@ class QueuesView:
         by_region: dict[str, list[Endpoint]] = {}
         for endpoint in dispatcher.topology.endpoints:
             by_region.setdefault(endpoint.region, []).append(endpoint)
-        fcfs = fcfs_attainment(seen) if seen and 1 < seen.numbers.size <= FCFS_GROUPS else None
+        fcfs = (
+            fcfs_attainment(seen, dispatcher.queue.lost(seen))
+            if seen and 1 < seen.numbers.size <= FCFS_GROUPS
+            else None
+        )
         rows = []
         for region, endpoints in sorted(by_region.items()):
             here = [row for row in groups if row["region"] == region]
@@ -121,6 +125,7 @@ class QueuesView:
                     "oldest_wait_s": round(max(map(dispatcher.oldest_wait_s, endpoints), default=0.0), 1),
                     "attainment_ratio": round(score.attainment, 4) if requests and score else None,
                     "fcfs_ratio": None if fcfs is None or not requests else round(fcfs, 4),
+                    "gap_ratio": None if reordering.gap is None else round(reordering.gap, 4),
                     "solved_ms": round(solved.took_ms, 2) if solved and solved.took_ms is not None else None,
                     "solved_at": solved.at if solved else None,
                     "pending_s": reordering.pending_s,
@@ -144,6 +149,7 @@ def group_rows(dispatcher: Dispatcher, seen: Snapshot, score: Score) -> list[Row
     problem, arrays = seen.problem, dispatcher.queue.arrays.groups
     instances = _pulling(dispatcher)
     groups = arrays.groups[seen.places]
+    lost = dispatcher.queue.lost(seen).tolist()
     first, tokens = groups["first"].tolist(), (groups["prompt_tokens"] + groups["output_tokens"]).tolist()
     endpoint_of, pinned, counts = groups["endpoint"].tolist(), groups["pinned"].tolist(), groups["count"].tolist()
     rows = []
@@ -153,6 +159,9 @@ def group_rows(dispatcher: Dispatcher, seen: Snapshot, score: Score) -> list[Row
             endpoint = dispatcher.topology.endpoints[endpoint_of[at]]
             replica = instances.get((int(seen.queues[queue]), endpoint.index))
             slack_s, service_s = -float(score.late_s[at]), float(problem.service_s[at, kind])
+            if lost[at]:  # it has another due time, not another promise
+                request = dispatcher.queue.at(first[at]).asked
+                slack_s = min(slack_s, request.arrived_s + request.allowed_s - dispatcher.clock(), -0.1)
             slack_known = math.isfinite(slack_s)
             rows.append(
                 {

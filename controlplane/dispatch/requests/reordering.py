@@ -19,8 +19,10 @@ from controlplane.dispatch.requests.placement import Placement
 from controlplane.dispatch.requests.running import running_in
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from scheduling.queueing.eviction import Eviction, wanted
-from scheduling.queueing.global_scheduler import GlobalScheduler, Reordered
-from scheduling.queueing.reordering.scheduler import Answer
+from scheduling.queueing.global_scheduler import GlobalScheduler, Reordered, solve
+from scheduling.queueing.reordering.rules import PROGRAMME, SEARCH
+from scheduling.queueing.reordering.scheduler import Answer, is_small
+from scheduling.queueing.served import attainment
 from scheduling.queueing.snapshot import Snapshot, snapshot
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ IN_PROCESS_GROUPS: Final = 64
 PATIENCE_S: Final = 10.0
 """For a worker's answer; then the queues are looked at again."""
 KEPT: Final = 50
+PROVE_EVERY_S: Final = 30.0
+"""How often a worker is asked at the most how far the order that the search found may be from the best."""
 
 Ask = Callable[[Snapshot, str, Callable[[Answer | None], None]], None]
 """Have a snapshot solved elsewhere, by the search or the rule that is named; the answer, or None when there is none, comes
@@ -124,7 +128,11 @@ class Reordering:
         self.changes: deque[Change] = deque(maxlen=KEPT)  # those, answers that did not come, and what operators did
         self.fallbacks = 0  # answers that did not come
         self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # what no event says yet
+        self.gap: float | None = None
+        """The share of its lateness that the best of all orders might spare the one that was found last, at the most, as the
+        programme has proved; None where it has proved nothing."""
         self._asked_s: float | None = None
+        self._proof_asked_s = -math.inf
 
     @property
     def pending_s(self) -> float | None:
@@ -149,13 +157,19 @@ class Reordering:
         topology, arrays = self.topology, self.queue.arrays
         if not self.scheduler.wants(arrays, now_s):
             return
-        self.scheduler.by = topology.tuned.REORDER_BY
-        if self.ask is None or self.queue.group_count <= IN_PROCESS_GROUPS:
+        by = topology.tuned.REORDER_BY
+        # The programme would hold up all streams of this process: without a worker there is the search alone.
+        self.scheduler.by = SEARCH if by == PROGRAMME and self.ask is None else by
+        few = self.queue.group_count <= IN_PROCESS_GROUPS and self.scheduler.by != PROGRAMME
+        if self.ask is None or few:
             began_s = time.perf_counter()
             running = running_in(topology, self.queue, self.clock())
-            reordered = self.scheduler.look(topology.fleet, topology.arrays, arrays, now_s, running)
-            if reordered is not None:
-                self._note(reordered, "in process", time.perf_counter() - began_s)
+            seen = snapshot(topology.fleet, topology.arrays, arrays, now_s, running=running)
+            if seen is not None:
+                answer = solve(seen, moves=self.scheduler.moves, by=self.scheduler.by)
+                reordered = self.scheduler.take(topology.fleet, topology.arrays, arrays, seen, answer, now_s)
+                self._note(seen, reordered, "in process", time.perf_counter() - began_s)
+                self._have_proved(seen, answer)
             return
         running = running_in(topology, self.queue, self.clock())
         seen = snapshot(topology.fleet, topology.arrays, arrays, now_s, running=running)
@@ -176,7 +190,24 @@ class Reordering:
             return
         topology, now_s = self.topology, self.queue.now_s(self.clock())
         reordered = self.scheduler.take(topology.fleet, topology.arrays, self.queue.arrays, seen, answer, now_s)
-        self._note(reordered, "a worker", self.clock() - asked_s)
+        self.gap = answer.gap
+        self._note(seen, reordered, "a worker", self.clock() - asked_s)
+
+    def _have_proved(self, seen: Snapshot, answer: Answer) -> None:
+        """Note how far *answer*, of the search, may be from the best order; a worker is asked where that is not plain."""
+        if answer.gap is not None:
+            self.gap = answer.gap
+            return
+        now_s = self.clock()
+        if self.ask is None or self.scheduler.by != SEARCH or not is_small(seen.problem):
+            self.gap = None
+        elif abs(now_s - self._proof_asked_s) >= PROVE_EVERY_S:
+            self._proof_asked_s, self.gap = now_s, None
+            self.ask(seen._replace(previous=answer.order), PROGRAMME, self._proved)
+
+    def _proved(self, proof: Answer | None) -> None:
+        if proof is not None:
+            self.gap = proof._replace(after=proof.before).gap  # that of the search's order, not of a better one
 
     def _evict_for_heads(self) -> None:
         """Have requests leave their instances for groups at the head of a virtual queue that would be late."""
@@ -203,17 +234,20 @@ class Reordering:
         at = np.flatnonzero((groups["number"] == number) & (groups["endpoint"] >= 0))
         return self.queue.at(int(groups["first"][at[0]])).asked.slo_class if at.size else ""
 
-    def _note(self, reordered: Reordered, by: str, took_s: float) -> None:
+    def _note(self, seen: Snapshot, reordered: Reordered, by: str, took_s: float) -> None:
         if not reordered.moved:
             return
         self.recent.append(reordered)
-        self.changes.append(_change(reordered, by, took_s))
+        lost, answer = self.queue.lost(seen), reordered.answer
+        ratios = attainment(seen, answer.before, lost), attainment(seen, answer.after, lost)
+        self.changes.append(_change(reordered, ratios, by, took_s))
         for endpoint in self.topology.endpoints:
             if self.queue.grouped(endpoint) and self.queue.count(endpoint):
                 self.placement.pump(endpoint)
 
 
-def _change(reordered: Reordered, by: str, took_s: float) -> Change:
+def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: float) -> Change:
+    """*ratios* of requests in time, before and after."""
     before, after = reordered.answer.before, reordered.answer.after
     late_s = [float(late) for late in before.late_s if late > 0.0 and math.isfinite(late)]
     still = sum(1 for late in after.late_s if late > 0.0)
@@ -228,8 +262,7 @@ def _change(reordered: Reordered, by: str, took_s: float) -> Change:
         by,
         why,
         what,
-        before.attainment,
-        after.attainment,
+        *ratios,
         before.lateness_s,
         after.lateness_s,
         took_s * 1000,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiting_tokens
 from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
@@ -22,6 +23,7 @@ from scheduling.fleet.profile import Profile
 from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS
 from scheduling.queueing.ordering import BY_SERVICE, ORDERINGS, QLM, SLACK, first_due_s, queue_key
 from scheduling.queueing.regrouping import regroup
+from scheduling.queueing.snapshot import Snapshot
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
 from scheduling.queueing.virtual_queues import fit_groups, reassign
 from scheduling.queueing.waiting_set import (
@@ -168,6 +170,18 @@ class WaitingQueue:
     def at(self, slot: int) -> Request:
         """The request that waits in *slot*."""
         return self._held[slot]
+
+    def is_lost(self, slot: int) -> bool:
+        """Whether the request in *slot* cannot be in time any more, and has been put off (`virtual_queues.put_off`)."""
+        arrays = self.arrays
+        return bool(arrays.deadline_s[slot] - arrays.arrival_s[slot] > self._held[slot].asked.allowed_s + 1e-3)
+
+    def lost(self, seen: Snapshot) -> NDArray[np.bool_]:
+        """Of the groups of *seen*, which are of requests that cannot be in time any more; of those that are gone none."""
+        groups: Any = self.arrays.groups.groups[seen.places]
+        there = (groups["number"] == seen.numbers) & (groups["endpoint"] >= 0)
+        first = groups["first"].tolist()
+        return np.array([at and self.is_lost(slot) for at, slot in zip(there.tolist(), first, strict=True)], np.bool_)
 
     def in_order(self, endpoint: Endpoint) -> list[Request]:
         """Those that wait for *endpoint*, in the order in which they would leave."""

@@ -322,9 +322,13 @@ def _several_models(count: int, loads: Sequence[float], systems: Sequence[str]) 
             yield load, system, load * rate, lambda seed, of=(load, system): made(seed, *of)
 
 
+def all_mixes(scale: float) -> Iterator[Run]:
+    yield from mixes(tuple(MIXES), MIX_LOADS, MIX_VARIATIONS, scale)
+
+
 PART_RUNS: Final = {
     "single": single, "without": without, "multi": multi, "few": few, "mega": mega, "gpus": gpus, "size": size,
-    "delta": delta, "mixes": lambda scale: mixes(tuple(MIXES), MIX_LOADS, MIX_VARIATIONS, scale),
+    "delta": delta, "mixes": all_mixes,
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from django.db.models import Q
 
 
 class SloKind(models.TextChoices):
-    """SageServe section 2: interactive work, non-interactive work with a deadline, and work that takes what is left."""
+    """SageServe section 3.3: interactive work, non-interactive work with a deadline, and work that takes what is left."""
 
     INTERACTIVE = "interactive", "Interactive"
     NON_INTERACTIVE = "non_interactive", "Non-interactive"

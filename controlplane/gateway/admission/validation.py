@@ -24,9 +24,7 @@ MAX_CHOICES = 16_384  # vLLM's own limit
 MAX_TOKENS = 2**64 - 1  # what JSON's integers hold here; vLLM refuses more than a model's context
 MAX_PRIORITY = 2**63 - 1
 
-_INTEGER: TypeAdapter[int] = TypeAdapter(int)
-_NUMBER: TypeAdapter[float] = TypeAdapter(float)
-_BOOLEAN: TypeAdapter[bool] = TypeAdapter(bool)
+_LAX: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (int, float, bool)}
 TokenId = Annotated[int, Field(ge=0, lt=2**64)]
 _PROMPT: TypeAdapter[Any] = TypeAdapter(list[TokenId] | list[list[TokenId]] | str | list[str])  # as vLLM declares it
 
@@ -189,32 +187,37 @@ def _typed(body: dict[str, Any], name: str, kinds: tuple[type, ...], words: str)
     return value
 
 
-def _lax(body: dict[str, Any], name: str, as_kind: TypeAdapter[Any], words: str, param: str = "") -> Any:
-    """The field *name* as pydantic reads it, None without it; it stands in *body* as it was read."""
+def _lax(body: dict[str, Any], name: str, kind: type, words: str, param: str = "") -> Any:
+    """The field *name* as pydantic reads a *kind*, None without it; it stands in *body* as it was read."""
     value = body.get(name)
-    if value is None:
-        return None
+    if value is None or type(value) is kind:
+        return value
+    return _read_as(body, name, _LAX[kind], words, param or name)
+
+
+def _read_as(body: dict[str, Any], name: str, declared: TypeAdapter[Any], words: str, param: str) -> Any:
+    value = body[name]
     try:
-        body[name] = read = as_kind.validate_python(value)
+        body[name] = read = declared.validate_python(value)
     except ValidationError:
         shown = repr(value) if isinstance(value, str | int | float) else type(value).__name__
-        raise invalid(f"`{param or name}` must be {words}, not {shown[:40]}.", param or name, "invalid_type") from None
+        raise invalid(f"`{param}` must be {words}, not {shown[:40]}.", param, "invalid_type") from None
     return read
 
 
 def _boolean(body: dict[str, Any], name: str, param: str = "") -> bool:
-    return bool(_lax(body, name, _BOOLEAN, "true or false", param))
+    return bool(_lax(body, name, bool, "true or false", param))
 
 
 def _integer(body: dict[str, Any], name: str, *, least: int, most: int) -> int | None:
-    value: int | None = _lax(body, name, _INTEGER, "an integer")
+    value: int | None = _lax(body, name, int, "an integer")
     if value is not None and not least <= value <= most:
         raise invalid(f"`{name}` must be between {least} and {most}, not {value}.", name, "integer_out_of_range")
     return value
 
 
 def _number(body: dict[str, Any], name: str, *, least: float, most: float) -> None:
-    value = _lax(body, name, _NUMBER, "a number")
+    value = _lax(body, name, float, "a number")
     if value is not None and not least <= value <= most:
         raise invalid(f"`{name}` must be between {least:g} and {most:g}, not {value}.", name, "decimal_out_of_range")
 
@@ -245,14 +248,14 @@ def _prompt(body: dict[str, Any]) -> tuple[int, int | None, int]:
     if isinstance(prompt, list) and type(prompt[0] if prompt else None) is int and set(map(type, prompt)) == {int}:
         pass  # the longest lists: pydantic takes its time over them
     elif prompt not in (None, "", []):
-        prompt = _lax(body, "prompt", _PROMPT, "text, token ids (integers from 0), or a list of either")
+        prompt = _read_as(body, "prompt", _PROMPT, "text, token ids (integers from 0), or a list of either", "prompt")
     if prompt and isinstance(prompt, str):
         return 1, None, len(prompt)
-    if not prompt or [] in prompt:
+    if not prompt or (isinstance(prompt[0], list) and [] in prompt):
         raise invalid("`prompt` must hold text or token ids.", "prompt", "missing_required_parameter")
     first = prompt[0]
     if isinstance(first, int):
-        if min(prompt) < 0 or max(prompt) >= 2**64:
+        if min(prompt) < 0:
             raise invalid("`prompt` must be a list of token ids (integers from 0).", "prompt", "invalid_type")
         return 1, len(prompt), 0
     if isinstance(first, str):

@@ -103,7 +103,8 @@ class Application:
             (b"access-control-allow-headers", wanted),
             (b"access-control-max-age", b"600"),
         ]
-        await responder.whole(204, JSON_TYPE[1], b"")
+        await responder.start(204, JSON_TYPE[1])  # which has no length
+        await responder.finish()
 
     async def _route(self, request: HttpRequest, responder: Responder) -> None:
         if request.method == "OPTIONS" and self.origins and b"access-control-request-method" in request.headers:

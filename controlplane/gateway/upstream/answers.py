@@ -31,6 +31,10 @@ NOT_OF_THE_REQUEST = BUSY_STATUSES | {403, 405, 407, 408}
 """Statuses that say nothing about what was asked: the address, our token, a proxy or the engine is at fault."""
 
 
+GIVEN_UP = ("abort", "error")
+"""Reasons of vLLM's to finish that are no end of an answer: its engine was stopped, or failed."""
+
+
 class Choice(Struct, gc=False):
     finish_reason: Any = None
 
@@ -63,6 +67,11 @@ class Said(Struct, gc=False):
         return (
             sum([bool(choice.finish_reason) for choice in choices]) if choices[1:] else bool(choices[0].finish_reason)
         )
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether a choice has ended because its engine gave it up."""
+        return any(choice.finish_reason in GIVEN_UP for choice in self.choices or ())
 
     @property
     def usage_said(self) -> Any:
@@ -137,6 +146,8 @@ def whole(data: bytes, kind: Kind) -> Said:
         raise error
     if said.choices is None if kind is not Kind.RESPONSE else not isinstance(said.output, list):
         raise EngineFailed(f"a JSON object without {'output' if kind is Kind.RESPONSE else 'choices'}")
+    if said.broken_off:
+        raise EngineFailed("an answer that was given up")
     return said
 
 

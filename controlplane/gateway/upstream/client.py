@@ -1,8 +1,8 @@
 """Carrying one request to its instance and the answer back, byte for byte.
 
-Streams are passed on as they come; a copy is looked at for the first token, the pace and the usage. When the tenant did not
-ask for usage, we ask vLLM for it and keep that one closing event to ourselves. An engine that dies below its API server is
-an instance lost, whether vLLM says so by a status or inside a stream.
+Streams are passed on as they come, event by event; what an instance says is read in `answers` alone. When the tenant did not
+ask for usage, we ask vLLM for it and keep it to ourselves. An engine that dies below its API server is an instance lost,
+whether vLLM says so by a status or inside a stream, and so is a server that gives no answer.
 """
 
 import asyncio
@@ -139,7 +139,7 @@ class Upstream:
             if connection.status != 200:
                 await self._refused(ticket, placed, connection)
             elif streamed:
-                await self._streamed(ticket, connection, server, responder, usage)
+                await self._streamed(ticket, placed, connection, responder, usage)
             else:
                 answer = await _whole(connection)
                 usage.take(answers.whole(answer, kind).usage)
@@ -181,7 +181,7 @@ class Upstream:
         return usage
 
     async def _streamed(
-        self, ticket: Ticket, connection: Connection, server: Server, responder: Responder, usage: Usage
+        self, ticket: Ticket, placed: Placed, connection: Connection, responder: Responder, usage: Usage
     ) -> None:
         if connection.content_type and not connection.content_type.lower().startswith(b"text/event-stream"):
             raise EngineFailed(f"{answers.what(await _whole(connection))} and no stream")
@@ -191,13 +191,13 @@ class Upstream:
             connection.listen(self.silence_s)
             self.requests.began(ticket)
 
-        kept = ticket.kept
+        kept, server = ticket.kept, self._server(placed)
         stream = (
             KeptStream(ticket, kept, responder, usage, server.fingerprint, began)
             if kept is not None
             else Stream(ticket, responder, usage, server.fingerprint, began)
         )
-        await stream.carry(connection)
+        await stream.carry(connection, ticket.course.placed_s + placed.first_token_s)
         server.fingerprint = stream.fingerprint
 
     async def _refused(self, ticket: Ticket, placed: Placed, connection: Connection) -> None:

@@ -15,6 +15,8 @@ from yarl import URL
 
 IDLE_S = 30.0
 """A connection that nobody used for so long is closed."""
+MOST_HEAD_BYTES = 2**20
+"""What an instance sends, and more than one read of a socket, until the headers of its answer are whole."""
 JOINED_BYTES = 2**16  # larger bodies are a write of their own: joining would copy them
 
 Take = Callable[[bytes], bool]
@@ -56,6 +58,7 @@ class Connection(asyncio.Protocol):
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.headers_came = False
+        self._head_bytes = 0
         self._framed = False  # the answer says where it ends: else with the connection
         self._keep = True
         self._paused = False
@@ -186,6 +189,12 @@ class Connection(asyncio.Protocol):
             self.close()
             return
         self.heard_s = self._loop.time()
+        if not self.headers_came:
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self._fail(NotHttp(f"no answer within {MOST_HEAD_BYTES} bytes of headers"))
+                self.close()
+                return
         if self._between_chunks and self._take_chunk is not None:
             begin = chunk_begin(data)
             if begin and self._take_chunk(data, begin):

@@ -48,8 +48,6 @@ class KeptStream(Stream):
         if event.data == DONE:
             return super()._event(event)
         said, kept = self._read(event), self._kept
-        if said.choices is None:
-            raise EngineFailed("an event without choices")
         try:
             body: dict[str, Any] = orjson.loads(event.data)
         except orjson.JSONDecodeError:
@@ -62,7 +60,7 @@ class KeptStream(Stream):
             body["object"] = EVENT_KIND[self._ticket.call.kind]
         for choice in body["choices"]:
             self._keep(body, choice)
-        self._finished = kept.whole
+        self._unfinished -= said.ends
         self._ticket.course.output_tokens = len(kept.ids)
         if kept.head:
             body |= kept.head

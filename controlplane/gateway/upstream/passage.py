@@ -1,5 +1,6 @@
 """A stream on its way from an instance to the tenant: looked at, and written in the call that read it from the socket."""
 
+import asyncio
 from collections.abc import Callable
 
 from controlplane.gateway.admission.validation import Kind
@@ -14,6 +15,8 @@ from controlplane.gateway.upstream.stream import DONE, END, ENDED, OPENING, With
 MOST_SHAPES = 8
 """With log probabilities, or several choices, hardly an event is like the one before it: no more are looked at then."""
 
+MOST_OPENING_BYTES = 2**22
+
 
 class Stream:
     """*fingerprint*: `Withheld.fingerprint`, as the server last sent it. *began* is called at the first byte."""
@@ -21,7 +24,6 @@ class Stream:
     __slots__ = (
         "_began",
         "_events",
-        "_finished",
         "_has_begun",
         "_open",
         "_opening",
@@ -30,6 +32,7 @@ class Stream:
         "_shapes_left",
         "_suffix",
         "_ticket",
+        "_unfinished",
         "_usage",
         "_withheld",
         "fingerprint",
@@ -49,13 +52,16 @@ class Stream:
         self._events = Events()
         self._has_begun = False
         self._opening = b""  # said before the engine began: goes out with the first token
-        self._finished = False  # a choice has ended, by its own word
+        self._unfinished = ticket.call.sequences  # choices that have not ended, by their own word
         self._open = False  # it has begun, and nothing of it is held back
         self._prefix = self._suffix = b""  # of the last event that was a token and nothing else
         self._shapes_left = 0 if ticket.call.kind is Kind.RESPONSE else MOST_SHAPES  # its events are numbered
 
-    async def carry(self, connection: Connection) -> None:
-        """Pass the answer of *connection* on to its end. Raises EngineFailed, OSError, Refusal."""
+    async def carry(self, connection: Connection, begun_until_s: float) -> None:
+        """Pass the answer of *connection* on to its end. Raises EngineFailed, Refusal, OSError.
+
+        A TimeoutError is one that has not begun until *begun_until_s* of the event loop's clock, whatever else it said.
+        """
         responder = self._responder
         self._pass(connection)
         while True:
@@ -69,12 +75,14 @@ class Stream:
             if not self._usage.whole:  # else the tenant has everything, and may have gone
                 connection.check()
                 await responder.look()
+            if not self._has_begun and asyncio.get_running_loop().time() > begun_until_s:
+                raise TimeoutError("no token")
             if connection.complete or connection.failed:
                 break
             connection.resume()
         if not self._has_begun:
             raise AnswerCutOff("the stream ended before it began")
-        if not (self._usage.whole or self._finished):
+        if not (self._usage.whole or self._unfinished <= 0):
             raise AnswerCutOff("the stream ended before its last event")
         rest = b""
         if self._withheld is not None:
@@ -87,9 +95,9 @@ class Stream:
 
     def _take(self, piece: bytes) -> bool:
         """Pass on the events that end with *piece*; False if the tenant has to read first."""
-        if self._open and self._suffix and piece.endswith(b"\n\n"):
-            tokens = piece.split(b"\n\n")[:-1]
-            if self._is_token(tokens[-1]) and all(map(self._is_token, tokens)):
+        if self._open and self._suffix and piece.endswith(self._suffix[:-2]):  # less the end of its HTTP chunk
+            tokens = piece[:-2].split(b"\n\n")
+            if all(map(self._is_token, tokens)):
                 self._ticket.course.output_tokens += len(tokens)
                 self._open = self._responder.write_now(piece)
                 return self._open
@@ -122,16 +130,15 @@ class Stream:
 
     def _event(self, event: SentEvent) -> bytes:
         """What the tenant gets now that *event* came. Raises EngineFailed, Refusal."""
+        response = self._ticket.call.kind is Kind.RESPONSE
         if event.data == DONE:
             if not self._has_begun:
                 raise EngineFailed("an empty stream")
-            self._usage.whole = True
+            self._usage.whole = self._usage.whole or not response  # which ends with an event of its own
             return self._less_usage(event, None)
         said = self._read(event)
-        if self._ticket.call.kind is Kind.RESPONSE:
+        if response:
             return self._of_response(event, said)
-        if said.choices is None:
-            raise EngineFailed("an event without choices")
         course, ends = self._ticket.course, said.ends
         if not self._has_begun:
             self._begin()
@@ -140,7 +147,7 @@ class Stream:
                 course.output_tokens -= self._ticket.call.sequences
         course.output_tokens += bool(said.choices)
         if ends:
-            self._finished = True
+            self._unfinished -= ends
         elif self._shapes_left and said.choices and said.usage is None and not event.name:
             self._shapes_left -= 1
             self._prefix, self._suffix = around_text(event.raw)
@@ -153,6 +160,11 @@ class Stream:
             error = error_of(said, event.name)
             if error is not None:
                 raise error
+        if self._ticket.call.kind is not Kind.RESPONSE:
+            if said.choices is None:
+                raise EngineFailed("an event without choices")
+            if said.ends and said.broken_off:
+                raise EngineFailed("an answer that was given up")
         usage = said.usage_said
         if usage is not None:
             self._usage.take(usage)
@@ -171,6 +183,8 @@ class Stream:
             self._responder.sequence_number = number + 1
         if not self._has_begun and said.type in OPENING:
             self._opening += event.raw + b"\n\n"
+            if len(self._opening) > MOST_OPENING_BYTES:
+                raise EngineFailed("one opening event after the other")
             return b""
         opening, self._opening = self._opening, b""
         if not self._has_begun:

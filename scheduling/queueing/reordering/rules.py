@@ -113,10 +113,10 @@ def edf_per_queue(terms: Terms) -> Order:
     takes_s = terms.change[:, 0, :][terms.kind][:, terms.model[groups]] + terms.service[terms.kind][:, groups]
     never = np.where(np.isfinite(takes_s), 0.0, np.inf).T
     for group, cannot in zip(groups.tolist(), never, strict=True):
-        queue = int((dealt + cannot).argmin())
-        if cannot[queue] == 0.0:
-            queues[queue].append(group)
-            dealt[queue] += 1
+        least = int((dealt + cannot).argmin())
+        if cannot[least] == 0.0:
+            queues[least].append(group)
+            dealt[least] += 1
     for queue in queues:
         queue.sort(key=lambda group: (terms.due[group], group))
     return Order.of(queues)
@@ -195,5 +195,7 @@ CANDIDATES: Final = ("edf-earliest-completion", "edf-per-queue", "edf", "sjf", "
 groups, and is none."""
 
 SEARCH: Final = "search"
-REORDERINGS: Final = (SEARCH, *RULES)
-"""What the global scheduler may go by: the search of `scheduler`, or a rule in its place."""
+PROGRAMME: Final = "programme"
+REORDERINGS: Final = (SEARCH, PROGRAMME, *RULES)
+"""What the global scheduler may go by: the search of `scheduler`, the exact programme after it where there are few groups,
+or a rule in its place."""

@@ -5,6 +5,7 @@ with new groups inserted, nor, whenever somebody would be late, than any of the 
 are priced by the objective of the search, and what is as good by a rule as by the search is ordered by the rule.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -16,8 +17,8 @@ from scheduling.queueing.reordering.bound import Shortage, nothing_missing, shor
 from scheduling.queueing.reordering.budget import Budget
 from scheduling.queueing.reordering.evaluate import Score, evaluate
 from scheduling.queueing.reordering.problem import Floats, Order, Problem, begin, contiguous
-from scheduling.queueing.reordering.programme import solve
-from scheduling.queueing.reordering.rules import CANDIDATES, RULES, SEARCH, edf_earliest_completion
+from scheduling.queueing.reordering.programme import NoAnswer, solve
+from scheduling.queueing.reordering.rules import CANDIDATES, PROGRAMME, RULES, SEARCH, edf_earliest_completion
 from scheduling.queueing.reordering.search.sequences import order_of, terms_of
 from scheduling.queueing.reordering.search.ties import by_due_time
 from scheduling.queueing.reordering.searching import Search, rows_of
@@ -28,6 +29,9 @@ MOST_THREADS = 4
 """There are few models to search for side by side, and other work on the machine."""
 LEAST_GAIN = 1e-3
 """Share of the objective that a new order must save to be worth a change."""
+
+PROGRAMME_GROUPS = 12
+"""Of which the programme is asked for a proof, at the most."""
 
 
 class Answer(NamedTuple):
@@ -44,6 +48,16 @@ class Answer(NamedTuple):
     shortage: Shortage
     """What no order can be rid of: where it is positive, only more instances help."""
     reason: str
+    bound: float = -math.inf
+    """No order has a lower objective; minus infinity where the programme has not proved that."""
+
+    @property
+    def gap(self) -> float | None:
+        """The share of its objective that the best of all orders might spare, at the most; None where nothing is proved."""
+        if not math.isfinite(self.bound):
+            return None
+        objective = self.after.objective
+        return max(0.0, objective - self.bound) / objective if objective > 0.0 else 0.0
 
 
 class _Whole:
@@ -152,7 +166,8 @@ def reorder(
     With seconds in *threads* threads, None: as many as there are cores, up to `MOST_THREADS`; *clock* may be each one's own.
     *previous* names groups by their number in *problem*; those that it lacks are inserted. *kappa_s* is what being late at
     all counts as, in seconds of lateness of each request; None: `KAPPA` of the time that the fleet needs for all. *by* may
-    name a rule of `rules.RULES` or the `programme` instead of the search, to compare with.
+    name a rule of `rules.RULES` instead of the search, to compare with, or the `programme`, which goes on from what the
+    search finds where there are few groups (`is_small`), for `programme.TIME_LIMIT_S` at the most.
     ValueError for a problem whose arrays do not fit together or which has no queue.
     """
     problem = contiguous(problem)
@@ -167,12 +182,12 @@ def reorder(
     before = evaluate(problem, base, kappa_s)
     # Where an order serves all in time, nothing is missing.
     lacking = shortage(problem) if before.objective > 0.0 else nothing_missing(problem)
-    if by != SEARCH:
+    if by in RULES:
         order = order_by(by, problem)
         changed = order.queues() != base.queues()
         return Answer(order, changed, before, evaluate(problem, order, kappa_s), 0, lacking, f"As {by} has it.")
     if before.objective <= 0.0:
-        return Answer(base, False, before, before, 0, lacking, "No group is late.")
+        return Answer(base, False, before, before, 0, lacking, "No group is late.", 0.0)
     rule, ruled = whole.by_rule()
     order = whole.finish(ruled)
     after = evaluate(problem, order, kappa_s)
@@ -186,11 +201,33 @@ def reorder(
             rule, order, after = SEARCH, sought, score
     if (after.left_over, after.objective) >= (before.left_over, before.objective * (1.0 - LEAST_GAIN)):
         reason = "No better order was found." if previous is not None else "EDF with earliest completion is as good."
-        return Answer(base, False, before, before, budget.tried, lacking, reason)
-    reason = _reason(before, after, lacking)
-    if rule != SEARCH:
-        reason += f" As {rule} has it: nothing better was found."
-    return Answer(order, True, before, after, budget.tried, lacking, reason)
+        answer = Answer(base, False, before, before, budget.tried, lacking, reason)
+    else:
+        reason = _reason(before, after, lacking)
+        if rule != SEARCH:
+            reason += f" As {rule} has it: nothing better was found."
+        answer = Answer(order, True, before, after, budget.tried, lacking, reason)
+    return _proved(problem, answer, kappa_s) if by == PROGRAMME else answer
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether the programme can be expected to prove something of *problem* in `programme.TIME_LIMIT_S`."""
+    return 0 < problem.requests.size <= PROGRAMME_GROUPS and not np.any(problem.hold_s > 0.0)
+
+
+def _proved(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
+    """*answer* with what the programme proves of it, or its better order; *answer* where the programme has none in time."""
+    if not is_small(problem):
+        return answer
+    try:
+        solved = solve(problem, kappa_s)
+    except NoAnswer:
+        return answer
+    score = evaluate(problem, solved.order, kappa_s)
+    if (score.left_over, score.objective) < (answer.after.left_over, answer.after.objective * (1.0 - LEAST_GAIN)):
+        reason = _reason(answer.before, score, answer.shortage)
+        answer = answer._replace(order=solved.order, changed=True, after=score, reason=reason)
+    return answer._replace(bound=solved.bound)
 
 
 def _worth(score: Score) -> tuple[int, float, int]:

@@ -1,0 +1,35 @@
+"""LangChain's OpenAI integration, and an agent of it with a tool: what came of each call, as JSON."""
+
+import json
+import os
+
+import openai
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+
+
+@tool
+def weather(city: str) -> str:
+    """The weather in a city."""
+    return f"Windy in {city}."
+
+
+given = {"base_url": os.environ["BASE_URL"], "api_key": os.environ["KEY"], "max_retries": 0}
+model = ChatOpenAI(model="m", max_tokens=8, **given)
+said: dict = {"errors": {}, "chat": model.invoke("Is it windy in Oslo?").content}
+chunks = list(model.stream("Is it windy in Oslo?", stream_usage=True))
+said["stream"] = "".join(chunk.content for chunk in chunks)
+said["usage"] = sum(chunk.usage_metadata["output_tokens"] for chunk in chunks if chunk.usage_metadata)
+able = ChatOpenAI(model="m", **given)
+asked = able.bind_tools([weather], tool_choice="required").invoke("Is it windy in Oslo?")
+said["tool"] = asked.tool_calls[0]["name"]
+conversation = [("human", "Is it windy in Oslo?"), asked, weather.invoke(asked.tool_calls[0])]
+after = able.invoke(conversation)
+said["after"] = after.content or after.tool_calls
+for name, changes in {"model": {"model": "none"}, "key": {"api_key": "ph_wrong"}}.items():
+    try:
+        ChatOpenAI(**({"model": "m"} | given | changes)).invoke("x")
+    except openai.APIStatusError as error:
+        kind = next(of.__name__ for of in type(error).__mro__ if of.__module__.startswith("openai"))  # not its own
+        said["errors"][name] = [kind, error.status_code]
+print(json.dumps(said))

@@ -1,0 +1,40 @@
+// OpenAI's SDK for Node: what came of each call, as JSON.
+import { createRequire } from "node:module";
+
+const { OpenAI } = createRequire(process.env.PACKAGES)("openai");
+const client = new OpenAI({ baseURL: process.env.BASE_URL, apiKey: process.env.KEY, maxRetries: 1 });
+const messages = [{ role: "user", content: "Is it windy in Oslo?" }];
+const parameters = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
+const said = { models: (await client.models.list()).data.map((model) => model.id), errors: {} };
+const answer = await client.chat.completions.create({ model: "m", messages, max_tokens: 8 });
+said.chat = answer.choices[0].message.content;
+said.stream = "";
+const options = { stream: true, stream_options: { include_usage: true } };
+for await (const chunk of await client.chat.completions.create({ model: "m", messages, max_tokens: 8, ...options })) {
+  said.stream += chunk.choices[0]?.delta.content ?? "";
+  said.usage = chunk.usage?.completion_tokens;
+}
+const tools = [{ type: "function", function: { name: "weather", parameters } }];
+const called = await client.chat.completions.create({ model: "m", messages, tools, tool_choice: "required" });
+said.tool = called.choices[0].message.tool_calls[0].function.name;
+const response = await client.responses.create({ model: "m", input: "Is it windy?", max_output_tokens: 8 });
+said.response = response.output_text;
+said.events = [];
+for await (const event of client.responses.stream({ model: "m", input: "Is it windy?", max_output_tokens: 8 })) {
+  said.events.push(event.type);
+}
+const cut = "cut within a character \ud83d";
+said.cut = (await client.chat.completions.create({ model: "m", messages: [{ role: "user", content: cut }], max_tokens: 2 })).id;
+for (const [name, call] of Object.entries({
+  model: () => client.chat.completions.create({ model: "none", messages }),
+  value: () => client.chat.completions.create({ model: "m", messages, n: 0 }),
+  key: () => client.withOptions({ apiKey: "ph_wrong" }).models.list(),
+  embeddings: () => client.embeddings.create({ model: "m", input: "x" }),
+})) {
+  try {
+    await call();
+  } catch (error) {
+    said.errors[name] = [error.constructor.name, error.status, error.code];
+  }
+}
+console.log(JSON.stringify(said));

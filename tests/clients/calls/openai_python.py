@@ -1,0 +1,40 @@
+"""OpenAI's Python SDK: what came of each call, as JSON."""
+
+import json
+import os
+
+import openai
+
+client = openai.OpenAI(base_url=os.environ["BASE_URL"], api_key=os.environ["KEY"], max_retries=1)
+messages = [{"role": "user", "content": "Is it windy in Oslo?"}]
+schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+function = {"name": "weather", "parameters": schema}
+said: dict = {"models": [model.id for model in client.models.list()]}
+answer = client.chat.completions.create(model="m", messages=messages, max_tokens=8)
+said["chat"] = answer.choices[0].message.content
+with client.chat.completions.create(
+    model="m", messages=messages, max_tokens=8, stream=True, stream_options={"include_usage": True}
+) as stream:
+    chunks = list(stream)
+said["stream"] = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+said["usage"] = chunks[-1].usage.completion_tokens
+called = client.chat.completions.create(
+    model="m", messages=messages, tools=[{"type": "function", "function": function}], tool_choice="required"
+)
+said["tool"] = called.choices[0].message.tool_calls[0].function.name
+response = client.responses.create(model="m", input="Is it windy?", max_output_tokens=8)
+said["response"] = response.output_text
+with client.responses.stream(model="m", input="Is it windy?", max_output_tokens=8) as events:
+    said["events"] = [event.type for event in events]
+said["errors"] = {}
+for name, call in {
+    "model": lambda: client.chat.completions.create(model="none", messages=messages),
+    "value": lambda: client.chat.completions.create(model="m", messages=messages, n=0),
+    "key": client.with_options(api_key="ph_wrong").models.list,
+    "embeddings": lambda: client.embeddings.create(model="m", input="x"),
+}.items():
+    try:
+        call()
+    except openai.APIStatusError as error:
+        said["errors"][name] = [type(error).__name__, error.status_code, error.code]
+print(json.dumps(said))
