@@ -174,8 +174,9 @@ class GatewayCollector:
         burn = GaugeMetricFamily("pilothouse_slo_burn", "Misses over those that the objective allows.", labels=names)
         for model in topology.models:
             for one in self.gateway.records.service_levels.of(f"model {model}"):
-                met.add_metric([model, one.slo_class], one.ratio)
-                burn.add_metric([model, one.slo_class], one.burn)
+                for family, value in ((met, one.ratio), (burn, one.burn)):
+                    if value is not None:
+                        family.add_metric([model, one.slo_class], value)
         yield from (met, burn)
 
     def _lengths(self) -> Iterator[Metric]:

@@ -29,7 +29,7 @@ class Entry:
 
 FLEET = (
     Entry("overview", "Overview", "overview", "o"),
-    Entry("instances", "Instances", "instances", "i", ("instance",)),
+    Entry("instances", "Instances", "instances", "i", ("instance", "places")),
     Entry("requests", "Requests", "requests", "r", ("request",)),
 )
 SERVE = (

@@ -253,13 +253,11 @@ class Dispatcher:
         """Note how *replica* failed *request*; nothing if it is to leave for another reason."""
         topology, now_s = self.topology, self.clock()
         if not left.failure:
-            if not left.again:
-                replica.health.heard(now_s)
             return
         request.failed_at.append(replica)
         if left.failure in (SILENT, CUT):
             replica.reachable = False  # until its next heartbeat
-            topology.doubted.set()
+            topology.doubt(replica)
         elif left.failure == DEAD and not replica.lost:
             replica.lost = "its engine died"
             self._ended(replica)

@@ -38,19 +38,25 @@ def cordon_of(instance: Instance) -> str:
 def bounds(deployments: Iterable[Deployment]) -> dict[int, tuple[int, int]]:
     """(least, most) instances that automation may want of each of *deployments*, by their keys, as things are now.
 
-    A held instance keeps its place, and in a cordoned region nothing is added: floor, strategies, plans, rollouts and
+    A held instance keeps its place, and where it is cordoned nothing is added: floor, strategies, plans, rollouts and
     simulations of what comes go by these, not by the deployment's own bounds.
     """
     rows = list(deployments)
     held = _counts(Instance.objects.exclude(held="").filter(state=InstanceState.STOPPED), rows)
-    cordoned = [row for row in rows if row.region.cordoned]
-    present = _counts(Instance.objects.present(), cordoned) if cordoned else Counter()
-    made = {}
-    for row in rows:
-        most = max(0, row.max_instances - held[row.pk])
-        most = min(most, present[row.pk]) if row.region.cordoned else most
-        made[row.pk] = min(row.min_instances, most), most
-    return made
+    cordoned = set(Node.objects.exclude(cordoned="").filter(active=True).values_list("region_id", "gpu_type_id"))
+    narrow = [row for row in rows if row.region.cordoned or (row.region_id, row.gpu_type_id) in cordoned]
+    present = _counts(Instance.objects.present(), narrow) if narrow else Counter()
+    made = {row.pk: max(0, row.max_instances - held[row.pk]) for row in rows}
+    for row in narrow:
+        room = 0 if row.region.cordoned else _room(row)
+        made[row.pk] = min(made[row.pk], present[row.pk] + room)
+    return {row.pk: (min(row.min_instances, made[row.pk]), made[row.pk]) for row in rows}
+
+
+def _room(deployment: Deployment) -> int:
+    """Instances of *deployment* that nodes which are not cordoned have free GPUs for."""
+    free = (node.free_gpus() - _held_gpus(node) for node in _nodes(deployment) if not node.cordoned)
+    return sum(max(0, gpus) // deployment.tensor_parallel for gpus in free)
 
 
 def _counts(instances: QuerySet[Instance], deployments: list[Deployment]) -> Counter[int]:

@@ -137,6 +137,7 @@ class World:
             "MODEL": self.deployment.model.name,
             "MODEL_ID": self.deployment.model.pk,
             "DEPLOYMENT": self.deployment.pk,
+            "REGION_ID": self.deployment.region_id,
             "KEY": self.keys["acme"].pk,
             "EVENT": self.event.pk,
         }

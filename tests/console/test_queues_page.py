@@ -109,6 +109,15 @@ def test_an_operator_may_undo_and_a_viewer_may_not(client, operator, usual):
     assert reverse("console:queue-act", args=[7, "undo"]) in get(client, operator)
 
 
+def test_an_order_that_is_worse_than_fcfs_says_so(client, viewer, shown):
+    for attainment, said in ((0.941, True), (0.968, False), (0.9676, False), (None, False)):
+        shown([group(7)], [lane()], attainment_ratio=attainment, fcfs_ratio=0.968)
+        text = get(client, viewer)
+        assert ("predicted to keep 94.1% of what waits in time, first come, first served 96.8%" in text) == said
+        assert ('data-tile="attainment_ratio" data-format="percent_fine" data-empty="nothing grouped" data-level="warning"'
+                in text) == said  # fmt: skip
+
+
 def test_nothing_waits(client, viewer, shown):
     shown([], [lane(waiting=0)], waiting=0)
     page = get(client, viewer)

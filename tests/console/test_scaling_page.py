@@ -139,7 +139,7 @@ def test_the_page_shows_what_would_change_and_why(reader, two_places, now):
         "1 draining",
         "the peak of",
         "falls 12 tokens/s short",
-        "2 rows bind",
+        "2 binding constraints",
         "epsilon 0.8",
         f'href="{url("plan", plan.pk)}"',
     ):
@@ -412,11 +412,11 @@ def test_queries_do_not_grow_with_rows(reader, two_places, now, django_assert_ma
     for _ in range(20):
         planning_rows.plan(two_places[0].model, now, "superseded")
         planning_rows.moves(now)
-    with django_assert_max_num_queries(26):
+    with django_assert_max_num_queries(30):
         page(reader)
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(13):
         page(reader, "plans")
-    with django_assert_max_num_queries(10):
+    with django_assert_max_num_queries(13):
         page(reader, "moves")
 
 

@@ -15,6 +15,7 @@ PAGES = {
     "overview": "/",
     "overview-table": "/?table=ttft&demand=prompt",
     "instances": "/instances/?sort=-kv_ratio",
+    "places": "/places/",
     "instance": f"/instances/{seed.DRAINED}/",
     "instance-failed": f"/instances/{seed.FAILED}/",
     "requests": "/requests/",

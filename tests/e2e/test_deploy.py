@@ -111,7 +111,7 @@ def test_errors_stand_at_their_fields(console, open_page, complaints):
     complaints.allowed = ("status of 422",)
     page = open_page(console, "/models/deploy/", theme="light")
     fill(page)
-    page.get_by_label("Parameters (billions)").fill("400")
+    page.get_by_label("Parameters (billions)", exact=True).fill("400")
     expect(page.locator("#estimate")).to_contain_text("No: more GPUs")
     page.get_by_role("button", name="Deploy").click()
     expect(page.locator("#id_tensor_parallel_error")).to_contain_text("Use more GPUs")

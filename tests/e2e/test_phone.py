@@ -11,6 +11,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(console, open_page):
     for path in (
         "/",
         "/instances/",
+        "/places/",
         f"/instances/{seed.DRAINED}/",
         "/requests/",
         "/usage/",

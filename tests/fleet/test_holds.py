@@ -9,10 +9,15 @@ from controlplane.dispatch.live_fleet import inventory
 from controlplane.events.models import Event
 from controlplane.fleet import places, services
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
-from controlplane.fleet.models import Deployment, Instance, Launcher, Node
-from controlplane.planning.execution import executor
+from controlplane.fleet.models import Deployment, Instance, Launcher, Model, Node, SwapGroup
+from controlplane.fleet.rollouts import services as rollouts
+from controlplane.fleet.swaps import services as swaps
+from controlplane.gateway.models import LedgerRow
+from controlplane.planning.comparison.cluster import live_scenario
+from controlplane.planning.execution import executor, live_views
 from controlplane.planning.models import MoveSource, ScalingPlan
 from controlplane.planning.plans import inventory as planned
+from scheduling.scaling.view import Load
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
@@ -97,6 +102,61 @@ def test_what_runs_on_a_cordoned_node_goes_on_and_plans_count_no_more_than_that(
     key = node.region.name, node.gpu_type.name
     gpus = Node.objects.with_gpus_used().get(pk=node.pk).gpus_used
     assert after[key] == gpus < before[key]
+
+
+def test_simulations_of_what_comes_have_no_place_there_either(make_instance, deployment, profile, node, operator):
+    """Comparison, what-ifs, counterfactuals and exports all begin with this scenario."""
+    Deployment.objects.filter(pk=deployment.pk).update(min_instances=1, max_instances=4)
+    rows = [make_instance(state=S.READY, launcher=Launcher.EMULATED, node=node) for _ in range(2)]
+
+    def places_of():
+        [table] = live_scenario(planned.read({PLACE[0]}), LedgerRow.objects.none())["fleet"]
+        return table["instances"], table["empty"]
+
+    assert places_of() == (2, 2)
+    stop_by_hand(rows[0], operator)
+    assert places_of() == (1, 2)
+    services.cordon(node, operator, "cooling fails")
+    assert places_of() == (1, 0)
+    services.uncordon(node, operator, "it cools")
+    services.cordon(node.region, operator, "flood")
+    assert places_of() == (1, 0)
+
+
+def test_strategies_see_the_same_bounds(two, operator):
+    stop_by_hand(two[0], operator)
+    seen = dict.fromkeys(Load._fields, 0) | {"ready": 1, "short_instances": 0}
+    [view] = live_views.views(PLACE[0], live_views.Load({PLACE: seen}, {}, {}), timezone.now())
+    assert (view.min_instances, view.max_instances) == (1, 1)
+
+
+def test_a_rollout_starts_no_held_one(two, operator):
+    stop_by_hand(two[0], operator)
+    Deployment.objects.filter(pk=two[0].deployment_id).update(max_instances=3)
+    assert rollouts._startable(Deployment.objects.get()).pk not in {row.pk for row in two}
+
+
+def test_no_swap_to_a_held_one_but_an_operators(make_instance, deployment, node, operator, language_model):
+    group = SwapGroup.objects.create(name="shared")
+    other = Deployment.objects.create(
+        model=Model.objects.create(
+            name="other", title="other", weights_bytes=1, kv_bytes_per_token=1, context_tokens=9
+        ),
+        region=deployment.region,
+        gpu_type=deployment.gpu_type,
+        tensor_parallel=deployment.tensor_parallel,
+    )
+    make_instance(state=S.READY, swap_group=group, node=node)
+    asleep = make_instance(deployment=other, state=S.SLEEPING, swap_group=group, node=node)
+    Instance.objects.filter(pk=asleep.pk).update(state=S.STOPPED, held="ada, broken weights")
+    asleep.refresh_from_db()
+    with pytest.raises(ActionError, match="is held by ada"):
+        swaps.request(asleep, "reactive floor", "its queue waits")
+    [seen] = inventory.read().swap_groups
+    assert asleep.name not in {one.name for one in seen.members}
+    assert swaps.request(asleep, operator, "mended").instance == asleep
+    asleep.refresh_from_db()
+    assert asleep.held == ""
 
 
 def test_a_held_one_keeps_its_gpus_for_itself(make_instance, deployment, node, operator):

@@ -247,3 +247,63 @@ async def test_what_is_registered_is_checked_to_be_it(served):
     backend.script.models = ("m",)
     served.gateway.heartbeats._identified_s.clear()
     assert await served.becomes("ready")
+
+
+@ONE
+async def test_what_is_no_vllm_server_says_so_on_its_page(served):
+    backend = served.backends[0]
+    backend.script.models, backend.script.metrics_status = None, 404  # it is well, by its /health, but no vLLM
+    replica_of(served).metrics = None
+    await database_sync_to_async(Instance.objects.update)(state="loading")
+    assert await served.becomes("failed")
+    assert "it is no vLLM server: /version answered 404" in (await served.instance()).state_reason
+    backend.script.health = False
+    await database_sync_to_async(Instance.objects.update)(state="loading", state_reason="")
+    await until(lambda: served.gateway.heartbeats._missing)
+    row = await served.instance()
+    assert (row.state, row.startup) == ("loading", "no answer as of vLLM: /metrics answered 404")
+    backend.script.health, backend.script.models, backend.script.metrics_status = True, ("m",), 200
+    served.gateway.heartbeats._identified_s.clear()
+    assert await served.becomes("ready")
+    assert (await served.instance()).startup == ""
+
+
+@ONE
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_broken_idle_connection_is_a_broken_connection(served, stream):
+    """C20: the server closed an idle connection just as a request went out on it, and that counted as an attempt."""
+    idle_s = 0.3
+    backend_port = int(served.backends[0].url.rsplit(":", 1)[1])
+
+    async def forward(reader, writer):
+        """Until nothing came for a while: then it reads what comes next, and closes."""
+        from_backend, to_backend = await asyncio.open_connection("127.0.0.1", backend_port)
+
+        async def answer():
+            while data := await from_backend.read(65536):
+                writer.write(data)
+
+        answering, last_s = asyncio.create_task(answer()), time.monotonic()
+        while data := await reader.read(65536):
+            if time.monotonic() - last_s > idle_s:
+                break
+            to_backend.write(data)
+            last_s = time.monotonic()
+        answering.cancel()
+        to_backend.close()
+        writer.transport.abort()
+
+    proxy = await asyncio.start_server(forward, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+    await database_sync_to_async(Instance.objects.update)(url=url)
+    served.gateway.refresh_now()
+    await until(lambda: replica_of(served).spec.url == url and served.gateway.topology.fleet.accepting.sum() == 1)
+    for _ in range(4):
+        async with await served.chat(stream=stream) as response:
+            assert response.status == 200
+            assert "error" not in await response.text()
+        assert replica_of(served).reachable
+        await asyncio.sleep(idle_s + 0.1)
+    assert {row.attempts for row in await served.rows()} == {1}
+    assert not await events("instance.rests")
+    proxy.close()

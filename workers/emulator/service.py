@@ -133,7 +133,7 @@ async def _answer(instance: EmulatedInstance, request: web.Request, kind: Kind) 
     if instance.fault.kind == "errors" and random.random() < instance.fault.ratio:
         raise ApiError(500, "InternalServerError", "Injected fault.")
     if instance.fault.kind == "garbled" and random.random() < instance.fault.ratio and request.transport is not None:
-        cast(asyncio.Transport, request.transport).write(GARBAGE)
+        request.transport.write(GARBAGE)
         raise CutError
     model = body.model or instance.spec.model
     if model != instance.spec.model and model not in instance.adapters:

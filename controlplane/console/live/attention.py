@@ -27,8 +27,12 @@ class Known:
     min_instances: dict[tuple[str, str], int] = field(default_factory=dict)
     plans: tuple[str, ...] = ()
     """Models of the plans that wait for an operator, one for each plan."""
+    flapping: tuple[tuple[str, str, str], ...] = ()
+    """(model, region, who moved what) of endpoints that are scaled out and in again and again."""
     rollouts: tuple[tuple[str, str, str], ...] = ()
     """(model, region, message) of rollouts that failed and left outdated instances."""
+    held: dict[tuple[str, str], str] = field(default_factory=dict)
+    """Who holds an instance at an endpoint, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ def find(tables: dict[str, Table], known: Known) -> dict[str, Any]:
         *_service(rows_of(tables["tiles"])),
         *_lengths(rows_of(tables["lengths"])),
         *_rollouts(known.rollouts),
+        *_flapping(known.flapping),
         *system,
     ]
     models = {}
@@ -125,6 +130,8 @@ def _endpoints(table: list[dict[str, Any]], known: Known) -> Iterator[Item]:
         least, bound = known.min_instances.get((model, region), 0), known.queue_bounds.get((model, region), 0)
         if ready < least:
             detail = f"fewer than its minimum; {count(waiting)} requests wait" if waiting else "fewer than its minimum"
+            if by_whom := known.held.get((model, region)):
+                detail += f"; held by {by_whom}"
             title = f"{ready} of {least} instances of {name} are ready"
             yield Item("warning" if ready else "critical", 0, title, detail, href, model)
         elif waiting and not ready:
@@ -143,6 +150,13 @@ def _rollouts(failed: tuple[tuple[str, str, str], ...]) -> Iterator[Item]:
     for model, region, message in failed:
         href = link("instances", model=model, region=region)
         yield Item("warning", 0.4, f"The rollout of {model} in {region} failed", message, href, model)
+
+
+def _flapping(endpoints: tuple[tuple[str, str, str], ...]) -> Iterator[Item]:
+    """Endpoints whose instances come and go: who moves them work against each other."""
+    for model, region, moved in endpoints:
+        href = link("moves", model=model, region=region)
+        yield Item("warning", 0.6, f"Scaling of {model} in {region} flaps", moved, href, model)
 
 
 def slo_level(row: Mapping[str, Any]) -> str:

@@ -26,7 +26,14 @@ from controlplane.console.live import what_ifs
 from controlplane.console.live.attention import Known
 from controlplane.console.live.deltas import Table
 from controlplane.console.live.state import SILENT_S, LiveState, Source, state_of, without_summaries
-from controlplane.console.selectors.attention import min_instances, plans_waiting, queue_bounds, rollouts_failed
+from controlplane.console.selectors.attention import (
+    endpoints_flapping,
+    held,
+    min_instances,
+    plans_waiting,
+    queue_bounds,
+    rollouts_failed,
+)
 from controlplane.console.selectors.events import events_after, newest_event_id
 from controlplane.dispatch.wire import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
 
@@ -246,7 +253,9 @@ class LiveHub:
                 queue_bounds(),
                 min_instances(),
                 plans_waiting(),
+                endpoints_flapping(),
                 rollouts_failed(),
+                held(),
             )
         except DatabaseError as error:
             logger.debug("live hub: the rows could not be read, the last ones stay: %s", error)

@@ -20,6 +20,15 @@ def some(level: str) -> Level:
     return of
 
 
+FCFS_MARGIN = 5e-4  # of the share in time: what is less rounds to the same number
+
+
+def worse_than_fcfs(value: float, row: Row) -> str:
+    """A warning where what waits would keep more in time if it were served as it came."""
+    fcfs = row.get("fcfs_ratio")
+    return "warning" if fcfs is not None and value < fcfs - FCFS_MARGIN else ""
+
+
 TILES = (
     Tile("waiting", "Waiting", "requests", empty="not reported"),
     Tile("groups", "Groups", "count", empty="not reported"),
@@ -30,15 +39,16 @@ TILES = (
         "attainment_ratio",
         "SLO met, this order",
         "percent_fine",
-        rule="Share of what waits in groups that is predicted to be in time",
+        level=worse_than_fcfs,
+        rule="Share of what waits in groups, of all regions, that is predicted to be in time; warns below that of FCFS",
         empty="nothing grouped",
     ),
     Tile(
         "fcfs_ratio",
         "SLO met, if FCFS",
         "percent_fine",
-        rule="The same if groups of all regions were served as they came, by the instance that is free first",
-        empty="not reckoned",
+        rule="The same if groups were served as they came, by the instance that is free first",
+        empty="not computed",
     ),
     Tile(
         "gap_ratio",

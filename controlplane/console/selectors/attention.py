@@ -3,8 +3,11 @@
 from django.db.models import Sum
 from django.utils import timezone
 
-from controlplane.fleet.models import Deployment
+from controlplane.console.formats import MINUS, duration
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, Instance
 from controlplane.fleet.rollouts.selectors import failed
+from controlplane.planning.execution.contested import FLAPPING_OVER, flapping
 from controlplane.planning.models import PlanStatus, ScalingPlan
 
 
@@ -19,6 +22,26 @@ def min_instances() -> dict[tuple[str, str], int]:
     active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
     rows = active.values_list("model__name", "region__name")
     return {(model, region): least for model, region, least in rows.annotate(Sum("min_instances")).order_by()}
+
+
+def held() -> dict[tuple[str, str], str]:
+    """Of each endpoint (model, region) with held instances, who holds one of them, and why."""
+    rows = Instance.objects.exclude(held="").filter(state=InstanceState.STOPPED)
+    names = rows.values_list("deployment__model__name", "deployment__region__name", "held")
+    return {(model, region): by_whom for model, region, by_whom in names.order_by("name")}
+
+
+def endpoints_flapping() -> tuple[tuple[str, str, str], ...]:
+    """(model, region, who moved what) of endpoints that are scaled out and in again and again."""
+    return tuple(
+        (
+            each.model,
+            each.region,
+            f"{each.reversals} reversals in {duration(FLAPPING_OVER.total_seconds())}: "
+            + ", ".join(f"{who.lower()} +{out} {MINUS}{back}" for who, (out, back) in sorted(each.by.items())),
+        )
+        for each in flapping(timezone.now())
+    )
 
 
 def plans_waiting() -> tuple[str, ...]:

@@ -60,7 +60,7 @@ class Decision:
     ) -> bool:
         """Whether an instance of the minimum is to be brought back now, under any strategy or none.
 
-        At once where one failed or requests wait. After a stop by hand there is a moment to lower the minimum.
+        At once where one failed or requests wait. What an operator holds or has cordoned is not missing.
         """
         if not endpoint.spec.missing_instances or not endpoint.spec.launches:
             memory.restoring = False

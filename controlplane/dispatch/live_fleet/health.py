@@ -23,6 +23,8 @@ REST_S: Final = 5.0
 LONGEST_REST_S: Final = 300.0
 FORGIVEN_S: Final = 600.0
 """After so long without a rest, the next one is a first one again."""
+TRIED_AGAIN_S: Final = 60.0
+"""After which one that was wedged, and has nothing to do any more, is tried with one request."""
 LONGEST_BUSY_S: Final = 60.0
 """A longer `Retry-After` of an instance is not believed."""
 
@@ -62,18 +64,27 @@ class Health:
     _outcomes: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=OUTCOMES))
     _progress: tuple[float, ...] = ()
     _progress_s: float = math.inf
+    _wedged_s: float | None = None  # since when it stands still; None while it does not
 
     def heard(self, now_s: float, *, served: bool = False) -> None:
         self.heard_s = now_s
         if served:
             self.served_s = now_s
 
-    def wedged_s(self, metrics: VllmMetrics, now_s: float) -> float:
+    def still_s(self, metrics: VllmMetrics, now_s: float) -> float:
         """For how long work has run there while no iteration ended and no token came; 0 where nothing runs."""
         progress = (metrics.iterations_total, metrics.generation_tokens_total, metrics.prompt_tokens_total)
-        if progress != self._progress or not metrics.running:
-            self._progress, self._progress_s = progress, now_s
+        if progress != self._progress or (not metrics.running and self._wedged_s is None):
+            self._progress, self._progress_s, self._wedged_s = progress, now_s, None
         return now_s - max(self._progress_s, self.served_s)
+
+    def wedge(self, now_s: float) -> None:
+        """It stands still with work."""
+        self._wedged_s = now_s
+
+    def goes_on(self, metrics: VllmMetrics, now_s: float) -> bool:
+        """Whether its work went on after it was wedged, or nothing has run there since for long enough to try."""
+        return self._wedged_s is None or (not metrics.running and now_s - self._wedged_s >= TRIED_AGAIN_S)
 
     # Outcomes of requests
 
@@ -122,13 +133,16 @@ class Health:
             unproved = not self.busy
             self._close()
             return unproved
-        self.breaker = Breaker.HALF_OPEN
-        self.reason = "is tried with one request after its rest"
+        self.try_one("after its rest")
         return False
 
     def _close(self) -> None:
         self.breaker, self.reason, self.busy = Breaker.CLOSED, "", False
         self._outcomes.clear()
+
+    def try_one(self, why: str) -> None:
+        """Take one request, by whose outcome it is judged."""
+        self.breaker, self.reason = Breaker.HALF_OPEN, f"is tried with one request {why}"
 
     def takes(self, running: int) -> bool:
         """Whether it takes another request beside *running* ones."""

@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import aiohttp
 import orjson
@@ -79,6 +80,7 @@ class Heartbeats:
         self.job = Job("heartbeats", "gateway", settings.HEARTBEAT_S)
         self._readings: dict[int, deque[tuple[float, VllmMetrics]]] = {}
         self._reading: dict[Replica, asyncio.Task[None]] = {}
+        self._missing: dict[int, str] = {}  # by instance id: what its row says of its start
         self._identified_s: dict[int, float] = {}  # by instance id: when it was found to be another server
 
     async def run(self) -> None:
@@ -87,28 +89,44 @@ class Heartbeats:
                 began = time.monotonic()
                 with self.job:
                     if self.lease.held:  # the owner of the regions reads them
-                        await self._round()
+                        await self._round(self.topology.replicas.values())
                         self.lag_ms = (time.monotonic() - began) * 1000
-                await self._pause(max(0.05, settings.HEARTBEAT_S - (time.monotonic() - began)))
+                next_s = max(time.monotonic() + 0.05, began + settings.HEARTBEAT_S)
+                while await self._is_doubted(next_s - time.monotonic()):
+                    with self.job:
+                        await self._round(self._doubted())
         finally:
             for reading in self._reading.values():
                 reading.cancel()
 
-    async def _pause(self, pause_s: float) -> None:
-        """Wait, but not where an instance is in doubt."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
+    async def _is_doubted(self, within_s: float) -> bool:
+        """Wait, and say whether an instance came in doubt meanwhile."""
+        try:
+            async with asyncio.timeout(within_s):
                 await self.topology.doubted.wait()
-            await asyncio.sleep(DOUBT_S)
-        self.topology.doubted.clear()
+        except TimeoutError:
+            return False
+        await asyncio.sleep(DOUBT_S)
+        return True
 
-    async def _round(self) -> None:
-        """Read every instance once. Raises the first error that is not an instance's silence, when all were read."""
-        for replica in self.topology.replicas.values():
+    def _doubted(self) -> list[Replica]:
+        """Those in doubt, which are looked at now."""
+        self.topology.doubted.clear()
+        doubted = [replica for replica in self.topology.replicas.values() if replica.in_doubt]
+        for replica in doubted:
+            replica.in_doubt = False
+        return doubted if self.lease.held else []
+
+    async def _round(self, replicas: Iterable[Replica]) -> None:
+        """Read each of *replicas* once. Raises the first error that is not an instance's silence, when all were read."""
+        replicas = list(replicas)
+        for replica in replicas:
             if replica.spec.url and replica.spec.state in POLLED and replica not in self._reading:
+                if replica.health.heard_s == -math.inf:  # its silence begins now
+                    replica.health.heard(self.clock())
                 self._reading[replica] = asyncio.create_task(self._read(replica))
-        if self._reading:
-            await asyncio.wait(self._reading.values(), timeout=ROUND_S)
+        if readings := [self._reading[replica] for replica in replicas if replica in self._reading]:
+            await asyncio.wait(readings, timeout=ROUND_S)
         ended = {replica: reading for replica, reading in self._reading.items() if reading.done()}
         for replica in ended:
             del self._reading[replica]
@@ -149,10 +167,12 @@ class Heartbeats:
             await self._answered(replica, replica.metrics or VllmMetrics(), self.clock())
         elif replica.lost:
             await self._give_up(replica, replica.lost)
-            if not healthy:  # now its server is gone as well; what answers next is another one
+            if not isinstance(error, Answered):  # now its server is gone as well; what answers next is another one
                 replica.lost = replica.wedged = ""
         elif not isinstance(error, TimeoutError):
-            await self._silent(replica, str(error) or type(error).__name__)
+            await self._silent(replica, str(error) or type(error).__name__, gone=gone)
+        if not healthy:
+            await self._say_what_is_missing(replica, f"no answer as of vLLM: {str(error) or type(error).__name__}")
         self.topology.on_look(replica, began_s, gone)
 
     async def _is_healthy(self, replica: Replica) -> bool:
@@ -189,17 +209,16 @@ class Heartbeats:
 
     async def _look_at_work(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> None:
         """Give *replica* up while work runs there and nothing comes of it; take it back when it goes on."""
-        still_s = replica.health.wedged_s(metrics, now_s)
+        still_s = replica.health.still_s(metrics, now_s)
         limit_s = self.topology.tuned.WEDGED_S
         if still_s >= limit_s and not replica.lost and replica.spec.state in (S.READY, S.DRAINING):
             replica.lost = replica.wedged = (
                 f"it is wedged: {metrics.running} requests run, and no iteration ended and no token came for {limit_s:g} s"
             )
+            replica.health.wedge(now_s)
             self.topology.on_death(replica)
-        elif replica.wedged and still_s < limit_s:
-            if replica.lost == replica.wedged:
-                replica.lost = ""
-            replica.wedged = ""
+        elif replica.wedged and replica.lost == replica.wedged and replica.health.goes_on(metrics, now_s):
+            replica.lost = ""
 
     async def _obstacle(self, replica: Replica, metrics: VllmMetrics) -> str:
         """Why what answers there is not the vLLM server that it is registered as; empty if it is."""
@@ -232,6 +251,7 @@ class Heartbeats:
             replica.reachable = True
         self._rates(replica, metrics)
         self.topology.observe(replica, metrics)
+        await self._say_what_is_missing(replica, "")
         state = replica.spec.state
         if state in (S.FAILED, S.LOADING) and not metrics.sleeping and await self._is_another(replica, metrics, now_s):
             return
@@ -243,6 +263,14 @@ class Heartbeats:
                     kv_capacity_tokens=metrics.kv_cache_size_tokens
                 )
             await self._move(replica, InstanceState.READY, "it answers")
+
+    async def _say_what_is_missing(self, replica: Replica, why: str) -> None:
+        """Note on the row of one that is started elsewhere, and loads, why it is not taken to be there."""
+        spec = replica.spec
+        if not spec.launched and spec.state == S.LOADING and self._missing.get(spec.instance_id, "") != why:
+            self._missing[spec.instance_id] = why
+            rows = Instance.objects.filter(pk=spec.instance_id, state=S.LOADING)
+            await database_sync_to_async(rows.update)(startup=why[:120])
 
     async def _is_another(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> bool:
         """Whether *replica* is not what it is registered as, or that is not known yet. Then it does not become ready."""
@@ -261,13 +289,19 @@ class Heartbeats:
             await self._move(replica, S.FAILED, obstacle)
         return True
 
-    async def _silent(self, replica: Replica, why: str) -> None:
+    async def _silent(self, replica: Replica, why: str, *, gone: bool) -> None:
         """Its server is gone, or says that it is not well. While tokens come, that says nothing."""
-        if self.clock() - replica.health.served_s < max(TOKENS_FLOW_S, settings.HEARTBEAT_S):
+        now_s = self.clock()
+        if now_s - replica.health.served_s < max(TOKENS_FLOW_S, settings.HEARTBEAT_S):
             replica.silent_count = 0
             return
+        if now_s - replica.missed_s < settings.HEARTBEAT_S / 2:
+            return  # a look in between, for a doubt
+        replica.missed_s = now_s
         replica.silent_count += 1
         if replica.silent_count >= settings.HEARTBEAT_FAILURES:
+            if gone and replica.spec.state == S.READY:
+                self.topology.on_death(replica)
             await self._give_up(
                 replica,
                 f"no answer to {replica.silent_count} heartbeats: {why}",

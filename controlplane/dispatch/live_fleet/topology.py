@@ -1,6 +1,7 @@
 """The gateway's live picture of the fleet: inventory rows turned into slots of the arrays that the kernels read."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -73,6 +74,8 @@ class Replica:
     wedged: str = ""  # why it is lost, if its work stands still
     lost: str = ""  # why it will answer no request any more, though its server still answers heartbeats
     silent_count: int = 0  # heartbeats missed in a row
+    missed_s: float = -math.inf  # when the last of them was, on the clock
+    in_doubt: bool = False  # it failed a request in a way that asks for a look
     health: Health = field(default_factory=Health)
     heartbeat_at: float | None = None  # epoch seconds
     metrics: VllmMetrics | None = None
@@ -125,7 +128,7 @@ class Topology:
         self.on_look: Callable[[Replica, float, bool], None] = lambda replica, began_s, ended: None
         """A heartbeat that began at that moment says whether its server has ended."""
         self.doubted = asyncio.Event()
-        """Set when an instance cut a request off: `Heartbeats` looks at once whether its server is there."""
+        """Set with `Replica.in_doubt` of any."""
         self.notices: deque[Notice] = deque(maxlen=MOST_NOTICES)
         """What is to become events."""
         self._active: set[tuple[str, str]] = set()
@@ -208,6 +211,11 @@ class Topology:
         endpoint.largest_kv_tokens = max(endpoint.largest_kv_tokens, int(self.fleet.kv_capacity_tokens[replica.slot]))
         if accepting:
             self.changed.set()
+
+    def doubt(self, replica: Replica) -> None:
+        """Have `Heartbeats` look at once whether the server of *replica* is there."""
+        replica.in_doubt = True
+        self.doubted.set()
 
     def alone(self, replica: Replica) -> bool:
         """Whether no other instance of its endpoint accepts work: it may not rest, whatever it does."""
@@ -317,7 +325,10 @@ class Topology:
             self.lose(replica)  # they came too late, and would hang there until it wakes
         if replica.spec.state != spec.state and spec.state == InstanceState.READY:
             replica.reachable, replica.silent_count = True, 0
+            was_wedged = bool(replica.wedged)
             replica.lost, replica.wedged, replica.health = "", "", Health()
+            if was_wedged:
+                replica.health.try_one("after it was wedged")
             forget(self.fleet, replica.slot)  # started anew, or asleep meanwhile: nothing is cached there
         replica.spec = spec
         self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs

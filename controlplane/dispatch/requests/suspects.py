@@ -21,6 +21,7 @@ TRIAL_S: Final = 10.0
 """For so long one suspect at most is tried of a model, if it is not cleared before."""
 CHECK_S: Final = 5.0
 """A request that was cut off is held no longer for the look whether its server is still there."""
+MOST_ENDS: Final = 1000
 MOST: Final = 10_000
 """Fingerprints remembered; beyond it the oldest are forgotten."""
 
@@ -42,6 +43,8 @@ class Suspects:
         self.clock = clock
         self.enqueue = enqueue
         self._deaths: OrderedDict[int, Deaths] = OrderedDict()
+        self._ends: OrderedDict[tuple[str, float], set[int]] = OrderedDict()
+        """By instance and since when it had served: whose request has heard of its end, which each does by itself."""
         self._line: dict[str, deque[Request]] = {}  # by model
         self._on_trial: dict[str, tuple[Request, float]] = {}  # by model: who, until when
         self._cut: dict[int, tuple[float, set[int], list[Request]]] = {}
@@ -111,7 +114,11 @@ class Suspects:
     def died(self, replica: Replica, fingerprints: Iterable[int]) -> None:
         """The engine of *replica* ended while the requests of *fingerprints* ran there."""
         now_s = self.clock()
-        ran = {each for each in fingerprints if each}
+        known = self._ends.setdefault((replica.name, replica.spec.state_changed_at), set())
+        ran = {each for each in fingerprints if each} - known
+        known.update(ran)
+        if len(self._ends) > MOST_ENDS:
+            self._ends.popitem(last=False)
         for fingerprint in ran:
             deaths = self._deaths.setdefault(fingerprint, Deaths())
             if now_s - deaths.last_s > self._refused_s:
@@ -143,7 +150,7 @@ class Suspects:
         _, fingerprints, held = self._cut.setdefault(replica.spec.instance_id, (self.clock(), set(), []))
         fingerprints.update(each.asked.fingerprint for each in replica.requests)
         fingerprints.add(request.asked.fingerprint)
-        self.topology.doubted.set()
+        self.topology.doubt(replica)
         if again:
             held.append(request)
         return again

@@ -8,7 +8,6 @@ import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
-from hashlib import blake2b
 
 from controlplane.dispatch.port import Placed, Submit
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
@@ -143,7 +142,7 @@ class Completions:
             sequences=call.sequences,
             streamed=call.stream,
             prefix_hashes=tuple(hashes),
-            fingerprint=int.from_bytes(blake2b(call.raw, digest_size=8).digest()),
+            fingerprint=hash(call.raw),
             block_tokens=block_tokens,
         )
         return Ticket(

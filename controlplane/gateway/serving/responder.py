@@ -83,8 +83,8 @@ class Responder:
         self.ended = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def whole(self, status: int, content_type: bytes, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-        await self._whole(status, [(b"content-type", content_type), *headers, *self.more_headers()], body)
+    async def whole(self, status: int, content_type: bytes, body: bytes) -> None:
+        await self._whole(status, [(b"content-type", content_type), *self.more_headers()], body)
 
     async def error(self, error: ApiError) -> None:
         """An error as a status and a body, or as an event if the stream has begun; nothing after the answer's end."""

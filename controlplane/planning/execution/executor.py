@@ -33,6 +33,7 @@ from controlplane.fleet.models import (
     Rollout,
     RolloutState,
 )
+from controlplane.planning.execution import contested
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
 from controlplane.rows import narrowed
@@ -185,9 +186,11 @@ def move(
     load: Mapping[str, float] | None = None,
     to_minimum: bool = False,
 ) -> ScalingMove:
-    """`add` (delta 1) or `remove` (-1)."""
+    """`add` (delta 1) or `remove` (-1); Waits while another owns the endpoint (`contested`)."""
     if delta > 0:
         return add(model, region, why, gpu_type, to_minimum=to_minimum)
+    if owned := contested.owner(model, region, why.source, timezone.now()):
+        raise Waits(owned)
     return remove(model, region, why, gpu_type, load)
 
 

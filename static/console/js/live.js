@@ -38,16 +38,11 @@ export class Live extends EventTarget {
     this.state = { ts: options.ts, source: options.source, tables: {}, attention: null };
     this.#shownTs = options.ts;
     document.addEventListener("visibilitychange", () => this.#visibility());
-    // A network that changed, a laptop that slept or a balancer that forgot leave a socket that never closes.
-    window.addEventListener("online", () => { this.#abandon(); this.#failures = 0; this.#retry(0); });
-    setInterval(() => {
-      if (this.#socket && Date.now() - this.#heardMs > LOST_S * 1000) this.#lost();
-    }, 1000);
+    window.addEventListener("online", () => (this.#socket ? this.#abandon() : this.#retry(0)));
+    setInterval(() => { if (this.#socket && Date.now() - this.#heardMs > LOST_S * 1000) this.#abandon(); }, 1000);
   }
 
-  start() {
-    this.#connect();
-  }
+  start() { this.#connect(); }
 
   get open() { return this.#socket?.readyState === WebSocket.OPEN; }
   get paused() { return this.#pausedAt !== null; }
@@ -103,20 +98,10 @@ export class Live extends EventTarget {
     socket.addEventListener("close", (event) => { if (socket === this.#socket) this.#closed(event.code); });
   }
 
-  // Nothing more is taken from the socket that there is.
+  // A network that changed, a laptop that slept or a balancer that forgot leaves a socket that never closes.
   #abandon() {
-    const socket = this.#socket;
-    this.#socket = null;
-    socket?.close();
-  }
-
-  // The socket is silent: numbers are asked for over HTTP until another one is open.
-  #lost() {
-    this.#abandon();
-    this.#dispatch("change", {});
-    if (document.hidden) return;
-    this.#failures = Math.max(this.#failures, FAILURES_BEFORE_POLLING - 1);
-    this.#failed();
+    this.#socket.close();
+    this.#gone(FAILURES_BEFORE_POLLING);
   }
 
   #message(message) {
@@ -138,14 +123,11 @@ export class Live extends EventTarget {
         this.#options.after = message.events.at(-1).id;
         this.#dispatch("events", { events: message.events });
         break;
-      case "alive":
-        this.#offsetS = message.now - Date.now() / 1000;
-        break;
       case "resync":
         this.#dispatch("reload", {});
         break;
       default:
-        if (this.#waiting && message.t !== "snapshot") return;
+        if (message.t === "alive" || (this.#waiting && message.t !== "snapshot")) return;
         this.#waiting = false;
         this.#take(message);
     }
@@ -159,22 +141,20 @@ export class Live extends EventTarget {
   }
 
   #closed(code) {
-    this.#socket = null;
     if (code === SIGNED_OUT || code === NOT_ALLOWED) {
       this.#ended = true;
       location.reload(); // the server shows the sign-in page, or says what is not allowed
-      return;
     }
-    this.#dispatch("change", {});
-    if (document.hidden) return;
-    this.#failed();
+    this.#gone(this.#failures + 1);
   }
 
-  #failed() {
-    this.#failures += 1;
+  #gone(failures) {
+    this.#socket = null;
+    this.#dispatch("change", {});
+    if (document.hidden) return;
+    this.#failures = failures;
     if (this.#failures >= FAILURES_BEFORE_POLLING) this.#poll();
-    const [least, most] = BACKOFF_MS;
-    this.#retry(Math.min(most, least * 2 ** (this.#failures - 1)) * (0.75 + Math.random() / 2));
+    this.#retry(Math.min(BACKOFF_MS[1], BACKOFF_MS[0] * 2 ** (this.#failures - 1)) * (0.75 + Math.random() / 2));
   }
 
   #retry(delayMs) {

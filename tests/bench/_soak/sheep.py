@@ -45,11 +45,8 @@ class BlackSheep:
         """The same instance as long as it is ready, else the first that has a sibling that is."""
         async with self.session.get(f"{self.stack.url}/console/api/snapshot?topics=instances") as response:
             table = (await response.json())["tables"]["instances"]
-        ready = [
-            row
-            for row in zip(table["name"], table["model"], table["region"], table["state"], strict=True)
-            if row[3] == "ready"
-        ]
+        columns = (table[name] for name in ("name", "model", "region", "state"))
+        ready = [row for row in zip(*columns, strict=True) if row[3] == "ready"]
         siblings = [row[1:3] for row in ready]
         able = [row[0] for row in ready if siblings.count(row[1:3]) > 1]
         last = self.faults[-1][1] if self.faults else ""

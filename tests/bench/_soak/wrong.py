@@ -59,7 +59,7 @@ async def bad_parameter(mix: Mix, seen: Seen) -> None:
             {"messages": []},
             {"messages": [{"content": "no role"}]},
             {"n": 0},
-            {"stream": "yes"},
+            {"stream": "perhaps"},
             {"stream_options": {"include_usage": True}},
             {"stop": [1]},
             {"min_tokens": 99},
@@ -69,7 +69,7 @@ async def bad_parameter(mix: Mix, seen: Seen) -> None:
 
 
 async def too_deep(mix: Mix, seen: Seen) -> None:
-    await raw(mix, seen, body(mix, seen, extra=json.loads("[" * 200 + "]" * 200)))
+    await raw(mix, seen, body(mix, seen, extra=json.loads("[" * 600 + "]" * 600)))
 
 
 async def unknown_model(mix: Mix, seen: Seen) -> None:

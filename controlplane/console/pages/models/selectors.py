@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from controlplane.console.charts.spec import Chart
-from controlplane.console.formats import percent
+from controlplane.console.formats import MINUS, percent
 from controlplane.console.live.attention import slo_level
 from controlplane.console.live.deltas import rows_of
 from controlplane.console.live.state import SATURATED, LiveState
@@ -19,7 +19,9 @@ from controlplane.fleet.models import Deployment, Instance, Model, PerformancePr
 from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
 from controlplane.planning.capacity import EndpointLoad, endpoint_loads
+from controlplane.planning.execution import contested
 from controlplane.planning.forecasts.demand import TOKENS
+from controlplane.planning.models import MoveSource, ScalingMove
 from controlplane.rows import narrowed
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -43,6 +45,7 @@ class Endpoint:
     deployments: tuple[Deployment, ...]
     uses: tuple[float, ...]  # of its instances, the least first
     ttft_p95_ms: Ratio  # of its slowest instance
+    moved: str  # who added and took away instances over the last hour, and what of it others undid
     slo: Attainment | None  # of its worst class over the last hour, of those that were served here
 
     @property
@@ -210,7 +213,7 @@ def _endpoints(
     live = {(row["model"], row["region"]): row for row in rows_of(state.tables["endpoints"])}
     loads = state.instance_rows()
     measured = endpoint_loads(now)
-    served = attainments(now - SLO_OVER)
+    served, moved = attainments(now - SLO_OVER), _moved(now)
     grouped: dict[tuple[str, str], list[Deployment]] = defaultdict(list)
     for row in rows:
         grouped[row.model.name, row.region.name].append(row)
@@ -231,9 +234,26 @@ def _endpoints(
             deployments=tuple(group),
             uses=tuple(sorted(each["use_ratio"] for each in loaded if each["use_ratio"] is not None)),
             ttft_p95_ms=_highest(loaded, "ttft_p95_ms"),
+            moved=moved.get((model, region), ""),
             slo=worst(served.get((model, region), {}).values()),
         )
     return endpoints
+
+
+def _moved(now: datetime) -> dict[tuple[str, str], str]:
+    """By (model, region), in words."""
+    moves: dict[tuple[str, str], list[ScalingMove]] = defaultdict(list)
+    for move in ScalingMove.objects.filter(at__gte=now - SLO_OVER).order_by("pk"):
+        moves[move.model, move.region].append(move)
+    words = {}
+    for place, own in moves.items():
+        by = Counter((MoveSource(move.source).label.lower(), move.delta > 0) for move in own)
+        said = ", ".join(
+            f"{who} {'+' if out else MINUS}{count}" for (who, out), count in sorted(by.items(), reverse=True)
+        )
+        back = len(contested.undone(own))
+        words[place] = f"{said}; {back} undone by another" if back else said
+    return words
 
 
 def _highest(rows: Sequence[dict[str, Any]], name: str) -> Ratio:

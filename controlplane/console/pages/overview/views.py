@@ -17,7 +17,7 @@ from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.instances.charts import instance_charts
 from controlplane.console.pages.instances.views import instances_csv
 from controlplane.console.pages.overview.charts import DEMANDS, overview_charts, sparks
-from controlplane.console.selectors.attention import plans_waiting, rollouts_failed
+from controlplane.console.selectors.attention import endpoints_flapping, plans_waiting, rollouts_failed
 from controlplane.console.selectors.events import latest_events
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.console.selectors.names import model_names
@@ -44,7 +44,9 @@ def without_numbers(state: LiveState, rows: list[dict[str, Any]]) -> dict[str, A
         "lengths": {},
         **jobs.own_tables(),
     }
-    return attention.find(tables, attention.Known(plans=plans_waiting(), rollouts=rollouts_failed()))
+    return attention.find(
+        tables, attention.Known(plans=plans_waiting(), flapping=endpoints_flapping(), rollouts=rollouts_failed())
+    )
 
 
 @require_safe

@@ -1,13 +1,20 @@
 """Plans as pages show them: what would change, what that costs, and why."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
-from controlplane.planning.execution import plan_rollout, strategies
-from controlplane.planning.models import PlanStatus, ScalingPlan
+from controlplane.console.formats import duration
+from controlplane.fleet.models import Deployment
+from controlplane.planning.execution import contested, plan_rollout, strategies
+from controlplane.planning.execution.contested import Undone
+from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 from controlplane.planning.titles import title_of
 from controlplane.tuning.selectors import tuned
+
+OF_THE_HORIZON = re.compile(r"; saves \$[\d,.]+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +26,8 @@ class Change:
     present: int
     target: int
     reason: str
+    usd_per_hour: float | None = None
+    """Of all that it adds, below 0 of what it takes away; None where the plan does not say what a GPU costs."""
 
     @property
     def delta(self) -> int:
@@ -34,6 +43,8 @@ class Card:
     changes: tuple[Change, ...]
     expired: bool
     binding: tuple[str, ...] = field(default=())
+    undone: str = ""
+    """How many of its moves others took back, who, and how soon; empty for none."""
 
     @property
     def more(self) -> int:
@@ -82,16 +93,51 @@ class Card:
 
 
 def without_place(reason: str, model: str) -> str:
-    """A planner's reason without its beginning `+1 MODEL on … in …: `, for where the place stands beside it."""
+    """A planner's reason without its beginning `+1 MODEL on … in …: `, for where the place stands beside it; and without its
+    dollars, which are those of its horizon: what is saved an hour stands beside it too."""
     head, colon, rest = reason.partition(": ")
-    return rest if colon and head[:1] in "+-" and model in head else reason
+    return OF_THE_HORIZON.sub("", rest if colon and head[:1] in "+-" and model in head else reason)
+
+
+def undone_in_words(pairs: Sequence[Undone]) -> str:
+    """How many moves were taken back, by whom and when: "2 of its moves undone: reactive floor after 16 s"."""
+    if not pairs:
+        return ""
+    by = {MoveSource(pair.by.source).label.lower(): duration(pair.after_s) for pair in reversed(pairs)}
+    return f"{len(pairs)} of its moves undone: {', '.join(f'{who} after {when}' for who, when in by.items())}"
 
 
 def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
-    """*plan* with its changes, the largest first; what it saw as present then, not what there is now.
+    """The one card of *plan*."""
+    return cards_of([plan], titles, now)[0]
+
+
+def cards_of(plans: Collection[ScalingPlan], titles: Mapping[str, str], now: datetime) -> list[Card]:
+    """Cards of *plans*: what each saw as present when it was made, and what others took back of it since.
 
     *titles* are those of regions and GPU types.
     """
+    undone = contested.undone_of(plans)
+    rows = Deployment.objects.order_by().values_list("model", "region__name", "gpu_type__name", "tensor_parallel")
+    gpus = {(model, region, gpu_type): count for model, region, gpu_type, count in rows}
+    return [_card(plan, titles, now, gpus, undone_in_words(undone.get(plan.pk, []))) for plan in plans]
+
+
+def _usd_per_hour(
+    plan: ScalingPlan, target: Mapping[str, Any], gpus: Mapping[tuple[int, str, str], int]
+) -> float | None:
+    region, gpu_type = target["region"], target["gpu_type"]
+    usd, each = plan.inputs.get("usd_per_gpu_hour", {}).get(gpu_type), gpus.get((plan.model_id, region, gpu_type))
+    return None if usd is None or each is None else (target["target"] - target["present"]) * each * usd
+
+
+def _card(
+    plan: ScalingPlan,
+    titles: Mapping[str, str],
+    now: datetime,
+    gpus: Mapping[tuple[int, str, str], int],
+    undone: str,
+) -> Card:
     changes = [
         Change(
             region=titles.get(target["region"], target["region"]),
@@ -99,6 +145,7 @@ def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card
             present=target["present"],
             target=target["target"],
             reason=without_place(target.get("reason") or "", plan.model.name),
+            usd_per_hour=_usd_per_hour(plan, target, gpus),
         )
         for target in plan.targets
         if target["target"] != target["present"]
@@ -110,4 +157,23 @@ def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card
         changes=tuple(changes),
         expired=plan.valid_until <= now,
         binding=tuple(str(row) for row in plan.binding),
+        undone=undone,
     )
+
+
+def with_undone(moves: Iterable[ScalingMove]) -> list[ScalingMove]:
+    """*moves* with `undone` in words on those that another took back soon after."""
+    shown = list(moves)
+    if not shown:
+        return shown
+    first, last = min(move.at for move in shown), max(move.at for move in shown)
+    around = ScalingMove.objects.filter(
+        model__in={move.model for move in shown}, at__gte=first, at__lte=last + contested.UNDONE_WITHIN
+    )
+    words = {
+        pair.move.pk: f"Undone by {MoveSource(pair.by.source).label.lower()} after {duration(pair.after_s)}."
+        for pair in contested.undone(around)
+    }
+    for move in shown:
+        move.undone = words.get(move.pk, "")  # type: ignore[attr-defined]
+    return shown

@@ -14,7 +14,7 @@ from controlplane.console.lists import list_page
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.plans import inputs
-from controlplane.console.pages.plans.cards import card_of, without_place
+from controlplane.console.pages.plans.cards import card_of, cards_of, with_undone, without_place
 from controlplane.console.pages.plans.tables import MOVES, PLANS, TARGETS
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.names import model_names, place_titles, region_names
@@ -50,7 +50,7 @@ def plans(request: HttpRequest) -> HttpResponseBase:
         PLANS,
         "plans",
         context,
-        lambda plans: [card_of(plan, titles, now) for plan in plans],
+        lambda plans: cards_of(plans, titles, now),
     )
 
 
@@ -77,7 +77,7 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
         "card": card_of(row, titles, timezone.now()),
         "plan": row,
         "targets": targets,
-        "moves": row.moves.select_related("plan").order_by("-pk"),
+        "moves": with_undone(row.moves.select_related("plan").order_by("-pk")),
         "others": planning.plans().filter(round=row.round).exclude(pk=row.pk).order_by("model__name"),
         "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
         "inputs": inputs.read(row, titles),
@@ -100,4 +100,4 @@ def moves(request: HttpRequest) -> HttpResponseBase:
         model=filters["model"], region=filters["region"], source=filters["source"], since=filters.since
     )
     context = {**live_context(hub.state(), "overview,events"), "filters": filters, "titles": place_titles()}
-    return list_page(request, "console/plans/moves.html", rows, MOVES, "moves", context)
+    return list_page(request, "console/plans/moves.html", rows, MOVES, "moves", context, with_undone)

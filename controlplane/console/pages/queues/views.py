@@ -20,7 +20,7 @@ from controlplane.console.formats import clock
 from controlplane.console.live import history
 from controlplane.console.live.deltas import rows_of
 from controlplane.console.live.hub import hub
-from controlplane.console.live.queues import TILES
+from controlplane.console.live.queues import TILES, worse_than_fcfs
 from controlplane.console.live.state import LiveState
 from controlplane.console.live.tiles import shown
 from controlplane.console.live.views import live_context, redrawn
@@ -104,6 +104,9 @@ def queues(request: HttpRequest) -> HttpResponseBase:
         "filters": filters,
         "region": region,
         "row": row,
+        "worse_than_fcfs": bool(
+            row and row["attainment_ratio"] is not None and worse_than_fcfs(row["attainment_ratio"], row)
+        ),
         "tiles": shown(row, TILES),
         "models": lanes,
         "legend": legend(groups, filters["colour"]),

@@ -18,7 +18,7 @@ from controlplane.console.charts.spec import Chart
 from controlplane.console.filters import Filters, model_select
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
-from controlplane.console.pages.plans.cards import card_of
+from controlplane.console.pages.plans.cards import cards_of, with_undone
 from controlplane.console.pages.plans.tables import MOVES, PLANS
 from controlplane.console.pages.scaling import tables
 from controlplane.console.pages.scaling.charts import cost_against_service
@@ -91,7 +91,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         return _csv(request.GET.get("table", ""), model, matrix, compared, chart)
     waiting = [plan for plan in planning.waiting_plans() if plan.valid_until > now]
     shown = {plan.pk: plan for plan in [*waiting, *current.values()] if model in ("", plan.model.name)}
-    cards = [card_of(plan, titles, now) for plan in shown.values()]
+    cards = cards_of(list(shown.values()), titles, now)
     cards.sort(key=lambda card: (not card.decidable, card.expired, card.plan.model.name))
     operator = may(request, Role.OPERATOR)
     policies = [(row, policy) for row, policy in planning.policies() if model in ("", row.name)]
@@ -119,8 +119,8 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "compare_every": tuned().COMPARE_EVERY_S,
         "compare_hours": tuned().COMPARE_HOURS,
         "strategies": [(name, title_of(name)) for name in strategies.names()] if operator else [],
-        "moves": planning.moves(model=model)[:MOVES_SHOWN],
-        "plans": [card_of(plan, titles, now) for plan in planning.plans(model=model)[:PLANS_SHOWN]],
+        "moves": with_undone(planning.moves(model=model)[:MOVES_SHOWN]),
+        "plans": cards_of(planning.plans(model=model)[:PLANS_SHOWN], titles, now),
     }
     return render(request, "console/scaling/scaling.html", context)
 

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.formats import NONE, milliseconds, percent_fine, signed
-from controlplane.console.pages.plans.cards import card_of
+from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.selectors.names import place_titles
 from controlplane.planning.models import ScalingPlan
 from controlplane.simulation.whatif.models import LETTERS, WhatIf
@@ -50,7 +50,7 @@ def following(row: WhatIf) -> dict[str, Any] | None:
         return None
     titles, now = place_titles(), timezone.now()
     plans = ScalingPlan.objects.filter(pk__in=row.plan["plans"]).select_related("model").order_by("model__name")
-    cards = [card_of(each, titles, now) for each in plans]
+    cards = cards_of(plans, titles, now)
     return {
         "letter": row.plan["letter"],
         "name": row.plan["name"],

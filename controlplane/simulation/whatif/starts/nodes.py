@@ -40,8 +40,8 @@ def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
         here[own.model.name, own.region.name, gpu, row.swap_group_id is not None].append(row)
     nodes: dict[str, NodeOf] = {}
     free: dict[tuple[str, str], list[tuple[str, int]]] = defaultdict(list)
-    for row in Node.objects.filter(active=True).with_gpus_used().select_related("region", "gpu_type"):
-        free[row.region.name, row.gpu_type.name].append((row.name, row.gpu_count - row.gpus_used))
+    for fitted in Node.objects.filter(active=True).select_related("region", "gpu_type"):
+        free[fitted.region.name, fitted.gpu_type.name].append((fitted.name, fitted.free_gpus()))
     for group, region, names, empty in names_by_group(values):
         gpu = gpus_as_type(group["gpu"], group.get("tensor_parallel", 1))
         instances = here[group["model"], region, gpu, group.get("sharing") is not None]

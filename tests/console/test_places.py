@@ -1,0 +1,95 @@
+"""What is held and cordoned on pages and in REST: who said so, who may lift it, and what is below its minimum by it."""
+
+import pytest
+from django.urls import reverse
+
+from controlplane.console.live import attention
+from controlplane.fleet import services
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, Instance, Model, Region
+from tests.console.test_pages import text_of
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def held(make_instance, deployment, operator):
+    Deployment.objects.filter(pk=deployment.pk).update(min_instances=2, max_instances=2)
+    rows = [make_instance(state=InstanceState.READY) for _ in range(2)]
+    services.stop(rows[0], operator, "kernel update, do not start")
+    Instance.objects.filter(pk=rows[0].pk).update(state=InstanceState.STOPPED)
+    return Instance.objects.get(pk=rows[0].pk)
+
+
+def test_what_is_held_is_said_where_it_is_looked_for(client, operator, held):
+    client.force_login(operator)
+    for name, args in (("places", ()), ("instance", (held.name,)), ("instances", ())):
+        answer = text_of(client.get(reverse(f"console:{name}", args=args)))
+        assert "kernel update" in answer, name
+        assert operator.get_username() in answer, name
+    assert "1 of 2 instances of its minimum" in text_of(client.get(reverse("console:places")))
+
+
+def test_the_list_of_what_needs_an_eye_names_who_holds_it(held):
+    from controlplane.console.selectors.attention import held as holds
+
+    key = (held.deployment.model.name, held.deployment.region.name)
+    known = attention.Known(min_instances={key: 2}, held=holds())
+    row = dict.fromkeys(("waiting", "oldest_wait_s"), 0) | {"model": key[0], "region": key[1], "instances_ready": 1}
+    [item] = attention._endpoints([row], known)
+    assert "held by" in item.detail
+    assert "kernel update" in item.detail
+
+
+@pytest.mark.parametrize("kind", ["node", "region"])
+def test_an_operator_cordons_and_uncordons(client, operator, node, kind):
+    client.force_login(operator)
+    place = node if kind == "node" else node.region
+    for action, by in (("cordon", operator.get_username()), ("uncordon", "")):
+        url = reverse("console:place", args=[kind, place.pk, action])
+        client.post(url, {"reason": ""})
+        place.refresh_from_db()
+        assert bool(place.cordoned) is (action == "uncordon"), "without a reason nothing is done"
+        client.post(url, {"reason": "cooling"})
+        place.refresh_from_db()
+        assert by in place.cordoned
+        assert bool(place.cordoned) is (action == "cordon")
+
+
+def test_who_may_not_cannot(client, viewer, operator, node, deployment):
+    client.force_login(viewer)
+    assert "Cordon…" not in text_of(client.get(reverse("console:places")))
+    assert client.post(reverse("console:place", args=["node", node.pk, "cordon"]), {"reason": "x"}).status_code == 403
+    client.force_login(operator)
+    url = reverse("console:place", args=["deployment", deployment.pk, "undeploy"])
+    assert client.post(url, {"reason": "x"}).status_code == 404
+    assert Deployment.objects.get().active
+
+
+def test_an_admin_undeploys_and_retires(client, fleet_admin, deployment, make_instance):
+    row = make_instance(state=InstanceState.READY)
+    client.force_login(fleet_admin)
+    html = client.get(f"{reverse('console:models')}?open={deployment.model.name}").content.decode()
+    assert f'commandfor="undeploy-{deployment.pk}"' in html
+    client.post(reverse("console:place", args=["deployment", deployment.pk, "undeploy"]), {"reason": "no demand"})
+    row.refresh_from_db()
+    assert (Deployment.objects.get().active, row.state) == (False, InstanceState.DRAINING)
+    client.post(reverse("console:place", args=["model", deployment.model.pk, "retire"]), {"reason": "replaced"})
+    assert not Model.objects.get(pk=deployment.model.pk).active
+
+
+def test_rest_says_and_does_the_same(client, operator, held, node):
+    client.force_login(operator)
+    [item] = [one for one in client.get("/api/instances").json()["items"] if one["name"] == held.name]
+    assert "kernel update" in item["held"]
+    answer = client.post(f"/api/nodes/{node.name}/cordon", {"reason": "cooling"}, content_type="application/json")
+    assert (answer.status_code, "nothing is started" in answer.json()["message"]) == (200, True)
+    assert client.post(
+        f"/api/nodes/{node.name}/cordon", {"reason": "again"}, content_type="application/json"
+    ).status_code == 409  # fmt: skip
+    [row] = [one for one in client.get("/api/nodes").json()["items"] if one["name"] == node.name]
+    assert "cooling" in row["cordoned"]
+    region = Region.objects.get(pk=node.region_id)
+    path = f"/api/regions/{region.name}"
+    assert client.post(f"{path}/cordon", {"reason": "flood"}, content_type="application/json").status_code == 200
+    assert client.post(f"{path}/uncordon", {"reason": "dry"}, content_type="application/json").status_code == 200

@@ -1,0 +1,55 @@
+"""Stop means stop, as an operator meets it: a held instance, a cordoned node, a model that is retired."""
+
+from playwright.sync_api import expect
+
+from controlplane.fleet.models import Deployment, Instance, Model, Node, Region
+from tests.e2e.conftest import keep
+
+
+def test_what_is_stopped_is_held_and_what_is_cordoned_is_said(console, open_page):
+    name = "llama-3-2-3b-us-central-1"
+    page = open_page(console, f"/instances/{name}/")
+    page.get_by_role("button", name="Stop…").click()
+    dialog = page.get_by_role("dialog", name=f"Stop {name}?")
+    expect(dialog).to_contain_text("neither the floor nor a plan starts it")
+    dialog.get_by_label("Reason").fill("kernel update, do not start")
+    dialog.get_by_role("button", name="Stop").click()
+    expect(page.get_by_text("Held by operator, kernel update, do not start")).to_be_visible()
+    row = Instance.objects.get(name=name)
+    assert row.held.startswith("operator, kernel update")
+    keep(page, "instance-held")
+
+    page = open_page(console, "/places/")
+    expect(page.locator("main")).to_contain_text(f"{name} is held by operator")
+    place = Node.objects.order_by("name").first() or Region.objects.order_by("name").first()
+    assert place is not None
+    page.get_by_role("button", name=f"Cordon… {place}").click()
+    dialog = page.get_by_role("dialog", name=f"Cordon {place}?")
+    dialog.get_by_label("Reason").fill("cooling fails")
+    dialog.get_by_role("button", name="Cordon").click()
+    expect(page.locator("main")).to_contain_text("cordoned by operator, cooling fails")
+    place.refresh_from_db()
+    assert "cooling fails" in place.cordoned
+    for theme in ("light", "dark"):
+        page.emulate_media(color_scheme=theme)
+        keep(page, f"places-{theme}")
+    page.get_by_role("button", name=f"Uncordon… {place}").click()
+    dialog = page.get_by_role("dialog", name=f"Uncordon {place}?")
+    dialog.get_by_label("Reason").fill("it cools")
+    dialog.get_by_role("button", name="Uncordon").click()
+    expect(page.locator("main")).not_to_contain_text("cordoned by operator")
+    Instance.objects.filter(pk=row.pk).update(held="", state="ready")
+
+
+def test_an_admin_undeploys_and_retires(console, open_page):
+    model = Model.objects.get(name="bloom-176b")
+    page = open_page(console, f"/models/?open={model.name}", user="admin")
+    page.get_by_role("button", name="Retire…").click()
+    dialog = page.get_by_role("dialog", name=f"Retire {model}?")
+    expect(dialog).to_contain_text("Its requests, plans and events stay")
+    keep(page, "retire-dialog")
+    dialog.get_by_role("button", name="Cancel").click()
+    deployment = Deployment.objects.filter(model=model).order_by("pk").first()
+    assert deployment is not None
+    expect(page.get_by_role("button", name=f"Undeploy in {deployment.region.title}…")).to_be_visible()
+    keep(page, "undeploy")
