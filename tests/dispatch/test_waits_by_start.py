@@ -116,7 +116,7 @@ async def test_where_nothing_serves_yet_the_start_is_what_is_waited_for():
     live.now_s += 5.0
     assert live.dispatcher.estimated_wait_s(endpoint) == pytest.approx(START_S - 5.0)
     for number in range(40):
-        live.arrive(number, "m", "here", 3, 42, 42, 0, 60.0, None)
+        live.arrive(number, "m", "here", 3, 42, 42, 0, 60.0, None, None)
     means_s = [live.said[number][0] for number in range(40)]
     assert means_s == sorted(means_s)
     assert means_s[0] == means_s[10] == pytest.approx(START_S - 5.0), "a whole batch begins at once"

@@ -110,8 +110,8 @@ async def test_a_request_for_a_model_that_sleeps_is_said_to_wait_for_the_swap():
     awake, asleep = live.topology.endpoints
     assert live.dispatcher.estimated_wait_s(awake) == 0.0
     assert live.dispatcher.estimated_wait_s(asleep) == pytest.approx(1.0 + 3.0), "one sleeps, the other wakes"
-    live.arrive(0, "m", "here", 10, 40, 40, 0, 20.0, None)
+    live.arrive(0, "m", "here", 10, 40, 40, 0, 20.0, None, None)
     assert live.dispatcher.estimated_wait_s(asleep) > 4.5, "it runs, and drains before"
-    live.arrive(1, "n", "here", 10, 40, 40, 0, 60.0, None)
+    live.arrive(1, "n", "here", 10, 40, 40, 0, 60.0, None, None)
     ((mean_s, p99_s),) = live.said.values()
     assert 4.5 < mean_s < p99_s

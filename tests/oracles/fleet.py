@@ -146,7 +146,7 @@ class ReferenceFleet:
             return endpoint
         return next((endpoint for endpoint in candidates if self.lives.serving(endpoint)), -1)
 
-    def _pressure(self, endpoint: int) -> float:
+    def _pressure(self, endpoint: int, with_backlog: bool = True) -> float:
         members = [server.plain for server in self.lives.of(endpoint) if server.plain.accepting]
         if not members:
             return NEVER
@@ -154,8 +154,8 @@ class ReferenceFleet:
         memory = sum(each.kv_tokens for each in members) / sum(each.kv_capacity_tokens for each in members)
         waiting = len(self._queues[endpoint].entries)
         compute = self._fleet.asked_work_s(endpoint, self._now_s) / (COMPUTE_S * len(members))
-        left_s = self._fleet.clear_at_s.get(endpoint, 0.0) - self._now_s
-        compute = max(compute, left_s / BACKLOG_S)
+        if with_backlog:
+            compute = max(compute, (self._fleet.clear_at_s.get(endpoint, 0.0) - self._now_s) / BACKLOG_S)
         return max(memory, sum(instance.running for instance in members) / sequences, compute) + waiting / sequences
 
     def _prompt_tokens(self, number: int) -> int:
@@ -388,7 +388,7 @@ class ReferenceFleet:
         rule = self.cluster.reactive
         if rule is None or self._now_s - self._scaled_s[endpoint] < rule.cooldown_s:
             return
-        serving, use = self.lives.serving(endpoint), self._pressure(endpoint)
+        serving, use = self.lives.serving(endpoint), self._pressure(endpoint, with_backlog=False)
         if serving < rule.min_instances or (use > rule.out_above and serving < rule.max_instances):
             if self.lives.scale_out(endpoint, self._now_s):
                 self._scaled_s[endpoint] = self._now_s

@@ -230,6 +230,10 @@ class Live:
             at = self.rows.index(pk)
             for name in ("kv_tokens", "running", "remaining_tokens"):
                 getattr(topology.fleet, name)[replica.slot] = getattr(simulation.fleet, name)[at]
+        for endpoint in topology.endpoints:  # what was given out is physics too
+            for name in ("asked_work_s", "asked_at_s", "clear_at_s"):
+                given = getattr(simulation.world.endpoints, name)[self._at(endpoint)]
+                getattr(topology.arrays, name)[endpoint.index] = given
         return {
             self._at(endpoint): self.observation.view(endpoint, topology.members(endpoint), self.now_s)
             for endpoint in topology.endpoints

@@ -107,6 +107,10 @@ class QueuesView:
             if seen and 1 < seen.numbers.size <= FCFS_GROUPS
             else None
         )
+        # Of all regions, as that by first come, first served is.
+        late_ratio = sum(row["count"] for row in groups if row["risk"] == "late") / max(
+            1, sum(row["count"] for row in groups)
+        )
         rows = []
         for region, endpoints in sorted(by_region.items()):
             here = [row for row in groups if row["region"] == region]
@@ -123,7 +127,7 @@ class QueuesView:
                     "late": len(late),
                     "late_requests": missed,
                     "oldest_wait_s": round(max(map(dispatcher.oldest_wait_s, endpoints), default=0.0), 1),
-                    "attainment_ratio": round(score.attainment, 4) if requests and score else None,
+                    "attainment_ratio": round(1.0 - late_ratio, 4) if requests and score else None,
                     "fcfs_ratio": None if fcfs is None or not requests else round(fcfs, 4),
                     "gap_ratio": None if reordering.gap is None else round(reordering.gap, 4),
                     "solved_ms": round(solved.took_ms, 2) if solved and solved.took_ms is not None else None,

@@ -90,8 +90,8 @@ def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) 
 
 
 @compiled_inline
-def _fullness(world: World, endpoint: int, more_tokens: int, now_s: float) -> float:
-    """`regions.pressure` of *endpoint*, of which the sums are up to now but for *more_tokens*."""
+def _fullness(world: World, endpoint: int, more_tokens: int, left_s: float, now_s: float) -> float:
+    """`regions.pressure` of *endpoint*, of which the sums are up to now but for *more_tokens*; *left_s* is its backlog."""
     total = world.engines.totals[endpoint]
     return fullness(
         total.kv_tokens + more_tokens,
@@ -101,37 +101,38 @@ def _fullness(world: World, endpoint: int, more_tokens: int, now_s: float) -> fl
         int(world.waiting.size[endpoint]),
         int(total.open),
         asked_work_s(world.endpoints, endpoint, now_s),
-        backlog_s(world.endpoints, endpoint, now_s),
+        left_s,
     )
 
 
 @compiled_inline
-def _pressure(world: World, endpoint: int, low: float, high: float, now_s: float, source: int) -> float:
-    """A number that is below *low*, above *high* or neither, as `regions.pressure` of *endpoint* is now.
+def _pressure(world: World, endpoint: int, low: float, high: float, left_s: float, now_s: float, source: int) -> float:
+    """A number that is below *low*, above *high* or neither, as `regions.pressure` of *endpoint* is with a backlog *left_s*.
 
     What sequences beyond the tokens expected of them have added to its memory is bounded, and mostly that is enough.
     """
-    least = _fullness(world, endpoint, 0, now_s)
+    least = _fullness(world, endpoint, 0, left_s, now_s)
     if least > high:
         return least
-    most = _fullness(world, endpoint, grown_at_most(world.engines, endpoint, now_s), now_s)
+    most = _fullness(world, endpoint, grown_at_most(world.engines, endpoint, now_s), left_s, now_s)
     if most < low or (least >= low and most <= high):
         return least
     observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-    return _fullness(world, endpoint, 0, now_s)
+    return _fullness(world, endpoint, 0, left_s, now_s)
 
 
 @compiled_inline
 def _is_below(seen: Moment, endpoint: int, threshold: float) -> bool:
     world, now_s, source = seen
-    return _pressure(world, endpoint, threshold, math.inf, now_s, source) < threshold
+    left_s = backlog_s(world.endpoints, endpoint, now_s)
+    return _pressure(world, endpoint, threshold, math.inf, left_s, now_s, source) < threshold
 
 
 @compiled_inline
 def _use(seen: Moment, endpoint: int) -> float:
     world, now_s, source = seen
     observe_memory(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
-    return _fullness(world, endpoint, 0, now_s)
+    return _fullness(world, endpoint, 0, backlog_s(world.endpoints, endpoint, now_s), now_s)
 
 
 @compiled_inline
@@ -160,7 +161,8 @@ def trigger(world: World, endpoint: int, now_s: float, source: int) -> int:
     if since_s < cooldown_s:
         return 0
     above, below = float(run_state.out_above), float(run_state.in_below)
-    use = _pressure(world, endpoint, below, above, now_s, source)
+    # Without the backlog, most of which is this very request: instances take longer to come than it to be served.
+    use = _pressure(world, endpoint, below, above, 0.0, now_s, source)
     least, most = int(run_state.min_instances), int(run_state.max_instances)
     # Without patience those on the way count as ready, and nothing else is asked.
     return reactive_move(use, int(policy.serving), 0, 0, since_s, 0.0, above, below, cooldown_s, least, most, 0.0)

@@ -221,7 +221,7 @@ def test_longer_than_the_kv_cache(tmp_path: Path) -> None:
 def test_a_wrong_trace_is_named(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match=r"line 40, trace.file: .*nowhere: No such file"):
         staged(tmp_path, with_trace(tmp_path).replace('"rows"', '"nowhere"'))
-    with pytest.raises(ValueError, match=r"rows: request 3 came 4 s before the one above it"):
+    with pytest.raises(ValueError, match=r"rows, line 4, column Timestamp: request 3 came 4 s before the one above it"):
         staged(tmp_path, with_trace(tmp_path, rows=TRACE.replace("8,GPT-4", "0,GPT-4")))
     with pytest.raises(ScenarioError, match="trace: gives no requests"):
         staged(tmp_path, with_trace(tmp_path, rows=TRACE[: TRACE.index("\n") + 1]))

@@ -23,7 +23,7 @@ from tests.scheduling.simulation.measures.test_results import FOUR, NAMES, resul
 
 PRICES = {"h100": Price(3.6), "2 x a100": Price(7.2)}
 PROMISES = [Promise(ttft_s=1.5), Promise()]
-UNPAID = (State.EMPTY, State.SPOT)
+UNPAID = (State.EMPTY, State.SPOT, State.LOST)
 
 
 def series(t_s, waiting, ready=None):
