@@ -41,9 +41,9 @@ BUDGETS: dict[str, int] = {
     "scheduling/lookahead": 373,
     "scheduling/planning": 3231,
     "scheduling/queueing": 6739,  # rules beside the search, what is lost stands behind
-    "scheduling/routing": 1245,  # use by engine time
+    "scheduling/routing": 1253,  # use by engine time
     "scheduling/scaling": 1424,
-    "scheduling/simulation": 11120,  # lost places, use by engine time, first tokens due by TTFT
+    "scheduling/simulation": 11121,  # lost places, use by engine time, first tokens due by TTFT
     "static/admin": 138,
     "static/console": 2396,  # a live connection that leaves a silent socket
     "templates": 27,

@@ -6,9 +6,9 @@ long and answers that are short) or with requests waiting, so what is compared i
 strategies, floor and pages have too: the largest of KV use, sequence use and compute use, plus waiting requests a sequence.
 
 Compute use is the engine time that was asked for lately, as a share of the time that there was, or what of it is not
-computed yet as a share of `BACKLOG_S`, if that is more. A request asks for what it adds to iterations that are made
-anyway: its prompt, and for each output token the time of one more sequence and its context. The fixed part of an iteration
-is shared by all that are in it. So no batch, however large, keeps up with more than 1.
+computed yet as a share of `BACKLOG_S`, if that is more (not for who scales: `filled`). A request asks for what it adds to
+iterations that are made anyway: its prompt, and for each output token the time of one more sequence and its context. The
+fixed part of an iteration is shared by all that are in it. So no batch, however large, keeps up with more than 1.
 """
 
 import math
@@ -108,6 +108,14 @@ def fullness(
 @compiled
 def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int, now_s: float) -> float:
     """How full *endpoint* is: 0 idle, 1 full, above 1 with requests waiting; infinity when no instance accepts work."""
+    return filled(fleet, endpoints, endpoint, waiting, backlog_s(endpoints, endpoint, now_s), now_s)
+
+
+@compiled
+def filled(
+    fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int, left_s: float, now_s: float
+) -> float:
+    """`pressure` with a backlog of *left_s*. Who scales takes none: instances take longer to come than it does to go."""
     kv_tokens, kv_capacity, running, sequences, accepting = 0, 0, 0, 0, 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]
@@ -117,7 +125,7 @@ def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiti
             running += fleet.running[instance]
             sequences += fleet.max_num_seqs[instance]
             accepting += 1
-    work_s, left_s = asked_work_s(endpoints, endpoint, now_s), backlog_s(endpoints, endpoint, now_s)
+    work_s = asked_work_s(endpoints, endpoint, now_s)
     return fullness(kv_tokens, kv_capacity, running, sequences, waiting, accepting, work_s, left_s)
 
 

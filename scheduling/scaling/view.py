@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from scheduling.compiled import compiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet
-from scheduling.routing.regions import pressure
+from scheduling.routing.regions import filled
 from scheduling.scaling.endpoint import EndpointView
 from scheduling.scaling.reactive import reactive_move
 
@@ -135,7 +135,7 @@ def use_now(
         if fleet.accepting[instance] != 0:
             held += fleet.kv_tokens[instance]
             capacity += fleet.kv_capacity_tokens[instance]
-    return pressure(fleet, endpoints, endpoint, waiting, now_s), held / capacity if capacity > 0 else 0.0
+    return filled(fleet, endpoints, endpoint, waiting, 0.0, now_s), held / capacity if capacity > 0 else 0.0
 
 
 def demand_seconds(now_s: float) -> tuple[int, int]:

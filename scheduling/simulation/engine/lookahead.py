@@ -17,7 +17,7 @@ from scheduling.lookahead.maps import advance, enter
 from scheduling.lookahead.outlook import look, waiting_tokens
 from scheduling.lookahead.rule import ITERATIONS
 from scheduling.queueing.waiting_set import WaitingArrays
-from scheduling.routing.regions import pressure
+from scheduling.routing.regions import filled
 from scheduling.scaling.view import use_now
 from scheduling.simulation.engine.state import NONE, SEGMENT, EngineArrays
 
@@ -100,7 +100,8 @@ def any_below_floor(
             if serving[endpoint] == 0:
                 return True
         elif since_change_s[endpoint] >= cooldown_s[endpoint] and (
-            pressure(fleet, endpoints, endpoint, waiting[endpoint], now_s) * ready > above[endpoint] * serving[endpoint]
+            filled(fleet, endpoints, endpoint, waiting[endpoint], 0.0, now_s) * ready
+            > above[endpoint] * serving[endpoint]
         ):
             return True
     return False

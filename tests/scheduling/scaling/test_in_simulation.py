@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scheduling.fleet.profile import Profile
 from scheduling.lookahead.maps import add, allocate, finish, token
 from scheduling.lookahead.rule import LookAheadRule
-from scheduling.routing.regions import pressure
+from scheduling.routing.regions import filled
 from scheduling.scaling import FLOOR, Advice, Floored, Reactive, make_strategy
 from scheduling.scaling.reactive import reactive_move
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
@@ -172,7 +172,7 @@ def test_the_trigger_on_arrival_decides_as_the_strategy(plain, waiting, coming, 
     seen = view(
         ready=ready,
         coming=coming,
-        use=pressure(fleet, endpoints, 0, waiting, 0.0),
+        use=filled(fleet, endpoints, 0, waiting, 0.0, 0.0),
         since_change_s=since_s,
         min_instances=rule.min_instances,
         max_instances=rule.max_instances,
@@ -202,7 +202,7 @@ def test_a_view_says_what_the_fleet_is():
     assert (east.model, east.region, east.ready, east.coming, east.spot) == ("llama", "east", 2, 2, 2)
     assert (west.ready + west.draining, west.coming) == (2, 0)
     assert (east.min_instances, east.max_instances, east.spot_other) == (1, 5, 0)
-    assert east.use == pressure(simulation.fleet, simulation.endpoints, 0, east.waiting, 30.0)
+    assert east.use == filled(simulation.fleet, simulation.endpoints, 0, east.waiting, 0.0, 30.0)
     assert 0 < east.kv_use <= east.peak_kv_sum
     asked = simulation.requests
     own = (asked.region == 0) & (asked.arrival_s < 30.0)
