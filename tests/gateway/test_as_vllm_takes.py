@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.gateway.admission.validation import MAX_TOKENS, Kind, parse, prompt_text
+from controlplane.gateway.admission.validation import MAX_TOKENS, Kind, parse, with_prompt
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.continuation import evictable
 from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.upstream.payload import payload
+from forecasting.lengths import LengthQuery
 from tests.vllm.acceptance import RECORDED, cases
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -127,7 +128,7 @@ def test_any_body_is_read_or_refused_in_words(kind, said, fields, cut):
     assert (sent["priority"], sent["model"]) == (3, "m")
     assert 0 <= call.min_tokens <= MAX_TOKENS
     assert call.sequences >= 1
-    prompt_text(call)
+    with_prompt(call, LengthQuery("", 1))
     leading_hashes(call, 100)
     evictable(call)
 

@@ -9,11 +9,11 @@ from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.entry import Entry
 from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.ledger.writer import Ledger
-from controlplane.gateway.lengths.service import LengthService
 from controlplane.gateway.models import Outcome
 from controlplane.gateway.monitoring.service_levels import ServiceLevels
 from controlplane.gateway.monitoring.windows import Count, Latency, Windows
 from controlplane.gateway.serving.ticket import Ticket, TicketState
+from controlplane.lengths.length_service import LengthService
 
 OUTCOMES = {
     TicketState.DONE: Outcome.DONE,
@@ -79,7 +79,7 @@ class Records:
 
         if done:
             self.lengths.prior.learn(ticket.query, served_tokens, call.prompt_characters, prompt_tokens)
-            self.lengths.learn(ticket.length, ticket.query, grant.tenant_id, served_tokens)
+            self.lengths.learn(ticket.length, grant.tenant_id, served_tokens)
         if ticket.length is not None and course.trace:
             course.trace[0]["length"] = ticket.length.explained()
         unserved, repeated = self._demand(ticket)

@@ -12,11 +12,10 @@ from functools import partial
 from controlplane.dispatch.port import Placed, Submit
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits
-from controlplane.gateway.admission.validation import Call, Kind, parse
+from controlplane.gateway.admission.validation import Call, Kind, parse, with_prompt
 from controlplane.gateway.errors import STOPPING, ApiError
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
-from controlplane.gateway.lengths.service import LengthService
 from controlplane.gateway.serving.catalog import Catalog
 from controlplane.gateway.serving.continuation import Kept, evictable
 from controlplane.gateway.serving.http_request import HttpRequest
@@ -28,7 +27,8 @@ from controlplane.gateway.upstream.answers import Usage
 from controlplane.gateway.upstream.client import Upstream
 from controlplane.gateway.upstream.failures import Evicted, InstanceBusy, InstanceLost, Interrupted, RefusedByInstance
 from controlplane.gateway.upstream.payload import payload, upstream_priority
-from forecasting.lengths import OutputQuery
+from controlplane.lengths.length_service import LengthService
+from forecasting.lengths import LengthQuery
 from scheduling.queueing.ordering import ORDERINGS
 
 
@@ -104,7 +104,12 @@ class Completions:
     async def _ticket(
         self, grant: Grant, terms: SloTerms, call: Call, region: str, request: HttpRequest, *, by_prefix: bool
     ) -> Ticket:
-        query = OutputQuery(
+        prompt_tokens = call.prompt_tokens
+        if prompt_tokens is None:
+            prompt_tokens = self.lengths.prior.prompt_tokens(call.model, call.prompt_characters)
+        query = LengthQuery(
+            text="",
+            prompt_tokens=prompt_tokens,
             model=call.model,
             tenant=grant.tenant,
             slo_class=terms.name,
@@ -113,11 +118,8 @@ class Completions:
             ignore_eos=call.ignore_eos,
             sequences=call.sequences,
         )
-        prompt_tokens = call.prompt_tokens
-        if prompt_tokens is None:
-            prompt_tokens = self.lengths.prior.prompt_tokens(call.model, call.prompt_characters)
         arrived_at, arrived_s = time.time(), self.clock()
-        length = await self.lengths.predict(call, grant.tenant, query, prompt_tokens)
+        length = await self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
         hashes: list[int] = []
         block_tokens = 0
         if by_prefix:

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from controlplane.gateway.admission.keys import Grant, SloTerms
     from controlplane.gateway.admission.validation import Call
     from controlplane.gateway.errors import ApiError
-    from controlplane.gateway.lengths.prediction import Prediction
     from controlplane.gateway.serving.continuation import Kept
     from controlplane.gateway.upstream.connections import Connection
     from controlplane.gateway.upstream.failures import RefusedByInstance
-    from forecasting.lengths import OutputQuery
+    from controlplane.lengths.length_service import Prediction
+    from forecasting.lengths import LengthQuery
 
 
 class TicketState(IntEnum):
@@ -111,7 +111,7 @@ class Ticket(Struct, eq=False):
     grant: Grant
     terms: SloTerms
     call: Call
-    query: OutputQuery
+    query: LengthQuery
     course: Course
     raw: bytes  # `Call.raw`
     retry: int = 0  # by the client's SDK, as it says
