@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import inf, isfinite, nan
 from typing import NamedTuple, Protocol
 
+from scheduling.scaling.owner import Change, Mover
+
 GRACE_S = 60.0
 """A new instance is not scaled in before: load takes a while to reach it, and its start was not for nothing."""
 
@@ -46,6 +48,15 @@ class EndpointView(NamedTuple):
     short_instances: int = 0
     """Instances without which no order of its virtual queues keeps in time what waits (`queueing.global_scheduler`)."""
 
+    changed_by: str = ""
+    """Who scaled it last (`owner`); empty where none is known."""
+    changed_delta: int = 0
+    holds_s: float = 0.0
+    """For how long the approved plan that did is still valid."""
+    owner: str = ""
+    """Of whom what was added is not taken away by others yet; empty for nobody. Said where floor and strategy are put
+    together (`floor.Floored`)."""
+
     @property
     def instances(self) -> int:
         """Those that serve it or soon will."""
@@ -54,6 +65,11 @@ class EndpointView(NamedTuple):
     @property
     def key(self) -> str:
         return f"{self.model}|{self.region}"
+
+    @property
+    def last(self) -> Change:
+        """The last move here."""
+        return Change(self.changed_by, self.changed_delta, self.since_change_s, self.holds_s)
 
 
 class Advice(NamedTuple):
@@ -100,6 +116,8 @@ class Move:
     endpoint: int
     delta: int
     reason: str
+    by: str = Mover.STRATEGY
+    """Whose it is (`owner`)."""
 
 
 Wish = tuple[int, str]
@@ -154,14 +172,14 @@ def bounded(view: EndpointView, delta: int) -> int:
     return -max(0, min(-delta, view.ready - view.min_instances))
 
 
-def move(at: int, view: EndpointView, delta: int, why: str) -> Move | None:
+def move(at: int, view: EndpointView, delta: int, why: str, by: str = Mover.STRATEGY) -> Move | None:
     """The move by *delta*, cut to the bounds, with *why* made a sentence; None if nothing is left of it."""
     delta = bounded(view, delta)
     if not delta:
         return None
     after = view.instances + delta
     end = f", from {sources(view, delta).words()}" if delta > 0 else ", lent out as spot once drained"
-    return Move(at, delta, f"{why}: {view.instances} → {after} instances{end}.")
+    return Move(at, delta, f"{why}: {view.instances} → {after} instances{end}.", by)
 
 
 def valid(advice: Advice | None, now_s: float) -> bool:

@@ -29,6 +29,7 @@ from scheduling.scaling import (
     look_s,
 )
 from scheduling.scaling.endpoint import Move
+from scheduling.scaling.owner import UNCHANGED, Change, undoing
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.scaling.view import (
     DEMAND_WINDOW_S,
@@ -65,6 +66,8 @@ class Made:
     done: int
     """As many as there were instances to be had or to be let go; of the sign of *wanted*."""
     reason: str
+    by: str
+    """Whose it is (`scaling.owner`)."""
 
 
 class Advisor(Protocol):
@@ -162,6 +165,7 @@ class Control:
         self._most = np.array([each.max_instances for each in self._bounds])
         count = len(cluster.endpoints)
         self._changed_s = np.array([each.changed_s for each in state.endpoints] if state else [-np.inf] * count)
+        self._last = [each.last for each in state.endpoints] if state else [UNCHANGED] * count
         self._use, self._kv_use = np.zeros(count), np.zeros(count)
         self._ahead = strategy.looks_ahead
         iterations = int(simulation.fleet.look_ahead[:, ITERATIONS].max())
@@ -205,9 +209,12 @@ class Control:
         for move in moves:
             act = simulation.scale_out if move.delta > 0 else simulation.scale_in
             done = act(move.endpoint, abs(move.delta)) * (1 if move.delta > 0 else -1)
+            last = self._last[move.endpoint]._replace(age_s=now_s - float(self._changed_s[move.endpoint]))
             if done:
                 self._changed_s[move.endpoint] = now_s
-            self.moves.append(Made(now_s, move.endpoint, move.delta, done, move.reason))
+                self._last[move.endpoint] = Change(move.by, move.delta)
+            reason = undoing(move.reason, last, move.by, move.delta)
+            self.moves.append(Made(now_s, move.endpoint, move.delta, done, reason, move.by))
 
     def views(self, simulation: Simulation) -> list[EndpointView]:
         """Every endpoint as the strategy sees it now."""
@@ -248,6 +255,7 @@ class Control:
                 float(self._changed_s[at]),
                 int(others[at]),
                 short.get(at, 0),
+                self._last[at],
             )
             for at, ((model, region), load) in enumerate(zip(keys, loads, strict=True))
         ]

@@ -337,7 +337,7 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, mon
     model = Model.objects.get(name=PLACE[0])
     tuning.change("SCALE_OUT_ABOVE", 0.6, "test", model=model)
     tuning.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.5, "test", model=model)
-    tuning.change("FLOOR_COOLDOWN_S", 30.0, "test", model=model)
+    tuning.change("SCALE_COOLDOWN_S", 30.0, "test", model=model)
     tuning.change("SWAP_BY_QUEUE", False, "test", model=model)
     floors = []
 
