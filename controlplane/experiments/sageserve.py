@@ -182,7 +182,7 @@ def run(setting: Setting, names: Sequence[str], progress: Progress, floor: Floor
         requests = scene.requests(cluster, setting.workload, setting.seed)
         strategy = make_strategy({"foreknown": "lt_i", "per_arrival": "reactive", "static": "reactive"}.get(name, name))
         if name not in PAPERS and demand is None:
-            demand = Demand(cluster, requests)
+            demand = Demand(cluster, requests, interactive=(True, False))
         began_s = time.monotonic()
         made = run_strategy(
             cluster,

@@ -34,7 +34,7 @@ class EndpointView(NamedTuple):
     kv_use: float
     """KV tokens reserved or held, as a share of the ready instances' room."""
     tokens_per_s: float
-    """Demand of its own callers over the last minute: prompt and (predicted) output tokens."""
+    """Interactive demand of its own callers over the last minute: prompt and (predicted) output tokens."""
     since_change_s: float
     """Since scaling last changed it; infinity for never."""
     overloaded_instances: int = 0
@@ -77,7 +77,7 @@ class Advice(NamedTuple):
 
     target_instances: int
     forecast_tokens_per_s: float
-    """The highest rate that is expected while the advice is valid."""
+    """The highest rate of interactive work that is expected while the advice is valid."""
     made_at_s: float
     valid_until_s: float
     soon_instances: int | None = None

@@ -93,11 +93,17 @@ class Bounds:
 
 
 class Demand:
-    """Tokens that callers asked for, by the endpoint of their own region, second by second."""
+    """Interactive tokens that callers asked for, by the endpoint of their own region, second by second."""
 
-    def __init__(self, cluster: Cluster, requests: Requests, before: NDArray[np.float64] | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        requests: Requests,
+        before: NDArray[np.float64] | None = None,
+        interactive: Sequence[bool] = (),
+    ) -> None:
         """*before*: endpoints x seconds, tokens asked for in the last seconds before 0; requests from before 0 do not count
-        once more."""
+        once more. *interactive*: whether each SLO class is, by number; empty for all."""
         count = requests.arrival_s.size
         steps = max(0, int(requests.arrival_s[-1])) + 1 if count else 1
         endpoint_of = np.zeros((len(cluster.models), len(cluster.regions)), np.int64)
@@ -111,6 +117,8 @@ class Demand:
             place += np.maximum(requests.arrival_s[part], 0.0).astype(np.int64)
             asked = requests.prompt_tokens[part].astype(np.float64) + requests.predicted_tokens[part]
             asked[requests.arrival_s[part] < 0] = 0.0
+            if interactive:
+                asked[~np.array(interactive)[requests.slo_class[part]]] = 0.0
             tokens += np.bincount(place, asked, tokens.size)
         self._until = np.concatenate(
             [np.zeros((len(cluster.endpoints), 1)), tokens.reshape(-1, steps).cumsum(axis=1)], axis=1
@@ -303,10 +311,12 @@ def run_strategy(
     happenings: Sequence[Happening] = (),
     per_arrival: bool = False,
     state: FleetState | None = None,
+    interactive: Sequence[bool] = (),
 ) -> StrategyRun:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.
 
-    *sample_s*, *decisions* and *state* are those of `Simulation`, *happenings* those of its `run`. *per_arrival*: the
+    *sample_s*, *decisions* and *state* are those of `Simulation`, *happenings* those of its `run`, *interactive* is that of
+    `Demand`, where none is given. *per_arrival*: the
     reactive strategies decide as in the paper, on every arrival, without patience and without a floor.
 
     ValueError if the strategy follows advice and *advisor* is None. Other errors are those of `Simulation`.
@@ -325,6 +335,7 @@ def run_strategy(
     cluster = replace(cluster, reactive=None)
     simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state)
     floored = Floored(strategy, floor) if floor else strategy
+    demand = demand or Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
     control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor, state=state)
     control(simulation)
     every_s = _common_s(strategy.tick_s, look_s(floor)) if floor else strategy.tick_s

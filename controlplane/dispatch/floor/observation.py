@@ -77,9 +77,12 @@ class Observation:
         return memory
 
     def arrived(self, asked: Submit) -> None:
-        """Count a request's tokens as demand of the endpoint that its caller would have first, wherever it is served."""
+        """Count a request's tokens as demand of the endpoint that its caller would have first, wherever it is served.
+
+        Of interactive classes: forecasts are of those, and what is asked is held against them (SageServe 6.4, 6.5.1).
+        """
         candidates = self.topology.candidates(asked.model, asked.region)
-        if not candidates.size:
+        if not candidates.size or not asked.interactive:
             return
         demand = self.memory(int(candidates[0])).demand
         second, tokens = int(self.clock()), asked.prompt_tokens + int(asked.predicted_tokens)
