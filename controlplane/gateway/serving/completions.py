@@ -135,6 +135,7 @@ class Completions:
             end_s=terms.end_s,
             deadline_s=terms.deadline_s,
             slo_class=terms.name,
+            interactive=terms.interactive,
             evictable=evictable(call),
             arrived_at=arrived_at,
             arrived_s=arrived_s,
