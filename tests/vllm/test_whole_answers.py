@@ -30,7 +30,7 @@ CASES = [
     (CHAT, {"stream": False, "priority": 3}),
     (CHAT, {"stop_token_ids": list(range(200, 900)), "include_stop_str_in_output": True}),
     (CHAT, {"tools": [TOOL], "tool_choice": BY_NAME, "max_tokens": 60}),
-    (CHAT, {"tools": [TOOL], "tool_choice": BY_NAME, "max_tokens": 60, "n": 2, "temperature": 1, "seed": 2, "logprobs": True}),
+    (CHAT, {"tools": [TOOL], "tool_choice": BY_NAME, "max_tokens": 60, "n": 2, "temperature": 1, "seed": 2}),
     (CHAT, {"tools": [TOOL], "tool_choice": "none"}),
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"name": "w", "schema": WIND}}, "max_tokens": 60}),
     (CHAT, {"temperature": 5 / 3, "seed": 1, "max_tokens": 90}),

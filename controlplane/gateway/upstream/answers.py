@@ -79,7 +79,9 @@ class Said(Struct, gc=False):
         """Seconds from its arrival to its first token, where the server measures each request and says so."""
         metrics = self.metrics if isinstance(self.metrics, dict) else {}
         first_ms = metrics.get("time_to_first_token_ms")
-        return first_ms / 1000 if type(first_ms) in (int, float) and 0 <= first_ms < MOST_TOKENS else None
+        if isinstance(first_ms, bool) or not isinstance(first_ms, int | float) or not 0 <= first_ms < MOST_TOKENS:
+            return None
+        return first_ms / 1000
 
     @property
     def usage_said(self) -> Any:

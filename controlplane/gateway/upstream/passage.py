@@ -121,8 +121,8 @@ class Stream:
         """Pass on the events that end with *piece*; False if the tenant has to read first."""
         if self._open and self._shapes and piece.endswith(b"\n\n"):
             tokens = piece[:-2].split(b"\n\n")
-            shapes = list(map(self._shape_of, tokens))
-            if None not in shapes:
+            shapes = [shape for token in tokens if (shape := self._shape_of(token)) is not None]
+            if len(shapes) == len(tokens):
                 self._ticket.course.output_tokens += len(tokens)
                 if self._whole is None:
                     self._open = self._responder.write_now(piece)

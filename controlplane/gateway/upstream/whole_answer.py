@@ -72,7 +72,8 @@ class _Tool:
     __slots__ = ("arguments", "id", "name", "type")
 
     def __init__(self) -> None:
-        self.id = self.name = None
+        self.id: str | None = None
+        self.name: str | None = None
         self.type = "function"
         self.arguments = bytearray()
 
@@ -275,12 +276,12 @@ def _by_the_letter(data: bytes) -> bytes:
 
 
 def _list(items: bytearray) -> Raw:
-    return Raw(b"[%b]" % items)
+    return Raw(b"[" + items + b"]")
 
 
 def _checked(text: bytearray) -> Raw:
     """*text* as a JSON string. Raises EngineFailed if it is none."""
-    whole = b'"%b"' % text
+    whole = b'"' + bytes(text) + b'"'
     try:
         _text.decode(whole)
     except (msgspec.MsgspecError, ValueError):
