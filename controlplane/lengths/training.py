@@ -1,7 +1,7 @@
 """Training of length models of every kind, from the samples of finished requests or from an operator's file.
 
 A student learns from the features that every sample has. Other kinds read text, which a sample has only if its tenant keeps
-prompts; those that read none (`TEXTLESS`) learn from all. A fifth of the prompts is held out. What comes of it is a version,
+prompts; those that read none (`TEXTLESS`) learn from all. A fifth of the prompts is held out. Estimate is a version,
 in the shadow or, if it is worse on them than the version that it would follow, rejected.
 """
 

@@ -58,7 +58,7 @@ def fork_of(seen: dict[str, Any], horizon_s: float) -> Start:
     arrivals, about_arrivals = forecast_arrivals(at, horizon_s, [*state["running"], *state["waiting"]])
     if shadowed := _shadowed(names):
         remarks.append(
-            f"In shadow mode live, where strategies only advise: {', '.join(shadowed)}. In a future they act."
+            f"{', '.join(shadowed)}: in shadow mode now; futures assume the strategy acts."
         )
     unknown = sorted(names - set(values["models"]))
     if unknown:
