@@ -93,6 +93,7 @@ def uvicorn(target: str, port: int, http: str = "controlplane.listening:HttpProt
 async def measure(port: int, pid: int | None, seconds: float) -> dict[str, float]:
     await drive(port, KEY, connections=8, seconds=0.5)  # warm
     alone = await drive(port, KEY, connections=1, seconds=seconds, most=2000)
+    cpu_begin_s = cpu_s(pid) if pid else 0.0
     load = await drive(port, KEY, connections=32, seconds=seconds)
     cpu_before_s = cpu_s(pid) if pid else 0.0
     streams = await drive(port, KEY, connections=16, seconds=seconds, stream=True)
@@ -104,6 +105,7 @@ async def measure(port: int, pid: int | None, seconds: float) -> dict[str, float
         "streams_per_s": streams["per_s"],
     }
     if pid:
+        result["cpu_us_per_answer"] = (cpu_before_s - cpu_begin_s) * 1e6 / load["answers"]
         result["cpu_us_per_chunk"] = (cpu_s(pid) - cpu_before_s) * 1e6 / (streams["answers"] * CHUNKS)
     return result
 

@@ -320,6 +320,22 @@ def test_prompt_tokens() -> None:
     assert ask("chat", messages=[{"role": "user"}]).prompts[0].tokens < short
 
 
+def test_the_id_of_a_tool_call_is_no_part_of_the_prompt() -> None:
+    """Ids are random: a conversation would be answered otherwise each time, with a call or without one."""
+
+    def prompt(name: str) -> object:
+        call = {"id": name, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        said = [
+            *MESSAGES,
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": name, "content": "9"},
+        ]
+        (prompt,) = ask("chat", messages=said).prompts
+        return prompt
+
+    assert prompt("chatcmpl-tool-1") == prompt("chatcmpl-tool-2")
+
+
 def test_prefix_hashes_agree_as_far_as_the_content_does() -> None:
     one = ask("completion", prompt=[1, 2, 3, 4, 5, 6, 7, 8, 9]).prompts[0].prefix_hashes(2)
     two = ask("completion", prompt=[1, 2, 3, 4, 0, 6, 7, 8]).prompts[0].prefix_hashes(2)

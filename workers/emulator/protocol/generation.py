@@ -253,9 +253,9 @@ def _chat_prompt(body: ChatBody) -> Prompt:
         content = message.content or ""
         if isinstance(content, list):
             content = "\n".join(item if isinstance(item, str) else item.text or "" for item in content)
-        messages.append(
-            (message.role, content + (orjson.dumps(message.tool_calls).decode() if message.tool_calls else ""))
-        )
+        # As templates do, without the ids of calls, which are random: what is said next goes by the prompt.
+        called = [call.get("function") for call in message.tool_calls or ()]
+        messages.append((message.role, content + (orjson.dumps(called).decode() if called else "")))
     tools = body.tools if body.tool_choice != "none" else None
     return _templated(messages, [tool.model_dump() for tool in tools or ()])
 
