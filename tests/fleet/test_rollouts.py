@@ -24,10 +24,12 @@ from controlplane.fleet.models import (
 from controlplane.fleet.rollouts import revisions, selectors
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.planning.execution import executor, floor
+from scheduling.fleet.front_end import NO_LIMIT
 from tests.examples import at_night_but
 from tests.fleet.test_tasks import FakeLauncher
 from workers.tasks import fleet as tasks
 from workers.tasks.rollouts import advance_rollouts
+from workers.vllm.launcher import LaunchSpec
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
@@ -491,3 +493,9 @@ class TestCutOff:
         started.delete()
         assert world.run().state == RolloutState.SUCCEEDED
         assert world.seqs() == [7, 7]
+
+
+def test_a_limit_that_is_not_known_is_null():
+    """No database takes infinity as JSON: every start of an emulated server failed."""
+    held = revisions.settings_of(LaunchSpec(name="a", model="m", front_end=NO_LIMIT))
+    assert held["front_end"] == {"requests_per_s": None, "tokens_per_s": None}

@@ -1,8 +1,8 @@
 """The live look-ahead maps: what each instance will hold in its next iterations, moved by the tokens that stream through.
 
 One `scheduling.lookahead.maps` map for each slot of the fleet's arrays. A request enters with its first token (as in
-PreServe, when its prefill is over), moves with its tokens (ten times a second) and leaves with its end. One whose answer is
-not streamed enters when it is given to an instance, for nobody hears when it begins. All calls happen on the event loop.
+PreServe, when its prefill is over), moves with its tokens (ten times a second) and leaves with its end. One whose answer
+comes in one piece enters when it is given to an instance, for nobody hears when it begins. All calls happen on the event loop.
 """
 
 from collections.abc import Iterable

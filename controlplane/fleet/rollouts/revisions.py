@@ -5,10 +5,11 @@ A server reads its flags and variables once. What it was started with is kept wi
 """
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
+
+import orjson
 
 from controlplane.fleet.lifecycle.launching import launch_spec
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -29,7 +30,7 @@ def settings_of(spec: LaunchSpec) -> dict[str, Any]:
     values = {name: value for name, value in asdict(spec).items() if name not in OF_ONE_INSTANCE}
     values["environment"] = {name: _digest(value) for name, value in sorted(spec.environment.items())}
     values["api_key"] = _digest(spec.api_key)
-    plain: dict[str, Any] = json.loads(json.dumps(values))
+    plain: dict[str, Any] = orjson.loads(orjson.dumps(values))  # null where there is no limit: JSON has no infinity
     return plain
 
 
