@@ -119,6 +119,17 @@ async def test_what_says_more_than_a_text_is_looked_at(loop):
     assert passage.usage.output_tokens == 3
 
 
+async def test_choices_that_take_turns_pass_unread(loop):
+    passage = Passage(sequences=3, include_usage=True)
+    for index in range(3):
+        passage.connection.data_received(framed(token("", index=index)))
+    for _ in range(20):
+        for index in (2, 0, 1):
+            passage.connection.data_received(framed(token("a", index=index)))
+    assert passage.taken == 3
+    assert passage.course.output_tokens == 60
+
+
 async def test_shapes_are_learnt_within_bounds(loop):
     passage = Passage()
     for index in range(3 * MOST_SHAPES):

@@ -2,7 +2,8 @@
 
 One `scheduling.lookahead.maps` map for each slot of the fleet's arrays. A request enters with its first token (as in
 PreServe, when its prefill is over), moves with its tokens (ten times a second) and leaves with its end. One whose answer
-comes in one piece enters when it is given to an instance, for nobody hears when it begins. All calls happen on the event loop.
+comes in one piece enters when it is given to an instance, for nobody hears when it begins. All calls come from the event
+loop.
 """
 
 from collections.abc import Iterable
