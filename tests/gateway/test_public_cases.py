@@ -1,0 +1,141 @@
+"""Faults that people met with other gateways, on ours: ids, slots, cut connections, large answers, fields of others."""
+
+import asyncio
+import json
+
+import pytest
+
+from tests.gateway.conftest import until
+from tests.gateway.test_answers import DONE, USAGE, chunk, plays, stream
+
+ONE_AT_ONCE = pytest.mark.parametrize("gateway_options", [{"max_concurrent_requests": 1}])
+
+
+@ONE_AT_ONCE
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_left_has_given_its_slot_back(served, streamed):
+    """C47, C54: within a prefill and within the tokens, ten times each; the instance is told at once."""
+    backend = served.backends[0]
+    for at in range(10):
+        within_tokens = at % 2
+        backend.script.first_token_s, backend.script.tokens = (0.0, 1000) if within_tokens else (30.0, 3)
+        backend.script.token_s = 0.01
+        asked = asyncio.create_task(served.chat(stream=streamed))
+        await until(lambda: backend.running == 1)
+        await asyncio.sleep(0.05)
+        if streamed and within_tokens:
+            (await asked).close()
+        asked.cancel()
+        async with asyncio.timeout(1):
+            await until(lambda: backend.running == 0)
+        backend.script.first_token_s, backend.script.tokens = 0.0, 1
+        async with await served.chat() as response:
+            assert response.status == 200
+    outcomes = [row.outcome for row in await served.rows()]
+    assert outcomes == ["cancelled", "done"] * 10
+
+
+@pytest.mark.parametrize("gateway_options", [{"max_concurrent_requests": 10, "max_num_seqs": 100}])
+async def test_never_more_run_than_the_limit(served):
+    """C49: fifty at once."""
+    backend = served.backends[0]
+    backend.script.hold = asyncio.Event()
+    asked = [asyncio.create_task(served.chat()) for _ in range(50)]
+    await until(lambda: sum(each.done() for each in asked) == 40)
+    assert backend.running == 10
+    backend.script.hold.set()
+    answers = [await each for each in asked]
+    assert sorted(each.status for each in answers) == [200] * 10 + [429] * 40
+    assert all(int(each.headers["retry-after"]) >= 1 for each in answers if each.status == 429)
+
+
+@ONE_AT_ONCE
+async def test_a_mistake_costs_no_slot(served):
+    """C50."""
+    for data in (
+        b"{",
+        b'{"model":"m","messages":[{"role":7,"content":"x"}]}',
+        b'{"model":"none","messages":[{"role":"user"}]}',
+    ):
+        url = f"{served.url}/v1/chat/completions"
+        async with served.http.post(url, data=data, headers=served.headers) as response:
+            assert (response.status in (400, 404), response.headers["x-should-retry"]) == (True, "false")
+        async with await served.chat() as response:
+            assert response.status == 200
+
+
+async def test_two_requests_may_have_one_id(served):
+    """C55: both are answered, and both are in the ledger under it."""
+    answers = await asyncio.gather(*(served.chat(headers={"X-Request-Id": "same"}) for _ in range(2)))
+    assert [(each.status, each.headers["x-request-id"]) for each in answers] == [(200, "same")] * 2
+    assert [row.request_id for row in await served.rows()] == ["same"] * 2
+
+
+@pytest.mark.parametrize("given", ["a" * 81, "a" * 1000, "a b", "\u00e9", "a;b", '"'])
+async def test_an_id_that_is_none_is_replaced(served, given):
+    """C56: and never said again."""
+    async with await served.chat(headers={"X-Request-Id": given}) as response:
+        assert response.status == 200
+        assert response.headers["x-request-id"] != given
+        assert len(response.headers["x-request-id"]) == 32
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_details_of_usage_are_passed_on(served, streamed):
+    """C58."""
+    usage = USAGE | {
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 2, "more": {"a": 1.50}},
+    }
+    closing = {"id": "c", "choices": [], "usage": usage}
+    plays(served, stream(chunk(), chunk("a"), chunk("b", "stop"), closing, DONE))
+    options = {"stream": True, "stream_options": {"include_usage": True}} if streamed else {}
+    async with await served.chat(**options) as response:
+        text = await response.text()
+    said = json.loads(text.split("data: ")[-2]) if streamed else json.loads(text)
+    assert said["usage"] == usage
+
+
+async def test_last_words_and_finish_in_one_event(served):
+    """C60: what has both is not held longer than the usage takes to come."""
+    closing = {"id": "c", "choices": [], "usage": USAGE}
+    plays(served, stream(chunk(), chunk("a b", "stop"), closing, DONE))
+    async with await served.chat(stream=True) as response:
+        events = (await response.text()).split("\n\n")
+    assert json.loads(events[1].removeprefix("data: "))["choices"][0] == chunk("a b", "stop")["choices"][0]
+    assert events[2:] == ["data: [DONE]", ""]
+
+
+async def test_what_only_an_instance_knows_reaches_it_as_it_was_sent(served):
+    """C23, C64, C73: parts of messages, tools and structured outputs of other times and clients."""
+    thought = [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "a"}]
+    more = {
+        "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": thought}],
+        "guided_choice": ["a", "b"], "guided_json": {"type": "object"}, "prompt_cache_key": "k",
+    }  # fmt: skip
+    async with await served.chat(**more) as response:
+        assert response.status == 200
+    sent = served.backends[0].bodies[0]
+    assert {name: sent[name] for name in more} == more
+    tools = [{"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "c"}]}, {"type": "web_search"}]
+    output = [{"type": "input_image", "image_url": "data:,"}]
+    asked = {
+        "model": "m", "tools": tools, "include": ["reasoning.encrypted_content"], "store": False,
+        "input": [{"type": "function_call_output", "call_id": "x", "output": output}],
+    }  # fmt: skip
+    async with served.http.post(f"{served.url}/v1/responses", json=asked, headers=served.headers) as response:
+        await response.read()
+    sent = served.backends[0].bodies[1]
+    assert {name: sent[name] for name in asked} == asked
+
+
+async def test_a_long_answer_is_whole(served):
+    """C68: 25 MB, which its tenant does not stream."""
+    word = "x" * 50_000
+    plays(served, stream(chunk(), *(chunk(word) for _ in range(500)), chunk("", "stop"),
+                         {"id": "c", "choices": [], "usage": USAGE}, DONE))  # fmt: skip
+    async with await served.chat() as response:
+        answer = json.loads(await response.read())
+    assert answer["choices"][0]["message"]["content"] == word * 500
+    (row,) = await served.rows()
+    assert (row.outcome, row.output_tokens) == ("done", 3)
