@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
 from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.stages import COMING_LIMIT_S
+from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.queueing.waits.correction import Blend, Correction
 from scheduling.queueing.waits.starting import Coming, left_of_start_s
 from scheduling.queueing.waits.waiting_time import History, Lengths, Throughput, Wait, waiting_time
 
 REFRESH_S = 1.0  # how long the throughput of an endpoint counts as known
 PACE_STALE_S = 60.0
+RETURNS_S = 1.0
+"""Until the next heartbeats have found an instance that was out of reach."""
 UNMEASURED_VARIANCE = 1.0  # relative, of a pace that nobody has compared with waits
 ENOUGH_BATCHES = 2.0  # of waits of a class, after which it is corrected by itself
 
@@ -99,17 +102,26 @@ class Paces:
 
     def _read_coming(self, endpoint: Endpoint, now_s: float) -> list[Coming]:
         """Those that a swap brings up are left out."""
-        listed, wall_s = list[Coming](), self.wall_clock()
+        listed = list[Coming]()
         for one in map(self.topology.by_slot.get, self._slots(endpoint).tolist()):
-            if one is None or one.spec.start_s is None or self.shares(one):
-                continue
-            start_s, passed_s = one.spec.start_s, wall_s - one.spec.start_began_at
-            known = self.known(endpoint, one, "", now_s)
-            if known is not None and passed_s < COMING_LIMIT_S:
-                pace = known.pace
-                tokens = pace.by_profile.batch * pace.lengths.output_mean
-                listed.append(Coming(left_of_start_s(start_s, max(0.0, passed_s)), known.tokens_per_s, tokens))
+            in_s = None if one is None or self.shares(one) else self._takes_in_s(one, now_s)
+            known = None if in_s is None else self.known(endpoint, one, "", now_s)
+            if one is not None and in_s is not None and known is not None:
+                begins = max(0.0, known.pace.by_profile.batch - int(self.topology.fleet.running[one.slot]))
+                listed.append(Coming(in_s, known.tokens_per_s, begins * known.pace.lengths.output_mean))
         return sorted(listed)
+
+    def _takes_in_s(self, one: Replica, now_s: float) -> float | None:
+        """Seconds until *one* takes requests, if it does not now and soon will: it starts, or is ready and rests, is busy or
+        out of reach for a moment."""
+        if one.spec.start_s is not None:
+            passed_s = self.wall_clock() - one.spec.start_began_at
+            return left_of_start_s(one.spec.start_s, max(0.0, passed_s)) if passed_s < COMING_LIMIT_S else None
+        asleep = one.metrics is not None and one.metrics.sleeping
+        is_well = one.spec.state == InstanceState.READY and not one.lost and not one.wedged and not asleep
+        if not is_well or self.topology.fleet.accepting[one.slot] or not self.topology.serves(one.endpoint):
+            return None
+        return max(RETURNS_S, one.health.until_s - now_s)
 
     def blend(self, endpoint: Endpoint, slo_class: str) -> Blend:
         """How far waits of a class at *endpoint* are those of all its instances, rather than of one queue."""
@@ -165,7 +177,9 @@ class Paces:
         serving = [one for one in self.topology.members(endpoint) if fleet.accepting[one.slot]]
         together: Throughput | None = None
         by_memory = True
-        alone_too = replica is not None and (self.shares(replica) or replica.spec.start_s is not None)
+        alone_too = replica is not None and (
+            self.shares(replica) or replica.spec.start_s is not None or replica.spec.state == InstanceState.READY
+        )
         of_one = [replica] if replica is not None and (replica in serving or alone_too) else []
         for one in of_one or serving:
             alone = Throughput.of(
