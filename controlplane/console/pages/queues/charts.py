@@ -54,7 +54,8 @@ def calibration(points: Sequence[Row], calibrated: Sequence[Row]) -> Chart:
         key="waits",
         title="Wait, predicted and actual",
         caption=f"Last hour, {count(len(points))} requests" if points else "",
-        sentence=f"Predicted against actual waits of {count(len(points))} requests. {fits}.",
+        sentence=f"Predicted against actual waits of {count(len(points))} requests. {fits}. "
+        "A prediction leaves out who comes later and goes first: under overload, classes that others overtake wait longer.",
         across=axis.but(title={"text": "predicted wait", "font": {"size": 11}, "standoff": 4}),
         up=axis.but(title={"text": "actual wait", "font": {"size": 11}, "standoff": 4}),
         series=[*series, right],
