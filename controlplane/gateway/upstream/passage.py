@@ -126,10 +126,11 @@ class Stream:
                 self._ticket.course.output_tokens += len(tokens)
                 if self._whole is None:
                     self._open = self._responder.write_now(piece)
-                else:
-                    for token, shape in zip(tokens, shapes, strict=True):
-                        self._go_on(shape, token, 0, len(token) + len(END))
-                return self._open
+                    return self._open
+                for token, (prefix, suffix, text) in zip(tokens, shapes, strict=True):
+                    if text is not None:
+                        self._whole.append(text, token[len(prefix) : len(token) + len(END) - len(suffix)])
+                return True
         passed: list[bytes] = []
         failure: Exception | None = None
         try:
@@ -159,11 +160,6 @@ class Stream:
             ):
                 return shape
         return None
-
-    def _go_on(self, shape: Shape, token: bytes, begin: int, end: int) -> None:
-        """Put the text of *token*, which ends at *end* with what its HTTP chunk ends with, to the whole answer."""
-        if self._whole is not None and shape.text is not None:
-            self._whole.append(shape.text, token[begin + len(shape.prefix) : end - len(shape.suffix)])
 
     def _event(self, event: SentEvent) -> bytes:
         """What the tenant gets now that *event* came. Raises EngineFailed, Refusal."""
@@ -254,19 +250,16 @@ class Stream:
         """Pass on an HTTP *chunk* as it came if it is one event like an earlier one but for its text: a token alone."""
         if not self._open:
             return False
-        for shape in self._shapes:
-            prefix, suffix, _ = shape
+        for prefix, suffix, text in self._shapes:
             if (
                 chunk.endswith(suffix)
                 and chunk.startswith(prefix, begin)
                 and chunk.find(b'"', begin + len(prefix), -len(suffix)) < 0
             ):
-                break
-        else:
-            return False
-        if self._whole is not None:
-            self._go_on(shape, chunk, begin, len(chunk))
-        elif not self._responder.write_chunk(chunk):
-            return False
-        self._ticket.course.output_tokens += 1
-        return True
+                if text is not None and self._whole is not None:
+                    self._whole.append(text, chunk[begin + len(prefix) : -len(suffix)])
+                elif not self._responder.write_chunk(chunk):
+                    return False
+                self._ticket.course.output_tokens += 1
+                return True
+        return False
