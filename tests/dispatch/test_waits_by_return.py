@@ -31,3 +31,4 @@ async def test_who_is_ready_and_takes_nothing_for_a_moment_is_soon_back(served, 
     assert not times.paces.serving(endpoint)
     wait = times.of_next(endpoint, clock())
     assert least_s <= wait.mean_s <= most_s
+    assert wait.variance_s2**0.5 == pytest.approx(wait.mean_s * (0.25 if state == "lost" else 1.0), rel=0.05)

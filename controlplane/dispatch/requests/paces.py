@@ -13,13 +13,13 @@ from controlplane.dispatch.requests.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.stages import COMING_LIMIT_S
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.queueing.waits.correction import Blend, Correction
-from scheduling.queueing.waits.starting import Coming, left_of_start_s
+from scheduling.queueing.waits.starting import NOT_KNOWN, SPREAD, Coming, left_of_start_s
 from scheduling.queueing.waits.waiting_time import History, Lengths, Throughput, Wait, waiting_time
 
 REFRESH_S = 1.0  # how long the throughput of an endpoint counts as known
 PACE_STALE_S = 60.0
-RETURNS_S = 1.0
-"""Until the next heartbeats have found an instance that was out of reach."""
+RETURNS_S = 3.0
+"""Until heartbeats have found an instance that was out of reach, as it was seen on a busy machine."""
 UNMEASURED_VARIANCE = 1.0  # relative, of a pace that nobody has compared with waits
 ENOUGH_BATCHES = 2.0  # of waits of a class, after which it is corrected by itself
 
@@ -108,7 +108,8 @@ class Paces:
             known = None if in_s is None else self.known(endpoint, one, "", now_s)
             if one is not None and in_s is not None and known is not None:
                 begins = max(0.0, known.pace.by_profile.batch - int(self.topology.fleet.running[one.slot]))
-                listed.append(Coming(in_s, known.tokens_per_s, begins * known.pace.lengths.output_mean))
+                spread = NOT_KNOWN if one.spec.start_s is None else SPREAD
+                listed.append(Coming(in_s, known.tokens_per_s, begins * known.pace.lengths.output_mean, spread))
         return sorted(listed)
 
     def _takes_in_s(self, one: Replica, now_s: float) -> float | None:

@@ -7,6 +7,8 @@ from scheduling.queueing.waits.waiting_time import Wait
 
 SPREAD: Final = 0.25
 """Standard deviation of the time until an instance is ready, as a share of it: starts are known by their median alone."""
+NOT_KNOWN: Final = 1.0
+"""The same of an instance that is ready and comes back when it does."""
 OVERDUE: Final = 0.1
 """Of the time that a start has taken already, what is left of it at the least: one that is overdue is not there yet."""
 
@@ -20,6 +22,8 @@ class Coming(NamedTuple):
     """Theta."""
     batch_tokens: float
     """Output of the requests that it begins at once (equation 11)."""
+    spread: float = SPREAD
+    """Standard deviation of *in_s*, as a share of it."""
 
 
 def left_of_start_s(usual_s: float, passed_s: float) -> float:
@@ -30,15 +34,15 @@ def left_of_start_s(usual_s: float, passed_s: float) -> float:
 def until_produced(tokens: Wait, tokens_per_s: float, coming: Sequence[Coming]) -> Wait:
     """When so many *tokens* (a normal distribution of them) are produced with *tokens_per_s* from now on and with what each
     of *coming* adds. Where nothing serves now it is when the first of those is ready, at the least; there must be one."""
-    rate, time_s, left, counted_s = tokens_per_s, 0.0, tokens.mean_s, 0.0
+    rate, time_s, left, spread_s = tokens_per_s, 0.0, tokens.mean_s, 0.0
     for one in sorted(coming):
         begun = rate * (one.in_s - time_s)
         if rate > 0.0 and left <= begun:
             break
         left = max(0.0, left - begun - one.batch_tokens)
-        time_s = counted_s = one.in_s
+        time_s, spread_s = one.in_s, one.in_s * one.spread
         rate += one.tokens_per_s
-    return Wait(time_s + left / rate, tokens.variance_s2 / rate**2 + (SPREAD * counted_s) ** 2)
+    return Wait(time_s + left / rate, tokens.variance_s2 / rate**2 + spread_s**2)
 
 
 def sooner(wait: Wait, tokens_per_s: float, coming: Sequence[Coming]) -> Wait:
