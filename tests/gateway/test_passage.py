@@ -119,7 +119,7 @@ async def test_what_says_more_than_a_text_is_looked_at(loop):
     assert passage.usage.output_tokens == 3
 
 
-async def test_choices_that_take_turns_pass_unread(loop):
+async def test_several_choices_pass_unread(loop):
     passage = Passage(sequences=3, include_usage=True)
     for index in range(3):
         passage.connection.data_received(framed(token("", index=index)))

@@ -14,7 +14,7 @@ ONE_AT_ONCE = pytest.mark.parametrize("gateway_options", [{"max_concurrent_reque
 @ONE_AT_ONCE
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_a_client_that_left_has_given_its_slot_back(served, streamed):
-    """C47, C54: within a prefill and within the tokens, ten times each; the instance is told at once."""
+    """C47, C54: within a prefill and within the tokens, ten times each; the instance knows at once."""
     backend = served.backends[0]
     for at in range(10):
         within_tokens = at % 2
