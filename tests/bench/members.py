@@ -3,8 +3,8 @@
 FOLDERS are ServeGen's (tokens and requests of its classes by ten minutes, and single clients by the hour) and that of the
 Azure traces of 2023 (an hour, by ten seconds). Each model is fitted before every day that is judged, and says the next
 window and the sixth before each window of it. Weights were chosen on days 6 and 7 of the three classes of ten days, on
-clients with even numbers and on drawn weeks, trees on days 9 and 10 too; days 8 to 10 and odd clients judge them. Series of one day judge
-by their last 30 %.
+clients with even numbers and on drawn weeks, trees on days 9 and 10 too; days 8 to 10 and odd clients judge them.
+Series of one day judge by their last 30 %.
 
 By series: APE where something was asked for all the time, else WAPE (the sum of errors as a share of the sum of rates), in
 per cent; `best` is the best member that speaks throughout, known only afterwards. On top: on how many series and horizons
