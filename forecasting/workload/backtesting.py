@@ -4,7 +4,8 @@ Rolling origin: each forecaster is fitted on the first windows, then before ever
 and is given what came. It fits itself again once a day, as it does live. Nothing that lies after an origin is seen at it.
 
 APE is |forecast - actual| / actual, as in PreServe (section 5.2.1, Table 1), over windows in which something was asked for:
-where nothing was, it is not defined. Bands are judged on those too. Windows that are gaps are not judged.
+where nothing was, it is not defined. So where a window was empty, what ranks forecasters is WAPE, the sum of absolute errors
+as a share of the sum of rates. Bands are judged on empty windows too. Windows that are gaps are not judged.
 """
 
 import time
@@ -37,6 +38,7 @@ def backtest(
     Keys of a row; errors and shares are fractions of 1:
     - `series`, `forecaster`, `windows` (in which something was asked for), `zero_windows` (nothing was: bands only), `note`,
       `parameters`
+    - `error`, `error_by_horizon`: mean APE, or WAPE where a window of the test part was empty: it ranks forecasters
     - `mean_ape`, `max_ape`: over all horizons up to *horizon*; `mean_ape_by_horizon`, `max_ape_by_horizon`: lists
     - `one_origin_mean_ape`, `one_origin_max_ape`: of one forecast of the whole test part, made at its begin with no updates
     - `pinball`: mean pinball loss over `PINBALL_LEVELS`, divided by the mean rate of all known windows
@@ -116,6 +118,8 @@ def _errors(forecasts: list[Forecast], actual: Values, horizon: int) -> dict[str
     usable = ~np.isnan(actual) & ~np.isnan(said["mean"])  # (horizon, windows)
     ape = np.where(usable & (actual > 0), _ape(said["mean"], actual), np.nan)
     truth = np.broadcast_to(actual, ape.shape)
+    rate = float(truth[usable].mean())
+    error = np.where(usable, np.abs(said["mean"] - truth) / rate, np.nan) if (actual == 0).any() else ape
     inside = {
         level: np.where(usable, (truth >= said[f"lower_{level}"]) & (truth <= said[f"upper_{level}"]), np.nan)
         for level in (80, 95)
@@ -125,8 +129,9 @@ def _errors(forecasts: list[Forecast], actual: Values, horizon: int) -> dict[str
         np.where(truth >= said[name], level * (truth - said[name]), (1 - level) * (said[name] - truth))
         for level, name in zip(PINBALL_LEVELS, quantiles, strict=True)
     ]
-    rate = float(truth[usable].mean())
     return {
+        "error": float(np.nanmean(error)),
+        "error_by_horizon": _by_horizon(np.nanmean, error),
         "mean_ape": float(np.nanmean(ape)),
         "max_ape": float(np.nanmax(ape)),
         "mean_ape_by_horizon": _by_horizon(np.nanmean, ape),

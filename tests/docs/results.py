@@ -2,7 +2,8 @@
 
 `python -m tests.docs.results NAME FILE` keeps the JSON that `manage.py reproduce EXPERIMENT --out FILE` wrote as NAME, with
 the commit it ran at and without clock times, and writes its tables into the experiment's page, between the marks of that
-name. `python -m tests.docs.results` writes all kept results anew. A test compares the two.
+name; likewise what `python -m tests.bench members --json` printed. `python -m tests.docs.results` writes all kept results
+anew. A test compares the two.
 """
 
 import argparse
@@ -19,11 +20,13 @@ from rich.text import Text
 from controlplane.experiments.experiment import Result
 from controlplane.experiments.management.commands.reproduce import show
 from controlplane.experiments.registry import EXPERIMENTS
+from tests.bench import members
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEPT = DOCS / "results"
 END = "<!-- end of result -->\n"
 CLOCK = "wall_s"
+BENCH = "members"
 
 
 def begin(name: str) -> str:
@@ -44,7 +47,10 @@ class Printed:
 def block(name: str, kept: Result) -> str:
     """What the run of *kept* printed, as Markdown, with the command and the commit."""
     printed = Printed()
-    show(EXPERIMENTS[kept["experiment"]], kept["result"], printed)
+    if kept["experiment"] == BENCH:
+        printed.print(members.table(kept["result"]))
+    else:
+        show(EXPERIMENTS[kept["experiment"]], kept["result"], printed)
     first = (
         f"`{kept['result']['command']}` at commit {kept['commit']}, kept in [results/{name}.json](results/{name}.json)."
     )
@@ -69,6 +75,8 @@ def kept() -> Iterator[tuple[str, Result]]:
 
 
 def page_of(result: Result) -> Path:
+    if result["experiment"] == BENCH:
+        return DOCS / members.PAGE
     return DOCS / EXPERIMENTS[result["experiment"]].results.partition("#")[0]
 
 
@@ -92,7 +100,7 @@ def write(name: str, result: Result) -> None:
 def keep(name: str, file: Path, commit: str) -> Result:
     """Keep what a run wrote into *file* as the result *name*."""
     result = _without_clock(json.loads(file.read_text()))
-    experiment = result["command"].split()[2]
+    experiment = BENCH if f"tests.bench {BENCH}" in result["command"] else result["command"].split()[2]
     row = {"experiment": experiment, "commit": commit, "result": result}
     KEPT.mkdir(exist_ok=True)
     (KEPT / f"{name}.json").write_text(json.dumps(row, indent=1) + "\n")
@@ -108,7 +116,7 @@ def _without_clock(value: Any) -> Any:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", nargs="?", help="of a result; default is all that are kept")
-    parser.add_argument("file", nargs="?", type=Path, help="what `reproduce --out` wrote, to be kept as NAME")
+    parser.add_argument("file", nargs="?", type=Path, help="what the run wrote, to be kept as NAME")
     parser.add_argument("--commit", help="that the run was made at (default: the one that is checked out)")
     given = parser.parse_args()
     if given.file:

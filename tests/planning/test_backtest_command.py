@@ -69,7 +69,7 @@ def test_the_table_says_what_the_rows_do(tmp_path):
     assert {row["quantity"] for row in answer["rows"]} == {"output"}
     for row in answer["rows"]:
         (line,) = [line for line in text.splitlines() if line.startswith(f"│ {row['forecaster']} ")]
-        assert f"{100 * row['mean_ape']:.2f}%" in line
+        assert f"{100 * row['error']:.2f}%" in line
         assert f"{100 * row['coverage_80']:.2f}%" in line
     assert "step 2" in text
     assert "step 6" not in text

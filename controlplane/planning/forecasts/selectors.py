@@ -252,23 +252,28 @@ class Accuracy:
     """How one series' forecasts did on windows that are over. Ratios; None without any window to judge."""
 
     windows: int
-    mean_ape: float | None
+    error: float | None
+    """Mean absolute error as a share of each rate; where a window was empty, the sum of errors as a share of all demand."""
     coverage_80: float | None
     coverage_95: float | None
 
 
 def accuracy(expected: Iterable[Window], actual: dict[datetime, float | None]) -> Accuracy:
-    """Judge *expected* by what came (tokens a second by begin of the window); windows without demand have no APE."""
-    errors, within_80, within_95 = [], [], []
+    """Judge *expected* by what came (tokens a second by begin of the window)."""
+    came, errors, within_80, within_95 = [], [], [], []
     for window in expected:
         value = actual.get(window.start)
         if value is None:
             continue
         within_80.append(window.lower_80 <= value <= window.upper_80)
         within_95.append(window.lower_95 <= value <= window.upper_95)
-        if value > 0:
-            errors.append(abs(window.mean - value) / value)
-    return Accuracy(len(within_80), _mean(errors), _mean(within_80), _mean(within_95))
+        came.append(value)
+        errors.append(abs(window.mean - value))
+    if all(came):
+        error = _mean([error / value for error, value in zip(errors, came, strict=True)])
+    else:
+        error = sum(errors) / sum(came) if any(came) else None
+    return Accuracy(len(came), error, _mean(within_80), _mean(within_95))
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -30,7 +30,7 @@ LEAST_WINDOWS: Final = 12
 GRID: Final = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36, 72, 144)  # horizons at which losses are kept
 LEARNED: Final = tuple(horizon for horizon in GRID if horizon <= 36)
 NAMES: Final = (*SIMPLE, *REGRESSIONS, *TREES)
-TREE_SHARES: Final = (0.25, 0.15)
+TREE_SHARES: Final = (0.2, 0.2)
 """Of the weight that opinions have before any loss; the others have equal parts of the rest."""
 MEMORY: Final = 0.99  # of losses, by window
 DAY_MEMORY: Final = 0.9  # of losses by time of day, by day

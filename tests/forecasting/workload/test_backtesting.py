@@ -43,7 +43,7 @@ def test_figures_are_those_of_a_plain_loop():
     values[25] = 0.0
     series = Series(0.0, 600.0, values, "x")
     (row,) = backtest(series, {"last_seen": LastSeen}, 10, 3)
-    ape, inside, pinball, rates, width = {1: [], 2: [], 3: []}, [], [], [], []
+    ape, inside, pinball, rates, width, off = {1: [], 2: [], 3: []}, [], [], [], [], []
     for origin in range(10, 30):
         last = [value for value in values[:origin] if not math.isnan(value)][-1]
         for step in (1, 2, 3):
@@ -53,6 +53,7 @@ def test_figures_are_those_of_a_plain_loop():
             said, actual = last * step, values[target]
             if actual > 0:
                 ape[step].append(abs(said - actual) / actual)
+            off.append(abs(said - actual))
             inside.append(0.9 * said <= actual <= 1.1 * said)
             quantiles = [0.8 * said, 0.9 * said, said, 1.1 * said, 1.2 * said]
             pinball.append(
@@ -64,6 +65,7 @@ def test_figures_are_those_of_a_plain_loop():
             rates.append(actual)
             width.append(0.2 * said)
     everything = [error for errors in ape.values() for error in errors]
+    assert row["error"] == pytest.approx(sum(off) / sum(rates))  # a window was empty
     assert row["mean_ape"] == pytest.approx(np.mean(everything))
     assert row["max_ape"] == pytest.approx(max(everything))
     assert row["mean_ape_by_horizon"] == pytest.approx([np.mean(ape[step]) for step in (1, 2, 3)])
@@ -105,7 +107,8 @@ def test_nothing_is_given_before_its_time():
 def test_the_last_horizons_that_reach_nothing_are_none():
     values = np.ones(12)
     (row,) = backtest(Series(0.0, 600.0, values), {"last_seen": LastSeen}, 10, 4)
-    assert row["mean_ape_by_horizon"] == [0.0, 1.0, None, None]
+    assert row["mean_ape_by_horizon"] == row["error_by_horizon"] == [0.0, 1.0, None, None]
+    assert row["error"] == row["mean_ape"]
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,14 @@ def test_trees_are_walked_as_their_library_walks_them(monkeypatch, kind, library
     assert np.allclose(forest.predict(trail, origins, horizons), trail.z[origins] + expected, atol=1e-5)
 
 
+def test_boosted_trees_are_not_steered_by_bursts():
+    """They say the median of what came, as forecasts are judged, not the mean."""
+    rng = np.random.default_rng(2)
+    table, moves = rng.random((600, 3)).astype(np.float32), np.where(rng.random(600) < 0.2, 3.0, 0.0)
+    said = sum(tree.value[tree.right < 0].mean() for tree in Boosted((1,)).grow(table, moves, np.ones(600)))
+    assert said == pytest.approx(0.0, abs=0.1)
+
+
 def test_a_forest_without_enough_windows_or_beyond_its_horizons_is_silent():
     trail = Trail(daily(9, WINDOW_S, seed=8).tokens_per_s, SEASON, WINDOW_S)
     forest = Forest((1, 2))

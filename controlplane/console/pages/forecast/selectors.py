@@ -28,7 +28,8 @@ class Score:
 
     forecaster: str
     title: str
-    mean_ape: float | None
+    error: float | None
+    """Mean APE, or WAPE on a series with empty windows."""
     max_ape: float | None
     pinball: float | None
     coverage_80: float | None
@@ -286,16 +287,18 @@ def _ahead(forecast: Forecast, now: datetime) -> list[Window]:
 
 
 def scores(backtest: Backtest, quantity: str, series: str = "") -> list[Score]:
-    """How each forecaster did on *quantity*, best mean APE first; over all series, their means (and the worst APE)."""
+    """How each forecaster did on *quantity*, smallest error first; over all series, their means (and the worst APE)."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in backtest.rows:
         if row.get("quantity") == quantity and (not series or row.get("series") == series):
-            groups[row["forecaster"]].append(row)
+            # Rows that were stored before empty windows counted have APE alone.
+            of_old = {"error": row.get("mean_ape"), "error_by_horizon": row.get("mean_ape_by_horizon")}
+            groups[row["forecaster"]].append({**of_old, **row})
     board = [
         Score(
             forecaster=name,
             title=title_of(name),
-            mean_ape=_mean(rows, "mean_ape"),
+            error=_mean(rows, "error"),
             max_ape=max((row["max_ape"] for row in rows if row.get("max_ape") is not None), default=None),
             pinball=_mean(rows, "pinball"),
             coverage_80=_mean(rows, "coverage_80"),
@@ -305,7 +308,7 @@ def scores(backtest: Backtest, quantity: str, series: str = "") -> list[Score]:
         )
         for name, rows in groups.items()
     ]
-    return sorted(board, key=lambda score: (score.mean_ape is None, score.mean_ape or 0.0, score.forecaster))
+    return sorted(board, key=lambda score: (score.error is None, score.error or 0.0, score.forecaster))
 
 
 def _mean(rows: Sequence[dict[str, Any]], field: str) -> float | None:
@@ -315,7 +318,7 @@ def _mean(rows: Sequence[dict[str, Any]], field: str) -> float | None:
 
 def _by_horizon(rows: Sequence[dict[str, Any]]) -> tuple[float | None, ...]:
     """The mean over series at each step ahead that some of them have."""
-    lists = [row.get("mean_ape_by_horizon") or [] for row in rows]
+    lists = [row.get("error_by_horizon") or [] for row in rows]
     longest = max(map(len, lists), default=0)
     steps = []
     for at in range(longest):
@@ -329,28 +332,28 @@ def series_of(backtest: Backtest) -> list[str]:
 
 
 def leader_board(backtest: Backtest, series: str = "") -> list[dict[str, Any]]:
-    """One row a forecaster with its scores on prompt and on output tokens, best mean APE over both first.
+    """One row a forecaster with its scores on prompt and on output tokens, smallest error over both first.
 
-    `scores` holds a dict for each quantity, with `best` where no other forecaster has a lower mean APE, or None.
+    `scores` holds a dict for each quantity, with `best` where no other forecaster has a smaller error, or None.
     """
     by_quantity = [scores(backtest, quantity, series) for quantity in Quantity.values]
     titles = {score.forecaster: score.title for board in by_quantity for score in board}
     rows = []
     for name, title in titles.items():
         pair = [_with_best(board, name) for board in by_quantity]
-        known = [score["mean_ape"] for score in pair if score and score["mean_ape"] is not None]
+        known = [score["error"] for score in pair if score and score["error"] is not None]
         fits = [score["fit_s"] for score in pair if score and score["fit_s"] is not None]
         rows.append(
             {
                 "forecaster": name,
                 "title": title,
                 "scores": pair,
-                "mean_ape": sum(known) / len(known) if known else None,
+                "error": sum(known) / len(known) if known else None,
                 "fit_s": sum(fits) / len(fits) if fits else None,
                 "fit_ms": 1_000 * sum(fits) / len(fits) if fits else None,
             }
         )
-    rows.sort(key=lambda row: (row["mean_ape"] is None, row["mean_ape"] or 0.0, row["forecaster"]))
+    rows.sort(key=lambda row: (row["error"] is None, row["error"] or 0.0, row["forecaster"]))
     return rows
 
 
@@ -358,4 +361,4 @@ def _with_best(board: list[Score], name: str) -> dict[str, Any] | None:
     score = next((score for score in board if score.forecaster == name), None)
     if score is None:
         return None
-    return {**asdict(score), "best": score.mean_ape is not None and score.mean_ape == board[0].mean_ape}
+    return {**asdict(score), "best": score.error is not None and score.error == board[0].error}

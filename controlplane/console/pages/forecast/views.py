@@ -59,7 +59,7 @@ SERIES: Columns = {
     "Note": "note",
 }
 SCORES = {
-    "mean APE (ratio)": "mean_ape",
+    "mean error (ratio)": "error",
     "max APE (ratio)": "max_ape",
     "pinball loss (ratio)": "pinball",
     "within 80% (ratio)": "coverage_80",

@@ -131,7 +131,7 @@ def _forecast_health(model: str, now: datetime) -> str:
     seen = see(Asked(model, "", Quantity.OUTPUT, hours := hours_back()), now)
     if seen.forecast is None:
         return "No forecast yet"
-    by, error = title_of(seen.forecast.forecaster), seen.accuracy.mean_ape
+    by, error = title_of(seen.forecast.forecaster), seen.accuracy.error
     return (
         f"{by}, mean error {percent_fine(error)} over {duration(3600 * hours)}"
         if error is not None

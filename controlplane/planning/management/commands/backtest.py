@@ -186,15 +186,15 @@ def read_servegen(path: Path, window_s: float) -> dict[str, Series]:
 
 
 def step_column(step: int) -> Column:
-    return Column(f"step {step}", lambda row: row["mean_ape_by_horizon"][step - 1], percent)
+    return Column(f"step {step}", lambda row: row["error_by_horizon"][step - 1], percent)
 
 
 def columns(horizon: int) -> list[Column]:
     """Of the table of one series: errors over all windows ahead and at some, bands, one origin, and times."""
     return [
         Column("Forecaster", "forecaster"),
-        Column("APE mean", "mean_ape", percent),
-        Column("max", "max_ape", percent),
+        Column("error", "error", percent),
+        Column("max APE", "max_ape", percent),
         *(step_column(step) for step in sorted({1, min(2, horizon), horizon})),
         Column("pinball", "pinball", percent),
         Column("in 80%", "coverage_80", percent),
@@ -208,7 +208,7 @@ def columns(horizon: int) -> list[Column]:
 
 
 def show(shown: Console, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """One table a series and quantity, best mean APE first."""
+    """One table a series and quantity, smallest error first: mean APE, or WAPE where windows were empty."""
     horizon = about["horizon_windows"]
     shown.print(
         f"[bold]{about['source']}[/], windows of {about['window_s'] / 60:g} min, forecast {horizon} ahead before each window"
@@ -221,7 +221,7 @@ def show(shown: Console, about: dict[str, Any], rows: list[dict[str, Any]]) -> N
         mine = [row for row in rows if (row["series"], row["quantity"]) == (judged["series"], judged["quantity"])]
         ranked = [
             {**row, "style": "" if place else "bold"}
-            for place, row in enumerate(sorted(mine, key=lambda row: row["mean_ape"]))
+            for place, row in enumerate(sorted(mine, key=lambda row: row["error"]))
         ]
         shown.print(table(title, columns(horizon), ranked, itemgetter("style")))
         for row in mine:
