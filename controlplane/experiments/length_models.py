@@ -2,17 +2,14 @@
 
 Prompts are split 7 to 3, as in PreServe; those of the test are thinned to as many from each set, and every model is asked
 for the same ones. Encoders are fine-tuned on a part of the samples (`Fitting`): a core reads about fifty prompts a second.
-Our teacher's embeddings are kept in the state folder, so a second run is quicker.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from django.conf import settings as django_settings
 from rich.console import Console
 
 from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Option, Progress, Result, Settings
@@ -230,7 +227,6 @@ class LengthModels(Experiment):
             encoder=encoder,
             seed=seed,
             progress=progress,
-            folder=Path(django_settings.STATE_DIR) / "lengths",
         )
         split = read_sets(data)
         test = thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)

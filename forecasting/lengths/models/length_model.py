@@ -41,8 +41,6 @@ class Fitting:
     """Of each forest of `trees` and `ours`."""
     seed: int = 1
     progress: Progress | None = None
-    folder: Path | None = None
-    """Where `ours` keeps embeddings of prompts; None: in memory."""
 
 
 DEFAULT = Fitting()
