@@ -1,4 +1,4 @@
-"""Every length model on the same prompts, beside SSJF's Table 2 and PreServe's Table 2, and how far any model could come.
+"""Every length model on the same prompts, against SSJF's Table 2 and PreServe's Table 2, and the noise floor of any model.
 
 Prompts are split 7 to 3, as in PreServe; those of the test are thinned to as many from each set, and every model is asked
 for the same ones. Encoders are fine-tuned on a part of the samples (`Fitting`): a core reads about fifty prompts a second.
@@ -103,7 +103,7 @@ def thinned(samples: Sequence[Sample], most: int, seed: int) -> list[Sample]:
 
 
 def _floor(lengths: Sequence[tuple[int, ...]]) -> dict[str, float]:
-    """What is left for a model that knows each prompt's own mean: answers to the same prompt at three temperatures.
+    """The error of a model that knows each prompt's mean: answers to the same prompt at three temperatures.
 
     The mean is taken over the other two answers; prompts with a capped answer are left out.
     """
@@ -122,7 +122,7 @@ def _floor(lengths: Sequence[tuple[int, ...]]) -> dict[str, float]:
 
 
 def _among_models(samples: Sequence[Sample], edges: Any) -> dict[str, Any]:
-    """What follows from the other models' answers to the very prompt: their mean, and that put right for who answers.
+    """The error of predicting by the other models' answers to the same prompt: their mean, and the mean corrected for the model.
 
     The first ignores which model is asked, so a model that knows it can do better, and it is no floor. The second adds, in
     logarithms, how much longer this model's answers to the other prompts are than the others' to the same ones.

@@ -29,7 +29,7 @@ TREE_SHARE: Final = 0.5
 
 
 class Student(LengthModel):
-    """Fitted before, `fit` goes on from what it knows: a few hundred samples then bend it, not replace it.
+    """If it was fitted before, `fit` continues from its weights: a few hundred samples then adjust it, not replace it.
 
     A query without text is answered, and learned from, by its features.
     """
@@ -200,5 +200,5 @@ class Student(LengthModel):
 
 
 def bundled() -> Student:
-    """The student that comes with the package (docs/length-models.md says what it was trained on)."""
+    """The student that comes with the package, trained as in docs/length-models.md."""
     return Student.load(BUNDLED)

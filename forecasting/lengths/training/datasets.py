@@ -33,7 +33,7 @@ DAVINCI: Final = "text-davinci-003"
 
 
 class DataMissing(ValueError):
-    """A set's file is not there, or does not hold what it should; says which file."""
+    """A set's file is missing or malformed; the message names it."""
 
 
 class AnsweredPrompt(NamedTuple):

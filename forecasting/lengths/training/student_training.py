@@ -1,7 +1,7 @@
 """Fitting a student: networks in NumPy, trees by scikit-learn; pinball loss on log-lengths, long answers count more.
 
-Fitted again, a student goes on from what it knows: measures are scaled anew by all that was seen, networks are moved to the
-new scales without a change of what they say, and a last stage of trees learns what the first ones are off by.
+Fitted again, a student continues from its weights: measures are scaled by all that was seen, networks are moved to the new
+scales without a change of their outputs, and a last stage of trees learns the error of the first ones.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from forecasting.lengths.training.network_training import (
     LONG_COUNT_MORE,
     Bags,
     Optimiser,
-    Rows,
+    TrainingRows,
     forward,
     gradients,
     loss,
@@ -37,7 +37,7 @@ BATCH: Final = 256
 RATE: Final = 4e-3
 GO_ON_RATE: Final = 1e-3
 FORGET_NAME: Final = 0.15
-"""Chance that a name is hidden in training, so that what is said of unknown models and tenants is learned too."""
+"""Chance that a name is hidden in training, so that predictions for unknown models and tenants are learned too."""
 DROP_IDS: Final = 0.25
 BANDS: Final = 8
 LEAST_IN_BAND: Final = 40
@@ -74,7 +74,7 @@ def train(
     cut = np.array([sample.query.max_tokens is not None and sample.output_tokens >= sample.query.max_tokens
                     for sample in samples])  # fmt: skip
     held = _held_out(samples, features, np.random.default_rng(student.fitting.seed))
-    known = Rows(
+    known = TrainingRows(
         scaling(measures),
         model_rows,
         tenant_rows,
@@ -102,12 +102,12 @@ def train(
         student.stages = [*before, _stage(student, before, measures, samples, weights, ~held)]
     if held.any():
         rows: list[int] = np.flatnonzero(held).tolist()
-        _put_right(
+        _correct_quantiles(
             student,
             np.stack([student.logs(features[row], samples[row].query) for row in rows]),
             np.log1p(lengths)[held],
         )
-        if student.trees and fresh:  # what was held out has done its service
+        if student.trees and fresh:  # the held-out samples have served their purpose
             student.stages = [_stage(student, [], measures, samples, weights, np.ones(len(samples), bool))]
 
 
@@ -139,7 +139,7 @@ def _names(known: dict[str, int], names: Sequence[str]) -> tuple[dict[str, int],
 
 def _network(
     weights: Weights,
-    rows: Rows,
+    rows: TrainingRows,
     bags: Sequence[Bags],
     held: NDArray[np.bool_],
     epochs: int | None,
@@ -214,8 +214,8 @@ def _held_out(
     return chosen[[places[key] for key in keys]]
 
 
-def _put_right(student: "Student", logs: NDArray[np.float64], real: NDArray[np.float64]) -> None:
-    """How far each quantile is off on held-out prompts, by bands of the predicted median."""
+def _correct_quantiles(student: "Student", logs: NDArray[np.float64], real: NDArray[np.float64]) -> None:
+    """Learn the error of each quantile on held-out prompts, by bands of the predicted median."""
     middle = logs[:, MEDIAN]
     bands = np.array_split(np.argsort(middle), min(BANDS, max(1, len(middle) // LEAST_IN_BAND)))
     student.knots = np.array([middle[band].mean() for band in bands])
