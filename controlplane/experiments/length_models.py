@@ -54,14 +54,14 @@ PAPER: Final = {"ssjf": SSJF_TABLE_2, "preserve": PRESERVE_TABLE_2}
 CAPPED_AT: Final = 512  # of the lengths at several temperatures
 
 
-def _fitted(model: Any, samples: Sequence[Sample], teacher: LengthModel | None = None) -> tuple[Any, float]:
+def _fitted(model: LengthModel, samples: Sequence[Sample]) -> tuple[LengthModel, float]:
     """The model, and the seconds of a core that fitting took (other work on the machine does not count)."""
     start = time.process_time()
-    model.fit(samples, teacher) if teacher else model.fit(samples)
+    model.fit(samples)
     return model, time.process_time() - start
 
 
-def _row(name: str, fitted: tuple[Any, float], test: Sequence[Sample], edges: Any) -> dict[str, Any]:
+def _row(name: str, fitted: tuple[LengthModel, float], test: Sequence[Sample], edges: Any) -> dict[str, Any]:
     model, fit_s = fitted
     queries = [sample.query for sample in test]
     real = np.array([sample.output_tokens for sample in test], float)
@@ -122,7 +122,7 @@ def _floor(lengths: Sequence[tuple[int, ...]]) -> dict[str, float]:
 
 
 def _among_models(samples: Sequence[Sample], edges: Any) -> dict[str, Any]:
-    """The error of predicting by the other models' answers to the same prompt: their mean, and the mean corrected for the model.
+    """The error of the other models' answers to the same prompt: their mean, and the mean corrected for the model.
 
     The first ignores which model is asked, so a model that knows it can do better, and it is no floor. The second adds, in
     logarithms, how much longer this model's answers to the other prompts are than the others' to the same ones.
@@ -239,7 +239,9 @@ class LengthModels(Experiment):
             model = MODELS[name](fitting)
             rows.append(_row(name, _fitted(model, split.training), test, edges))
             if isinstance(model, Student) and teacher is not None:
-                rows.append(_row(TAUGHT, _fitted(Student(fitting), split.training, teacher), test, edges))
+                rows.append(
+                    _row(TAUGHT, _fitted(Student(replace(fitting, teacher=teacher)), split.training), test, edges)
+                )
             if isinstance(model, Ours):
                 teacher = model
         progress("models", len(wanted), len(wanted))

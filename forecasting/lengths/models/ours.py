@@ -6,6 +6,7 @@ encoder is tuned, so a prompt is read once for fitting and predicting.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -37,7 +38,7 @@ class Ours(LengthModel):
         super().__init__(fitting)
         self.encoder = Encoder(fitting.encoder, MOST_TOKENS)
         self._embeddings: dict[int, NDArray[np.float16]] = {}
-        self.network = Student(fitting, networks=1, trees=0)
+        self.network = Student(replace(fitting, teacher=None), networks=1, trees=0)
         self.trees: HabitTrees | None = None
         self.centre: NDArray[np.float32] = np.zeros(0, np.float32)
         self.axes: NDArray[np.float32] = np.zeros((0, 0), np.float32)

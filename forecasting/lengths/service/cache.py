@@ -191,10 +191,6 @@ class LengthCache:
                 self._drop(shelf, next(iter(shelf.entries)))
         seen.add(tokens, now_s, cut=cut)
 
-    def forget(self) -> None:
-        """Begin empty."""
-        self._shelves.clear()
-
     def _live(self, shelf: _Shelf, digest: bytes, *, touch: bool = True) -> SeenLengths | None:
         seen = shelf.entries.get(digest)
         if seen is None:

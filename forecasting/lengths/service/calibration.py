@@ -135,13 +135,7 @@ class DriftAlarm:
         if max(sums) <= LIMIT:
             return False
         what = ("longer", "shorter", "wilder")[sums.index(max(sums))]
-        self.restart()
-        self.raised = what
-        self.raised_at = now
-        return True
-
-    def restart(self) -> None:
-        """Learn again what is usual, without an alarm."""
-        self.raised = ""
+        self.raised, self.raised_at = what, now
         self._seen = self._since = 0
         self._usual, self._sums = [0.0, 0.0], [0.0, 0.0, 0.0]
+        return True

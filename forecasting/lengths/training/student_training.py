@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from forecasting.lengths.models.network import Scaling, Weights
 from forecasting.lengths.models.trees import HabitTrees
-from forecasting.lengths.query import MEDIAN, QUANTILES, Predictions, Sample
+from forecasting.lengths.query import MEDIAN, QUANTILES, Sample
 from forecasting.lengths.text.features import Features, measure_matrix
 from forecasting.lengths.training.network_training import (
     LONG_COUNT_MORE,
@@ -49,17 +49,11 @@ LATER_TREES: Final = 40
 LATER_LEAVES: Final = 8
 
 
-def train(
-    student: "Student",
-    features: Sequence[Features],
-    samples: Sequence[Sample],
-    taught: Predictions | None = None,
-    epochs: int | None = None,
-) -> None:
+def train(student: "Student", features: Sequence[Features], samples: Sequence[Sample]) -> None:
     """Fit *student*; samples that reached their max_tokens count as "at least so long"."""
     from threadpoolctl import threadpool_limits
 
-    fresh = not student.networks
+    fresh, teacher = not student.networks, student.fitting.teacher
     measures = measure_matrix(features)
     measured = Scaling.of(measures)
     scaling = measured if student.scaling is None else student.scaling.with_more(measured)
@@ -80,7 +74,9 @@ def train(
         tenant_rows,
         np.log1p(lengths).astype(np.float32),
         cut,
-        None if taught is None else np.log1p(taught.quantiles).astype(np.float32),
+        np.log1p(teacher.predict([sample.query for sample in samples]).quantiles).astype(np.float32)
+        if teacher
+        else None,
     )
     bags = [
         Bags(ids, len(starts[0]["table"]))
@@ -89,7 +85,7 @@ def train(
     everyone = np.arange(len(samples))
     with threadpool_limits(1):  # small products: more threads only wait for one another
         student.networks = [
-            _network(start, known, bags, held, epochs, fresh, student.fitting.seed + place)
+            _network(start, known, bags, held, fresh, student.fitting.seed + place)
             for place, start in enumerate(starts)
         ]
         whole = [bag.batch(everyone) for bag in bags]
@@ -142,13 +138,12 @@ def _network(
     rows: TrainingRows,
     bags: Sequence[Bags],
     held: NDArray[np.bool_],
-    epochs: int | None,
     fresh: bool,
     seed: int,
 ) -> Weights:
     """Fit one network from its first *weights* on; the samples *held* out choose the round to stop at."""
     steps_an_epoch = -(-len(held) // BATCH)
-    rounds = epochs or max(EPOCHS, -(-LEAST_STEPS // steps_an_epoch))
+    rounds = max(EPOCHS, -(-LEAST_STEPS // steps_an_epoch))
     optimiser = Optimiser(weights, RATE if fresh else GO_ON_RATE, rounds * steps_an_epoch + 1)
     generator = np.random.default_rng(seed)
     learned, judging = np.flatnonzero(~held), np.flatnonzero(held)
