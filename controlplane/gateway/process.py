@@ -146,6 +146,7 @@ class Gateway:
                 clock=loop_clock,
                 max_depth=settings.MAX_JSON_DEPTH,
                 most_body_bytes=settings.MAX_BODY_BYTES,
+                stream_all=settings.STREAM_ALL,
             ),
             self.records,
             owns=self.owns,

@@ -121,7 +121,7 @@ def write(notes: Notes) -> None:
             record(
                 "length.drift",
                 actor=ACTOR,
-                reason=f"answers of {drift.model} to {drift.tenant} are {drift.what} than {drift.version} is used to",
+                reason=f"answers of {drift.model} for {drift.tenant} run {drift.what} than {drift.version} expects",
                 inputs=drift._asdict(),
                 severity=Severity.WARNING,
             )

@@ -196,19 +196,19 @@ def _judge(shadow: LengthVersion, active: LengthVersion, now: datetime) -> Lengt
         return reject(
             shadow,
             ACTOR,
-            f"{100 * late:.1f} % of {duel.shadow.requests:,} answers came later than requests wait"
-            f" (PILOTHOUSE_{budget}), at most {100 * most_late:g} % may",
+            f"{100 * late:.1f}% of {duel.shadow.requests:,} answers came later than requests wait"
+            f" (PILOTHOUSE_{budget}), at most {100 * most_late:g}% may",
         )
     least = tuned().LENGTH_PROMOTE_GAIN
     said = (
         f"mean absolute error of {duel.shadow.mae:.1f} tokens over {duel.shadow.requests:,} requests, "
         f"{active} {duel.active.mae:.1f} over {duel.active.requests:,}: "
-        f"{100 * abs(duel.gain):.1f} % {'better' if duel.gain >= 0 else 'worse'}"
+        f"{100 * abs(duel.gain):.1f}% {'better' if duel.gain >= 0 else 'worse'}"
     )
     if duel.gain >= least:
-        return promote(shadow, ACTOR, f"{said}, at least {100 * least:g} % is wanted")
+        return promote(shadow, ACTOR, f"{said}, at least {100 * least:g}% is wanted")
     if duel.gain >= 0:
-        said = f"{said}, less than the {100 * least:g} % wanted (PILOTHOUSE_LENGTH_PROMOTE_GAIN)"
+        said = f"{said}, less than the {100 * least:g}% wanted (PILOTHOUSE_LENGTH_PROMOTE_GAIN)"
     return reject(shadow, ACTOR, said)
 
 

@@ -324,7 +324,7 @@ def test_a_shadow_is_judged_by_a_margin_over_enough_requests(shadow_error, reque
     if state != "shadow":
         event = Event.objects.get(kind__in=["length_version.promoted", "length_version.rejected"])
         assert f"{shadow_error}.0 tokens over {requests:,} requests, student 0 100.0 over 6,000" in event.reason
-        why = {80: "20.0 % better, at least 2 %", 99: "1.0 % better, less than the 2 % wanted", 120: "20.0 % worse"}
+        why = {80: "20.0% better, at least 2%", 99: "1.0% better, less than the 2% wanted", 120: "20.0% worse"}
         assert why[shadow_error] in event.reason
         assert LengthVersion.objects.get(number=1).note == event.reason
         assert event.actor == versions.ACTOR
@@ -340,7 +340,7 @@ def test_a_shadow_that_is_late_is_rejected_however_exact(late, state):
     tasks.judge_length_versions()
     assert states() == {1: state}
     note = LengthVersion.objects.get(number=1).note
-    assert ("20.0 % of 3,000 answers came later than requests wait" in note) == (state == "rejected")
+    assert ("20.0% of 3,000 answers came later than requests wait" in note) == (state == "rejected")
 
 
 def test_nobody_is_judged_unless_that_is_wanted(monkeypatch):

@@ -56,7 +56,7 @@ class Parts:
             return Part("web", PartState.STARTING, "starting or stopping")
         if not gateway.lease.held:
             return Part("web", PartState.STANDBY, f"standing by for {gateway.lease.holder}")
-        return Part("web", PartState.OK, f"{gateway.lease.owner} owns the regions; {gateway.active} requests under way")
+        return Part("web", PartState.OK, f"{gateway.lease.owner} owns the regions; {gateway.active} in flight")
 
     def _redis(self) -> Part:
         for job in (self.gateway.publisher.job, self.gateway.lease.job):

@@ -27,6 +27,7 @@ from controlplane.gateway.upstream.answers import Usage
 from controlplane.gateway.upstream.client import Upstream
 from controlplane.gateway.upstream.failures import Evicted, InstanceBusy, InstanceLost, Interrupted, RefusedByInstance
 from controlplane.gateway.upstream.payload import payload, upstream_priority
+from controlplane.gateway.upstream.whole_answer import not_streamed
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthQuery
 from scheduling.queueing.ordering import ORDERINGS
@@ -46,7 +47,9 @@ class Completions:
         clock: Callable[[], float],
         max_depth: int,
         most_body_bytes: int,
+        stream_all: bool,
     ) -> None:
+        self.stream_all = stream_all  # from instances, what tenants do not stream too
         self.max_depth = max_depth  # of a body's JSON
         self.most_body_bytes = most_body_bytes  # without media
         self.keys = keys
@@ -83,7 +86,7 @@ class Completions:
         used = 0
         try:
             try:
-                responder.more_headers = ticket.course.wait_headers
+                responder.more_headers, responder.stream = ticket.course.wait_headers, call.stream
                 if call.stream and kind is Kind.RESPONSE:
                     responder.sequence_number = 0
                 unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
@@ -120,6 +123,8 @@ class Completions:
         )
         arrived_at, arrived_s = time.time(), self.clock()
         length = await self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
+        in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
+        streamed = not in_one_piece
         hashes: list[int] = []
         block_tokens = 0
         if by_prefix:
@@ -135,14 +140,15 @@ class Completions:
             end_s=terms.end_s,
             deadline_s=terms.deadline_s,
             slo_class=terms.name,
-            evictable=evictable(call),
+            interactive=terms.interactive,
+            evictable=evictable(call, streamed=streamed),
             arrived_at=arrived_at,
             arrived_s=arrived_s,
             prompt_tokens=prompt_tokens,
             predicted_tokens=length.tokens,
             max_tokens=call.max_tokens,
             sequences=call.sequences,
-            streamed=call.stream,
+            streamed=streamed,
             prefix_hashes=tuple(hashes),
             fingerprint=hash(call.raw),
             block_tokens=block_tokens,
@@ -161,6 +167,7 @@ class Completions:
             run=request.name(b"x-run"),
             unit=request.name(b"x-unit"),
             trace_context=request.trace_context(),
+            in_one_piece=in_one_piece,
             task=asyncio.current_task(),
         )
 
@@ -180,7 +187,8 @@ class Completions:
                 if kept is not None and kept.opened:
                     body = kept.payload(ticket.call, priority)
                 else:
-                    body = payload(ticket.call, ticket.raw, priority, token_ids=kept is not None)
+                    streamed, ids = ticket.asked.streamed, kept is not None
+                    body = payload(ticket.call, ticket.raw, priority, streamed=streamed, token_ids=ids)
                 try:
                     usage = await self.upstream.carry(ticket, placed, body, responder)
                     break
