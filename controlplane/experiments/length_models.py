@@ -1,18 +1,15 @@
-"""Every length model on the same prompts, beside SSJF's Table 2 and PreServe's Table 2, and how far any model could come.
+"""Every length model on the same prompts, against SSJF's Table 2 and PreServe's Table 2, and the noise floor of any model.
 
 Prompts are split 7 to 3, as in PreServe; those of the test are thinned to as many from each set, and every model is asked
 for the same ones. Encoders are fine-tuned on a part of the samples (`Fitting`): a core reads about fifty prompts a second.
-Our teacher's embeddings are kept in the state folder, so a second run is quicker.
 """
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from django.conf import settings as django_settings
 from rich.console import Console
 
 from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Option, Progress, Result, Settings
@@ -57,14 +54,14 @@ PAPER: Final = {"ssjf": SSJF_TABLE_2, "preserve": PRESERVE_TABLE_2}
 CAPPED_AT: Final = 512  # of the lengths at several temperatures
 
 
-def _fitted(model: Any, samples: Sequence[Sample], teacher: LengthModel | None = None) -> tuple[Any, float]:
+def _fitted(model: LengthModel, samples: Sequence[Sample]) -> tuple[LengthModel, float]:
     """The model, and the seconds of a core that fitting took (other work on the machine does not count)."""
     start = time.process_time()
-    model.fit(samples, teacher) if teacher else model.fit(samples)
+    model.fit(samples)
     return model, time.process_time() - start
 
 
-def _row(name: str, fitted: tuple[Any, float], test: Sequence[Sample], edges: Any) -> dict[str, Any]:
+def _row(name: str, fitted: tuple[LengthModel, float], test: Sequence[Sample], edges: Any) -> dict[str, Any]:
     model, fit_s = fitted
     queries = [sample.query for sample in test]
     real = np.array([sample.output_tokens for sample in test], float)
@@ -106,7 +103,7 @@ def thinned(samples: Sequence[Sample], most: int, seed: int) -> list[Sample]:
 
 
 def _floor(lengths: Sequence[tuple[int, ...]]) -> dict[str, float]:
-    """What is left for a model that knows each prompt's own mean: answers to the same prompt at three temperatures.
+    """The error of a model that knows each prompt's mean: answers to the same prompt at three temperatures.
 
     The mean is taken over the other two answers; prompts with a capped answer are left out.
     """
@@ -125,7 +122,7 @@ def _floor(lengths: Sequence[tuple[int, ...]]) -> dict[str, float]:
 
 
 def _among_models(samples: Sequence[Sample], edges: Any) -> dict[str, Any]:
-    """What follows from the other models' answers to the very prompt: their mean, and that put right for who answers.
+    """The error of the other models' answers to the same prompt: their mean, and the mean corrected for the model.
 
     The first ignores which model is asked, so a model that knows it can do better, and it is no floor. The second adds, in
     logarithms, how much longer this model's answers to the other prompts are than the others' to the same ones.
@@ -230,7 +227,6 @@ class LengthModels(Experiment):
             encoder=encoder,
             seed=seed,
             progress=progress,
-            folder=Path(django_settings.STATE_DIR) / "lengths",
         )
         split = read_sets(data)
         test = thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)
@@ -243,7 +239,9 @@ class LengthModels(Experiment):
             model = MODELS[name](fitting)
             rows.append(_row(name, _fitted(model, split.training), test, edges))
             if isinstance(model, Student) and teacher is not None:
-                rows.append(_row(TAUGHT, _fitted(Student(fitting), split.training, teacher), test, edges))
+                rows.append(
+                    _row(TAUGHT, _fitted(Student(replace(fitting, teacher=teacher)), split.training), test, edges)
+                )
             if isinstance(model, Ours):
                 teacher = model
         progress("models", len(wanted), len(wanted))

@@ -1,7 +1,7 @@
 """What the length model that is shipped is worth: its own file, on prompts and conversations that it was not fitted to.
 
-Predictions are taken raw, corrected online by the class that the live service uses, and beside a moving histogram of what
-the tenant's requests by that model came to. On conversations (`sharegpt_eval`: every answer of the assistant, its prompt is
+Predictions are raw, corrected online by the class that the live service uses, and those of a moving histogram of the
+tenant's lengths by that model. On conversations (`sharegpt_eval`: every answer of the assistant, its prompt is
 all turns before it) also what shortest-first gains by them in our simulator, as a share of what it gains when lengths are
 known.
 """
@@ -49,7 +49,7 @@ Values = NDArray[np.float64]
 
 
 class MovingHistogram:
-    """`TenantHistogram`, fitted anew before each answer to what came before; all together while a group is unknown."""
+    """`TenantHistogram`, fitted before each answer to all lengths so far; of all groups together while one is unknown."""
 
     def __init__(self) -> None:
         self._model = TenantHistogram()

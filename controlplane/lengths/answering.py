@@ -16,8 +16,8 @@ from controlplane.lengths import notes
 from controlplane.lengths.models import BUNDLED, LengthVersion
 from controlplane.lengths.services import Assigned
 from forecasting.lengths import MODELS, ON_ENCODER
+from forecasting.lengths.service.cache import Limits
 from forecasting.lengths.service.calibration import DriftAlarm
-from forecasting.lengths.service.embedding_cache import Limits
 from forecasting.lengths.service.online import Online
 from forecasting.lengths.service.predictor import InLine, Predictor, SubprocessPredictor, fast_enough
 from forecasting.lengths.service.recently_used import RecentlyUsed

@@ -51,7 +51,7 @@ SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", EMBEDDING: "embedding", PR
 
 
 class Prediction(Struct):
-    """What was predicted for one request; tokens are of all its sequences, those of `served` of one."""
+    """The prediction for one request; tokens are of all its sequences, those of `served` of one."""
 
     tokens: int
     upper_tokens: int
@@ -185,7 +185,7 @@ class LengthService:
     async def predict(
         self, query: LengthQuery, read: Callable[[LengthQuery], LengthQuery], characters: int
     ) -> Prediction:
-        """How long the answer to *query* will be. Never raises, and waits for the budget at most.
+        """Predict the length of the answer to *query*. Never raises, and waits for the budget at most.
 
         *read* gives the query with its prompt, of which there are *characters* in all; it is called where text is read.
         """
@@ -247,7 +247,7 @@ class LengthService:
     def _next_best(
         self, asked: RunningVersion | None, query: LengthQuery
     ) -> tuple[RunningVersion | None, Estimate | Unanswered]:
-        """What the active version says at once, where *asked*, another one, had no answer."""
+        """The estimate of the active version, if it is in line and *asked*, another one, had none."""
         active = self.answering.active
         if active is None or active is asked or not isinstance(active.predictor, InLine):
             return None, Unanswered.DOWN
@@ -351,7 +351,7 @@ class LengthService:
             self.notes.add(taken)
             raise
 
-    # What is asked of it
+    # Reports
 
     def snapshot(self) -> dict[str, Any]:
         """For the published summary."""

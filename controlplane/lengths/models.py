@@ -1,4 +1,4 @@
-"""What is known of output lengths: versions of the length model, samples to learn from, and how predictions fared."""
+"""Rows of output lengths: versions of the length model, trainings, samples to learn from, and errors by the minute."""
 
 from pathlib import Path
 from typing import Final
@@ -11,7 +11,7 @@ from controlplane.accounts.models import Tenant
 
 
 class VersionState(models.TextChoices):
-    """A version's life. One is active at a time; a shadow predicts beside it and is judged, and steers nothing."""
+    """States of a version. One is active at a time; a shadow predicts the same requests, is judged, and steers nothing."""
 
     SHADOW = "shadow", "Shadow"
     ACTIVE = "active", "Active"
@@ -74,7 +74,7 @@ class TrainingState(models.TextChoices):
 
 
 class LengthTraining(models.Model):
-    """One training of a version: how far it is, and what came of it."""
+    """One training of a version: its progress and its result."""
 
     kind = models.CharField(max_length=40, help_text="A name in `forecasting.lengths`, such as student.")
     asked_at = models.DateTimeField(default=timezone.now, db_index=True)

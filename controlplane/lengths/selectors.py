@@ -25,7 +25,7 @@ MINUTES_H = 6.0  # up to here series are counted by minutes, beyond by hours
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What is asked for: since when, of which model ("" is all) and of which tenants (None is all)."""
+    """A filter of rows: since when, of which model ("" is all) and of which tenants (None is all)."""
 
     since: datetime
     model: str = ""

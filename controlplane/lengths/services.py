@@ -113,47 +113,39 @@ def add(
 
 
 def promote(version: LengthVersion, actor: User | str, reason: str = "") -> LengthVersion:
-    """Make *version* the active one; gateways take it up within seconds. Raises ActionError unless it is a shadow."""
+    """Make *version* the active one; gateways start it within seconds. Raises ActionError unless it is a shadow."""
     obstacle = _obstacle(version)
     with transaction.atomic():
-        row = _locked(version)
-        if row.state != VersionState.SHADOW:
-            raise ActionError(f"Version {row.number} is {row.state}; only a shadow can be promoted.")
+        _lock(version, VersionState.SHADOW, "only a shadow can be promoted")
         _refuse(obstacle)
         for active in LengthVersion.objects.filter(state=VersionState.ACTIVE):
-            _move(active, VersionState.RETIRED, actor, f"version {row.number} was promoted")
-        _move(row, VersionState.ACTIVE, actor, reason, "promoted")
-    return _shown(version, row)
+            _move(active, VersionState.RETIRED, actor, f"version {version.number} was promoted")
+        _move(version, VersionState.ACTIVE, actor, reason, "promoted")
+    return version
 
 
 @transaction.atomic
 def reject(version: LengthVersion, actor: User | str, reason: str = "") -> LengthVersion:
-    """Reject a shadow, which then predicts no more. Raises ActionError unless it is one."""
-    row = _locked(version)
-    if row.state != VersionState.SHADOW:
-        raise ActionError(f"Version {row.number} is {row.state}; only a shadow can be rejected.")
-    _move(row, VersionState.REJECTED, actor, reason)
-    return _shown(version, row)
+    """Reject a shadow, which then stops predicting. Raises ActionError unless it is one."""
+    _lock(version, VersionState.SHADOW, "only a shadow can be rejected")
+    _move(version, VersionState.REJECTED, actor, reason)
+    return version
 
 
 def put_in_shadow(version: LengthVersion, actor: User | str, reason: str = "") -> LengthVersion:
-    """Let a rejected version predict in shadow again, in the place of one of its kind, to be judged anew.
+    """Let a rejected version predict in shadow again, in the place of one of its kind; earlier predictions do not count.
 
-    What it predicted before counts no more. Raises ActionError unless it was rejected, or where its file is gone.
+    Raises ActionError unless it was rejected, or where its file is gone.
     """
     obstacle = _obstacle(version)
     with transaction.atomic():
-        row = _locked(version)
-        if row.state != VersionState.REJECTED:
-            raise ActionError(
-                f"Version {row.number} is {row.state}; only a rejected one can be put into the shadow again."
-            )
+        _lock(version, VersionState.REJECTED, "only a rejected one can be put into the shadow again")
         _refuse(obstacle)
-        _make_room(row.kind, row.number)
-        row.shadow_since = timezone.now()
-        row.save(update_fields=["shadow_since"])
-        _move(row, VersionState.SHADOW, actor, reason, "shadow")
-    return _shown(version, row)
+        _make_room(version.kind, version.number)
+        version.shadow_since = timezone.now()
+        version.save(update_fields=["shadow_since"])
+        _move(version, VersionState.SHADOW, actor, reason, "shadow")
+    return version
 
 
 def rollback(version: LengthVersion | None, actor: User | str, reason: str = "") -> LengthVersion | None:
@@ -162,27 +154,21 @@ def rollback(version: LengthVersion | None, actor: User | str, reason: str = "")
     Without any, the bundled student answers again and None is returned. Raises ActionError when there is nothing to go back
     from, *version* is not retired, or its file is gone.
     """
-    back = (
-        version or LengthVersion.objects.filter(state=VersionState.RETIRED).order_by("-changed_at", "-number").first()
-    )
+    retired = LengthVersion.objects.filter(state=VersionState.RETIRED)
+    back = version or retired.order_by("-changed_at", "-number").first()
     obstacle = _obstacle(back) if back else ""
-    target = f"version {back.number}" if back else "the bundled student"
     with transaction.atomic():
         active = LengthVersion.objects.select_for_update().filter(state=VersionState.ACTIVE).first()
         if active is None:
             raise ActionError("No trained version is active: there is nothing to go back from.")
-        row = None if back is None else _locked(back)
-        if row is not None:
-            if row.state != VersionState.RETIRED:
-                raise ActionError(f"Version {row.number} is {row.state}; one can go back only to a retired version.")
+        if back is not None:
+            _lock(back, VersionState.RETIRED, "one can go back only to a retired version")
             _refuse(obstacle)
-        why = reason or f"rolled back to {target}"
+        why = reason or f"rolled back to {f'version {back.number}' if back else 'the bundled student'}"
         _move(active, VersionState.REJECTED, actor, why, "rolled_back", Severity.WARNING)
-        if row is not None:
-            _move(row, VersionState.ACTIVE, actor, reason or f"rolled back from version {active.number}", "restored")
-    if version is not None and row is not None:
-        _shown(version, row)
-    return row
+        if back is not None:
+            _move(back, VersionState.ACTIVE, actor, reason or f"rolled back from version {active.number}", "restored")
+    return back
 
 
 def judge(now: datetime) -> LengthVersion | None:
@@ -246,8 +232,11 @@ def _make_room(kind: str, number: int) -> None:
         _move(other, VersionState.REJECTED, ACTOR, f"version {number} takes its place in the shadow")
 
 
-def _locked(version: LengthVersion) -> LengthVersion:
-    return LengthVersion.objects.select_for_update().get(pk=version.pk)
+def _lock(version: LengthVersion, wanted: VersionState, refusal: str) -> None:
+    """Lock the row of *version* and read it again. Raises ActionError with *refusal* unless it is *wanted*."""
+    version.refresh_from_db(from_queryset=LengthVersion.objects.select_for_update())
+    if version.state != wanted:
+        raise ActionError(f"Version {version.number} is {version.state}; {refusal}.")
 
 
 def _obstacle(row: LengthVersion) -> str:
@@ -285,9 +274,3 @@ def _move(
         inputs={"measures": row.measures},
         severity=severity,
     )
-
-
-def _shown(version: LengthVersion, row: LengthVersion) -> LengthVersion:
-    """Let the caller's *version* show what is now in the database."""
-    version.state, version.note, version.changed_at = row.state, row.note, row.changed_at
-    return version

@@ -10,13 +10,13 @@ from typing import Any, Final, NamedTuple
 from controlplane.lengths.answering import Budgets, RunningVersion, Starter
 from controlplane.lengths.models import LengthVersion
 from controlplane.lengths.selectors import SHADOW
-from forecasting.lengths import LengthQuery
-from forecasting.lengths.service.predictor import Estimate, InLine, Unanswered
+from forecasting.lengths import Estimate, LengthQuery
+from forecasting.lengths.service.predictor import InLine, Unanswered
 
 SHADOWED: Final = 32
 """Requests that a shadow predicts between two flushes."""
 BUDGET_S: Final = 20.0
-"""What a shadow's process may take; nobody waits for it."""
+"""Timeout of a shadow's process: no request waits for it."""
 
 Measured = tuple[float, str, str, str, tuple[float, float, float], float, bool]
 """Arguments of `Notes.measure`."""
@@ -72,7 +72,7 @@ class Shadows:
         ]
 
     async def measures(self) -> list[Measured]:
-        """What each would have said of the last requests."""
+        """The errors that each would have made on the last requests."""
         finished = list(self._finished)
         self._finished.clear()
         return [one for running in list(self._running.values()) for one in await measures_of(running, finished)]
@@ -83,7 +83,7 @@ class Shadows:
 
 
 async def measures_of(running: RunningVersion, finished: Sequence[FinishedRequest]) -> list[Measured]:
-    """What *running* would have said of *finished*."""
+    """The errors that *running* would have made on *finished*."""
     replies = await _replies(running, [one.query for one in finished])
     measured: list[Measured] = []
     for (query, real_tokens, cut, budgets, at), (reply, took_s) in zip(finished, replies, strict=True):
@@ -101,9 +101,9 @@ async def measures_of(running: RunningVersion, finished: Sequence[FinishedReques
 
 
 async def _replies(running: RunningVersion, queries: list[LengthQuery]) -> list[tuple[Estimate | Unanswered, float]]:
-    """What it says of each, and after how many seconds: asked one by one, as requests mostly come.
+    """Its replies, and the seconds that each took: asked one by one, as requests mostly come.
 
-    Of one in line the time is not taken.
+    The time of one in line is not measured.
     """
     predictor = running.predictor
     if isinstance(predictor, InLine):

@@ -54,7 +54,7 @@ def train(
     _check_kind(kind)
     samples = read_samples(file) if file else stored(kind)
     model, predecessor = MODELS[kind](fitting or usual_fitting()), _predecessor(kind)
-    if isinstance(model, Student):  # it goes on from its predecessor
+    if isinstance(model, Student):  # it continues from its predecessor
         model, predecessor, samples = _student(samples)
     if len(samples) < _least():
         raise ActionError(_too_few(kind, len(samples), file))
@@ -114,7 +114,7 @@ def _due(kind: str, now: datetime) -> bool:
 
 
 def usual_fitting() -> Fitting:
-    """How a model is fitted unless a caller says otherwise."""
+    """The fitting by the settings."""
     samples, layers = tuned().LENGTH_ENCODER_SAMPLES, tuned().LENGTH_ENCODER_LAYERS
     return replace(FITTING, encoder=tuned().LENGTH_ENCODER, layers=layers, tuned=samples, read=2 * samples)
 
@@ -128,7 +128,7 @@ def _predecessor(kind: str) -> LengthVersion | None:
 
 
 def _student(samples: list[Sample]) -> tuple[Student, LengthVersion, list[Sample]]:
-    """The student that training goes on from, its version, and those of *samples* that it can read.
+    """The student that training continues from, its version, and those of *samples* that it can read.
 
     The active one, or the bundled one where that is no student, cannot be loaded, or has the vocabulary of an older release.
     """

@@ -1,6 +1,6 @@
-"""Trainings of length models as rows: asked for, taken up by a worker or a command, watched on the way, ended.
+"""Trainings of length models as rows: requested, run by a worker or a command, and ended.
 
-What a training does is `training`. A row says in words how far it has come, and in the end its version or why there is none.
+`training` does the training. A row has its progress in words, and in the end its version or the error.
 """
 
 import contextlib
@@ -33,15 +33,15 @@ TASK: Final = "workers.tasks.lengths.train_length_model"
 LIMIT_S: Final = 3000
 """Of one training, in a worker."""
 WAITS_S: Final = 3600
-"""How long one that was asked for waits for a worker."""
+"""Timeout of a requested training that no worker starts."""
 AGAIN_AFTER: Final = timedelta(minutes=1)
-"""After which one that waits and that no worker looked at is asked for again: its message was lost with the broker."""
+"""After which a pending training that no worker has seen is sent again: its message was lost with the broker."""
 SILENT: Final = timedelta(minutes=15)
-"""After which a training that says nothing is taken for lost, as after a restart of its worker."""
-LOOK_S: Final = 1.0
-"""Between two writes of how far it has come."""
+"""After which a training without progress counts as lost, as after a restart of its worker."""
+REPORT_S: Final = 1.0
+"""Between two writes of the progress."""
 MOST_KEPT: Final = 100
-"""Rows; older ones are deleted when another is asked for."""
+"""Rows; older ones are deleted when another is added."""
 OPEN: Final = (TrainingState.QUEUED, TrainingState.RUNNING)
 STEPS: Final = {
     "tune": "the encoder is fine-tuned, batch",
@@ -49,11 +49,11 @@ STEPS: Final = {
     "encode": "the encoder reads prompts",
     "predict": "measured on prompts held out",
 }
-"""What models report, in words."""
+"""Phases that models report, in words."""
 
 
 def ask(actor: User, reason: str = "", kind: str = training.STUDENT) -> LengthTraining:
-    """Have a worker train a version of *kind* now. ActionError for too few samples, or where one is asked for."""
+    """Have a worker train a version of *kind* now. ActionError for too few samples, or where one is pending or running."""
     training.check_samples(kind)
     if LengthTraining.objects.filter(kind=kind, state__in=OPEN).exists():
         raise ActionError(f"A training of {kind} waits or runs already; the Lengths page shows how far it has come.")
@@ -67,7 +67,7 @@ def ask(actor: User, reason: str = "", kind: str = training.STUDENT) -> LengthTr
 
 
 def begun(kind: str, actor: str, reason: str) -> LengthTraining:
-    """A row that waits to be run."""
+    """A row of a pending training."""
     row = LengthTraining.objects.create(kind=kind, asked_by=actor, reason=reason[:255])
     old = LengthTraining.objects.exclude(state__in=OPEN).values_list("pk", flat=True)[MOST_KEPT:]
     LengthTraining.objects.filter(pk__in=list(old)).delete()
@@ -94,7 +94,7 @@ def run(row: LengthTraining, file: Path | None = None, fitting: Fitting | None =
 
 
 def run_asked(pk: int) -> int:
-    """Run the training *pk* that somebody asked for; the number of its version, or 0, and an event, when it failed."""
+    """Run the requested training *pk*; the number of its version, or 0, and an event, when it failed."""
     row = LengthTraining.objects.filter(pk=pk).first()
     if row is None:
         return 0
@@ -109,13 +109,13 @@ def run_asked(pk: int) -> int:
 
 
 def run_due(now: datetime) -> int:
-    """Train every kind that it is time for, until somebody waits for another; the last number, 0 when there was none.
+    """Train every kind that is due, until a requested training is pending; the last number, 0 when there was none.
 
     Raises what the first to fail raises.
     """
     numbers = [0]
     for kind in training.due(now):
-        if somebody_waits():
+        if has_requested():
             break
         row = run(begun(kind, "", "it is due"))
         numbers.append(row.version.number if row.version else 0)
@@ -123,12 +123,12 @@ def run_due(now: datetime) -> int:
 
 
 def note_waiting(pk: int) -> None:
-    """A worker looked at the training *pk*, and left it waiting for other long work."""
+    """A worker has seen the training *pk*, and left it pending for other long work."""
     LengthTraining.objects.filter(pk=pk, state=TrainingState.QUEUED).update(seen_at=timezone.now())
 
 
-def look_after(now: datetime) -> int:
-    """Fail what no worker took up in time, or a worker left behind; how many. Ask again for what waits unseen."""
+def end_lost(now: datetime) -> int:
+    """Fail trainings that no worker started in time or whose worker is gone, and send unseen ones again; how many failed."""
     waited = LengthTraining.objects.filter(
         state=TrainingState.QUEUED, asked_at__lt=now - timedelta(seconds=WAITS_S + 60)
     )
@@ -147,8 +147,8 @@ def look_after(now: datetime) -> int:
     return count
 
 
-def somebody_waits() -> bool:
-    """Whether a training that somebody asked for waits for a worker."""
+def has_requested() -> bool:
+    """Whether a requested training is pending."""
     return LengthTraining.objects.filter(state=TrainingState.QUEUED).exclude(asked_by="").exists()
 
 
@@ -161,14 +161,14 @@ def ready() -> list[tuple[str, int, int]]:
 
 
 def _report(row: LengthTraining, also: Callable[[str, int, int], None] | None) -> Callable[[str, int, int], None]:
-    """Write what a model reports into *row*, once a second at most, and give it to *also*."""
+    """A callback that writes progress into *row*, once a second at most, and passes it to *also*."""
     written_s = 0.0
 
     def report(what: str, done: int, steps: int) -> None:
         nonlocal written_s
         if also is not None:
             also(what, done, steps)
-        if time.monotonic() - written_s < LOOK_S:
+        if time.monotonic() - written_s < REPORT_S:
             return
         written_s = time.monotonic()
         step = what.rpartition(": ")[2]

@@ -12,7 +12,7 @@ MEDIAN: Final = QUANTILES.index(0.5)
 
 
 class Conversation(NamedTuple):
-    """What is known of the messages of a conversation beside the last one; sizes are characters of all of each message."""
+    """The messages of a conversation before the last one; sizes are characters of whole messages."""
 
     asked_characters: int
     """How many of the last characters of the query's text are the last message: what is to be answered now."""
@@ -26,13 +26,13 @@ class Conversation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LengthQuery:
-    """One request whose output length is asked for."""
+    """A request whose output length is to be predicted."""
 
     text: str
     """The prompt; of a conversation the turns in order, one after the other. Empty when it came as token ids."""
     prompt_tokens: int
     model: str = ""
-    """The served model, whose verbosity is asked for."""
+    """The served model."""
     tenant: str = ""
     slo_class: str = ""
     max_tokens: int | None = None

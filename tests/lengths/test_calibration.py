@@ -111,12 +111,6 @@ def test_an_alarm_goes_out_when_what_is_new_has_become_usual():
     assert alarm.raised == ""
 
 
-def test_restart_puts_it_out():
-    alarm = DriftAlarm(raised="longer")
-    alarm.restart()
-    assert alarm.raised == ""
-
-
 def test_pairs_are_bounded():
     pairs = RecentlyUsed(Calibration)
     first = pairs["m", "t"]

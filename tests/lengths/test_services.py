@@ -112,6 +112,30 @@ def test_training_learns_from_features_alone_and_stays_in_the_shadow(acme, monke
     assert states() in ({1: "rejected", 2: "shadow"}, {1: "shadow", 2: "rejected"})
 
 
+def test_the_error_beside_a_student_s_is_that_of_the_active_version(acme, monkeypatch):
+    """Also where another kind is active, and the student goes on from the bundled one."""
+    monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
+    monkeypatch.setattr(student_training, "LEAST_STEPS", 1)
+    samples(acme, 100)
+    versions.promote(training.train(timezone.now(), kind="class-mean"), "olga")
+    version = training.train(timezone.now())
+    held_out = [sample for sample in training.stored("student") if training._held_out(sample)]
+    active = load("class-mean", versions.in_use().path).predict([sample.query for sample in held_out]).tokens
+    errors = [abs(tokens - sample.output_tokens) for tokens, sample in zip(active, held_out, strict=True)]
+    assert version.measures["active"] == "class-mean 1"
+    assert version.measures["active_mae"] == pytest.approx(sum(errors) / len(errors), abs=0.001)
+
+
+def test_a_text_that_its_tenant_keeps_no_more_is_not_read_though_it_is_not_deleted_yet(acme, monkeypatch):
+    Tenant.objects.filter(pk=acme.pk).update(keep_prompts=True)
+    samples(acme, 1)
+    (kept,) = training.stored("student")
+    Tenant.objects.filter(pk=acme.pk).update(keep_prompts=False)
+    (blank,) = training.stored("student")
+    assert (bool(kept.query.text), blank.query.text) == (True, "")
+    assert blank.query.features == kept.query.features
+
+
 def test_too_few_samples_are_refused_and_cut_ones_do_not_count(acme, monkeypatch):
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
     samples(acme, 60, max_tokens=40)

@@ -176,7 +176,7 @@ def test_what_was_asked_for_waits_for_other_long_work(monkeypatch):
 def test_a_training_says_how_far_it_is_and_what_came_of_it(keeps, language_model, monkeypatch, settings):
     monkeypatch.setattr(training, "FITTING", SMALL)
     settings.LENGTH_ENCODER_SAMPLES = 32
-    monkeypatch.setattr(trainings, "LOOK_S", 0.0)
+    monkeypatch.setattr(trainings, "REPORT_S", 0.0)
     samples(keeps, 80)
     seen, row = [], trainings.begun("ssjf-cls", "olga", "now")
 
@@ -200,9 +200,9 @@ def test_trainings_that_nobody_runs_end_with_a_word(monkeypatch):
     lost = trainings.begun("student", "olga", "now")
     LengthTraining.objects.update(state="running", seen_at=now - timedelta(minutes=16))
     waited = trainings.begun("student", "olga", "now")
-    assert trainings.look_after(now) == 1
+    assert trainings.end_lost(now) == 1
     LengthTraining.objects.filter(pk=waited.pk).update(asked_at=now - timedelta(hours=2))
-    assert trainings.look_after(now) == 1
+    assert trainings.end_lost(now) == 1
     for row in (lost, waited):
         row.refresh_from_db()
     assert (lost.state, "gone" in lost.error, waited.state, "No worker" in waited.error) == (
@@ -221,7 +221,7 @@ def test_one_whose_message_was_lost_is_asked_for_again(monkeypatch):
     trainings.begun("class-mean", "", "it is due")
     LengthTraining.objects.update(asked_at=now - timedelta(minutes=5))
     trainings.note_waiting(seen.pk)  # as a worker does that is busy with something else
-    assert trainings.look_after(now) == 0
+    assert trainings.end_lost(now) == 0
     assert sent == [lost.pk]
 
 

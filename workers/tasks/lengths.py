@@ -1,4 +1,4 @@
-"""The length model's life: trained daily and on demand, judged beside the active version; old samples are deleted."""
+"""The length model's life: trained daily and on demand, judged against the active version; old samples are deleted."""
 
 from django.utils import timezone
 
@@ -7,12 +7,12 @@ from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one
 
 AGAIN_S = 10
-"""After which a training that somebody asked for looks again whether other long work is done."""
+"""Until a requested training checks again whether other long work is done."""
 
 
 @app.task(soft_time_limit=trainings.LIMIT_S, time_limit=trainings.LIMIT_S + 20)
 def train_length_model(pk: int = 0) -> int:
-    """Run the training *pk* that somebody asked for, or train what is due; the last version's number, 0 without any."""
+    """Run the requested training *pk*, or train what is due; the last version's number, 0 without any."""
     with only_one(LONG_WORK) as free:
         if not free:
             if pk:
@@ -26,16 +26,16 @@ def train_length_model(pk: int = 0) -> int:
 def judge_length_versions() -> int:
     """Promote or reject the shadow once enough is known; the number of the version that was judged, or 0.
 
-    Trainings that came to nothing without a word are ended here too.
+    Lost trainings are ended here too.
     """
     with only_one("judge_length_versions") as free:
         version = services.judge(timezone.now()) if free else None
         if free:
-            trainings.look_after(timezone.now())
+            trainings.end_lost(timezone.now())
     return version.number if version else 0
 
 
 @app.task
 def prune_lengths() -> int:
-    """Delete samples and measures after their days, and texts whose tenants keep none any more; returns how many."""
+    """Delete samples and measures after their days, and texts of tenants that no longer keep any; returns how many."""
     return services.prune(timezone.now())

@@ -186,7 +186,7 @@ def somebody_waits() -> bool:
 
     What is only periodic then ends early, and is due again.
     """
-    return trainings.somebody_waits() or requested.somebody_waits() or working.waiting_runs().exists()
+    return trainings.has_requested() or requested.somebody_waits() or working.waiting_runs().exists()
 
 
 async def _running(urls: list[str]) -> dict[str, int]:

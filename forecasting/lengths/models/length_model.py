@@ -40,9 +40,9 @@ class Fitting:
     trees: int = 120
     """Of each forest of `trees` and `ours`."""
     seed: int = 1
+    teacher: "LengthModel | None" = None
+    """A fitted model whose predictions of the same queries `student` learns from as well."""
     progress: Progress | None = None
-    folder: Path | None = None
-    """Where `ours` keeps embeddings of prompts; None: in memory."""
 
 
 DEFAULT = Fitting()

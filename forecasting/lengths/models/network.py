@@ -16,7 +16,7 @@ from forecasting.lengths.text.features import Features
 Weights = dict[str, NDArray[np.float32]]
 
 MOST_TOKENS: Final = 32768.0
-"""Above it no length is predicted, whatever a network says."""
+"""No longer length is predicted."""
 LARGE_STEP: Final = 30.0  # above it softplus is the identity
 LEAST_SPREAD: Final = 1e-2
 """A measure with a smaller standard deviation does not vary."""

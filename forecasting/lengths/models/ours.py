@@ -1,11 +1,12 @@
-"""The teacher of our own: the student's network with a frozen encoder's view of the prompt beside, and boosted trees.
+"""Our teacher: the student's network, which also reads a frozen encoder's embedding of the prompt, and boosted trees.
 
 The network reads what the student reads and the main components of the encoder's embedding. Trees for the median, on
 measures, components and the names' habits, are averaged with it in logarithms: the two err differently. Nothing of the
-encoder is tuned, so a prompt is read once, whatever is fitted to it.
+encoder is tuned, so a prompt is read once for fitting and predicting.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final, Self
 
 import numpy as np
@@ -15,25 +16,29 @@ from forecasting.lengths.models.length_model import DEFAULT, Fitting, LengthMode
 from forecasting.lengths.models.student import LEAST_PROMPTS, MOST_NGRAMS, Student
 from forecasting.lengths.models.trees import HabitTrees
 from forecasting.lengths.query import MEDIAN, LengthQuery, Predictions, Sample
-from forecasting.lengths.text.embeddings import Embeddings
+from forecasting.lengths.text.encoder import Encoder
 from forecasting.lengths.text.features import Features, Prompt, Vocabulary, extract, measure_matrix
 
 COMPONENTS: Final = 48
 TREE_SHARE: Final = 0.5
 LEAVES: Final = 24
 LEAST_SCALE: Final = 1e-3
+MOST_TOKENS: Final = 128
+"""Read of each prompt, from its end."""
+KEPT: Final = 32_768
 
 
 class Ours(LengthModel):
-    """Embeddings are kept in the folder of `Fitting` if there is one."""
+    """The embeddings of the last `KEPT` prompts stay in memory, by the hashes of their texts."""
 
     name = "ours"
     on_encoder = True
 
     def __init__(self, fitting: Fitting = DEFAULT) -> None:
         super().__init__(fitting)
-        self.embeddings = Embeddings(fitting.encoder, fitting.folder, fitting.progress)
-        self.network = Student(fitting, networks=1, trees=0)
+        self.encoder = Encoder(fitting.encoder, MOST_TOKENS)
+        self._embeddings: dict[int, NDArray[np.float16]] = {}
+        self.network = Student(replace(fitting, teacher=None), networks=1, trees=0)
         self.trees: HabitTrees | None = None
         self.centre: NDArray[np.float32] = np.zeros(0, np.float32)
         self.axes: NDArray[np.float32] = np.zeros((0, 0), np.float32)
@@ -45,7 +50,7 @@ class Ours(LengthModel):
 
     def _fit(self, samples: Sequence[Sample]) -> None:
         texts = list(dict.fromkeys(sample.query.text for sample in samples))
-        self._find_axes(self.embeddings.of(texts))
+        self._find_axes(self._embedded(texts))
         prompts = {sample.query.text: extract(sample.query) for sample in samples}
         self.network.vocabulary = Vocabulary.common(prompts.values(), LEAST_PROMPTS, MOST_NGRAMS)
         rows = self._features([sample.query for sample in samples])
@@ -65,21 +70,31 @@ class Ours(LengthModel):
         return bounded(quantiles[:, MEDIAN], quantiles, queries)
 
     def _find_axes(self, embedded: NDArray[np.float32]) -> None:
-        """Main components of the mean over tokens."""
-        mean = embedded[:, embedded.shape[1] // 2 :]
-        self.centre = mean.mean(axis=0)
-        values, vectors = np.linalg.eigh(np.cov((mean - self.centre).T.astype(float)))
+        """Main components."""
+        self.centre = embedded.mean(axis=0)
+        values, vectors = np.linalg.eigh(np.cov((embedded - self.centre).T.astype(float)))
         count = min(COMPONENTS, len(values))
         scale = np.sqrt(np.maximum(values[::-1][:count], LEAST_SCALE**2))
         self.axes = (vectors[:, ::-1][:, :count] / scale).astype(np.float32)
+
+    def _embedded(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """(n, width) means of the encoder's states over all tokens of each text, in half precision."""
+        keys = list(map(hash, texts))
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._embeddings}
+        if missing:
+            states = self.encoder.states(list(missing.values()), self.fitting.progress, "embed prompts", mean=True)
+            self._embeddings.update(zip(missing, states[:, self.encoder.width :].astype(np.float16), strict=True))
+        rows = np.stack([self._embeddings[key] for key in keys]).astype(np.float32)
+        for key in list(self._embeddings)[:-KEPT]:
+            del self._embeddings[key]
+        return rows
 
     def _features(self, queries: Sequence[LengthQuery]) -> list[Features]:
         """What the student sees, with the components after the measures."""
         assert self.network.vocabulary is not None
         texts = list(dict.fromkeys(query.text for query in queries))
         places = {text: place for place, text in enumerate(texts)}
-        embedded = self.embeddings.of(texts)
-        components = (embedded[:, embedded.shape[1] // 2 :] - self.centre) @ self.axes
+        components = (self._embedded(texts) - self.centre) @ self.axes
         features = []
         for query in queries:
             prompt = extract(query)
@@ -90,7 +105,7 @@ class Ours(LengthModel):
     def state(self) -> dict[str, Any]:
         assert self.trees is not None
         return {
-            "encoder": self.embeddings.setting, "network": self.network.state(), **self.trees.state(),
+            "encoder": self.encoder.setting, "network": self.network.state(), **self.trees.state(),
             "centre": self.centre, "axes": self.axes,
         }  # fmt: skip
 

@@ -1,6 +1,6 @@
 """What length models on a fine-tuned encoder share: a two-layer head on the first token's state, fitting, and their files.
 
-The head is SSJF's (section 3.1; the names join as in its authors' code): the state through one layer, beside it which model
+The head is SSJF's (section 3.1; the names join as in its authors' code): the state through one layer, joined by which model
 serves and for which tenant, then two layers more. Fitting has two phases, as there: encoder and head together on a part of
 the samples, then the head alone, on states that the encoder gives once a prompt. What a phase takes is bounded by `Fitting`,
 since a small encoder reads fifty prompts a second on a core.
@@ -161,7 +161,7 @@ class Proxy(LengthModel):
         return model
 
     def more_state(self) -> dict[str, Any]:
-        """What a sub-class keeps besides."""
+        """Further state of a sub-class."""
         return {}
 
     def take_state(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Quantiles around a model that gives one number: how far real lengths lay from its predictions, in logarithms."""
+"""Quantiles around a model that gives one number: the ratios of real lengths to its predictions, in logarithms."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Self
@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from forecasting.lengths.models.length_model import bounded
 from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions
 
-BANDS: Final = 5  # of predictions from short to long, each with a spread of its own
+BANDS: Final = 5  # of predictions from short to long, each with its spread
 LEAST_IN_BAND: Final = 20
 
 

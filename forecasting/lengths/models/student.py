@@ -29,9 +29,10 @@ TREE_SHARE: Final = 0.5
 
 
 class Student(LengthModel):
-    """Fitted before, `fit` goes on from what it knows: a few hundred samples then bend it, not replace it.
+    """If it was fitted before, `fit` continues from its weights: a few hundred samples then adjust it, not replace it.
 
-    A query without text is answered, and learned from, by its features.
+    A query without text is answered, and learned from, by its features. Fitting raises ValueError for features of another
+    version or vocabulary.
     """
 
     name = "student"
@@ -60,35 +61,19 @@ class Student(LengthModel):
     def fitted(self) -> bool:
         return bool(self.networks)
 
-    def fit(self, samples: Sequence[Sample], teacher: LengthModel | None = None, epochs: int | None = None) -> Self:
-        """Learn from *samples*, and from what *teacher* predicts for the same queries.
-
-        Raises ValueError for no samples, and for kept features of another version or vocabulary.
-        """
-        if teacher is None and epochs is None:
-            return super().fit(samples)
-        taught = teacher.predict([sample.query for sample in samples]) if teacher else None
-        self._fit(samples, taught, epochs)
-        return self
-
-    def _fit(self, samples: Sequence[Sample], taught: Predictions | None = None, epochs: int | None = None) -> None:
+    def _fit(self, samples: Sequence[Sample]) -> None:
+        queries = dict.fromkeys(sample.query for sample in samples)
         if self.vocabulary is None:
-            by_text = {sample.query.text: extract(sample.query) for sample in samples}
+            by_text = {query.text: extract(query) for query in queries}
             self.vocabulary = Vocabulary.common(by_text.values(), LEAST_PROMPTS, MOST_NGRAMS)
-        features = {query: self._read(query) for query in {sample.query: None for sample in samples}}
-        self.fit_features([features[sample.query] for sample in samples], samples, taught, epochs)
+        features = {query: self._read(query) for query in queries}
+        self.fit_features([features[sample.query] for sample in samples], samples)
 
-    def fit_features(
-        self,
-        rows: Sequence[Features],
-        samples: Sequence[Sample],
-        taught: Predictions | None = None,
-        epochs: int | None = None,
-    ) -> None:
+    def fit_features(self, rows: Sequence[Features], samples: Sequence[Sample]) -> None:
         """As `fit`, from the features of the prompts of *samples*."""
         from forecasting.lengths.training.student_training import train
 
-        train(self, rows, samples, taught, epochs)
+        train(self, rows, samples)
 
     def features(self, query: LengthQuery) -> bytes:
         """What to keep of *query*'s prompt so that a student can learn from it without its text."""
@@ -200,5 +185,5 @@ class Student(LengthModel):
 
 
 def bundled() -> Student:
-    """The student that comes with the package (docs/length-models.md says what it was trained on)."""
+    """The student that comes with the package, trained as in docs/length-models.md."""
     return Student.load(BUNDLED)

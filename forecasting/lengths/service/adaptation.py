@@ -45,7 +45,7 @@ class Adaptation:
         return max(-MOST, min(MOST, WEIGHT * float(self._weights @ measures)))
 
     def learn(self, measures: Measures, error: float) -> None:
-        """The logarithm of a length was *error* above what the model and this correction said."""
+        """The logarithm of a length was *error* above the corrected prediction."""
         if self._weights is None:
             self._weights = np.zeros(len(measures))
             self._covariance = np.eye(len(measures)) / BELIEF

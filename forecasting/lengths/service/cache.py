@@ -1,6 +1,6 @@
 """Lengths that were seen before: an exact and a lexical cache of finished requests (SSJF, section 6).
 
-What is kept of a prompt is a keyed digest, a MinHash signature and a digest of the numbers in it; of its lengths a running
+Of a prompt it keeps a keyed digest, a MinHash signature and a digest of the numbers in it; of its lengths a running
 mean, their spread and their count. Text is never kept, and the digest's key dies with the process.
 
 Exact: the same prompt for the same model, white space ignored. Lexical: a prompt that shares nearly all of its shingles
@@ -57,7 +57,7 @@ class Limits(NamedTuple):
 
 @dataclass(slots=True)
 class SeenLengths:
-    """What is known of the lengths of one prompt, in tokens of one sequence."""
+    """The lengths of one prompt so far, in tokens of one sequence."""
 
     signature: NDArray[np.uint32] | None
     numbers: int
@@ -154,12 +154,12 @@ class LengthCache:
         return CacheKey(query.model, digest.digest(), words)
 
     def exact(self, key: CacheKey) -> SeenLengths | None:
-        """What was seen of this very prompt."""
+        """The lengths of exactly this prompt."""
         shelf = self._shelves.get(key.model)
         return self._live(shelf, key.digest) if shelf else None
 
     def nearest(self, key: CacheKey) -> SeenLengths | None:
-        """What was seen of the prompt most like it, if that is alike enough; the digest itself is not looked at."""
+        """The lengths of the most similar prompt, if it is similar enough; the digest itself is not looked at."""
         shelf = self._shelves.get(key.model)
         if shelf is None or not shelf.entries:
             return None
@@ -190,10 +190,6 @@ class LengthCache:
             if len(shelf.entries) > self.limits.entries:
                 self._drop(shelf, next(iter(shelf.entries)))
         seen.add(tokens, now_s, cut=cut)
-
-    def forget(self) -> None:
-        """Begin empty."""
-        self._shelves.clear()
 
     def _live(self, shelf: _Shelf, digest: bytes, *, touch: bool = True) -> SeenLengths | None:
         seen = shelf.entries.get(digest)

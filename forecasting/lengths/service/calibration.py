@@ -1,4 +1,4 @@
-"""Putting a length model right for each (model, tenant) while it is used, and noticing when it has lost its hold.
+"""Correcting a length model for each (model, tenant) while it is used, and noticing when its errors change.
 
 A model is trained on other requests than those that it meets. Per (model, tenant) a `Calibration` learns two things from
 finished requests, both in logarithms, so that a factor too long weighs as much as a factor too short:
@@ -9,8 +9,8 @@ finished requests, both in logarithms, so that a factor too long weighs as much 
   that 90 % of lengths come to lie below the 0.9 quantile whatever their distribution.
 
 One request moves either by a bounded step, and both stay within `MOST_SHIFT`: neither an outlier nor a tenant who wants to
-can carry them away. A `DriftAlarm` is three Page-Hinkley tests (Page, Biometrika 1954) on the error of the model before it
-was put right: longer than it used to be, shorter, and wilder.
+can carry them away. A `DriftAlarm` is three Page-Hinkley tests (Page, Biometrika 1954) on the error of the model before
+correction: longer than it used to be, shorter, and wilder.
 """
 
 import math
@@ -21,11 +21,11 @@ from typing import Final
 from forecasting.lengths.query import QUANTILES
 
 MOST_SHIFT: Final = math.log(16.0)
-"""A prediction is put right by at most a factor of 16 either way."""
+"""A prediction is corrected by at most a factor of 16 either way."""
 BOUND: Final = math.log(2.0)
 """An error further than a factor of two from the shift so far counts as one of two."""
 SHRINK: Final = 5.0
-"""Requests' worth of belief that nothing is to be put right."""
+"""Requests' worth of belief that no correction is needed."""
 RATE: Final = 0.02
 """Least weight of a new error: the last 50 requests are what a shift stands on."""
 QUANTILE_RATE: Final = 0.05
@@ -69,7 +69,7 @@ class Calibration:
         return _within(self.level * self.seen / (self.seen + SHRINK), MOST_SHIFT)
 
     def apply(self, tokens: float, quantiles: Sequence[float]) -> tuple[float, tuple[float, ...]]:
-        """(tokens, quantiles) put right; each at least 1, the quantiles ascending."""
+        """(tokens, quantiles) corrected; each at least 1, the quantiles ascending."""
         shift = self.shift
         ends, least = [], 1.0
         for quantile, own in zip(quantiles, self.quantiles, strict=True):
@@ -87,7 +87,7 @@ class Calibration:
         if cut and error < self.shift:
             return
         step = max(RATE, 1.0 / (self.seen + 1.0))
-        # The first errors may be far from nothing, and are: the bound is on how far one is from what the others say.
+        # The first errors may be far from nothing, and are: the bound is on the distance of one from the others.
         bound = BOUND if self.seen >= SHRINK else MOST_SHIFT
         self.level = _within(self.level + step * _within(error - self.level, bound), MOST_SHIFT)
         self.seen += 1.0
@@ -135,13 +135,7 @@ class DriftAlarm:
         if max(sums) <= LIMIT:
             return False
         what = ("longer", "shorter", "wilder")[sums.index(max(sums))]
-        self.restart()
-        self.raised = what
-        self.raised_at = now
-        return True
-
-    def restart(self) -> None:
-        """Learn anew what is usual; an alarm that is out is out."""
-        self.raised = ""
+        self.raised, self.raised_at = what, now
         self._seen = self._since = 0
         self._usual, self._sums = [0.0, 0.0], [0.0, 0.0, 0.0]
+        return True

@@ -73,7 +73,7 @@ class EmbeddingCache:
         self.limits = limits
 
     def look_up(self, query: LengthQuery, embedding: NDArray[np.float32], number: int) -> SeenLengths | None:
-        """What was seen of the prompt nearest to *query*, if that is near enough; remembers it as *number* until `learn`."""
+        """The lengths of the prompt nearest to *query*, if it is near enough; *number* names the query until `learn`."""
         if not self.limits.entries or not query.text or query.asked != query.text:
             return None
         size = float(np.linalg.norm(embedding))

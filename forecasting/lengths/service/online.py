@@ -1,4 +1,4 @@
-"""What is learned of a length model while it answers: corrections by tenant, then calibrations by (model, tenant).
+"""Learning the errors of a length model while it answers: corrections by tenant, then calibrations by (model, tenant).
 
 The live service and the measurements of it correct predictions by this same class.
 """

@@ -84,7 +84,7 @@ def checked(tokens: Any, quantiles: Any) -> Estimate | Unanswered:
 
 
 def hard_queries() -> list[LengthQuery]:
-    """Prompts as tenants send them, and as nobody should."""
+    """Ordinary prompts, and adversarial ones."""
     texts = [
         "Why is the sky blue?",
         "Write a story of 500 words about a lighthouse keeper. " * 12,
@@ -101,7 +101,7 @@ def hard_queries() -> list[LengthQuery]:
 def fast_enough(model: LengthModel, most_s: float) -> bool:
     """Whether *model* answers in line: its slowest kind of prompt, each at its best of nine, takes at most *most_s*.
 
-    Processor time of this thread counts: on a busy machine, a process of its own would wait for a core as well.
+    Processor time of this thread counts: on a busy machine, a subprocess would wait for a core as well.
     """
     slowest = 0.0
     for query in hard_queries():
@@ -196,7 +196,7 @@ class _PendingQuery(NamedTuple):
 
 
 class SubprocessPredictor(Predictor):
-    """A model in a process of its own. What waits when it is free goes to it in one batch, as many as come in time.
+    """A model in a subprocess. Pending queries go to it in batches, as many as are answered in time.
 
     A query that would come too late is given up at once, so that those behind it are in time. *call* and *arguments* say how
     the process makes its model (`subprocess_server.made`); torch works there in *threads* threads. A process that dies, or
@@ -307,7 +307,7 @@ class SubprocessPredictor(Predictor):
                     wanted.cancel()
                 if reading.done():
                     reading.result()
-                    raise EOFError  # it says something that nobody asked
+                    raise EOFError  # it sent something unasked
                 answered = await self._answer(reading, writer)
         finally:
             self.up.clear()
@@ -328,7 +328,7 @@ class SubprocessPredictor(Predictor):
             await asyncio.shield(asyncio.to_thread(process.wait))
 
     async def _answer(self, reading: "asyncio.Task[Any]", writer: asyncio.StreamWriter) -> bool:
-        """Have the next batch answered; *reading* is the answer to come. False if nobody waits any more."""
+        """Have the next batch answered; *reading* is the answer to come. False if no query is pending."""
         loop = asyncio.get_running_loop()
         batch = self._next_batch(loop.time())
         if not self._waiting:
@@ -361,7 +361,7 @@ class SubprocessPredictor(Predictor):
                     waiting.future.set_result(Unanswered.DOWN)
 
     def _next_batch(self, now_s: float) -> list[_PendingQuery]:
-        """The oldest that wait, as many as are answered within the budget of each; who cannot be any more is given up.
+        """The oldest pending queries, as many as are answered within the budget of each; those that cannot be are given up.
 
         Before the first answer a batch is one query: how long it takes is not known.
         """

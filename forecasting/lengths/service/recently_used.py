@@ -37,6 +37,3 @@ class RecentlyUsed(Generic[Key, Value]):
 
     def items(self) -> list[tuple[Key, Value]]:
         return list(self._kept.items())
-
-    def clear(self) -> None:
-        self._kept.clear()

@@ -1,6 +1,6 @@
 """A small pretrained text encoder by a setting: a folder or a hub name, the MiniLM of a PyPI package, or a random one.
 
-Of a text that is too long the last tokens are kept: a conversation's turns stand one after the other, and what was said last
+Of a text that is too long the last tokens are kept: a conversation's turns stand one after the other, and the last one
 counts (SSJF, section 3.1). torch and transformers are imported when an encoder is opened.
 """
 
@@ -30,14 +30,14 @@ BATCH: Final = 32
 TINY_SEED: Final = 7
 
 Progress = Callable[[str, int, int], None]
-"""What is being done, steps done, steps in all."""
+"""Called with the phase, the steps done and all steps."""
 
 Hidden = Callable[[Sequence[Sequence[int]]], tuple[Any, Any]]
 """From a batch of ids to (last hidden states, mask)."""
 
 
 class EncoderMissing(ValueError):
-    """The encoder that the setting names is not to be had; says why."""
+    """The encoder that the setting names cannot be opened; the message has the reason."""
 
 
 class Tokenizer(Protocol):
@@ -222,7 +222,7 @@ class Encoder:
         return rows
 
     def quantise(self) -> None:
-        """Have the linear layers reckon in 8-bit integers from now on: about four times as fast.
+        """Compute the linear layers in 8-bit integers from now on: about four times as fast.
 
         It can be neither fitted nor saved then.
         """

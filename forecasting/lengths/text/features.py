@@ -105,7 +105,7 @@ SHARES: Final = [kernels.DIGITS, kernels.UPPER, kernels.FOREIGN, kernels.PUNCTUA
 
 
 class Prompt(NamedTuple):
-    """What was read of a text, before any vocabulary."""
+    """N-grams and measures of a text, before any vocabulary."""
 
     measures: NDArray[np.float32]
     """One value a name in `MEASURES`, already rounded to what `packed` keeps."""
@@ -167,7 +167,7 @@ def read(text: str) -> str:
 
 
 def extract(query: LengthQuery) -> Prompt:
-    """What is read of *query*'s prompt; what is said of model, tenant and limits is not in it."""
+    """N-grams and measures of *query*'s prompt; model, tenant and limits are not in them."""
     part = read(query.asked)
     data = np.frombuffer(part.encode("utf-8", "replace"), np.uint8)
     hashes = np.empty(kernels.MOST_HASHES, np.int64)

@@ -33,16 +33,20 @@ DAVINCI: Final = "text-davinci-003"
 
 
 class DataMissing(ValueError):
-    """A set's file is not there, or does not hold what it should; says which file."""
+    """A set's file is missing or malformed; the message names it."""
 
 
-class Answered(NamedTuple):
-    """A prompt and its answer, by whom; *source* parts a set by the sort of its prompts."""
+class AnsweredPrompt(NamedTuple):
+    """A prompt and a model's answer."""
 
     prompt: str
-    answer: str
     model: str
-    source: str
+    answer: str
+    """Empty where the set has only its size."""
+    tokens: int
+    """Of the answer."""
+    source: str = ""
+    """Which of a set's parts it is from, where the sorts of prompts differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,81 +86,55 @@ def _lines(path: Path) -> Iterator[str]:
         raise DataMissing(f"{path} cannot be read: {error}") from error
 
 
-def _sample(text: str, model: str, tenant: str, output_tokens: int) -> Sample:
-    return Sample(LengthQuery(text, count_tokens(text), model=model, tenant=tenant), output_tokens)
-
-
-def alpaca_eval(folder: Path) -> Iterator[Sample]:
+def alpaca_eval(folder: Path) -> Iterator[AnsweredPrompt]:
     """Answers of every tenth of 227 models to 600 prompts (CC BY-NC 4.0)."""
-    here = folder / "alpaca_eval"
-    prompts = {int(row["id"]): str(row["instruction"]) for row in _json(here / "prompts.json")}
-    rows = list(csv.DictReader(_lines(here / "lengths.csv.gz")))
+    prompts = {int(row["id"]): str(row["instruction"]) for row in _json(folder / "prompts.json")}
+    rows = list(csv.DictReader(_lines(folder / "lengths.csv.gz")))
     served = set(sorted({row["model"] for row in rows})[::EVERY_NTH_MODEL])
     for row in rows:
         text = prompts.get(int(row["prompt_id"]))
         if text and row["model"] in served:
             tokens = TOKENS_A_WORD * int(row["words"]) + TOKENS_A_CHARACTER * int(row["chars"])
-            yield _sample(text, row["model"], "alpaca_eval", round(tokens))
+            yield AnsweredPrompt(text, row["model"], "", round(tokens))
 
 
-def arena_answers(folder: Path) -> Iterator[Answered]:
+def arena_bench_v1(folder: Path) -> Iterator[AnsweredPrompt]:
     """Answers of 19 models to 300 prompts of real users (Apache-2.0)."""
-    for line in _lines(folder / "arena_bench_v1" / "pairs.jsonl.gz"):
+    for line in _lines(folder / "pairs.jsonl.gz"):
         row = json.loads(line)
-        yield Answered(row["prompt"], row["output"], row["model"], "arena_bench_v1")
+        yield AnsweredPrompt(row["prompt"], row["model"], row["output"], count_tokens(row["output"]), "arena_bench_v1")
 
 
-def gpteacher_answers(folder: Path) -> Iterator[Answered]:
+def stanford_alpaca_5k(folder: Path) -> Iterator[AnsweredPrompt]:
+    """5,000 instructions answered by text-davinci-003 (CC BY-NC 4.0)."""
+    yield from _instructions(folder / "alpaca_5000.json", DAVINCI)
+
+
+def gpteacher(folder: Path) -> Iterator[AnsweredPrompt]:
     """10,819 role plays and tool calls answered by GPT-4 (MIT)."""
     for part in ("roleplay-simple-deduped-roleplay", "toolformer-dedupe-only"):
-        yield from _instructions(folder / "gpteacher" / f"{part}-dataset.json", "gpt-4", part)
+        yield from _instructions(folder / f"{part}-dataset.json", "gpt-4", part)
 
 
-def _instructions(path: Path, model: str, source: str) -> Iterator[Answered]:
+def codealpaca(folder: Path) -> Iterator[AnsweredPrompt]:
+    """6,552 programming tasks (CC BY-NC 4.0); who answered the newer part is not stated."""
+    yield from _instructions(folder / "code_alpaca_2k.json", DAVINCI)
+    yield from _instructions(folder / "new_codealpaca.json", "codealpaca-new")
+
+
+def _instructions(path: Path, model: str, source: str = "") -> Iterator[AnsweredPrompt]:
     for row in _json(path):
         text = f"{row['instruction']}\n\n{row['input']}" if row.get("input") else row["instruction"]
-        yield Answered(text, row["output"], model, source)
+        yield AnsweredPrompt(text, model, row["output"], count_tokens(row["output"]), source)
 
 
-def _samples(answers: Iterable[Answered], tenant: str) -> Iterator[Sample]:
-    for each in answers:
-        yield _sample(each.prompt, each.model, tenant, count_tokens(each.answer))
-
-
-def arena_bench_v1(folder: Path) -> Iterator[Sample]:
-    """`arena_answers`, as samples."""
-    yield from _samples(arena_answers(folder), "arena_bench_v1")
-
-
-def stanford_alpaca_5k(folder: Path) -> Iterator[Sample]:
-    """5,000 instructions answered by text-davinci-003 (CC BY-NC 4.0)."""
-    file = folder / "stanford_alpaca_5k" / "alpaca_5000.json"
-    yield from _samples(_instructions(file, DAVINCI, ""), "stanford_alpaca_5k")
-
-
-def gpteacher(folder: Path) -> Iterator[Sample]:
-    """`gpteacher_answers`, as samples."""
-    yield from _samples(gpteacher_answers(folder), "gpteacher")
-
-
-def codealpaca(folder: Path) -> Iterator[Sample]:
-    """6,552 programming tasks (CC BY-NC 4.0); who answered the newer part is not stated."""
-    here = folder / "codealpaca"
-    yield from _samples(_instructions(here / "code_alpaca_2k.json", DAVINCI, ""), "codealpaca")
-    yield from _samples(_instructions(here / "new_codealpaca.json", "codealpaca-new", ""), "codealpaca")
-
-
-SETS: Final[dict[str, Callable[[Path], Iterable[Sample]]]] = {
-    "alpaca_eval": alpaca_eval,
-    "arena_bench_v1": arena_bench_v1,
-    "stanford_alpaca_5k": stanford_alpaca_5k,
-    "gpteacher": gpteacher,
-    "codealpaca": codealpaca,
+SETS: Final[dict[str, Callable[[Path], Iterable[AnsweredPrompt]]]] = {
+    read.__name__: read for read in (alpaca_eval, arena_bench_v1, stanford_alpaca_5k, gpteacher, codealpaca)
 }
 """By folder. Where a prompt is in two, the first keeps it."""
 
-FREE: Final = {"arena_bench_v1": arena_answers, "gpteacher": gpteacher_answers}
-"""Sets whose licence lets a model fitted to them be shipped, with the texts of their answers."""
+FREE: Final = ("arena_bench_v1", "gpteacher")
+"""Sets whose licence lets a model fitted to them be shipped."""
 
 
 def in_test(text: str, share: float = TEST_SHARE) -> bool:
@@ -170,21 +148,23 @@ def read_sets(folder: Path, names: Iterable[str] = tuple(SETS), share: float = T
     split = Split([], [])
     owner: dict[str, str] = {}
     for name in names:
-        for sample in SETS[name](folder):
-            key = normalised(sample.query.text)
-            if not key or sample.output_tokens < 1 or owner.setdefault(key, name) != name:
+        for each in SETS[name](folder / name):
+            key = normalised(each.prompt)
+            if not key or each.tokens < 1 or owner.setdefault(key, name) != name:
                 continue
-            (split.test if in_test(sample.query.text, share) else split.training).append(sample)
+            query = LengthQuery(each.prompt, count_tokens(each.prompt), model=each.model, tenant=name)
+            part = split.test if in_test(each.prompt, share) else split.training
+            part.append(Sample(query, each.tokens))
     return split
 
 
-def free_answers(folder: Path, unseen: float = UNSEEN_SHARE) -> list[Answered]:
+def free_answers(folder: Path, unseen: float = UNSEEN_SHARE) -> list[AnsweredPrompt]:
     """Answers of the sets `FREE` but to a share *unseen* of the prompts, which stay for the test. Raises DataMissing."""
     return [
         each
-        for read in FREE.values()
-        for each in read(folder)
-        if normalised(each.prompt) and count_tokens(each.answer) and not in_test(each.prompt, unseen)
+        for name in FREE
+        for each in SETS[name](folder / name)
+        if normalised(each.prompt) and each.tokens and not in_test(each.prompt, unseen)
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from forecasting.lengths.query import LengthQuery, Sample
 from forecasting.lengths.text.conversation import joined, read_turns
-from forecasting.lengths.training.datasets import Answered, count_tokens
+from forecasting.lengths.training.datasets import AnsweredPrompt, count_tokens
 
 SHARE: Final = 0.7
 """Made samples for each real one."""
@@ -38,20 +38,19 @@ SYSTEM_PROMPTS: Final = (
 )
 
 
-def with_histories(pairs: Sequence[Answered], seed: int = 1) -> list[Sample]:
+def with_histories(pairs: Sequence[AnsweredPrompt], seed: int = 1) -> list[Sample]:
     """A sample of each of *pairs* alone, and `SHARE` as many made ones; names of tenants are hidden."""
     dice = random.Random(seed)
-    sources: dict[tuple[str, str], list[Answered]] = defaultdict(list)
+    sources: dict[tuple[str, str], list[AnsweredPrompt]] = defaultdict(list)
     for pair in pairs:
         sources[pair.source, pair.model].append(pair)
     names, shares = [name for name, _ in KINDS], [share for _, share in KINDS]
     samples = []
     for pair in pairs:
-        tokens = count_tokens(pair.answer)
         alone = LengthQuery(pair.prompt, count_tokens(pair.prompt), model=pair.model)
         if dice.random() < 0.5:  # as the gateway asks, which knows that this is one message of a chat
             alone = dataclasses.replace(alone, conversation=read_turns([("user", pair.prompt)])[1])
-        samples.append(Sample(alone, tokens))
+        samples.append(Sample(alone, pair.tokens))
         if dice.random() >= SHARE:
             continue
         kind = dice.choices(names, shares)[0]
@@ -60,11 +59,13 @@ def with_histories(pairs: Sequence[Answered], seed: int = 1) -> list[Sample]:
         else:
             made = _conversation(pair, sources[pair.source, pair.model], kind == "system", dice)
         counted = max(1, round(made.prompt_tokens * dice.lognormvariate(0.0, COUNTED_WRONG)))
-        samples.append(Sample(dataclasses.replace(made, prompt_tokens=counted), tokens))
+        samples.append(Sample(dataclasses.replace(made, prompt_tokens=counted), pair.tokens))
     return samples
 
 
-def _conversation(pair: Answered, others: Sequence[Answered], system: bool, dice: random.Random) -> LengthQuery:
+def _conversation(
+    pair: AnsweredPrompt, others: Sequence[AnsweredPrompt], system: bool, dice: random.Random
+) -> LengthQuery:
     turns: list[tuple[str, str]] = []
     if system or dice.random() < WITH_SYSTEM:
         turns.append(("system", dice.choice(SYSTEM_PROMPTS)))

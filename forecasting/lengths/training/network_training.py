@@ -1,4 +1,4 @@
-"""Fitting one of a student's small networks in NumPy: what it says of many rows, the gradient of the loss, and AdamW.
+"""Fitting one of a student's small networks in NumPy: the forward pass, the gradient of the loss, and AdamW.
 
 The network is that of `forecasting.lengths.models.network`. It is so small that automatic gradients are not worth a gigabyte
 of torch on every machine that trains.
@@ -64,8 +64,8 @@ class Bags:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """What networks learn from: n rows, or a batch of them."""
+class TrainingRows:
+    """n samples to learn from, or a batch of them."""
 
     measures: Floats
     models: NDArray[np.int64]
@@ -77,9 +77,9 @@ class Rows:
     lesson: Floats | None = None
     """(n, QUANTILES) log-quantiles of a teacher."""
 
-    def of(self, chosen: NDArray[np.int64]) -> "Rows":
+    def of(self, chosen: NDArray[np.int64]) -> "TrainingRows":
         lesson = None if self.lesson is None else self.lesson[chosen]
-        return Rows(
+        return TrainingRows(
             self.measures[chosen],
             self.models[chosen],
             self.tenants[chosen],
@@ -90,11 +90,11 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Pass:
-    """One batch through a network, and what the way back needs of it."""
+class ForwardPass:
+    """One batch through a network, with what the backward pass needs."""
 
     weights: Weights
-    rows: Rows
+    rows: TrainingRows
     bags: Sequence[Any]
     row: Floats
     first: Floats
@@ -108,7 +108,9 @@ class Pass:
     """What of text and hidden units was kept, scaled so that their mean stays."""
 
 
-def forward(weights: Weights, rows: Rows, bags: Sequence[Any], generator: np.random.Generator | None = None) -> Pass:
+def forward(
+    weights: Weights, rows: TrainingRows, bags: Sequence[Any], generator: np.random.Generator | None = None
+) -> ForwardPass:
     """The same as `network.answer`, for many rows; with a *generator* some text and hidden units are dropped."""
     count = len(rows.models)
     kept_text: Floats | float = 1.0
@@ -131,13 +133,13 @@ def forward(weights: Weights, rows: Rows, bags: Sequence[Any], generator: np.ran
     below = -np.cumsum(steps[:, MEDIAN::-1], axis=1)[:, ::-1]
     above = np.cumsum(steps[:, MEDIAN:], axis=1)
     logs = heads[:, MEDIAN, None] + np.concatenate([below[:, :-1], above], axis=1)
-    return Pass(weights, rows, bags, row, first, second, heads, logs, kept_text, kept_first, kept_second)
+    return ForwardPass(weights, rows, bags, row, first, second, heads, logs, kept_text, kept_first, kept_second)
 
 
-def loss(rows: Rows, logs: Floats) -> tuple[float, Floats]:
+def loss(rows: TrainingRows, logs: Floats) -> tuple[float, Floats]:
     """Mean pinball loss of *logs*, and its gradient by them; each row is weighed by its predicted length to a power.
 
-    Of a cut answer only predictions below it are wrong, for nobody knows how long it would have been.
+    Of a cut answer only predictions below it are wrong: how long it would have been is not known.
     """
     miss = rows.target[:, None] - logs
     counts = (miss >= 0) | ~rows.cut[:, None]
@@ -148,8 +150,8 @@ def loss(rows: Rows, logs: Floats) -> tuple[float, Floats]:
     return float(each @ weights), -slope * (weights[:, None] / len(LEVELS))
 
 
-def lesson_loss(rows: Rows, logs: Floats) -> tuple[float, Floats]:
-    """How far *logs* are from what the teacher says, and the gradient by them."""
+def lesson_loss(rows: TrainingRows, logs: Floats) -> tuple[float, Floats]:
+    """Mean error of *logs* against the teacher's, and the gradient by them."""
     assert rows.lesson is not None
     off = logs - rows.lesson
     near = np.abs(off) < SMOOTH_WITHIN
@@ -158,7 +160,7 @@ def lesson_loss(rows: Rows, logs: Floats) -> tuple[float, Floats]:
     return float(each.mean()), slope / np.float32(off.size)
 
 
-def backward(made: Pass, by_logs: Floats) -> Weights:
+def backward(made: ForwardPass, by_logs: Floats) -> Weights:
     """Gradients of the weights from that *by_logs*."""
     weights, rows = made.weights, made.rows
     by_heads = np.empty_like(made.heads)
@@ -197,7 +199,7 @@ def _by_names(table: Floats, chosen: NDArray[np.int64], by_rows: Floats) -> Floa
 
 
 def gradients(
-    weights: Weights, rows: Rows, bags: Sequence[Any], generator: np.random.Generator | None = None
+    weights: Weights, rows: TrainingRows, bags: Sequence[Any], generator: np.random.Generator | None = None
 ) -> Weights:
     """Gradients of the loss of one batch, of the teacher's lesson too where there is one."""
     made = forward(weights, rows, bags, generator)

@@ -1,7 +1,7 @@
 """Fitting a student: networks in NumPy, trees by scikit-learn; pinball loss on log-lengths, long answers count more.
 
-Fitted again, a student goes on from what it knows: measures are scaled anew by all that was seen, networks are moved to the
-new scales without a change of what they say, and a last stage of trees learns what the first ones are off by.
+Fitted again, a student continues from its weights: measures are scaled by all that was seen, networks are moved to the new
+scales without a change of their outputs, and a last stage of trees learns the error of the first ones.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from forecasting.lengths.models.network import Scaling, Weights
 from forecasting.lengths.models.trees import HabitTrees
-from forecasting.lengths.query import MEDIAN, QUANTILES, Predictions, Sample
+from forecasting.lengths.query import MEDIAN, QUANTILES, Sample
 from forecasting.lengths.text.features import Features, measure_matrix
 from forecasting.lengths.training.network_training import (
     LONG_COUNT_MORE,
     Bags,
     Optimiser,
-    Rows,
+    TrainingRows,
     forward,
     gradients,
     loss,
@@ -37,7 +37,7 @@ BATCH: Final = 256
 RATE: Final = 4e-3
 GO_ON_RATE: Final = 1e-3
 FORGET_NAME: Final = 0.15
-"""Chance that a name is hidden in training, so that what is said of unknown models and tenants is learned too."""
+"""Chance that a name is hidden in training, so that predictions for unknown models and tenants are learned too."""
 DROP_IDS: Final = 0.25
 BANDS: Final = 8
 LEAST_IN_BAND: Final = 40
@@ -49,17 +49,11 @@ LATER_TREES: Final = 40
 LATER_LEAVES: Final = 8
 
 
-def train(
-    student: "Student",
-    features: Sequence[Features],
-    samples: Sequence[Sample],
-    taught: Predictions | None = None,
-    epochs: int | None = None,
-) -> None:
+def train(student: "Student", features: Sequence[Features], samples: Sequence[Sample]) -> None:
     """Fit *student*; samples that reached their max_tokens count as "at least so long"."""
     from threadpoolctl import threadpool_limits
 
-    fresh = not student.networks
+    fresh, teacher = not student.networks, student.fitting.teacher
     measures = measure_matrix(features)
     measured = Scaling.of(measures)
     scaling = measured if student.scaling is None else student.scaling.with_more(measured)
@@ -74,13 +68,15 @@ def train(
     cut = np.array([sample.query.max_tokens is not None and sample.output_tokens >= sample.query.max_tokens
                     for sample in samples])  # fmt: skip
     held = _held_out(samples, features, np.random.default_rng(student.fitting.seed))
-    known = Rows(
+    known = TrainingRows(
         scaling(measures),
         model_rows,
         tenant_rows,
         np.log1p(lengths).astype(np.float32),
         cut,
-        None if taught is None else np.log1p(taught.quantiles).astype(np.float32),
+        np.log1p(teacher.predict([sample.query for sample in samples]).quantiles).astype(np.float32)
+        if teacher
+        else None,
     )
     bags = [
         Bags(ids, len(starts[0]["table"]))
@@ -89,7 +85,7 @@ def train(
     everyone = np.arange(len(samples))
     with threadpool_limits(1):  # small products: more threads only wait for one another
         student.networks = [
-            _network(start, known, bags, held, epochs, fresh, student.fitting.seed + place)
+            _network(start, known, bags, held, fresh, student.fitting.seed + place)
             for place, start in enumerate(starts)
         ]
         whole = [bag.batch(everyone) for bag in bags]
@@ -102,12 +98,12 @@ def train(
         student.stages = [*before, _stage(student, before, measures, samples, weights, ~held)]
     if held.any():
         rows: list[int] = np.flatnonzero(held).tolist()
-        _put_right(
+        _correct_quantiles(
             student,
             np.stack([student.logs(features[row], samples[row].query) for row in rows]),
             np.log1p(lengths)[held],
         )
-        if student.trees and fresh:  # what was held out has done its service
+        if student.trees and fresh:  # the held-out samples have served their purpose
             student.stages = [_stage(student, [], measures, samples, weights, np.ones(len(samples), bool))]
 
 
@@ -139,16 +135,15 @@ def _names(known: dict[str, int], names: Sequence[str]) -> tuple[dict[str, int],
 
 def _network(
     weights: Weights,
-    rows: Rows,
+    rows: TrainingRows,
     bags: Sequence[Bags],
     held: NDArray[np.bool_],
-    epochs: int | None,
     fresh: bool,
     seed: int,
 ) -> Weights:
     """Fit one network from its first *weights* on; the samples *held* out choose the round to stop at."""
     steps_an_epoch = -(-len(held) // BATCH)
-    rounds = epochs or max(EPOCHS, -(-LEAST_STEPS // steps_an_epoch))
+    rounds = max(EPOCHS, -(-LEAST_STEPS // steps_an_epoch))
     optimiser = Optimiser(weights, RATE if fresh else GO_ON_RATE, rounds * steps_an_epoch + 1)
     generator = np.random.default_rng(seed)
     learned, judging = np.flatnonzero(~held), np.flatnonzero(held)
@@ -214,8 +209,8 @@ def _held_out(
     return chosen[[places[key] for key in keys]]
 
 
-def _put_right(student: "Student", logs: NDArray[np.float64], real: NDArray[np.float64]) -> None:
-    """How far each quantile is off on held-out prompts, by bands of the predicted median."""
+def _correct_quantiles(student: "Student", logs: NDArray[np.float64], real: NDArray[np.float64]) -> None:
+    """Learn the error of each quantile on held-out prompts, by bands of the predicted median."""
     middle = logs[:, MEDIAN]
     bands = np.array_split(np.argsort(middle), min(BANDS, max(1, len(middle) // LEAST_IN_BAND)))
     student.knots = np.array([middle[band].mean() for band in bands])

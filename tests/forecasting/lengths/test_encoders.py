@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from forecasting.lengths import Fitting
+from forecasting.lengths.models import ours
+from forecasting.lengths.models.ours import Ours
 from forecasting.lengths.models.preserve import BUCKETS, FILLED_TO, PreServe, Synonyms, over_sampled
 from forecasting.lengths.models.proxy import head_outputs
 from forecasting.lengths.models.ssjf import Classification, OrdinalMse, Pairwise, RegressionL1, TiesBroken
 from forecasting.lengths.service.subprocess_server import load
-from forecasting.lengths.text.embeddings import Embeddings
 from forecasting.lengths.text.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing, stack
 from tests.forecasting.lengths.made import samples
 
@@ -157,13 +158,18 @@ def test_an_encoder_of_fewer_layers_is_quantised_and_says_nearly_the_same(tmp_pa
     assert len(stack(Encoder(TINY).module)) == 2
 
 
-def test_embeddings_are_kept_and_read_once(tmp_path: Path) -> None:
-    first = Embeddings(TINY, tmp_path)
-    rows = first.of(["one text", "another", "one text"])
+def test_our_teacher_reads_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, read = Ours(SMALL), []
+    states = model.encoder.states
+
+    def counted(texts: list[str], *rest: object, **named: object) -> np.ndarray:
+        read.extend(texts)
+        return states(texts, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(model.encoder, "states", counted)
+    monkeypatch.setattr(ours, "KEPT", 2)
+    rows = model._embedded(["one text", "another", "one text"])
     assert rows[0].tolist() == rows[2].tolist()
-    again = Embeddings(TINY, tmp_path)
-    assert again.of(["another", "one text"]).tolist() == rows[[1, 0]].tolist()
-    assert again._encoder is None  # nothing had to be read
-    (file,) = tmp_path.glob("embeddings-*.npz")
-    file.write_bytes(b"broken")
-    assert Embeddings(TINY, tmp_path).of(["another"]) == pytest.approx(rows[[1]], abs=1e-2)
+    assert model._embedded(["another", "one text", "a third"])[:2].tolist() == rows[[1, 0]].tolist()
+    assert read == ["one text", "another", "a third"]
+    assert len(model._embeddings) == 2

@@ -13,7 +13,7 @@ from forecasting.lengths.training.network_training import (
     TEACHER_SHARE,
     Bags,
     Optimiser,
-    Rows,
+    TrainingRows,
     backward,
     forward,
     gradients,
@@ -38,8 +38,8 @@ def some_weights(generator: np.random.Generator) -> Weights:
     return {name: generator.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def some_rows(generator: np.random.Generator, taught: bool) -> Rows:
-    return Rows(
+def some_rows(generator: np.random.Generator, taught: bool) -> TrainingRows:
+    return TrainingRows(
         generator.normal(0, 1, (COUNT, MEASURES)).astype(np.float32),
         generator.integers(0, 3, COUNT),
         generator.integers(0, 4, COUNT),
@@ -57,7 +57,7 @@ def some_bags(generator: np.random.Generator) -> list[Bags]:
     return [Bags([row.astype(np.int32) for row in each], TABLE) for each in rows]
 
 
-def torch_loss(torch: Any, tensors: dict[str, Any], rows: Rows, bags: list[Any]) -> tuple[Any, Any]:
+def torch_loss(torch: Any, tensors: dict[str, Any], rows: TrainingRows, bags: list[Any]) -> tuple[Any, Any]:
     """(log-quantiles, loss) as torch has them, written from the description alone."""
     text = [torch.tensor(bag.toarray()) @ tensors["table"] for bag in bags]
     models, tenants = tensors["models"][torch.tensor(rows.models)], tensors["tenants"][torch.tensor(rows.tenants)]

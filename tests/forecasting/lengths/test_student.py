@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.lengths import MODELS, LengthQuery, Sample, Student, bundled, score
+from forecasting.lengths import MODELS, Fitting, LengthQuery, Sample, Student, bundled, score
 from forecasting.lengths.query import QUANTILES
 from forecasting.lengths.training import student_training
 from forecasting.workload.files import write_state
@@ -107,10 +107,10 @@ def test_it_predicts_and_learns_from_features_without_text(student: Student) -> 
     assert score(real, after.tokens)["mae"] < score(real, direct.tokens)["mae"]
 
 
-def test_it_goes_on_from_what_it_knows_and_takes_in_new_names(student: Student) -> None:
+def test_it_continues_from_its_weights_and_takes_in_new_names(student: Student, few_steps: None) -> None:
     more = Student.of_state(student.state())
     fresh = [Sample(dataclasses.replace(each.query, model="new"), each.output_tokens) for each in samples(60, seed=5)]
-    more.fit(fresh, epochs=2)
+    more.fit(fresh)
     assert more.models == {**student.models, "new": len(student.models) + 1}
     assert more.vocabulary is not None
     assert student.vocabulary is not None
@@ -142,7 +142,7 @@ def test_it_learns_from_a_teacher(student: Student, few_steps: None) -> None:
             return type(predictions)(2 * predictions.tokens, 2 * predictions.quantiles)
 
     made = samples(300)
-    taught = Student().fit(made, Doubling())  # type: ignore[arg-type]
+    taught = Student(Fitting(teacher=Doubling())).fit(made)  # type: ignore[arg-type]
     queries = [sample.query for sample in samples(60, seed=6)]
     assert taught.predict(queries).tokens.mean() > 1.1 * student.predict(queries).tokens.mean()
 
