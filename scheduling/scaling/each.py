@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, PlansFor, Wish, move, valid
+from scheduling.scaling.owner import Mover
 from scheduling.scaling.reactive import PATIENCE_S, Reactive, is_easy, reactive_wish
 
 _reactive = lru_cache(maxsize=1024)(Reactive)
@@ -22,6 +23,8 @@ class ByEndpoint(ABC):
     """
 
     plans_for: ClassVar[PlansFor] = PlansFor()
+    by: ClassVar[str] = Mover.STRATEGY
+    """As whose moves they count (`owner`)."""
     name: str = field(default="", init=False)
     uses_advice: bool = field(default=True, init=False)
     looks_ahead: bool = field(default=False, init=False)
@@ -62,16 +65,17 @@ class ByEndpoint(ABC):
     def _bounds(view: EndpointView) -> Wish | None:
         """An endpoint outside its bounds, as after an operator changed them, goes back within, whatever else holds."""
         if view.instances < view.min_instances:
-            return view.min_instances - view.instances, f"Fewer than the {view.min_instances} it must have"
+            return view.min_instances - view.instances, f"Below its minimum of {view.min_instances}"
         if view.instances > view.max_instances:
-            return view.max_instances - view.instances, f"More than the {view.max_instances} it may have"
+            return view.max_instances - view.instances, f"Above its maximum of {view.max_instances}"
         return None
 
     def _unless_new(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
-        """What to do, but take none away while its newest instance is in its grace period; the wish is made again then."""
+        """What to do, but take none away while its newest instance is in its grace period or another owns the endpoint; the
+        wish is made again then."""
         remembered = dict(self.memory)
         delta, why = self._judge(now_s, view, advice)
-        if delta >= 0 or view.since_ready_s >= GRACE_S:
+        if delta >= 0 or (view.since_ready_s >= GRACE_S and view.owner in ("", self.by)):
             return delta, why
         self.memory.clear()
         self.memory.update(remembered)
@@ -114,4 +118,4 @@ class ByEndpoint(ABC):
 
 
 def forecast_words(advice: Advice) -> str:
-    return f"forecast of {advice.forecast_tokens_per_s:,.0f} tokens/s"
+    return f"forecast of {advice.forecast_tokens_per_s:,.0f} tok/s"

@@ -74,6 +74,13 @@ class PerformanceProfileAdmin(InventoryAdmin[PerformanceProfile]):
                 "description": "In seconds; one step gives one token to every sequence.",
             },
         ),
+        (
+            "API server process",
+            {
+                "fields": ["front_end_requests_per_s", "front_end_tokens_per_s"],
+                "description": "It reads requests and writes tokens; a step takes at least as long as that.",
+            },
+        ),
         ("Evidence", {"fields": ["source", "estimated", "prefill_error_pct", "decode_error_pct", "created_at"]}),
     ]
 
@@ -88,11 +95,11 @@ class PerformanceProfileAdmin(InventoryAdmin[PerformanceProfile]):
 
     @admin.display(description="prefill error", ordering="prefill_error_pct", empty_value="not known")
     def prefill_error(self, row: PerformanceProfile) -> str | None:
-        return f"{row.prefill_error_pct:.1f} %" if row.prefill_error_pct is not None else None
+        return f"{row.prefill_error_pct:.1f}%" if row.prefill_error_pct is not None else None
 
     @admin.display(description="decode error", ordering="decode_error_pct", empty_value="not known")
     def decode_error(self, row: PerformanceProfile) -> str | None:
-        return f"{row.decode_error_pct:.1f} %" if row.decode_error_pct is not None else None
+        return f"{row.decode_error_pct:.1f}%" if row.decode_error_pct is not None else None
 
 
 class InstanceCounts(TypedDict):
