@@ -18,7 +18,7 @@ from scheduling.queueing.eviction import wanted
 from scheduling.queueing.groups import FREE_GROUPS, NEXT_NUMBER, GroupArrays, put_before, unqueue
 from scheduling.queueing.reordering import scheduler
 from scheduling.queueing.reordering.bound import shortage
-from scheduling.queueing.reordering.problem import Order, Problem
+from scheduling.queueing.reordering.problem import Order, Problem, broken_rules
 from scheduling.queueing.reordering.rules import RULES, SEARCH
 from scheduling.queueing.reordering.scheduler import Answer, reorder
 from scheduling.queueing.running import Running, running_of
@@ -32,8 +32,12 @@ NONE: Final = -1
 def solve(
     seen: Snapshot, budget_s: float = 0.02, *, moves: int | None = None, seed: int = 0, by: str = SEARCH
 ) -> Answer:
-    """A better order than the one that was *seen*, or that one; see `reordering.scheduler.reorder`."""
-    return reorder(seen.problem, seen.previous, budget_s, moves=moves, seed=seed, by=by)
+    """A better order than the one that was *seen*, or that one; see `reordering.scheduler.reorder`.
+
+    What stands where it is not served any more is moved, though nothing is gained.
+    """
+    answer = reorder(seen.problem, seen.previous, budget_s, moves=moves, seed=seed, by=by)
+    return answer if answer.changed else answer._replace(changed=bool(broken_rules(seen.problem, seen.previous)))
 
 
 @compiled
@@ -209,7 +213,8 @@ class GlobalScheduler:
         now_s: float,
     ) -> Reordered:
         """Merge *answer* to what was *seen*."""
-        gains = answer.before.objective - answer.after.objective >= self.LEAST_GAIN * answer.before.objective
+        spared = answer.before.objective - answer.after.objective
+        gains = spared >= self.LEAST_GAIN * answer.before.objective or spared == 0.0
         moved = merge(fleet, endpoints, waiting, seen, answer) if gains or self.by in RULES else 0
         self.short_instances = short_instances(seen.problem) if answer.after.objective > 0.0 else {}
         if answer.before.objective > 0.0 or self.by in RULES:

@@ -14,6 +14,7 @@ from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.groups import GroupArrays
 from scheduling.queueing.reordering.problem import Order, Problem
 from scheduling.queueing.running import Running, ends_of, write_starts
+from scheduling.queueing.swapping.keeping import kept_queues
 from scheduling.queueing.swapping.service import batch_of, drain_s, due_at, request_s
 from scheduling.queueing.swapping.timeline import having
 from scheduling.queueing.waiting_set import WaitingArrays
@@ -108,7 +109,7 @@ def snapshot(
     *running* says when instances have room for the first group; None: at once. Groups that are pinned stay, and are left out
     unless *pinned* asks for them. The queue of instances
     that share GPUs serves what any of them does, each after a swap; while one is in progress it serves the model that comes
-    up, once it is up.
+    up, once it is up; where it keeps its GPUs (`kept_queues`), only the model that has them.
     """
     arrays = waiting.groups
     grouped = np.flatnonzero(arrays.limit > 0)
@@ -129,6 +130,7 @@ def snapshot(
     places, standing = listed[:count][by_number], np.empty(count, np.int64)
     standing[by_number] = np.arange(count)
     kinds: dict[tuple[object, ...], int] = {}
+    kept = kept_queues(fleet, waiting)
     serving_rows, swap_rows, drain_rows = [], [], []
     queue_type = np.zeros(queue_ids.size, np.int64)
     loaded = np.full(queue_ids.size, NONE, np.int64)
@@ -142,7 +144,7 @@ def snapshot(
         serves = tuple(
             (int(fleet.endpoint[each]), fleet.profile[each].tobytes(), int(fleet.max_num_seqs[each]),
              int(fleet.kv_capacity_tokens[each]), int(fleet.memory_tokens[each]),
-             float(arrays.swap_s[each]), arrays.swap_s[each] < math.inf and bool(fleet.accepting[each]))
+             float(arrays.swap_s[each]), arrays.swap_s[each] < math.inf and bool(fleet.accepting[each]), queue in kept)
             for each in pulling
         )  # fmt: skip
         for each in pulling:
@@ -161,7 +163,7 @@ def snapshot(
             for each in pulling:
                 endpoint = int(fleet.endpoint[each])
                 serving[endpoint] = each
-                if arrays.swap_s[each] < math.inf:
+                if arrays.swap_s[each] < math.inf and queue not in kept:
                     swap[endpoint] = arrays.swap_s[each]
                     batch = batch_of(fleet, arrays, each)
                     drain[endpoint] = drain_s(fleet, arrays, each, batch) + arrays.sleep_s[each]

@@ -19,6 +19,7 @@ import numpy as np
 
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.queueing.groups import NONE, GroupArrays, put_first
+from scheduling.queueing.swapping.keeping import kept_queues
 from scheduling.queueing.swapping.service import due_at, group_s
 from scheduling.queueing.swapping.timeline import change_s
 from scheduling.queueing.virtual_queues import head
@@ -86,7 +87,8 @@ def swap_by_queue(
 
     *serves* is the endpoint that has the GPUs, or will once the swap in progress is done; -1 for none. *resting* gives
     the instance at rest that serves an endpoint, None where there is none. The groups of *serves* go first while it comes
-    up, and where the GPUs are to stay. An operator's pin of the first group is an order to swap.
+    up, and where the GPUs are to stay, as they are also for what is still to come (`kept_queues`). An operator's pin of the
+    first group is an order to swap.
     """
     arrays = waiting.groups
     group = head(arrays, queue, now_s)
@@ -96,7 +98,7 @@ def swap_by_queue(
     target, wanted = None if first.endpoint == serves else resting(int(first.endpoint)), None
     if target is not None and holder is not None and holder.is_ready and first.pinned:
         wanted = target.instance, f"An operator wants group {int(first.number)} of {target.model} served first."
-    elif target is not None:
+    elif target is not None and queue not in kept_queues(fleet, waiting):
         stay_s = target.swap_s / SWAPPING_SHARE
         goes_on = holder is not None and not holder.is_idle and not has_groups(arrays, queue, serves)
         if not goes_on or slack_s(fleet, waiting, queue, serves, now_s) <= stay_s:

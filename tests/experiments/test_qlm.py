@@ -100,3 +100,15 @@ def test_gaps_vary_as_asked(variation):
     gaps = np.diff(moments)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.15)
     assert moments.size == pytest.approx(50.0 * mixes.ARRIVING_S, rel=0.15)
+
+
+@pytest.mark.parametrize("name", [pytest.param("short answers", marks=pytest.mark.nightly), "three models"])
+def test_where_deadlines_differ_every_system_is_another_one(monkeypatch, name):
+    monkeypatch.setattr(mixes, "ARRIVING_S", 60.0)
+    came = {}
+    for _, system, per_s, made in mixes.mixes([name], [2.0], [1.0], 0.5):
+        line = measured(made(1), "mixes", "", system, per_s)
+        came.setdefault((line.attainment, line.ttft_p99_s, line.goodput), []).append(system)
+    alike = [systems for systems in came.values() if len(systems) > 1]
+    # Of instances that are alike the one that is free first is the one that is done first.
+    assert alike == ([["edf+evictions", "edf-earliest-completion+evictions"]] if name == "short answers" else [])

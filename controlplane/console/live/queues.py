@@ -54,7 +54,8 @@ TILES = (
         "gap_ratio",
         "Proved gap",
         "percent_fine",
-        rule="Of few groups: what share of the last order's lateness the best of all orders might spare, at the most",
+        rule="How much of the lateness that is left another order might spare, at the most; 0 %: none is better. Proved of"
+        " few groups, for all regions together",
         empty="not proved",
     ),
     Tile("solved_ms", "Last reorder", "milliseconds", rule="How long the global scheduler took", empty="none yet"),

@@ -12,6 +12,7 @@ from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.groups import NONE, put_before, put_first
 from scheduling.queueing.reordering.problem import broken_rules
 from scheduling.queueing.snapshot import snapshot
+from scheduling.queueing.swapping.keeping import kept_queues
 from scheduling.queueing.swapping.service import batch_of, drain_s, group_s
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
 from scheduling.queueing.swapping.timeline import having, place_in_shared
@@ -396,3 +397,76 @@ def test_while_a_swap_is_in_progress_time_counts_from_its_end():
     assert (seen.problem.loaded.tolist(), seen.problem.free_s.tolist()) == ([1], [0.0])
     assert seen.problem.drain_s[0][:2].tolist() == [shared.drain_s(model, 1) + SLEEP_S[model] for model in (0, 1)]
     assert math.isfinite(seen.problem.service_s.max())
+
+
+class Pair:
+    """Two pairs of GPUs, each with an instance of the quick model 0 (awake) and of the slow model 1, and one of model 1
+    alone, for which a request waits."""
+
+    def __init__(self, running, waits=True):
+        self.fleet, self.endpoints = allocate_fleet(5), allocate_endpoints(2, 5)
+        self.fleet.endpoint[:] = [0, 1, 0, 1, 1]
+        self.fleet.accepting[:] = [1, 0, 1, 0, 1]
+        self.fleet.max_num_seqs[:], self.fleet.kv_capacity_tokens[:] = 8, 10_000
+        self.fleet.profile[:] = (0.0, 0.0, 0.0, 0.0, 0.02, 0.0, 0.0)
+        self.fleet.profile[[1, 3, 4], 4] = 0.04
+        self.fleet.running[[0, 2]] = running
+        index_members(self.fleet, self.endpoints)
+        self.waiting = allocate_waiting(2, 64, 5)
+        self.arrays = self.waiting.groups
+        self.arrays.limit[:], self.arrays.mean_tokens[:], self.arrays.mean_output[:] = 1, 60.0, 50.0
+        swaps = Swap(0.5, 2.0)
+        share_queues(self.arrays, [{0: swaps, 1: swaps}, {2: swaps, 3: swaps}])
+        if waits:
+            self.ask(1)
+
+    def ask(self, model, due_s=1.0, queue=None):
+        slot = enqueue(self.waiting, model, 0.0, 0.0, due_s, 0, 10, 50, -1, -1, -1, -1)
+        if queue is not None:
+            put_before(self.arrays, int(self.arrays.members[slot].group), queue, NONE)
+
+    def kept(self):
+        return kept_queues(self.fleet, self.waiting)
+
+
+def test_gpus_stay_with_a_model_as_long_as_they_end_more_requests_of_it_than_of_any_that_waits():
+    # By Little's law: n requests run where n / (50 steps of 0.02 s) come a second; the slow model has 4 a second of 8.
+    assert Pair((3, 1)).kept() == frozenset()  # 4 a second of both together
+    assert Pair((3, 2)).kept() == {0}  # 5, which one of them can serve
+    assert Pair((2, 3)).kept() == {2}
+    assert Pair((8, 4)).kept() == {0}  # 12, of which one serves 8, and 4 are no more than the other model would have
+    assert Pair((8, 5)).kept() == {0, 2}
+
+
+def test_gpus_are_kept_only_from_a_model_that_waits_and_has_some_itself():
+    assert Pair((8, 8), waits=False).kept() == frozenset()
+    pair = Pair((8, 8))
+    pair.ask(0)
+    assert pair.kept() == frozenset(), "what waits of the model itself is seen by any order"
+    pair = Pair((8, 8))
+    pair.fleet.accepting[4] = 0
+    assert pair.kept() == frozenset(), "the other one has no GPUs, and would never have any"
+    note_phase(pair.arrays, 4, COMES, 1.0)
+    assert pair.kept() == frozenset()
+    note_phase(pair.arrays, 1, COMES, 1.0)
+    assert pair.kept() == {0, 2}
+
+
+def test_an_order_gives_gpus_that_are_kept_to_nobody_and_neither_does_a_swap():
+    pair = Pair((8, 2), waits=False)
+    pair.ask(1, 60.0, queue=0)
+    assert pair.kept() == {0}
+    seen = snapshot(pair.fleet, pair.endpoints, pair.waiting, 0.0)
+    assert broken_rules(seen.problem, seen.previous), "it stands where it would not be served"
+
+    def resting(endpoint):
+        return Resting(1, "b", "slow", 1, 2.5) if endpoint == 1 else None
+
+    assert swap_by_queue(pair.fleet, pair.waiting, 0, 0, AWAKE, resting, 59.0) is None
+    pair.fleet.running[0] = 2
+    assert pair.kept() == frozenset()
+    assert swap_by_queue(pair.fleet, pair.waiting, 0, 0, Holder("a", True, True, 99.0), resting, 59.0) is not None
+    pair.fleet.running[0] = 8
+    reordered = GlobalScheduler().look(pair.fleet, pair.endpoints, pair.waiting, 0.0)
+    assert reordered.moved == 1, "though nobody was late"
+    assert not queue_of(pair.waiting, 0)
