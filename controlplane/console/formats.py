@@ -164,6 +164,11 @@ def moment(at: datetime, this_year: int) -> str:
     return f"{at.day} {at:%b}{year} {at:%H:%M:%S}"
 
 
+def ordinal(number: int) -> str:
+    ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 def _unit(text: str, unit: str) -> str:
     return text if text == NONE else f"{text} {unit}"
 

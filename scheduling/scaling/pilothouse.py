@@ -106,9 +106,7 @@ class Pilothouse(ByEndpoint):
         if spare < 1:
             return 0, ""
         self._pools[view.model][1] -= spare  # so that another region does not count on them too
-        return -spare, (
-            f"{forecast_words(advice).capitalize()} needs {needed}, and current load equals {busy:.1f}"
-        )
+        return -spare, (f"{forecast_words(advice).capitalize()} needs {needed}, and current load equals {busy:.1f}")
 
     def _smoothed(self, now_s: float, view: EndpointView) -> float:
         """The load of *view* in instances' worth, smoothed; remembered."""

@@ -117,7 +117,7 @@ def test_the_service_is_shown_as_the_gateway_reports_it(reader, bare, live, flee
     assert 'data-scope="" data-table="lengths"' in html
     own = html.partition('id="length-models"')[2].partition("</table>")[0]
     cells = re.findall(r"<t[dh][^>]*>([^<]*)", own.partition("preserve 4")[2])
-    assert cells[:2] == ["llama-3.1-8b", "a process of its own"]
+    assert cells[:2] == ["llama-3.1-8b", "a separate process"]
     assert cells[3:5] == ["50 ms", "86%"]
     assert cells[5].endswith(" ms")
     assert length_service.model_of({"asked": 0})["in_time_ratio"] is None
@@ -401,7 +401,7 @@ def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
     asked = []
     monkeypatch.setattr(trainings, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
-    assert "A worker trains a new version" in answer.content.decode()
+    assert "A worker is training a new version" in answer.content.decode()
     row = LengthTraining.objects.get()
     assert (row.asked_by, row.reason, row.kind) == ("operator", "new prompts", "student")
     assert asked == [(trainings.TASK, row.pk)]

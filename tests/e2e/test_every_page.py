@@ -13,7 +13,7 @@ from tests.e2e.test_planning import advice
 OTHER_FORMS = re.compile(
     r"\d\s%"  # 97.7%
     r"|(?<![\w.])-\$?\d[\d.,]*(?![\w-])"  # a true minus
-    r"|\d x [A-Z]"  # 8 ×
+    r"|\d x [A-Z]"  # a true multiplication sign
     r"|\d tokens/s"  # tok/s
     r"|(?<![\w-])(?:us-(?:east|west|central)|[ah]100-80gb)(?![\w-])"  # titles
 )

@@ -37,6 +37,7 @@ register.filter("period", formats.period)
 register.filter("usd", formats.usd)
 register.filter("usd_signed", formats.usd_signed)
 register.filter("signed", formats.signed)
+register.filter("ordinal", formats.ordinal)
 register.filter("title_of", title_of)
 register.filter("preview", previews.preview)
 

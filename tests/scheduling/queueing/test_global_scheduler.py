@@ -108,7 +108,7 @@ def test_it_says_how_many_instances_are_missing_when_no_order_helps():
     assert floor_move(0, view) is None
     wanted = floor_move(0, view._replace(short_instances=scheduler.short_instances[0]))
     assert wanted.delta == 1
-    assert "no order of what waits keeps it in time" in wanted.reason
+    assert "no order of the queue is in time" in wanted.reason
 
 
 @costly(25, many=60)

@@ -57,9 +57,7 @@ class DeployForm(forms.Form):
     bits = forms.TypedChoiceField(label="Weight precision", choices=BITS, coerce=int, initial=16)
     weights_gb = size("or weights (GB)")
     layers = count("Layers", most=1_000)
-    active_parameters_billion = size(
-        "Active parameters (billions)", "Mixture of experts: those used per token."
-    )
+    active_parameters_billion = size("Active parameters (billions)", "Mixture of experts: those used per token.")
     experts = count("Experts", most=100_000, help_text="Per layer.")
     experts_per_token = count("Experts per token", most=100_000)
     kv_heads = count("KV heads", most=1_000)

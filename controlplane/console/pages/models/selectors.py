@@ -162,7 +162,8 @@ class ModelRow:
         nearest = self.present.nearest
         if self.present.name != bundles.CUSTOM:
             return nearest.about
-        return f"{nearest.title}, but for {', '.join(WORDS[each.what] for each in self.present.differences(nearest))}."
+        own = ", ".join(WORDS[each.what] for each in self.present.differences(nearest))
+        return f"Based on {nearest.title}, with its own {own}."
 
 
 def regions() -> list[tuple[str, str]]:

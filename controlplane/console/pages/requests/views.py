@@ -22,6 +22,7 @@ from controlplane.gateway.selectors import filter_requests, visible_requests
 COLUMNS: Columns = {
     "Request": "request_id",
     "Arrived (UTC)": "arrived_at",
+    "Ended (UTC)": "ended_at",
     "Tenant": "tenant.name",
     "API key": "api_key.prefix",
     "Model": "model",
