@@ -113,10 +113,13 @@ class Measured:
     decode: tuple[float, float, float]
     decode_error_pct: float | None
     source: str
+    front_end: tuple[float | None, float | None] = (None, None)
+    """Requests and output tokens a second that its API server process carries, None where that was not measured."""
 
     def values(self) -> dict[str, Any]:
         t0, a, b, c = self.prefill
         decode_a, decode_b, decode_c = self.decode
+        requests_per_s, tokens_per_s = self.front_end
         return {
             "prefill_t0_s": t0,
             "prefill_a_s": a,
@@ -125,6 +128,8 @@ class Measured:
             "decode_a_s": decode_a,
             "decode_b_s_per_sequence": decode_b,
             "decode_c_s_per_token": decode_c,
+            "front_end_requests_per_s": requests_per_s,
+            "front_end_tokens_per_s": tokens_per_s,
             "prefill_error_pct": self.prefill_error_pct,
             "decode_error_pct": self.decode_error_pct,
             "source": self.source,
@@ -157,7 +162,7 @@ PROFILES = (
     Measured("bloom-176b", "h100-80gb", 8, (0.0482844, 0.0264682, 9.14196e-05, 1.1408e-08), 5.9,
              (0.0357112, 0.000265256, 1.77803e-07), 2.3, SPLITWISE),
     Measured("llama-3.1-8b", "h100-80gb", 1, (0.0176, 0.012, 2.07e-05, 6.2e-10), 4.0,
-             (0.00638, 1.78e-05, 3.14e-08), 1.5, H100_GRID),
+             (0.00638, 1.78e-05, 3.14e-08), 1.5, H100_GRID, (63.0, 18_500.0)),
     Measured("llama-3.1-8b", "a100-80gb", 2, (0.0228808, 0.00379609, 4.73168e-05, 2.23414e-09), 5.8,
              (0.00844396, 2.27225e-05, 7.23735e-08), None, SAGESERVE),
     Measured("llama-3.1-8b", "a100-80gb", 4, (0.0303251, 0.0183838, 5.57297e-05, 7.87337e-10), 1.9,

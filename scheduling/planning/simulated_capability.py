@@ -48,7 +48,8 @@ def rough_requests_per_s(engine: EngineConfig, prompt_tokens: float, output_toke
     context = batch * (prompt_tokens + output_tokens / 2)
     decode_s = profile.decode_a_s + profile.decode_b_s_per_sequence * batch + profile.decode_c_s_per_token * context
     prefill_s = profile.prefill_a_s + profile.prefill_b_s_per_token * prompt_tokens
-    return 1 / (max(prefill_s, 0.0) + output_tokens * decode_s / batch)
+    computing_s = max(prefill_s, 0.0) + output_tokens * decode_s / batch
+    return 1 / max(computing_s, output_tokens / engine.front_end.tokens_per_s + 1 / engine.front_end.requests_per_s)
 
 
 def simulated_capability(

@@ -73,6 +73,7 @@ class EmulatedInstance:
                 policy=spec.scheduling_policy,
                 max_model_len=spec.max_model_len,
                 profile=spec.profile,
+                front_end=spec.front_end,
                 prefix_caching=spec.enable_prefix_caching,
             )
         )

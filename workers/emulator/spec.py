@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
@@ -34,6 +35,7 @@ class InstanceSpec(BaseModel):
 
     model: Annotated[str, Field(min_length=1, max_length=200)]
     profile: Profile = DEFAULT_PROFILE
+    front_end: FrontEnd = NO_LIMIT
     max_num_seqs: Annotated[int, Field(ge=1)] = 256
     max_num_batched_tokens: Annotated[int, Field(ge=1)] = 8192
     block_size_tokens: Annotated[int, Field(ge=1)] = 16

@@ -7,6 +7,7 @@ runs.
 
 import asyncio
 import fcntl
+import math
 import os
 import re
 import socket
@@ -27,6 +28,7 @@ from workers.vllm.processes import Record
 from workers.vllm.serve import VISIBLE_GPUS, arguments, environment, problem_with
 
 if TYPE_CHECKING:
+    from scheduling.fleet.front_end import FrontEnd
     from scheduling.fleet.profile import Profile
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
@@ -67,6 +69,7 @@ class LaunchSpec:
     api_key: str = ""  # that it asks for; "": none
     # For an emulated instance:
     profile: "Profile | None" = None
+    front_end: "FrontEnd | None" = None
     block_size_tokens: int = 16
     kv_blocks: int = 4096
     prefix_caching: bool = False
@@ -124,6 +127,8 @@ class EmulatedLauncher:
             "wake_s": spec.wake_s,
             "reload_s": spec.reload_s,
         }
+        if spec.front_end is not None:  # JSON has no infinity: a limit that is not known is left out
+            body["front_end"] = {name: value for name, value in asdict(spec.front_end).items() if math.isfinite(value)}
         status, answer = await self._call("PUT", spec.name, body)
         if status != 200:
             raise LaunchError(f"{spec.name}: the emulator answered {status}: {answer.get('error', '')}")

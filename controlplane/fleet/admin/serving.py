@@ -74,6 +74,13 @@ class PerformanceProfileAdmin(InventoryAdmin[PerformanceProfile]):
                 "description": "In seconds; one step gives one token to every sequence.",
             },
         ),
+        (
+            "API server process",
+            {
+                "fields": ["front_end_requests_per_s", "front_end_tokens_per_s"],
+                "description": "It reads requests and writes tokens; a step takes at least as long as that.",
+            },
+        ),
         ("Evidence", {"fields": ["source", "estimated", "prefill_error_pct", "decode_error_pct", "created_at"]}),
     ]
 

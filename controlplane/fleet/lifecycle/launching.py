@@ -38,6 +38,7 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
         tensor_parallel=deployment.tensor_parallel,
         scheduling_policy=deployment.scheduling_policy,
         profile=row.coefficients(),
+        front_end=row.front_end(),
         block_size_tokens=BLOCK_SIZE_TOKENS,
         kv_blocks=kv_blocks,
         startup_s=EMULATED_STARTUP_S,

@@ -19,7 +19,10 @@ from controlplane.fleet.validators import (
 )
 
 if TYPE_CHECKING:
+    from scheduling.fleet.front_end import FrontEnd
     from scheduling.fleet.profile import Profile
+
+NO_LIMIT_KNOWN = "What the API server process of an instance carries. Empty: no limit is known."
 
 
 class LengthModelKind(models.TextChoices):
@@ -110,6 +113,12 @@ class PerformanceProfile(models.Model):
     decode_c_s_per_token = models.FloatField(
         "c (s per context token)", default=0.0, validators=[MinValueValidator(0.0)]
     )
+    front_end_requests_per_s = models.FloatField(
+        "requests per s", null=True, blank=True, validators=[MinValueValidator(1e-3)], help_text=NO_LIMIT_KNOWN
+    )
+    front_end_tokens_per_s = models.FloatField(
+        "output tokens per s", null=True, blank=True, validators=[MinValueValidator(1e-3)], help_text=NO_LIMIT_KNOWN
+    )
     source = models.CharField(max_length=255)
     estimated = models.BooleanField(
         default=False, help_text="From sizes and data sheets, not measured; `fit_profiles --write` measures it."
@@ -136,6 +145,13 @@ class PerformanceProfile(models.Model):
         from scheduling.fleet.profile import Profile  # brings Numba, which few commands need
 
         return Profile(**{field.name: getattr(self, field.name) for field in fields(Profile)})
+
+    def front_end(self) -> "FrontEnd":
+        """Limits of the API process, for simulator and emulator."""
+        from scheduling.fleet.front_end import FrontEnd
+
+        known = {field.name: getattr(self, f"front_end_{field.name}") for field in fields(FrontEnd)}
+        return FrontEnd(**{name: value for name, value in known.items() if value is not None})
 
     def clean(self) -> None:
         same = PerformanceProfile.objects.filter(

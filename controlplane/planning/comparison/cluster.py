@@ -147,6 +147,10 @@ def _profile(model: str, gpu: str, tensor_parallel: int, row: PerformanceProfile
             "b_s_per_sequence": row.decode_b_s_per_sequence,
             "c_s_per_token": row.decode_c_s_per_token,
         },
+        "front_end": {
+            "requests_per_s": row.front_end_requests_per_s,
+            "tokens_per_s": row.front_end_tokens_per_s,
+        },
     }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from django.db.models import Count, Max, Min, Q, Sum
 from django.db.models.functions import TruncMinute
 
-from controlplane.fleet.models import Deployment, Instance, SloClass, SloKind
+from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass, SloKind
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts.demand import ASKED
@@ -22,7 +22,6 @@ from controlplane.planning.plans import inventory
 from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
-    from scheduling.fleet.profile import Profile
     from scheduling.planning.capacity import Capability
     from scheduling.simulation.engine.reference import EngineConfig
     from scheduling.simulation.measures.results import Promise
@@ -88,7 +87,7 @@ def by_profile(
     if row is None:
         return None
     steps = round(10 * log(prompt_tokens)), round(10 * log(output_tokens)), max(1.0, round(4 * cv) / 4)
-    engine, (promise, percentile) = engine_of(deployment, row.coefficients()), strictest()
+    engine, (promise, percentile) = engine_of(deployment, row), strictest()
     values = tuned(deployment.model.name)
     limits = values.CAPABILITY_INSTANCES, values.CAPABILITY_MOST_ABOVE
     key = deployment.model.name, repr(engine), promise, percentile, steps, limits
@@ -108,7 +107,7 @@ def by_profile(
     return _simulated[key]
 
 
-def engine_of(deployment: Deployment, profile: "Profile") -> "EngineConfig":
+def engine_of(deployment: Deployment, profile: PerformanceProfile) -> "EngineConfig":
     """The server of *deployment* as simulations have it."""
     from scheduling.simulation.engine.reference import EngineConfig
 
@@ -119,7 +118,8 @@ def engine_of(deployment: Deployment, profile: "Profile") -> "EngineConfig":
         kv_blocks=max(1, deployment.expected_kv_tokens // BLOCK_TOKENS),
         policy=deployment.scheduling_policy,
         max_model_len=deployment.model.context_tokens,
-        profile=profile,
+        profile=profile.coefficients(),
+        front_end=profile.front_end(),
     )
 
 

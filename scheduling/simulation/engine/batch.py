@@ -65,6 +65,8 @@ def _admit_cached(
 def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> float:
     """Start the next iterations of *instance* at *now_s*; when they end, infinity if there is nothing to do."""
     engine = engines.instances[instance]
+    if engine.running == 0:
+        engine.read_idle = engine.arrived
     while True:
         if engine.running == 0 and engine.waiting == 0:
             engine.phase = IDLE
@@ -100,7 +102,7 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
         else:
             prefill += chunk
         budget -= chunk
-    admitted = 0
+    admitted = begun = 0
     while budget > 0 and engine.waiting > 0 and engine.running < engine.max_num_seqs:
         sequence = index(engine.first_waiting)
         this = engines.sequences[sequence]
@@ -124,10 +126,11 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
             prefill += tokens
         budget -= tokens
         admitted += 1
+        begun += this.produced_tokens == 0 and this.arrival >= engine.read_idle
     engine.step_decodes, engine.step_within = engine.decoding, engine.within
     if chunk > 0 or admitted > 0:
         engine.free_blocks = free
-        return start_step(engines, instance, now_s, prefill, decodes, context)
+        return start_step(engines, instance, now_s, prefill, decodes, context, begun)
     batch = engine.decoding
     engine.phase = SEGMENT
     engines.exceeding[instance] = engine.step_within < engine.step_decodes
@@ -136,7 +139,13 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
     engine.linear_s = (
         engine.decode_a_s + engine.decode_b_s_per_sequence * batch + engine.decode_c_s_per_token * context
     ) - engine.quadratic_s
-    engine.steps = free_steps(engines, instance, engines.due[instance, 0] - engine.iteration)
+    steps = int(engines.due[instance, 0] - engine.iteration)
+    first_s, floor_s = engine.linear_s + engine.quadratic_s, batch / engine.tokens_per_s
+    if first_s < floor_s:  # the front end is slower; the segment ends where the growing context makes the engine so
+        if engine.quadratic_s > 0.0:
+            steps = int(min(float(steps), math.ceil((floor_s - first_s) / (2.0 * engine.quadratic_s))))
+        engine.linear_s, engine.quadratic_s = floor_s, 0.0
+    engine.steps = free_steps(engines, instance, steps)
     engine.counted = 0
     engine.next_s = ends_s(engines, instance, 1)
     engine.most_per_s = 1.0 / engine.linear_s
@@ -237,6 +246,8 @@ def give(fleet: FleetArrays, engines: EngineArrays, instance: int, sequence: int
     *at_now*: boundaries at *now_s* are over.
     """
     engine, this = engines.instances[instance], engines.sequences[sequence]
+    this.arrival = engine.arrived
+    engine.arrived += 1
     push_waiting(engines, instance, sequence, False)
     if engine.phase == IDLE:
         return now_s

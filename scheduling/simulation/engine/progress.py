@@ -113,7 +113,10 @@ def compute(engines: EngineArrays, instance: int, sequence: int, tokens: int) ->
 
 
 @compiled_inline
-def start_step(engines: EngineArrays, instance: int, now_s: float, prefill: int, decodes: int, context: int) -> float:
+def start_step(
+    engines: EngineArrays, instance: int, now_s: float, prefill: int, decodes: int, context: int, begun: int
+) -> float:
+    """Start one iteration, in which *begun* requests are admitted for the first time; when it ends."""
     engine = engines.instances[instance]
     engine.phase = STEP
     engine.started_s = now_s
@@ -129,6 +132,12 @@ def start_step(engines: EngineArrays, instance: int, now_s: float, prefill: int,
         decodes,
         context,
     )
+    if engine.tokens_per_s < math.inf or engine.requests_per_s < math.inf:
+        tokens, sequence = int(engine.step_decodes), int(engine.joining)
+        while sequence != NONE:
+            tokens += 1
+            sequence = int(engines.sequences[sequence].next_joining)
+        engine.linear_s = max(engine.linear_s, tokens / engine.tokens_per_s + begun / engine.requests_per_s)
     engine.quadratic_s = 0.0
     engine.steps, engine.counted = 1, 0
     engine.next_s = math.inf

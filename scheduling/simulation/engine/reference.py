@@ -9,6 +9,7 @@ asynchronous scheduling). A test runs both on the same requests and finds the sa
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.engine.block_pool import Block, BlockPool
 from scheduling.simulation.engine.queues import QUEUES, QueueKey, QueuePolicy, WaitingQueue
@@ -30,6 +31,8 @@ class EngineConfig:
     """Tokens that a request may have, prompt and output together."""
     profile: Profile
     prefix_caching: bool = False
+    front_end: FrontEnd = NO_LIMIT
+    """No limit where none is known."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size_tokens", "kv_blocks", "max_model_len"):
@@ -148,6 +151,7 @@ class ReferenceEngine:
         self._running: dict[str, _Sequence] = {}  # in order of admission
         self._waiting: WaitingQueue = QUEUES[config.policy]()
         self._numbers = 0
+        self._read_idle = 0  # sequences of lower numbers came while nothing ran
 
     @property
     def running(self) -> int:
@@ -236,6 +240,8 @@ class ReferenceEngine:
         """
         if not self._sequences:
             return None
+        if not self._running:
+            self._read_idle = self._numbers
         preempted: list[_Sequence] = []
         while True:
             batch = _Batch(self.config.max_num_batched_tokens)
@@ -288,6 +294,7 @@ class ReferenceEngine:
 
     def _execute(self, batch: _Batch, preempted: list[_Sequence], now_s: float) -> StepResult:
         prefill_tokens = decode_sequences = context_tokens = 0
+        begun = sum(s.produced_tokens == 0 and s.number >= self._read_idle for s in batch.admitted)
         emitted: list[str] = []
         finished: list[str] = []
         cached_tokens = {sequence.request.request_id: sequence.computed_tokens for sequence in batch.admitted}
@@ -307,7 +314,10 @@ class ReferenceEngine:
         for request_id in finished:
             del self._sequences[request_id]
             self._free(self._running.pop(request_id))
-        duration_s = self.config.profile.step_time_s(prefill_tokens, decode_sequences, context_tokens)
+        duration_s = max(
+            self.config.profile.step_time_s(prefill_tokens, decode_sequences, context_tokens),
+            self.config.front_end.time_s(len(emitted), begun),
+        )
         return StepResult(
             ends_s=now_s + duration_s,
             duration_s=duration_s,

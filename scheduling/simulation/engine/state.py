@@ -71,6 +71,10 @@ INSTANCE = record(
         ("decode_a_s", np.float64),
         ("decode_b_s_per_sequence", np.float64),
         ("decode_c_s_per_token", np.float64),
+        ("requests_per_s", np.float64),  # of the front end, infinity for no limit
+        ("tokens_per_s", np.float64),
+        ("arrived", np.int64),  # requests that ever reached it,
+        ("read_idle", np.int64),  # and of those, the first ones, which came while nothing ran
         # The batch.
         ("iteration", np.int64),  # iterations ended since the start
         ("decoding", np.int64),  # sequences that decode
@@ -151,6 +155,7 @@ SEQUENCE = record(
         ("priority", np.int64),
         ("number", np.int64),  # order of dispatch
         ("step_tokens", np.int32),  # scratch of a step that runs short of blocks
+        ("arrival", np.int64),  # how many requests reached its instance before it
         ("reaches_s", np.float64),  # its instance, while it is on its way there
     ]
 )
@@ -294,6 +299,8 @@ def configure(engines: EngineArrays, instance: int, config: EngineConfig) -> Non
         "decode_c_s_per_token",
     ):
         record[name] = getattr(config.profile, name)
+    record["requests_per_s"] = config.front_end.requests_per_s
+    record["tokens_per_s"] = config.front_end.tokens_per_s
 
 
 def sequences_in_use(engines: EngineArrays) -> NDArray[np.int64]:

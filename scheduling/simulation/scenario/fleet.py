@@ -29,6 +29,13 @@ class Decode(Part):
     c_s_per_token: AtLeast0 = 0.0
 
 
+class FrontEndOf(Part):
+    """What an instance's API process carries; left out: no limit is known."""
+
+    requests_per_s: Positive | None = None
+    tokens_per_s: Positive | None = None
+
+
 class ProfileOf(Part):
     """Coefficients of a model on a GPU type at a tensor parallel degree."""
 
@@ -37,6 +44,7 @@ class ProfileOf(Part):
     tensor_parallel: Size = 1
     prefill: Prefill
     decode: Decode
+    front_end: FrontEndOf = FrontEndOf()
 
 
 class RegionOf(Part):

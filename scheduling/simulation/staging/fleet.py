@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.lookahead.rule import LookAheadRule
 from scheduling.routing.regions import latency_ms
@@ -48,10 +49,12 @@ def prices_of(scenario: Scenario) -> dict[str, Price]:
 def cluster_of(scenario: Scenario) -> Cluster:
     """The fleet and its policies. Raises Misfit."""
     regions = list(scenario.regions)
-    profiles = {}
+    profiles, front_ends = {}, {}
     for number, one in enumerate(scenario.profiles):
+        key = one.model, one.gpu, one.tensor_parallel
+        front_ends[key] = FrontEnd(**one.front_end.model_dump(exclude_none=True))
         try:
-            profiles[one.model, one.gpu, one.tensor_parallel] = Profile(
+            profiles[key] = Profile(
                 one.prefill.t0_s,
                 one.prefill.a_s,
                 one.prefill.b_s_per_token,
@@ -78,6 +81,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
             max_model_len=scenario.models[group.model].context_tokens,
             profile=profiles[group.model, group.gpu, group.tensor_parallel],
             prefix_caching=group.prefix_caching,
+            front_end=front_ends[group.model, group.gpu, group.tensor_parallel],
         )
         states = [State.READY] * group.instances + [State.ASLEEP] * group.asleep
         states += [State.SPOT] * group.spot + [State.EMPTY] * group.empty

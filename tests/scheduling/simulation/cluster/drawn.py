@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from hypothesis import strategies as st
 
+from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.routers import POLICY_CODES
@@ -65,6 +66,9 @@ LOADS = {
 }
 """Kinds of scenarios by name."""
 
+FRONT_ENDS = FrontEnd(tokens_per_s=4.0), FrontEnd(2.0), FrontEnd(4.0, 8.0)
+"""Binary fractions of a second, as times in exact scenarios are."""
+
 number = st.integers
 
 
@@ -102,6 +106,7 @@ def engines(draw, load: Load, profile: Profile, block: int, over: bool) -> tuple
         max_model_len=LONGEST + 1,
         profile=profile,
         prefix_caching=load.prefixes and draw(number(0, 4)) > 0,
+        front_end=draw(st.sampled_from([NO_LIMIT, NO_LIMIT, *FRONT_ENDS])),
     )
     if not over:
         return config, None, None

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from scheduling.fleet.front_end import FrontEnd
 from scheduling.simulation.engine.reference import ReferenceEngine
 from tests.oracles.single_instance import serve
 from tests.scheduling.simulation.engine.engines import config, request
@@ -36,6 +37,20 @@ def test_one_request_alone():
     assert timeline.admitted_s == 5.0
     assert timeline.ttft_s == pytest.approx(1.1)
     assert timeline.e2e_s == pytest.approx(2.323)
+
+
+def test_an_iteration_takes_as_long_as_the_api_process_needs_for_its_requests_and_tokens():
+    engine = engine_with(request("a", 10, 4), front_end=FrontEnd(requests_per_s=0.5, tokens_per_s=1.0))
+    first = steps(engine, 1)  # read while nothing ran: the engine's own time
+    engine.add(request("b", 10, 2))
+    # A token of each, and b to read; two tokens; then one, for which the API process still takes longer.
+    assert [result.duration_s for result in first + steps(engine)] == pytest.approx([1.1, 2 / 1.0 + 1 / 0.5, 2.0, 1.0])
+
+
+@pytest.mark.parametrize("limit", [0.0, -1.0, math.nan])
+def test_a_limit_of_the_api_process_that_is_none_is_refused_by_name(limit):
+    with pytest.raises(ValueError, match=r"front_end\.tokens_per_s must be above 0"):
+        FrontEnd(tokens_per_s=limit)
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_and_its_first_token_comes_with_the_last():

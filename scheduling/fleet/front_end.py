@@ -1,0 +1,31 @@
+"""What a vLLM server's API process carries: it reads requests and writes tokens, beside the engine that computes them.
+
+One process serves all connections of an instance. Under many arrivals its share of a core, not the GPU, bounds what an
+instance serves (measured: docs/simulation.md). An iteration of the engine therefore takes at least as long as the process
+needs for the tokens that come out, and for the requests that begin and were read while others ran: a burst that meets an
+idle server is read at once, a request among streams waits for its turn between their tokens.
+"""
+
+import math
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """Limits of the API process, each as if it did nothing else; infinity: not known. ValueError names a wrong one."""
+
+    requests_per_s: float = math.inf
+    tokens_per_s: float = math.inf
+    """Output tokens over all streams."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if not getattr(self, field.name) > 0:
+                raise ValueError(f"front_end.{field.name} must be above 0, not {getattr(self, field.name)!r}")
+
+    def time_s(self, tokens: int, requests: int) -> float:
+        """Seconds that it takes to write *tokens* and to read *requests*."""
+        return tokens / self.tokens_per_s + requests / self.requests_per_s
+
+
+NO_LIMIT = FrontEnd()
