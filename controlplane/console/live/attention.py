@@ -194,7 +194,7 @@ def _lengths(table: list[dict[str, Any]]) -> Iterator[Item]:
 
 
 def _plans(models: tuple[str, ...]) -> Iterator[Item]:
-    """Advice that somebody has to decide about."""
+    """Advice that awaits a decision."""
     if models:
         title = "1 plan waits for approval" if len(models) == 1 else f"{len(models)} plans wait for approval"
         names = sorted(set(models))

@@ -134,7 +134,7 @@ def cell(row: dict[str, Any], field: str, kind: str) -> SafeString:
 
 @register.simple_tag
 def bar(ratio: float | None, kind: str = "use") -> SafeString:
-    """A small horizontal bar; the number stands beside it. Of the kind `use` it warns when nearly full."""
+    """A small horizontal bar; the number stands next to it. Of the kind `use` it warns when nearly full."""
     value = 0.0 if ratio is None else max(0.0, min(1.0, ratio))
     level = "" if kind != "use" else "critical" if value > 0.98 else "warning" if value > 0.90 else ""
     return format_html(
@@ -265,7 +265,7 @@ def sort_header(
     target = ("" if order.descending else "-") + field if current else (first if kind == "num" else "") + field
     query = context["request"].GET.copy()
     query["sort"] = target
-    for name in ("format", "before"):  # the pages of another order begin anew
+    for name in ("format", "before"):  # another order starts at its first page
         query.pop(name, None)
     return {
         "label": label,

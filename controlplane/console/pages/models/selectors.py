@@ -72,7 +72,7 @@ class Endpoint:
 
     @property
     def said(self) -> str:
-        """The word beside the number; how long a start takes by now is counted on by the page."""
+        """The word next to the number; how long a start takes by now is counted on by the page."""
         match self.status:
             case "loading":
                 return f"{self.coming} starting"

@@ -108,7 +108,7 @@ def name_of(row: Row, of: int) -> str:
 
 
 def signature(state: LiveState, region: str) -> str:
-    """What makes the lanes be drawn anew; `queues.js` makes the same of what the live connection brings."""
+    """When this changes, the lanes are redrawn; `queues.js` makes the same of what the live connection brings."""
     groups = [
         f"{row['number']}:{row['instance']}:{row['risk']}:{int(row['pinned'])}:{int(row['hold_s'] > 0)}"
         for row in groups_of(state, region)
