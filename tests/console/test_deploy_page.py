@@ -31,6 +31,12 @@ def test_the_estimate_follows_what_is_entered(acting):
     assert not Model.objects.exists()
 
 
+def test_sizes_that_are_not_read_yet_are_said_so(acting):
+    source = {name: value for name, value in FORM.items() if name != "parameters_billion"} | {"source": "acme/qwen-8b"}
+    html = acting.get(reverse("console:deploy"), source).content.decode()
+    assert "not read from acme/qwen-8b yet: that is done when you deploy" in html
+
+
 def test_one_post_does_all_and_the_page_follows(acting):
     answer = acting.post(reverse("console:deploy"), FORM, follow=True)
     html = answer.content.decode()

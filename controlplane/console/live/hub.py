@@ -35,6 +35,7 @@ from controlplane.console.selectors.attention import (
     rollouts_failed,
 )
 from controlplane.console.selectors.events import events_after, newest_event_id
+from controlplane.console.selectors.names import place_titles
 from controlplane.dispatch.wire import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
 
 logger = logging.getLogger(__name__)
@@ -256,6 +257,7 @@ class LiveHub:
                 endpoints_flapping(),
                 rollouts_failed(),
                 held(),
+                place_titles(),
             )
         except DatabaseError as error:
             logger.debug("live hub: the rows could not be read, the last ones stay: %s", error)

@@ -29,7 +29,8 @@ def settings_of(spec: LaunchSpec) -> dict[str, Any]:
     values = {name: value for name, value in asdict(spec).items() if name not in OF_ONE_INSTANCE}
     values["environment"] = {name: _digest(value) for name, value in sorted(spec.environment.items())}
     values["api_key"] = _digest(spec.api_key)
-    plain: dict[str, Any] = json.loads(json.dumps(values))
+    # JSON has no infinity, and databases refuse it: a limit that is not known is null.
+    plain: dict[str, Any] = json.loads(json.dumps(values), parse_constant=lambda _: None)
     return plain
 
 
