@@ -164,7 +164,7 @@ class Marks(Group):
     SCALE_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.7
     """Use above which they add one; 1 is full. `pilothouse` has a mark of its own."""
     SCALE_COOLDOWN_S: Annotated[Seconds, PER_MODEL] = 15.0
-    """Least time between two changes of an endpoint by use."""
+    """Least time between two changes of an endpoint by use, of strategy and floor alike; who scaled it owns it so long."""
     SCALE_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
     """How long use stays below the mark before an instance goes, where use decides alone."""
     SCALE_GAP_IN: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.5
@@ -248,8 +248,6 @@ class Floor(Group):
     """The gateway adds instances to endpoints that are full, whatever planners and strategies do."""
     FLOOR_PATIENCE_S: Seconds = 5.0
     """How long the floor's commands wait for a worker before the gateway carries them out itself."""
-    FLOOR_COOLDOWN_S: Annotated[Seconds, PER_MODEL] = 15.0
-    """Least time between two moves of the floor at one endpoint."""
     FLOOR_BENEATH_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 1.0
     """Use above which the floor adds an instance although a strategy is alive; 1 is full."""
     FLOOR_IN_BELOW: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.3
@@ -259,7 +257,7 @@ class Floor(Group):
     FLOOR_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
     """How long use stays below the mark before the floor takes an instance away."""
     FLOOR_SETTLE_S: Annotated[Seconds, PER_MODEL] = 120.0
-    """Time after the gateway's start until little use means that little is asked for."""
+    """Time after the gateway's start in which the floor only adds, and only where an endpoint is full."""
 
     @field_validator("FLOOR_OUT_ABOVE")
     @classmethod

@@ -57,6 +57,7 @@ class Submit(Record, frozen=True):
     block_tokens: int = 0
     deadline_s: float | None = None  # of its SLO class, after its arrival: it is held so long
     slo_class: str = ""
+    interactive: bool = True  # its SLO class is: of demand, scaling strategies see this alone
     evictable: bool = False  # what it has emitted can be continued; before that every request can be evicted
     fingerprint: int = 0  # of what was sent, the same when this process is sent it again; 0: not known
     end_s: float | None = None  # after its arrival, of its last token: end to end, or the deadline

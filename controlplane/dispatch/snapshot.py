@@ -171,6 +171,8 @@ class Snapshot:
             "ordering": endpoint.spec.ordering_policy,
             "cursor": numbers.get(int(topology.arrays.cursor[endpoint.index])),
             "changed_s": memory.changed_s - now_s,
+            "changed_by": memory.last.by,
+            "changed_delta": memory.last.delta,
             "asked_tokens": asked.tolist(),
             "asked_work_s": float(asked_work_s(topology.arrays, endpoint.index, now_s)),
             "backlog_s": float(backlog_s(topology.arrays, endpoint.index, now_s)),

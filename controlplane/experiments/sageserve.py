@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from rich.console import Console
@@ -42,6 +43,8 @@ from scheduling.planning.bursts import POISSON_CV, arrival_cv
 from scheduling.planning.capacity import Capability
 from scheduling.planning.simulated_capability import SIZES
 from scheduling.scaling import FLOOR, ByEndpoint, Floor, PlansFor, make_strategy
+from scheduling.scaling.view import Instances, Load, endpoint_view
+from scheduling.simulation.cluster.description import EndpointKey
 from scheduling.simulation.strategies import Bounds, Demand, run_strategy
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.generator import Burst, random_bursts
@@ -49,8 +52,9 @@ from scheduling.simulation.workload.generator import Burst, random_bursts
 WINDOW_S: Final = 600.0
 PAPERS: Final = ("per_arrival", "siloed")
 """The paper's baselines in its own form: the reactive heuristic on every arrival, without patience and without a floor."""
-STRATEGIES: Final = (*PAPERS, "reactive", "lt_i", "lt_u", "lt_ua", "preserve", "pilothouse", "foreknown")
-"""The others in their live form; `foreknown` is the oracle: LT-I every window, by the demand that will come."""
+STRATEGIES: Final = (*PAPERS, "reactive", "lt_i", "lt_u", "lt_ua", "preserve", "pilothouse", "foreknown", "static")
+"""The others in their live form; `foreknown` is the oracle: LT-I every window, by the demand that will come. `static` keeps
+the most that this asks for in any window, all the time."""
 HISTORY_WEEKS: Final = 2
 SMOOTH_SIZES: Final = (4,)
 BURSTS_A_DAY: Final = 2
@@ -152,23 +156,39 @@ def advisor(setting: Setting, strategy: ByEndpoint, foreknown: bool = False) -> 
     return planner(scene.streams, expected, plans_for, setting.capability, capacity, scene.usd_per_hour)
 
 
+def peaks(setting: Setting) -> dict[EndpointKey, int]:
+    """The most instances of each endpoint that foreknown demand asks for in any window."""
+    oracle = advisor(setting, make_strategy("lt_i"), foreknown=True)
+    least, most = setting.scene.min_instances, setting.scene.max_instances
+    spare = Instances(0, 0, 0, setting.scene.instances, -inf)
+    views = [
+        endpoint_view(*key, spare, (least, most), Load(0.0, 0.0, 0, 0.0), 0.0, -inf) for key in setting.scene.streams
+    ]
+    asked = [oracle.advise(at * WINDOW_S, views) for at in range(len(setting.foreknown.prompt.mean))]
+    return {
+        key: max(advised[at].target_instances for advised in asked if advised[at])
+        for at, key in enumerate(setting.scene.streams)
+    }
+
+
 def run(setting: Setting, names: Sequence[str], progress: Progress, floor: Floor | None = FLOOR) -> list[Row]:
     """Simulate the demand under each of *names*."""
     scene, rows = setting.scene, []
+    within = Bounds(scene.min_instances, scene.max_instances)
     promises = [scene.promises[INTERACTIVE], scene.promises[OTHER]]
     demand = None
     for name in names:
         cluster = scene.cluster(siloed=name == "siloed")
         requests = scene.requests(cluster, setting.workload, setting.seed)
-        strategy = make_strategy({"per_arrival": "reactive", "foreknown": "lt_i"}.get(name, name))
+        strategy = make_strategy({"foreknown": "lt_i", "per_arrival": "reactive", "static": "reactive"}.get(name, name))
         if name not in PAPERS and demand is None:
-            demand = Demand(cluster, requests)
+            demand = Demand(cluster, requests, interactive=(True, False))
         began_s = time.monotonic()
         made = run_strategy(
             cluster,
             requests,
             strategy,
-            bounds=Bounds(scene.min_instances, scene.max_instances),
+            bounds={key: Bounds(peak, peak) for key, peak in peaks(setting).items()} if name == "static" else within,
             floor=floor,
             advisor=advisor(setting, strategy, name == "foreknown") if strategy.uses_advice else None,
             demand=demand,

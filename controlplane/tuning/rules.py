@@ -21,7 +21,7 @@ def alone(tuned: Tunable) -> Reactive:
     return Reactive(
         out_above=tuned.FLOOR_OUT_ABOVE,
         in_below=tuned.FLOOR_IN_BELOW,
-        cooldown_s=tuned.FLOOR_COOLDOWN_S,
+        cooldown_s=tuned.SCALE_COOLDOWN_S,
         min_instances=0,
         patience_s=tuned.FLOOR_EASE_S,
     )
@@ -29,4 +29,4 @@ def alone(tuned: Tunable) -> Reactive:
 
 def beneath(tuned: Tunable) -> Floor:
     """The floor's rule beneath a strategy that is."""
-    return Floor(above=tuned.FLOOR_BENEATH_ABOVE, cooldown_s=tuned.FLOOR_COOLDOWN_S)
+    return Floor(above=tuned.FLOOR_BENEATH_ABOVE, cooldown_s=tuned.SCALE_COOLDOWN_S)

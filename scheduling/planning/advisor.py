@@ -127,7 +127,7 @@ class EndpointPlan:
     """To be added up to, by the window in which that is asked; empty where nothing but the target is planned. Each window
     is planned when it is first looked at."""
     forecast_tokens_per_s: float
-    """The highest rate that is planned for, with what is kept free for non-interactive work."""
+    """The highest rate of interactive work that is planned for."""
     start_s: float
     window_s: float
     made_at_s: float
@@ -216,7 +216,7 @@ def make_plan(
         endpoints[model, region] = EndpointPlan(
             target_instances=int(targets[at]),
             soon_instances=SoonAt(soon, at) if soon is not None and model in two_plans else (),
-            forecast_tokens_per_s=float(each.kept[ahead[model]].max(initial=0.0)) + each.beta_tokens_per_s,
+            forecast_tokens_per_s=float(each.kept[ahead[model]].max(initial=0.0)),
             start_s=demand.start_s,
             window_s=demand.window_s,
             made_at_s=now_s,

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, PlansFor, Wish, move, valid
+from scheduling.scaling.owner import Mover
 from scheduling.scaling.reactive import PATIENCE_S, Reactive, is_easy, reactive_wish
 
 _reactive = lru_cache(maxsize=1024)(Reactive)
@@ -22,6 +23,8 @@ class ByEndpoint(ABC):
     """
 
     plans_for: ClassVar[PlansFor] = PlansFor()
+    by: ClassVar[str] = Mover.STRATEGY
+    """As whose moves they count (`owner`)."""
     name: str = field(default="", init=False)
     uses_advice: bool = field(default=True, init=False)
     looks_ahead: bool = field(default=False, init=False)
@@ -68,10 +71,11 @@ class ByEndpoint(ABC):
         return None
 
     def _unless_new(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
-        """What to do, but take none away while its newest instance is in its grace period; the wish is made again then."""
+        """What to do, but take none away while its newest instance is in its grace period or another owns the endpoint; the
+        wish is made again then."""
         remembered = dict(self.memory)
         delta, why = self._judge(now_s, view, advice)
-        if delta >= 0 or view.since_ready_s >= GRACE_S:
+        if delta >= 0 or (view.since_ready_s >= GRACE_S and view.owner in ("", self.by)):
             return delta, why
         self.memory.clear()
         self.memory.update(remembered)

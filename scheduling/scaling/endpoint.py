@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import inf, isfinite, nan
 from typing import NamedTuple, Protocol
 
+from scheduling.scaling.owner import Change, Mover
+
 GRACE_S = 60.0
 """A new instance is not scaled in before: load takes a while to reach it, and its start was not for nothing."""
 
@@ -32,7 +34,7 @@ class EndpointView(NamedTuple):
     kv_use: float
     """KV tokens reserved or held, as a share of the ready instances' room."""
     tokens_per_s: float
-    """Demand of its own callers over the last minute: prompt and (predicted) output tokens."""
+    """Interactive demand of its own callers over the last minute: prompt and (predicted) output tokens."""
     since_change_s: float
     """Since scaling last changed it; infinity for never."""
     overloaded_instances: int = 0
@@ -46,6 +48,15 @@ class EndpointView(NamedTuple):
     short_instances: int = 0
     """Instances without which no order of its virtual queues keeps in time what waits (`queueing.global_scheduler`)."""
 
+    changed_by: str = ""
+    """Who scaled it last (`owner`); empty where none is known."""
+    changed_delta: int = 0
+    holds_s: float = 0.0
+    """For how long the approved plan that did is still valid."""
+    owner: str = ""
+    """Of whom what was added is not taken away by others yet; empty for nobody. Said where floor and strategy are put
+    together (`floor.Floored`)."""
+
     @property
     def instances(self) -> int:
         """Those that serve it or soon will."""
@@ -55,13 +66,18 @@ class EndpointView(NamedTuple):
     def key(self) -> str:
         return f"{self.model}|{self.region}"
 
+    @property
+    def last(self) -> Change:
+        """The last move here."""
+        return Change(self.changed_by, self.changed_delta, self.since_change_s, self.holds_s)
+
 
 class Advice(NamedTuple):
     """What the slow planner would have an endpoint be. Times are seconds of the clock that ticks are given in."""
 
     target_instances: int
     forecast_tokens_per_s: float
-    """The highest rate that is expected while the advice is valid."""
+    """The highest rate of interactive work that is expected while the advice is valid."""
     made_at_s: float
     valid_until_s: float
     soon_instances: int | None = None
@@ -100,6 +116,8 @@ class Move:
     endpoint: int
     delta: int
     reason: str
+    by: str = Mover.STRATEGY
+    """Whose it is (`owner`)."""
 
 
 Wish = tuple[int, str]
@@ -154,14 +172,14 @@ def bounded(view: EndpointView, delta: int) -> int:
     return -max(0, min(-delta, view.ready - view.min_instances))
 
 
-def move(at: int, view: EndpointView, delta: int, why: str) -> Move | None:
+def move(at: int, view: EndpointView, delta: int, why: str, by: str = Mover.STRATEGY) -> Move | None:
     """The move by *delta*, cut to the bounds, with *why* made a sentence; None if nothing is left of it."""
     delta = bounded(view, delta)
     if not delta:
         return None
     after = view.instances + delta
     end = f", {sources(view, delta).words()}" if delta > 0 else ", lent out as spot once drained"
-    return Move(at, delta, f"{why}: {view.instances} → {after} instances{end}.")
+    return Move(at, delta, f"{why}: {view.instances} → {after} instances{end}.", by)
 
 
 def valid(advice: Advice | None, now_s: float) -> bool:

@@ -8,10 +8,11 @@ strategy is alive it is one (`FloorAlone`): SageServe's reactive heuristic with 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 from scheduling.scaling.each import ByEndpoint
 from scheduling.scaling.endpoint import GRACE_S, Advice, EndpointView, Move, Strategy, Wish, move, percent, use_words
+from scheduling.scaling.owner import Mover, waits
 from scheduling.scaling.reactive import Reactive, is_easy, reactive_wish, soon_words
 
 
@@ -58,19 +59,20 @@ def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_else
     """
     if view.instances < view.min_instances:
         missing = view.min_instances - view.instances
-        return move(at, view, missing, f"Floor: below its minimum of {view.min_instances}")
+        return move(at, view, missing, f"Floor: below its minimum of {view.min_instances}", Mover.FLOOR)
     cooled = view.since_change_s >= floor.cooldown_s
     if not view.ready:
         asked_for = view.waiting or (view.tokens_per_s > 0 and cooled)
         wanted = 1 if asked_for and not view.coming and not served_elsewhere else 0
-        return move(at, view, wanted, f"Floor: {view.model} is asked for and no instance of it is ready anywhere")
+        why = f"Floor: {view.model} is asked for and no instance of it is ready anywhere"
+        return move(at, view, wanted, why, Mover.FLOOR)
     if cooled and view.waiting and view.short_instances > view.coming:
         count = f"{view.short_instances} more instance{'s' if view.short_instances > 1 else ''}"
-        return move(at, view, 1, f"Floor: no order of the queue is in time without {count}")
+        return move(at, view, 1, f"Floor: no order of the queue is in time without {count}", Mover.FLOOR)
     if not cooled or view.use * view.ready / view.instances <= floor.above:
         return None
     on_the_way = f", {soon_words(view)}" if view.coming else ""
-    return move(at, view, 1, f"Floor: {use_words(view).lower()}{on_the_way}, above {percent(floor.above)}")
+    return move(at, view, 1, f"Floor: {use_words(view).lower()}{on_the_way}, above {percent(floor.above)}", Mover.FLOOR)
 
 
 def floor_moves(views: Sequence[EndpointView], floors: Floors) -> list[Move]:
@@ -86,18 +88,20 @@ def floor_moves(views: Sequence[EndpointView], floors: Floors) -> list[Move]:
 def alone_move(at: int, view: EndpointView, rule: Reactive, easy_s: float) -> Move | None:
     """What the floor wants of *view*, at place *at*, by *rule* where no strategy is alive and an instance is ready.
 
-    *easy_s* is for how long `is_easy` has held. None goes while the newest instance is in its grace period.
+    *easy_s* is for how long `is_easy` has held. None goes while the newest instance is in its grace period, or another owns
+    the endpoint.
     """
     delta, why = reactive_wish(view, rule.within(view), easy_s)
-    if delta < 0 and view.since_ready_s < GRACE_S:
+    if delta < 0 and (view.since_ready_s < GRACE_S or waits(view.last, Mover.FLOOR, rule.cooldown_s)):
         return None
-    return move(at, view, delta, f"Floor: {why[:1].lower()}{why[1:]}")
+    return move(at, view, delta, f"Floor: {why[:1].lower()}{why[1:]}", Mover.FLOOR)
 
 
 @dataclass(kw_only=True)
 class FloorAlone(ByEndpoint):
     """The floor where no strategy is alive, as a strategy: what a model without one has live. It looks every second."""
 
+    by: ClassVar[str] = Mover.FLOOR
     name: str = field(default="floor", init=False)
     uses_advice: bool = field(default=False, init=False)
     tick_s: float = FLOOR.period_s
@@ -123,7 +127,8 @@ class FloorAlone(ByEndpoint):
 
 
 class Floored:
-    """*strategy* with the floor under it: where the floor wants more, the strategy does not get less.
+    """*strategy* with the floor under it: where the floor wants more, the strategy does not get less, and what one of them
+    added the other leaves for a cooldown (`owner`).
 
     Between the strategy's ticks the floor looks alone (`floor_moves`).
     """
@@ -135,6 +140,10 @@ class Floored:
 
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """As `Strategy.decide`."""
+        views = [
+            view._replace(owner=view.last.owner(floor_of(self.floor, (view.model, view.region)).cooldown_s))
+            for view in views
+        ]
         moves = {each.endpoint: each for each in self.strategy.decide(now_s, views, advice)}
         for least in floor_moves(views, self.floor):
             at = least.endpoint

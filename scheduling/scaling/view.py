@@ -15,6 +15,7 @@ from scheduling.compiled import compiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet
 from scheduling.routing.regions import filled
 from scheduling.scaling.endpoint import EndpointView
+from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.scaling.reactive import reactive_move
 
 DEMAND_WINDOW_S: Final = 60
@@ -94,11 +95,13 @@ def endpoint_view(
     changed_s: float,
     spot_other: int = 0,
     short_instances: int = 0,
+    last: Change = UNCHANGED,
 ) -> EndpointView:
     """The view of an endpoint at *now_s*.
 
     *bounds*: least and most instances. *changed_s*: when scaling last changed it, minus infinity for never; of the clock of
-    *now_s*, as is `Instances.ready_s`. *spot_other*: spot instances of other models that could be redeployed to it.
+    *now_s*, as is `Instances.ready_s`. *last*: who did, as far as that is known. *spot_other*: spot
+    instances of other models that could be redeployed to it.
     *short_instances*: how many the global scheduler misses.
     """
     return EndpointView(
@@ -121,6 +124,9 @@ def endpoint_view(
         peak_kv_most=load.peak_kv_most,
         since_ready_s=now_s - instances.ready_s,
         short_instances=short_instances,
+        changed_by=last.by,
+        changed_delta=last.delta,
+        holds_s=last.holds_s,
     )
 
 

@@ -29,6 +29,7 @@ from scheduling.scaling import (
     look_s,
 )
 from scheduling.scaling.endpoint import Move
+from scheduling.scaling.owner import UNCHANGED, Change, undoing
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.scaling.view import (
     DEMAND_WINDOW_S,
@@ -65,6 +66,8 @@ class Made:
     done: int
     """As many as there were instances to be had or to be let go; of the sign of *wanted*."""
     reason: str
+    by: str
+    """Whose it is (`scaling.owner`)."""
 
 
 class Advisor(Protocol):
@@ -90,11 +93,17 @@ class Bounds:
 
 
 class Demand:
-    """Tokens that callers asked for, by the endpoint of their own region, second by second."""
+    """Interactive tokens that callers asked for, by the endpoint of their own region, second by second."""
 
-    def __init__(self, cluster: Cluster, requests: Requests, before: NDArray[np.float64] | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        requests: Requests,
+        before: NDArray[np.float64] | None = None,
+        interactive: Sequence[bool] = (),
+    ) -> None:
         """*before*: endpoints x seconds, tokens asked for in the last seconds before 0; requests from before 0 do not count
-        once more."""
+        once more. *interactive*: whether each SLO class is, by number; empty for all."""
         count = requests.arrival_s.size
         steps = max(0, int(requests.arrival_s[-1])) + 1 if count else 1
         endpoint_of = np.zeros((len(cluster.models), len(cluster.regions)), np.int64)
@@ -108,6 +117,8 @@ class Demand:
             place += np.maximum(requests.arrival_s[part], 0.0).astype(np.int64)
             asked = requests.prompt_tokens[part].astype(np.float64) + requests.predicted_tokens[part]
             asked[requests.arrival_s[part] < 0] = 0.0
+            if interactive:
+                asked[~np.array(interactive)[requests.slo_class[part]]] = 0.0
             tokens += np.bincount(place, asked, tokens.size)
         self._until = np.concatenate(
             [np.zeros((len(cluster.endpoints), 1)), tokens.reshape(-1, steps).cumsum(axis=1)], axis=1
@@ -162,6 +173,7 @@ class Control:
         self._most = np.array([each.max_instances for each in self._bounds])
         count = len(cluster.endpoints)
         self._changed_s = np.array([each.changed_s for each in state.endpoints] if state else [-np.inf] * count)
+        self._last = [each.last for each in state.endpoints] if state else [UNCHANGED] * count
         self._use, self._kv_use = np.zeros(count), np.zeros(count)
         self._ahead = strategy.looks_ahead
         iterations = int(simulation.fleet.look_ahead[:, ITERATIONS].max())
@@ -205,9 +217,12 @@ class Control:
         for move in moves:
             act = simulation.scale_out if move.delta > 0 else simulation.scale_in
             done = act(move.endpoint, abs(move.delta)) * (1 if move.delta > 0 else -1)
+            last = self._last[move.endpoint]._replace(age_s=now_s - float(self._changed_s[move.endpoint]))
             if done:
                 self._changed_s[move.endpoint] = now_s
-            self.moves.append(Made(now_s, move.endpoint, move.delta, done, move.reason))
+                self._last[move.endpoint] = Change(move.by, move.delta)
+            reason = undoing(move.reason, last, move.by, move.delta)
+            self.moves.append(Made(now_s, move.endpoint, move.delta, done, reason, move.by))
 
     def views(self, simulation: Simulation) -> list[EndpointView]:
         """Every endpoint as the strategy sees it now."""
@@ -248,6 +263,7 @@ class Control:
                 float(self._changed_s[at]),
                 int(others[at]),
                 short.get(at, 0),
+                self._last[at],
             )
             for at, ((model, region), load) in enumerate(zip(keys, loads, strict=True))
         ]
@@ -295,10 +311,12 @@ def run_strategy(
     happenings: Sequence[Happening] = (),
     per_arrival: bool = False,
     state: FleetState | None = None,
+    interactive: Sequence[bool] = (),
 ) -> StrategyRun:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.
 
-    *sample_s*, *decisions* and *state* are those of `Simulation`, *happenings* those of its `run`. *per_arrival*: the
+    *sample_s*, *decisions* and *state* are those of `Simulation`, *happenings* those of its `run`, *interactive* is that of
+    `Demand`, where none is given. *per_arrival*: the
     reactive strategies decide as in the paper, on every arrival, without patience and without a floor.
 
     ValueError if the strategy follows advice and *advisor* is None. Other errors are those of `Simulation`.
@@ -317,6 +335,7 @@ def run_strategy(
     cluster = replace(cluster, reactive=None)
     simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state)
     floored = Floored(strategy, floor) if floor else strategy
+    demand = demand or Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
     control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor, state=state)
     control(simulation)
     every_s = _common_s(strategy.tick_s, look_s(floor)) if floor else strategy.tick_s

@@ -67,12 +67,15 @@ class Live:
             self.own_region[record.number] = record.own_region or self.own_region[record.number]
             self.refused += isinstance(record, Refused)
 
-    def arrive(self, number: int, at_s: float, model: str, region: str, prompt: int, predicted: int) -> None:
+    def arrive(
+        self, number: int, at_s: float, model: str, region: str, prompt: int, predicted: int, interactive: bool = True
+    ) -> None:
         self.now_s = at_s
         self.dispatcher.take(
             Submit(
                 number, str(number), model, region, tenant_id=1, priority=0, due_s=None, arrived_at=at_s, arrived_s=at_s,
                 prompt_tokens=prompt, predicted_tokens=predicted, max_tokens=None, sequences=1, streamed=True,
+                interactive=interactive,
             )
         )  # fmt: skip
 
@@ -127,6 +130,32 @@ def test_the_floor_sees_the_demand_that_the_simulator_sees(trace, simulated):
         expected = dict(zip(cluster.endpoints, counted.seen(float(at_s)), strict=True))
         assert seen == pytest.approx(expected), f"at {at_s} s"
     assert live.refused > REQUESTS / 2
+
+
+def test_what_scales_sees_interactive_demand_alone(trace):
+    """As forecasts do, which it is held against (SageServe 6.4, 6.5.1): a burst of opportunistic work is no surge."""
+    arrived_s, model, region, prompt, predicted = trace
+    other = np.arange(REQUESTS) % 3 == 0
+    cluster = Cluster([SimulatedInstance(name, place, ENGINE) for name, place in PLACES])
+    requests = make_requests(
+        arrived_s,
+        prompt,
+        predicted,
+        model=np.array([cluster.models.index("ab"[at]) for at in model]),
+        region=np.array([cluster.regions.index(REGIONS[at]) for at in region]),
+        slo_class=other.astype(np.int64),
+    )
+    counted, every = Demand(cluster, requests, interactive=(True, False)), Demand(cluster, requests)
+    live = Live()
+    for number in range(REQUESTS):
+        if arrived_s[number] < 60.0:
+            live.arrive(
+                number, arrived_s[number], "ab"[model[number]], REGIONS[region[number]], int(prompt[number]),
+                int(predicted[number]), not other[number],
+            )  # fmt: skip
+    expected = dict(zip(cluster.endpoints, counted.seen(60.0), strict=True))
+    assert live.tokens_per_s(60.0) == pytest.approx(expected)
+    assert 0 < sum(expected.values()) < 0.8 * every.seen(60.0).sum()
 
 
 def test_what_is_reported_for_the_ledger_adds_up_to_the_simulators_windows(trace, simulated):

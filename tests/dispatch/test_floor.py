@@ -72,7 +72,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(module, "WORKERS_FIRST_S", 0.0)
     monkeypatch.setattr(executor, "DRAIN_SETTLE", timedelta(seconds=0.3))
     monkeypatch.setattr(settings, "FLOOR_BENEATH_ABOVE", 0.9)
-    monkeypatch.setattr(settings, "FLOOR_COOLDOWN_S", 0.2)
+    monkeypatch.setattr(settings, "SCALE_COOLDOWN_S", 0.2)
     monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 0.2)
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.1)
 
@@ -316,7 +316,7 @@ class TestTheMinimum:
 
     @pytest.mark.nightly
     async def test_several_that_are_missing_come_one_right_after_the_other(self, managed, launcher, clock, monkeypatch):
-        monkeypatch.setattr(settings, "FLOOR_COOLDOWN_S", 6.0)
+        monkeypatch.setattr(settings, "SCALE_COOLDOWN_S", 6.0)
         clock.ahead_s = 6.0  # since the last change
         await database_sync_to_async(Deployment.objects.update)(min_instances=4)
         await until(lambda: len(launcher.backends) == 3, WITHIN_S)
@@ -372,7 +372,7 @@ class TestTheMinimum:
         assert launcher.backends  # itself again, or a new one where it had not stopped yet
 
     async def test_after_a_stop_by_hand_there_is_a_moment_to_lower_it(self, managed, launcher, clock, monkeypatch):
-        monkeypatch.setattr(settings, "FLOOR_COOLDOWN_S", 60.0)
+        monkeypatch.setattr(settings, "SCALE_COOLDOWN_S", 60.0)
 
         def stop() -> None:
             tasks.run_command(services.stop(Instance.objects.get(), "an operator", "a new driver").pk)

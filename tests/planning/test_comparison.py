@@ -135,6 +135,20 @@ def test_requests_come_from_their_callers_regions_and_those_not_served_are_among
     assert (requests.output_tokens[-1], requests.predicted_tokens[-1]) == (123, 123)
 
 
+def test_it_says_which_endpoints_are_left_out_for_want_of_a_profile(ledger, make_instance, monkeypatch):
+    make_instance()
+    other = Deployment.objects.get()
+    Deployment.objects.create(
+        model=Model.objects.create(name="unmeasured", weights_bytes=1, kv_bytes_per_token=1, context_tokens=4096),
+        region=other.region, gpu_type=other.gpu_type, max_instances=1,
+    )  # fmt: skip
+    monkeypatch.setattr(Replay, "line", lambda self, name: {"strategy": name})
+    said = f"unmeasured in {PLACE[1]} left out, without a performance profile"
+    assert services.compare_strategies(1.0, NOW).note == said
+    LedgerRow.objects.all().delete()
+    assert services.compare_strategies(1.0, NOW).note.endswith(f"needed; {said}.")
+
+
 @pytest.mark.nightly
 def test_every_strategy_has_a_line_and_more_instances_serve_better(ledger, make_instance):
     make_instance()
@@ -337,7 +351,7 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, mon
     model = Model.objects.get(name=PLACE[0])
     tuning.change("SCALE_OUT_ABOVE", 0.6, "test", model=model)
     tuning.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.5, "test", model=model)
-    tuning.change("FLOOR_COOLDOWN_S", 30.0, "test", model=model)
+    tuning.change("SCALE_COOLDOWN_S", 30.0, "test", model=model)
     tuning.change("SWAP_BY_QUEUE", False, "test", model=model)
     floors = []
 

@@ -13,6 +13,7 @@ from controlplane.fleet.models import Deployment
 from controlplane.planning.execution import contested, executor
 from controlplane.planning.models import MoveSource, ScalingMove
 from controlplane.tuning.selectors import tuned
+from scheduling.scaling.owner import waits
 from tests.console import planning_rows
 
 pytestmark = pytest.mark.django_db
@@ -38,21 +39,23 @@ def three(make_instance):
 
 
 def test_what_one_added_another_does_not_take_away_within_the_cooldown(three):
-    cooldown_s = tuned(PLACE[0]).FLOOR_COOLDOWN_S
+    cooldown_s = tuned(PLACE[0]).SCALE_COOLDOWN_S
     moved(1, MoveSource.FLOOR, cooldown_s / 2)
-    with pytest.raises(executor.Waits, match="reactive floor added one"):
+    with pytest.raises(executor.Waits, match="the floor added one"):
         executor.move(-1, *PLACE, why(MoveSource.STRATEGY))
     assert executor.attempt(-1, *PLACE, why(MoveSource.STRATEGY)) is None
-    assert contested.owner(*PLACE, MoveSource.FLOOR, timezone.now()) == ""  # its own it may
-    assert contested.owner(*PLACE, MoveSource.OPERATOR, timezone.now()) == ""  # people may in any case
+    last = contested.last_changes(PLACE[0], now=timezone.now())[PLACE[1]]
+    assert waits(last, MoveSource.FLOOR, cooldown_s) == ""  # its own it may
+    assert waits(last, MoveSource.OPERATOR, cooldown_s) == ""  # people may in any case
     ScalingMove.objects.update(at=timezone.now() - timedelta(seconds=cooldown_s + 1))
-    assert executor.move(-1, *PLACE, why(MoveSource.STRATEGY)).delta == -1
+    made = executor.move(-1, *PLACE, why(MoveSource.STRATEGY))
+    assert (made.delta, made.reason) == (-1, f"use is low The floor added one {cooldown_s + 1:.0f} s ago.")
 
 
 def test_what_a_plan_added_stays_as_long_as_the_plan_holds(three, language_model):
     plan = planning_rows.plan(language_model, timezone.now(), "carried_out", (1,))
     moved(1, MoveSource.PLAN, 600, plan)
-    with pytest.raises(executor.Waits, match=f"plan {plan.pk} added one 600 s ago and holds until"):
+    with pytest.raises(executor.Waits, match="the plan added one 600 s ago, and it holds for"):
         executor.move(-1, *PLACE, why(MoveSource.FLOOR))
     plan.valid_until = timezone.now()
     plan.save()

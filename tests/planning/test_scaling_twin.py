@@ -250,6 +250,7 @@ class Live:
             plans.make_plans(self.now(), models)
         published = {(MODEL, view.region): as_published(view) for view in views.values()}
         self.load = live_views.Load(published, {}, self.left_tokens)
+        self.owners = [view.changed_by for view in live_views.views(MODEL, self.load, self.now())]
         strategist.run_strategies(self.now())
         assert self.alive[-1] == [MODEL], "the strategy failed"
         return self.advice()
@@ -306,16 +307,17 @@ class Live:
 
 def words(reason: str) -> str:
     """*reason* without where instances come from and go to: live, what is let go is stopped and nobody borrows it."""
-    return re.sub(r", (from|lent out) .*|\.$", "", reason)
+    return re.sub(r", (from|lent out) [^.]*|\.$", "", reason)
 
 
 def comparable(view):
     """*view* without what a fleet of rows cannot have, and with times as long ago as anybody asks.
 
-    Of equals, either clock may let another go.
+    Of equals, either clock may let another go. The gateway knows of others' moves only that they are not its own.
     """
     changed_s, ready_s = min(view.since_change_s, 600.0), min(view.since_ready_s, GRACE_S)
-    return view._replace(spot=0, since_change_s=round(changed_s, 3), since_ready_s=round(ready_s, 3))
+    times = {"since_change_s": round(changed_s, 3), "since_ready_s": round(ready_s, 3)}
+    return view._replace(spot=0, changed_by="", changed_delta=0, **times)
 
 
 def relative(advice):
@@ -389,6 +391,7 @@ def run(
         advised = live.tick(views) if is_tick else live.look(views)
         made = live.decided()
         if is_tick:
+            assert live.owners == [view.changed_by for view in seen], f"at {at.now_s} s"
             live.look(live.views())
             assert live.decided() == {}, "the floor has nothing to add at a tick"
         control(at)
@@ -446,7 +449,7 @@ def test_both_clocks_have_the_floor_alone_where_no_strategy_is_alive(monkeypatch
 
 @pytest.mark.nightly
 def test_both_clocks_have_the_floor_marks_of_the_model(monkeypatch, settings):
-    log = run("lt_i", 600.0, monkeypatch, settings, own={"FLOOR_BENEATH_ABOVE": 0.25, "FLOOR_COOLDOWN_S": 45.0})
+    log = run("lt_i", 600.0, monkeypatch, settings, own={"FLOOR_BENEATH_ABOVE": 0.25, "SCALE_COOLDOWN_S": 45.0})
     assert sum("above 25%" in reason for *_, reason, _ in log) >= 2
 
 
@@ -456,10 +459,30 @@ def test_both_clocks_do_so_for_two_hours(name, monkeypatch, settings):
     assert len(run(name, 7200.0, monkeypatch, settings)) >= 10
 
 
+def test_in_both_clocks_a_strategy_waits_for_what_the_floor_added_and_says_whose_it_takes(monkeypatch, settings):
+    log = run(
+        "lt_u",
+        1300.0,
+        monkeypatch,
+        settings,
+        own={"FLOOR_BENEATH_ABOVE": 0.4, "SCALE_COOLDOWN_S": 200.0},
+        cooldown_s=15.0,
+    )
+    added_s = {region: at_s for at_s, region, delta, reason, _ in log[:1] if delta > 0}
+    undone = []
+    for at_s, region, delta, reason, _ in log:
+        if delta > 0:
+            added_s[region] = at_s if reason.startswith("Floor: ") else -np.inf
+        elif "The floor added one" in reason:
+            undone.append((at_s - added_s[region], reason))
+    assert undone
+    assert all(after_s >= 200.0 and f"{after_s:.0f} s ago" in reason for after_s, reason in undone)
+
+
 @pytest.mark.nightly
 def test_both_clocks_add_as_many_as_no_order_can_do_without(monkeypatch, settings):
     """Use alone adds none: neither the strategy's mark nor the floor's is reached."""
-    marks = {"FLOOR_BENEATH_ABOVE": 50.0, "FLOOR_COOLDOWN_S": 3600.0}
+    marks = {"FLOOR_BENEATH_ABOVE": 50.0, "SCALE_COOLDOWN_S": 3600.0}
     log = run("pilothouse", 700.0, monkeypatch, settings, marks, ordering="qlm", due_s=30.0, out_above=50.0)
     missing = [(count, reason) for *_, reason, count in log if reason.startswith("No order of the queue")]
     assert max(count for count, _ in missing) >= 2

@@ -30,7 +30,7 @@ def test_defaults_are_those_of_the_library():
     declared = Tunable()
     assert declared.SPILL_ABOVE == THRESHOLD
     assert Tunable.model_fields["FLOOR_BENEATH_ABOVE"].default == FLOOR.above
-    marks = declared.FLOOR_OUT_ABOVE, declared.FLOOR_IN_BELOW, declared.FLOOR_COOLDOWN_S
+    marks = declared.FLOOR_OUT_ABOVE, declared.FLOOR_IN_BELOW, declared.SCALE_COOLDOWN_S
     assert marks == (Reactive().out_above, Reactive().in_below, Reactive().cooldown_s)
     assert rules.look_ahead(declared) == LookAheadRule()
     for name in strategies.names():

@@ -1,7 +1,8 @@
 """What the floor decides for an endpoint: an instance more, one fewer, or nothing, and why.
 
-Beneath a strategy that is alive it acts only where that has failed (`scheduling.scaling.floor_move`). Alone it is
-SageServe's reactive heuristic with patience, the rule of the strategy `reactive`. The minimum is kept in both cases.
+Beneath a strategy that is alive it acts only where that has failed (`scheduling.scaling.floor_move`), and so it does while
+the gateway is new: what strategies need is not known yet, and means of use are of the few seconds that there were. Alone it
+is SageServe's reactive heuristic with patience, the rule of the strategy `reactive`. The minimum is kept in both cases.
 """
 
 from controlplane.dispatch.floor.observation import EndpointMemory
@@ -41,13 +42,13 @@ class Decision:
         if endpoint.spec.shares_gpus and view.ready == 0:
             return 0, ""  # a swap brings one up (`swapping`)
         view = view._replace(min_instances=min(view.min_instances, view.instances))  # what is missing is waited for
-        if view.ready == 0 or strategy_alive:
+        settled = now_s - self._began_s >= tuned.FLOOR_SETTLE_S
+        if view.ready == 0 or strategy_alive or not settled:
             if view.ready == 0 and now_s < memory.retry_s:
                 return 0, ""
             wanted = floor_move(0, view, beneath(tuned), served_elsewhere=self._served(view.model))
             return (1, wanted.reason) if wanted is not None else (0, "")
-        settled = now_s - self._began_s >= tuned.FLOOR_SETTLE_S
-        easy_s = now_s - memory.easy_since_s if memory.easy_since_s is not None and settled else 0.0
+        easy_s = now_s - memory.easy_since_s if memory.easy_since_s is not None else 0.0
         made = alone_move(0, view, rule, easy_s)
         # What could not be started again stays.
         startable = any(one.spec.launched and one.spec.state == InstanceState.READY for one in members)
@@ -66,7 +67,7 @@ class Decision:
             memory.restoring = False
             return False
         failed = any(replica.spec.state == InstanceState.FAILED and replica.spec.launched for replica in members)
-        if failed or view.waiting > 0 or view.since_change_s >= endpoint.spec.tuned.FLOOR_COOLDOWN_S:
+        if failed or view.waiting > 0 or view.since_change_s >= endpoint.spec.tuned.SCALE_COOLDOWN_S:
             memory.restoring = True
         return memory.restoring
 

@@ -12,6 +12,7 @@ from controlplane.dispatch.port import Submit
 from controlplane.fleet.lifecycle.stages import stage_of
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.scaling import EndpointView
+from scheduling.scaling.owner import UNCHANGED, Change, Mover
 from scheduling.scaling.view import (
     DEMAND_WINDOW_S,
     Load,
@@ -29,6 +30,7 @@ class EndpointMemory:
     """What the floor remembers of one endpoint; times on the gateway's clock."""
 
     changed_s: float
+    last: Change = UNCHANGED  # what that was
     serving: int = 0  # ready or coming, at the last look
     draining: int = 0
     easy_since_s: float | None = None
@@ -40,7 +42,7 @@ class EndpointMemory:
 
     def moved(self, delta: int, now_s: float) -> None:
         """The floor itself changes the endpoint by *delta*: when that is seen, it is no change by others."""
-        self.changed_s = now_s
+        self.changed_s, self.last = now_s, Change(Mover.FLOOR, delta)
         if delta > 0:
             self.serving += delta
         else:
@@ -75,9 +77,12 @@ class Observation:
         return memory
 
     def arrived(self, asked: Submit) -> None:
-        """Count a request's tokens as demand of the endpoint that its caller would have first, wherever it is served."""
+        """Count a request's tokens as demand of the endpoint that its caller would have first, wherever it is served.
+
+        Of interactive classes: forecasts are of those, and what is asked is held against them (SageServe 6.4, 6.5.1).
+        """
         candidates = self.topology.candidates(asked.model, asked.region)
-        if not candidates.size:
+        if not candidates.size or not asked.interactive:
             return
         demand = self.memory(int(candidates[0])).demand
         second, tokens = int(self.clock()), asked.prompt_tokens + int(asked.predicted_tokens)
@@ -104,6 +109,7 @@ class Observation:
         if serving > memory.serving or draining > memory.draining:
             moving = [at for at, stage in zip(since_s, stages, strict=True) if stage in (Stage.COMING, Stage.DRAINING)]
             memory.changed_s = max(memory.changed_s, min(now_s, max(moving or since_s)))
+            memory.last = Change(Mover.ANOTHER, 1 if serving > memory.serving else -1)
         memory.serving, memory.draining = serving, draining
         waiting = self._waiting(endpoint)
         use, kv_use = use_now(fleet, topology.arrays, endpoint.index, waiting, now_s)
@@ -117,6 +123,7 @@ class Observation:
             now_s,
             memory.changed_s,
             short_instances=self._short(endpoint),
+            last=memory.last,
         )
 
 

@@ -1,7 +1,8 @@
 """The fleets and the demand that the reproductions run on, described once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -224,6 +225,55 @@ def two_models(scale: float = 1.0) -> Scene:
         min_instances=1,
         max_instances=20,
     ).scaled(scale)
+
+
+# Days of one model on which strategies are judged. Lengths: medians and 95th percentiles of the Azure LLM inference traces
+# of 2023, and of six of the busiest clients of ServeGen's m-large, whose shares are theirs.
+AZURE = {
+    "conversation": LengthsByClass(Lognormal(1020, 4083, 16, 3500), Lognormal(129, 451, 4, 1500)),
+    "code": LengthsByClass(Lognormal(1469, 7303, 16, 3500), Lognormal(13, 90, 2, 500)),
+}
+SERVEGEN = (
+    (0.44, LengthsByClass(Lognormal(834, 990), Lognormal(412, 500)), 0.2, 15.0),
+    (0.17, LengthsByClass(Lognormal(627, 811), Lognormal(3, 8)), 0.8, 19.0),
+    (0.15, LengthsByClass(Lognormal(580, 837), Lognormal(39, 90)), 0.2, 11.0),
+    (0.12, LengthsByClass(Lognormal(63, 75), Lognormal(12, 44)), 0.2, 16.0),
+    (0.06, LengthsByClass(Lognormal(2400, 2415), Lognormal(107, 138)), 0.6, 14.0),
+    (0.06, LengthsByClass(Lognormal(980, 1004), Lognormal(60, 167)), 0.8, 20.0),
+)
+"""Share, lengths, swing by day and hour of the peak."""
+JUDGED_MODEL = {"conversation": SAGESERVE_MODELS[0], "code": SAGESERVE_MODELS[1], "servegen": SAGESERVE_MODELS[0]}
+JUDGED_RATES = {"conversation": 7.0, "code": 4.0, "servegen": 9.0}
+"""Requests a second on average, with which peaks fill some six instances."""
+
+
+def judged(kind: str, cv: float, regions: int, scale: float = 1.0) -> Scene:
+    """A day of interactive work of one *kind*, whose arrivals have *cv*, in the first of SageServe's *regions*."""
+    model, names = JUDGED_MODEL[kind], list(REGIONS)[:regions]
+    course = ((0.5, 0.75, 14.0), (0.3, 0.6, 15.5), (0.2, 0.9, 11.0))
+    parts = SERVEGEN if kind == "servegen" else [(share, AZURE[kind], swing, peak_h) for share, swing, peak_h in course]
+    clients = [
+        Client(
+            f"callers {at}", model.name, INTERACTIVE, share * JUDGED_RATES[kind], lengths,
+            {name: SHARES[name] for name in names}, "gamma", cv, swing, peak_h,
+        )
+        for at, (share, lengths, swing, peak_h) in enumerate(parts)
+    ]  # fmt: skip
+    latency_s = [row[:regions] for row in LATENCY_S[:regions]]
+    scene = replace(
+        sageserve(), models=(model,), regions={name: REGIONS[name] for name in names}, latency_s=latency_s, clients=clients,
+        instances=16, ready=2, min_instances=1, max_instances=16,
+    )  # fmt: skip
+    return scene.scaled(scale)
+
+
+JUDGED: dict[str, Callable[[float], Scene]] = {
+    f"{kind}-cv{cv}-{regions}r": partial(judged, kind, float(cv), regions)
+    for kind in JUDGED_RATES
+    for cv in (1, 3)
+    for regions in (1, 3)
+}
+"""By name; each is called with the scale of its demand."""
 
 
 # PreServe, section 5.3: up to eight instances of Llama-2-7B, each on an A40. No published profile of this pair was at hand:

@@ -12,7 +12,7 @@ from django.db.models import Prefetch
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey
-from controlplane.fleet.models import Region, SloClass
+from controlplane.fleet.models import Region, SloClass, SloKind
 from controlplane.gateway.errors import ApiError, invalid, invalid_key
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class SloTerms:
     deadline_s: int | None
     objective: float = 0.95
     """Share of its requests that must meet what is promised."""
+    interactive: bool = True
 
     @property
     def due_s(self) -> float | None:
@@ -58,6 +59,7 @@ class SloTerms:
             e2e_target_ms=row.e2e_target_ms,
             deadline_s=row.deadline_s,
             objective=row.percentile / 100,
+            interactive=row.kind == SloKind.INTERACTIVE,
         )
 
     @property

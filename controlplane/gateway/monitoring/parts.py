@@ -126,7 +126,7 @@ class Parts:
         restarts = sum(answerer.restarts for answerer in answerers)
         if not answerers:
             return Part("lengths", PartState.WARNING, "no length model is loaded; moving means answer", None, restarts)
-        names = ", ".join(answerer.version.name for answerer in answerers)
+        names = ", ".join(str(answerer.version) for answerer in answerers)
         return Part("lengths", PartState.OK, f"{names} answer{'' if len(answerers) > 1 else 's'}", None, restarts)
 
     def _kernels(self) -> Part:

@@ -61,7 +61,7 @@ class Replay:
         from scheduling.queueing.ordering import hold_s
         from scheduling.simulation.workload.requests import make_requests
 
-        deployments = [row for row in fleet.deployments.values() if row.max_instances and row.profile() is not None]
+        deployments = simulated(fleet)
         endpoints = {(row.model.name, row.region.name) for row in deployments}
         columns = (
             "arrived_at",
@@ -151,6 +151,7 @@ class Replay:
             floor=floors if tuned().FLOOR else None,
             advisor=advisor,
             until_s=until_s,
+            interactive=self.interactive,
         )
         logger.info("planning: %s over %d requests in %.2f s", name, len(self.arrived_s), time.perf_counter() - began)
         return {"strategy": name, **self._measured(run)}
@@ -179,6 +180,19 @@ class Replay:
             "waste_hours": round(float(hours[:, list(PROVISIONING)].sum()), 3),
             "moves": int(result.counters["scale_outs"] + result.counters["scale_ins"]),
         }
+
+
+def simulated(fleet: inventory.Fleet) -> list[Deployment]:
+    """The deployments of *fleet* that may have instances, and whose performance profile says how long these take."""
+    return [row for row in fleet.deployments.values() if row.max_instances and row.profile() is not None]
+
+
+def left_out(fleet: inventory.Fleet) -> str:
+    """Which endpoints are not simulated for want of a performance profile, in words; empty for none."""
+    known = {(row.model.name, row.region.name) for row in simulated(fleet)}
+    asked = {(row.model.name, row.region.name) for row in fleet.deployments.values() if row.max_instances}
+    names = ", ".join(f"{model} in {region}" for model, region in sorted(asked - known))
+    return f"{names} left out, without a performance profile" if names else ""
 
 
 def _if_unserved(predicted: str, served: str) -> Case:

@@ -15,7 +15,7 @@ from django.db.models import Q
 
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.planning.comparison.replay import Replay
+from controlplane.planning.comparison.replay import Replay, left_out
 from controlplane.planning.execution import strategies
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import StrategyComparison
@@ -48,11 +48,11 @@ def compare_strategies(
         # One such row is enough: a newer one stands for it.
         StrategyComparison.objects.filter(note__startswith=TOO_LITTLE).delete()
         count = len(replay.arrived_s) if replay else 0
-        note = f"{TOO_LITTLE}: {missing}."
-        return StrategyComparison.objects.create(from_at=since, to_at=now, requests=count, note=note)
+        note = f"{TOO_LITTLE}: {'; '.join(filter(None, (missing, left_out(fleet))))}."
+        return StrategyComparison.objects.create(from_at=since, to_at=now, requests=count, note=note[:255])
     began = time.monotonic()
     lines: list[dict[str, Any]] = []
-    notes = [*replay.notes]
+    notes = [*filter(None, (left_out(fleet),)), *replay.notes]
     names = strategies.names()
     for done, name in enumerate(names):
         if somebody_waits():

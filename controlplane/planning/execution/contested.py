@@ -1,8 +1,7 @@
 """Moves that others undo: the floor takes back what a strategy did, a strategy what an operator approved, and instances of
 an endpoint come and go.
 
-Who moved an endpoint owns it for a cooldown: until then neither floor nor strategy takes away what another of them, a plan
-or an operator added. To add is never held back, for that somebody waits; it is said afterwards.
+Who owns an endpoint is a rule of both clocks (`scheduling.scaling.owner`); here is what the rows know of it.
 """
 
 from collections import Counter, defaultdict
@@ -10,15 +9,20 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from django.db.models import Max
 
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
-from controlplane.tuning.selectors import tuned
+from controlplane.rows import narrowed
+
+if TYPE_CHECKING:
+    from scheduling.scaling.owner import Change
 
 UNDONE_WITHIN = timedelta(minutes=15)
 FLAPPING_OVER = timedelta(minutes=15)
 FLAPPING_REVERSALS = 4
 """Changes of direction of an endpoint within that time, from which on it flaps."""
-AUTOMATIC = (MoveSource.FLOOR, MoveSource.STRATEGY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +47,28 @@ class Flapping:
     by: dict[str, tuple[int, int]]
 
 
-def owner(model: str, region: str, source: MoveSource, now: datetime) -> str:
-    """Who owns an endpoint against *source*, which would take an instance away, in words; empty if nobody does."""
-    if source not in AUTOMATIC:
-        return ""
-    last = ScalingMove.objects.filter(model=model, region=region).select_related("plan").order_by("-pk").first()
-    if last is None or last.delta < 0 or last.source == source:
-        return ""
-    who, age_s = MoveSource(last.source).label.lower(), (now - last.at).total_seconds()
-    if last.source == MoveSource.PLAN and last.plan is not None and now < last.plan.valid_until:
-        return f"plan {last.plan_id} added one {age_s:.0f} s ago and holds until {last.plan.valid_until:%H:%M} UTC"
-    cooldown_s = tuned(model).FLOOR_COOLDOWN_S
-    if age_s < cooldown_s:
-        return f"{who} added one {age_s:.0f} s ago, and who else scales waits for {cooldown_s:.0f} s"
-    return ""
+def last_changes(model: str, region: str = "", *, now: datetime) -> dict[str, "Change"]:
+    """The last move of *model* by region; in *region* alone, or in all."""
+    from scheduling.scaling.owner import Change
+
+    rows = narrowed(ScalingMove.objects.filter(model=model), region=region)
+    newest = rows.filter(pk__in=rows.order_by().values("region").annotate(last=Max("pk")).values("last"))
+    return {
+        row.region: Change(
+            row.source,
+            row.delta,
+            (now - row.at).total_seconds(),
+            _holds_s(row, now),
+        )
+        for row in newest.select_related("plan")
+    }
+
+
+def _holds_s(row: ScalingMove, now: datetime) -> float:
+    """For how long the approved plan of *row* still holds; 0 where it was no such plan's."""
+    if row.source != MoveSource.PLAN or row.plan is None:
+        return 0.0
+    return max(0.0, (row.plan.valid_until - now).total_seconds())
 
 
 def undone(moves: Iterable[ScalingMove]) -> list[Undone]:

@@ -8,7 +8,7 @@ a `ScalingMove` and an event with what it was decided from; the instance's own m
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +37,7 @@ from controlplane.planning.execution import contested
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
 from controlplane.rows import narrowed
+from controlplane.tuning.selectors import tuned
 
 logger = logging.getLogger(__name__)
 
@@ -186,10 +187,14 @@ def move(
     load: Mapping[str, float] | None = None,
     to_minimum: bool = False,
 ) -> ScalingMove:
-    """`add` (delta 1) or `remove` (-1); Waits while another owns the endpoint (`contested`)."""
+    """`add` (delta 1) or `remove` (-1); Waits while another owns the endpoint (`scheduling.scaling.owner`)."""
+    from scheduling.scaling.owner import UNCHANGED, undoing, waits
+
+    last = contested.last_changes(model, region, now=timezone.now()).get(region, UNCHANGED)
+    why = replace(why, reason=undoing(why.reason, last, why.source, delta))
     if delta > 0:
         return add(model, region, why, gpu_type, to_minimum=to_minimum)
-    if owned := contested.owner(model, region, why.source, timezone.now()):
+    if owned := waits(last, why.source, tuned(model).SCALE_COOLDOWN_S):
         raise Waits(owned)
     return remove(model, region, why, gpu_type, load)
 

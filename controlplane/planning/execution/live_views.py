@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import redis
 from django.conf import settings
-from django.db.models import Max
 
 from controlplane.dispatch.wire import STRATEGIST_KEY, VIEWS_KEY
 from controlplane.fleet import places
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance
-from controlplane.planning.models import ScalingMove
+from controlplane.planning.execution import contested
 
 if TYPE_CHECKING:
     from scheduling.scaling import EndpointView
@@ -88,6 +87,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
     Spot of other models is none: live, an instance keeps the model of its deployment.
     """
     from controlplane.fleet.lifecycle.stages import stage_of
+    from scheduling.scaling.owner import UNCHANGED
     from scheduling.scaling.view import Load as EndpointLoad
     from scheduling.scaling.view import count_of_one, endpoint_view
 
@@ -104,7 +104,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
         "deployment__region__name", "state", "state_changed_at"
     ):
         states.get(region, []).append((changed_at.timestamp(), state))
-    changed = dict(ScalingMove.objects.filter(model=model).order_by().values_list("region").annotate(Max("at")))
+    changes = contested.last_changes(model, now=now)
     now_s, endpoint_views = now.timestamp(), []
     for region in sorted(bounds):
         seen = load.endpoints.get((model, region))
@@ -117,7 +117,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
         for since_s, state in reversed(states[region]):
             unseen -= state == InstanceState.READY
             stages.append(stage_of(state, now_s - since_s, takes_work=unseen < 0))
-        last = changed.get(region)
+        last = changes.get(region, UNCHANGED)
         figures: dict[str, Any] = {
             name: UNKNOWN.get(name) if seen[name] is None else seen[name] for name in EndpointLoad._fields
         }
@@ -129,8 +129,9 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
                 bounds[region],
                 EndpointLoad(**figures),
                 now_s,
-                last.timestamp() if last else -math.inf,
+                now_s - last.age_s if last.by else -math.inf,
                 short_instances=seen["short_instances"],
+                last=last,
             )
         )
     return endpoint_views

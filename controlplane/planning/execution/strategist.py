@@ -15,11 +15,12 @@ from django.db import transaction
 from controlplane.dispatch.wire import as_inputs
 from controlplane.planning import selectors
 from controlplane.planning.execution import executor, live_views, plan_rollout, strategies
-from controlplane.planning.models import MoveSource, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
+from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
 from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
     from scheduling.scaling import Advice, EndpointView
+    from scheduling.scaling.endpoint import Move
 
 logger = logging.getLogger(__name__)
 TICKED = "ticked at"
@@ -32,14 +33,15 @@ AS_SPOT = ", lent out as spot once drained"
 def run_strategies(now: datetime) -> list[ScalingMove]:
     """Run every automatic strategy whose tick has come; return the moves made.
 
-    A strategy that raises costs its own model the tick; its floor takes over, since its heartbeat stops.
+    A strategy that raises costs its own model the tick; its floor takes over, since its heartbeat stops. Where an operator
+    approved a plan, that is what the floor is beneath, for as long as the plan holds.
     """
     keys = list(ScalingPolicy.objects.filter(mode=PolicyMode.AUTO, model__active=True).values_list("pk", flat=True))
-    load = live_views.read() if keys else None
+    alive = _approved(now)
+    load = live_views.read() if keys or alive else None
     if load is None:
         return []
     made: list[ScalingMove] = []
-    alive: list[str] = []
     longest_s = tuned().STRATEGY_EVERY_S
     for key in keys:
         try:
@@ -52,6 +54,14 @@ def run_strategies(now: datetime) -> list[ScalingMove]:
         made += moves
     live_views.say_alive(alive, MISSED_TICKS * longest_s + 5.0)
     return made
+
+
+def _approved(now: datetime) -> list[str]:
+    """Models of which an operator approved a plan that still holds."""
+    carried = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS, PlanStatus.CARRIED_OUT)
+    rows = ScalingPlan.objects.filter(status__in=carried, valid_until__gt=now, model__active=True)
+    rows = rows.exclude(decided_by__in=("", executor.PLANNER))
+    return list(rows.order_by().values_list("model__name", flat=True).distinct())
 
 
 def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[ScalingMove], float]:
@@ -80,7 +90,7 @@ def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[Sca
     made: list[ScalingMove] = []
     for wanted in decided:
         view = views[wanted.endpoint]
-        made += _carry_out(policy, plan, view, advised[wanted.endpoint], wanted.delta, wanted.reason, load)
+        made += _carry_out(policy, plan, view, advised[wanted.endpoint], wanted, load)
     return model, made, strategy.tick_s
 
 
@@ -98,17 +108,16 @@ def _carry_out(
     plan: ScalingPlan | None,
     view: "EndpointView",
     advised: "Advice | None",
-    delta: int,
-    reason: str,
+    wanted: "Move",
     load: live_views.Load,
 ) -> list[ScalingMove]:
     inputs: dict[str, Any] = {"view": as_inputs(view)}
     if advised is not None:
         inputs["advice"] = advised._asdict()
     # Live, what is let go is stopped once drained; nobody borrows it.
-    why = executor.Why(MoveSource.STRATEGY, policy.strategy, reason.replace(AS_SPOT, ""), inputs, plan)
-    made, step = [], 1 if delta > 0 else -1
-    for _ in range(abs(delta)):
+    why = executor.Why(MoveSource(wanted.by), policy.strategy, wanted.reason.replace(AS_SPOT, ""), inputs, plan)
+    made, step = [], 1 if wanted.delta > 0 else -1
+    for _ in range(abs(wanted.delta)):
         move = None
         # Where the plan says on which GPUs, these come first.
         for gpu_type in gpu_types(plan, view.region, step):

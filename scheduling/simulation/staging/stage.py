@@ -50,6 +50,8 @@ class Stage:
     requests: Requests
     names: Names
     promises: tuple[Promise, ...]
+    interactive: tuple[bool, ...]
+    """Whether each SLO class is."""
     prices: dict[str, Price]
     left_out: int
     """Requests of the trace that are not simulated: without a prompt or an output, or too long and dropped."""
@@ -105,6 +107,7 @@ class Stage:
             progress=progress,
             happenings=self.happenings,
             state=self.state,
+            interactive=self.interactive,
         )
 
 
@@ -130,6 +133,7 @@ def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None)
         requests=requests_of(scenario, cluster, workload, seed),
         names=Names(cluster.models, cluster.regions, list(scenario.classes), workload.tenant.names),
         promises=tuple(promise_of(one) for one in scenario.classes.values()),
+        interactive=tuple(one.kind == "interactive" for one in scenario.classes.values()),
         prices=prices_of(scenario),
         left_out=workload.left_out,
         clipped=clipped,

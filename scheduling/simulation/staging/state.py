@@ -21,6 +21,7 @@ from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import ORDERINGS, QLM, SLACK, engine_priority, first_due_s, queue_key
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
+from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
 from scheduling.simulation.scenario import Scenario
@@ -59,7 +60,8 @@ class Forked:
     waiting: Sequence[Mapping[str, Any]]
     """What `_request` reads, and expected_prompt, expected_output; in order of arrival at their queues."""
     endpoints: Sequence[Mapping[str, Any]]
-    """model, region, ordering, cursor (a place in `instances` or None), changed_s, asked_tokens, asked_work_s, backlog_s."""
+    """model, region, ordering, cursor (a place in `instances` or None), changed_s, changed_by, changed_delta,
+    asked_tokens, asked_work_s, backlog_s."""
     groups: Mapping[str, Any] | None = None
     """groups, classes, mean_tokens, mean_output, next_number, by places in the others; and of the global scheduler tried,
     tried_s and short_instances (`state.records.Groups`)."""
@@ -320,6 +322,7 @@ class _Placing:
                     float(row["asked_work_s"]) if row else 0.0,
                     float(row["backlog_s"]) if row else 0.0,
                     changed_s=float(row["changed_s"]) if row else -inf,
+                    last=Change(row["changed_by"], row["changed_delta"]) if row else UNCHANGED,
                 )
             )
         return states

@@ -12,6 +12,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.simulation.workload.requests import Requests
 
 
@@ -197,6 +198,8 @@ class EndpointState:
     """When the reactive trigger changed it last."""
     changed_s: float = -inf
     """When a strategy or the floor did."""
+    last: Change = UNCHANGED
+    """What that was."""
     batch_opened_s: float = inf
     batch_due_s: float = inf
 
