@@ -59,6 +59,11 @@ def quantity(value: float | None) -> str:
     return f"{fixed(value / 1_000_000, 2)}M"
 
 
+def amount(value: float | None) -> str:
+    """Of what is counted in whole numbers: 0, 412, 4,812, 48.2k, 1.23M."""
+    return count(value) if value is None or value < 9_999.5 else quantity(value)
+
+
 def milliseconds(value: float | None) -> str:
     if value is None:
         return NONE

@@ -22,6 +22,7 @@ from controlplane.planning.titles import title_of
 register = template.Library()
 
 register.filter("count", formats.count)
+register.filter("amount", formats.amount)
 register.filter("quantity", formats.quantity)
 register.filter("gib", formats.gib)
 register.filter("gigabytes", formats.gigabytes)

@@ -1,5 +1,6 @@
 """Plans as pages show them: what would change, what that costs, and why."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime

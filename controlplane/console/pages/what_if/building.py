@@ -38,6 +38,7 @@ from controlplane.console.pages.what_if.forms import (
     window_of,
 )
 from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, Kind, Values, rows_of
+from controlplane.console.selectors.names import place_titles
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning.titles import title_of
 from controlplane.simulation.whatif import selectors, services
@@ -241,7 +242,7 @@ def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
             for column in kind.columns
             if column.choices
         },
-        "gpu_types": gpu_types,
+        "gpu_types": [place_titles().get(gpu, gpu) for gpu in gpu_types],
         "regions": [(region_title(name), cells) for name, cells in regions],
         "prices": prices,
         "applies_to": _applies_to(data.get("fleet-for", OWN_FUTURE)),
