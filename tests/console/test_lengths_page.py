@@ -124,6 +124,24 @@ def test_the_service_is_shown_as_the_gateway_reports_it(reader, bare, live, flee
     assert length_service.model_of({"asked": 0})["in_time_ratio"] is None
 
 
+@pytest.mark.parametrize(
+    ("service", "coverage", "why"),
+    [
+        (None, None, []),
+        ({"late_ratio": 0.05, "drift": []}, 0.88, []),
+        ({"late_ratio": 0.13, "drift": [{}]}, 0.9, ["1 series drifts", "13% of answers are late"]),
+        ({"drift": [{}, {}]}, 0.97, ["2 series drift", "the 0.9 quantile holds 97% of lengths"]),
+    ],
+)
+def test_one_line_says_whether_predictions_are_good_enough(service, coverage, why):
+    assert length_service.doubts(service, coverage) == why
+
+
+def test_the_line_is_on_the_page(reader, furnished, live, fleet_feed):
+    live.show(fleet_feed)
+    assert "Predictions good enough: <strong" in region(page(reader), "good-enough")
+
+
 def test_a_gateway_without_the_service_is_not_a_silent_one(reader, bare, live, fleet_feed, monkeypatch):
     monkeypatch.setattr(fleet_feed, "lengths", lambda ts: None)
     live.show(fleet_feed)

@@ -1,6 +1,7 @@
 """The list of requests: filters, order, pages."""
 
 import re
+from datetime import timedelta
 
 import pytest
 from django.urls import reverse
@@ -40,6 +41,13 @@ def test_requests_by_slo_and_region(reader, make_request):
     make_request(slo_met=True, region="us")
     assert re.findall(r"/requests/(\d+)/", page(reader, "requests", slo="missed")) == [str(missed.pk)]
     assert re.findall(r"/requests/(\d+)/", page(reader, "requests", region="eu")) == [str(missed.pk)]
+
+
+def test_a_request_has_its_end(reader, make_request):
+    row = make_request(e2e_ms=90_000.0)
+    assert row.ended_at == row.arrived_at + timedelta(seconds=90)
+    assert f"<td>{row.ended_at:%H:%M:%S}</td>" in page(reader, "requests")
+    assert make_request(e2e_ms=None).ended_at is None
 
 
 def test_requests_sorted_by_latency(reader, make_request):
