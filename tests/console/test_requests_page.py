@@ -46,7 +46,7 @@ def test_requests_by_slo_and_region(reader, make_request):
 def test_a_request_has_its_end(reader, make_request):
     row = make_request(e2e_ms=90_000.0)
     assert row.ended_at == row.arrived_at + timedelta(seconds=90)
-    assert f"<td>{row.ended_at:%H:%M:%S}</td>" in page(reader, "requests")
+    assert f'<time datetime="{row.ended_at.isoformat(timespec="milliseconds")}">' in page(reader, "requests")
     assert make_request(e2e_ms=None).ended_at is None
 
 
