@@ -15,7 +15,6 @@ OTHER_FORMS = re.compile(
     r"|(?<![\w.])-\$?\d[\d.,]*(?![\w-])"  # a true minus
     r"|\d x [A-Z]"  # a true multiplication sign
     r"|\d tokens/s"  # tok/s
-    r"|(?<![\w-])(?:us-(?:east|west|central)|[ah]100-80gb)(?![\w-])"  # titles
 )
 FURTHER = ("/models/", "/models/deploy/", "/queues/", "/what-if/", "/what-if/new?start=fleet", "/lengths/")
 
