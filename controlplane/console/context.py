@@ -77,7 +77,7 @@ def badges(attention: dict[str, Any]) -> dict[str, tuple[str, int, str]]:
 
 
 def freshness(state: LiveState, now_s: float | None = None) -> dict[str, str]:
-    """The badge beside the title as the server sees it; `live.js` takes over from there.
+    """The badge next to the title as the server sees it; `live.js` takes over from there.
 
     `word` is live, delayed or disconnected; `text` is what it says.
     """

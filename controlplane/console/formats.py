@@ -59,6 +59,11 @@ def quantity(value: float | None) -> str:
     return f"{fixed(value / 1_000_000, 2)}M"
 
 
+def amount(value: float | None) -> str:
+    """Of what is counted in whole numbers: 0, 412, 4,812, 48.2k, 1.23M."""
+    return count(value) if value is None or value < 9_999.5 else quantity(value)
+
+
 def milliseconds(value: float | None) -> str:
     if value is None:
         return NONE
@@ -162,6 +167,11 @@ def moment(at: datetime, this_year: int) -> str:
     """`20 Nov 12:53:47`; with its year where that is not this one. *at* is in the zone to show."""
     year = f" {at.year}" if at.year != this_year else ""
     return f"{at.day} {at:%b}{year} {at:%H:%M:%S}"
+
+
+def ordinal(number: int) -> str:
+    ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
 
 
 def _unit(text: str, unit: str) -> str:

@@ -1,5 +1,7 @@
 """The request ledger and its per-minute series. Prompts and completions are never stored here."""
 
+from datetime import datetime, timedelta
+
 from django.db import models
 
 from controlplane.accounts.models import ApiKey, Tenant
@@ -84,6 +86,10 @@ class LedgerRow(models.Model):
 
     def __str__(self) -> str:
         return self.request_id
+
+    @property
+    def ended_at(self) -> datetime | None:
+        return None if self.e2e_ms is None else self.arrived_at + timedelta(milliseconds=self.e2e_ms)
 
     @property
     def caller_region(self) -> str:

@@ -21,7 +21,7 @@ def acting(client, operator):
 
 def test_the_estimate_follows_what_is_entered(acting):
     html = acting.get(reverse("console:deploy"), FORM).content.decode()
-    for words in ("16.4 GB", "413.1k tokens, 12 requests of full context", "$2.50 an hour", "Yes"):
+    for words in ("16.4 GB", "413.1k tokens, 12 full-context requests", "$2.50 an hour", "Yes"):
         assert words in html
     half = {name: value for name, value in FORM.items() if name in ("gpu_type", "parameters_billion")}
     html = acting.get(reverse("console:deploy"), half).content.decode()
@@ -29,6 +29,12 @@ def test_the_estimate_follows_what_is_entered(acting):
     assert "give the KV cache of a token" in html
     assert "field-error" not in html
     assert not Model.objects.exists()
+
+
+def test_sizes_that_are_not_read_yet_are_said_so(acting):
+    source = {name: value for name, value in FORM.items() if name != "parameters_billion"} | {"source": "acme/qwen-8b"}
+    html = acting.get(reverse("console:deploy"), source).content.decode()
+    assert "not read from acme/qwen-8b yet: that is done when you deploy" in html
 
 
 def test_one_post_does_all_and_the_page_follows(acting):
@@ -44,7 +50,7 @@ def test_one_post_does_all_and_the_page_follows(acting):
     ):
         assert words in html
     Instance.objects.update(state="ready")
-    assert "It is ready" in acting.get(answer.redirect_chain[0][0]).content.decode()
+    assert ">Ready</h2>" in acting.get(answer.redirect_chain[0][0]).content.decode()
     assert "speed estimated" in acting.get(reverse("console:models")).content.decode()
     html = acting.get(reverse("console:instance", args=["qwen-8b-eu-west-1"])).content.decode()
     assert "estimated until it is measured" in html

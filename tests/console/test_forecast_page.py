@@ -400,11 +400,11 @@ def test_but_not_when_the_forecaster_failed(reader, deployment):
 
 def test_nor_is_celery_blamed_when_old_forecasts_are_not_followed_by_new_ones_for_that(reader, flexible):
     Forecast.objects.filter(made_at__gt=NOW - timedelta(hours=3)).delete()
-    assert "look whether Celery" in page(reader)
+    assert "check that Celery" in page(reader)
     record("planning.forecasts_failed", actor="planner", reason="MemoryError: none left", severity="critical")
     html = page(reader)
     assert "MemoryError: none left" in html
-    assert "look whether Celery" not in html
+    assert "check that Celery" not in html
 
 
 def test_a_note_of_a_simpler_forecaster_is_shown(reader, deployment):

@@ -118,10 +118,28 @@ def test_the_service_is_shown_as_the_gateway_reports_it(reader, bare, live, flee
     assert 'data-scope="" data-table="lengths"' in html
     own = html.partition('id="length-models"')[2].partition("</table>")[0]
     cells = re.findall(r"<t[dh][^>]*>([^<]*)", own.partition("preserve 4")[2])
-    assert cells[:2] == ["llama-3.1-8b", "a process of its own"]
+    assert cells[:2] == ["llama-3.1-8b", "a separate process"]
     assert cells[3:5] == ["50 ms", "86%"]
     assert cells[5].endswith(" ms")
     assert length_service.model_of({"asked": 0})["in_time_ratio"] is None
+
+
+@pytest.mark.parametrize(
+    ("service", "coverage", "why"),
+    [
+        (None, None, []),
+        ({"late_ratio": 0.05, "drift": []}, 0.88, []),
+        ({"late_ratio": 0.13, "drift": [{}]}, 0.9, ["1 series drifts", "13% of answers are late"]),
+        ({"drift": [{}, {}]}, 0.97, ["2 series drift", "the 0.9 quantile holds 97% of lengths"]),
+    ],
+)
+def test_one_line_says_whether_predictions_are_good_enough(service, coverage, why):
+    assert length_service.doubts(service, coverage) == why
+
+
+def test_the_line_is_on_the_page(reader, furnished, live, fleet_feed):
+    live.show(fleet_feed)
+    assert "Predictions good enough: <strong" in region(page(reader), "good-enough")
 
 
 def test_a_gateway_without_the_service_is_not_a_silent_one(reader, bare, live, fleet_feed, monkeypatch):
@@ -410,7 +428,7 @@ def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
     asked = []
     monkeypatch.setattr(trainings, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
-    assert "A worker trains a new version" in answer.content.decode()
+    assert "A worker is training a new version" in answer.content.decode()
     row = LengthTraining.objects.get()
     assert (row.asked_by, row.reason, row.kind) == ("operator", "new prompts", "student")
     assert asked == [(trainings.TASK, row.pk)]

@@ -215,7 +215,7 @@ def test_a_bundle_is_named_with_what_differs(two_regions, live, operator):
     assert (row.policy, row.about) == ("Pilothouse", BUNDLES["pilothouse"].about)
     Deployment.objects.update(routing_policy="round_robin")
     (row,) = model_rows(live.hub.latest(), timezone.now())
-    assert (row.policy, row.about) == ("Custom", "Pilothouse, but for router.")
+    assert (row.policy, row.about) == ("Custom", "Based on Pilothouse, with its own router.")
 
 
 def test_on_the_first_day_it_says_how_to_begin(reader):

@@ -131,7 +131,7 @@ def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instan
         actor="worker",
         before={"state": "loading"},
         after={"state": "ready"},
-        reason="it answers",
+        reason="health check passed",
     )
     record(
         "instance.moved", row, actor=operator, before={"state": "ready"}, after={"state": "draining"}, reason="kernel"
@@ -141,7 +141,7 @@ def test_decisions_not_the_steps_that_follow_from_them(reader, live, make_instan
     assert "use is 92%" in html
     assert "kernel" in html, "what a person did is a decision"
     assert "a step of the floor" not in html
-    assert "it answers" not in html
+    assert "health check passed" not in html
     routine = {event["title"]: event["routine"] for event in events_after(0, 10)}
     assert list(routine.values()) == [False, True, True, False]
 

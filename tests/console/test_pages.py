@@ -115,7 +115,10 @@ def test_instances_filter_search_and_sort(reader, live, fleet_feed):
     def names(**query):
         return re.findall(r'/instances/(instance-\d)/"', page(reader, "instances", **query))
 
-    assert names() == [f"instance-{number}" for number in range(1, 7)]
+    statuses = page(reader, "instances")
+    assert names()[0] == "instance-5"  # the failed one: trouble first
+    assert "unhealthy first, then by load" in statuses
+    assert names(sort="name") == [f"instance-{number}" for number in range(1, 7)]
     assert names(state="failed") == ["instance-5"]
     assert names(q="ance-3") == ["instance-3"]
     assert names(sort="-name")[0] == "instance-6"
@@ -141,11 +144,11 @@ def test_an_instances_page(reader, live, fleet, fleet_feed, make_request, operat
         actor="gateway",
         before={"state": "loading"},
         after={"state": "ready"},
-        reason="it answers",
+        reason="health check passed",
     )
     row = make_request(instance="instance-1")
     html = page(reader, "instance", "instance-1")
-    assert "it answers" in html
+    assert "health check passed" in html
     assert row.request_id[:12] in html
     assert "Running and waiting" in html
     assert 'id="dialog-' not in html  # a viewer has no actions

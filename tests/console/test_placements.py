@@ -114,7 +114,7 @@ def test_the_page_says_why_and_what_was_predicted(reader, make_request):
         "By student 3",
         "Predicted 120 tokens",
         "0.9 quantile 300 tokens",
-        "Came 96 tokens: 24 too long, 25% of what came",
+        "Actual 96 tokens: predicted 24 (25%) too many",
         "Loads as the decision saw them",
     ):
         assert words in html, words
@@ -128,7 +128,7 @@ def test_rows_of_older_ledgers_still_show(reader, make_request):
         "Load right after the decision",
         "What predicted it was not recorded",
         "Predicted 64 tokens",
-        "Came 40 tokens: 24 too long",
+        "Actual 40 tokens: predicted 24 (60%) too many",
     ):
         assert words in html, words
     assert "Had room" not in html
@@ -144,9 +144,9 @@ def test_a_prediction_that_cannot_be_judged_says_so(reader, make_request):
     assert "nothing to compare with" in html
     assert "answer was late" in html
     row = make_request(trace=trace, output_tokens=400)
-    assert "it came longer" in page(reader, row)
+    assert "exceeded" in page(reader, row)
     assert placements.predicted(row).drawn["real"] > placements.predicted(row).drawn["upper"]
-    assert placements.predicted(make_request(output_tokens=64)).verdict == "exactly right"
+    assert placements.predicted(make_request(output_tokens=64)).verdict == "predicted exactly"
 
 
 def test_a_tenants_people_see_what_they_asked_and_got(client, member, make_request):

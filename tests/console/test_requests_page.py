@@ -1,6 +1,7 @@
 """The list of requests: filters, order, pages."""
 
 import re
+from datetime import timedelta
 
 import pytest
 from django.urls import reverse
@@ -42,12 +43,19 @@ def test_requests_by_slo_and_region(reader, make_request):
     assert re.findall(r"/requests/(\d+)/", page(reader, "requests", region="eu")) == [str(missed.pk)]
 
 
+def test_a_request_has_its_end(reader, make_request):
+    row = make_request(e2e_ms=90_000.0)
+    assert row.ended_at == row.arrived_at + timedelta(seconds=90)
+    assert f'<time datetime="{row.ended_at.isoformat(timespec="milliseconds")}">' in page(reader, "requests")
+    assert make_request(e2e_ms=None).ended_at is None
+
+
 def test_requests_sorted_by_latency(reader, make_request):
-    """The slowest first, page by page; what has no latency is left out."""
+    """Slowest first, page by page; what has no latency is left out."""
     rows = [make_request(e2e_ms=float(latency)) for latency in (5, 9, 1, *([3] * 50))]
     make_request(e2e_ms=None)
     first = page(reader, "requests", sort="-e2e_ms")
-    assert "The slowest first" in first
+    assert "Slowest first" in first
     assert "sort=e2e_ms" in first, "the header turns the order round"
     assert re.findall(r"/requests/(\d+)/", first)[:2] == [str(rows[1].pk), str(rows[0].pk)]
     cursor = re.search(r"before=(\d+)", first).group(1)

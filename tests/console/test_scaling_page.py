@@ -142,6 +142,7 @@ def test_the_page_shows_what_would_change_and_why(reader, two_places, now):
         "2 binding constraints",
         "epsilon 0.8",
         f'href="{url("plan", plan.pk)}"',
+        "US West falls 12 tok/s short",
     ):
         assert word in html, word
     assert html.count('data-tone="more"') >= 2
@@ -471,6 +472,13 @@ def test_a_comparison_without_a_result_says_why(reader, now):
 )
 def test_a_reason_is_shown_without_the_place_that_stands_beside_it(reason, shown):
     assert cards.without_place(reason, "llama-3.1-8b") == shown
+
+
+def test_reasons_have_titles_of_regions_and_gpu_types():
+    titles = {"us-east": "US East", "a100-80gb": "A100 80 GB", "us-east-2": "US East 2"}
+    text = "only 3 a100-80gb exist in us-east (of us-east-2, m-us-east-1)"
+    assert cards.titled(text, titles) == "only 3 A100 80 GB exist in US East (of US East 2, m-us-east-1)"
+    assert cards.titled(text, {}) == text
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from django.utils import timezone
 from controlplane.console.live.attention import Known, find
 from controlplane.console.live.state import Source, tables_of
 from controlplane.console.selectors.attention import min_instances, plans_waiting, queue_bounds
+from controlplane.console.selectors.names import place_titles
 from controlplane.jobs import monitor
 from controlplane.jobs.models import JobRow
 from controlplane.jobs.monitor import write_notice
@@ -33,7 +34,7 @@ def html_of(client, name="system", **query) -> str:
 
 
 def known(**values) -> Known:
-    return Known(queue_bounds(), min_instances(), plans_waiting(), **values)
+    return Known(queue_bounds(), min_instances(), plans_waiting(), titles=place_titles(), **values)
 
 
 def titles(feed: Feed) -> list[str]:
@@ -122,7 +123,7 @@ class TestAttention:
             row["state"] = "ready"
         items = find(tables_of(Feed(rows).summary(time.time())), known())["items"]
         severities = {item["title"]: item["severity"] for item in items}
-        assert severities[f"{ready} of 2 instances of llama-3.1-8b in us-east are ready"] == severity
+        assert severities[f"{ready} of 2 instances of llama-3.1-8b in US East are ready"] == severity
 
     def test_an_inactive_deployment_promises_nothing(self, deployment):
         assert min_instances() == {("llama-3.1-8b", "us-east"): 1}

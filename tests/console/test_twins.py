@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.console.formats import FORMATS, age, duration
+from controlplane.console.formats import FORMATS, age, amount, duration
 from controlplane.console.live import deltas
 from tests.console.apply import apply
 from tests.examples import costly
@@ -153,3 +153,10 @@ def test_the_javascript_twin_knows_the_same_formats_and_words(run_js):
 )
 def test_numbers_read_as_people_write_them(name, value, text):
     assert FORMATS[name](value, {"instances": 64}) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (10, "10"), (9_999, "9,999"), (48_230, "48.2k"), (None, "\N{EN DASH}")]
+)
+def test_what_is_counted_has_no_decimals(value, text):
+    assert amount(value) == text

@@ -79,7 +79,7 @@ def effects_are(future, *waiting: float) -> None:
 @pytest.mark.parametrize(
     ("waiting", "effect"),
     [
-        ((-5.0, -6.0, -5.5), "-5.5 ±1.2 waiting within 15 min, over 3 seeds"),
+        ((-5.0, -6.0, -5.5), "\N{MINUS SIGN}5.5 ±1.2 waiting within 15 min, over 3 seeds"),
         ((-9.0, 4.0, 5.0), ""),  # chance: one seed against the others
         ((-5.0, 0.0, 0.0), ""),  # in one seed alone
         ((-0.1, -0.1, -0.1), ""),  # nothing that anybody would see

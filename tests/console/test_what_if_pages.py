@@ -235,6 +235,20 @@ def test_the_form_says_what_it_asks_for(client, operator, begun):
     assert "Run 2 futures" in text
 
 
+def test_gpus_are_those_that_are_fitted(client, operator, make_instance, monkeypatch):
+    """Not as many as bounds allow."""
+    place = make_instance().deployment
+    place.max_instances = 60
+    place.save()
+    Node.objects.create(name="gpu-7", region=place.region, gpu_type=place.gpu_type, gpu_count=8)
+    fitted = sum(Node.objects.filter(region=place.region, gpu_type=place.gpu_type).values_list("gpu_count", flat=True))
+    start = Start.model_validate(rows.start() | {"scenario": selectors.present_scenario()})
+    monkeypatch.setattr(building, "begun", lambda begin, horizon_s: start)
+    text = page(client, operator, NEW)
+    cell = f'name="gpus:{place.region.name}:{place.gpu_type.name}" type="number" min="0" step="1" value="{fitted}"'
+    assert cell in text
+
+
 @pytest.mark.django_db
 def test_a_fleet_that_cannot_be_forked_is_said_so(client, operator, monkeypatch):
     def refuse(begin, horizon_s):

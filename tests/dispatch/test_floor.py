@@ -431,7 +431,7 @@ class TestBeneathAStrategy:
         sent = await fill(managed, 4)
         await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
         ((reason,),) = await of(ScalingMove.objects, "reason")
-        assert reason.startswith("Floor: use is 100 %, above 90 %: 1 → 2 instances")
+        assert reason.startswith("Floor: use is 100%, above 90%: 1 → 2 instances")
         await release(managed, sent)
 
     async def test_it_takes_none_away(self, managed, launcher):

@@ -12,6 +12,8 @@ ROOT = Path(__file__).parents[2]
 GLOSSARY = ROOT / "docs/glossary.md"
 ROW = re.compile(r"^\| [^|]+ \|[^|]+\|[^|]*\| ?([^|]*)\|$", re.MULTILINE)
 OLD = re.compile(r"`([^`]+)`( \(name\))?")
+TEMPLATES = sorted(ROOT.glob("templates/**/*.html"))
+TEXT_FILES = {".html", ".js", ".css", ".py"}
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 
 EXCEPTIONS = {
@@ -127,8 +129,62 @@ def test_code_has_no_old_word(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+ODD = re.compile(
+    r"\b(whoever|somebody|of (?:its|their) own|goe?s? on|how far|anew|beside|the begin|reckon\w*|righted)\b",
+    re.IGNORECASE,
+)
+"""Words that a native engineer stumbles over; not in what the console is made of."""
+
+
+def test_the_console_says_it_in_plain_words() -> None:
+    folders = ("templates", "static/console", "controlplane/console")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXT_FILES]
+    assert len(files) > 150
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}"
+        for path in files
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        for match in ODD.finditer(line)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+SPACED_PERCENT = re.compile(r"[\d}] %%?(?![a-z(%])|^ %$")
+"""Percent is written 97.7%."""
+TABLES = "controlplane/experiments"  # theirs are in reports that are kept
+
+
+def messages(path: str, source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of strings that people read: those that are no docstrings, and docstrings that REST and settings show."""
+    shown = path.startswith("controlplane/api") or path == "controlplane/tunable.py"
+    statement_begins = True
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.STRING and (shown or not statement_begins):
+            yield token.start[0], token.string.strip("fr\"'")
+        if token.type in {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}:
+            statement_begins = True
+        elif token.type not in {tokenize.NL, tokenize.COMMENT, tokenize.ENCODING}:
+            statement_begins = False
+
+
+def test_percent_has_one_form() -> None:
+    wrong = []
+    for package in ("controlplane", "scheduling", "forecasting", "workers"):
+        for path in (ROOT / package).rglob("*.py"):
+            name, source = str(path.relative_to(ROOT)), path.read_text()
+            if not under(name, [TABLES]) and " %" in source:
+                wrong += [
+                    f"{name}:{line}: {text}" for line, text in messages(name, source) if SPACED_PERCENT.search(text)
+                ]
+    for path in TEMPLATES:
+        lines = enumerate(path.read_text().splitlines(), 1)
+        wrong += [
+            f"{path.relative_to(ROOT)}:{number}" for number, line in lines if re.search(r"(\d|\}\}) %(?!\})", line)
+        ]
+    assert not wrong, "\n".join(wrong)
+
+
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-TEMPLATES = sorted(ROOT.glob("templates/**/*.html"))
 
 
 def test_documents_and_templates_have_no_old_word() -> None:

@@ -111,7 +111,7 @@ def compares_decisions(page):
     said = {
         "model": "m",
         "sentence": "It adds more.",
-        "effect": "-5 waiting by 15 min",
+        "effect": "\N{MINUS SIGN}5 waiting within 15 min",
         "waiting": -5.0,
         "slo_met": None,
     }

@@ -1,5 +1,6 @@
 """A changed deployment rolled out one by one: order, capacity, failure, cancelling, and what cuts it off."""
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -24,15 +25,25 @@ from controlplane.fleet.models import (
 from controlplane.fleet.rollouts import revisions, selectors
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.planning.execution import executor, floor
-from scheduling.fleet.front_end import NO_LIMIT
+from scheduling.fleet.front_end import FrontEnd
 from tests.examples import at_night_but
 from tests.fleet.test_tasks import FakeLauncher
 from workers.tasks import fleet as tasks
 from workers.tasks.rollouts import advance_rollouts
-from workers.vllm.launcher import LaunchSpec
 
 pytestmark = pytest.mark.django_db
 S = InstanceState
+
+
+def test_what_a_server_is_started_with_is_json_that_databases_take(make_instance):
+    """Limits that are not known are infinite in a profile, which JSON does not have."""
+    row = make_instance()
+    spec = replace(launch_spec(row), front_end=FrontEnd(requests_per_s=63.0))
+    held = revisions.settings_of(spec)
+    assert held["front_end"] == {"requests_per_s": 63.0, "tokens_per_s": None}
+    Instance.objects.filter(pk=row.pk).update(launched_with=held)
+    row.refresh_from_db()
+    assert row.launched_with == held
 
 
 class World:
@@ -493,9 +504,3 @@ class TestCutOff:
         started.delete()
         assert world.run().state == RolloutState.SUCCEEDED
         assert world.seqs() == [7, 7]
-
-
-def test_a_limit_that_is_not_known_is_null():
-    """No database takes infinity as JSON: every start of an emulated server failed."""
-    held = revisions.settings_of(LaunchSpec(name="a", model="m", front_end=NO_LIMIT))
-    assert held["front_end"] == {"requests_per_s": None, "tokens_per_s": None}

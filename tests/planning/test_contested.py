@@ -84,8 +84,8 @@ def test_flapping_raises_an_alert(three):
     (flapping,) = contested.flapping(timezone.now())
     assert (flapping.reversals, flapping.by) == (4, {"Strategy between plans": (0, 3), "Reactive floor": (2, 0)})
     tables = {"instances": {"status": []}, "endpoints": {}, "tiles": {}, "lengths": {}}
-    (item,) = find(tables, Known(flapping=endpoints_flapping()))["items"]
-    assert item["title"] == "Scaling of llama-3.1-8b in us-east flaps"
+    (item,) = find(tables, Known(flapping=endpoints_flapping(), titles={"us-east": "US East"}))["items"]
+    assert item["title"] == "Scaling of llama-3.1-8b in US East flaps"
     assert (
         item["detail"]
         == "4 reversals in 15 min: reactive floor +2 \N{MINUS SIGN}0, strategy between plans +0 \N{MINUS SIGN}3"

@@ -484,6 +484,6 @@ def test_both_clocks_add_as_many_as_no_order_can_do_without(monkeypatch, setting
     """Use alone adds none: neither the strategy's mark nor the floor's is reached."""
     marks = {"FLOOR_BENEATH_ABOVE": 50.0, "SCALE_COOLDOWN_S": 3600.0}
     log = run("pilothouse", 700.0, monkeypatch, settings, marks, ordering="qlm", due_s=30.0, out_above=50.0)
-    missing = [(count, reason) for *_, reason, count in log if reason.startswith("No order of what waits")]
+    missing = [(count, reason) for *_, reason, count in log if reason.startswith("No order of the queue")]
     assert max(count for count, _ in missing) >= 2
     assert all(f"without {count} more" in reason for count, reason in missing if "on the way" not in reason)

@@ -104,7 +104,7 @@ class TestMoves:
         load(ready=2, use=0.1, left_tokens={busy.name: 3, idle.name: 0})
         (move,) = run()
         assert (move.delta, move.instance) == (-1, idle.name)
-        assert move.reason == "Use is 10 %, below 30 %: 2 → 1 instances."
+        assert move.reason == "Use is 10%, below 30%: 2 → 1 instances."
 
     def test_marks_are_those_of_the_settings_from_the_next_tick_on(
         self, automatic, load, make_instance, language_model
@@ -115,7 +115,7 @@ class TestMoves:
         assert run() == []
         tuning.change("SCALE_OUT_ABOVE", 0.6, "test", model=language_model)
         (move,) = run(after_s=60)
-        assert (move.delta, move.reason[:26]) == (1, "Use is 65 %, above 60 %: 1")
+        assert (move.delta, move.reason[:24]) == (1, "Use is 65%, above 60%: 1")
 
     @pytest.mark.parametrize(
         "change", [{"memory": {"ticked_s": 9e9}}, {"mode": PolicyMode.SHADOW}, {"strategy": "lt_i"}]

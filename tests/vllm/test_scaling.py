@@ -309,7 +309,7 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
         ("instance.start_requested", "reactive floor", added[3]),
         ("scaling.added", "reactive floor", added[3]),
         ("instance.moved", "fleet worker", added[3]),
-        ("instance.moved", "gateway", "it answers"),
+        ("instance.moved", "gateway", "health check passed"),
         ("instance.moved", "strategy reactive", "use is low"),
         ("scaling.removed", "strategy reactive", "use is low"),
         ("instance.stop_requested", "planner", "drained: nothing runs on it"),

@@ -1,6 +1,6 @@
-"""Sign-ins that fail are events; too many of them close the door for a while. No table of its own, and nothing to clean up.
+"""Sign-ins that fail are events; too many of them close the door for a while. No table, and nothing to clean up.
 
-A pair of name and address is refused after PAIR_FAILURES within WINDOW, until the window has passed or somebody signed in
+A pair of name and address is refused after PAIR_FAILURES within WINDOW, until the window has passed or a sign-in succeeded
 with that name from there; an address after ADDRESS_FAILURES, whatever the names. Refused attempts are not recorded, so the
 record cannot be flooded. Typed names are kept only as a digest, since people type passwords into the wrong field.
 """

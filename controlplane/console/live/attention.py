@@ -33,6 +33,11 @@ class Known:
     """(model, region, message) of rollouts that failed and left outdated instances."""
     held: dict[tuple[str, str], str] = field(default_factory=dict)
     """Who holds an instance at an endpoint, and why."""
+    titles: Mapping[str, str] = field(default_factory=dict)
+    """Of regions, by name."""
+
+    def where(self, model: str, region: str) -> str:
+        return f"{model} in {self.titles.get(region, region)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +71,12 @@ def find(tables: dict[str, Table], known: Known) -> dict[str, Any]:
     waiting = list(_plans(known.plans))
     system = list(_system(rows_of(tables.get("parts", {})), rows_of(tables.get("jobs", {}))))
     others = [
-        *_instances(rows_of(tables["instances"])),
+        *_instances(rows_of(tables["instances"]), known),
         *_endpoints(rows_of(tables["endpoints"]), known),
         *_service(rows_of(tables["tiles"])),
         *_lengths(rows_of(tables["lengths"])),
-        *_rollouts(known.rollouts),
-        *_flapping(known.flapping),
+        *_rollouts(known),
+        *_flapping(known),
         *system,
     ]
     models = {}
@@ -100,10 +105,10 @@ def _list(items: list[Item]) -> dict[str, Any]:
     return {"items": [item.as_dict() for item in worst[:SHOWN]], "total": len(items)}
 
 
-def _instances(table: list[dict[str, Any]]) -> Iterator[Item]:
+def _instances(table: list[dict[str, Any]], known: Known) -> Iterator[Item]:
     for row in table:
         name, model, href = row["name"], row["model"], reverse("console:instance", args=[row["name"]])
-        where = f"{model} in {row['region']}"
+        where = known.where(model, row["region"])
         match row["status"]:
             case "failed" if (row.get("failures") or 0) >= CRASH_LOOP:
                 detail = f"failed {count(row['failures'])} times in a row, the next start waits longer; {where}"
@@ -126,7 +131,7 @@ def _endpoints(table: list[dict[str, Any]], known: Known) -> Iterator[Item]:
     """Endpoints with too few instances ready, and those with one whose queue is full or nearly so."""
     for row in table:
         model, region, waiting, ready = row["model"], row["region"], row["waiting"] or 0, row["instances_ready"] or 0
-        name, href = f"{model} in {region}", link("instances", model=model, region=region)
+        name, href = known.where(model, region), link("instances", model=model, region=region)
         least, bound = known.min_instances.get((model, region), 0), known.queue_bounds.get((model, region), 0)
         if ready < least:
             detail = f"fewer than its minimum; {count(waiting)} requests wait" if waiting else "fewer than its minimum"
@@ -145,18 +150,18 @@ def _endpoints(table: list[dict[str, Any]], known: Known) -> Iterator[Item]:
             yield Item(severity, 0.5, f"The queue of {name} is {how}", detail, href, model)
 
 
-def _rollouts(failed: tuple[tuple[str, str, str], ...]) -> Iterator[Item]:
+def _rollouts(known: Known) -> Iterator[Item]:
     """Rollouts that failed, until the next one or until the settings are changed back."""
-    for model, region, message in failed:
+    for model, region, message in known.rollouts:
         href = link("instances", model=model, region=region)
-        yield Item("warning", 0.4, f"The rollout of {model} in {region} failed", message, href, model)
+        yield Item("warning", 0.4, f"The rollout of {known.where(model, region)} failed", message, href, model)
 
 
-def _flapping(endpoints: tuple[tuple[str, str, str], ...]) -> Iterator[Item]:
+def _flapping(known: Known) -> Iterator[Item]:
     """Endpoints whose instances come and go: who moves them work against each other."""
-    for model, region, moved in endpoints:
+    for model, region, moved in known.flapping:
         href = link("moves", model=model, region=region)
-        yield Item("warning", 0.6, f"Scaling of {model} in {region} flaps", moved, href, model)
+        yield Item("warning", 0.6, f"Scaling of {known.where(model, region)} flaps", moved, href, model)
 
 
 def slo_level(row: Mapping[str, Any]) -> str:
@@ -194,7 +199,7 @@ def _lengths(table: list[dict[str, Any]]) -> Iterator[Item]:
 
 
 def _plans(models: tuple[str, ...]) -> Iterator[Item]:
-    """Advice that somebody has to decide about."""
+    """Advice that awaits a decision."""
     if models:
         title = "1 plan waits for approval" if len(models) == 1 else f"{len(models)} plans wait for approval"
         names = sorted(set(models))

@@ -2,7 +2,7 @@
 
 Messages are JSON objects with `t` (kind), `seq` (grows by one with each message of the connection) and `ts`:
 
-- `hello` {protocol, interval_s, now}: first; *now* is this server's clock, by which pages reckon ages
+- `hello` {protocol, interval_s, now}: first; *now* is this server's clock, by which pages compute ages
 - `snapshot`: the whole state of the topics
 - `tick` (topic overview) and `delta` (topics instances, lengths, system, queues:REGION, what-if:ID): what makes the next
   state, see `deltas.py`

@@ -35,6 +35,7 @@ from controlplane.console.selectors.attention import (
     rollouts_failed,
 )
 from controlplane.console.selectors.events import events_after, newest_event_id
+from controlplane.console.selectors.names import place_titles
 from controlplane.dispatch.wire import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ RECENT_EVENTS = 50
 
 
 class Watcher:
-    """Somebody who wants to know that the hub has something new. `changed` is set from the hub's thread."""
+    """A reader that wants to know when the hub has something new. `changed` is set from the hub's thread."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, wants_events: bool, after: int | None, what_ifs: frozenset[int]
@@ -157,11 +158,11 @@ class LiveHub:
                 self._publish(replace(self._state, version=self._state.version + 1, source=Source.UNREACHABLE))
                 self._looked.set()
             except Exception:
-                logger.exception("live hub: begins anew")
+                logger.exception("live hub: starts again")
             try:
                 self._wait(retry_s * random.uniform(0.75, 1.25))
             except Exception:
-                logger.exception("live hub: waits anew")
+                logger.exception("live hub: waits again")
             retry_s = min(retry_s * 2, RETRY_S[1])
 
     def _wait(self, wait_s: float) -> None:
@@ -256,6 +257,7 @@ class LiveHub:
                 endpoints_flapping(),
                 rollouts_failed(),
                 held(),
+                place_titles(),
             )
         except DatabaseError as error:
             logger.debug("live hub: the rows could not be read, the last ones stay: %s", error)
@@ -263,7 +265,7 @@ class LiveHub:
             close_old_connections()
 
     def _read_what_ifs(self) -> None:
-        """Read how far what-ifs are, only those that somebody follows."""
+        """Read the progress of what-ifs, only of those that a page follows."""
         with self._lock:
             wanted = frozenset[int]().union(*(watcher.what_ifs for watcher in self._watchers))
         if not wanted and not self._what_ifs:
@@ -282,7 +284,7 @@ class LiveHub:
             self._publish(replace(self._state, version=self._state.version + 1))
 
     def _read_events(self) -> None:
-        """Follow new event rows by their id, only while somebody looks."""
+        """Follow new event rows by their id, only while a page is open."""
         with self._lock:
             had = [watcher.after for watcher in self._watchers if watcher.wants_events]
         if not had:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from controlplane.console.formats import percent
 from controlplane.console.live.deltas import Table, columnar
 from controlplane.console.live.tiles import Tile, beyond, levels
 
 LATE_WARNING, LATE_CRITICAL = 0.01, 0.10  # of the answers
+MISCALIBRATED = 0.05  # of requests, more or fewer than 90% within the 0.9 quantile
 SOURCES = ("cache", "lexical", "embedding", "model", "prior")
 
 TILES = (
@@ -52,6 +54,18 @@ def model_of(report: Mapping[str, Any]) -> dict[str, Any]:
     asked, in_time = report.get("asked") or 0, report.get("in_time") or 0
     budget = ", ".join(f"{budget_ms:g}" for budget_ms in report.get("budgets_ms") or ())
     return {**report, "budget": budget, "in_time_ratio": in_time / asked if asked else None}
+
+
+def doubts(service: Mapping[str, Any] | None, coverage_upper: float | None) -> list[str]:
+    """Why predictions are not good enough to route and plan by; empty where they are."""
+    row, why = service or {}, []
+    if drifts := row.get("drift"):
+        why.append(f"{len(drifts)} series drift{'s' if len(drifts) == 1 else ''}")
+    if (late := row.get("late_ratio") or 0.0) > LATE_CRITICAL:
+        why.append(f"{percent(late)} of answers are late")
+    if coverage_upper is not None and abs(coverage_upper - 0.9) > MISCALIBRATED:
+        why.append(f"the 0.9 quantile holds {percent(coverage_upper)} of lengths")
+    return why
 
 
 def table_of(summary: Mapping[str, Any]) -> Table:

@@ -58,7 +58,7 @@ def tables_in(topic: str) -> tuple[str, ...]:
 
 
 class Source(StrEnum):
-    """Where the numbers stand: what a page says beside them."""
+    """Where the numbers stand: what a page says next to them."""
 
     LIVE = "live"
     STARTING = "starting"  # this process has not looked yet
@@ -148,7 +148,7 @@ class LiveState:
     attention: dict[str, Any] = field(default_factory=lambda: NO_ATTENTION)
     # Samples of the last hour, oldest first, one every five seconds: see `history.py`.
     history: tuple[dict[str, Any], ...] = ()
-    # Tables of the what-ifs that somebody follows: see `what_ifs.py`.
+    # Tables of the what-ifs that a page follows: see `what_ifs.py`.
     what_ifs: dict[str, Table] = field(default_factory=dict)
 
     @property

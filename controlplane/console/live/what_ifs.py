@@ -1,4 +1,4 @@
-"""A what-if as its page follows it: how far each future is, and its columns as seeds end."""
+"""A what-if as its page follows it: the progress of each future, and its columns as seeds end."""
 
 import re
 from typing import Any, Final

@@ -22,6 +22,7 @@ from controlplane.planning.titles import title_of
 register = template.Library()
 
 register.filter("count", formats.count)
+register.filter("amount", formats.amount)
 register.filter("quantity", formats.quantity)
 register.filter("gib", formats.gib)
 register.filter("gigabytes", formats.gigabytes)
@@ -37,6 +38,7 @@ register.filter("period", formats.period)
 register.filter("usd", formats.usd)
 register.filter("usd_signed", formats.usd_signed)
 register.filter("signed", formats.signed)
+register.filter("ordinal", formats.ordinal)
 register.filter("title_of", title_of)
 register.filter("preview", previews.preview)
 
@@ -133,7 +135,7 @@ def cell(row: dict[str, Any], field: str, kind: str) -> SafeString:
 
 @register.simple_tag
 def bar(ratio: float | None, kind: str = "use") -> SafeString:
-    """A small horizontal bar; the number stands beside it. Of the kind `use` it warns when nearly full."""
+    """A small horizontal bar; the number stands next to it. Of the kind `use` it warns when nearly full."""
     value = 0.0 if ratio is None else max(0.0, min(1.0, ratio))
     level = "" if kind != "use" else "critical" if value > 0.98 else "warning" if value > 0.90 else ""
     return format_html(
@@ -264,7 +266,7 @@ def sort_header(
     target = ("" if order.descending else "-") + field if current else (first if kind == "num" else "") + field
     query = context["request"].GET.copy()
     query["sort"] = target
-    for name in ("format", "before"):  # the pages of another order begin anew
+    for name in ("format", "before"):  # another order starts at its first page
         query.pop(name, None)
     return {
         "label": label,

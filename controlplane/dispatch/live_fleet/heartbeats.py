@@ -256,13 +256,13 @@ class Heartbeats:
         if state in (S.FAILED, S.LOADING) and not metrics.sleeping and await self._is_another(replica, metrics, now_s):
             return
         if state == InstanceState.FAILED and not metrics.sleeping:
-            await self._move(replica, InstanceState.LOADING, "it answers again")
+            await self._move(replica, InstanceState.LOADING, "health check passed again")
         elif state == InstanceState.LOADING and not metrics.sleeping:
             if metrics.kv_cache_size_tokens and metrics.kv_cache_size_tokens != replica.spec.kv_capacity_tokens:
                 await database_sync_to_async(Instance.objects.filter(pk=replica.spec.instance_id).update)(
                     kv_capacity_tokens=metrics.kv_cache_size_tokens
                 )
-            await self._move(replica, InstanceState.READY, "it answers")
+            await self._move(replica, InstanceState.READY, "health check passed")
 
     async def _say_what_is_missing(self, replica: Replica, why: str) -> None:
         """Note on the row of one that is started elsewhere, and loads, why it is not taken to be there."""

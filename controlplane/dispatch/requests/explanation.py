@@ -77,7 +77,10 @@ def explain(
     ahead = int(at_chosen[AHEAD])
     if ahead and round_trip_ms:  # then no instance had room
         allowed = int(at_chosen[ALLOWED])
-        because += f" All are full: it is {ahead} of {allowed} ahead, for a round trip of {round_trip_ms:.0f} ms."
+        because += (
+            f" All instances were full; sent early to hide a round trip of {round_trip_ms:.0f} ms"
+            f" ({ahead} of at most {allowed} ahead)."
+        )
     return {
         "requests_ahead": ahead,
         "round_trip_ms": None if round_trip_ms is None else round(round_trip_ms, 3),

@@ -397,7 +397,7 @@ def gpus_by_place() -> list[tuple[str, str, int, int]]:
     """(region, GPU type, GPUs, free ones) of all active nodes."""
     rows: dict[tuple[str, str], list[int]] = {}
     for node in Node.objects.filter(active=True).with_gpus_used().select_related("region", "gpu_type"):
-        row = rows.setdefault((node.region.name, node.gpu_type.name), [0, 0])
+        row = rows.setdefault((node.region.title, node.gpu_type.title), [0, 0])
         row[0] += node.gpu_count
         row[1] += node.gpu_count - cast(Any, node).gpus_used
     return [(region, gpu_type, gpus, free) for (region, gpu_type), (gpus, free) in sorted(rows.items())]

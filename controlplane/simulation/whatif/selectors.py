@@ -18,7 +18,7 @@ from controlplane.simulation.whatif.changes.applying import applied, diff_in_wor
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.runs import packing
-from controlplane.simulation.whatif.runs.decisions import effects_over_seeds
+from controlplane.simulation.whatif.runs.decisions import effects_over_seeds, signed
 from controlplane.simulation.whatif.runs.remaining import remaining_s
 from controlplane.simulation.whatif.start import Start
 from scheduling.simulation.measures.columns import TTFT_EDGES_MS
@@ -352,9 +352,9 @@ def decides(row: WhatIf, limit: int = 20) -> list[dict[str, Any]]:
             effects = over_seeds.get(f"{each['kind']} {each['region']}", [])
             met, waiting = (_beyond_chance([one[at] for one in effects]) for at in (0, 1))
             if met and abs(met[0]) >= LEAST_SLO:
-                effect = f"{100 * met[0]:+.1f} \u00b1{100 * met[1]:.1f} pt SLO met"
+                effect = f"{signed(100 * met[0], 1)} \u00b1{100 * met[1]:.1f} pt SLO met"
             elif waiting and abs(waiting[0]) >= LEAST_WAITING:
-                effect = f"{waiting[0]:+.1f} \u00b1{waiting[1]:.1f} waiting"
+                effect = f"{signed(waiting[0], 1)} \u00b1{waiting[1]:.1f} waiting"
             else:
                 continue
             rows.append(

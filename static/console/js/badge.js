@@ -1,4 +1,4 @@
-// The badge beside the title, the Pause button, and what is announced to screen readers.
+// The badge next to the title, the Pause button, and what is announced to screen readers.
 
 const WORDS = { live: "Live numbers are up to date.", delayed: "Live numbers are delayed.", disconnected: "Disconnected." };
 

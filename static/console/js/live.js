@@ -2,7 +2,7 @@
 //   state   {state, ts}        the newest state, at most once a second; not while paused
 //   events  {events}           new rows of the event record; also while paused
 //   change  {}                 connection, pause or source changed
-//   reload  {}                 the page should fetch itself anew
+//   reload  {}                 the page should load itself again
 // Protocol: controlplane/console/live/consumers.py.
 import { apply } from "./apply.js";
 

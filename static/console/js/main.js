@@ -40,7 +40,7 @@ function startLive(badge) {
   return live;
 }
 
-// Charts and parts that the server draws anew from time to time. Pages of a tenant have them without a live connection.
+// Charts and parts that the server redraws from time to time. Pages of a tenant have them without a live connection.
 function startRegions(live) {
   const charts = document.querySelector("[data-charts]");
   if (charts) new Charts(charts, live);

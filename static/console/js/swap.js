@@ -1,4 +1,4 @@
-// Parts of a page drawn anew by the server: the page is fetched again and the named elements are exchanged.
+// Parts of a page redrawn by the server: the page is fetched again and the named elements are exchanged.
 
 const busy = new Set();
 

@@ -468,7 +468,7 @@ def short(missing, ticks=2, **changes):
 def test_ours_adds_as_many_as_no_order_can_do_without():
     ((delta, reason),) = short(3)
     assert delta == 3
-    assert reason.startswith("No order of what waits keeps it in time without 3 more instances: 4 → 7 instances")
+    assert reason.startswith("No order of the queue is in time without 3 more instances: 4 → 7 instances")
     ((delta, reason),) = short(3, coming=2)
     assert delta == 1
     assert "without 3 more instances, 2 on the way" in reason

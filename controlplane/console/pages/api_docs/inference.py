@@ -132,7 +132,7 @@ TOOLS = {
     "tools": {
         "type": "array",
         "items": {"type": "object"},
-        "description": "Functions that may be called; they count as prompt. vLLM calls tools of its own choice where its "
+        "description": "Functions that may be called; they count as prompt. vLLM chooses tools by itself where its "
         "deployment has --enable-auto-tool-choice and --tool-call-parser.",
     },
     "tool_choice": {"description": "none, auto, required, or a named function."},

@@ -160,7 +160,7 @@ def _outlook_sentence(outlook: Outlook) -> str:
 
 
 def error_by_horizon(scores: Sequence[Score], window_s: int, what: str) -> Chart:
-    """Mean APE against how far ahead a forecaster looked; the six best forecasters."""
+    """Mean APE against the horizon of a forecaster; the six best forecasters."""
     shown = [score for score in scores if last(score.by_horizon) is not None][: len(STYLES)]
     longest = max((len(score.by_horizon) for score in shown), default=0)
     ahead = [(at + 1) * window_s / 60 for at in range(longest)]
@@ -189,7 +189,7 @@ def error_by_horizon(scores: Sequence[Score], window_s: int, what: str) -> Chart
 
 
 def coverage(scores: Sequence[Score], what: str) -> Chart:
-    """Share of windows within each band, beside what the band promises."""
+    """Share of windows within each band, and what the band promises."""
     shown = [score for score in scores if score.coverage_80 is not None or score.coverage_95 is not None]
     lowest = min([value for score in shown for value in (score.coverage_80, score.coverage_95) if value], default=0.8)
     statement = "no backtest has measured it"

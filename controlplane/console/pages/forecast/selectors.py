@@ -45,7 +45,7 @@ class Outlook:
     *starts*, *actual*, *generated*, *expected* and *capacity* have one element a window; a window that begins in the demo's
     generated past has that demand in *generated*, any other in *actual*. *planned* is the capacity from *now* on: what open
     plans would change it to, and where there is none, what there is. Capacity is counted in prompt and output tokens
-    together and serves all classes: one quantity or one class has none of its own.
+    together and serves all classes: a single quantity or class has none.
     """
 
     starts: Sequence[datetime]
@@ -86,7 +86,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The series that a page is about, and how far back it looks."""
+    """The series that a page is about, and the time range it shows."""
 
     model: str  # empty: all models together
     region: str  # empty: all regions together
@@ -192,7 +192,7 @@ def _split(known: Series, starts: Sequence[datetime], past: selectors.GeneratedP
 
 
 def _capacity(starts: Sequence[datetime], window_s: int, now: datetime, asked: Asked) -> Series:
-    """What was capacity at the begin of each window up to *now*, as it was kept then."""
+    """What was capacity at the start of each window up to *now*, as it was kept then."""
     if not asked.whole:
         return [None] * len(starts)
     # The window that runs now has what there is now.

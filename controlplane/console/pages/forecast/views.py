@@ -1,4 +1,4 @@
-"""Forecast: what demand is expected of each series, what the instances could do, and how far forecasters can be trusted."""
+"""Forecast: what demand is expected of each series, what the instances could do, and how well forecasters did."""
 
 from datetime import datetime, timedelta
 from functools import partial

@@ -1,4 +1,4 @@
-"""What an operator does about a changed deployment; how far it has come is on the page of the instances."""
+"""What an operator does about a changed deployment; its progress is on the page of the instances."""
 
 from urllib.parse import urlencode
 

@@ -18,7 +18,7 @@ from controlplane.console.live.views import live_context
 from controlplane.console.pages.instances.charts import instance_charts
 from controlplane.console.pages.instances.timeline import timeline
 from controlplane.console.selectors.events import event_row
-from controlplane.console.selectors.instances import instance_row, instance_rows
+from controlplane.console.selectors.instances import instance_row, instance_rows, worst_first
 from controlplane.console.selectors.names import model_names, region_names
 from controlplane.console.tables import Columns, moment, sorted_by, table
 from controlplane.events.selectors import events_about
@@ -83,14 +83,14 @@ ACTION_TEXTS = {
         False,
     ),
     Action.RESUME: ("It is given new requests again.", False),
-    Action.START: ("Its server is started; it is ready once it answers.", False),
+    Action.START: ("Its server is started; it is ready once its health check passes.", False),
     Action.STOP: (
         "Its server is stopped and the requests it still runs are cut off. Drain it first to spare them. It is held then: "
         "neither the floor nor a plan starts it, only an operator does.",
         True,
     ),
     Action.SLEEP: ("It finishes what it runs, then its weights leave the GPU. Waking is faster than starting.", False),
-    Action.WAKE: ("Its weights return to the GPU; it is ready once it answers.", False),
+    Action.WAKE: ("Its weights return to the GPU; it is ready once its health check passes.", False),
 }
 
 
@@ -108,12 +108,13 @@ def instances(request: HttpRequest) -> HttpResponseBase:
         model_select(model_names()),
         Select("region", "Region", every("regions", region_names())),
         Select("state", "State", every("states", STATUS_WORDS.items())),
-        sort_by(SORTED_BY, "name"),
+        sort_by(SORTED_BY, ""),
     )
     model, region, status = filters["model"], filters["region"], filters["state"]
     rows = instance_rows(state, model=model, region=region, text=filters["q"])
     any_instances = bool(rows) or Instance.objects.exists()
-    rows = sorted_by(filters.order, [row for row in rows if status in ("", row["status"])])
+    rows = [row for row in rows if status in ("", row["status"])]
+    rows = sorted_by(filters.order, rows) if filters.order.field else worst_first(rows)
     if request.GET.get("format") == "csv":
         return instances_csv(rows)
     context = {

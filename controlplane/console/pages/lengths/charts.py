@@ -142,7 +142,7 @@ def predicted_against_actual(pairs: Sequence[LengthSample], of: int) -> Chart:
 
 
 def calibration(by_predictor: dict[str, Measures]) -> Chart:
-    """Share of requests at most as long as the predicted quantile, beside what the quantile promises."""
+    """Share of requests at most as long as the predicted quantile, and what the quantile promises."""
     names = [name for name in sorted(by_predictor, key=source_order) if by_predictor[name].requests][: len(STYLES)]
     statement = "nothing was predicted in this range"
     if names:

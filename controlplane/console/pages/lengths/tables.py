@@ -1,4 +1,4 @@
-"""Tables of output lengths: measures by model and tenant, by what predicted, and versions beside each other."""
+"""Tables of output lengths: measures by model and tenant, by what predicted, and versions side by side."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

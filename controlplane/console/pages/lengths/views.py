@@ -117,6 +117,7 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "service": service,
         "service_tiles": tiles.shown(service, length_service.TILES) if service else [],
         "drifts": drifts,
+        "doubts": length_service.doubts(service, whole.coverage_upper),
         "versions": tables.version_rows(by_predictor, duels) if asked.everything else [],
         "duel": next(iter(duels.values()), None),
         "trainings": tables.training_rows() if asked.everything else [],

@@ -72,7 +72,7 @@ class Endpoint:
 
     @property
     def said(self) -> str:
-        """The word beside the number; how long a start takes by now is counted on by the page."""
+        """The word next to the number; how long a start takes by now is counted on by the page."""
         match self.status:
             case "loading":
                 return f"{self.coming} starting"
@@ -162,7 +162,8 @@ class ModelRow:
         nearest = self.present.nearest
         if self.present.name != bundles.CUSTOM:
             return nearest.about
-        return f"{nearest.title}, but for {', '.join(WORDS[each.what] for each in self.present.differences(nearest))}."
+        own = ", ".join(WORDS[each.what] for each in self.present.differences(nearest))
+        return f"Based on {nearest.title}, with its own {own}."
 
 
 def regions() -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from controlplane.console.pages.overview.charts import DEMANDS, overview_charts,
 from controlplane.console.selectors.attention import endpoints_flapping, plans_waiting, rollouts_failed
 from controlplane.console.selectors.events import latest_events
 from controlplane.console.selectors.instances import instance_rows, worst_first
-from controlplane.console.selectors.names import model_names
+from controlplane.console.selectors.names import model_names, place_titles
 from controlplane.console.selectors.replay import replay
 from controlplane.fleet.selectors import instances, usd_per_hour
 from controlplane.planning.forecasts.demand import TOKENS
@@ -45,7 +45,10 @@ def without_numbers(state: LiveState, rows: list[dict[str, Any]]) -> dict[str, A
         **jobs.own_tables(),
     }
     return attention.find(
-        tables, attention.Known(plans=plans_waiting(), flapping=endpoints_flapping(), rollouts=rollouts_failed())
+        tables,
+        attention.Known(
+            plans=plans_waiting(), flapping=endpoints_flapping(), rollouts=rollouts_failed(), titles=place_titles()
+        ),
     )
 
 

@@ -1,5 +1,6 @@
 """Plans as pages show them: what would change, what that costs, and why."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -40,6 +41,9 @@ class Card:
     changes: tuple[Change, ...]
     expired: bool
     binding: tuple[str, ...] = field(default=())
+    short_rows: tuple[str, ...] = ()
+    """The rows of the problem that could not hold, in the planner's words."""
+    note: str = ""
     undone: str = ""
     """How many of its moves others took back, who, and how soon; empty for none."""
 
@@ -65,11 +69,6 @@ class Card:
         return str(self.plan.inputs.get("shortage", ""))
 
     @property
-    def short_rows(self) -> list[str]:
-        """The rows of the problem that could not hold, in the planner's words."""
-        return list(self.plan.inputs.get("short_rows", []))
-
-    @property
     def unmet_if_idle(self) -> float:
         """Tokens a second that nobody would serve if nothing were moved."""
         return float(self.plan.inputs.get("do_nothing_unmet_tokens_per_s", 0.0))
@@ -93,6 +92,12 @@ def without_place(reason: str, model: str) -> str:
     """A planner's reason without its beginning `+1 MODEL on … in …: `, for where the place is shown next to it."""
     head, colon, rest = reason.partition(": ")
     return rest if colon and head[:1] in "+-" and model in head else reason
+
+
+def titled(text: str, titles: Mapping[str, str]) -> str:
+    """*text* of a planner, which knows regions and GPU types by name, with their titles."""
+    names = "|".join(map(re.escape, sorted(titles, key=len, reverse=True)))
+    return re.sub(rf"(?<![\w-])(?:{names})(?![\w-])", lambda name: titles[name[0]], text) if titles else text
 
 
 def undone_in_words(pairs: Sequence[Undone]) -> str:
@@ -140,7 +145,7 @@ def _card(
             gpu_type=titles.get(target["gpu_type"], target["gpu_type"]),
             present=target["present"],
             target=target["target"],
-            reason=without_place(target.get("reason") or "", plan.model.name),
+            reason=titled(without_place(target.get("reason") or "", plan.model.name), titles),
             usd_per_hour=_usd_per_hour(plan, target, gpus),
         )
         for target in plan.targets
@@ -152,7 +157,9 @@ def _card(
         strategy=title_of(plan.strategy),
         changes=tuple(changes),
         expired=plan.valid_until <= now,
-        binding=tuple(str(row) for row in plan.binding),
+        binding=tuple(titled(str(row), titles) for row in plan.binding),
+        short_rows=tuple(titled(row, titles) for row in plan.inputs.get("short_rows", ())),
+        note=titled(plan.note, titles),
         undone=undone,
     )
 

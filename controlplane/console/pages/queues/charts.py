@@ -67,7 +67,7 @@ def calibration(points: Sequence[Row], calibrated: Sequence[Row]) -> Chart:
 
 
 def r2(row: Row) -> str:
-    """Below 0 estimates are worse than one number for all waits; how far below, with its many digits, says no more."""
+    """Below 0 estimates are worse than one number for all waits; the exact value says no more."""
     if row["r2"] is None:
         return NONE
     return "below 0" if row["r2"] < 0 else f"{row['r2']:.2f}"

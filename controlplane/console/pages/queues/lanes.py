@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from controlplane.console.formats import clock, count
+from controlplane.console.formats import clock, count, ordinal
 from controlplane.console.live.deltas import rows_of
 from controlplane.console.live.state import LiveState
 from controlplane.planning.titles import title_of
@@ -107,13 +107,8 @@ def name_of(row: Row, of: int) -> str:
     return ", ".join([*words, f"{ordinal(row['place'])} of {of}"])
 
 
-def ordinal(number: int) -> str:
-    ending = "th" if 10 < number % 100 < 14 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
-
-
 def signature(state: LiveState, region: str) -> str:
-    """What makes the lanes be drawn anew; `queues.js` makes the same of what the live connection brings."""
+    """When this changes, the lanes are redrawn; `queues.js` makes the same of what the live connection brings."""
     groups = [
         f"{row['number']}:{row['instance']}:{row['risk']}:{int(row['pinned'])}:{int(row['hold_s'] > 0)}"
         for row in groups_of(state, region)

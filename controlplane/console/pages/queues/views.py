@@ -16,7 +16,7 @@ from controlplane.console.actions import back
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.filters import Filters, Hidden, Select, every, number
-from controlplane.console.formats import clock
+from controlplane.console.formats import clock, ordinal
 from controlplane.console.live import history
 from controlplane.console.live.deltas import rows_of
 from controlplane.console.live.hub import hub
@@ -25,7 +25,7 @@ from controlplane.console.live.state import LiveState
 from controlplane.console.live.tiles import shown
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.queues.charts import calibration, r2
-from controlplane.console.pages.queues.lanes import GROUPED, groups_of, lanes_of, legend, ordinal, signature
+from controlplane.console.pages.queues.lanes import GROUPED, groups_of, lanes_of, legend, signature
 from controlplane.console.tables import Columns, moment, table
 from controlplane.dispatch.queues import services
 from controlplane.dispatch.queues.commands import ask

@@ -105,13 +105,13 @@ class Predicted:
 
     @property
     def verdict(self) -> str:
-        """`29 too long, 24% of what came`"""
+        """`predicted 29 (24%) too many`"""
         if self.error is None or not self.real:
             return ""
         if self.error == 0:
-            return "exactly right"
-        side = "too long" if self.error > 0 else "too short"
-        return f"{count(abs(self.error))} {side}, {percent(abs(self.error) / self.real)} of what came"
+            return "predicted exactly"
+        side = "too many" if self.error > 0 else "too few"
+        return f"predicted {count(abs(self.error))} ({percent(abs(self.error) / self.real)}) {side}"
 
     @property
     def within_upper(self) -> bool | None:

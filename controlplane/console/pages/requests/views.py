@@ -22,6 +22,7 @@ from controlplane.gateway.selectors import filter_requests, visible_requests
 COLUMNS: Columns = {
     "Request": "request_id",
     "Arrived (UTC)": "arrived_at",
+    "Ended (UTC)": "ended_at",
     "Tenant": "tenant.name",
     "API key": "api_key.prefix",
     "Model": "model",
@@ -50,7 +51,7 @@ FLEET_COLUMNS: Columns = {"Instance": "instance", "Attempts": "attempts"}
 SORTED_BY = ("queue_ms", "ttft_ms", "itl_ms", "e2e_ms")
 SLO = [("", "SLO: all"), ("missed", "SLO missed"), ("met", "SLO met")]
 DEMAND = {"unserved": "Demand not served", "spilled": "From another region"}
-"""Choices beside the outcomes: what became of the demand, whatever the outcome was."""
+"""Choices in addition to the outcomes: what became of the demand, whatever the outcome was."""
 
 
 @require_safe
@@ -68,7 +69,7 @@ def requests(request: HttpRequest) -> HttpResponseBase:
         Select("outcome", "Outcome", every("outcomes", [*Outcome.choices, *DEMAND.items()])),
         Select("class", "SLO class", every("classes", SloClass.objects.values_list("name", flat=True)), free=40),
         Select("slo", "SLO", SLO),
-        # A tenant reads the regions of its own requests alone, so the list of all is the fleet's.
+        # A tenant reads only the regions that its requests ran in, so the list of all is the fleet's.
         Select("region", "Region", every("regions", region_names()), free=40)
         if sees_fleet
         else Hidden("region", length=40),

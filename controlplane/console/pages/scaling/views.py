@@ -117,7 +117,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
         "compare_again_s": AGAIN_S if tuned().COMPARE_EVERY_S > AGAIN_S else 0.0,
         "compare_least_s": LEAST.total_seconds(),
         "compare_every": tuned().COMPARE_EVERY_S,
-        "compare_hours": tuned().COMPARE_HOURS,
+        "compared_s": 3600 * tuned().COMPARE_HOURS,
         "strategies": [(name, title_of(name)) for name in strategies.names()] if operator else [],
         "moves": with_undone(planning.moves(model=model)[:MOVES_SHOWN]),
         "plans": cards_of(planning.plans(model=model)[:PLANS_SHOWN], titles, now),

@@ -12,7 +12,7 @@ from controlplane.usage.selectors import Asked, usage
 
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 OTHERS, USED = "Others", "Used"
-NAMED = len(STYLES) - 1  # series of their own; the rest is one
+NAMED = len(STYLES) - 1  # with their own series; the rest is one
 IDLE_STYLE = ("border-strong", "solid")
 
 
@@ -42,7 +42,7 @@ SHOWN = {
 
 
 def usage_over_time(asked: Asked, group: str, shown: Shown, by_hour: bool) -> Chart:
-    """Bars of each day, or hour, of *asked*; the greatest of *group* have a series of their own."""
+    """Bars of each day, or hour, of *asked*; the greatest of *group* have their own series."""
     step, of = (HOUR, "hour") if by_hour else (DAY, "day")
     sums: dict[str, dict[datetime, float]] = defaultdict(lambda: defaultdict(int))
     grouped = OF[group] if group != "day" else ()

@@ -13,9 +13,9 @@ GROUPS = {"tenant": "tenant", "key": "API key", "model": "model", "class": "SLO 
 """By its name in addresses, what a line may be of."""
 OF = {"tenant": ("tenant",), "key": ("tenant", "key"), "model": ("model",), "class": ("slo_class",), "day": ("day",)}
 WITH_OWN_IDLE = ("model", "day")
-"""Groups of which each has idle time of its own; in the others it is a line."""
+"""Groups whose lines have their own idle time; in the others it is a line."""
 DETAILS = {"tenant": "Title", "key": "Key"}
-"""What stands beside the name of a line, by its heading."""
+"""What stands next to the name of a line, by its heading."""
 IDLE = "Idle"
 MEASURES = ("requests", "prompt_tokens", "output_tokens", "gpu_hours", "cost_usd", "charged_usd")
 SORTED_BY = ("name", *MEASURES, "idle_usd")
@@ -40,7 +40,7 @@ Line = dict[str, Any]
 
 
 def columns(group: str, sees_idle: bool) -> Columns:
-    """Of the file: those of *group*, its sums, and for groups with idle time of their own what that cost."""
+    """Of the file: those of *group*, its sums, and for groups with idle time what that cost."""
     idle: Columns = {"Idle cost (USD)": "idle_usd"} if sees_idle and group in WITH_OWN_IDLE else {}
     return {**NAMES[group], **SUMMED, **idle}
 

@@ -1,4 +1,4 @@
-"""The form that asks: filled from the address, its consequences said beside it, and run."""
+"""The form that asks: filled from the address, with its consequences next to it, and run."""
 
 from functools import lru_cache
 from typing import Any, Final
@@ -38,6 +38,7 @@ from controlplane.console.pages.what_if.forms import (
     window_of,
 )
 from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, Kind, Values, rows_of
+from controlplane.console.selectors.names import place_titles
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning.titles import title_of
 from controlplane.simulation.whatif import selectors, services
@@ -96,7 +97,7 @@ def build(request: HttpRequest) -> HttpResponseBase:
 
 
 def _draft(data: QueryDict) -> WhatIf | None:
-    """The draft that the form goes on with; None for a new question, and for a draft that has been run or deleted."""
+    """The draft that the form edits; None for a new question, and for a draft that has been run or deleted."""
     pk = data.get("draft", "")
     return WhatIf.objects.filter(pk=pk, state=WhatIfState.DRAFT).first() if pk.isdecimal() else None
 
@@ -104,7 +105,7 @@ def _draft(data: QueryDict) -> WhatIf | None:
 def _kept(
     request: HttpRequest, draft: WhatIf | None, wanted: Asked, data: QueryDict, scenario: Values
 ) -> HttpResponseBase:
-    """Keep the form as it is, with what is wrong in it, and go on with it."""
+    """Keep the form as it is, with what is wrong in it, and keep editing it."""
     values = _values(request, wanted, data, scenario) | {"start": {}}
     row = services.keep_draft(draft, values, wanted.futures[1:], user_of(request))
     messages.success(request, f"“{row}” is kept as a draft.")
@@ -157,7 +158,7 @@ def address_of(data: QueryDict, scenario: Values) -> str:
 
 
 def _horizons(asked_s: float) -> list[tuple[str, str]]:
-    """What the form offers, and what an address or another what-if asks for beside it."""
+    """What the form offers, and what an address or another what-if asks for in addition."""
     own = (f"{asked_s:g}", duration(asked_s))
     return sorted([*HORIZONS, *([] if own[0] in dict(HORIZONS) else [own])], key=lambda one: float(one[0]))
 
@@ -241,7 +242,7 @@ def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
             for column in kind.columns
             if column.choices
         },
-        "gpu_types": gpu_types,
+        "gpu_types": [place_titles().get(gpu, gpu) for gpu in gpu_types],
         "regions": [(region_title(name), cells) for name, cells in regions],
         "prices": prices,
         "applies_to": _applies_to(data.get("fleet-for", OWN_FUTURE)),

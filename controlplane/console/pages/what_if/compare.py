@@ -82,7 +82,7 @@ def state_of(state: str, text: str = "") -> Verdict:
 
 
 def rows_of(compared: Row, progress: Row) -> list[Row]:
-    """The futures: what was compared, with how far each is."""
+    """The futures: what was compared, and the progress of each."""
     by_letter = {one["letter"]: one for one in progress["futures"]}
     known = [one["slo_met"] for one in compared["futures"] if one["slo_met"]]
     least = min((each["wide_low"] for each in known), default=0.0)
@@ -119,7 +119,7 @@ def _row(one: Row, done: Row, target: float, left: float) -> Row:
 
 
 def said(done: Row) -> str:
-    """How far a future is, in a line."""
+    """The progress of a future, in a line."""
     match done["state"]:
         case WhatIfState.DONE:
             return f"done in {duration(done['took_s'])}"

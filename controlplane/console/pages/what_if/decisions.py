@@ -102,7 +102,7 @@ def _shown(known: Compared, at: datetime, key: tuple[str, str], about: dict[str,
 
 
 def _table(future: Future, known: Compared, at: datetime) -> Table:
-    header = ("Time (UTC)", "After the begin (s)", "Model", "A", str(future), "Differs", "First difference")
+    header = ("Time (UTC)", "After the start (s)", "Model", "A", str(future), "Differs", "First difference")
     rows = [
         [
             at + timedelta(seconds=each.at_s),

@@ -70,7 +70,7 @@ def _rate(ahead: Sequence[Any]) -> Rate:
 
 
 def _edited(edits: Sequence[Values], series: tuple[str, str], rate: Rate, now: datetime, at_s: float) -> float:
-    """Tokens a second of a model and quantity after *edits*, *at_s* after the begin."""
+    """Tokens a second of a model and quantity after *edits*, *at_s* after the start."""
     model, quantity = series
     factor, shift_s = 1.0, 0.0
     for edit in edits:

@@ -1,4 +1,4 @@
-"""The plan that a future became: who made it, the plans it proposed, and what was predicted beside what comes."""
+"""The plan that a future became: who made it, the plans it proposed, and predicted and actual numbers."""
 
 from datetime import datetime
 from typing import Any, NamedTuple

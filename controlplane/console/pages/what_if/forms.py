@@ -30,7 +30,7 @@ MOST_SEEDS: Final = 20
 USUAL_PRESETS: Final = ("pilothouse",)
 CUSTOM_PARTS: Final = ("routing", "ordering", "strategy", "forecaster")
 OWN_FUTURE, ALL_FUTURES, CUSTOM_FUTURE = "own", "all", "custom"
-"""What edits of the fleet apply to, beside the name of a preset: a future of theirs that has its policies too."""
+"""What edits of the fleet apply to, other than the name of a preset: a future that has its policies too."""
 PRICES: Final = {"price:": "usd_per_hour", "spot:": "spot_usd_per_hour"}
 """Fields of prices by their begin, and the key of a GPU type that each is."""
 AS_NOW: Final = "As now"
@@ -175,7 +175,7 @@ def _length_s(start: Values, errors: dict[str, str]) -> float | None:
 
 
 def _supply(data: QueryDict, now: Values, errors: dict[str, str]) -> list[Values]:
-    """The changed ones among the fields of GPUs and prices, which hold what is now unless somebody changed them."""
+    """The changed ones among the fields of GPUs and prices, which hold what is now unless they were changed."""
     made: list[Values] = []
     prices: dict[str, Values] = {}
     for field_name in sorted(name for name in data if name.startswith(("gpus:", *PRICES))):

@@ -354,7 +354,7 @@ class _Seen:
 
 
 def _in_words(done: dict[str, Any], compiling: Progress | None) -> str:
-    """How far a what-if is: runs, the time it took, the time to go; and whether they wait for kernels."""
+    """The progress of a what-if: runs, the time it took, the time to go; and whether they wait for kernels."""
     words = [f"{done['runs_done']} of {done['runs']} runs"]
     if done["ahead"]:
         words.append(f"{done['ahead']} other what-if{'s' * (done['ahead'] > 1)} first")

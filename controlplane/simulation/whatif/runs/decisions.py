@@ -108,8 +108,13 @@ def _as_json(difference: Difference, future: Future) -> dict[str, Any]:
     }
 
 
+def signed(value: float, digits: int) -> str:
+    """*value* with its sign, a true minus: "+1.2"."""
+    return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
 def _effect(difference: Difference) -> str:
     """What came of it in the fifteen minutes after, in words."""
     if difference.slo_met and abs(1000 * difference.slo_met) >= abs(difference.waiting):
-        return f"{100 * difference.slo_met:+.1f} pt SLO met within 15 min, in this seed"
-    return f"{difference.waiting:+.0f} waiting within 15 min, in this seed"
+        return f"{signed(100 * difference.slo_met, 1)} pt SLO met within 15 min, in this seed"
+    return f"{signed(difference.waiting, 0)} waiting within 15 min, in this seed"
