@@ -81,7 +81,9 @@ def test_beta_is_room_beside_the_forecast_once():
         0.0, Demand(0.0, 600.0, of), fleet(llama=1), {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings()
     )
     assert made.endpoints[LLAMA].target_instances == 5
-    assert made.endpoints[LLAMA].forecast_tokens_per_s == 400.0  # what is observed is held against it, interactive demand
+    assert (
+        made.endpoints[LLAMA].forecast_tokens_per_s == 400.0
+    )  # what is observed is held against it, interactive demand
 
 
 def test_what_is_added_for_has_a_plan_of_its_own_that_moves_on_with_time():
