@@ -109,6 +109,8 @@ class Environment(Tunable, BaseSettings):
     """How long a connection to an instance may take before another instance is tried."""
     UPSTREAM_SILENCE_S: PositiveSeconds = 120.0
     """Time without a byte from an instance after which the request fails."""
+    STREAM_ALL: bool = True
+    """Answers that their tenant does not stream are streamed by their instance and put together, so that they are timed."""
     HOST: str = ""
     """Name of this machine among the hosts that run vLLM processes; default is its host name. Give containers one."""
     EMULATOR_PORT: Port = 8100

@@ -80,7 +80,7 @@ class Forecasts(Group):
     """How long forecasts are kept as they were made; then those of a series within an hour become one row, with the last
     forecast of each window."""
     BACKTEST_EVERY_S: Seconds = 86_400.0
-    """Time between backtests of the forecasters on the ledger; 0 is only by `manage.py backtest`."""
+    """Time between backtests of the forecasters on the ledger; 0: only by `manage.py backtest`."""
     BACKTEST_LIMIT_S: PositiveSeconds = 120.0
     """When such a backtest begins no further series: the largest come first."""
 

@@ -18,7 +18,7 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.lengths import services as versions
 from controlplane.lengths import training, trainings
-from controlplane.lengths.models import LengthTraining, LengthVersion, VersionState
+from controlplane.lengths.models import BUNDLED, LengthTraining, LengthVersion, VersionState
 from controlplane.planning.comparison import scenario
 from controlplane.planning.forecasts import backtests
 from controlplane.planning.forecasts import services as forecasts
@@ -28,9 +28,9 @@ from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.policies import PolicyChange
 from forecasting import models_extra
 from forecasting.lengths import ON_ENCODER
-from forecasting.lengths.models.state import save_model
 from forecasting.models_extra import ModelsExtraMissing
 from forecasting.workload import BEST, FORECASTERS, rests, usable
+from forecasting.workload.files import write_state
 from scheduling.simulation.scenario import ScenarioError, load_scenario
 from tests.inventory import *  # noqa: F403 (fixtures)
 from tests.planning.conftest import NOW, make_minutes, minute_windows  # noqa: F401 (fixtures)
@@ -207,7 +207,7 @@ class TestLengths:
     @pytest.fixture
     def trained(self, state_folder: Path) -> LengthVersion:
         """A version on an encoder, trained while the extra was there."""
-        save_model(state_folder / "lengths" / "one.npz", ENCODER_KIND, 2, {})
+        write_state(state_folder / "lengths" / "one.npz", {"model": ENCODER_KIND, "version": 2})
         return LengthVersion.objects.create(
             number=1, kind=ENCODER_KIND, state=VersionState.ACTIVE, file="lengths/one.npz", trained_at=timezone.now()
         )
@@ -215,8 +215,8 @@ class TestLengths:
     def test_a_version_on_an_encoder_rests_and_stays(self, trained: LengthVersion, language_model: Model) -> None:
         language_model.length_model = ENCODER_KIND
         language_model.save()
-        assert versions.in_use() == versions.BUNDLED
-        assert versions.assigned() == (versions.BUNDLED, (), {})
+        assert versions.in_use() == BUNDLED
+        assert versions.assigned() == (BUNDLED, (), {})
         trained.refresh_from_db()
         assert trained.state == VersionState.ACTIVE
 
@@ -228,7 +228,7 @@ class TestLengths:
 
     def test_with_the_extra_back_it_predicts_again(self, trained: LengthVersion, monkeypatch) -> None:
         monkeypatch.setattr(models_extra, "find_spec", lambda name: object())
-        assert versions.in_use() == versions.used(trained)
+        assert versions.in_use() == trained
 
     def test_its_training_is_refused_where_it_is_asked_for(self, operator) -> None:
         with pytest.raises(ActionError, match=f"The length model {ENCODER_KIND} {SENTENCE}"):
@@ -256,7 +256,7 @@ class TestLengths:
         settings.LENGTH_TRAIN_SAMPLES = 20
         file = tmp_path / "samples.jsonl"
         file.write_text("".join(json.dumps({"text": f"Say {n}", "output_tokens": 5 + n % 9}) + "\n" for n in range(60)))
-        version = training.train(timezone.now(), how=training.How("class-mean", file))
+        version = training.train(timezone.now(), kind="class-mean", file=file)
         assert (version.kind, version.state) == ("class-mean", VersionState.SHADOW)
 
     def test_every_kind_on_an_encoder_and_no_other(self) -> None:

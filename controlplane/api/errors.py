@@ -72,7 +72,7 @@ def install(api: NinjaAPI) -> None:
 
     @api.exception_handler(Http404)
     def not_found(request: HttpRequest, error: Http404) -> HttpResponse:
-        return answer(request, 404, "not_found", "There is nothing here that you may see.")
+        return answer(request, 404, "not_found", "Not found, or no access.")
 
     @api.exception_handler(HttpError)
     def other(request: HttpRequest, error: HttpError) -> HttpResponse:

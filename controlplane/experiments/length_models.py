@@ -1,12 +1,13 @@
 """Every length model on the same prompts, beside SSJF's Table 2 and PreServe's Table 2, and how far any model could come.
 
 Prompts are split 7 to 3, as in PreServe; those of the test are thinned to as many from each set, and every model is asked
-for the same ones. Encoders are fine-tuned on a part of the samples (`Effort`): a core reads about fifty prompts a second.
+for the same ones. Encoders are fine-tuned on a part of the samples (`Fitting`): a core reads about fifty prompts a second.
 Our teacher's embeddings are kept in the state folder, so a second run is quicker.
 """
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,23 +17,19 @@ from rich.console import Console
 
 from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Option, Progress, Result, Settings
 from controlplane.terminal import Column, table
-from forecasting.lengths import MODELS, rests
+from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, Student, rests
 from forecasting.lengths.models.ours import Ours
-from forecasting.lengths.models.proxy import Effort, Proxy
-from forecasting.lengths.models.student import Student
-from forecasting.lengths.models.trees import Trees
-from forecasting.lengths.query import LengthModel, LengthQuery, Sample
+from forecasting.lengths.models.proxy import Proxy
 from forecasting.lengths.text.encoder import MINILM
 from forecasting.lengths.training.datasets import SETS, normalised, proxy_predictions, read_sets, temperature_lengths
 from forecasting.lengths.training.scoring import class_edges, full_score, score
 
 TEST_PROMPTS: Final = 250
 """Of each set, at most."""
-EFFORT: Final = Effort()
+USUAL: Final = Fitting()
 QUICK_TEST_PROMPTS: Final = 120
-QUICK: Final = Effort(tuned=480, read=800, head_epochs=15, most_tokens=64)
-THOROUGH: Final = Effort(tuned=8000, read=1_000_000)
-QUICK_TREES: Final = 60
+QUICK: Final = Fitting(tuned=480, read=800, head_epochs=15, most_tokens=64, trees=60)
+THOROUGH: Final = Fitting(tuned=8000, read=1_000_000)
 ORDER: Final = (
     "class-mean", "tenant-histogram", "prompt-buckets", "trees", "ssjf-reg-l1", "ssjf-reg-mse", "ssjf-cls",
     "ssjf-ordinal-l1", "ssjf-ordinal-mse", "ssjf-binary", "ssjf-pairwise", "ssjf-cls-pairwise", "preserve", "ours",
@@ -58,20 +55,6 @@ PRESERVE_TABLE_2: Final = {  # on ShareGPT
 }
 PAPER: Final = {"ssjf": SSJF_TABLE_2, "preserve": PRESERVE_TABLE_2}
 CAPPED_AT: Final = 512  # of the lengths at several temperatures
-
-
-def _new(name: str, encoder: str, effort: Effort, seed: int, progress: Progress) -> LengthModel:
-    kind: Any = MODELS[name]
-    quick = effort is QUICK
-    if issubclass(kind, Proxy):
-        made: LengthModel = kind(encoder, effort, seed, progress)
-    elif issubclass(kind, Ours):
-        made = kind(encoder, Path(django_settings.STATE_DIR) / "lengths", seed, progress, QUICK_TREES if quick else 120)
-    elif issubclass(kind, Trees):
-        made = kind(QUICK_TREES, seed) if quick else kind(seed=seed)
-    else:
-        made = kind(seed) if issubclass(kind, Student) else kind()
-    return made
 
 
 def _fitted(model: Any, samples: Sequence[Sample], teacher: LengthModel | None = None) -> tuple[Any, float]:
@@ -101,13 +84,12 @@ def _row(name: str, fitted: tuple[Any, float], test: Sequence[Sample], edges: An
     }
 
 
-def _milliseconds(model: Any, queries: Sequence[LengthQuery]) -> float:
+def _milliseconds(model: LengthModel, queries: Sequence[LengthQuery]) -> float:
     """Milliseconds of a core, the median, of one prediction alone; our teacher has read the prompts already."""
-    ask = model.predict_one if isinstance(model, Student) else lambda query: model.predict([query])
     taken = []
     for query in queries[:: max(1, len(queries) // ASKED_ALONE)]:
         start = time.process_time()
-        ask(query)
+        model.predict_one(query)
         taken.append(time.process_time() - start)
     return 1000 * float(np.median(taken))
 
@@ -242,8 +224,14 @@ class LengthModels(Experiment):
     def run(self, settings: Settings, progress: Progress) -> Result:
         """Fit and test every model. Raise DataMissing without the data sets, ValueError for an unknown encoder."""
         quick, seed = settings["quick"], settings["seed"]
-        effort = QUICK if quick else THOROUGH if settings["thorough"] else EFFORT
         data, encoder, wanted = settings["data"], settings["encoder"], settings["strategies"]
+        fitting = replace(
+            QUICK if quick else THOROUGH if settings["thorough"] else USUAL,
+            encoder=encoder,
+            seed=seed,
+            progress=progress,
+            folder=Path(django_settings.STATE_DIR) / "lengths",
+        )
         split = read_sets(data)
         test = thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)
         prompts = len({each.query.text for each in split.training})
@@ -252,17 +240,17 @@ class LengthModels(Experiment):
         teacher: LengthModel | None = None
         for place, name in enumerate(wanted):
             progress("models", place, len(wanted))
-            model = _new(name, encoder, effort, seed, progress)
+            model = MODELS[name](fitting)
             rows.append(_row(name, _fitted(model, split.training), test, edges))
             if isinstance(model, Student) and teacher is not None:
-                rows.append(_row(TAUGHT, _fitted(Student(seed), split.training, teacher), test, edges))
+                rows.append(_row(TAUGHT, _fitted(Student(fitting), split.training, teacher), test, edges))
             if isinstance(model, Ours):
                 teacher = model
         progress("models", len(wanted), len(wanted))
         return {
             "paper": "lengths",
             "encoder": encoder,
-            "effort": {"quick": quick, "tuned_samples": effort.tuned, "read_prompts": min(effort.read, prompts)},
+            "effort": {"quick": quick, "tuned_samples": fitting.tuned, "read_prompts": min(fitting.read, prompts)},
             "seed": seed,
             "training": {"samples": len(split.training), "prompts": prompts},
             "test": {"samples": len(test), "prompts": len({each.query.text for each in test})},

@@ -72,7 +72,7 @@ def predicted(student: Student, groups: Sequence[Sequence[Sample]]) -> dict[str,
         waiting = []
         for sample in group:
             tokens, quantiles = student.predict_one(sample.query)
-            corrected = online.right(sample.query, tokens, quantiles.tolist())
+            corrected = online.correct(sample.query, tokens, quantiles.tolist())
             for method, value in zip(METHODS, (tokens, corrected.tokens, histogram.predict(sample.query)), strict=True):
                 tokens_by_method[method].append(value)
             waiting.append((sample, corrected))

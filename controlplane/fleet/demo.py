@@ -140,7 +140,7 @@ SPLITWISE = "fit of Splitwise perf_model.csv (prompts up to 8192 tokens, batches
 SPLITWISE_32 = "fit of Splitwise perf_model.csv (prompts up to 8192 tokens, batches up to 32)"
 SAGESERVE = (
     "fit of SageServe's profiles (batches up to 32); cost per decoding sequence derived from end-to-end times, "
-    "uncertain by 20-30 %, decode error not held out"
+    "uncertain by 20 to 30%, decode error not held out"
 )
 H100_GRID = "fit of our own grid on vLLM 0.26 (lone prompts up to 12,288 tokens, batches up to 256; errors in sample)"
 # fmt: off

@@ -303,7 +303,7 @@ def act(action: Action, instance: Instance, actor: User | str, reason: str) -> s
     if isinstance(outcome, InstanceCommand):
         if outcome.delivered is False:
             return f"{instance.name}: {action} is noted; the broker does not answer, so it begins when a worker is back"
-        return f"{instance.name}: {action} is under way"
+        return f"{instance.name}: {action} is in progress"
     return f"{instance.name} is {instance.get_state_display().lower()}"
 
 

@@ -33,7 +33,6 @@ from controlplane.gateway.admission.keys import Keys
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
-from controlplane.gateway.lengths.service import LengthService
 from controlplane.gateway.monitoring.parts import Parts
 from controlplane.gateway.monitoring.summary import Publisher, Sources
 from controlplane.gateway.serving.application import Application
@@ -43,6 +42,7 @@ from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.upstream.client import Upstream
 from controlplane.jobs import monitor
 from controlplane.jobs.record import Job, Jobs
+from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthPrior
 from scheduling.dispatch import warm_up
 from scheduling.queueing import global_scheduler
@@ -146,6 +146,7 @@ class Gateway:
                 clock=loop_clock,
                 max_depth=settings.MAX_JSON_DEPTH,
                 most_body_bytes=settings.MAX_BODY_BYTES,
+                stream_all=settings.STREAM_ALL,
             ),
             self.records,
             owns=self.owns,

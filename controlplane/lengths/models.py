@@ -1,5 +1,9 @@
 """What is known of output lengths: versions of the length model, samples to learn from, and how predictions fared."""
 
+from pathlib import Path
+from typing import Final
+
+from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
@@ -40,7 +44,26 @@ class LengthVersion(models.Model):
         ]
 
     def __str__(self) -> str:
+        """As `LengthMinute.predictor` has it."""
         return f"{self.kind} {self.number}"
+
+    @staticmethod
+    def folder() -> Path:
+        return Path(settings.STATE_DIR) / "lengths"
+
+    @property
+    def path(self) -> str:
+        """Where its file lies; empty for the bundled one. Raises ValueError for a name outside of `folder`."""
+        if not self.file:
+            return ""
+        path = (Path(settings.STATE_DIR) / self.file).resolve()
+        if not path.is_relative_to(self.folder().resolve()):
+            raise ValueError(f"The file of version {self.number} is not in {self.folder()}.")
+        return str(path)
+
+
+BUNDLED: Final = LengthVersion(pk=0, number=0, kind="student")
+"""The student that comes with the package: no row, and the version that answers while none is active."""
 
 
 class TrainingState(models.TextChoices):
@@ -104,6 +127,13 @@ class LengthSample(models.Model):
 
     def __str__(self) -> str:
         return f"{self.model}, {self.output_tokens} tokens"
+
+
+SUMS: Final = (
+    "requests", "predicted_tokens", "output_tokens", "absolute_error_tokens", "within_25", "within_50", "within_100",
+    "below_median", "below_upper", "late",
+)  # fmt: skip
+"""Columns of `LengthMinute` that add up."""
 
 
 class LengthMinute(models.Model):

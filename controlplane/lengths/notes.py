@@ -16,8 +16,9 @@ from django.db import connection, transaction
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.lengths.models import LengthMinute, LengthSample
-from forecasting.lengths import LengthQuery, Student, bundled
+from controlplane.lengths.models import SUMS, LengthMinute, LengthSample
+from controlplane.lengths.samples import query_of
+from forecasting.lengths import Student, bundled
 
 logger = logging.getLogger(__name__)
 
@@ -26,18 +27,6 @@ HELD_SERIES = 50_000
 """Rows of measures that a gateway holds while the database cannot be written; beyond it new ones are given up."""
 
 KEY = ("minute", "model", "tenant", "predictor", "bucket_tokens")
-SUMS = (
-    "requests",
-    "predicted_tokens",
-    "output_tokens",
-    "absolute_error_tokens",
-    "within_25",
-    "within_50",
-    "within_100",
-    "below_median",
-    "below_upper",
-    "late",
-)
 _TABLE = LengthMinute._meta.db_table
 _UPSERT = (
     f"INSERT INTO {_TABLE} ({', '.join((*KEY, *SUMS))}) "  # noqa: S608 - our own names
@@ -45,17 +34,6 @@ _UPSERT = (
     f"ON CONFLICT ({', '.join(KEY)}) DO UPDATE SET "
     + ", ".join(f"{name} = {_TABLE}.{name} + excluded.{name}" for name in SUMS)
 )
-
-
-class Sampled(NamedTuple):
-    """A finished request that was drawn as a sample; its text is kept only if its tenant's row says so on writing."""
-
-    at: float  # epoch seconds
-    tenant_id: int
-    query: LengthQuery
-    predicted_tokens: int
-    predicted_by: str
-    output_tokens: int
 
 
 class Drift(NamedTuple):
@@ -71,7 +49,8 @@ class Notes:
 
     minutes: dict[tuple[float, str, str, str, int], list[int]] = field(default_factory=dict)
     """Sums in the order of `SUMS`, by (epoch seconds of the minute, model, tenant, predictor, bucket)."""
-    samples: list[Sampled] = field(default_factory=list)
+    samples: list[LengthSample] = field(default_factory=list)
+    """Not saved, and with all of their text: it is kept only if the tenant's row says so on writing."""
     drifts: list[Drift] = field(default_factory=list)
     given_up: int = 0
 
@@ -109,7 +88,7 @@ class Notes:
         sums[8] += real <= math.ceil(predicted[2])
         sums[9] += late
 
-    def take_back(self, notes: "Notes") -> None:
+    def add(self, notes: "Notes") -> None:
         """*notes* could not be written: measures and alarms are added up with these, samples are let go."""
         for key, sums in notes.minutes.items():
             kept = self.minutes.get(key)
@@ -132,7 +111,7 @@ def write(notes: Notes) -> None:
         (connection.ops.adapt_datetimefield_value(datetime.fromtimestamp(minute, UTC)), *rest, *sums)
         for (minute, *rest), sums in notes.minutes.items()
     ]
-    samples = _rows(notes.samples)
+    samples = _kept(notes.samples)
     with transaction.atomic():
         if rows:
             with connection.cursor() as cursor:
@@ -142,44 +121,25 @@ def write(notes: Notes) -> None:
             record(
                 "length.drift",
                 actor=ACTOR,
-                reason=f"answers of {drift.model} to {drift.tenant} are {drift.what} than {drift.version} is used to",
+                reason=f"answers of {drift.model} for {drift.tenant} run {drift.what} than {drift.version} expects",
                 inputs=drift._asdict(),
                 severity=Severity.WARNING,
             )
 
 
-def _rows(samples: Sequence[Sampled]) -> list[LengthSample]:
-    if not samples:
-        return []
-    tenants = dict(
-        Tenant.objects.filter(pk__in={sample.tenant_id for sample in samples}).values_list("pk", "keep_prompts")
-    )
+def _kept(samples: Sequence[LengthSample]) -> list[LengthSample]:
+    """*samples* as they are stored: with features, and with text only where the tenant keeps prompts."""
+    tenants = Tenant.objects.in_bulk({sample.tenant_id for sample in samples})
+    rows = [sample for sample in samples if sample.tenant_id in tenants]
     try:
-        student = reader()
-        features = [student.features(sample.query) for sample in samples]
+        for row in rows:
+            row.tenant = tenants[row.tenant_id]
+            row.features = reader().features(query_of(row))
+            row.text = storable(row.text) if row.tenant.keep_prompts else ""
     except Exception as error:  # measures are worth more than samples; and its text may hold a prompt's
         logger.warning("lengths: %d samples could not be kept: %s", len(samples), type(error).__name__)
         return []
-    return [
-        LengthSample(
-            at=datetime.fromtimestamp(sample.at, UTC),
-            model=sample.query.model,
-            tenant_id=sample.tenant_id,
-            slo_class=sample.query.slo_class,
-            prompt_tokens=sample.query.prompt_tokens,
-            max_tokens=sample.query.max_tokens,
-            turns=min(sample.query.turns, 32767),
-            conversation=sample.query.conversation and list(sample.query.conversation),
-            tools=min(sample.query.tools, 32767),
-            features=read,
-            text=storable(sample.query.text) if tenants[sample.tenant_id] else "",
-            predicted_tokens=sample.predicted_tokens,
-            predicted_by=sample.predicted_by,
-            output_tokens=sample.output_tokens,
-        )
-        for sample, read in zip(samples, features, strict=True)
-        if sample.tenant_id in tenants
-    ]
+    return rows
 
 
 @functools.cache

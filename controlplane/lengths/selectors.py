@@ -7,14 +7,14 @@ one: whatever counts requests leaves shadows out.
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
 
 from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import TruncHour
 
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion, VersionState
+from controlplane.lengths.models import SUMS, LengthMinute, LengthSample, LengthTraining, LengthVersion, VersionState
 
 CACHE, LEXICAL, EMBEDDING, PRIOR, SHADOW = "cache", "lexical cache", "embedding cache", "prior", "shadow"
 """Words of `LengthMinute.predictor`; a version is called by its `str`, and in shadow by that after SHADOW."""
@@ -58,10 +58,10 @@ class Measures:
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Self:
-        return cls(**{name: row[name] or 0 for name in SUMMED})
+        return cls(**{name: row[name] or 0 for name in SUMS})
 
     def __add__(self, other: "Measures") -> "Measures":
-        return Measures(*(getattr(self, name) + getattr(other, name) for name in SUMMED))
+        return Measures(*(getattr(self, name) + getattr(other, name) for name in SUMS))
 
     def _each(self, total: int) -> float | None:
         return total / self.requests if self.requests else None
@@ -114,16 +114,13 @@ class Measures:
         return self._each(self.late)
 
 
-SUMMED = tuple(field.name for field in fields(Measures))
-
-
 def minutes(scope: Scope, shadows: bool = False) -> QuerySet[LengthMinute]:
     rows = scope.narrow(LengthMinute.objects.order_by(), "minute", "tenant")
     return rows if shadows else rows.exclude(predictor__startswith=SHADOW)
 
 
 def _summed(rows: QuerySet[LengthMinute], *by: str) -> list[dict[str, Any]]:
-    return list(rows.values(*by).annotate(**{name: Sum(name) for name in SUMMED}))
+    return list(rows.values(*by).annotate(**{name: Sum(name) for name in SUMS}))
 
 
 def by_model_and_tenant(scope: Scope) -> dict[tuple[str, str], Measures]:
@@ -184,33 +181,18 @@ def series(scope: Scope, now: datetime) -> Series:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One request: predicted against real, in tokens."""
-
-    at: datetime
-    model: str
-    tenant: str
-    predicted_by: str
-    prompt_tokens: int
-    predicted_tokens: int
-    output_tokens: int
-
-
 def samples(scope: Scope) -> QuerySet[LengthSample]:
     return scope.narrow(LengthSample.objects.order_by(), "at", "tenant__name")
 
 
-def pairs(scope: Scope, most: int = PAIRS) -> tuple[list[Pair], int]:
-    """At most *most* pairs, spread evenly over those of *scope*, oldest first; and how many there are in all."""
+def pairs(scope: Scope, most: int = PAIRS) -> tuple[list[LengthSample], int]:
+    """At most *most* samples without text, spread evenly over those of *scope*, oldest first; and how many there are."""
     rows = samples(scope)
     count = rows.count()
     if count > most:
         rows = rows.annotate(rest=F("pk") % -(-count // most)).filter(rest=0)
-    names = [field.name for field in fields(Pair)]
-    columns = ["tenant__name" if name == "tenant" else name for name in names]
     # Numbers of rows may have gaps, so that a step takes more than its share: cut there, newest first.
-    newest_first = [Pair(*row) for row in rows.order_by("-pk").values_list(*columns)[:most]]
+    newest_first = list(rows.select_related("tenant").defer("text", "features").order_by("-pk")[:most])
     return newest_first[::-1], count
 
 

@@ -6,7 +6,6 @@ is trained into the shadow, predicts beside the active one and is judged on what
 
 import uuid
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from django.conf import settings
@@ -20,79 +19,46 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.lengths import selectors
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
+from controlplane.lengths.models import BUNDLED, LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.tuning.selectors import tuned
-from forecasting.lengths import ON_ENCODER, LengthModel, Student, rests
+from forecasting.lengths import ON_ENCODER, LengthModel, rests
 from forecasting.lengths.service.subprocess_server import check
 
 ACTOR = "length service"
 JUDGED_OVER = timedelta(days=7)
 
 
-class InUse(NamedTuple):
-    """A version as a gateway takes it up. `file` is a whole path, empty for the bundled student."""
-
-    number: int
-    kind: str
-    file: str
-
-    @property
-    def name(self) -> str:
-        """As `LengthMinute.predictor` has it."""
-        return f"{self.kind} {self.number}"
-
-
-BUNDLED = InUse(0, Student.name, "")
-
-
 class Assigned(NamedTuple):
     """Which versions predict: the one in use, those in shadow, and of models that name a kind the version of that kind."""
 
-    active: InUse
-    shadows: tuple[InUse, ...]
-    of_model: dict[str, InUse]
+    active: LengthVersion
+    shadows: tuple[LengthVersion, ...]
+    of_model: dict[str, LengthVersion]
 
 
-def in_use() -> InUse:
+def in_use() -> LengthVersion:
     """The active version; the bundled student without one, and where it rests."""
     active = selectors.active_version()
-    return used(active) if active and not rests(active.kind) else BUNDLED
+    return active if active and not rests(active.kind) else BUNDLED
 
 
 def assigned() -> Assigned:
     """A model that names a kind is served by the newest version of it that is not rejected, the active one first.
 
-    Of a kind without any, and of one that rests, the version in use predicts. A version that models name is no shadow any
-    more: it answers. One that rests does not predict in shadow either.
+    Of a kind without any, and of one that rests, the version in use predicts. A version that models name answers, and is
+    no shadow; one that rests does not predict in shadow either.
     """
     active = in_use()
     named = dict(Model.objects.exclude(length_model="").values_list("name", "length_model"))
     newest = {active.kind: active}
     for row in LengthVersion.objects.exclude(state=VersionState.REJECTED).order_by("-number"):
         if not rests(row.kind):
-            newest.setdefault(row.kind, used(row))
+            newest.setdefault(row.kind, row)
     newest.setdefault(BUNDLED.kind, BUNDLED)
     of_model = {model: newest[kind] for model, kind in named.items() if kind in newest}
-    shadows = LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number")
     answering = set(of_model.values())
-    predicting = [used(row) for row in shadows if not rests(row.kind)]
-    return Assigned(active, tuple(one for one in predicting if one not in answering), of_model)
-
-
-def used(version: LengthVersion) -> InUse:
-    return InUse(version.number, version.kind, str(path_of(version)) if version.file else "")
-
-
-def folder() -> Path:
-    return Path(settings.STATE_DIR) / "lengths"
-
-
-def path_of(version: LengthVersion) -> Path:
-    """Where the file of *version* lies. Raises ValueError for a name that leads out of the folder of length models."""
-    path = (Path(settings.STATE_DIR) / version.file).resolve()
-    if not path.is_relative_to(folder().resolve()):
-        raise ValueError(f"The file of version {version.number} is not in {folder()}.")
-    return path
+    shadows = (row for row in selectors.shadow_versions() if not rests(row.kind) and row not in answering)
+    return Assigned(active, tuple(shadows), of_model)
 
 
 def add(
@@ -108,59 +74,42 @@ def add(
 
     With *worse*, a sentence on what it is worse than, it is stored and rejected at once.
     """
-    folder().mkdir(parents=True, exist_ok=True)
-    written = folder() / f"{model.name}-{uuid.uuid4().hex}.npz"
+    folder = LengthVersion.folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    written = folder / f"{model.name}-{uuid.uuid4().hex}.npz"
     try:
-        model.save(
-            written
-        )  # before the transaction: an encoder's weights take seconds, in which nobody else could write
-        return _added(model.name, written, now, samples, measures, actor, reason, worse)
+        # Before the transaction: an encoder's weights take seconds, in which nobody else could write.
+        model.save(written)
+        with transaction.atomic():
+            number = (LengthVersion.objects.aggregate(most=Max("number"))["most"] or 0) + 1
+            path = folder / f"{model.name}-{number}.npz"
+            written.rename(path)
+            if not worse:
+                _make_room(model.name, number)
+            version = LengthVersion.objects.create(
+                number=number,
+                kind=model.name,
+                file=str(path.relative_to(settings.STATE_DIR)),
+                trained_at=now,
+                samples=samples,
+                measures=measures,
+                note=reason[:255],
+            )
+            record(
+                "length_version.trained",
+                version,
+                actor=actor,
+                after={"state": version.state, "samples": samples, "measures": measures},
+                reason=reason or "the newest samples",
+            )
+            if worse:
+                _move(version, VersionState.REJECTED, ACTOR, worse)
+        return version
     finally:
         written.unlink(missing_ok=True)
 
 
-def _added(
-    kind: str,
-    written: Path,
-    now: datetime,
-    samples: int,
-    measures: dict[str, Any],
-    actor: User | str,
-    reason: str,
-    worse: str,
-) -> LengthVersion:
-    """The row of a version of *kind*, whose file, *written* under another name, gets its own."""
-    with transaction.atomic():
-        number = (LengthVersion.objects.aggregate(most=Max("number"))["most"] or 0) + 1
-        path = folder() / f"{kind}-{number}.npz"
-        written.rename(path)
-        if not worse:
-            _make_room(kind, number)
-        version = LengthVersion.objects.create(
-            number=number,
-            kind=kind,
-            file=str(path.relative_to(settings.STATE_DIR)),
-            trained_at=now,
-            samples=samples,
-            measures=measures,
-            note=reason[:255],
-        )
-        record(
-            "length_version.trained",
-            version,
-            actor=actor,
-            after={"state": version.state, "samples": samples, "measures": measures},
-            reason=reason or "the newest samples",
-        )
-        if worse:
-            _move(version, VersionState.REJECTED, ACTOR, worse)
-    return version
-
-
-# Moves
-
-
-# Files are read before the transaction, in which nobody else could write: those of encoders take a while.
+# Moves. Files are read before the transaction, in which nobody else could write: those of encoders take a while.
 
 
 def promote(version: LengthVersion, actor: User | str, reason: str = "") -> LengthVersion:
@@ -246,13 +195,13 @@ def judge(now: datetime) -> LengthVersion | None:
         return None
     answering = assigned()
     judged = (_judge(shadow, answering.active, now) for shadow in selectors.shadow_versions()
-              if used(shadow) in answering.shadows)  # fmt: skip
+              if shadow in answering.shadows)  # fmt: skip
     return next(filter(None, judged), None)
 
 
-def _judge(shadow: LengthVersion, active: InUse, now: datetime) -> LengthVersion | None:
+def _judge(shadow: LengthVersion, active: LengthVersion, now: datetime) -> LengthVersion | None:
     since = max(shadow.shadow_since or shadow.trained_at, now - JUDGED_OVER)
-    duel = selectors.duel(active.name, f"{selectors.SHADOW} {shadow}", selectors.Scope(since))
+    duel = selectors.duel(str(active), f"{selectors.SHADOW} {shadow}", selectors.Scope(since))
     if duel is None or duel.gain is None or duel.shadow.requests < tuned().LENGTH_PROMOTE_REQUESTS:
         return None
     late, most_late = duel.shadow.late_ratio or 0.0, tuned().LENGTH_PROMOTE_LATE
@@ -261,19 +210,19 @@ def _judge(shadow: LengthVersion, active: InUse, now: datetime) -> LengthVersion
         return reject(
             shadow,
             ACTOR,
-            f"{100 * late:.1f} % of {duel.shadow.requests:,} answers came later than requests wait"
-            f" (PILOTHOUSE_{budget}), at most {100 * most_late:g} % may",
+            f"{100 * late:.1f}% of {duel.shadow.requests:,} answers came later than requests wait"
+            f" (PILOTHOUSE_{budget}), at most {100 * most_late:g}% may",
         )
     least = tuned().LENGTH_PROMOTE_GAIN
     said = (
         f"mean absolute error of {duel.shadow.mae:.1f} tokens over {duel.shadow.requests:,} requests, "
-        f"{active.name} {duel.active.mae:.1f} over {duel.active.requests:,}: "
-        f"{100 * abs(duel.gain):.1f} % {'better' if duel.gain >= 0 else 'worse'}"
+        f"{active} {duel.active.mae:.1f} over {duel.active.requests:,}: "
+        f"{100 * abs(duel.gain):.1f}% {'better' if duel.gain >= 0 else 'worse'}"
     )
     if duel.gain >= least:
-        return promote(shadow, ACTOR, f"{said}, at least {100 * least:g} % is wanted")
+        return promote(shadow, ACTOR, f"{said}, at least {100 * least:g}% is wanted")
     if duel.gain >= 0:
-        said = f"{said}, less than the {100 * least:g} % wanted (PILOTHOUSE_LENGTH_PROMOTE_GAIN)"
+        said = f"{said}, less than the {100 * least:g}% wanted (PILOTHOUSE_LENGTH_PROMOTE_GAIN)"
     return reject(shadow, ACTOR, said)
 
 
@@ -304,7 +253,7 @@ def _locked(version: LengthVersion) -> LengthVersion:
 def _obstacle(row: LengthVersion) -> str:
     """Why the file of *row* cannot be used; empty if it can."""
     try:
-        check(row.kind, str(path_of(row)) if row.file else "")
+        check(row.kind, row.path)
     except (OSError, ValueError, KeyError) as error:
         return f"The file of version {row.number} cannot be used: {error}"
     return ""

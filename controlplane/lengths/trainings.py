@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
 from django.db import DatabaseError
@@ -20,11 +21,11 @@ from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.broker import send_task
 from controlplane.jobs.record import describe
-from controlplane.lengths import training
+from controlplane.lengths import samples, training
 from controlplane.lengths.models import LengthTraining, TrainingState
 from controlplane.lengths.services import ACTOR
 from controlplane.tuning.selectors import tuned
-from forecasting.lengths import MODELS
+from forecasting.lengths import MODELS, TEXTLESS, Fitting
 
 logger = logging.getLogger(__name__)
 
@@ -73,17 +74,17 @@ def begun(kind: str, actor: str, reason: str) -> LengthTraining:
     return row
 
 
-def run(row: LengthTraining, how: training.How | None = None) -> LengthTraining:
-    """Train what *row* asks for, if it still waits, writing into it how far that is. Raises what `training.train` raises."""
+def run(row: LengthTraining, file: Path | None = None, fitting: Fitting | None = None) -> LengthTraining:
+    """Train what *row* asks for, if it still waits, and report progress in it. Raises what `training.train` raises."""
     now = timezone.now()
     values = {"state": TrainingState.RUNNING, "started_at": now, "seen_at": now, "step": "samples are read"}
     if not LengthTraining.objects.filter(pk=row.pk, state=TrainingState.QUEUED).update(**values):
         row.refresh_from_db()
         return row
-    how = how or training.How(row.kind)
-    how = replace(how, progress=_report(row, how.progress))
+    fitting = fitting or training.usual_fitting()
+    fitting = replace(fitting, progress=_report(row, fitting.progress))
     try:
-        version = training.train(timezone.now(), row.asked_by or ACTOR, row.reason, how)
+        version = training.train(timezone.now(), row.asked_by or ACTOR, row.reason, row.kind, file, fitting)
     except BaseException as error:
         said = str(error) if isinstance(error, ActionError | ValueError) else describe(error)
         _end(row, TrainingState.FAILED, error=said)
@@ -153,12 +154,10 @@ def somebody_waits() -> bool:
 
 def ready() -> list[tuple[str, int, int]]:
     """Of each kind how many samples it can learn from now, and how many it needs."""
-    counts: dict[bool, int] = {}
-    for kind in MODELS:
-        textless = kind in training.TEXTLESS
-        if textless not in counts:
-            counts[textless] = training.rows_for(kind).count()
-    return [(kind, counts[kind in training.TEXTLESS], tuned().LENGTH_TRAIN_SAMPLES) for kind in MODELS]
+    with_text, textless = (
+        samples.rows_for(next(iter(kinds))).count() for kinds in (MODELS.keys() - TEXTLESS, TEXTLESS)
+    )
+    return [(kind, textless if kind in TEXTLESS else with_text, tuned().LENGTH_TRAIN_SAMPLES) for kind in MODELS]
 
 
 def _report(row: LengthTraining, also: Callable[[str, int, int], None] | None) -> Callable[[str, int, int], None]:

@@ -7,10 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.lengths.models import LengthVersion
-from controlplane.lengths.services import BUNDLED, InUse, used
-from controlplane.lengths.training import TEXTLESS
-from forecasting.lengths import LengthQuery
+from controlplane.lengths.models import BUNDLED, LengthVersion
+from forecasting.lengths import TEXTLESS, LengthQuery
 from forecasting.lengths.service.subprocess_server import load
 from scheduling.simulation.staging import Stage
 
@@ -35,15 +33,15 @@ def predicted_by(number: int, staged: Stage, texts: Sequence[str] | None = None)
     requests = staged.requests
     if texts is None and version.kind not in TEXTLESS:
         raise ValueError(
-            f"{version.name} reads prompts, and the trace has none: give them, one a line, or take a version of"
+            f"{version} reads prompts, and the trace has none: give them, one a line, or take a version of"
             f" {', '.join(sorted(TEXTLESS))}."
         )
     if texts is not None and len(texts) != requests.count:
         raise ValueError(f"There are {len(texts):,} prompts for {requests.count:,} requests.")
     try:
-        model = load(version.kind, version.file)
+        model = load(version.kind, version.path)
     except (OSError, KeyError) as error:
-        raise ValueError(f"{version.name} cannot be read: {error}") from error
+        raise ValueError(f"{version} cannot be read: {error}") from error
     tokens = np.empty(requests.count)
     for start in range(0, requests.count, BATCH):
         stop = min(start + BATCH, requests.count)
@@ -53,13 +51,13 @@ def predicted_by(number: int, staged: Stage, texts: Sequence[str] | None = None)
     return replace(staged, requests=requests._replace(predicted_tokens=predicted))
 
 
-def _version(number: int) -> InUse:
+def _version(number: int) -> LengthVersion:
     if number == BUNDLED.number:
         return BUNDLED
     row = LengthVersion.objects.filter(number=number).first()
     if row is None:
         raise ValueError(f"There is no version {number} of the length model.")
-    return used(row)
+    return row
 
 
 def _query(staged: Stage, at: int, text: str) -> LengthQuery:

@@ -71,7 +71,8 @@ def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
 
     Prefill is TTFT less the time in our queue; the decode batch is what ran on the instance when the request was
     placed, from the decision trace, and itself. Rows of one batch size and one eighth of the prompt lengths are one
-    configuration, which is held out as a whole. Streamed requests that ended well count, at the first attempt.
+    configuration, which is held out as a whole. Requests that ended well at the first attempt count, if their first token
+    is timed.
     """
     settings = {
         instance.name: Setting(
@@ -80,7 +81,7 @@ def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
         for instance in Instance.objects.select_related("deployment__model", "deployment__gpu_type")
     }
     points: defaultdict[Setting, _Points] = defaultdict(_Points)
-    rows = rows.filter(outcome=Outcome.DONE, streamed=True, attempts=1, ttft_ms__isnull=False, prompt_tokens__gt=0)
+    rows = rows.filter(outcome=Outcome.DONE, attempts=1, ttft_ms__isnull=False, prompt_tokens__gt=0)
     for row in rows.iterator(chunk_size=5000):
         setting, running = settings.get(row.instance), _running(row)
         if setting is None or running is None or row.ttft_ms is None:

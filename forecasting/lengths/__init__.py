@@ -8,14 +8,14 @@ from typing import Final
 
 from forecasting import models_extra
 from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
+from forecasting.lengths.models.length_model import Fitting, LengthModel
 from forecasting.lengths.models.ours import Ours
 from forecasting.lengths.models.preserve import PreServe
-from forecasting.lengths.models.proxy import Proxy
 from forecasting.lengths.models.ssjf import FORMULATIONS
 from forecasting.lengths.models.student import Student, bundled
 from forecasting.lengths.models.trees import Trees
-from forecasting.lengths.query import LengthModel, LengthQuery, Sample
-from forecasting.lengths.service.prior import LengthPrior, OutputQuery
+from forecasting.lengths.query import Estimate, LengthQuery, Sample
+from forecasting.lengths.service.prior import LengthPrior
 from forecasting.lengths.training.scoring import score
 
 MODELS: Final[dict[str, type[LengthModel]]] = {
@@ -23,8 +23,9 @@ MODELS: Final[dict[str, type[LengthModel]]] = {
     for model in (Student, Ours, ClassMean, TenantHistogram, PromptBuckets, Trees, *FORMULATIONS, PreServe)
 }
 """Length models by name."""
-ON_ENCODER: Final = frozenset(name for name, model in MODELS.items() if issubclass(model, Ours | Proxy))
-"""Those that read prompts by an encoder: some milliseconds each."""
+ON_ENCODER: Final = frozenset(name for name, model in MODELS.items() if model.on_encoder)
+TEXTLESS: Final = frozenset(name for name, model in MODELS.items() if not model.reads_text)
+"""Those that learn from samples without text."""
 
 
 def rests(kind: str) -> str:
@@ -35,10 +36,12 @@ def rests(kind: str) -> str:
 __all__ = [
     "MODELS",
     "ON_ENCODER",
+    "TEXTLESS",
+    "Estimate",
+    "Fitting",
     "LengthModel",
     "LengthPrior",
     "LengthQuery",
-    "OutputQuery",
     "Sample",
     "Student",
     "bundled",

@@ -1,15 +1,14 @@
-"""What is asked of a length model, what it answers, what it learns from, and the one interface that all models have."""
+"""What a length model is asked, what it answers, and what it learns from."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Of every prediction; the third is the median."""
+"""Of every prediction."""
+MEDIAN: Final = QUANTILES.index(0.5)
 
 
 class Conversation(NamedTuple):
@@ -43,6 +42,11 @@ class LengthQuery:
     """None: all of `text` is what is to be answered, or which part is not known."""
     tools: int = 0
     """Tools that the request offers."""
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    sequences: int = 1
+    features: bytes = b""
+    """`Student.features` of the prompt, where its text is not kept."""
 
     @property
     def asked(self) -> str:
@@ -60,6 +64,18 @@ class Sample:
     output_tokens: int
 
 
+class Estimate(NamedTuple):
+    """The predicted length of one query."""
+
+    tokens: float
+    quantiles: tuple[float, ...]
+    """At `QUANTILES`, ascending."""
+    seen: int = 0
+    """Lengths of earlier requests that it rests on; 0: a model's own."""
+    number: int = 0
+    """By which a lesson names the request to the model's process; 0: it learns nothing."""
+
+
 class Predictions(NamedTuple):
     """Of n queries."""
 
@@ -67,18 +83,3 @@ class Predictions(NamedTuple):
     """n: the expected length, at least 1; what a single figure is wanted for."""
     quantiles: NDArray[np.float64]
     """n x QUANTILES: ascending along each row."""
-
-
-class LengthModel(Protocol):
-    """A length model. `fit` on nothing, `predict` before `fit`, or a file of another version raise ValueError."""
-
-    name: str
-
-    def fit(self, samples: Sequence[Sample]) -> Self: ...
-
-    def predict(self, queries: Sequence[LengthQuery]) -> Predictions: ...
-
-    def save(self, path: Path) -> None: ...
-
-    @classmethod
-    def load(cls, path: Path) -> Self: ...

@@ -3,7 +3,7 @@
 One process serves all connections of an instance. Under many arrivals its share of a core, not the GPU, bounds what an
 instance serves (measured: docs/simulation.md). An iteration of the engine therefore takes at least as long as the process
 needs for the tokens that come out, and for the requests that begin and were read while others ran: a burst that meets an
-idle server is read at once, a request among streams waits for its turn between their tokens.
+idle server is read at once, a request among streams is read between their tokens.
 """
 
 import math

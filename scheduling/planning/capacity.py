@@ -164,7 +164,7 @@ def profile_capability(
         prompt_tokens_per_s=max(measured.prompt_tokens_per_s, expected.prompt_tokens_per_s),
         output_tokens_per_s=max(measured.output_tokens_per_s, expected.output_tokens_per_s),
         windows=windows,
-        note=f"no window of {windows} shows a limit: at most {measured.total_tokens_per_s:,.0f} tokens/s were asked of an"
+        note=f"no window of {windows} shows a limit: at most {measured.total_tokens_per_s:,.0f} tok/s were asked of an"
         " instance",
     )
 

@@ -8,7 +8,7 @@ from scheduling.planning.problem import TOLERANCE
 
 
 def _rate(tokens_per_s: float) -> str:
-    return f"{tokens_per_s:,.0f} tokens/s"
+    return f"{tokens_per_s:,.0f} tok/s"
 
 
 def _count(number: int) -> str:
@@ -30,17 +30,15 @@ def binding_rows(plan: Plan) -> list[str]:
     for i, model in enumerate(problem.models):
         need, able = float(problem.need_total_tokens_per_s[i]), float(served[i].sum())
         if binds(able, float(smallest[i].min()), need):
-            rows.append(
-                f"{model}, all regions: demand peaks at {_rate(need)} together, and {_rate(able)} can be served"
-            )
+            rows.append(f"{model}, all regions: peak demand is {_rate(need)}, capacity {_rate(able)}")
     for i, j in np.ndindex(counts.shape):
         name = f"{problem.models[i]} in {problem.regions[j]}"
         able = float(served[i, j])
         if binds(able, float(smallest[i, j]), float(problem.need_tokens_per_s[i, j])):
             share, peak = problem.epsilon[i, j], float(problem.peak_tokens_per_s[i, j])
             rows.append(
-                f"{name}: {share:.0%} of its peak of {_rate(peak)} must be served in its own region,"
-                f" and {_rate(able)} can be"
+                f"{name}: {share:.0%} of its peak of {_rate(peak)} must be served in the region,"
+                f" where capacity is {_rate(able)}"
             )
         if 0 < counts[i, j] == problem.min_instances[i, j]:
             rows.append(f"{name}: at its minimum of {_count(counts[i, j])}")
@@ -49,7 +47,7 @@ def binding_rows(plan: Plan) -> list[str]:
     least = np.where(theta > 0, problem.gpus, np.iinfo(np.int64).max).min(axis=0)
     for j, k in np.argwhere((problem.capacity - used < least) & (used > 0)).tolist():
         rows.append(
-            f"{problem.gpu_types[k]} in {problem.regions[j]}: {used[j, k]} of {problem.capacity[j, k]} are used,"
+            f"{problem.gpu_types[k]} in {problem.regions[j]}: {used[j, k]} of {problem.capacity[j, k]} are in use,"
             " no further instance fits"
         )
     return rows
@@ -68,8 +66,8 @@ def short_rows(plan: Plan) -> list[str]:
     for i, j in np.argwhere(missing.own_region_tokens_per_s > 0).tolist():
         need, short = problem.need_tokens_per_s[i, j], missing.own_region_tokens_per_s[i, j]
         rows.append(
-            f"{problem.models[i]} in {problem.regions[j]}: {_rate(served[i, j])} of the {_rate(need)} that must be served"
-            f" in its own region can be, {_rate(short)} cannot{_cause(plan, i, j)}"
+            f"{problem.models[i]} in {problem.regions[j]}: {_rate(served[i, j])} of the {_rate(need)} required"
+            f" in the region can be served, {_rate(short)} cannot{_cause(plan, i, j)}"
         )
     for i, j in np.argwhere(missing.instances > 0).tolist():
         rows.append(
@@ -150,33 +148,29 @@ def _why_more(plan: Plan, i: int, j: int, k: int, present: NDArray[np.float64]) 
     others_fall = [problem.gpu_types[at] for at in np.flatnonzero(plan.delta[i, j] < 0).tolist()]
     sources = _sources(plan, i, j, k)
     if own_region < need * (1 - TOLERANCE):
-        return (
-            f"{_rate(need)} must be served in its own region, and present instances serve {_rate(own_region)}{sources}"
-        )
+        return f"{_rate(need)} required in the region, present instances serve {_rate(own_region)}{sources}"
     if problem.instances[i, j].sum() < problem.min_instances[i, j]:
         return f"below the minimum of {_count(problem.min_instances[i, j])}{sources}"
     if present[i].sum() < total * (1 - TOLERANCE):
         now = _rate(present[i].sum())
-        return f"all regions together must serve {_rate(total)}, and serve {now}; it costs least here{sources}"
+        return f"{_rate(total)} required in all regions, present instances serve {now}; it costs least here{sources}"
     if others_fall:
-        return f"in the place of {', '.join(others_fall)}, which costs more for as much{sources}"
-    return f"in the place of instances in other regions, where they cost more{sources}"
+        return f"replaces {', '.join(others_fall)}, which costs more for as much{sources}"
+    return f"replaces instances in other regions, where they cost more{sources}"
 
 
 def _why_fewer(plan: Plan, i: int, j: int, k: int, served: NDArray[np.float64]) -> str:
     problem = plan.problem
-    saved = -int(plan.delta[i, j, k]) * problem.instance_cost_usd[i, k]
     if not problem.usable[i, j, k]:
         return "the GPU type cannot serve the model"
     if problem.instances[i, j].sum() > problem.max_instances[i, j]:
-        return f"above the maximum of {_count(problem.max_instances[i, j])}; saves ${saved:,.2f}"
+        return f"above the maximum of {_count(problem.max_instances[i, j])}"
     if problem.used_units(problem.instances)[j, k] > problem.capacity[j, k]:
-        return f"only {problem.capacity[j, k]} {problem.gpu_types[k]} are there"
+        return f"only {problem.capacity[j, k]} {problem.gpu_types[k]} exist"
     grown = [problem.gpu_types[at] for at in np.flatnonzero(plan.delta[i, j] > 0).tolist()]
     if grown:
-        return f"replaced by {', '.join(grown)}, which costs less for as much; saves ${saved:,.2f}"
+        return f"replaced by {', '.join(grown)}, which costs less for as much"
     need = problem.need_tokens_per_s[i, j]
     return (
-        f"{_rate(need)} must be served in its own region, and {_rate(served[i, j])} still can be,"
-        f" {_rate(served[i].sum())} in all regions; saves ${saved:,.2f}"
+        f"leaves {_rate(served[i, j])} in the region ({_rate(need)} required), {_rate(served[i].sum())} in all regions"
     )

@@ -65,9 +65,9 @@ class ByEndpoint(ABC):
     def _bounds(view: EndpointView) -> Wish | None:
         """An endpoint outside its bounds, as after an operator changed them, goes back within, whatever else holds."""
         if view.instances < view.min_instances:
-            return view.min_instances - view.instances, f"Fewer than the {view.min_instances} it must have"
+            return view.min_instances - view.instances, f"Below its minimum of {view.min_instances}"
         if view.instances > view.max_instances:
-            return view.max_instances - view.instances, f"More than the {view.max_instances} it may have"
+            return view.max_instances - view.instances, f"Above its maximum of {view.max_instances}"
         return None
 
     def _unless_new(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
@@ -118,4 +118,4 @@ class ByEndpoint(ABC):
 
 
 def forecast_words(advice: Advice) -> str:
-    return f"forecast of {advice.forecast_tokens_per_s:,.0f} tokens/s"
+    return f"forecast of {advice.forecast_tokens_per_s:,.0f} tok/s"

@@ -149,16 +149,16 @@ class Sources(NamedTuple):
 
     def words(self) -> str:
         named = (
-            (self.draining, "what drains"),
-            (self.own_spot, "own spot"),
-            (self.other_spot, "other models' spot"),
-            (self.new, "new machines"),
+            (self.draining, "from draining instances"),
+            (self.own_spot, "from own spot"),
+            (self.other_spot, "from other models' spot"),
+            (self.new, "on free GPUs"),
         )
-        return " and ".join(words if count == sum(self) else f"{count} from {words}" for count, words in named if count)
+        return " and ".join(words if count == sum(self) else f"{count} {words}" for count, words in named if count)
 
 
 def sources(view: EndpointView, count: int) -> Sources:
-    """Where *count* more instances would come from: what drains, its own spot, that of other models, then new machines."""
+    """Where *count* more instances would come from: what drains, its own spot, that of other models, then free GPUs."""
     drain = min(count, view.draining)
     own = min(count - drain, view.spot)
     other = min(count - drain - own, view.spot_other)
@@ -178,7 +178,7 @@ def move(at: int, view: EndpointView, delta: int, why: str, by: str = Mover.STRA
     if not delta:
         return None
     after = view.instances + delta
-    end = f", from {sources(view, delta).words()}" if delta > 0 else ", lent out as spot once drained"
+    end = f", {sources(view, delta).words()}" if delta > 0 else ", lent out as spot once drained"
     return Move(at, delta, f"{why}: {view.instances} → {after} instances{end}.", by)
 
 
@@ -188,11 +188,11 @@ def valid(advice: Advice | None, now_s: float) -> bool:
 
 
 def percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if isfinite(share) else "infinite"
+    return f"{100 * share:.0f}%" if isfinite(share) else "infinite"
 
 
 def use_words(view: EndpointView) -> str:
-    """Such as `Use is 82 % with 3 waiting`."""
+    """Such as `Use is 82% with 3 waiting`."""
     if view.use == inf:
         return f"Nothing is ready, {view.waiting} waiting"
     return f"Use is {percent(view.use)}" + (f" with {view.waiting} waiting" if view.waiting else "")

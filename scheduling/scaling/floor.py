@@ -59,7 +59,7 @@ def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_else
     """
     if view.instances < view.min_instances:
         missing = view.min_instances - view.instances
-        return move(at, view, missing, f"Floor: fewer than the {view.min_instances} it must have", Mover.FLOOR)
+        return move(at, view, missing, f"Floor: below its minimum of {view.min_instances}", Mover.FLOOR)
     cooled = view.since_change_s >= floor.cooldown_s
     if not view.ready:
         asked_for = view.waiting or (view.tokens_per_s > 0 and cooled)
@@ -68,7 +68,7 @@ def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_else
         return move(at, view, wanted, why, Mover.FLOOR)
     if cooled and view.waiting and view.short_instances > view.coming:
         count = f"{view.short_instances} more instance{'s' if view.short_instances > 1 else ''}"
-        return move(at, view, 1, f"Floor: no order of what waits keeps it in time without {count}", Mover.FLOOR)
+        return move(at, view, 1, f"Floor: no order of the queue is in time without {count}", Mover.FLOOR)
     if not cooled or view.use * view.ready / view.instances <= floor.above:
         return None
     on_the_way = f", {soon_words(view)}" if view.coming else ""

@@ -63,7 +63,7 @@ class Pilothouse(ByEndpoint):
         if missing > 0 and view.ready:
             coming = f", {view.coming} on the way" if view.coming else ""
             count = f"{missing + view.coming} more instance{'s' if missing + view.coming > 1 else ''}"
-            return missing, f"No order of what waits keeps it in time without {count}{coming}"
+            return missing, f"No order of the queue is in time without {count}{coming}"
         return super()._judge(now_s, view, advice)
 
     def _missing(self, view: EndpointView) -> int:
@@ -89,7 +89,7 @@ class Pilothouse(ByEndpoint):
             if max(own, pool) <= self.confirm_above:
                 return 0, ""
             return soon - instances, (
-                f"The next minutes ask for {soon} at a {forecast_words(advice)}, and use is {percent(own)}"
+                f"{forecast_words(advice).capitalize()} needs {soon} within minutes, and use is {percent(own)}"
             )
         return self._fewer(view, advice, busy)
 
@@ -106,10 +106,7 @@ class Pilothouse(ByEndpoint):
         if spare < 1:
             return 0, ""
         self._pools[view.model][1] -= spare  # so that another region does not count on them too
-        return -spare, (
-            f"No more than {needed} will be needed at a {forecast_words(advice)}, and {busy:.1f} instances' worth of"
-            " load is there"
-        )
+        return -spare, (f"{forecast_words(advice).capitalize()} needs {needed}, and current load equals {busy:.1f}")
 
     def _smoothed(self, now_s: float, view: EndpointView) -> float:
         """The load of *view* in instances' worth, smoothed; remembered."""

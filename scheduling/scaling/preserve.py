@@ -24,7 +24,7 @@ class Proactive(ByEndpoint):
         if not self._first_sight("acted", view, advice):
             return 0, ""
         return advice.target_instances - view.instances, (
-            f"The next window asks for {advice.target_instances} at a {forecast_words(advice)}"
+            f"{forecast_words(advice).capitalize()} needs {advice.target_instances} in the next window"
         )
 
 
@@ -76,7 +76,7 @@ class PreServe(Proactive):
         more = view.overloaded_instances - view.coming
         if more > max(delta, 0):
             return more, (
-                f"{view.overloaded_instances} of {view.ready} instances will be overloaded by the look-ahead map,"
+                f"The look-ahead map predicts overload on {view.overloaded_instances} of {view.ready} instances,"
                 f" {view.coming} on the way"
             )
         if delta or low_s < self.ease_after_s:
@@ -85,7 +85,7 @@ class PreServe(Proactive):
         if bounded_by_least(view, spare) < 1 or not self._first_sight("eased", view, advice):
             return 0, ""
         return -spare, (
-            f"KV use to come has been below {percent(self.ease_below)} on all instances by the look-ahead map"
+            f"The look-ahead map has predicted KV use below {percent(self.ease_below)} on all instances"
             f" for {low_s:.0f} s"
         )
 

@@ -105,7 +105,7 @@ def reactive_wish(view: EndpointView, rule: Reactive, easy_s: float) -> Wish:
         soon = f", {soon_words(view)}" if view.coming and view.ready and rule.patience_s else ""
         return 1, f"{use_words(view)}{soon}, above {percent(rule.out_above)}"
     if delta > 0:
-        return 1, f"Fewer than the {rule.min_instances} it must have"
+        return 1, f"Below its minimum of {rule.min_instances}"
     if delta < 0:
         lasted = f" for {min(easy_s, view.since_change_s):.0f} s" if rule.patience_s else ""
         return -1, f"{use_words(view)}, below {percent(rule.in_below)}{lasted}"
@@ -118,5 +118,5 @@ def is_easy(view: EndpointView, rule: Reactive) -> bool:
 
 
 def soon_words(view: EndpointView) -> str:
-    """Such as `70 % with the 1 on the way`."""
+    """Such as `70% with the 1 on the way`."""
     return f"{percent(view.use * view.ready / view.instances)} with the {view.coming} on the way"

@@ -51,7 +51,7 @@ class LongTermImmediate(ByEndpoint):
         if not self._first_sight("acted", view, advice):
             return 0, ""
         return advice.target_instances - view.instances, (
-            f"Plan asks for {advice.target_instances} at a {forecast_words(advice)}"
+            f"Plan targets {advice.target_instances} at a {forecast_words(advice)}"
         )
 
 
@@ -70,7 +70,7 @@ class LongTermByUse(ByEndpoint):
         missing = advice.target_instances - view.instances
         if delta * missing <= 0:
             return 0, ""
-        return delta, f"{why}, and the plan asks for {advice.target_instances} at a {forecast_words(advice)}"
+        return delta, f"{why}, and the plan targets {advice.target_instances} at a {forecast_words(advice)}"
 
 
 @dataclass(kw_only=True)
@@ -121,4 +121,4 @@ class LongTermByUseAndGap(LongTermByUse):
 
 def _gap(seen: float, expected: float) -> str:
     times = f"{seen / expected:.1f} times" if expected > 0 else "against"
-    return f"Demand is {seen:,.0f} tokens/s, {times} the {expected:,.0f} forecast"
+    return f"Demand is {seen:,.0f} tok/s, {times} the {expected:,.0f} forecast"

@@ -67,7 +67,7 @@ def swap_wanted(resting: Iterable[Resting], holder: Holder | None) -> tuple[int,
     elif holder.is_idle:
         why = f"{holder.name} is idle"
     elif holder.ready_s * SWAPPING_SHARE >= target.swap_s:
-        why = f"{holder.name} has had the GPUs for {holder.ready_s:.0f} s"
+        why = f"{holder.name} has held the GPUs for {holder.ready_s:.0f} s"
     else:
         return None
     return target.instance, f"{target.waiting} requests wait for {target.model}, and {why}."

@@ -27,7 +27,7 @@ def waiting_of_all() -> dict:
 
 def group_is_gone(command, **values):
     """What the gateway says of a request group that was given out."""
-    raise ActionError("Group 7 waits no more")
+    raise ActionError("Group 7 has left the queue")
 
 
 @pytest.fixture

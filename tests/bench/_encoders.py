@@ -17,11 +17,11 @@ from typing import Any, Final
 import numpy as np
 
 from controlplane.experiments.length_models import thinned
-from forecasting.lengths import MODELS
-from forecasting.lengths.models.proxy import Effort, Proxy
+from forecasting.lengths import MODELS, Fitting
+from forecasting.lengths.models.proxy import Proxy
 from forecasting.lengths.query import Sample
-from forecasting.lengths.service.cache import LengthCache
-from forecasting.lengths.service.embedding_cache import EmbeddingCache, Lesson, Limits
+from forecasting.lengths.service.cache import LengthCache, Limits
+from forecasting.lengths.service.embedding_cache import EmbeddingCache, Lesson
 from forecasting.lengths.training.datasets import Split, read_sets
 from forecasting.lengths.training.scoring import class_edges, score
 
@@ -70,7 +70,7 @@ def measured(folder: Path, layers: int, kinds: Sequence[str] = KINDS) -> dict[st
 def _fitted(kind: str, layers: int, split: Split) -> Proxy:
     print(f"lengths: fit {kind} with {layers or 'all'} layers", file=sys.stderr)
     made: Any = MODELS[kind]
-    model: Proxy = made(effort=Effort(**EFFORT, layers=layers))
+    model: Proxy = made(Fitting(**EFFORT, layers=layers))
     return model.fit(split.training)
 
 
@@ -115,7 +115,7 @@ def _similarities(model: Proxy, samples: Sequence[Sample]) -> dict[str, Any]:
     order = np.random.default_rng(4).permutation(len(stream))[:PROMPTS]
     stream = [stream[index] for index in order]
     predictions, embeddings = model.predict_and_embed([sample.query for sample in stream])
-    lexical = LengthCache(10_000, 86_400.0, LEXICAL)
+    lexical = LengthCache(Limits(10_000, 86_400.0, LEXICAL))
     missed = []
     for at, sample in enumerate(stream):
         key = lexical.key(sample.query)
@@ -127,13 +127,14 @@ def _similarities(model: Proxy, samples: Sequence[Sample]) -> dict[str, Any]:
     result: dict[str, Any] = {"requests": len(stream), "missed_by_the_others": len(missed)}
     for similarity in SIMILARITIES:
         cache = EmbeddingCache()
-        cache.keep_to(Limits(ENTRIES, 86_400.0, similarity))
+        cache.set_limits(Limits(ENTRIES, 86_400.0, similarity))
         hits, errors = [], []
         for at in missed:
             seen = cache.look_up(stream[at].query, embeddings[at], at + 1)
-            if seen is not None:
+            estimate = seen and seen.estimate(None)
+            if estimate:
                 hits.append(at)
-                errors.append(abs(seen.tokens(None) - real[at]))
+                errors.append(abs(estimate.tokens - real[at]))
             cache.learn(Lesson(at + 1, real[at], False))
         result[f"{similarity:g}"] = {
             "hits": len(hits),

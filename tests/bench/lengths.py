@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,16 +101,17 @@ def call_of(text: str) -> Any:
 
 async def alone(requests: int, seconds: float) -> dict[str, Any]:
     """The service by itself, on whatever the process may use."""
-    from controlplane.gateway.lengths.service import LengthService
+    from controlplane.gateway.admission.validation import with_prompt
     from controlplane.gateway.process import COLLECT_AFTER
-    from controlplane.lengths.services import BUNDLED, Assigned
-    from forecasting.lengths import LengthPrior, OutputQuery
+    from controlplane.lengths.length_service import LengthService
+    from controlplane.lengths.models import BUNDLED
+    from controlplane.lengths.services import Assigned
+    from forecasting.lengths import LengthPrior, LengthQuery
     from forecasting.lengths.service.cache import warm_up
 
     warm_up()
     service = LengthService(LengthPrior())
     await service.answering.take(Assigned(BUNDLED, (), {}))
-    asked = OutputQuery("m", "t", "interactive")
     dice = random.Random(1)
     drawn = prompts(dice)
     calls = [call_of(next(drawn)) for _ in range(requests)]
@@ -117,10 +119,11 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
 
     async def predict(call: Any) -> float:
         began = time.perf_counter()
-        prediction = await service.predict(call, "t", asked, call.prompt_characters // 4)
+        query = LengthQuery("", call.prompt_characters // 4, "m", "t", "interactive")
+        prediction = await service.predict(query, partial(with_prompt, call), call.prompt_characters)
         took_ms = (time.perf_counter() - began) * 1000
         by_source.setdefault(prediction.source, []).append(took_ms)
-        service.learn(prediction, asked, 1, dice.randint(1, 1000))
+        service.learn(prediction, 1, dice.randint(1, 1000))
         return took_ms
 
     gc.collect()  # as the gateway does when it starts

@@ -172,9 +172,9 @@ def plan(model: Model, now: datetime, status: str, deltas: tuple[int, ...] = (1,
         needed = level(model.name, region, now + timedelta(hours=2)) * (1 + PROMPT_TO_OUTPUT)
         reason, place = "as it is", f"{model.name} on {gpu_type} in {region}"
         if delta > 0:
-            reason = f"+{delta} {place}: the peak of {needed:,.0f} tokens/s does not fit into {present} instances"
+            reason = f"+{delta} {place}: the peak of {needed:,.0f} tok/s does not fit into {present} instances"
         elif delta < 0:
-            reason = f"{delta} {place}: {present + delta} instances serve the peak of {needed:,.0f} tokens/s"
+            reason = f"{delta} {place}: {present + delta} instances serve the peak of {needed:,.0f} tok/s"
         targets.append(
             {
                 "region": region,
@@ -235,7 +235,7 @@ def plans(now: datetime) -> None:
             "status": PlanStatus.CARRIED_OUT,
             "deltas": (1, 0, 0),
             "decided_by": "planner",
-            "note": "us-west falls 412 tokens/s short of its share",
+            "note": "us-west falls 412 tok/s short of its share",
         },
     ]
     for number, model in enumerate(Model.objects.order_by("name")[:3]):

@@ -37,7 +37,7 @@ def test_one_post_does_all_and_the_page_follows(acting):
     deployment = Deployment.objects.get()
     assert answer.redirect_chain == [(reverse("console:deployed", args=[deployment.pk]), 302)]
     for words in (
-        "It is starting",
+        "Starting",
         "qwen-8b-eu-west-1",
         "profile estimated until it is measured",
         "/v1/chat/completions",

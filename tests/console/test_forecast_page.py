@@ -291,7 +291,7 @@ def test_the_class_filter_chooses_chart_tiles_and_accuracy(reader, flexible):
     assert "Capacity is counted in prompt and output tokens together and serves all classes" in one
     assert '<span class="label">Capacity</span>' in whole
     assert '<span class="label">Capacity</span>' not in one
-    assert "by model and region, class flexible; a row opens its chart" in one
+    assert "by model and region, class flexible; select a row for its chart" in one
     figure = json.loads(re.search(r'id="figure-forecast"[^>]*>(.*?)</script>', one, re.S).group(1))["figure"]
     assert [trace["name"] for trace in figure["data"]] == ["95%", "95%", "80%", "80%", "forecast", "actual"]
 

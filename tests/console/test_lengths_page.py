@@ -9,6 +9,7 @@ import pytest
 from django.urls import reverse
 from django.utils import timezone
 
+from controlplane.accounts.models import Tenant
 from controlplane.console.charts.previews import preview
 from controlplane.console.filters import Order
 from controlplane.console.formats import MINUS, NONE, signed
@@ -278,7 +279,15 @@ def test_the_chart_of_pairs_is_logarithmic_with_a_diagonal(furnished, now):
 
 
 def test_lengths_of_no_tokens_have_a_place(now):
-    nought = selectors.Pair(now, "a", "acme", "prior", 3, 0, 0)
+    nought = LengthSample(
+        at=now,
+        model="a",
+        tenant=Tenant(name="acme"),
+        predicted_by="prior",
+        prompt_tokens=3,
+        predicted_tokens=0,
+        output_tokens=0,
+    )
     chart = charts.predicted_against_actual([nought], 1)
     assert chart.figure["data"][1]["x"] == [1]
     assert "<ellipse" in preview(chart.figure)

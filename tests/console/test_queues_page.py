@@ -126,7 +126,7 @@ def test_nothing_waits(client, viewer, shown):
 
 
 def test_before_any_gateway(client, viewer):
-    assert "No gateway says what waits." in get(client, viewer, "/queues/")
+    assert "No gateway reports what waits." in get(client, viewer, "/queues/")
 
 
 def test_one_class_alone(client, viewer, usual):
@@ -171,7 +171,7 @@ def test_the_side_panel_says_the_price_of_each_action(client, operator, viewer, 
 
 
 def test_a_group_that_is_gone_and_a_gateway_that_is_silent(client, viewer, usual, monkeypatch):
-    for error in (ActionError("Group 7 waits no more"), GatewaySilent("No gateway answers; nothing was done")):
+    for error in (ActionError("Group 7 has left the queue"), GatewaySilent("No gateway answers; nothing was done")):
 
         def refuse(command, error=error, **values):
             raise error

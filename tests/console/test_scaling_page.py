@@ -131,14 +131,14 @@ def test_the_current_plan_is_the_newest_that_still_stands(two_places, now):
 
 def test_the_page_shows_what_would_change_and_why(reader, two_places, now):
     model = two_places[0].model
-    plan = planning_rows.plan(model, now, "advice", (1, -1), note="us-west falls 12 tokens/s short of its share")
+    plan = planning_rows.plan(model, now, "advice", (1, -1), note="us-west falls 12 tok/s short of its share")
     html = page(reader)
     for word in (
         "Present and planned instances",
         "1 starting",
         "1 draining",
         "the peak of",
-        "falls 12 tokens/s short",
+        "falls 12 tok/s short",
         "2 binding constraints",
         "epsilon 0.8",
         f'href="{url("plan", plan.pk)}"',
@@ -236,7 +236,7 @@ def test_a_plan_says_what_is_left_and_when_its_strategy_moves(reader, two_places
     assert "no node has 2 free GPUs" in html
     followed = planning_rows.plan(model, now, "in_force", (2, -1), strategy="lt_ua")
     assert "In force" in page(reader, "plan", followed.pk)
-    assert "LT-UA adds only while use is above 70 %" in page(reader, "plan", followed.pk)
+    assert "LT-UA adds only while use is above 70%" in page(reader, "plan", followed.pk)
 
 
 def test_rejecting_leaves_instances_as_they_are(acting, two_places, now):
@@ -459,8 +459,8 @@ def test_a_comparison_without_a_result_says_why(reader, now):
     ("reason", "shown"),
     [
         (
-            "+1 llama-3.1-8b on a100-80gb (a, b) in us-east: 12 tokens/s must be served: now",
-            "12 tokens/s must be served: now",
+            "+1 llama-3.1-8b on a100-80gb (a, b) in us-east: 12 tok/s must be served: now",
+            "12 tok/s must be served: now",
         ),
         ("-2 llama-3.1-8b on a100-80gb in us-east: 3 serve it", "3 serve it"),
         ("+1 another on a100-80gb: x", "+1 another on a100-80gb: x"),

@@ -26,7 +26,7 @@ def test_all_groups_with_unit_limits_and_default(client, viewer):
     (row,) = re.findall(r'<tr id="forecast-window-s">.*?</tr>', html, re.S)
     assert "<strong>600</strong></td><td data-label=" in row
     assert "at least 60, a multiple of 60" in row
-    assert "Every setting has its default." in html
+    assert "All settings are at their defaults." in html
     assert '<dialog id="change-' not in html
 
 

@@ -293,7 +293,7 @@ def test_the_comparison_has_every_future_with_its_verdict(client, operator, ran)
         assert words in text
     assert text.count('data-state="done"') == 2
     assert 'value="B" aria-label="B Reactive" checked' in text
-    assert "Only a what-if that began from the living fleet can become a plan." in text
+    assert "Only a what-if that began from the live fleet can become a plan." in text
     edited = page(client, operator, f"/what-if/{ran.pk}/?scope=all, edited&quantity=waiting&price=2.5")
     assert "Waiting requests over time" in edited
     assert 'value="2.5"' in edited

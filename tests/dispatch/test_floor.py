@@ -314,7 +314,7 @@ class TestTheMinimum:
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 1, WITHIN_S)
         assert (await managed.chat()).status == 200
         (move,) = await of(ScalingMove.objects, "delta", "instance", "reason")
-        assert move == (1, "m-0", "Floor: 1 fewer than the 1 it must have.")
+        assert move == (1, "m-0", "Floor: 1 below its minimum of 1.")
         assert await database_sync_to_async(Instance.objects.count)() == 1
 
     async def test_one_that_was_never_there_is_made(self, managed, launcher):

@@ -149,7 +149,7 @@ def test_evicting_asks_for_what_runs_of_the_group_and_puts_it_last(served):
 
 
 def test_a_group_that_is_gone_is_said_to_be(served):
-    with pytest.raises(ActionError, match="waits no more"):
+    with pytest.raises(ActionError, match="has left the queue"):
         QueueOperations(served.dispatcher).act(12345, GroupAction.PIN, "olga")
 
 

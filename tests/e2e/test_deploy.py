@@ -174,5 +174,5 @@ def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
     expect(row.locator("td b")).to_have_text(str(before + 1), timeout=READY_WITHIN_MS)
     assert int(stack.says("shell", "-v", "0", "-c", COUNT)) == before + 1
     keep(page, "what-if-fleet-followed")
-    page.get_by_role("button", name="Take it back").click()
+    page.get_by_role("button", name="Undo").click()
     expect(page.locator(".choice")).to_contain_text("It was the plan from")

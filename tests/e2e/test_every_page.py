@@ -1,4 +1,7 @@
-"""Every page opens, is drawn, and the browser complains of nothing: no error of a script, no look-up that fails."""
+"""Every page opens, is drawn, and the browser complains of nothing: no error of a script, no look-up that fails. What it
+shows has one form: of percent, signs, rates and names."""
+
+import re
 
 import pytest
 from playwright.sync_api import expect
@@ -7,6 +10,13 @@ from tests.e2e.test_accessibility import PAGES, address
 from tests.e2e.test_planning import PAGES as PLANNING
 from tests.e2e.test_planning import advice
 
+OTHER_FORMS = re.compile(
+    r"\d\s%"  # 97.7%
+    r"|(?<![\w.])-\$?\d[\d.,]*(?![\w-])"  # a true minus
+    r"|\d x [A-Z]"  # not the sign of multiplication
+    r"|\d tokens/s"  # tok/s
+    r"|(?<![\w-])(?:us-(?:east|west|central)|[ah]100-80gb)(?![\w-])"  # titles
+)
 FURTHER = ("/models/", "/models/deploy/", "/queues/", "/what-if/", "/what-if/new?start=fleet", "/lengths/")
 
 
@@ -23,3 +33,4 @@ def test_every_page_opens_without_a_complaint(furnished, open_page, complaints):
             page.locator("[data-plot]").first.scroll_into_view_if_needed()  # charts are drawn where they are looked at
             expect(page.locator("[data-plot] .main-svg").first).to_be_visible()
         assert complaints.unexpected() == [], path
+        assert OTHER_FORMS.findall(page.locator("main").inner_text()) == [], path

@@ -72,7 +72,7 @@ def test_a_bundle_is_switched_in_three_clicks(furnished, open_page):
     dialog.get_by_role("radio", name=re.compile("^SSJF")).click()
     dialog.get_by_label("Reason, kept with the event").fill("short answers wait behind long ones")
     dialog.get_by_role("button", name="Switch").click()
-    expect(page.locator(".messages")).to_contain_text(f"{MODEL} has the bundle SSJF")
+    expect(page.locator(".messages")).to_contain_text(f"{MODEL} now uses SSJF")
     assert bundles.present(Model.objects.get(name=MODEL)).name == "ssjf"
     expect(page.locator("#bundles")).to_contain_text(MODEL)
 

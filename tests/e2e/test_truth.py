@@ -143,7 +143,7 @@ def test_a_field_that_is_wrong_is_named_and_not_hidden(console, open_page, compl
     page.get_by_label("Parameters (billions)", exact=True).fill("400")
     page.get_by_role("button", name="Deploy").click()
     summary = page.locator(".form-error")
-    expect(summary).to_contain_text("Nothing was deployed. To correct: GPUs of an instance")
+    expect(summary).to_contain_text("Nothing was deployed. To correct: GPUs per instance")
     page.evaluate("window.scrollTo(0, document.body.scrollHeight)")
     summary.get_by_role("link").first.click()
     bar = page.locator(".bar-top").bounding_box()

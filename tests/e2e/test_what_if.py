@@ -186,7 +186,7 @@ def test_a_what_if_from_the_question_to_the_plan(no_what_ifs, open_page, browser
     expect(other.locator("#over-time-title")).to_have_text("Waiting requests over time")
 
     # What began synthetic is no plan of a fleet; the rest of the way is the same for what began there.
-    expect(page.locator(".choice")).to_contain_text("Only a what-if that began from the living fleet")
+    expect(page.locator(".choice")).to_contain_text("Only a what-if that began from the live fleet")
     row = WhatIf.objects.get()
     WhatIf.objects.update(start=row.start | {"kind": "fleet"})
     page.reload()
@@ -203,7 +203,7 @@ def test_a_what_if_from_the_question_to_the_plan(no_what_ifs, open_page, browser
     assert set(orders.all()) == {"qlm"}
     assert Event.objects.filter(kind="what_if.made_the_plan", subject_id=str(row.pk)).count() == 1
     follows(page)
-    page.get_by_role("button", name="Take it back").click()
+    page.get_by_role("button", name="Undo").click()
     expect(page.locator(".choice")).to_contain_text("It was the plan from")
     ended = set(ScalingPlan.objects.filter(strategy=WHAT_IF).values_list("status", flat=True))
     assert ended <= {"rejected", "superseded"}

@@ -11,8 +11,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from controlplane.experiments import length_models as lengths
-from forecasting.lengths import LengthQuery, Sample
-from forecasting.lengths.models.proxy import Effort
+from forecasting.lengths import Fitting, LengthQuery, Sample
 from tests.forecasting.lengths.made import samples
 
 
@@ -81,7 +80,7 @@ def run(folder: Path, *options: str) -> dict:
 @pytest.mark.nightly
 def test_every_model_is_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: object) -> None:
     settings.STATE_DIR = tmp_path / "state"  # type: ignore[attr-defined]
-    monkeypatch.setattr(lengths, "QUICK", Effort(tuned=32, read=48, head_epochs=2, most_tokens=24))
+    monkeypatch.setattr(lengths, "QUICK", Fitting(tuned=32, read=48, head_epochs=2, most_tokens=24))
     monkeypatch.setattr(lengths, "QUICK_TREES", 8)
     write(tmp_path / "data")
     result = run(tmp_path / "data")
@@ -118,7 +117,7 @@ def test_some_models_as_a_table(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_thoroughly_an_encoder_reads_every_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lengths, "THOROUGH", Effort(tuned=16, read=1_000_000, head_epochs=1, most_tokens=16))
+    monkeypatch.setattr(lengths, "THOROUGH", Fitting(tuned=16, read=1_000_000, head_epochs=1, most_tokens=16))
     write(tmp_path)
     out = io.StringIO()
     options = ("--data", str(tmp_path), "--encoder", "tiny", "--strategies", "ssjf-reg-l1", "--json")

@@ -84,7 +84,7 @@ def test_the_phase_of_a_start_until_it_is_ready(process):
     )
     observation.observe_instances()
     instance.refresh_from_db()
-    assert instance.startup == "Loading weights, 25 %"
+    assert instance.startup == "Loading weights, 25%"
     services.move(instance, S.READY, actor="gateway", reason="it answers")
     observation.observe_instances()
     instance.refresh_from_db()

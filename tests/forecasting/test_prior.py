@@ -2,12 +2,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.lengths import LengthPrior, OutputQuery
+from forecasting.lengths import LengthPrior, LengthQuery
 from forecasting.lengths.service.prior import CHARACTERS_PER_TOKEN, OUTPUT_TOKENS
 
 
-def query(**changes) -> OutputQuery:
-    return OutputQuery(**({"model": "m", "tenant": "acme", "slo_class": "interactive"} | changes))
+def query(**changes) -> LengthQuery:
+    return LengthQuery(
+        **({"text": "", "prompt_tokens": 0, "model": "m", "tenant": "acme", "slo_class": "interactive"} | changes)
+    )
 
 
 def test_knows_nothing_at_first():

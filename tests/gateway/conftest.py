@@ -17,9 +17,9 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.fleet.models import Instance
-from controlplane.gateway.lengths import answering
 from controlplane.gateway.models import LedgerRow
 from controlplane.gateway.process import Gateway
+from controlplane.lengths import answering
 from controlplane.planning.execution import floor as floor_rows
 from scheduling.queueing import global_scheduler
 from tests.gateway.backend import Backend

@@ -83,7 +83,6 @@ async def nothing_is_left(served, caplog) -> None:
         (http(302, b"", b"location: http://elsewhere/\r\n"), "status 302 and nothing"),
         (http(404, b"<html>no such page</html>", HTML), "status 404 and HTML"),
         (http(403, b'{"detail":"forbidden"}'), "status 403 and a JSON object"),
-        (stream(*TOKENS, DONE), "text that is not JSON"),
     ],
 )  # fmt: skip
 async def test_what_is_no_answer_is_a_failure_of_its_instance(served, caplog, answer, came):

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.gateway.admission.validation import MAX_TOKENS, Kind, parse, prompt_text
+from controlplane.gateway.admission.validation import MAX_TOKENS, Kind, parse, with_prompt
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.continuation import evictable
 from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.upstream.payload import payload
+from forecasting.lengths import LengthQuery
 from tests.vllm.acceptance import RECORDED, cases
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -25,7 +26,7 @@ def test_every_field_that_vllm_takes_is_taken():
     for kind, body, taken in recorded:
         try:
             call = parse(json.dumps(body).encode(), Kind(kind), max_depth=32)
-            assert json.loads(payload(call, call.raw, 3))["priority"] == 3
+            assert json.loads(payload(call, call.raw, 3, streamed=call.stream))["priority"] == 3
         except ApiError as error:
             if taken:
                 refused.append((kind, body, error.message))
@@ -49,7 +50,7 @@ def test_numbers_as_text_are_counted_as_numbers():
     assert (ids.body["prompt"], ids.prompt_tokens) == ([1, 2, 3], 3)
     scored = parse(b'{"model":"m","prompt":"x","echo":"true","max_tokens":0}', Kind.COMPLETION, max_depth=32)
     assert scored.max_tokens == 1
-    assert json.loads(payload(scored, scored.raw, 0))["max_tokens"] == 0
+    assert json.loads(payload(scored, scored.raw, 0, streamed=False))["max_tokens"] == 0
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ def test_numbers_as_text_are_counted_as_numbers():
 def test_half_a_character_is_passed_on_as_one_that_cannot_be_shown(said, passed, more):
     raw = b'{"model":"m","messages":[{"role":"user","content":"' + said + b'"}]' + more + b"}"
     call = parse(raw, Kind.CHAT, max_depth=32)
-    sent = json.loads(payload(call, call.raw, 0))
+    sent = json.loads(payload(call, call.raw, 0, streamed=call.stream))
     assert sent["messages"][0]["content"] == call.turns[0][1] == passed
 
 
@@ -78,7 +79,7 @@ def test_any_encoding_of_unicode(encoding):
         CHAT | {"messages": [{"role": "user", "content": "gr\u00fc\u00df \U0001f600"}]}, ensure_ascii=False
     )
     call = parse(raw.encode(encoding), Kind.CHAT, max_depth=32)
-    assert json.loads(payload(call, call.raw, 0))["messages"] == call.body["messages"]
+    assert json.loads(payload(call, call.raw, 0, streamed=call.stream))["messages"] == call.body["messages"]
     assert call.turns == [("user", "gr\u00fc\u00df \U0001f600")]
 
 
@@ -123,13 +124,13 @@ def test_any_body_is_read_or_refused_in_words(kind, said, fields, cut):
     if refusal is not None:
         assert refusal["code"] in REFUSALS
         return
-    sent = json.loads(payload(call, call.raw, 3, token_ids=True))
+    sent = json.loads(payload(call, call.raw, 3, streamed=call.stream, token_ids=True))
     assert (sent["priority"], sent["model"]) == (3, "m")
     assert 0 <= call.min_tokens <= MAX_TOKENS
     assert call.sequences >= 1
-    prompt_text(call)
+    with_prompt(call, LengthQuery("", 1))
     leading_hashes(call, 100)
-    evictable(call)
+    evictable(call, streamed=call.stream)
 
 
 def nested(levels: int, with_lists: bool) -> dict:

@@ -142,7 +142,7 @@ async def test_the_client_leaves_while_its_request_waits_again(served):
     await until(lambda: served.gateway.topology.fleet.running.sum() == 3)
     response = await ask(served, "completions", stream=True)
     dispatcher = served.gateway.dispatcher
-    (number,) = [number for number, each in dispatcher._requests.items() if each.asked.streamed]
+    number = max(dispatcher._requests)
     await until(lambda: dispatcher._requests[number].output_tokens > 3)
     blockers.append(asyncio.create_task(ask(served, "completions", max_tokens=1000)))
     await until(lambda: dispatcher.waiting_count == 1)
@@ -194,4 +194,5 @@ async def test_an_instance_that_dies_has_its_streams_gone_on_with_elsewhere(serv
 def test_what_can_be_gone_on_with(body, expected):
     asked = {"model": "m", "messages": MESSAGES, "stream": True, "max_tokens": 9, **body}
     asked = {name: value for name, value in asked.items() if value is not None}
-    assert evictable(parse(json.dumps(asked).encode(), Kind.CHAT, max_depth=20)) is expected
+    call = parse(json.dumps(asked).encode(), Kind.CHAT, max_depth=20)
+    assert evictable(call, streamed=call.stream) is expected

@@ -89,7 +89,9 @@ async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_c
     whole = side.ticket(streamed=False)
     for ticket in [*tickets, whole]:
         side.placed(ticket)
+    for ticket in tickets:
         side.requests.began(ticket)
+    side.requests.came_whole(whole, None)
     side.records.clear()
     side.requests.report()
     for ticket in tickets[:3]:

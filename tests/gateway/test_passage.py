@@ -54,7 +54,9 @@ class Passage:
         call = SimpleNamespace(include_usage=include_usage, sequences=sequences, kind=Kind.CHAT)
         self.responder = Responder(None, "r-1", self)
         self.responder.started = True
-        self.stream = Stream(SimpleNamespace(call=call, course=self.course), self.responder, self.usage, "", self.began)
+        self.stream = Stream(
+            SimpleNamespace(call=call, course=self.course, whole=None), self.responder, self.usage, "", self.began
+        )
         self.connection.data_received(HEAD)
         self.connection.pass_to(self.take, self.stream._take_chunk if whole_chunks else None)
 
@@ -113,7 +115,7 @@ async def test_what_says_more_than_a_text_is_looked_at(loop):
     quoted, other = token('say "usage":{'), token("hm", field="reasoning_content")
     for data in (token(""), token("a"), quoted, token("b", logprobs={"content": []}), other, token("c"), USAGE):
         passage.connection.data_received(framed(data))
-    assert passage.taken == 6  # all but "a", the only one like the one before it
+    assert passage.taken == 5  # all but "a" and "c", which are like ones before them
     assert passage.usage.output_tokens == 3
 
 

@@ -11,10 +11,11 @@ import pytest_asyncio
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.gateway.admission.validation import Kind, parse, prompt_text
+from controlplane.gateway.admission.validation import Kind, parse, with_prompt
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
+from forecasting.lengths import LengthQuery
 from tests.gateway.conftest import ServedGateway, do_once, open_sdk, serving, until
 from tests.gateway.rows import make_rows
 from tests.workers.conftest import spec
@@ -258,9 +259,9 @@ def test_what_a_length_is_predicted_from():
     assert call.turns[0] == ("system", "brief")
     assert [role for role, _ in call.turns] == ["system", "user", "assistant", "tool"]
     assert (call.prompt_characters, call.max_tokens) == (5 + 5 + 2 + 4, 9)
-    text, turns, _ = prompt_text(call)
-    assert turns == 4
-    assert "wind" in text
+    query = with_prompt(call, LengthQuery("", 9))
+    assert query.turns == 4
+    assert "wind" in query.text
     more = parse(json.dumps({**body, "tools": TOOLS}).encode(), Kind.RESPONSE, max_depth=20)
     assert more.prompt_characters - call.prompt_characters == len(json.dumps(TOOLS, separators=(",", ":")))
 

@@ -26,6 +26,9 @@ class Scripted:
         tokens = self.say(query)
         return tokens, [max(1.0, tokens * each) if tokens >= 0 else tokens for each in AROUND]
 
+    def predict_and_embed(self, queries: Sequence[LengthQuery]) -> tuple[Predictions, np.ndarray | None]:
+        return self.predict(queries), None
+
     def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
         answers = [self.predict_one(query) for query in queries]
         return Predictions(

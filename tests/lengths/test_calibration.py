@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.lengths.query import QUANTILES
-from forecasting.lengths.service.calibration import MOST_SHIFT, PAIRS, Calibration, DriftAlarm, PerPair, log_ratio
+from forecasting.lengths.service.calibration import MOST_SHIFT, Calibration, DriftAlarm, log_ratio
+from forecasting.lengths.service.recently_used import MOST, RecentlyUsed
 
 USUAL = (50.0, 70.0, 100.0, 140.0, 200.0)
 
@@ -117,9 +118,9 @@ def test_restart_puts_it_out():
 
 
 def test_pairs_are_bounded():
-    pairs = PerPair(Calibration)
+    pairs = RecentlyUsed(Calibration)
     first = pairs["m", "t"]
-    for number in range(PAIRS + 10):
+    for number in range(MOST + 10):
         pairs["m", str(number)].seen = 1.0
-    assert len(pairs.items()) == PAIRS
+    assert len(pairs.items()) == MOST
     assert pairs["m", "t"] is not first

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from forecasting.lengths import LengthQuery
 from forecasting.lengths.query import Conversation, Predictions
-from forecasting.lengths.service.embedding_cache import EmbeddingCache, Lesson, Limits
-from forecasting.lengths.service.subprocess_server import Answers, Asked
+from forecasting.lengths.service.cache import Limits
+from forecasting.lengths.service.embedding_cache import EmbeddingCache, Lesson
+from forecasting.lengths.service.subprocess_server import Batch, BatchAnswerer
 
 LIMITS = Limits(entries=3, ttl_s=100.0, similarity=0.95)
 
@@ -30,7 +31,7 @@ def now():
 @pytest.fixture
 def cache(now):
     made = EmbeddingCache(clock=lambda: now[0])
-    made.keep_to(LIMITS)
+    made.set_limits(LIMITS)
     return made
 
 
@@ -93,9 +94,9 @@ def test_the_least_lately_used_goes_and_what_is_old_is_forgotten(cache, now):
 
 def test_another_size_begins_empty_and_none_is_off(cache):
     put(cache, 0, 40.0)
-    cache.keep_to(LIMITS._replace(similarity=0.5))
+    cache.set_limits(LIMITS._replace(similarity=0.5))
     assert cache.look_up(query(), at(50), 2)
-    cache.keep_to(LIMITS._replace(entries=0))
+    cache.set_limits(LIMITS._replace(entries=0))
     assert len(cache) == 0
     put(cache, 0, 40.0)
     assert cache.look_up(query(), at(0), 3) is None
@@ -104,7 +105,7 @@ def test_another_size_begins_empty_and_none_is_off(cache):
 @given(st.lists(st.tuples(st.integers(0, 359), st.integers(1, 999)), max_size=40))
 def test_never_more_entries_than_allowed_and_never_what_is_not_near(asked):
     cache = EmbeddingCache(clock=lambda: 0.0)
-    cache.keep_to(LIMITS)
+    cache.set_limits(LIMITS)
     learned = []
     for number, (degrees, tokens) in enumerate(asked):
         seen = cache.look_up(query(), at(degrees), number)
@@ -130,13 +131,13 @@ class Turning:
 
 
 def test_a_process_answers_by_what_it_was_taught():
-    answers = Answers(Turning())
-    first = answers.of(Asked([query("aaaa"), query("b" * 90)], [1, 2], [], LIMITS))
-    assert [(tokens, seen) for tokens, _, seen in first] == [(50.0, 0), (50.0, 0)]
-    again = answers.of(Asked([query("aaab"), query("please raise"), query("c" * 40)], [3, 4, 5], [Lesson(1, 9.0, False)],
-                             LIMITS))  # fmt: skip
-    assert [seen for _, _, seen in again] == [1, 0, 0]
-    assert again[0][0] == 9.0
-    assert again[0][1] == sorted(again[0][1])
-    assert np.isnan(again[1][0])
+    answerer = BatchAnswerer(Turning())
+    first = answerer.answer(Batch([query("aaaa"), query("b" * 90)], [1, 2], [], LIMITS))
+    assert [(each.tokens, each.seen) for each in first] == [(50.0, 0), (50.0, 0)]
+    queries = [query("aaab"), query("please raise"), query("c" * 40)]
+    again = answerer.answer(Batch(queries, [3, 4, 5], [Lesson(1, 9.0, False)], LIMITS))
+    assert [each.seen for each in again] == [1, 0, 0]
+    assert again[0].tokens == 9.0
+    assert list(again[0].quantiles) == sorted(again[0].quantiles)
+    assert np.isnan(again[1].tokens)
     assert again[2][0] == 50.0

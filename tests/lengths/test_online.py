@@ -43,20 +43,18 @@ def test_a_model_that_misses_what_a_tenant_asks_is_put_right() -> None:
         text = f"def f{number}(x): return x\n```\n" if code else f"Is {number} prime?"
         query = LengthQuery(text, len(text) // 4, "m", "acme")
         real = (400 if code else 40) * dice.lognormal(0, 0.2)
-        righted = online.right(query, 100.0, [50.0, 70.0, 100.0, 150.0, 200.0])
-        assert list(righted.quantiles) == sorted(righted.quantiles)
+        corrected = online.correct(query, 100.0, [50.0, 70.0, 100.0, 150.0, 200.0])
+        assert list(corrected.quantiles) == sorted(corrected.quantiles)
         errors["raw"].append(abs(100.0 - real))
-        errors["right"].append(abs(righted.tokens - real))
-        online.learn(query, righted, real)
+        errors["right"].append(abs(corrected.tokens - real))
+        online.learn(query, corrected, real)
     assert np.mean(errors["right"][300:]) < 0.6 * np.mean(errors["raw"][300:])
     other = LengthQuery("Is 7 prime?", 3, "m", "other")
-    assert online.right(other, 100.0, [100.0] * 5).tokens == 100.0
-    online.clear()
-    assert online.right(query, 100.0, [100.0] * 5).tokens == 100.0
+    assert online.correct(other, 100.0, [100.0] * 5).tokens == 100.0
 
 
 def test_a_cut_answer_moves_nothing_down() -> None:
     online, query = Online(bundled()), LengthQuery("Tell me all.", 3, "m", "acme", max_tokens=10)
     for _ in range(50):
-        online.learn(query, online.right(query, 100.0, [100.0] * 5), 10.0, cut=True)
-    assert online.right(query, 100.0, [100.0] * 5).tokens == 100.0
+        online.learn(query, online.correct(query, 100.0, [100.0] * 5), 10.0, cut=True)
+    assert online.correct(query, 100.0, [100.0] * 5).tokens == 100.0

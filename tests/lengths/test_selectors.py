@@ -9,7 +9,7 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.lengths import selectors
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
+from controlplane.lengths.models import SUMS, LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.lengths.selectors import Measures, scope_of
 
 pytestmark = pytest.mark.django_db
@@ -57,7 +57,7 @@ def counted(now):
 
 def whole(scope: selectors.Scope) -> Measures:
     """Over all requests of *scope*, in one sum."""
-    return Measures.of(selectors.minutes(scope).aggregate(**{name: Sum(name) for name in selectors.SUMMED}))
+    return Measures.of(selectors.minutes(scope).aggregate(**{name: Sum(name) for name in SUMS}))
 
 
 @pytest.mark.sql
@@ -152,7 +152,7 @@ def test_pairs_are_a_bounded_sample_spread_over_the_range(sampled, now):
     pairs, of = selectors.pairs(scope, most=20)
     assert of == 90
     assert 15 <= len(pairs) <= 20
-    assert all(pair.tenant == "acme" and pair.output_tokens == 2 * pair.predicted_tokens for pair in pairs)
+    assert all(pair.tenant.name == "acme" and pair.output_tokens == 2 * pair.predicted_tokens for pair in pairs)
     assert max(pair.predicted_tokens for pair in pairs) > 60 > 30 > min(pair.predicted_tokens for pair in pairs)
     everything, of = selectors.pairs(scope_of(now, 24))
     assert len(everything) == of == 100

@@ -15,14 +15,15 @@ from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import notes as notes_module
 from controlplane.lengths import services as versions
 from controlplane.lengths import training, trainings
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, VersionState
-from controlplane.lengths.notes import Drift, Notes, Sampled
+from controlplane.lengths.models import BUNDLED, LengthMinute, LengthSample, LengthVersion, VersionState
+from controlplane.lengths.notes import Drift, Notes
+from controlplane.lengths.samples import new_sample
 from forecasting.lengths import MODELS, LengthQuery, bundled
-from forecasting.lengths.models.state import save_model
 from forecasting.lengths.service.subprocess_server import load
 from forecasting.lengths.text.conversation import read_turns
 from forecasting.lengths.text.features import MEASURES, unpacked
 from forecasting.lengths.training import student_training
+from forecasting.workload.files import write_state
 from tests.inventory import *  # noqa: F403 (fixtures)
 from workers.tasks import lengths as tasks
 
@@ -59,10 +60,10 @@ def samples(tenant, count, length=lambda number: 40 if number % 2 else 400, **mo
     """Requests of two sorts, one ten times as long as the other."""
     texts = ("Write a long and detailed essay about {}", "Say yes or no: is {} a fruit?")
     rows = [
-        Sampled(
+        new_sample(
+            LengthQuery(texts[number % 2].format(f"thing {number}"), 12, "m", tenant.name, "interactive", **more),
             timezone.now().timestamp(),
             tenant.pk,
-            LengthQuery(texts[number % 2].format(f"thing {number}"), 12, "m", tenant.name, "interactive", **more),
             100,
             "student 0",
             length(number),
@@ -98,13 +99,13 @@ def test_training_learns_from_features_alone_and_stays_in_the_shadow(acme, monke
     assert (version.number, version.state, version.file) == (1, "shadow", "lengths/student-1.npz")
     assert version.samples + version.measures["held_out"] == 400
     assert version.measures["mae"] < version.measures["active_mae"]
-    trained = load(version.kind, str(versions.path_of(version)))
+    trained = load(version.kind, version.path)
     long, short = (
         trained.predict_one(LengthQuery(text, 12, "m", "acme"))[0]
         for text in ("Write a long and detailed essay about thing 9", "Say yes or no: is thing 8 a fruit?")
     )
     assert long > 2 * short
-    assert versions.assigned() == (versions.BUNDLED, (versions.used(version),), {})
+    assert versions.assigned() == (BUNDLED, (version,), {})
     assert kinds() == ["length_version.trained"]
     monkeypatch.setattr(student_training, "LEAST_STEPS", 1)  # how good the next one is does not matter
     assert training.train(timezone.now()).number == 2
@@ -131,7 +132,7 @@ def test_a_version_that_is_worse_on_held_out_samples_is_rejected_at_once(acme, m
     monkeypatch.setattr(student_training, "LEAST_STEPS", 1)  # how good it is is said below
     samples(acme, 100)
     scores = iter([{"mae": 10.0}, {"mae": 11.0}])
-    monkeypatch.setattr(training, "_score", lambda student, rows: next(scores))
+    monkeypatch.setattr(training, "_measured", lambda model, held_out: next(scores))
     shadow = made(1)
     assert training.train(timezone.now()).state == STATES.REJECTED
     assert states() == {shadow.number: "shadow", 2: "rejected"}
@@ -140,8 +141,8 @@ def test_a_version_that_is_worse_on_held_out_samples_is_rejected_at_once(acme, m
 def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch, settings):
     asked = []
 
-    def train(now, actor=versions.ACTOR, reason="", how=None):
-        asked.append((actor, reason, how.kind))
+    def train(now, actor, reason, kind, file, fitting):
+        asked.append((actor, reason, kind))
         return LengthVersion.objects.filter(number=7).first() or made(7, STATES.REJECTED)
 
     monkeypatch.setattr(training, "train", train)
@@ -190,11 +191,11 @@ def test_promotion_retires_what_was_active_and_a_rollback_brings_it_back(operato
     one, two = made(1, STATES.ACTIVE), made(2)
     assert versions.promote(two, operator, "better").state == STATES.ACTIVE
     assert states() == {1: "retired", 2: "active"}
-    assert versions.in_use().name == "student 2"
+    assert str(versions.in_use()) == "student 2"
     assert versions.rollback(None, operator, "worse").number == 1
     assert states() == {1: "active", 2: "rejected"}
     assert versions.rollback(None, operator) is None
-    assert versions.assigned() == (versions.BUNDLED, (), {})
+    assert versions.assigned() == (BUNDLED, (), {})
     with pytest.raises(ActionError):
         versions.rollback(None, operator)
     one.refresh_from_db()
@@ -241,18 +242,18 @@ def test_a_trained_file_can_be_promoted(operator, state_folder):
     (state_folder / "lengths").mkdir()
     bundled().save(state_folder / "lengths" / "student-1.npz")
     versions.promote(made(1, file="lengths/student-1.npz"), operator)
-    assert versions.in_use().file == str(state_folder / "lengths" / "student-1.npz")
+    assert versions.in_use().path == str(state_folder / "lengths" / "student-1.npz")
 
 
 def test_a_file_of_an_older_format_is_refused_in_words(operator, acme, monkeypatch, state_folder):
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
     (state_folder / "lengths").mkdir()
-    save_model(state_folder / "lengths" / "student-1.npz", "student", 1, {"weights": {}})
+    write_state(state_folder / "lengths" / "student-1.npz", {"model": "student", "version": 1})
     old = made(1, file="lengths/student-1.npz")
     with pytest.raises(ActionError, match=r"cannot be used.*student of version 1, this version reads 2"):
         versions.promote(old, operator)
     LengthVersion.objects.update(state=STATES.ACTIVE)
-    assert training._begin(versions.in_use()).fitted  # training goes on from the bundled one
+    assert training._student([])[1] == BUNDLED  # training goes on from the bundled one
     with pytest.raises(ActionError, match="cannot be used"):
         versions.promote(made(2, file="lengths/student-1.npz"), operator)
 
@@ -265,7 +266,7 @@ def test_samples_carry_the_conversation_to_the_next_training(acme):
         LengthQuery("", 900, "m", "acme", "interactive"),
     ]
     now = timezone.now().timestamp()
-    notes_module.write(Notes(samples=[Sampled(now, acme.pk, query, 100, "student 0", 40) for query in queries]))
+    notes_module.write(Notes(samples=[new_sample(query, now, acme.pk, 100, "student 0", 40) for query in queries]))
     read = [
         dict(
             zip(
@@ -299,7 +300,7 @@ def test_a_shadow_is_judged_by_a_margin_over_enough_requests(shadow_error, reque
     if state != "shadow":
         event = Event.objects.get(kind__in=["length_version.promoted", "length_version.rejected"])
         assert f"{shadow_error}.0 tokens over {requests:,} requests, student 0 100.0 over 6,000" in event.reason
-        why = {80: "20.0 % better, at least 2 %", 99: "1.0 % better, less than the 2 % wanted", 120: "20.0 % worse"}
+        why = {80: "20.0% better, at least 2%", 99: "1.0% better, less than the 2% wanted", 120: "20.0% worse"}
         assert why[shadow_error] in event.reason
         assert LengthVersion.objects.get(number=1).note == event.reason
         assert event.actor == versions.ACTOR
@@ -315,7 +316,7 @@ def test_a_shadow_that_is_late_is_rejected_however_exact(late, state):
     tasks.judge_length_versions()
     assert states() == {1: state}
     note = LengthVersion.objects.get(number=1).note
-    assert ("20.0 % of 3,000 answers came later than requests wait" in note) == (state == "rejected")
+    assert ("20.0% of 3,000 answers came later than requests wait" in note) == (state == "rejected")
 
 
 def test_nobody_is_judged_unless_that_is_wanted(monkeypatch):
@@ -358,7 +359,7 @@ def test_what_could_not_be_written_adds_up_too():
         notes.measure(0.0, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
     first.samples.append("a sample")
     first.drifts.append(Drift("m", "t", "longer", "student 0"))
-    second.take_back(first)
+    second.add(first)
     assert [sums[0] for sums in second.minutes.values()] == [2]
     assert second.samples == []
     assert len(second.drifts) == 1
@@ -377,7 +378,7 @@ def test_a_student_that_is_gone_costs_samples_but_no_measures(acme, monkeypatch)
         raise OSError
 
     monkeypatch.setattr(notes_module, "reader", gone)
-    notes = Notes(samples=[Sampled(0.0, acme.pk, LengthQuery("x", 1, "m"), 1, "prior", 1)])
+    notes = Notes(samples=[new_sample(LengthQuery("x", 1, "m"), 0.0, acme.pk, 1, "prior", 1)])
     notes.measure(0.0, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
     notes_module.write(notes)
     assert (LengthMinute.objects.count(), LengthSample.objects.count()) == (1, 0)
@@ -387,7 +388,7 @@ def test_a_student_that_is_gone_costs_samples_but_no_measures(acme, monkeypatch)
 def test_text_is_stored_as_a_database_takes_it(acme):
     Tenant.objects.filter(pk=acme.pk).update(keep_prompts=True)
     query = LengthQuery("a\0b \ud800 c", 3, "m", "acme", "interactive")
-    notes_module.write(Notes(samples=[Sampled(0.0, acme.pk, query, 1, "prior", 1)]))
+    notes_module.write(Notes(samples=[new_sample(query, 0.0, acme.pk, 1, "prior", 1)]))
     assert LengthSample.objects.get().text == "a b ? c"
 
 

@@ -11,10 +11,10 @@ from forecasting.lengths import LengthQuery, bundled
 from forecasting.lengths.service import predictor as module
 from forecasting.lengths.service.predictor import (
     MOST_TOKENS,
-    Answer,
+    Estimate,
     InLine,
     SubprocessPredictor,
-    Why,
+    Unanswered,
     checked,
     fast_enough,
     hard_queries,
@@ -59,7 +59,7 @@ async def answers(predictor, text="hello", timeout_s=120.0):
         while True:
             await predictor.up.wait()
             answer = await predictor.ask(query(text), BUDGET_S)
-            if answer is not Why.DOWN:
+            if answer is not Unanswered.DOWN:
                 return answer
 
 
@@ -81,17 +81,17 @@ async def answers(predictor, text="hello", timeout_s=120.0):
     ],
 )
 def test_what_cannot_be_a_length_is_no_answer(tokens, quantiles):
-    assert checked(tokens, quantiles) is Why.SENSELESS
+    assert checked(tokens, quantiles) is Unanswered.SENSELESS
 
 
 def test_what_can_be_is():
-    assert checked(5, [1, 2, 3, 4, 5]) == Answer(5.0, (1.0, 2.0, 3.0, 4.0, 5.0))
+    assert checked(5, [1, 2, 3, 4, 5]) == Estimate(5.0, (1.0, 2.0, 3.0, 4.0, 5.0))
 
 
 def test_the_bundled_student_bears_every_hard_prompt():
     student = bundled()
     for hard in hard_queries():
-        assert isinstance(checked(*student.predict_one(hard)), Answer)
+        assert isinstance(checked(*student.predict_one(hard)), Estimate)
 
 
 def test_a_slow_model_is_not_fast_enough():
@@ -103,13 +103,13 @@ def test_in_line_rests_after_failures_and_comes_back():
     now = [0.0]
     model = Scripted(lambda asked: float("nan"))
     predictor = InLine(model, clock=lambda: now[0])
-    assert [predictor.ask_now(query(), 1.0) for _ in range(5)] == [Why.SENSELESS] * 5
-    assert predictor.ask_now(query(), 1.0) is Why.RESTING
+    assert [predictor.ask_now(query(), 1.0) for _ in range(5)] == [Unanswered.SENSELESS] * 5
+    assert predictor.ask_now(query(), 1.0) is Unanswered.RESTING
     assert model.asked == 5
     now[0] = 0.2
-    assert predictor.ask_now(query(), 1.0) is Why.SENSELESS  # one try, and it rests for longer
+    assert predictor.ask_now(query(), 1.0) is Unanswered.SENSELESS  # one try, and it rests for longer
     now[0] = 0.27
-    assert predictor.ask_now(query(), 1.0) is Why.RESTING
+    assert predictor.ask_now(query(), 1.0) is Unanswered.RESTING
     now[0] = 1.0
     model.say = lambda asked: 7.0
     assert predictor.ask_now(query(), 1.0).tokens == 7.0
@@ -121,7 +121,7 @@ def test_in_line_an_exception_is_no_answer_and_its_text_is_not_logged(caplog):
         raise RuntimeError(asked.text)
 
     caplog.set_level("DEBUG")
-    assert InLine(Scripted(say)).ask_now(query("secret"), 1.0) is Why.FAILED
+    assert InLine(Scripted(say)).ask_now(query("secret"), 1.0) is Unanswered.FAILED
     assert "secret" not in caplog.text
 
 
@@ -155,7 +155,7 @@ async def test_subprocess_a_late_answer_is_given_up_at_the_budget(subprocess):
     predictor = await subprocess("slow", "0.2")
     began = time.monotonic()
     replies = await asyncio.gather(*(predictor.ask(query(), 0.02) for _ in range(50)))
-    assert set(replies) == {Why.LATE}
+    assert set(replies) == {Unanswered.LATE}
     assert (predictor.timing.asked, predictor.timing.in_time) == (50, 0)
     assert time.monotonic() - began < 5
 
@@ -166,7 +166,7 @@ async def test_subprocess_a_killed_process_is_down_and_comes_back(subprocess):
     first = predictor.process.pid
     os.kill(first, signal.SIGKILL)
     await until(lambda: not predictor.up.is_set())  # noticed though nobody asks
-    assert await predictor.ask(query(), BUDGET_S) is Why.DOWN
+    assert await predictor.ask(query(), BUDGET_S) is Unanswered.DOWN
     assert (await answers(predictor)).tokens == 50.0
     assert predictor.process.pid != first
     assert predictor.restarts == 1
@@ -176,14 +176,14 @@ async def test_subprocess_a_killed_process_is_down_and_comes_back(subprocess):
 async def test_subprocess_a_process_that_dies_or_hangs_takes_nobody_along(subprocess, word):
     predictor = await subprocess("at_word")
     replies = await asyncio.gather(*(predictor.ask(query(text), BUDGET_S) for text in ("well", word, "well")))
-    assert replies[1] is Why.DOWN
+    assert replies[1] is Unanswered.DOWN
     assert (await answers(predictor)).tokens == 50.0
 
 
 async def test_subprocess_a_query_that_raises_costs_its_own_answer_alone(subprocess):
     predictor = await subprocess("at_word")
     replies = await asyncio.gather(*(predictor.ask(query(text), BUDGET_S) for text in ("well", "raise", "nan", "well")))
-    assert replies[1:3] == [Why.SENSELESS, Why.SENSELESS]
+    assert replies[1:3] == [Unanswered.SENSELESS, Unanswered.SENSELESS]
     assert replies[0].tokens == replies[3].tokens == 50.0
     assert predictor.restarts == 0
 
@@ -192,7 +192,7 @@ async def test_subprocess_what_cannot_be_made_is_down_and_tried_again():
     predictor = SubprocessPredictor(f"{BAD}:no_such_model")
     predictor.start()
     while predictor.restarts < 2:
-        assert await predictor.ask(query(), BUDGET_S) is Why.DOWN
+        assert await predictor.ask(query(), BUDGET_S) is Unanswered.DOWN
         await asyncio.sleep(0.02)
     await predictor.stop()
 
@@ -204,7 +204,7 @@ async def test_subprocess_has_the_bundled_student_and_leaves_no_process():
     expected = bundled().predict_one(query("Why is the sky blue?"))
     assert answer.tokens == pytest.approx(expected[0])
     lone = await predictor.ask(query("\ud800"), BUDGET_S)
-    assert isinstance(lone, Answer)
+    assert isinstance(lone, Estimate)
     process = predictor.process
     await predictor.stop()
     assert process.returncode is not None
@@ -214,5 +214,5 @@ async def test_subprocess_no_more_than_so_many_wait(subprocess, monkeypatch):
     monkeypatch.setattr(module, "WAITING", 10)
     predictor = await subprocess("slow", "0.01")
     replies = await asyncio.gather(*(predictor.ask(query(), BUDGET_S) for _ in range(40)))
-    assert Why.DOWN in replies
-    assert any(isinstance(reply, Answer) for reply in replies)
+    assert Unanswered.DOWN in replies
+    assert any(isinstance(reply, Estimate) for reply in replies)

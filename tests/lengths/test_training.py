@@ -1,6 +1,7 @@
 """Length models of every kind become versions: from texts that tenants keep, from a file, by command and by Celery."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -13,8 +14,9 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.lengths import services as versions
 from controlplane.lengths import training, trainings
-from controlplane.lengths.models import LengthSample, LengthTraining, LengthVersion
-from forecasting.lengths.models.proxy import Effort
+from controlplane.lengths.models import BUNDLED, LengthSample, LengthTraining, LengthVersion
+from controlplane.lengths.samples import query_of, read_samples, stored
+from forecasting.lengths import Fitting
 from forecasting.lengths.service.subprocess_server import load
 from forecasting.lengths.text.encoder import TINY
 from forecasting.lengths.training.datasets import count_tokens
@@ -28,7 +30,7 @@ from workers.tasks.planning import LONG_WORK, only_one
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("small", "state_folder")]
 __all__ = ["state_folder"]
 
-SMALL = Effort(tuned=32, read=60, head_epochs=4, most_tokens=24)
+SMALL = Fitting(TINY, tuned=32, read=60, head_epochs=4, most_tokens=24)
 COMMAND = ["--tuned=32", "--read=60", "--most-tokens=24"]
 
 
@@ -45,8 +47,8 @@ def keeps(acme):
     return acme
 
 
-def trained(kind, **more):
-    return training.train(timezone.now(), how=training.How(kind, effort=SMALL, **more))
+def trained(kind):
+    return training.train(timezone.now(), kind=kind, fitting=SMALL)
 
 
 @pytest.mark.parametrize(
@@ -59,20 +61,20 @@ def test_a_paper_s_model_is_trained_stored_and_served_by_name(kind, keeps, langu
     assert version.samples + version.measures["held_out"] == 80
     assert version.measures["mae"] > 0
     assert version.measures["active_mae"] > 0
-    model = load(kind, str(versions.path_of(version)))
-    assert model.predict([training.query_of(LengthSample.objects.first())]).tokens[0] >= 1
+    model = load(kind, version.path)
+    assert model.predict([query_of(LengthSample.objects.first())]).tokens[0] >= 1
     assert versions.assigned().of_model == {}
     Model.objects.update(length_model=kind)
-    assert versions.assigned() == (versions.BUNDLED, (), {language_model.name: versions.used(version)})
+    assert versions.assigned() == (BUNDLED, (), {language_model.name: version})
     versions.promote(version, "olga")
-    assert versions.in_use().name == f"{kind} 1"
+    assert str(versions.in_use()) == f"{kind} 1"
 
 
 def test_shadows_of_several_kinds_stand_side_by_side(keeps):
     samples(keeps, 60)
     first = trained("class-mean")
     second = trained("prompt-buckets")
-    assert versions.assigned().shadows == (versions.used(second), versions.used(first))
+    assert versions.assigned().shadows == (second, first)
 
 
 def test_a_version_that_is_worse_than_its_predecessor_is_rejected(keeps, monkeypatch):
@@ -95,7 +97,7 @@ def test_without_texts_it_says_so(acme, language_model):
     LengthSample.objects.update(text="kept before the tenant said no")
     acme.keep_prompts = False
     acme.save()
-    assert training.stored("preserve") == []  # the text is not deleted yet, and not read any more
+    assert stored("preserve") == []  # the text is not deleted yet, and not read any more
     with pytest.raises(ActionError, match="no length model 'oracle'"):
         trained("oracle")
 
@@ -115,8 +117,8 @@ def test_a_file_of_the_operator_s(tmp_path, capsys):
     (version,) = LengthVersion.objects.all()
     assert version.samples + version.measures["held_out"] == 80
     cut = file_of(tmp_path / "cut.jsonl", [{**rows[0], "max_tokens": 1}])
-    assert training.read_samples(cut) == []
-    (sample,) = training.read_samples(file_of(tmp_path / "one.jsonl", rows[:1]))
+    assert read_samples(cut) == []
+    (sample,) = read_samples(file_of(tmp_path / "one.jsonl", rows[:1]))
     assert sample.query.prompt_tokens == count_tokens(rows[0]["text"])
 
 
@@ -147,7 +149,7 @@ def test_an_encoder_that_is_not_there_is_said(keeps, monkeypatch, tmp_path):
 
 
 def test_celery_trains_what_is_asked_for_and_what_models_name(keeps, language_model, monkeypatch):
-    monkeypatch.setattr(training, "EFFORT", SMALL)
+    monkeypatch.setattr(training, "FITTING", SMALL)
     samples(keeps, 60)
     assert tasks.train_length_model(trainings.begun("class-mean", "olga", "now").pk) == 1
     assert tasks.train_length_model(trainings.begun("oracle", "olga", "now").pk) == 0
@@ -172,7 +174,7 @@ def test_what_was_asked_for_waits_for_other_long_work(monkeypatch):
 
 
 def test_a_training_says_how_far_it_is_and_what_came_of_it(keeps, language_model, monkeypatch, settings):
-    monkeypatch.setattr(training, "EFFORT", SMALL)
+    monkeypatch.setattr(training, "FITTING", SMALL)
     settings.LENGTH_ENCODER_SAMPLES = 32
     monkeypatch.setattr(trainings, "LOOK_S", 0.0)
     samples(keeps, 80)
@@ -182,7 +184,10 @@ def test_a_training_says_how_far_it_is_and_what_came_of_it(keeps, language_model
         now = LengthTraining.objects.get()
         seen.append((now.state, now.step, now.done, now.steps))
 
-    assert trainings.run(row, training.How("ssjf-cls", progress=look)).version == LengthVersion.objects.get()
+    assert (
+        trainings.run(row, fitting=replace(training.usual_fitting(), progress=look)).version
+        == LengthVersion.objects.get()
+    )
     assert ("running", trainings.STEPS["tune"], 1, 2) in seen
     assert any(step == trainings.STEPS["read prompts"] for _, step, _, _ in seen)
     assert (row.state, row.error, row.ended_at > row.started_at) == ("done", "", True)
@@ -224,5 +229,5 @@ def test_a_conversation_is_learned_from_as_it_was_asked(keeps):
     from forecasting.lengths.query import Conversation
 
     samples(keeps, 1, conversation=Conversation(9, 3, 1, 20, 20), tools=2)
-    query = training.query_of(LengthSample.objects.get())
+    query = query_of(LengthSample.objects.get())
     assert (query.conversation, query.tools) == (Conversation(9, 3, 1, 20, 20), 2)

@@ -11,6 +11,7 @@ from controlplane.gateway.models import MinuteRow
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, Quantity
 from controlplane.tuning.services import change
+from forecasting.workload import Fallback, load
 from tests.planning.conftest import NOW, PLACE
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("minute_windows")]
@@ -176,12 +177,25 @@ class TestForecasts:
         make_minutes(40)
         forecasts.make_forecasts(NOW)
         settings.FORECAST_REFIT_S = -1.0
-        fitted, real = [], forecasts._Learner._new
-        monkeypatch.setattr(forecasts._Learner, "_new", lambda self: fitted.append(self.series.name) or real(self))
+        fitted, real = [], Fallback.refit
+        monkeypatch.setattr(Fallback, "refit", lambda self, series: fitted.append(series.name) or real(self, series))
         clock = iter(range(0, 100_000, int(forecasts.REFITS_SHARE * settings.FORECAST_EVERY_S) - 1))
         monkeypatch.setattr(forecasts, "time", SimpleNamespace(monotonic=lambda: next(clock)))
         assert len(forecasts.make_forecasts(NOW)) == 4
         assert fitted == ["llama-3.1-8b us-east prompt"]
+
+    def test_what_was_learned_of_errors_outlives_a_fit(self, make_minutes, settings):
+        settings.FORECASTER = "blend"
+        make_minutes(40)
+        forecasts.make_forecasts(NOW)
+        name = forecasts._file((PLACE, Quantity.PROMPT, ""), 60, "blend").name
+        (file,) = (settings.STATE_DIR / "forecasters").rglob(name)
+        before = load(file).bands.written
+        settings.FORECAST_REFIT_S = -1.0
+        make_minutes(2, until=NOW + timedelta(minutes=2))
+        forecasts.make_forecasts(NOW + timedelta(minutes=2))
+        assert load(file).since_fit == 0
+        assert load(file).bands.written == before + 2
 
     def test_when_their_time_is_over_the_classes_left_come_first_the_next_time(
         self, make_minutes, settings, monkeypatch

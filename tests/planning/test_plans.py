@@ -185,7 +185,7 @@ class TestPlans:
         first.refresh_from_db()
         assert (first.status, second.status) == (PlanStatus.SUPERSEDED, PlanStatus.IN_FORCE)
         wanted = first.targets[0]["target"] - 1
-        assert first.note.startswith(f"0 of {wanted} moves made; LT-UA adds only while use is above 70 %")
+        assert first.note.startswith(f"0 of {wanted} moves made; LT-UA adds only while use is above 70%")
 
     def test_a_plan_in_force_that_the_next_repeats_goes_on(self, busy, language_model, make_instance, node):
         """Also when its strategy has added one meanwhile: three are wanted, of which there was one at first."""
@@ -283,4 +283,4 @@ class TestPlans:
         policy(language_model, PolicyMode.SHADOW)
         (row,) = make_plans(NOW)
         assert row.targets[0]["target"] == 3
-        assert "tokens/s cannot be served anywhere" in row.note
+        assert "tok/s cannot be served anywhere" in row.note

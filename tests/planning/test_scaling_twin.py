@@ -443,14 +443,14 @@ def test_both_clocks_see_plan_and_move_alike(name, monkeypatch, settings):
 def test_both_clocks_have_the_floor_alone_where_no_strategy_is_alive(monkeypatch, settings):
     log = run(NO_STRATEGY, 1200.0, monkeypatch, settings)
     assert {sign for _, _, sign, _, _ in log} == {1, -1}
-    assert any("above 70 %" in reason for *_, reason, _ in log)
+    assert any("above 70%" in reason for *_, reason, _ in log)
     assert all(reason.startswith("Floor: ") for *_, reason, _ in log)
 
 
 @pytest.mark.nightly
 def test_both_clocks_have_the_floor_marks_of_the_model(monkeypatch, settings):
     log = run("lt_i", 600.0, monkeypatch, settings, own={"FLOOR_BENEATH_ABOVE": 0.25, "SCALE_COOLDOWN_S": 45.0})
-    assert sum("above 25 %" in reason for *_, reason, _ in log) >= 2
+    assert sum("above 25%" in reason for *_, reason, _ in log) >= 2
 
 
 @pytest.mark.nightly

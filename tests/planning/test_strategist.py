@@ -93,7 +93,7 @@ class TestMoves:
         load(use=0.93, waiting=4)
         (move,) = run()
         assert (move.delta, move.source, move.strategy) == (1, MoveSource.STRATEGY, "reactive")
-        assert move.reason == "Use is 93 % with 4 waiting, above 70 %: 1 → 2 instances, from new machines."
+        assert move.reason == "Use is 93% with 4 waiting, above 70%: 1 → 2 instances, on free GPUs."
         assert move.inputs["view"]["use"] == 0.93
         assert Instance.objects.count() == 2
 

@@ -12,9 +12,8 @@ from django.core.management import CommandError, call_command
 
 from controlplane.lengths.models import LengthVersion
 from controlplane.simulation.lengths import predicted_by
-from forecasting.lengths import LengthQuery
+from forecasting.lengths import Fitting, LengthQuery
 from forecasting.lengths.models.baselines import PromptBuckets
-from forecasting.lengths.models.proxy import Effort
 from forecasting.lengths.models.ssjf import RegressionL1
 from forecasting.lengths.text.encoder import TINY
 from scheduling.simulation.scenario import load_scenario
@@ -60,7 +59,7 @@ def test_a_version_that_reads_no_prompt_predicts_by_sizes(staged) -> None:
 
 
 def test_a_version_that_reads_prompts_needs_them(staged) -> None:
-    version(2, RegressionL1(TINY, Effort(tuned=16, read=40, head_epochs=2, most_tokens=24)).fit(samples(60)))
+    version(2, RegressionL1(Fitting(TINY, tuned=16, read=40, head_epochs=2, most_tokens=24)).fit(samples(60)))
     with pytest.raises(ValueError, match="ssjf-reg-l1 2 reads prompts, and the trace has none"):
         predicted_by(2, staged)
     with pytest.raises(ValueError, match="There are 1 prompts for 40 requests"):

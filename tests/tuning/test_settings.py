@@ -48,7 +48,7 @@ def test_marks_are_those_of_the_model_unless_its_policy_says_otherwise(language_
     assert (given.out_above, given.in_below, given.gap_out) == (0.6, 0.2, 3.0)
     assert strategies.make("lt_ua", {"out_above": 0.8}, tuned("llama-3.1-8b")).out_above == 0.8
     assert strategies.make("pilothouse", {}, tuned("llama-3.1-8b")).out_above == 0.9
-    assert strategies.pace("lt_u", tuned("llama-3.1-8b")).endswith("above 60 %, and takes away only below 30 %")
+    assert strategies.pace("lt_u", tuned("llama-3.1-8b")).endswith("above 60%, and takes away only below 30%")
 
 
 def test_a_mark_that_does_not_go_with_a_policy_is_refused(language_model):

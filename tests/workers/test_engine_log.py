@@ -29,12 +29,12 @@ PHASES = [
     "Reading the configuration",
     "Starting the engine",
     "Loading weights",
-    "Loading weights, 50 %",
+    "Loading weights, 50%",
     "Weights loaded",
     "Compiling",
     "Allocating the KV cache",
     "Allocating the KV cache",
-    "Capturing graphs, 41 %",
+    "Capturing graphs, 41%",
     "Engine ready",
     "Engine ready",
     "Starting the API server",
@@ -86,7 +86,7 @@ def test_a_real_start_runs_through_its_phases() -> None:
     seen = list(dict.fromkeys(startup("\n".join(lines[:count])) for count in range(len(lines) + 1)))
     assert seen[0] == "Starting"
     assert seen[-1] == "Ready"
-    assert [phase for phase in seen if phase.startswith("Loading weights")][-1] == "Loading weights, 100 %"
+    assert [phase for phase in seen if phase.startswith("Loading weights")][-1] == "Loading weights, 100%"
     assert "Allocating the KV cache" in seen
 
 

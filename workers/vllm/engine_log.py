@@ -79,14 +79,14 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def startup(text: str) -> str:
-    """The phase of the start that the log has reached, with its percentage: "Loading weights, 50 %"."""
+    """The phase of the start that the log has reached, with its percentage: "Loading weights, 50%"."""
     reached, shown = 0, STARTING
     for line in re.split(r"[\r\n]+", text):
         for rank in range(len(PHASES) - 1, reached - 1, -1):
             pattern, phase = PHASES[rank]
             if match := pattern.search(line):
                 reached = rank
-                shown = f"{phase}, {match[1]} %" if pattern.groups else phase
+                shown = f"{phase}, {match[1]}%" if pattern.groups else phase
                 break
     return shown
 

@@ -200,7 +200,7 @@ def list_queues(request: ApiRequest, region: str = "", model: str = "") -> dict[
 
 @router.get("/queues/groups/{int:number}", response={200: GroupDetail, 503: ErrorBody})
 def get_queue_group(request: ApiRequest, number: int) -> dict[str, Any]:
-    """One group that waits, and what each action on it would cost. 409 when it waits no more."""
+    """One group that waits, and what each action on it would cost. 409 when it has left the queue."""
     return answered(lambda: ask("detail", number=number))
 
 

@@ -243,7 +243,7 @@ def delete_what_if(request: ApiRequest, number: int) -> Status[None]:
 
 @router.get("/what-ifs/{int:number}/comparison", response=dict[str, Any])
 def compare_futures(request: ApiRequest, number: int, query: Query[ComparisonQuery]) -> dict[str, Any]:
-    """The futures side by side with 95 % intervals, regret, and the decisions that first differ from those of A.
+    """The futures side by side with 95% intervals, regret, and the decisions that first differ from those of A.
 
     `scope`: all, interactive, or either with `, edited`: the time of shared edits alone.
     """

@@ -50,7 +50,7 @@ VERBS = {
     "queue_group.held": "request group held",
     "queue_group.released": "request group released",
     "queue_group.evicted": "request group evicted",
-    "queue_group.set_back": "request group set back",
+    "queue_group.restored": "request group restored",
     "rollout.started": "rollout of changed settings begins",
     "rollout.succeeded": "rollout done",
     "rollout.failed": "rollout failed",

@@ -37,7 +37,7 @@ class Decision:
         if memory.busy:
             return 0, ""
         if self.below_minimum(endpoint, view, members, memory):
-            reason = f"Floor: {endpoint.spec.missing_instances} fewer than the {view.min_instances} it must have."
+            reason = f"Floor: {endpoint.spec.missing_instances} below its minimum of {view.min_instances}."
             return (1, reason) if now_s >= memory.retry_s else (0, "")
         if endpoint.spec.shares_gpus and view.ready == 0:
             return 0, ""  # a swap brings one up (`swapping`)

@@ -53,7 +53,7 @@ DONE: Final = {
     GroupAction.HOLD: "held",
     GroupAction.RELEASE: "released",
     GroupAction.EVICT: "evicted",
-    GroupAction.UNDO: "set back",
+    GroupAction.UNDO: "restored",
 }
 
 
@@ -320,4 +320,4 @@ class QueueOperations:
 
 
 def gone(number: int) -> ActionError:
-    return ActionError(f"Group {number} waits no more")
+    return ActionError(f"Group {number} has left the queue")

@@ -16,7 +16,7 @@ def act(number: int, action: GroupAction, user: User, reason: str = "", hold_s: 
     Raises ActionError when the gateway says no, GatewaySilent (an ActionError) when none answers, and then records nothing.
     """
     if action == GroupAction.EVICT and not reason:
-        raise ActionError("Say why it is evicted: what runs is begun again")
+        raise ActionError("Say why it is evicted: requests that run start over")
     operator = user.get_username()
     done = ask("act", number=number, action=action.value, operator=operator, reason=reason, hold_s=hold_s)
     group, price = done["group"], done["price"]

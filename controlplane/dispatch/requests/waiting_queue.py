@@ -246,7 +246,7 @@ class WaitingQueue:
         request.group = int(groups.groups["number"][group]) if group >= 0 else -1
 
     def take_out(self, slot: int) -> Request:
-        """The request in *slot*, which waits no more, and may have been popped already."""
+        """The request in *slot*, which has left the queue, and may have been popped already."""
         request = self._held.pop(slot)
         self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
         # What was lost has been put off since it was queued.

@@ -95,11 +95,11 @@ class PerformanceProfileAdmin(InventoryAdmin[PerformanceProfile]):
 
     @admin.display(description="prefill error", ordering="prefill_error_pct", empty_value="not known")
     def prefill_error(self, row: PerformanceProfile) -> str | None:
-        return f"{row.prefill_error_pct:.1f} %" if row.prefill_error_pct is not None else None
+        return f"{row.prefill_error_pct:.1f}%" if row.prefill_error_pct is not None else None
 
     @admin.display(description="decode error", ordering="decode_error_pct", empty_value="not known")
     def decode_error(self, row: PerformanceProfile) -> str | None:
-        return f"{row.decode_error_pct:.1f} %" if row.decode_error_pct is not None else None
+        return f"{row.decode_error_pct:.1f}%" if row.decode_error_pct is not None else None
 
 
 class InstanceCounts(TypedDict):

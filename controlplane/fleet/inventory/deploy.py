@@ -68,7 +68,7 @@ class Wanted:
     address: str = LOCAL
     """Of the new node."""
     usd_per_gpu_hour: Decimal | None = None
-    """Of a GPU type that is not there yet."""
+    """For a GPU type that is new."""
     model: str
     source: str = ""
     weights_gb: float | None = None
@@ -76,9 +76,9 @@ class Wanted:
     bits: int = 16
     """Of a parameter."""
     active_parameters_billion: float | None = None
-    """Of a mixture of experts: those that a token uses."""
+    """Mixture of experts: those used per token."""
     experts: int | None = None
-    """Of a layer."""
+    """Per layer."""
     experts_per_token: int | None = None
     kv_kib_per_token: float | None = None
     layers: int | None = None

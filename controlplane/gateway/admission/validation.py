@@ -7,6 +7,7 @@ numbers and truth as text among them. Each error names the field, as `param` in 
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
@@ -17,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from controlplane.gateway.admission.turns import Turn, characters, chat_turns, response_turns
 from controlplane.gateway.errors import ApiError, invalid, too_large
-from forecasting.lengths.query import Conversation
+from forecasting.lengths.query import LengthQuery
 from forecasting.lengths.text.conversation import MOST_TURNS_READ, joined, read_turns
 
 MAX_CHOICES = 16_384  # vLLM's own limit
@@ -263,18 +264,27 @@ def _prompt(body: dict[str, Any]) -> tuple[int, int | None, int]:
     return len(prompt), sum(map(len, prompt)), 0
 
 
-def prompt_text(call: Call) -> tuple[str, int, Conversation | None]:
-    """(text, turns, conversation) of *call*: what its length is predicted from, as `read_turns` bounds it.
+def with_prompt(call: Call, query: LengthQuery) -> LengthQuery:
+    """*query* with what a length model reads of *call*, its text as `read_turns` bounds it.
 
     Prompts of a batch come one after the other, and are no conversation. Token ids have no text.
     """
+    tools = call.body.get("tools")
+    conversation = None
     if call.turns:
         read = [(role, _content(content)) for role, content in call.turns[-MOST_TURNS_READ:]]
         text, conversation = read_turns(read, _content(call.turns[0][1]))
-        return text, len(call.turns), conversation
-    prompt = call.body.get("prompt")
-    turns = [_content(each) for each in (prompt[-MOST_TURNS_READ:] if isinstance(prompt, list) else [prompt])]
-    return joined(turns, turns[0] if turns else ""), 1, None
+    else:
+        prompt = call.body.get("prompt")
+        turns = [_content(each) for each in (prompt[-MOST_TURNS_READ:] if isinstance(prompt, list) else [prompt])]
+        text = joined(turns, turns[0] if turns else "")
+    return replace(
+        query,
+        text=text,
+        turns=len(call.turns) or 1,
+        conversation=conversation,
+        tools=len(tools) if isinstance(tools, list) else 0,
+    )
 
 
 def _content(turn: Any) -> str:

@@ -9,11 +9,11 @@ from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.entry import Entry
 from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.ledger.writer import Ledger
-from controlplane.gateway.lengths.service import LengthService
 from controlplane.gateway.models import Outcome
 from controlplane.gateway.monitoring.service_levels import ServiceLevels
 from controlplane.gateway.monitoring.windows import Count, Latency, Windows
 from controlplane.gateway.serving.ticket import Ticket, TicketState
+from controlplane.lengths.length_service import LengthService
 
 OUTCOMES = {
     TicketState.DONE: Outcome.DONE,
@@ -64,7 +64,7 @@ class Records:
         queue_ms = (course.placed_s - asked.arrived_s) * 1000 if course.placed_s else None
         e2e_ms = (now_s - asked.arrived_s) * 1000
         ttft_ms = itl_ms = None
-        if call.stream and course.first_token_s:
+        if course.first_token_heard:
             ttft_ms = (course.first_token_s - asked.arrived_s) * 1000
             if served_tokens > call.sequences:
                 per_sequence = served_tokens / call.sequences
@@ -79,9 +79,11 @@ class Records:
 
         if done:
             self.lengths.prior.learn(ticket.query, served_tokens, call.prompt_characters, prompt_tokens)
-            self.lengths.learn(ticket.length, ticket.query, grant.tenant_id, served_tokens)
+            self.lengths.learn(ticket.length, grant.tenant_id, served_tokens)
         if ticket.length is not None and course.trace:
             course.trace[0]["length"] = ticket.length.explained()
+        if ticket.in_one_piece and course.trace:
+            course.trace[0]["in_one_piece"] = ticket.in_one_piece
         unserved, repeated = self._demand(ticket)
         self._measure(ticket, outcome, prompt_tokens, slo_met, (queue_ms, ttft_ms, itl_ms, e2e_ms))
         self.ledger.add(

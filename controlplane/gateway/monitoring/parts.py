@@ -56,7 +56,7 @@ class Parts:
             return Part("web", PartState.STARTING, "starting or stopping")
         if not gateway.lease.held:
             return Part("web", PartState.STANDBY, f"standing by for {gateway.lease.holder}")
-        return Part("web", PartState.OK, f"{gateway.lease.owner} owns the regions; {gateway.active} requests under way")
+        return Part("web", PartState.OK, f"{gateway.lease.owner} owns the regions; {gateway.active} in flight")
 
     def _redis(self) -> Part:
         for job in (self.gateway.publisher.job, self.gateway.lease.job):
@@ -126,7 +126,7 @@ class Parts:
         restarts = sum(answerer.restarts for answerer in answerers)
         if not answerers:
             return Part("lengths", PartState.WARNING, "no length model is loaded; moving means answer", None, restarts)
-        names = ", ".join(answerer.version.name for answerer in answerers)
+        names = ", ".join(str(answerer.version) for answerer in answerers)
         return Part("lengths", PartState.OK, f"{names} answer{'' if len(answerers) > 1 else 's'}", None, restarts)
 
     def _kernels(self) -> Part:

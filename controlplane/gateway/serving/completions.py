@@ -12,11 +12,10 @@ from functools import partial
 from controlplane.dispatch.port import Placed, Submit
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits
-from controlplane.gateway.admission.validation import Call, Kind, parse
+from controlplane.gateway.admission.validation import Call, Kind, parse, with_prompt
 from controlplane.gateway.errors import STOPPING, ApiError
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
-from controlplane.gateway.lengths.service import LengthService
 from controlplane.gateway.serving.catalog import Catalog
 from controlplane.gateway.serving.continuation import Kept, evictable
 from controlplane.gateway.serving.http_request import HttpRequest
@@ -28,7 +27,9 @@ from controlplane.gateway.upstream.answers import Usage
 from controlplane.gateway.upstream.client import Upstream
 from controlplane.gateway.upstream.failures import Evicted, InstanceBusy, InstanceLost, Interrupted, RefusedByInstance
 from controlplane.gateway.upstream.payload import payload, upstream_priority
-from forecasting.lengths import OutputQuery
+from controlplane.gateway.upstream.whole_answer import not_streamed
+from controlplane.lengths.length_service import LengthService
+from forecasting.lengths import LengthQuery
 from scheduling.queueing.ordering import ORDERINGS
 
 
@@ -46,7 +47,9 @@ class Completions:
         clock: Callable[[], float],
         max_depth: int,
         most_body_bytes: int,
+        stream_all: bool,
     ) -> None:
+        self.stream_all = stream_all  # from instances, what tenants do not stream too
         self.max_depth = max_depth  # of a body's JSON
         self.most_body_bytes = most_body_bytes  # without media
         self.keys = keys
@@ -83,7 +86,7 @@ class Completions:
         used = 0
         try:
             try:
-                responder.more_headers = ticket.course.wait_headers
+                responder.more_headers, responder.stream = ticket.course.wait_headers, call.stream
                 if call.stream and kind is Kind.RESPONSE:
                     responder.sequence_number = 0
                 unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
@@ -104,7 +107,12 @@ class Completions:
     async def _ticket(
         self, grant: Grant, terms: SloTerms, call: Call, region: str, request: HttpRequest, *, by_prefix: bool
     ) -> Ticket:
-        query = OutputQuery(
+        prompt_tokens = call.prompt_tokens
+        if prompt_tokens is None:
+            prompt_tokens = self.lengths.prior.prompt_tokens(call.model, call.prompt_characters)
+        query = LengthQuery(
+            text="",
+            prompt_tokens=prompt_tokens,
             model=call.model,
             tenant=grant.tenant,
             slo_class=terms.name,
@@ -113,11 +121,10 @@ class Completions:
             ignore_eos=call.ignore_eos,
             sequences=call.sequences,
         )
-        prompt_tokens = call.prompt_tokens
-        if prompt_tokens is None:
-            prompt_tokens = self.lengths.prior.prompt_tokens(call.model, call.prompt_characters)
         arrived_at, arrived_s = time.time(), self.clock()
-        length = await self.lengths.predict(call, grant.tenant, query, prompt_tokens)
+        length = await self.lengths.predict(query, partial(with_prompt, call), call.prompt_characters)
+        in_one_piece = "" if call.stream else not_streamed(call) if self.stream_all else "streams are switched off"
+        streamed = not in_one_piece
         hashes: list[int] = []
         block_tokens = 0
         if by_prefix:
@@ -134,14 +141,14 @@ class Completions:
             deadline_s=terms.deadline_s,
             slo_class=terms.name,
             interactive=terms.interactive,
-            evictable=evictable(call),
+            evictable=evictable(call, streamed=streamed),
             arrived_at=arrived_at,
             arrived_s=arrived_s,
             prompt_tokens=prompt_tokens,
             predicted_tokens=length.tokens,
             max_tokens=call.max_tokens,
             sequences=call.sequences,
-            streamed=call.stream,
+            streamed=streamed,
             prefix_hashes=tuple(hashes),
             fingerprint=hash(call.raw),
             block_tokens=block_tokens,
@@ -160,6 +167,7 @@ class Completions:
             run=request.name(b"x-run"),
             unit=request.name(b"x-unit"),
             trace_context=request.trace_context(),
+            in_one_piece=in_one_piece,
             task=asyncio.current_task(),
         )
 
@@ -179,7 +187,8 @@ class Completions:
                 if kept is not None and kept.opened:
                     body = kept.payload(ticket.call, priority)
                 else:
-                    body = payload(ticket.call, ticket.raw, priority, token_ids=kept is not None)
+                    streamed, ids = ticket.asked.streamed, kept is not None
+                    body = payload(ticket.call, ticket.raw, priority, streamed=streamed, token_ids=ids)
                 try:
                     usage = await self.upstream.carry(ticket, placed, body, responder)
                     break

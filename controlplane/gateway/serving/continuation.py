@@ -31,14 +31,16 @@ HARMLESS = frozenset(
 """What a continuation needs no more, or has of its own."""
 
 
-def evictable(call: Call) -> bool:
+def evictable(call: Call, *, streamed: bool) -> bool:
     """Whether an answer to *call* can be gone on with after tokens of it were emitted, so that nobody sees a difference.
 
+    *streamed*: by its instance.
+
     A stream of one choice, to one prompt of text or ids, with a limit of its own and without anything that a continuation
-    would do otherwise. Any other request can be evicted until it has emitted something, one that is not streamed always.
+    would do otherwise. Any other request can be evicted until it has emitted something.
     """
     body = call.body
-    if not call.stream or call.kind is Kind.RESPONSE or call.sequences != 1 or call.max_tokens is None:
+    if not streamed or call.kind is Kind.RESPONSE or call.sequences != 1 or call.max_tokens is None:
         return False
     if (body.get("stream_options") or {}).keys() - {"include_usage"}:
         return False

@@ -68,6 +68,8 @@ class OpenRequests:
     ) -> None:
         course = ticket.course
         course.output_tokens = ticket.kept.rewind() if ticket.kept is not None else 0
+        if ticket.kept is None or not ticket.kept.opened:
+            course.first_token_s, course.first_token_heard = 0.0, False
         ticket.evicting = False
         self.streaming.discard(ticket)
         ticket.placement = asyncio.get_running_loop().create_future()
@@ -89,11 +91,18 @@ class OpenRequests:
         self._send(Progress(headers=((ticket.asked.number, self.clock() - ticket.course.placed_s),)))
 
     def began(self, ticket: Ticket) -> None:
-        """The first byte of its instance came back: the prompt is prefilled."""
+        """The first token of its instance came back: the prompt is prefilled."""
         ticket.course.move(TicketState.STREAMING)
         ticket.course.first_token_s = ticket.course.first_token_s or self.clock()
-        if ticket.asked.streamed:
-            self.streaming.add(ticket)
+        ticket.course.first_token_heard = True
+        self.streaming.add(ticket)
+
+    def came_whole(self, ticket: Ticket, first_token_s: float | None) -> None:
+        """Its instance answered in one piece, and said how long the first token took, or not."""
+        course, now_s = ticket.course, self.clock()
+        course.move(TicketState.STREAMING)
+        course.first_token_heard = first_token_s is not None
+        course.first_token_s = now_s if first_token_s is None else min(course.placed_s + first_token_s, now_s)
 
     def report(self) -> None:
         """Report how far every stream has come since the last call. Call it some ten times a second."""

@@ -26,6 +26,7 @@ class Responder:
         """What `write_now` could not write: `drain` does."""
         self._request_id = request_id.encode()
         self.started = self.ended = False
+        self.stream = False  # its tenant asked for one
         self.status = 0
         self.sequence_number: int | None = None
         """Of the next event of a stream of the Responses API; None of any other answer."""
@@ -40,12 +41,12 @@ class Responder:
         return max(0.0, self._looked_s + PING_S / 2 - asyncio.get_running_loop().time())
 
     async def look(self) -> None:
-        """Write a comment line if it is time for a look, and nothing was written since the last one. For streams."""
+        """Write a comment line to a stream if it is time for a look, and nothing was written since the last one."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._looked_s + PING_S / 2:
             return
         self._looked_s, spoke, self._spoke = now_s, self._spoke, False
-        if not spoke:
+        if self.stream and not spoke:
             if not self.started:
                 await self.start(200, SSE_TYPE, stream=True)
             await self.write(PING)

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from controlplane.gateway.admission.keys import Grant, SloTerms
     from controlplane.gateway.admission.validation import Call
     from controlplane.gateway.errors import ApiError
-    from controlplane.gateway.lengths.prediction import Prediction
     from controlplane.gateway.serving.continuation import Kept
     from controlplane.gateway.upstream.connections import Connection
     from controlplane.gateway.upstream.failures import RefusedByInstance
-    from forecasting.lengths import OutputQuery
+    from controlplane.gateway.upstream.whole_answer import WholeAnswer
+    from controlplane.lengths.length_service import Prediction
+    from forecasting.lengths import LengthQuery
 
 
 class TicketState(IntEnum):
@@ -76,6 +77,7 @@ class Course(Struct, eq=False):
     evictions: int = 0  # times that it was taken from an instance and queued again
     placed_s: float = 0.0
     first_token_s: float = 0.0
+    first_token_heard: bool = False  # else that is when the whole answer came
     finished_s: float = 0.0
     output_tokens: int = 0
     reported_tokens: int | None = None  # of those, reported to the dispatcher; None: not even its beginning
@@ -111,7 +113,7 @@ class Ticket(Struct, eq=False):
     grant: Grant
     terms: SloTerms
     call: Call
-    query: OutputQuery
+    query: LengthQuery
     course: Course
     raw: bytes  # `Call.raw`
     retry: int = 0  # by the client's SDK, as it says
@@ -124,16 +126,23 @@ class Ticket(Struct, eq=False):
     interrupted: Interrupt | None = None
     placement: asyncio.Future[Placed] | None = None
     kept: Kept | None = None  # where it may be evicted
+    whole: WholeAnswer | None = None  # put together from a stream that its tenant did not ask for
+    in_one_piece: str = ""  # why its instance does not stream it
     evicting: bool = False
     leave_instance: Callable[[], None] | None = None  # while an instance answers, as is the next one
     connection: Connection | None = None
     busy: ApiError | None = None  # what the last instance said that could take no more
 
+    @property
+    def has_shown(self) -> bool:
+        """Whether its tenant has been sent a token, after which it cannot begin anew."""
+        return self.call.stream and self.course.first_token_s > 0
+
     def evict(self) -> None:
         """Leave the instance, if what it emitted can be continued, or it has emitted nothing."""
         course = self.course
         at_instance = course.state in (TicketState.PLACED, TicketState.STREAMING)
-        can_go_on = self.kept.can_go_on if self.kept is not None else not course.first_token_s
+        can_go_on = self.kept.can_go_on if self.kept is not None else not self.has_shown
         if not at_instance or not can_go_on or self.evicting:
             return
         self.evicting = True

@@ -46,6 +46,7 @@ class Said(Struct, gc=False):
     output: Any = None  # of a response
     usage: Any = None
     system_fingerprint: Any = None
+    metrics: Any = None
     # Of an event of the Responses API
     type: Any = None
     response: Any = None
@@ -72,6 +73,15 @@ class Said(Struct, gc=False):
     def broken_off(self) -> bool:
         """Whether a choice has ended because its engine gave it up."""
         return any(choice.finish_reason in GIVEN_UP for choice in self.choices or ())
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from its arrival to its first token, where the server measures each request and says so."""
+        metrics = self.metrics if isinstance(self.metrics, dict) else {}
+        first_ms = metrics.get("time_to_first_token_ms")
+        if isinstance(first_ms, bool) or not isinstance(first_ms, int | float) or not 0 <= first_ms < MOST_TOKENS:
+            return None
+        return first_ms / 1000
 
     @property
     def usage_said(self) -> Any:

@@ -34,6 +34,7 @@ from controlplane.gateway.upstream.failures import (
 )
 from controlplane.gateway.upstream.kept_stream import KeptStream
 from controlplane.gateway.upstream.passage import Stream
+from controlplane.gateway.upstream.whole_answer import WholeAnswer
 
 MOST_SERVERS = 10_000
 
@@ -110,7 +111,7 @@ class Upstream:
         RefusedByInstance if it refused; Evicted if the ticket is.
         """
         usage, server = Usage(), self._server(placed)
-        streamed, kept = ticket.call.stream, ticket.kept
+        streamed, kept = ticket.asked.streamed, ticket.kept
         kind = Kind.COMPLETION if kept is not None and kept.opened else ticket.call.kind
         head = _head(ticket, placed, server.heads[kind], len(body))
         connection: Connection | None = None
@@ -138,12 +139,13 @@ class Upstream:
                     connection = None
             if connection.status != 200:
                 await self._refused(ticket, placed, connection)
-            elif streamed:
+            elif ticket.call.stream or (streamed and connection.is_event_stream):
                 await self._streamed(ticket, placed, connection, responder, usage)
             else:
                 answer = await _whole(connection)
-                usage.take(answers.whole(answer, kind).usage)
-                self.requests.began(ticket)
+                said = answers.whole(answer, kind)
+                usage.take(said.usage)
+                self.requests.came_whole(ticket, said.first_token_s)
                 await responder.whole(200, JSON_TYPE[1], answer)
         except Refusal as refusal:  # vLLM's own word on a bad request is the tenant's answer
             await responder.error(refusal)
@@ -183,7 +185,7 @@ class Upstream:
     async def _streamed(
         self, ticket: Ticket, placed: Placed, connection: Connection, responder: Responder, usage: Usage
     ) -> None:
-        if connection.content_type and not connection.content_type.lower().startswith(b"text/event-stream"):
+        if connection.content_type and not connection.is_event_stream:
             raise EngineFailed(f"{answers.what(await _whole(connection))} and no stream")
         self.requests.headers_came(ticket)
 
@@ -192,6 +194,8 @@ class Upstream:
             self.requests.began(ticket)
 
         kept, server = ticket.kept, self._server(placed)
+        if not ticket.call.stream and (kept is None or not kept.opened):
+            ticket.whole = WholeAnswer(ticket.call)
         stream = (
             KeptStream(ticket, kept, responder, usage, server.fingerprint, began)
             if kept is not None
@@ -251,10 +255,10 @@ def _seconds(retry_after: bytes) -> float:
 
 
 def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str = "") -> Exception:
-    """What a failure of its instance means for *ticket*: another try before the first byte or if it is kept, or an error."""
+    """What a failure of its instance means for *ticket*: another try while it can begin anew or go on, or an error."""
     ticket.interrupted = None
     reason = f"{placed.instance}: {reason}"
-    if not ticket.course.first_token_s or (ticket.kept is not None and ticket.kept.can_go_on):
+    if not ticket.has_shown or (ticket.kept is not None and ticket.kept.can_go_on):
         return InstanceLost(reason, failure, came)
     ticket.course.trace[-1]["lost"] = reason
     return Interrupted(failure, reason)

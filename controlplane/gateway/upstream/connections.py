@@ -79,6 +79,10 @@ class Connection(asyncio.Protocol):
         return self._requests > 1 and silent and self._loop.time() - self._asked_s < STALE_S
 
     @property
+    def is_event_stream(self) -> bool:
+        return self.content_type.lower().startswith(b"text/event-stream")
+
+    @property
     def failed(self) -> bool:
         """Whether no more of the answer comes, though it may not be whole."""
         return self._error is not None

@@ -1,21 +1,36 @@
-"""A stream on its way from an instance to the tenant: looked at, and written in the call that read it from the socket."""
+"""A stream on its way from an instance to the tenant: looked at, and written in the call that read it from the socket.
+
+If the tenant did not ask for a stream, it is put together on the way, and written as one answer.
+"""
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.errors import JSON_TYPE
 from controlplane.gateway.serving.responder import SSE_TYPE, Responder
 from controlplane.gateway.serving.ticket import Ticket
 from controlplane.gateway.upstream.answers import MOST_TOKENS, Said, Usage, error_of, read
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection
 from controlplane.gateway.upstream.failures import EngineFailed
 from controlplane.gateway.upstream.sse import Events, SentEvent
-from controlplane.gateway.upstream.stream import DONE, END, ENDED, OPENING, Withheld, around_text
+from controlplane.gateway.upstream.stream import DELTA, DONE, END, ENDED, OPENING, Withheld, around_text
 
-MOST_SHAPES = 8
-"""With log probabilities, or several choices, hardly an event is like the one before it: no more are looked at then."""
+MOST_SHAPES = 16
+"""With log probabilities hardly an event is like one before it: no more are looked at then."""
 
 MOST_OPENING_BYTES = 2**22
+LAST_WORD_S = 0.05
+"""How long a whole answer that is there waits for the end of its stream, with which its connection can be used again."""
+
+
+class Shape(NamedTuple):
+    """What is around the text of a token, and the text that it goes on with where a whole answer is put together."""
+
+    prefix: bytes
+    suffix: bytes
+    text: bytearray | None
 
 
 class Stream:
@@ -27,13 +42,13 @@ class Stream:
         "_has_begun",
         "_open",
         "_opening",
-        "_prefix",
         "_responder",
+        "_shapes",
         "_shapes_left",
-        "_suffix",
         "_ticket",
         "_unfinished",
         "_usage",
+        "_whole",
         "_withheld",
         "fingerprint",
     )
@@ -48,13 +63,15 @@ class Stream:
     ) -> None:
         self.fingerprint = fingerprint
         self._ticket, self._responder, self._usage, self._began = ticket, responder, usage, began
-        self._withheld = None if ticket.call.include_usage else Withheld(ticket.call.sequences, fingerprint)
+        self._whole = ticket.whole
+        kept_back = not ticket.call.include_usage and self._whole is None
+        self._withheld = Withheld(ticket.call.sequences, fingerprint) if kept_back else None
         self._events = Events()
         self._has_begun = False
         self._opening = b""  # said before the engine began: goes out with the first token
         self._unfinished = ticket.call.sequences  # choices that have not ended, by their own word
         self._open = False  # it has begun, and nothing of it is held back
-        self._prefix = self._suffix = b""  # of the last event that was a token and nothing else
+        self._shapes: tuple[Shape, ...] = ()  # of events that were a token and nothing else, the last one first
         self._shapes_left = 0 if ticket.call.kind is Kind.RESPONSE else MOST_SHAPES  # its events are numbered
 
     async def carry(self, connection: Connection, begun_until_s: float) -> None:
@@ -68,6 +85,10 @@ class Stream:
             await connection.wait(responder.look_in_s)
             if connection.complete and not self._events.between:
                 self._take(b"\n\n")  # some leave out the last empty line
+            if self._whole is not None and self._usage.whole:
+                connection.resume()
+                await connection.wait(LAST_WORD_S)
+                break
             if responder.held:
                 if not responder.started:
                     await responder.start(200, SSE_TYPE, stream=True)
@@ -84,6 +105,9 @@ class Stream:
             raise AnswerCutOff("the stream ended before it began")
         if not (self._usage.whole or self._unfinished <= 0):
             raise AnswerCutOff("the stream ended before its last event")
+        if self._whole is not None:
+            await responder.whole(200, JSON_TYPE[1], self._whole.body())
+            return
         rest = b""
         if self._withheld is not None:
             self.fingerprint = self._withheld.fingerprint
@@ -95,11 +119,16 @@ class Stream:
 
     def _take(self, piece: bytes) -> bool:
         """Pass on the events that end with *piece*; False if the tenant has to read first."""
-        if self._open and self._suffix and piece.endswith(self._suffix[:-2]):  # less the end of its HTTP chunk
+        if self._open and self._shapes and piece.endswith(b"\n\n"):
             tokens = piece[:-2].split(b"\n\n")
-            if all(map(self._is_token, tokens)):
+            shapes = [shape for token in tokens if (shape := self._shape_of(token)) is not None]
+            if len(shapes) == len(tokens):
                 self._ticket.course.output_tokens += len(tokens)
-                self._open = self._responder.write_now(piece)
+                if self._whole is None:
+                    self._open = self._responder.write_now(piece)
+                else:
+                    for token, shape in zip(tokens, shapes, strict=True):
+                        self._go_on(shape, token, 0, len(token) + len(END))
                 return self._open
         passed: list[bytes] = []
         failure: Exception | None = None
@@ -115,22 +144,35 @@ class Stream:
         self._open = (
             taken and self._has_begun and self._events.between and not (self._withheld and self._withheld.holds)
         )
-        return taken
+        return taken and not (self._whole and self._usage.whole)
 
-    def _is_token(self, event: bytes) -> bool:
-        """Whether *event* is like the last token but for its text."""
-        prefix, suffix = self._prefix, self._suffix
-        end = len(event) - len(suffix) + len(END)
-        return (
-            event.startswith(prefix)
-            and event.endswith(suffix[: -len(END)])
-            and len(prefix) <= end
-            and event.find(b'"', len(prefix), end) < 0
-        )
+    def _shape_of(self, event: bytes) -> Shape | None:
+        """The shape of *event* if it is like an earlier token but for its text."""
+        for shape in self._shapes:
+            prefix, suffix, _ = shape
+            end = len(event) - len(suffix) + len(END)
+            if (
+                event.startswith(prefix)
+                and event.endswith(suffix[: -len(END)])
+                and len(prefix) <= end
+                and event.find(b'"', len(prefix), end) < 0
+            ):
+                return shape
+        return None
+
+    def _go_on(self, shape: Shape, token: bytes, begin: int, end: int) -> None:
+        """Put the text of *token*, which ends at *end* with what its HTTP chunk ends with, to the whole answer."""
+        if self._whole is not None and shape.text is not None:
+            self._whole.append(shape.text, token[begin + len(shape.prefix) : end - len(shape.suffix)])
 
     def _event(self, event: SentEvent) -> bytes:
         """What the tenant gets now that *event* came. Raises EngineFailed, Refusal."""
         response = self._ticket.call.kind is Kind.RESPONSE
+        if response and self._whole is not None and event.name.endswith(DELTA):  # all of it is in the last event again
+            if not self._has_begun:
+                self._begin()
+            self._ticket.course.output_tokens += 1
+            return b""
         if event.data == DONE:
             if not self._has_begun:
                 raise EngineFailed("an empty stream")
@@ -146,12 +188,19 @@ class Stream:
                 # Each choice begins with an event for its role alone.
                 course.output_tokens -= self._ticket.call.sequences
         course.output_tokens += bool(said.choices)
-        if ends:
-            self._unfinished -= ends
-        elif self._shapes_left and said.choices and said.usage is None and not event.name:
-            self._shapes_left -= 1
-            self._prefix, self._suffix = around_text(event.raw)
-        return self._less_usage(event, said)
+        self._unfinished -= ends
+        passed = self._less_usage(event, said)
+        if self._shapes_left and not ends and said.choices and said.usage is None and not event.name:
+            self._learn(event)
+        return passed
+
+    def _learn(self, event: SentEvent) -> None:
+        """Remember the shape of *event*, a token."""
+        self._shapes_left -= 1
+        prefix, suffix = around_text(event.raw)
+        last = self._whole.last if self._whole is not None else (None, b"")
+        if suffix and last is not None and (last[0] is None or event.raw == prefix + last[1] + suffix[: -len(END)]):
+            self._shapes = (Shape(prefix, suffix, last[0]), *self._shapes)
 
     def _read(self, event: SentEvent) -> Said:
         """What *event* says, its usage taken."""
@@ -181,6 +230,8 @@ class Stream:
         number = said.sequence_number
         if type(number) is int and 0 <= number < MOST_TOKENS:
             self._responder.sequence_number = number + 1
+        if self._whole is not None and said.type in ENDED:
+            self._whole.take(event, said)
         if not self._has_begun and said.type in OPENING:
             self._opening += event.raw + b"\n\n"
             if len(self._opening) > MOST_OPENING_BYTES:
@@ -191,22 +242,31 @@ class Stream:
             self._begin()
         self._ticket.course.output_tokens += said.type.endswith(".delta")
         self._usage.whole = self._usage.whole or said.type in ENDED
-        return opening + event.raw + b"\n\n"
+        return opening + event.raw + b"\n\n" if self._whole is None else b""
 
     def _less_usage(self, event: SentEvent, said: Said | None) -> bytes:
+        if self._whole is not None:
+            self._whole.take(event, said)
+            return b""
         return event.raw + b"\n\n" if self._withheld is None else self._withheld.take(event, said)
 
     def _take_chunk(self, chunk: bytes, begin: int) -> bool:
-        """Pass on an HTTP *chunk* as it came if it is one event like the last one but for its text: a token, and no more."""
-        prefix, suffix = self._prefix, self._suffix
-        if (
-            not suffix
-            or not self._open
-            or not chunk.endswith(suffix)
-            or not chunk.startswith(prefix, begin)
-            or chunk.find(b'"', begin + len(prefix), -len(suffix)) >= 0
-            or not self._responder.write_chunk(chunk)
-        ):
+        """Pass on an HTTP *chunk* as it came if it is one event like an earlier one but for its text: a token alone."""
+        if not self._open:
+            return False
+        for shape in self._shapes:
+            prefix, suffix, _ = shape
+            if (
+                chunk.endswith(suffix)
+                and chunk.startswith(prefix, begin)
+                and chunk.find(b'"', begin + len(prefix), -len(suffix)) < 0
+            ):
+                break
+        else:
+            return False
+        if self._whole is not None:
+            self._go_on(shape, chunk, begin, len(chunk))
+        elif not self._responder.write_chunk(chunk):
             return False
         self._ticket.course.output_tokens += 1
         return True

@@ -11,18 +11,27 @@ MOST_BACK = 499
 BY_CLASS = frozenset({FCFS, PRIORITY})
 
 
-def payload(call: Call, raw: bytes, priority: int, *, token_ids: bool = False) -> bytes:
+def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids: bool = False) -> bytes:
     """The body for the instance: the tenant's bytes, with our priority, and asking for usage at the end of a stream.
 
-    With *token_ids* for those of prompt and output too, which the body does not ask for itself.
+    *streamed* says whether we want a stream, also where the tenant does not. With *token_ids* for those of prompt and
+    output too, which the body does not ask for itself.
 
     Fields are spliced in front where the tenant's body lacks them, so that everything else stays exactly as it was sent.
     """
     body = call.body
-    ask_usage = call.stream and not call.include_usage
+    ask_usage = streamed and not call.include_usage
+    ask_stream = streamed and not call.stream
     ours = body.get("service_tier") not in TIERS
-    if ours or "priority" in body or (ask_usage and "stream_options" in body):
+    if (
+        ours
+        or "priority" in body
+        or (ask_usage and "stream_options" in body)
+        or (ask_stream and ("stream" in body or "stream_options" in body))
+    ):
         changed = body | {"priority": priority}
+        if ask_stream:
+            changed["stream"] = True
         if ours:
             changed["service_tier"] = "auto"
         if token_ids:
@@ -39,6 +48,8 @@ def payload(call: Call, raw: bytes, priority: int, *, token_ids: bool = False) -
     front = b'{"priority":%d,' % priority
     if token_ids:
         front += b'"return_token_ids":true,'
+    if ask_stream:
+        front += b'"stream":true,'
     if ask_usage:
         front += b'"stream_options":{"include_usage":true},'
     return front + raw.lstrip()[1:]

@@ -12,6 +12,7 @@ DATA = b"data: "
 DONE = b"[DONE]"  # the last event of a stream
 OPENING = frozenset({"response.created", "response.queued", "response.in_progress"})
 """What vLLM says of a response before it gives the request to its engine."""
+DELTA = b".delta"  # how the names of events with a piece of a response end
 ENDED = frozenset({"response.completed", "response.incomplete"})
 LONGEST = 200  # characters of a fingerprint
 END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in

@@ -254,11 +254,19 @@ class _Learner:
         self.error = self._fitted()[0].error
         return True
 
-    def _fitted(self) -> "tuple[Fallback, _Fitted]":
-        pair = self._new(), _Fitted(datetime.now(UTC).timestamp(), self._known_windows())
-        pair[0].fit(self.series)
-        self._keep(*pair)
-        return pair
+    def _fitted(self, kept: "Fallback | None" = None) -> "tuple[Fallback, _Fitted]":
+        """Fit a new forecaster, or *kept* anew, which goes on with what it has learned of its own errors."""
+        fitted = self._fitted_now()
+        if kept is None:
+            kept = self._new()
+            kept.fit(self.series)
+        else:
+            kept.refit(self.series)
+        self._keep(kept, fitted)
+        return kept, fitted
+
+    def _fitted_now(self) -> _Fitted:
+        return _Fitted(datetime.now(UTC).timestamp(), self._known_windows())
 
     def _new(self) -> "Fallback":
         from forecasting.workload import FORECASTERS, Fallback
@@ -266,12 +274,13 @@ class _Learner:
         return Fallback(FORECASTERS[self.name]())
 
     def _loaded(self) -> "tuple[Fallback, _Fitted] | None":
-        """Load the last forecaster, updated with what came since; None if it is to be fitted."""
+        """Load the last forecaster, updated with what came since, fitted anew once it is old; None if one is to be made."""
         from forecasting.workload import Fallback, load
 
         try:
             fitted = _Fitted(**json.loads(self.note.read_text()))
-            if time.monotonic() < self.refit_until_s and self._is_due(fitted):
+            may_refit = time.monotonic() < self.refit_until_s
+            if may_refit and (self._has_grown(fitted) or (fitted.failed and self._is_old(fitted))):
                 return None
             forecaster = Fallback(load(self.file), fitted.failed)
             knows_until_s = forecaster.predict(1).start_s
@@ -285,12 +294,22 @@ class _Learner:
             return None
         if new:
             forecaster.update(self.series.tokens_per_s[len(self.series) - new :])
+            if forecaster.forecaster.since_fit == 0:  # a day of windows had come: it was fitted with them
+                fitted = self._fitted_now()
+        if may_refit and self._is_old(fitted):
+            return self._fitted(forecaster)
+        if new:
             self._keep(forecaster, fitted)
         return forecaster, fitted
 
     def _is_due(self, fitted: _Fitted) -> bool:
-        old = datetime.now(UTC).timestamp() - fitted.at_s > tuned().FORECAST_REFIT_S
-        return old or self._known_windows() > GROWN * fitted.windows
+        return self._is_old(fitted) or self._has_grown(fitted)
+
+    def _is_old(self, fitted: _Fitted) -> bool:
+        return datetime.now(UTC).timestamp() - fitted.at_s > tuned().FORECAST_REFIT_S
+
+    def _has_grown(self, fitted: _Fitted) -> bool:
+        return self._known_windows() > GROWN * fitted.windows
 
     def _keep(self, forecaster: "Fallback", fitted: _Fitted) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)

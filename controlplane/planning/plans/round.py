@@ -99,7 +99,7 @@ class Round:
             endpoint = self.made.endpoints[place[:2]]
             demand, reason = endpoint.forecast_tokens_per_s, plan.reasons.get((i, j, k), "")
             if self.expected.follows[model].by_capability:
-                reason = f"Algorithm 2: {demand:,.0f} tokens/s ask for {endpoint.target_instances}"
+                reason = f"Algorithm 2: {demand:,.0f} tok/s need {endpoint.target_instances}"
             rows.append(
                 {
                     "region": place[1],
@@ -190,9 +190,9 @@ class Round:
         i = problem.models.index(model)
         overall = float(plan.unmet_total_tokens_per_s[i])
         if overall > 0:
-            return f"{overall:,.0f} tokens/s cannot be served anywhere"
+            return f"{overall:,.0f} tok/s cannot be served anywhere"
         return "; ".join(
-            f"{region} falls {float(rate):,.0f} tokens/s short of its share"
+            f"{region} falls {float(rate):,.0f} tok/s short of its share"
             for region, rate in zip(problem.regions, plan.unmet_tokens_per_s[i], strict=True)
             if rate > 0
         )

@@ -57,9 +57,7 @@ def fork_of(seen: dict[str, Any], horizon_s: float) -> Start:
     _fit(values, state)
     arrivals, about_arrivals = forecast_arrivals(at, horizon_s, [*state["running"], *state["waiting"]])
     if shadowed := _shadowed(names):
-        remarks.append(
-            f"In shadow mode live, where strategies only advise: {', '.join(shadowed)}. In a future they act."
-        )
+        remarks.append(f"{', '.join(shadowed)}: in shadow mode now; futures assume the strategy acts.")
     unknown = sorted(names - set(values["models"]))
     if unknown:
         remarks.append(f"{', '.join(unknown)} is left out: no performance profile says how long its instances take.")

@@ -116,7 +116,7 @@ def check(row: WhatIf) -> dict[str, str]:
         wrong[error.field] = error.what
         return wrong
     if start.is_quiet and not any(edit["kind"] == "tenant" for edit in row.edits):
-        wrong["edits"] = "no request is foreseen, for none came in the last hour: add a tenant"
+        wrong["edits"] = "no requests came in the last hour, so none are expected: add a tenant"
     for future in row.futures.all():
         try:
             changed = working.changed(row, future, start)

@@ -40,7 +40,7 @@ FEWEST: Final = 30
 WINDOWS: Final = 12
 """Newest windows of a profile of which a band is made."""
 MEASURES: Final = ("ttft_p50", "ttft_p95", "itl_p50", "itl_p95")
-"""Milliseconds of requests that were streamed and done; beside them `slo_met`, a share."""
+"""Milliseconds of requests that are done and whose first token is timed; beside them `slo_met`, a share."""
 SETTLE_S: Final = 600.0
 """Simulated after the last request at the most."""
 SCALED_BY: Final = frozenset(
@@ -167,7 +167,7 @@ def _judged(since: datetime, until: datetime) -> list[TwinError]:
 
 
 class _Measured:
-    """What the ledger says of *rows*, and which of them are judged: streamed, done, from *since* on."""
+    """What the ledger says of *rows*, and which of them are judged: done, their first token timed, from *since* on."""
 
     def __init__(self, rows: list[LedgerRow], since: datetime) -> None:
         gpus = {
@@ -179,7 +179,10 @@ class _Measured:
         self.keys = [(row.model, gpus.get(row.instance, "")) for row in rows]
         self.judged = np.array(
             [
-                row.arrived_at >= since and row.outcome == Outcome.DONE and row.streamed and row.instance in gpus
+                row.arrived_at >= since
+                and row.outcome == Outcome.DONE
+                and row.ttft_ms is not None
+                and row.instance in gpus
                 for row in rows
             ]
         )

@@ -1,19 +1,16 @@
 """Length models that look at no text: a mean by class, a moving histogram by tenant, and buckets of prompt length."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.models.spread import bounded
-from forecasting.lengths.models.state import load_model, save_model
-from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions, Sample
+from forecasting.lengths.models.length_model import DEFAULT, Fitting, LengthModel, bounded
+from forecasting.lengths.query import MEDIAN, QUANTILES, LengthQuery, Predictions, Sample
 
-VERSION: Final = 1
 LEAST: Final = 8
 """Samples that a group needs; smaller ones answer as all together."""
 DECAY: Final = 0.999
@@ -24,12 +21,13 @@ BIN_BASE: Final = 1.15
 Row = NDArray[np.float64]
 
 
-class _Grouped(ABC):
+class _Grouped(LengthModel):
     """Every group of queries has one answer: a figure and quantiles. Sub-classes say what a group and an answer are."""
 
-    name: str
+    reads_text = False
 
-    def __init__(self) -> None:
+    def __init__(self, fitting: Fitting = DEFAULT) -> None:
+        super().__init__(fitting)
         self.rows: dict[str, list[float]] = {}
         """By group: the figure and the quantiles; the empty group stands for all."""
 
@@ -40,32 +38,28 @@ class _Grouped(ABC):
     def answer(self, lengths: Sequence[int]) -> Row:
         """The figure and the quantiles of a group with these *lengths*, oldest first."""
 
-    def fit(self, samples: Sequence[Sample]) -> Self:
-        if not samples:
-            raise ValueError("A length model cannot be fitted to no samples.")
+    @property
+    def fitted(self) -> bool:
+        return bool(self.rows)
+
+    def _fit(self, samples: Sequence[Sample]) -> None:
         groups: dict[str, list[int]] = defaultdict(list)
         for sample in samples:
             groups[self.group(sample.query)].append(sample.output_tokens)
         self.rows = {key: self.answer(lengths).tolist() for key, lengths in groups.items() if len(lengths) >= LEAST}
         self.rows[""] = self.answer([sample.output_tokens for sample in samples]).tolist()
-        return self
 
-    def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        if not self.rows:
-            raise ValueError(f"The length model {self.name!r} was asked before it was fitted.")
+    def _predict(self, queries: Sequence[LengthQuery]) -> Predictions:
         rows = np.array([self.rows.get(self.group(query), self.rows[""]) for query in queries], float)
-        rows = rows.reshape(-1, 1 + len(QUANTILES))
         return bounded(rows[:, 0], rows[:, 1:], queries)
 
-    def save(self, path: Path) -> None:
-        if not self.rows:
-            raise ValueError(f"The length model {self.name!r} was not fitted: there is nothing to save.")
-        save_model(path, self.name, VERSION, {"rows": self.rows})
+    def state(self) -> dict[str, Any]:
+        return {"rows": self.rows}
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def of_state(cls, state: dict[str, Any]) -> Self:
         model = cls()
-        model.rows = dict(load_model(path, cls.name, VERSION)["rows"])
+        model.rows = dict(state["rows"])
         return model
 
 
@@ -96,7 +90,7 @@ class TenantHistogram(_Grouped):
         reached = np.cumsum(histogram) / histogram.sum()
         places = np.searchsorted(reached, QUANTILES)
         quantiles = BIN_BASE ** (places + 0.5)
-        return np.array([quantiles[QUANTILES.index(0.5)], *quantiles])
+        return np.array([quantiles[MEDIAN], *quantiles])
 
 
 class PromptBuckets(_Grouped):

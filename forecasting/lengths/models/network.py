@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.query import QUANTILES
+from forecasting.lengths.query import MEDIAN
 from forecasting.lengths.text import kernels
 from forecasting.lengths.text.features import Features
 
@@ -17,7 +17,6 @@ Weights = dict[str, NDArray[np.float32]]
 
 MOST_TOKENS: Final = 32768.0
 """Above it no length is predicted, whatever a network says."""
-MEDIAN: Final = QUANTILES.index(0.5)
 LARGE_STEP: Final = 30.0  # above it softplus is the identity
 LEAST_SPREAD: Final = 1e-2
 """A measure with a smaller standard deviation does not vary."""

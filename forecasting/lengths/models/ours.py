@@ -6,77 +6,60 @@ encoder is tuned, so a prompt is read once, whatever is fitted to it.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.models.forest import Forest
-from forecasting.lengths.models.spread import bounded
-from forecasting.lengths.models.state import load_model, save_model
+from forecasting.lengths.models.length_model import DEFAULT, Fitting, LengthModel, bounded
 from forecasting.lengths.models.student import LEAST_PROMPTS, MOST_NGRAMS, Student
-from forecasting.lengths.models.trees import Habits
-from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions, Sample
+from forecasting.lengths.models.trees import HabitTrees
+from forecasting.lengths.query import MEDIAN, LengthQuery, Predictions, Sample
 from forecasting.lengths.text.embeddings import Embeddings
-from forecasting.lengths.text.encoder import MINILM, Progress
-from forecasting.lengths.text.features import Features, Prompt, Vocabulary, extract
+from forecasting.lengths.text.features import Features, Prompt, Vocabulary, extract, measure_matrix
 
-VERSION: Final = 1
 COMPONENTS: Final = 48
-TREES: Final = 120
 TREE_SHARE: Final = 0.5
-MEDIAN: Final = QUANTILES.index(0.5)
+LEAVES: Final = 24
 LEAST_SCALE: Final = 1e-3
 
 
-class Ours:
-    """A LengthModel. Embeddings are kept in *folder* if one is given."""
+class Ours(LengthModel):
+    """Embeddings are kept in the folder of `Fitting` if there is one."""
 
     name = "ours"
+    on_encoder = True
 
-    def __init__(
-        self,
-        encoder: str = MINILM,
-        folder: Path | None = None,
-        seed: int = 1,
-        progress: Progress | None = None,
-        trees: int = TREES,
-    ) -> None:
-        self.embeddings = Embeddings(encoder, folder, progress)
-        self.trees = trees
-        self.network = Student(seed, networks=1, trees=0)
-        self.habits = Habits()
-        self.forest: Forest | None = None
+    def __init__(self, fitting: Fitting = DEFAULT) -> None:
+        super().__init__(fitting)
+        self.embeddings = Embeddings(fitting.encoder, fitting.folder, fitting.progress)
+        self.network = Student(fitting, networks=1, trees=0)
+        self.trees: HabitTrees | None = None
         self.centre: NDArray[np.float32] = np.zeros(0, np.float32)
         self.axes: NDArray[np.float32] = np.zeros((0, 0), np.float32)
         """(embedding, components), scaled so that each component varies by about one."""
 
-    def fit(self, samples: Sequence[Sample]) -> Self:
-        if not samples:
-            raise ValueError("A length model cannot be fitted to no samples.")
+    @property
+    def fitted(self) -> bool:
+        return self.trees is not None
+
+    def _fit(self, samples: Sequence[Sample]) -> None:
         texts = list(dict.fromkeys(sample.query.text for sample in samples))
         self._find_axes(self.embeddings.of(texts))
         prompts = {sample.query.text: extract(sample.query) for sample in samples}
         self.network.vocabulary = Vocabulary.common(prompts.values(), LEAST_PROMPTS, MOST_NGRAMS)
-        queries = [sample.query for sample in samples]
-        rows = self._features(queries)
-        self.network.fit_features(list(zip(rows, samples, strict=True)))
-        self.habits.fit(samples)
-        self.forest = Forest.grow(
-            self._tree_rows(rows, queries), np.log1p([sample.output_tokens for sample in samples]), 0.5, self.trees,
-            self.network.seed, leaves=24,
-        )  # fmt: skip
-        return self
+        rows = self._features([sample.query for sample in samples])
+        self.network.fit_features(rows, samples)
+        target = np.log1p([sample.output_tokens for sample in samples])
+        self.trees = HabitTrees.grow(
+            measure_matrix(rows), samples, target, self.fitting.trees, LEAVES, self.fitting.seed
+        )
 
-    def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        if self.forest is None:
-            raise ValueError("The teacher was asked before it was fitted.")
-        if not queries:
-            return bounded([], [], queries)
+    def _predict(self, queries: Sequence[LengthQuery]) -> Predictions:
+        assert self.trees is not None
         rows = self._features(queries)
-        logs = np.log(self.network.from_features(rows, queries).quantiles)
-        other = np.log(np.maximum(np.expm1(self.forest.predict(self._tree_rows(rows, queries))), 1.0))
+        logs = np.log(self.network.predict_features(rows, queries).quantiles)
+        other = np.log(np.maximum(np.expm1(self.trees.predict(measure_matrix(rows), queries)), 1.0))
         logs += TREE_SHARE * (other - logs[:, MEDIAN])[:, None]
         quantiles = np.exp(logs)
         return bounded(quantiles[:, MEDIAN], quantiles, queries)
@@ -104,22 +87,16 @@ class Ours:
             features.append(self.network.vocabulary.features(Prompt(wide, prompt.hashes, prompt.opening)))
         return features
 
-    def _tree_rows(self, rows: Sequence[Features], queries: Sequence[LengthQuery]) -> NDArray[np.float32]:
-        return np.concatenate([np.stack([row.measures for row in rows]), self.habits.rows(queries)], axis=1)
-
-    def save(self, path: Path) -> None:
-        if self.forest is None:
-            raise ValueError("The teacher was not fitted: there is nothing to save.")
-        save_model(path, self.name, VERSION, {
-            "encoder": self.embeddings.setting, "network": self.network.state(), "forest": self.forest.state(),
-            "habits": self.habits.means, "overall": self.habits.overall, "centre": self.centre, "axes": self.axes,
-        })  # fmt: skip
+    def state(self) -> dict[str, Any]:
+        assert self.trees is not None
+        return {
+            "encoder": self.embeddings.setting, "network": self.network.state(), **self.trees.state(),
+            "centre": self.centre, "axes": self.axes,
+        }  # fmt: skip
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        state: dict[str, Any] = load_model(path, cls.name, VERSION)
-        model = cls(state["encoder"])
-        model.network, model.forest = Student.of_state(state["network"]), Forest.of_state(state["forest"])
-        model.habits.means, model.habits.overall = dict(state["habits"]), float(state["overall"])
+    def of_state(cls, state: dict[str, Any]) -> Self:
+        model = cls(Fitting(state["encoder"]))
+        model.network, model.trees = Student.of_state(state["network"]), HabitTrees.of_state(state)
         model.centre, model.axes = state["centre"], state["axes"]
         return model

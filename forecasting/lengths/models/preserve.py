@@ -12,9 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.models.proxy import Array, Effort
 from forecasting.lengths.models.ssjf import RegressionL1
-from forecasting.lengths.text.encoder import MINILM, Encoder, Progress, stack
+from forecasting.lengths.text.encoder import Encoder, stack
 
 PROMPT_TOKENS: Final = 10
 BUCKETS: Final = 10
@@ -27,16 +26,10 @@ MOST_COPIES: Final = 20
 
 
 class PreServe(RegressionL1):
-    """A LengthModel."""
+    """SSJF's L1 regression, with prompt tokens learned in the place of the encoder's weights."""
 
     name = "preserve"
-
-    def __init__(
-        self, encoder: str = MINILM, effort: Effort | None = None, seed: int = 1, progress: Progress | None = None
-    ) -> None:
-        super().__init__(encoder, effort, seed, progress)
-        self.prompt: Array = np.zeros((0, self.encoder.width), np.float32)
-        self._prompt_tensor: Any = None
+    _prompt_tensor: Any = None
 
     def room(self) -> int:
         return PROMPT_TOKENS
@@ -51,7 +44,7 @@ class PreServe(RegressionL1):
         last = list(stack(module)[-1].parameters())
         for weight in last:
             weight.requires_grad_(True)
-        generator = np.random.default_rng(self.seed)
+        generator = np.random.default_rng(self.fitting.seed)
         words = module.get_input_embeddings().weight.detach().numpy()
         start = words[generator.integers(0, len(words), PROMPT_TOKENS)]
         self._prompt_tensor = torch.tensor(start, requires_grad=True)
@@ -70,7 +63,7 @@ class PreServe(RegressionL1):
     def augmented(
         self, ids: list[list[int]], lengths: NDArray[np.float64]
     ) -> tuple[list[list[int]], NDArray[np.int64]]:
-        generator = np.random.default_rng(self.seed)
+        generator = np.random.default_rng(self.fitting.seed)
         source = over_sampled(lengths, generator)
         swap = Synonyms(self.encoder)
         copies = [swap.perturbed(ids[index], generator) for index in source[len(ids) :]]

@@ -2,56 +2,35 @@
 
 The head is SSJF's (section 3.1; the names join as in its authors' code): the state through one layer, beside it which model
 serves and for which tenant, then two layers more. Fitting has two phases, as there: encoder and head together on a part of
-the samples, then the head alone, on states that the encoder gives once a prompt. What a phase takes is bounded by `Effort`,
+the samples, then the head alone, on states that the encoder gives once a prompt. What a phase takes is bounded by `Fitting`,
 since a small encoder reads fifty prompts a second on a core.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forecasting.lengths.models.length_model import DEFAULT, Fitting, LengthModel
 from forecasting.lengths.models.spread import Spread
-from forecasting.lengths.models.state import load_model, save_model
 from forecasting.lengths.query import LengthQuery, Predictions, Sample
-from forecasting.lengths.text.encoder import MINILM, Encoder, Progress
-from forecasting.lengths.training.scoring import class_edges, classes
+from forecasting.lengths.text.encoder import Encoder
 
 Array = NDArray[np.float32]
 Weights = dict[str, Array]
 
-VERSION: Final = 2
 HIDDEN: Final = 128
 HEAD_RATE: Final = 1e-3
 HEAD_BATCH: Final = 64
+LAST_RATE_TUNED: Final = 0.05
+"""Of the first one, at the end of the first phase; and of the second."""
+LAST_RATE: Final = 0.02
 HELD_OUT: Final = 0.1
 """Of the samples, for the spread of the quantiles."""
 UNSEEN_NAME: Final = 0.1
 """Chance that a name is hidden in training, so that unknown ones are answered sensibly."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much fitting may cost."""
-
-    tuned: int = 1500
-    """Samples of the first phase, in which encoder and head learn."""
-    epochs: int = 1
-    """Rounds over them."""
-    read: int = 3000
-    """Prompts of the second phase, whose states are computed once; all samples with these prompts count."""
-    head_epochs: int = 20
-    most_tokens: int = 96
-    """Read of each prompt."""
-    layers: int = 0
-    """Of the encoder, from the first; 0: all."""
-    rate: float = 5e-5
-    """Of the encoder's weights in the first phase."""
-    batch: int = 16
 
 
 class Names:
@@ -113,28 +92,25 @@ def head_tensors(torch: Any, weights: dict[str, Any], states: Any, names: Any) -
     return hidden @ weights["last"] + weights["last_bias"]
 
 
-class Proxy:
-    """A LengthModel on an encoder. Sub-classes say what the head puts out, how wrong that is, and what tokens it means."""
+class Proxy(LengthModel):
+    """A length model on an encoder. Sub-classes define the head's outputs, their loss, and how they become tokens."""
 
-    name: str
+    version = 2
+    on_encoder = True
     outputs: ClassVar[int] = 1
     states_a_row: ClassVar[int] = 1
     """States that one row of the head takes: two for pairs."""
 
-    def __init__(
-        self, encoder: str = MINILM, effort: Effort | None = None, seed: int = 1, progress: Progress | None = None
-    ) -> None:
-        self.effort = effort or Effort()
-        self.seed = seed
-        self.progress = progress
-        self.encoder = Encoder(encoder, self.effort.most_tokens, self.effort.layers)
+    def __init__(self, fitting: Fitting = DEFAULT) -> None:
+        super().__init__(fitting)
+        self.encoder = Encoder(fitting.encoder, fitting.most_tokens, fitting.layers)
         self.names = Names()
         self.head: Weights = {}
         self.facts: dict[str, Any] = {}
         """What decoding needs to know of the lengths fitted to."""
         self.spread = Spread()
 
-    # What a sub-class says.
+    # What a sub-class defines.
 
     @abstractmethod
     def prepare(self, lengths: NDArray[np.float64]) -> None:
@@ -150,41 +126,34 @@ class Proxy:
 
     # What all share.
 
-    def fit(self, samples: Sequence[Sample]) -> Self:
-        import torch
+    @property
+    def fitted(self) -> bool:
+        return bool(self.head)
 
-        if not samples:
-            raise ValueError("A length model cannot be fitted to no samples.")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            self._fit(torch, samples)
-        return self
-
-    def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        if not self.head:
-            raise ValueError(f"The length model {self.name!r} was asked before it was fitted.")
+    def _predict(self, queries: Sequence[LengthQuery]) -> Predictions:
         return self.predict_and_embed(queries)[0]
 
     def predict_and_embed(self, queries: Sequence[LengthQuery]) -> tuple[Predictions, Array]:
         """Predictions, and (n, width) embeddings of the prompts: the mean of the encoder's states over all tokens."""
+        self._require_fitted()
         rows = self._read(queries, "predict") if queries else np.zeros((0, 2 * self.encoder.width), np.float32)
         states, embeddings = np.split(rows, 2, axis=1)
         tokens = self.decode(states, self.names.rows(queries)) if queries else np.zeros(0)
         return self.spread.around(tokens, queries), embeddings
 
-    def save(self, path: Path) -> None:
-        if not self.head:
-            raise ValueError(f"The length model {self.name!r} was not fitted: there is nothing to save.")
-        save_model(path, self.name, VERSION, {
+    def quantise(self) -> None:
+        self.encoder.quantise()
+
+    def state(self) -> dict[str, Any]:
+        return {
             "encoder": self.encoder.setting, "most_tokens": self.encoder.most_tokens, "layers": self.encoder.layers,
             "encoder_weights": self.encoder.weights(), "models": self.names.models, "tenants": self.names.tenants,
             "head": self.head, "facts": self.facts, "spread": self.spread.state(), **self.more_state(),
-        })  # fmt: skip
+        }  # fmt: skip
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        state = load_model(path, cls.name, VERSION)
-        model = cls(state["encoder"], Effort(most_tokens=state["most_tokens"], layers=state["layers"]))
+    def of_state(cls, state: dict[str, Any]) -> Self:
+        model = cls(Fitting(state["encoder"], most_tokens=state["most_tokens"], layers=state["layers"]))
         model.encoder.set_weights(state["encoder_weights"])
         model.names = Names(state["models"], state["tenants"])
         model.head, model.facts, model.spread = state["head"], state["facts"], Spread.of(state["spread"])
@@ -206,6 +175,10 @@ class Proxy:
         """The encoder's parameters that the first phase moves."""
         return list(self.encoder.module.parameters())
 
+    def room(self) -> int:
+        """Positions of the encoder that are not for the text."""
+        return 0
+
     def augmented(
         self, ids: list[list[int]], lengths: NDArray[np.float64]
     ) -> tuple[list[list[int]], NDArray[np.int64]]:
@@ -216,21 +189,29 @@ class Proxy:
         """(n, 2 width): states of the first token and means over all, without gradients; each text is read once."""
         texts = sorted({query.text for query in queries})
         places = {text: place for place, text in enumerate(texts)}
-        rows = self.encoder.states(texts, self.progress, f"{self.name}: {what}", True, self.hidden, self.room())
+        rows = self.encoder.states(texts, self.fitting.progress, f"{self.name}: {what}", True, self.hidden, self.room())
         return rows[[places[query.text] for query in queries]]
 
-    def _fit(self, torch: Any, samples: Sequence[Sample]) -> None:
-        generator = np.random.default_rng(self.seed)
+    def _fit(self, samples: Sequence[Sample]) -> None:
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.fitting.seed)
+            self._fit_both(torch, samples)
+
+    def _fit_both(self, torch: Any, samples: Sequence[Sample]) -> None:
+        """Both phases, then the spread on prompts held out of the second."""
+        fitting, generator = self.fitting, np.random.default_rng(self.fitting.seed)
         order = generator.permutation(len(samples))
         self.names = Names.of(samples)
         self.prepare(np.array([sample.output_tokens for sample in samples], float))
         self.head = new_head(
-            self.encoder.width * self.states_a_row, len(self.names) * self.states_a_row, self.outputs, self.seed
+            self.encoder.width * self.states_a_row, len(self.names) * self.states_a_row, self.outputs, fitting.seed
         )
-        self._tune(torch, [samples[index] for index in order[: self.effort.tuned]], generator)
+        self._fit_encoder(torch, [samples[index] for index in order[: fitting.tuned]], generator)
         texts: dict[str, None] = {}
         for index in order:
-            if len(texts) == self.effort.read:
+            if len(texts) == fitting.read:
                 break
             texts.setdefault(samples[index].query.text)
         chosen = [samples[index] for index in order if samples[index].query.text in texts]
@@ -243,51 +224,27 @@ class Proxy:
         names = self.names.rows([sample.query for sample in chosen])[judged]
         self.spread.fit(truth, self.decode(states[judged], names))
 
-    def _rows(self, torch: Any, states: Any, names: Any, lengths: Any, generator: np.random.Generator) -> Any:
-        """The loss of one batch; names are hidden now and then."""
-        kept = torch.from_numpy((generator.random((len(names), 1)) >= UNSEEN_NAME).astype(np.float32))
-        return self.loss(torch, head_tensors(torch, self._tensors, states, names * kept), lengths)
-
-    def _tune(self, torch: Any, samples: Sequence[Sample], generator: np.random.Generator) -> None:
+    def _fit_encoder(self, torch: Any, samples: Sequence[Sample], generator: np.random.Generator) -> None:
         """The first phase: encoder and head."""
-        effort, module = self.effort, self.encoder.module
+        fitting, module = self.fitting, self.encoder.module
         lengths = np.array([sample.output_tokens for sample in samples], float)
         ids, source = self.augmented(self.encoder.ids([sample.query.text for sample in samples], self.room()), lengths)
         names = self.names.rows([sample.query for sample in samples])
-        self._tensors = {name: torch.tensor(value, requires_grad=True) for name, value in self.head.items()}
         tuned = self.tuned_weights()
-        optimiser = torch.optim.AdamW(
-            [{"params": tuned, "lr": effort.rate}, {"params": list(self._tensors.values()), "lr": HEAD_RATE}]
-        )
-        steps = effort.epochs * -(-len(ids) // effort.batch)
-        plan = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, max(steps, 1))
+        batches = (batch for _ in range(fitting.epochs) for batch in _batches(ids, fitting.batch, generator))
         module.train()
-        done = 0
-        for _ in range(effort.epochs):
-            for batch in _batches(ids, effort.batch, generator):
-                rows = source[batch]
-                loss = self._rows(
-                    torch,
-                    self.hidden([ids[index] for index in batch])[0][:, 0],
-                    torch.from_numpy(names[rows]),
-                    torch.from_numpy(lengths[rows].astype(np.float32)),
-                    generator,
-                )
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(tuned, 1.0)
-                optimiser.step()
-                plan.step()
-                done += 1
-                if self.progress:
-                    self.progress(f"{self.name}: tune", done, steps)
+        self._descend(
+            torch,
+            batches,
+            fitting.epochs * -(-len(ids) // fitting.batch),
+            lambda batch: self.hidden([ids[index] for index in batch])[0][:, 0],
+            names[source],
+            lengths[source].astype(np.float32),
+            generator,
+            tuned,
+        )
         module.eval()
         self.encoder.set_weights(self.encoder.weights())  # as precise as the file that they are kept in
-        self.head = {name: value.detach().numpy() for name, value in self._tensors.items()}
-
-    def room(self) -> int:
-        """Positions of the encoder that are not for the text."""
-        return 0
 
     def _fit_head(
         self,
@@ -297,30 +254,67 @@ class Proxy:
         taken: NDArray[np.bool_],
         generator: np.random.Generator,
     ) -> None:
-        """The second phase: the head alone, on states that are there."""
+        """The second phase: the head alone, on *states* of *samples*, those that are *taken*."""
         lengths = np.array([sample.output_tokens for sample in samples], np.float32)[taken]
         names = self.names.rows([sample.query for sample in samples])[taken]
         states = states[taken]
-        self._tensors = {name: torch.tensor(value, requires_grad=True) for name, value in self.head.items()}
-        optimiser = torch.optim.AdamW(self._tensors.values(), lr=HEAD_RATE, weight_decay=0.01)
-        steps = self.effort.head_epochs * -(-len(states) // HEAD_BATCH)
-        plan = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.02, max(steps, 1))
-        for _ in range(self.effort.head_epochs):
-            order = generator.permutation(len(states))
-            for start in range(0, len(order), HEAD_BATCH):
-                rows = order[start : start + HEAD_BATCH]
-                loss = self._rows(
-                    torch,
-                    torch.from_numpy(states[rows]),
-                    torch.from_numpy(names[rows]),
-                    torch.from_numpy(lengths[rows]),
-                    generator,
-                )
-                optimiser.zero_grad(set_to_none=True)
-                loss.backward()
-                optimiser.step()
-                plan.step()
-        self.head = {name: value.detach().numpy() for name, value in self._tensors.items()}
+        starts, rounds = range(0, len(states), HEAD_BATCH), self.fitting.head_epochs
+        orders = (generator.permutation(len(states)) for _ in range(rounds))
+        batches = (order[start : start + HEAD_BATCH] for order in orders for start in starts)
+        self._descend(
+            torch,
+            batches,
+            rounds * len(starts),
+            lambda batch: torch.from_numpy(states[batch]),
+            names,
+            lengths,
+            generator,
+        )
+
+    def _descend(
+        self,
+        torch: Any,
+        batches: Iterable[NDArray[np.int64]],
+        steps: int,
+        states_of: Callable[[NDArray[np.int64]], Any],
+        names: Array,
+        lengths: Array,
+        generator: np.random.Generator,
+        tuned: Sequence[Any] = (),
+    ) -> None:
+        """Move the head, and the *tuned* weights of the encoder, one step for each of *batches*."""
+        head = {name: torch.tensor(value, requires_grad=True) for name, value in self.head.items()}
+        groups = [{"params": list(head.values()), "lr": HEAD_RATE}]
+        if tuned:
+            groups.insert(0, {"params": list(tuned), "lr": self.fitting.rate})
+        optimiser = torch.optim.AdamW(groups)
+        last_rate = LAST_RATE_TUNED if tuned else LAST_RATE
+        plan = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, last_rate, max(steps, 1))
+        for done, batch in enumerate(batches, 1):
+            rows, real = torch.from_numpy(names[batch]), torch.from_numpy(lengths[batch])
+            loss = self.batch_loss(torch, head, states_of(batch), rows, real, generator)
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            if tuned:
+                torch.nn.utils.clip_grad_norm_(tuned, 1.0)
+            optimiser.step()
+            plan.step()
+            if tuned and self.fitting.progress:
+                self.fitting.progress(f"{self.name}: tune", done, steps)
+        self.head = {name: value.detach().numpy() for name, value in head.items()}
+
+    def batch_loss(
+        self,
+        torch: Any,
+        head: dict[str, Any],
+        states: Any,
+        names: Any,
+        lengths: Any,
+        generator: np.random.Generator,
+    ) -> Any:
+        """The loss of one batch; names are hidden now and then."""
+        kept = torch.from_numpy((generator.random((len(names), 1)) >= UNSEEN_NAME).astype(np.float32))
+        return self.loss(torch, head_tensors(torch, head, states, names * kept), lengths)
 
 
 def _batches(ids: Sequence[Sequence[int]], size: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
@@ -329,18 +323,3 @@ def _batches(ids: Sequence[Sequence[int]], size: int, generator: np.random.Gener
     order = np.argsort(noisy)
     batches = [order[start : start + size] for start in range(0, len(order), size)]
     return [batches[index] for index in generator.permutation(len(batches))]
-
-
-class Lengths:
-    """Mixed in: what five-class and two-class formulations know of the lengths."""
-
-    @staticmethod
-    def parted(lengths: NDArray[np.float64], count: int) -> dict[str, Any]:
-        """The edges of *count* classes and the median length in each."""
-        edges = class_edges(lengths, count)
-        place = classes(lengths, edges)
-        medians = [
-            float(np.median(lengths[place == each])) if (place == each).any() else float(np.median(lengths))
-            for each in range(count)
-        ]
-        return {"edges": edges.tolist(), "medians": medians}

@@ -6,6 +6,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forecasting.lengths.models.length_model import bounded
 from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions
 
 BANDS: Final = 5  # of predictions from short to long, each with a spread of its own
@@ -51,12 +52,3 @@ class Spread:
         spread = cls()
         spread.edges, spread.steps = np.asarray(state["edges"]), np.asarray(state["steps"])
         return spread
-
-
-def bounded(tokens: ArrayLike, quantiles: ArrayLike, queries: Sequence[LengthQuery]) -> Predictions:
-    """Predictions with everything in [1, max_tokens], and each row of quantiles ascending."""
-    most = np.array([np.inf if query.max_tokens is None else max(1.0, query.max_tokens) for query in queries])
-    return Predictions(
-        np.clip(np.asarray(tokens, float), 1.0, most),
-        np.clip(np.sort(np.asarray(quantiles, float).reshape(-1, len(QUANTILES)), axis=1), 1.0, most[:, None]),
-    )

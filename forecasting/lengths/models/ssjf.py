@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.models.proxy import Array, Lengths, Proxy, head_outputs, head_tensors
-from forecasting.lengths.training.scoring import CLASSES, classes
+from forecasting.lengths.models.proxy import Array, Proxy, head_outputs, head_tensors
+from forecasting.lengths.training.scoring import CLASSES, class_edges, classes
 
 REFERENCES: Final = 64
 """Of the pairwise model: prompts of known length that a new one is compared with."""
@@ -20,8 +20,14 @@ RANKS: Final = np.linspace(0, 1, 17).tolist()
 
 
 class _Regression(Proxy):
+    error: ClassVar[str]
+    """The loss, by torch's name."""
+
     def prepare(self, lengths: NDArray[np.float64]) -> None:
         self.facts = {"scale": float(lengths.mean())}
+
+    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
+        return getattr(torch.nn.functional, self.error)(outputs[:, 0], lengths / self.facts["scale"])
 
     def decode(self, states: Array, names: Array) -> NDArray[np.float64]:
         tokens: NDArray[np.float64] = head_outputs(self.head, states, names)[:, 0].astype(float) * self.facts["scale"]
@@ -31,30 +37,33 @@ class _Regression(Proxy):
 class RegressionL1(_Regression):
     """REG (L1), which the paper's scheduler uses."""
 
-    name = "ssjf-reg-l1"
-
-    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
-        return torch.nn.functional.l1_loss(outputs[:, 0], lengths / self.facts["scale"])
+    name, error = "ssjf-reg-l1", "l1_loss"
 
 
 class RegressionMse(_Regression):
     """REG (MSE)."""
 
-    name = "ssjf-reg-mse"
-
-    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
-        return torch.nn.functional.mse_loss(outputs[:, 0], lengths / self.facts["scale"])
+    name, error = "ssjf-reg-mse", "mse_loss"
 
 
 class _Classes(Proxy):
     count: ClassVar[int] = CLASSES
 
     def prepare(self, lengths: NDArray[np.float64]) -> None:
-        self.facts = Lengths.parted(lengths, self.count)
+        """The edges of the classes, and the median length in each."""
+        edges = class_edges(lengths, self.count)
+        members = [lengths[classes(lengths, edges) == each] for each in range(self.count)]
+        medians = [float(np.median(some if len(some) else lengths)) for some in members]
+        self.facts = {"edges": edges.tolist(), "medians": medians}
 
     def labels(self, torch: Any, lengths: Any) -> Any:
         """The class of each length."""
         return torch.from_numpy(classes(lengths.numpy(), self.facts["edges"]))
+
+    def medians_of(self, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The median length of each of the *chosen* classes."""
+        tokens: NDArray[np.float64] = np.asarray(self.facts["medians"], float)[chosen]
+        return tokens
 
 
 class Classification(_Classes):
@@ -67,9 +76,7 @@ class Classification(_Classes):
         return torch.nn.functional.cross_entropy(outputs, self.labels(torch, lengths))
 
     def decode(self, states: Array, names: Array) -> NDArray[np.float64]:
-        chosen = head_outputs(self.head, states, names).argmax(axis=1)
-        tokens: NDArray[np.float64] = np.asarray(self.facts["medians"], float)[chosen]
-        return tokens
+        return self.medians_of(head_outputs(self.head, states, names).argmax(axis=1))
 
 
 class TiesBroken(Classification):
@@ -120,28 +127,27 @@ class BinaryClassification(Classification):
 
 
 class _Ordinal(_Classes):
+    error: ClassVar[str]
+    """The loss, by torch's name."""
+
+    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
+        return getattr(torch.nn.functional, self.error)(outputs[:, 0], self.labels(torch, lengths).float())
+
     def decode(self, states: Array, names: Array) -> NDArray[np.float64]:
-        chosen = np.clip(np.rint(head_outputs(self.head, states, names)[:, 0]), 0, self.count - 1).astype(int)
-        tokens: NDArray[np.float64] = np.asarray(self.facts["medians"], float)[chosen]
-        return tokens
+        chosen = np.clip(np.rint(head_outputs(self.head, states, names)[:, 0]), 0, self.count - 1)
+        return self.medians_of(chosen.astype(int))
 
 
 class OrdinalL1(_Ordinal):
     """Ord. CLS (L1): the class as a number, rounded."""
 
-    name = "ssjf-ordinal-l1"
-
-    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
-        return torch.nn.functional.l1_loss(outputs[:, 0], self.labels(torch, lengths).float())
+    name, error = "ssjf-ordinal-l1", "l1_loss"
 
 
 class OrdinalMse(_Ordinal):
     """Ord. CLS (MSE)."""
 
-    name = "ssjf-ordinal-mse"
-
-    def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
-        return torch.nn.functional.mse_loss(outputs[:, 0], self.labels(torch, lengths).float())
+    name, error = "ssjf-ordinal-mse", "mse_loss"
 
 
 class Pairwise(Proxy):
@@ -157,10 +163,12 @@ class Pairwise(Proxy):
     def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
         raise NotImplementedError("Pairs have a loss of their own.")
 
-    def _rows(self, torch: Any, states: Any, names: Any, lengths: Any, generator: np.random.Generator) -> Any:
+    def batch_loss(
+        self, torch: Any, head: dict[str, Any], states: Any, names: Any, lengths: Any, generator: np.random.Generator
+    ) -> Any:
         other = torch.from_numpy(generator.permutation(len(states)))
         pairs, both = torch.cat([states, states[other]], dim=1), torch.cat([names, names[other]], dim=1)
-        outputs = head_tensors(torch, self._tensors, pairs, both)[:, 0]
+        outputs = head_tensors(torch, head, pairs, both)[:, 0]
         longer = (lengths > lengths[other]).float()
         return torch.nn.functional.binary_cross_entropy_with_logits(outputs, longer)
 

@@ -1,20 +1,16 @@
 """Boosted trees on cheap features: the measures of the prompt, and what the model and the tenant answer at what length."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.lengths.models.forest import Forest
-from forecasting.lengths.models.spread import bounded
-from forecasting.lengths.models.state import load_model, save_model
-from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions, Sample
+from forecasting.lengths.models.length_model import DEFAULT, Fitting, LengthModel, bounded
+from forecasting.lengths.query import MEDIAN, QUANTILES, LengthQuery, Predictions, Sample
 from forecasting.lengths.text.features import extract, measure_matrix
 
-VERSION: Final = 1
-TREES: Final = 120
 TRUST: Final = 20.0
 """Samples after which a name's own mean weighs as much as the mean of all."""
 
@@ -44,58 +40,90 @@ class Habits:
             [[self.means.get(key, self.overall) for key in self._keys(query)] for query in queries], np.float32
         ).reshape(-1, 3)
 
+    def state(self) -> dict[str, Any]:
+        return {"habits": self.means, "overall": self.overall}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> Self:
+        habits = cls()
+        habits.means, habits.overall = dict(state["habits"]), float(state["overall"])
+        return habits
+
     @staticmethod
     def _keys(query: LengthQuery) -> tuple[str, str, str]:
         return f"model {query.model}", f"tenant {query.tenant}", f"both {query.model} {query.tenant}"
 
 
-class Trees:
-    """A LengthModel: one forest a quantile, on log-lengths."""
+class HabitTrees(NamedTuple):
+    """One forest on the measures of a prompt and the habits of its names: for a log-length, or what others miss of it."""
+
+    habits: Habits
+    forest: Forest
+
+    @classmethod
+    def grow(
+        cls,
+        measures: NDArray[np.float32],
+        samples: Sequence[Sample],
+        target: NDArray[np.float64],
+        trees: int,
+        leaves: int,
+        seed: int,
+        weights: NDArray[np.float64] | None = None,
+    ) -> Self:
+        """Trees for the median of *target* given (n, measures) of *samples*."""
+        habits = Habits().fit(samples)
+        table = np.concatenate([measures, habits.rows([sample.query for sample in samples])], axis=1)
+        return cls(habits, Forest.grow(table, target, 0.5, trees, seed, weights, leaves))
+
+    def predict(self, measures: NDArray[np.float32], queries: Sequence[LengthQuery]) -> NDArray[np.float64]:
+        """(n) of (n, measures)."""
+        return self.forest.predict(np.concatenate([measures, self.habits.rows(queries)], axis=1))
+
+    def state(self) -> dict[str, Any]:
+        return {**self.habits.state(), "forest": self.forest.state()}
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> Self:
+        return cls(Habits.of_state(state), Forest.of_state(state["forest"]))
+
+
+class Trees(LengthModel):
+    """One forest a quantile, on log-lengths."""
 
     name = "trees"
 
-    def __init__(self, trees: int = TREES, seed: int = 1) -> None:
-        self.trees = trees
-        self.seed = seed
+    def __init__(self, fitting: Fitting = DEFAULT) -> None:
+        super().__init__(fitting)
         self.habits = Habits()
         self.forests: list[Forest] = []
 
-    def fit(self, samples: Sequence[Sample]) -> Self:
-        if not samples:
-            raise ValueError("A length model cannot be fitted to no samples.")
-        queries = [sample.query for sample in samples]
-        self.habits.fit(samples)
-        rows = self._rows(queries)
-        target = np.log1p([sample.output_tokens for sample in samples])
-        self.forests = [Forest.grow(rows, target, level, self.trees, self.seed) for level in QUANTILES]
-        return self
+    @property
+    def fitted(self) -> bool:
+        return bool(self.forests)
 
-    def predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        if not self.forests:
-            raise ValueError("The trees were asked before they were fitted.")
-        if not queries:
-            return bounded([], [], queries)
+    def _fit(self, samples: Sequence[Sample]) -> None:
+        self.habits.fit(samples)
+        rows = self._rows([sample.query for sample in samples])
+        target = np.log1p([sample.output_tokens for sample in samples])
+        self.forests = [Forest.grow(rows, target, level, self.fitting.trees, self.fitting.seed) for level in QUANTILES]
+
+    def _predict(self, queries: Sequence[LengthQuery]) -> Predictions:
         rows = self._rows(queries)
         quantiles = np.sort(np.expm1(np.stack([forest.predict(rows) for forest in self.forests], axis=1)), axis=1)
-        return bounded(quantiles[:, QUANTILES.index(0.5)], quantiles, queries)
+        return bounded(quantiles[:, MEDIAN], quantiles, queries)
 
     def _rows(self, queries: Sequence[LengthQuery]) -> NDArray[np.float32]:
         return np.concatenate(
             [measure_matrix([extract(query) for query in queries]), self.habits.rows(queries)], axis=1
         )
 
-    def save(self, path: Path) -> None:
-        if not self.forests:
-            raise ValueError("The trees were not fitted: there is nothing to save.")
-        save_model(path, self.name, VERSION, {
-            "habits": self.habits.means, "overall": self.habits.overall,
-            "forests": [forest.state() for forest in self.forests],
-        })  # fmt: skip
+    def state(self) -> dict[str, Any]:
+        return {**self.habits.state(), "forests": [forest.state() for forest in self.forests]}
 
     @classmethod
-    def load(cls, path: Path) -> Self:
-        state: dict[str, Any] = load_model(path, cls.name, VERSION)
+    def of_state(cls, state: dict[str, Any]) -> Self:
         model = cls()
-        model.habits.means, model.habits.overall = dict(state["habits"]), float(state["overall"])
+        model.habits = Habits.of_state(state)
         model.forests = [Forest.of_state(each) for each in state["forests"]]
         return model

@@ -16,12 +16,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.query import LengthQuery
+from forecasting.lengths.query import Estimate, LengthQuery
+from forecasting.lengths.service.recently_used import RecentlyUsed
 from forecasting.lengths.text.kernels import compiled
 
 BINS: Final = 64
@@ -43,8 +44,19 @@ NORMAL: Final = (-1.28155, -0.67449, 0.0, 0.67449, 1.28155)
 SIGMAS_PER_DISTANCE: Final = 1.25331  # standard deviation of a normal distribution over its mean absolute distance
 
 
+class Limits(NamedTuple):
+    """Of a cache of lengths."""
+
+    entries: int = 0
+    """Prompts of each served model; 0 is no cache."""
+    ttl_s: float = 0.0
+    """A prompt whose length was not confirmed for so long is forgotten."""
+    similarity: float = 1.0
+    """Least similarity at which two prompts are taken to have the same length."""
+
+
 @dataclass(slots=True)
-class Seen:
+class SeenLengths:
     """What is known of the lengths of one prompt, in tokens of one sequence."""
 
     signature: NDArray[np.uint32] | None
@@ -58,16 +70,16 @@ class Seen:
     cut: int = 0
     """The longest that `max_tokens` cut short: the length is at least this."""
 
-    def tokens(self, max_tokens: int | None) -> float:
-        """The length to expect, at least 1, or 0 where all that is known is that it would be longer than was allowed."""
+    def estimate(self, max_tokens: int | None) -> Estimate | None:
+        """The length to expect, log-normal around it; None where it is only known to be longer than is allowed."""
         if self.count:
-            return max(self.mean, float(self.cut))
-        return float(max_tokens) if max_tokens is not None and max_tokens <= self.cut else 0.0
-
-    def quantiles(self, tokens: float) -> tuple[float, ...]:
-        """Of a length that is *tokens* in the middle, at `QUANTILES`: log-normal."""
+            tokens = max(self.mean, float(self.cut))
+        elif max_tokens is not None and max_tokens <= self.cut:
+            tokens = float(max_tokens)
+        else:
+            return None
         sigma = self.distance * SIGMAS_PER_DISTANCE
-        return tuple(max(1.0, tokens * math.exp(sigma * z)) for z in NORMAL)
+        return Estimate(tokens, tuple(max(1.0, tokens * math.exp(sigma * z)) for z in NORMAL), self.count)
 
     def add(self, tokens: float, now_s: float, *, cut: bool) -> None:
         self.changed_s = now_s
@@ -79,9 +91,8 @@ class Seen:
             self.distance += (away - self.distance) / (min(self.count, STEADY) + 2)
         self.count += 1
         self.mean += (tokens - self.mean) / min(self.count, STEADY)
-        self.cut = min(
-            self.cut, int(tokens)
-        )  # what it came to by itself is stronger than what an earlier one was cut at
+        # A length that ended by itself says more than one that was cut before.
+        self.cut = min(self.cut, int(tokens))
 
 
 @dataclass(slots=True)
@@ -108,25 +119,22 @@ class CacheKey:
 class _Shelf:
     """Entries of one model, the least lately used first."""
 
-    entries: OrderedDict[bytes, Seen] = field(default_factory=OrderedDict)
+    entries: OrderedDict[bytes, SeenLengths] = field(default_factory=OrderedDict)
     bands: list[dict[bytes, bytes]] = field(default_factory=lambda: [{} for _ in range(BANDS)])
     """For each band of signatures, the digest of the entry that had it last."""
 
 
 class LengthCache:
-    """At most *entries* prompts a model; one that nobody has asked for over *ttl_s* seconds, or in too long, is forgotten.
+    """Keeps prompts within *limits*; their similarity is the share of equal bins, an estimate of the Jaccard similarity.
 
-    *similarity* is the least share of equal bins (an estimate of the Jaccard similarity of the shingles) at which two
-    prompts are taken to be alike. Not for several threads.
+    Not for several threads.
     """
 
-    def __init__(
-        self, entries: int, ttl_s: float, similarity: float = 0.85, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.most, self.ttl_s, self.clock = entries, ttl_s, clock
-        self.least_equal = math.ceil(similarity * BINS)
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits, self.clock = limits, clock
+        self.least_equal = math.ceil(limits.similarity * BINS)
         self._secret = os.urandom(16)
-        self._shelves: OrderedDict[str, _Shelf] = OrderedDict()
+        self._shelves: RecentlyUsed[str, _Shelf] = RecentlyUsed(_Shelf, MODELS)
 
     def __len__(self) -> int:
         return sum(len(shelf.entries) for shelf in self._shelves.values())
@@ -145,12 +153,12 @@ class LengthCache:
             digest.update(b"%d" % size)
         return CacheKey(query.model, digest.digest(), words)
 
-    def exact(self, key: CacheKey) -> Seen | None:
+    def exact(self, key: CacheKey) -> SeenLengths | None:
         """What was seen of this very prompt."""
         shelf = self._shelves.get(key.model)
         return self._live(shelf, key.digest) if shelf else None
 
-    def nearest(self, key: CacheKey) -> Seen | None:
+    def nearest(self, key: CacheKey) -> SeenLengths | None:
         """What was seen of the prompt most like it, if that is alike enough; the digest itself is not looked at."""
         shelf = self._shelves.get(key.model)
         if shelf is None or not shelf.entries:
@@ -171,32 +179,27 @@ class LengthCache:
     def learn(self, key: CacheKey, tokens: float, *, cut: bool) -> None:
         """A request of *key* ended with *tokens* of one sequence; *cut*: because no more were allowed."""
         now_s = self.clock()
-        shelf = self._shelves.get(key.model)
-        if shelf is None:
-            shelf = self._shelves[key.model] = _Shelf()
-            if len(self._shelves) > MODELS:
-                self._shelves.popitem(last=False)
-        self._shelves.move_to_end(key.model)
+        shelf = self._shelves[key.model]
         seen = self._live(shelf, key.digest)
         if seen is None:
             made = key.sign()
-            seen = shelf.entries[key.digest] = Seen(made, key.numbers, now_s)
+            seen = shelf.entries[key.digest] = SeenLengths(made, key.numbers, now_s)
             if made is not None:
                 for band, piece in zip(shelf.bands, _pieces(made), strict=True):
                     band[piece] = key.digest
-            if len(shelf.entries) > self.most:
+            if len(shelf.entries) > self.limits.entries:
                 self._drop(shelf, next(iter(shelf.entries)))
         seen.add(tokens, now_s, cut=cut)
 
     def forget(self) -> None:
-        """Start anew."""
+        """Begin empty."""
         self._shelves.clear()
 
-    def _live(self, shelf: _Shelf, digest: bytes, *, touch: bool = True) -> Seen | None:
+    def _live(self, shelf: _Shelf, digest: bytes, *, touch: bool = True) -> SeenLengths | None:
         seen = shelf.entries.get(digest)
         if seen is None:
             return None
-        if self.clock() - seen.changed_s > self.ttl_s:
+        if self.clock() - seen.changed_s > self.limits.ttl_s:
             self._drop(shelf, digest)
             return None
         if touch:

@@ -14,10 +14,9 @@ was put right: longer than it used to be, shorter, and wilder.
 """
 
 import math
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from forecasting.lengths.query import QUANTILES
 
@@ -31,8 +30,6 @@ RATE: Final = 0.02
 """Least weight of a new error: the last 50 requests are what a shift stands on."""
 QUANTILE_RATE: Final = 0.05
 """Step of a quantile's own shift, in logarithms, after many requests."""
-PAIRS: Final = 4096
-"""(model, tenant) pairs that are remembered, the lately used ones."""
 
 FIRST: Final = 120
 """Requests whose errors say what is usual."""
@@ -47,8 +44,6 @@ MOST_ERROR: Final = math.log(32.0)
 MOST_EXCESS: Final = 4.0
 QUIET: Final = 400
 """Requests after which an alarm goes out."""
-
-Pair = TypeVar("Pair", bound=Hashable)
 
 
 def log_ratio(real: float, predicted: float) -> float:
@@ -150,31 +145,3 @@ class DriftAlarm:
         self.raised = ""
         self._seen = self._since = 0
         self._usual, self._sums = [0.0, 0.0], [0.0, 0.0, 0.0]
-
-
-Kept = TypeVar("Kept")
-
-
-class PerPair(Generic[Pair, Kept]):
-    """What is kept for each (model, tenant), or each of other keys, for the *most* lately used."""
-
-    def __init__(self, make: type[Kept], most: int = PAIRS) -> None:
-        self._make, self._most = make, most
-        self._kept: OrderedDict[Pair, Kept] = OrderedDict()
-
-    def __getitem__(self, pair: Pair) -> Kept:
-        """Of *pair*; new where there was none."""
-        kept = self._kept.get(pair)
-        if kept is None:
-            kept = self._kept[pair] = self._make()
-            if len(self._kept) > self._most:
-                self._kept.popitem(last=False)
-        else:
-            self._kept.move_to_end(pair)
-        return kept
-
-    def items(self) -> list[tuple[Pair, Kept]]:
-        return list(self._kept.items())
-
-    def clear(self) -> None:
-        self._kept.clear()

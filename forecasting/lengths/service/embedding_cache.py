@@ -17,20 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.lengths.query import LengthQuery
-from forecasting.lengths.service.cache import MODELS, Seen
+from forecasting.lengths.service.cache import MODELS, Limits, SeenLengths
 
 OPEN: Final = 4096
 """Requests that are not finished whose embeddings are held, the newest."""
-
-
-class Limits(NamedTuple):
-    """Of an embedding cache."""
-
-    entries: int = 0
-    """Prompts of each served model; 0 is no cache."""
-    ttl_s: float = 0.0
-    similarity: float = 1.0
-    """Least cosine at which two prompts are taken to have the same length."""
 
 
 class Lesson(NamedTuple):
@@ -44,13 +34,13 @@ class Lesson(NamedTuple):
     """No more were allowed."""
 
 
-class _Open(NamedTuple):
+class _OpenRequest(NamedTuple):
     model: str
     embedding: NDArray[np.float32]
     numbers: int
     slot: int
     """Where a prompt like it was found; -1: nowhere."""
-    seen: Seen | None
+    seen: SeenLengths | None
 
 
 @dataclass(slots=True)
@@ -59,7 +49,7 @@ class _Shelf:
 
     embeddings: NDArray[np.float32]
     """(entries, width), each of length one."""
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[SeenLengths] = field(default_factory=list)
     used_s: list[float] = field(default_factory=list)
 
 
@@ -70,19 +60,19 @@ class EmbeddingCache:
         self.limits = Limits()
         self.clock = clock
         self._shelves: OrderedDict[str, _Shelf] = OrderedDict()
-        self._open: OrderedDict[int, _Open] = OrderedDict()
+        self._open: OrderedDict[int, _OpenRequest] = OrderedDict()
 
     def __len__(self) -> int:
         return sum(len(shelf.seen) for shelf in self._shelves.values())
 
-    def keep_to(self, limits: Limits) -> None:
-        """Go by *limits* from now on; with another number of entries it begins empty."""
+    def set_limits(self, limits: Limits) -> None:
+        """Keep to *limits* from now on; with another number of entries it begins empty."""
         if limits.entries != self.limits.entries:
             self._shelves.clear()
             self._open.clear()
         self.limits = limits
 
-    def look_up(self, query: LengthQuery, embedding: NDArray[np.float32], number: int) -> Seen | None:
+    def look_up(self, query: LengthQuery, embedding: NDArray[np.float32], number: int) -> SeenLengths | None:
         """What was seen of the prompt nearest to *query*, if that is near enough; remembers it as *number* until `learn`."""
         if not self.limits.entries or not query.text or query.asked != query.text:
             return None
@@ -92,7 +82,7 @@ class EmbeddingCache:
         near = embedding / size
         numbers = hash(tuple(re.findall(r"\d+", query.text)))
         slot, seen = self._nearest(query.model, near, numbers)
-        self._open[number] = _Open(query.model, near, numbers, slot, seen)
+        self._open[number] = _OpenRequest(query.model, near, numbers, slot, seen)
         if len(self._open) > OPEN:
             self._open.popitem(last=False)
         return seen
@@ -111,14 +101,14 @@ class EmbeddingCache:
             if slot == len(shelf.embeddings):
                 slot = int(np.argmin(shelf.used_s))
             else:
-                shelf.seen.append(Seen(None, 0, now_s))
+                shelf.seen.append(SeenLengths(None, 0, now_s))
                 shelf.used_s.append(now_s)
-            shelf.seen[slot] = Seen(None, opened.numbers, now_s)
+            shelf.seen[slot] = SeenLengths(None, opened.numbers, now_s)
             shelf.embeddings[slot] = opened.embedding
         shelf.used_s[slot] = now_s
         shelf.seen[slot].add(lesson.tokens, now_s, cut=lesson.cut)
 
-    def _nearest(self, model: str, near: NDArray[np.float32], numbers: int) -> tuple[int, Seen | None]:
+    def _nearest(self, model: str, near: NDArray[np.float32], numbers: int) -> tuple[int, SeenLengths | None]:
         shelf = self._shelves.get(model)
         if shelf is None or not shelf.seen or shelf.embeddings.shape[1] != len(near):
             return -1, None

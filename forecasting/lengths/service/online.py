@@ -1,6 +1,6 @@
 """What is learned of a length model while it answers: corrections by tenant, then calibrations by (model, tenant).
 
-The live service and the measurements of it put predictions right by this same class.
+The live service and the measurements of it correct predictions by this same class.
 """
 
 import math
@@ -10,16 +10,19 @@ from typing import NamedTuple
 from forecasting.lengths.models.student import Student
 from forecasting.lengths.query import LengthQuery
 from forecasting.lengths.service.adaptation import TENANTS, Adaptation, Measures
-from forecasting.lengths.service.calibration import Calibration, PerPair, log_ratio
+from forecasting.lengths.service.calibration import Calibration, log_ratio
+from forecasting.lengths.service.recently_used import RecentlyUsed
 from forecasting.lengths.text.features import extract
 
 
-class Righted(NamedTuple):
-    """A prediction that was put right, and what is needed to learn from how it came."""
+class Corrected(NamedTuple):
+    """A corrected prediction, and what is needed to learn from the real length."""
 
     tokens: float
     quantiles: tuple[float, ...]
-    corrected: tuple[float, tuple[float, ...]]
+    raw_tokens: float
+    """As the model predicted."""
+    adapted: tuple[float, tuple[float, ...]]
     """(tokens, quantiles) after the tenant's correction, before the calibration."""
     measures: Measures
 
@@ -29,25 +32,21 @@ class Online:
 
     def __init__(self, reader: Student) -> None:
         self.reader = reader
-        self.adaptations: PerPair[str, Adaptation] = PerPair(Adaptation, TENANTS)
-        self.calibrations: PerPair[tuple[str, str], Calibration] = PerPair(Calibration)
+        self.adaptations: RecentlyUsed[str, Adaptation] = RecentlyUsed(Adaptation, TENANTS)
+        self.calibrations: RecentlyUsed[tuple[str, str], Calibration] = RecentlyUsed(Calibration)
 
-    def right(self, query: LengthQuery, tokens: float, quantiles: Sequence[float]) -> Righted:
-        """What a model said of *query*, put right; each figure at least 1, quantiles ascending."""
+    def correct(self, query: LengthQuery, tokens: float, quantiles: Sequence[float]) -> Corrected:
+        """What a model predicted for *query*, corrected; each figure at least 1, quantiles ascending."""
         measures = self.reader.scaled(extract(query).measures)
         factor = math.exp(self.adaptations[query.tenant].correction(measures))
         said = max(1.0, tokens * factor), tuple(max(1.0, quantile * factor) for quantile in quantiles)
-        return Righted(*self.calibrations[query.model, query.tenant].apply(*said), said, measures)
+        calibrated = self.calibrations[query.model, query.tenant].apply(*said)
+        return Corrected(*calibrated, tokens, said, measures)
 
-    def learn(self, query: LengthQuery, righted: Righted, real: float, *, cut: bool = False) -> None:
+    def learn(self, query: LengthQuery, corrected: Corrected, real: float, *, cut: bool = False) -> None:
         """*query* came to *real* tokens; *cut*: because no more were allowed, so it is known to be at least as long."""
         calibration = self.calibrations[query.model, query.tenant]
-        error = log_ratio(real, righted.corrected[0]) - calibration.shift
+        error = log_ratio(real, corrected.adapted[0]) - calibration.shift
         if not (cut and error < 0.0):
-            self.adaptations[query.tenant].learn(righted.measures, error)
-        calibration.learn(*righted.corrected, real, cut=cut)
-
-    def clear(self) -> None:
-        """Forget everything, as when another version answers."""
-        self.adaptations.clear()
-        self.calibrations.clear()
+            self.adaptations[query.tenant].learn(corrected.measures, error)
+        calibration.learn(*corrected.adapted, real, cut=cut)

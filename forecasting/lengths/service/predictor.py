@@ -6,7 +6,7 @@ or die: right for an encoder. A thread would be the worst of both: what runs in 
 lock, and a loop with a thousand streams then waits up to the switch interval (5 ms) at each of its iterations.
 docs/lengths.md has the measurements; `fast_enough` repeats the one that decides, on the machine and the model at hand.
 
-Neither raises. What cannot be answered is a `Why`, and the caller goes on without.
+Neither raises. What cannot be answered is `Unanswered`, and the caller continues without.
 """
 
 import asyncio
@@ -20,15 +20,18 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from forecasting.lengths.query import QUANTILES, LengthQuery
-from forecasting.lengths.service.embedding_cache import Lesson, Limits
-from forecasting.lengths.service.subprocess_server import SIZE, Asked, Said, frame
+from forecasting.lengths.models.length_model import LengthModel
+from forecasting.lengths.query import QUANTILES, Estimate, LengthQuery
+from forecasting.lengths.service.cache import Limits
+from forecasting.lengths.service.embedding_cache import Lesson
+from forecasting.lengths.service.subprocess_server import SIZE, Batch, frame
 from forecasting.lengths.service.timing import Timing
 
 logger = logging.getLogger(__name__)
@@ -53,8 +56,8 @@ SLOW: Final = 10
 """Of the last `RECENT` calls: if so many computed for longer than the budget, the model is too slow to be asked in line."""
 
 
-class Why(StrEnum):
-    """Why there is no answer."""
+class Unanswered(StrEnum):
+    """Why a predictor has no estimate."""
 
     LATE = "late"
     FAILED = "failed"
@@ -63,36 +66,21 @@ class Why(StrEnum):
     DOWN = "down"
 
 
-class Answer(NamedTuple):
-    tokens: float
-    quantiles: tuple[float, ...]
-    seen: int = 0
-    """Lengths of the embedding cache that it stands on; 0: the model's own."""
-    number: int = 0
-    """By which a lesson names the request to the model's process; 0: it learns nothing."""
-
-
-class Quick(Protocol):
-    """A model that answers one query in well under a millisecond."""
-
-    def predict_one(self, query: LengthQuery) -> tuple[float, Sequence[float]]: ...
-
-
-def checked(tokens: Any, quantiles: Any) -> Answer | Why:
+def checked(tokens: Any, quantiles: Any) -> Estimate | Unanswered:
     """A model's figures, if they can be lengths at all: finite, from 1 to `MOST_TOKENS`, quantiles ascending."""
     try:
         ends = tuple(float(quantile) for quantile in quantiles)
         middle = float(tokens)
     except (TypeError, ValueError):
-        return Why.SENSELESS
+        return Unanswered.SENSELESS
     last = 1.0
     for value in ends:
         if not last <= value <= MOST_TOKENS:  # NaN is neither
-            return Why.SENSELESS
+            return Unanswered.SENSELESS
         last = value
     if len(ends) != len(QUANTILES) or not 1.0 <= middle <= MOST_TOKENS:
-        return Why.SENSELESS
-    return Answer(middle, ends)
+        return Unanswered.SENSELESS
+    return Estimate(middle, ends)
 
 
 def hard_queries() -> list[LengthQuery]:
@@ -110,7 +98,7 @@ def hard_queries() -> list[LengthQuery]:
     return [LengthQuery(text, max(1, len(text) // 4), "m", "t") for text in texts]
 
 
-def fast_enough(model: Quick, most_s: float) -> bool:
+def fast_enough(model: LengthModel, most_s: float) -> bool:
     """Whether *model* answers in line: its slowest kind of prompt, each at its best of nine, takes at most *most_s*.
 
     Processor time of this thread counts: on a busy machine, a process of its own would wait for a core as well.
@@ -131,38 +119,60 @@ def fast_enough(model: Quick, most_s: float) -> bool:
     return slowest <= most_s
 
 
-class InLine:
+class Predictor(ABC):
+    """Asks a model."""
+
+    own_process = False
+    restarts = 0
+    too_slow = False
+    """Whether it should be asked in a subprocess from now on."""
+
+    def __init__(self) -> None:
+        self.timing = Timing()
+        self.limits = Limits()
+        """Of the embedding cache that an encoder's process has."""
+
+    @abstractmethod
+    async def ask(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
+        """The model's estimate, or why there is none; within *budget_s* where the model can be interrupted."""
+
+    def teach(self, lesson: Lesson) -> None:  # noqa: B027 (only an encoder learns)
+        """Let the model's process know what a request came to that it was asked about."""
+
+    async def stop(self) -> None:  # noqa: B027 (only a process is stopped)
+        """Release what it holds."""
+
+
+class InLine(Predictor):
     """A quick model, called where it is asked."""
 
-    def __init__(self, model: Quick, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, model: LengthModel, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__()
         self.model, self.clock = model, clock
-        self.restarts = 0
-        self.timing = Timing()
         self._recent: deque[bool] = deque(maxlen=RECENT)
         self._failures = 0
         self._rests_until_s = -math.inf
         self._rest_s = LEAST_REST_S
 
     @property
-    def too_slow(self) -> bool:
-        """Whether it should be asked in a subprocess from now on."""
+    def too_slow(self) -> bool:  # type: ignore[override]
         return sum(self._recent) >= SLOW
 
-    def ask_now(self, query: LengthQuery, budget_s: float) -> Answer | Why:
+    def ask_now(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
         """The model's answer, or why there is none; it is not interrupted at *budget_s*, but counts as late."""
         began, computed_s = self.clock(), time.thread_time()
         self.timing.asked += 1
         if began < self._rests_until_s:
-            return Why.RESTING
+            return Unanswered.RESTING
         try:
             answer = checked(*self.model.predict_one(query))
         except Exception as error:
             logger.debug("length model: %s", type(error).__name__)  # its text may hold the prompt's
-            answer = Why.FAILED
+            answer = Unanswered.FAILED
         took_s = self.clock() - began
         self._recent.append(time.thread_time() - computed_s > budget_s)
         self.timing.took(took_s)
-        if isinstance(answer, Why):
+        if isinstance(answer, Unanswered):
             self._failures += 1
             if self._failures >= FAILURES:
                 self._rests_until_s = self.clock() + self._rest_s
@@ -173,22 +183,19 @@ class InLine:
             self.timing.in_time += took_s <= budget_s
         return answer
 
-    async def ask(self, query: LengthQuery, budget_s: float) -> Answer | Why:
+    async def ask(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
         return self.ask_now(query, budget_s)
 
-    async def stop(self) -> None:
-        """Nothing to stop."""
 
-
-class _Waiting(NamedTuple):
+class _PendingQuery(NamedTuple):
     query: LengthQuery
-    future: "asyncio.Future[Answer | Why]"
+    future: "asyncio.Future[Estimate | Unanswered]"
     asked_s: float  # of the event loop's clock
     until_s: float  # later it is of no use
     number: int
 
 
-class SubprocessPredictor:
+class SubprocessPredictor(Predictor):
     """A model in a process of its own. What waits when it is free goes to it in one batch, as many as come in time.
 
     A query that would come too late is given up at once, so that those behind it are in time. *call* and *arguments* say how
@@ -196,22 +203,22 @@ class SubprocessPredictor:
     hangs for `HANGS_S`, is started again after a rest that doubles up to `MOST_REST_S`.
     """
 
+    own_process = True
+
     def __init__(
         self,
         call: str = "forecasting.lengths.service.subprocess_server:load",
         arguments: Sequence[str] = ("student", ""),
         threads: int = 1,
     ) -> None:
+        super().__init__()
         self.call, self.arguments, self.threads = call, tuple(arguments), threads
-        self.limits = Limits()
-        """Of the embedding cache that an encoder's process has."""
         self._lessons: deque[Lesson] = deque(maxlen=WAITING)
         self._numbers = itertools.count(1)
-        self.restarts = self.batches = 0
-        self.timing = Timing()
+        self.batches = 0
         self.up = asyncio.Event()
         self.process: subprocess.Popen[bytes] | None = None
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_PendingQuery] = deque()
         self._each_s = 0.0  # mean time of a query in a batch; 0: not known yet
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -220,15 +227,14 @@ class SubprocessPredictor:
         """Begin to keep a process; until the first is up, `ask` answers that it is down."""
         self._task = asyncio.create_task(self._keep(), name="length model")
 
-    async def ask(self, query: LengthQuery, budget_s: float) -> Answer | Why:
-        """The model's answer, or why there is none; within *budget_s*."""
+    async def ask(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
         self.timing.asked += 1
         if not self.up.is_set() or len(self._waiting) >= WAITING:
-            return Why.DOWN
+            return Unanswered.DOWN
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Answer | Why] = loop.create_future()
+        future: asyncio.Future[Estimate | Unanswered] = loop.create_future()
         now_s = loop.time()
-        self._waiting.append(_Waiting(query, future, now_s, now_s + budget_s, next(self._numbers)))
+        self._waiting.append(_PendingQuery(query, future, now_s, now_s + budget_s, next(self._numbers)))
         self._wanted.set()
         timer = loop.call_later(budget_s, self._give_up, future)
         try:
@@ -237,7 +243,7 @@ class SubprocessPredictor:
             timer.cancel()
 
     def teach(self, lesson: Lesson) -> None:
-        """Send the process, with the next batch, what a request came to that it was asked about."""
+        """Send *lesson* to the process with the next batch."""
         self._lessons.append(lesson)
 
     async def stop(self) -> None:
@@ -246,9 +252,9 @@ class SubprocessPredictor:
             await asyncio.gather(self._task, return_exceptions=True)
 
     @staticmethod
-    def _give_up(future: "asyncio.Future[Answer | Why]") -> None:
+    def _give_up(future: "asyncio.Future[Estimate | Unanswered]") -> None:
         if not future.done():
-            future.set_result(Why.LATE)
+            future.set_result(Unanswered.LATE)
 
     async def _keep(self) -> None:
         rest_s = LEAST_REST_S
@@ -310,7 +316,7 @@ class SubprocessPredictor:
                 await asyncio.gather(reading, return_exceptions=True)
             for waiting in self._waiting:
                 if not waiting.future.done():
-                    waiting.future.set_result(Why.DOWN)
+                    waiting.future.set_result(Unanswered.DOWN)
             self._waiting.clear()
             if writer is not None:
                 writer.close()
@@ -333,33 +339,33 @@ class SubprocessPredictor:
         try:
             lessons = [self._lessons.popleft() for _ in range(len(self._lessons))]
             numbers = [waiting.number for waiting in batch]
-            writer.write(frame(Asked([waiting.query for waiting in batch], numbers, lessons, self.limits)))
+            writer.write(frame(Batch([waiting.query for waiting in batch], numbers, lessons, self.limits)))
             async with asyncio.timeout(max(HANGS_S, HANGS_TIMES * self._each_s * len(batch))):
-                said: list[Said] = await reading
+                estimates: list[Estimate] = await reading
             self.batches += 1
             now_s = loop.time()
             each_s = (now_s - began_s) / len(batch)
             self._each_s = self._each_s + FOLLOWS * (each_s - self._each_s) if self._each_s else each_s
-            for waiting, (tokens, quantiles, seen) in zip(batch, said, strict=True):
+            for waiting, estimate in zip(batch, estimates, strict=True):
                 self.timing.took(now_s - waiting.asked_s)
                 if not waiting.future.done():
-                    answer = checked(tokens, quantiles)
-                    if isinstance(answer, Answer):
-                        answer = answer._replace(seen=seen, number=waiting.number)
+                    answer = checked(estimate.tokens, estimate.quantiles)
+                    if isinstance(answer, Estimate):
+                        answer = answer._replace(seen=estimate.seen, number=waiting.number)
                         self.timing.in_time += 1
                     waiting.future.set_result(answer)
             return True
         finally:
             for waiting in batch:
                 if not waiting.future.done():
-                    waiting.future.set_result(Why.DOWN)
+                    waiting.future.set_result(Unanswered.DOWN)
 
-    def _next_batch(self, now_s: float) -> list[_Waiting]:
+    def _next_batch(self, now_s: float) -> list[_PendingQuery]:
         """The oldest that wait, as many as are answered within the budget of each; who cannot be any more is given up.
 
         Before the first answer a batch is one query: how long it takes is not known.
         """
-        batch: list[_Waiting] = []
+        batch: list[_PendingQuery] = []
         soonest_s = math.inf
         while self._waiting and len(batch) < (BATCH if self._each_s else 1):
             waiting = self._waiting[0]

@@ -9,9 +9,9 @@ A prediction never exceeds what the request allows (`max_tokens`), nor falls bel
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
 
-Key = TypeVar("Key")
+from forecasting.lengths.query import LengthQuery
+from forecasting.lengths.service.recently_used import RecentlyUsed
 
 CHARACTERS_PER_TOKEN = 4.0  # English text under the tokenizers of Llama and GPT; only until the first answer
 OUTPUT_TOKENS = 256.0  # until the first answer
@@ -31,23 +31,10 @@ class _Mean:
         self.value += (value - self.value) / self.weight
 
 
-@dataclass(frozen=True, slots=True)
-class OutputQuery:
-    """What is known of a request when its output length is asked for."""
-
-    model: str
-    tenant: str
-    slo_class: str
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    ignore_eos: bool = False
-    sequences: int = 1
-
-
 class LengthPrior:
     def __init__(self) -> None:
-        self._characters: dict[str, _Mean] = {}
-        self._output: dict[tuple[str, ...], _Mean] = {}
+        self._characters: RecentlyUsed[str, _Mean] = RecentlyUsed(_Mean)
+        self._output: RecentlyUsed[tuple[str, ...], _Mean] = RecentlyUsed(_Mean)
 
     def prompt_tokens(self, model: str, characters: int) -> int:
         """Tokens of a prompt of *characters*; at least 1."""
@@ -55,7 +42,7 @@ class LengthPrior:
         per_token = mean.value if mean else CHARACTERS_PER_TOKEN
         return max(1, round(characters / per_token))
 
-    def output_tokens(self, query: OutputQuery) -> int:
+    def output_tokens(self, query: LengthQuery) -> int:
         """Expected output tokens over all sequences of the request; at least one a sequence."""
         if query.ignore_eos and query.max_tokens:
             return query.max_tokens * query.sequences
@@ -69,26 +56,19 @@ class LengthPrior:
             estimate = min(estimate, query.max_tokens)
         return max(1, query.min_tokens, round(estimate)) * query.sequences
 
-    def learn(self, query: OutputQuery, output_tokens: int, characters: int, prompt_tokens: int) -> None:
+    def learn(self, query: LengthQuery, output_tokens: int, characters: int, prompt_tokens: int) -> None:
         """Take in one finished request; *characters* is 0 when its prompt came as token ids."""
         if characters and prompt_tokens:
-            _of(self._characters, query.model).add(characters / prompt_tokens)
+            self._characters[query.model].add(characters / prompt_tokens)
         if query.ignore_eos or not output_tokens:
             return  # a forced length says nothing of what the model would do
         for key in self._keys(query):
-            _of(self._output, key).add(output_tokens / query.sequences)
+            self._output[key].add(output_tokens / query.sequences)
 
     @staticmethod
-    def _keys(query: OutputQuery) -> tuple[tuple[str, ...], ...]:
+    def _keys(query: LengthQuery) -> tuple[tuple[str, ...], ...]:
         return (
             (query.model,),
             (query.model, query.slo_class),
             (query.model, query.tenant, query.slo_class),
         )
-
-
-def _of(means: dict[Key, _Mean], key: Key) -> _Mean:
-    mean = means.get(key)
-    if mean is None:
-        mean = means[key] = _Mean()
-    return mean

@@ -12,34 +12,32 @@ import signal
 import socket
 import struct
 import sys
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from forecasting.lengths.query import LengthModel, LengthQuery
-from forecasting.lengths.service.embedding_cache import EmbeddingCache, Lesson, Limits
+from forecasting.lengths.models.length_model import LengthModel
+from forecasting.lengths.query import Estimate, LengthQuery
+from forecasting.lengths.service.cache import Limits
+from forecasting.lengths.service.embedding_cache import EmbeddingCache, Lesson
 from forecasting.models_extra import ModelsExtraMissing
 
 SIZE: Final = struct.Struct("!I")
 DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
 
 
-def load(kind: str, file: str) -> Any:
+def load(kind: str, file: str) -> LengthModel:
     """The length model of *kind* in *file*, to be asked alone; the bundled student when *file* is empty.
 
-    An encoder is quantised. Raises ValueError or OSError.
+    Raises ValueError or OSError.
     """
     from forecasting.lengths import MODELS, bundled
-    from forecasting.lengths.models.proxy import Proxy
 
     if not file:
         return bundled()
     if kind not in MODELS:
         raise ValueError(f"There is no length model {kind!r}; there are: {', '.join(sorted(MODELS))}.")
-    models: dict[str, Any] = MODELS
-    model = models[kind].load(Path(file))
-    if isinstance(model, Proxy):
-        model.encoder.quantise()
+    model = MODELS[kind].load(Path(file))
+    model.quantise()
     return model
 
 
@@ -78,8 +76,8 @@ def _read(link: socket.socket, size: int) -> bytes:
     return bytes(data)
 
 
-class Asked(NamedTuple):
-    """A batch."""
+class Batch(NamedTuple):
+    """What the parent sends."""
 
     queries: list[LengthQuery]
     numbers: list[int]
@@ -89,67 +87,58 @@ class Asked(NamedTuple):
     """Of the embedding cache."""
 
 
-Said = tuple[float, list[float], int]
-"""Tokens, quantiles, and how many lengths of the embedding cache they stand on; 0: the model's answer."""
-
-
-class Answers:
+class BatchAnswerer:
     """A model and, where it reads prompts by an encoder, the embedding cache before it."""
 
     def __init__(self, model: LengthModel) -> None:
         self.model = model
         self.cache = EmbeddingCache()
 
-    def of(self, asked: Asked) -> list[Said]:
-        """What is said of each query; one that the model cannot bear costs its own answer alone."""
-        self.cache.keep_to(asked.limits)
-        for lesson in asked.lessons:
+    def answer(self, batch: Batch) -> list[Estimate]:
+        """An estimate for each query; one that the model fails on costs its own answer alone."""
+        self.cache.set_limits(batch.limits)
+        for lesson in batch.lessons:
             self.cache.learn(lesson)
-        return self._said(asked.queries, asked.numbers)
+        return self._robust(batch.queries, batch.numbers)
 
-    def _said(self, queries: list[LengthQuery], numbers: list[int]) -> list[Said]:
+    def _robust(self, queries: list[LengthQuery], numbers: list[int]) -> list[Estimate]:
         try:
-            return self._predicted(queries, numbers)
+            return self._estimates(queries, numbers)
         except Exception:
             if len(queries) == 1:
-                return [(float("nan"), [], 0)]
-        return [self._said([query], [number])[0] for query, number in zip(queries, numbers, strict=True)]
+                return [Estimate(float("nan"), ())]
+        return [self._robust([query], [number])[0] for query, number in zip(queries, numbers, strict=True)]
 
-    def _predicted(self, queries: list[LengthQuery], numbers: list[int]) -> list[Said]:
-        embed = getattr(self.model, "predict_and_embed", None)
-        if embed is None:
-            tokens, quantiles = self.model.predict(queries)
-            return list(zip(tokens.tolist(), quantiles.tolist(), repeat(0), strict=False))
-        (tokens, quantiles), embeddings = embed(queries)
-        said: list[Said] = list(zip(tokens.tolist(), quantiles.tolist(), repeat(0), strict=False))
-        for place, (query, number) in enumerate(zip(queries, numbers, strict=True)):
-            seen = self.cache.look_up(query, embeddings[place], number)
-            known = seen.tokens(query.max_tokens) if seen is not None else 0.0
-            if seen is not None and known:
-                said[place] = known, list(seen.quantiles(known)), seen.count
-        return said
+    def _estimates(self, queries: list[LengthQuery], numbers: list[int]) -> list[Estimate]:
+        (tokens, quantiles), embeddings = self.model.predict_and_embed(queries)
+        estimates = [Estimate(*each) for each in zip(tokens.tolist(), map(tuple, quantiles.tolist()), strict=False)]
+        if embeddings is not None:
+            for place, (query, number) in enumerate(zip(queries, numbers, strict=True)):
+                seen = self.cache.look_up(query, embeddings[place], number)
+                estimates[place] = (seen and seen.estimate(query.max_tokens)) or estimates[place]
+        return estimates
 
 
-def serve(link: socket.socket, answers: Answers) -> None:
+def serve(link: socket.socket, answerer: BatchAnswerer) -> None:
     """Answer batches until the other side closes."""
     while True:
         try:
             (size,) = SIZE.unpack(_read(link, SIZE.size))
-            asked = pickle.loads(_read(link, size))  # noqa: S301 - from our own parent alone
+            batch = pickle.loads(_read(link, size))  # noqa: S301 - from our own parent alone
         except (EOFError, OSError):
             return
-        link.sendall(frame(answers.of(asked)))
+        link.sendall(frame(answerer.answer(batch)))
 
 
 def main(descriptor: int, call: str, *arguments: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the socket
     ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
     with socket.socket(fileno=descriptor) as link:
-        answers = Answers(made(call, arguments))
-        answers.of(Asked([LengthQuery("What is compiled on the first call is compiled now.", 12)], [0]))
+        answerer = BatchAnswerer(made(call, arguments))
+        answerer.answer(Batch([LengthQuery("What is compiled on the first call is compiled now.", 12)], [0]))
         gc.freeze()
         link.sendall(frame("ready"))
-        serve(link, answers)
+        serve(link, answerer)
 
 
 if __name__ == "__main__":

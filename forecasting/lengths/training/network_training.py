@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.models.network import MEDIAN, Weights
-from forecasting.lengths.query import QUANTILES
+from forecasting.lengths.models.network import Weights
+from forecasting.lengths.query import MEDIAN, QUANTILES
 
 Floats = NDArray[np.float32]
 

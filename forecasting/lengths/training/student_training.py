@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.models.forest import Forest
-from forecasting.lengths.models.network import MEDIAN, Scaling, Weights
-from forecasting.lengths.models.trees import Habits
-from forecasting.lengths.query import QUANTILES, Predictions, Sample
+from forecasting.lengths.models.network import Scaling, Weights
+from forecasting.lengths.models.trees import HabitTrees
+from forecasting.lengths.query import MEDIAN, QUANTILES, Predictions, Sample
 from forecasting.lengths.text.features import Features, measure_matrix
 from forecasting.lengths.training.network_training import (
     LONG_COUNT_MORE,
@@ -27,7 +26,7 @@ from forecasting.lengths.training.network_training import (
 )
 
 if TYPE_CHECKING:
-    from forecasting.lengths.models.student import Stage, Student
+    from forecasting.lengths.models.student import Student
 
 WIDTH: Final = 14
 """Of an n-gram's row."""
@@ -74,7 +73,7 @@ def train(
     student.scaling = scaling
     cut = np.array([sample.query.max_tokens is not None and sample.output_tokens >= sample.query.max_tokens
                     for sample in samples])  # fmt: skip
-    held = _held_out(samples, features, np.random.default_rng(student.seed))
+    held = _held_out(samples, features, np.random.default_rng(student.fitting.seed))
     known = Rows(
         scaling(measures),
         model_rows,
@@ -90,7 +89,7 @@ def train(
     everyone = np.arange(len(samples))
     with threadpool_limits(1):  # small products: more threads only wait for one another
         student.networks = [
-            _network(start, known, bags, held, epochs, fresh, student.seed + place)
+            _network(start, known, bags, held, epochs, fresh, student.fitting.seed + place)
             for place, start in enumerate(starts)
         ]
         whole = [bag.batch(everyone) for bag in bags]
@@ -114,24 +113,20 @@ def train(
 
 def _stage(
     student: "Student",
-    before: Sequence["Stage"],
+    before: Sequence[HabitTrees],
     measures: NDArray[np.float32],
     samples: Sequence[Sample],
     weights: NDArray[np.float64],
     learned: NDArray[np.bool_],
-) -> "Stage":
+) -> HabitTrees:
     """Trees for what the stages *before* leave of the log-lengths of the samples *learned*."""
-    from forecasting.lengths.models.student import Stage
-
     chosen = [sample for sample, mine in zip(samples, learned, strict=True) if mine]
     queries = [sample.query for sample in chosen]
     rows, target = measures[learned], np.log1p([sample.output_tokens for sample in chosen])
     for stage in before:
-        target = target - stage.logs(rows, queries)
-    habits = Habits().fit(chosen)
+        target = target - stage.predict(rows, queries)
     trees, leaves = (LATER_TREES, LATER_LEAVES) if before else (student.trees, LEAVES)
-    table = np.concatenate([rows, habits.rows(queries)], axis=1)
-    return Stage(habits, Forest.grow(table, target, 0.5, trees, student.seed, weights[learned], leaves))
+    return HabitTrees.grow(rows, chosen, target, trees, leaves, student.fitting.seed, weights[learned])
 
 
 def _names(known: dict[str, int], names: Sequence[str]) -> tuple[dict[str, int], NDArray[np.int64]]:
@@ -184,7 +179,7 @@ def _start(student: "Student", place: int, scaling: Scaling, lengths: NDArray[np
             missing = len(known) + 1 - len(begin[name])
             begin[name] = np.concatenate([begin[name], np.zeros((missing, begin[name].shape[1]), np.float32)])
         return begin
-    generator = np.random.default_rng(student.seed + place)
+    generator = np.random.default_rng(student.fitting.seed + place)
     inputs = measures + 2 * WIDTH + 2 * NAME_WIDTH
 
     def normal(rows: int, columns: int, size: float) -> NDArray[np.float32]:
@@ -192,7 +187,7 @@ def _start(student: "Student", place: int, scaling: Scaling, lengths: NDArray[np
 
     heads = len(QUANTILES)
     bias = np.full(heads, -0.8, np.float32)  # softplus(-0.8) = 0.37: a step of that much in the log-length
-    bias[QUANTILES.index(0.5)] = np.log1p(np.median(lengths))
+    bias[MEDIAN] = np.log1p(np.median(lengths))
     return {
         "table": normal(len(student.vocabulary or ()) + 1, WIDTH, 0.05),
         "models": normal(len(student.models) + 1, NAME_WIDTH, 0.1),
@@ -221,7 +216,7 @@ def _held_out(
 
 def _put_right(student: "Student", logs: NDArray[np.float64], real: NDArray[np.float64]) -> None:
     """How far each quantile is off on held-out prompts, by bands of the predicted median."""
-    middle = logs[:, QUANTILES.index(0.5)]
+    middle = logs[:, MEDIAN]
     bands = np.array_split(np.argsort(middle), min(BANDS, max(1, len(middle) // LEAST_IN_BAND)))
     student.knots = np.array([middle[band].mean() for band in bands])
     student.shifts = np.array(

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from forecasting.workload.files import StateError
 from forecasting.workload.forecasters.calibrated import Calibrated
 from forecasting.workload.forecasters.experts import NAMES as SIMPLE
 from forecasting.workload.forecasters.experts import OFFSET_SHARE, Index, Trail, opinions
@@ -32,17 +33,16 @@ NAMES: Final = (*SIMPLE, *REGRESSIONS, *TREES)
 TREE_SHARES: Final = (0.25, 0.15)
 """Of the weight that opinions have before any loss; the others have equal parts of the rest."""
 MEMORY: Final = 0.99  # of losses, by window
-DAY_MEMORY: Final = 0.8  # of losses by time of day, by day
+DAY_MEMORY: Final = 0.9  # of losses by time of day, by day
 DAY_PARTS: Final = 8  # of a day, at most, that have losses of their own
-DAY_WEIGHT: Final = 0.5  # of a loss by time of day, beside one by window
-EAGERNESS: Final = 27.0  # one window ahead, an opinion with twice the loss of the best has exp(-27) of its weight
+EAGERNESS: Final = 20.0  # one window ahead, an opinion with twice the loss of the best has exp(-20) of its weight
 # Errors h windows ahead overlap: as many of them say less, so they move the weights less.
 EAGERNESS_BY_GRID: Final = EAGERNESS / np.array(GRID, np.float64) ** 0.2
 SIMPLE_SHARE: Final = (1 - sum(TREE_SHARES)) / (len(NAMES) - len(TREES))
 FIRST_WEIGHTS: Final = np.array([SIMPLE_SHARE] * (len(NAMES) - len(TREES)) + list(TREE_SHARES))
-LOSS_WINDOWS: Final = 288  # at the end of what is fitted on, whose forecasts give the first losses
+LOSS_WINDOWS: Final = 288  # at the end of what is first fitted on, whose forecasts give the first losses
 LARGEST_LOSS: Final = 2.0  # an opinion cannot be more wrong than that in one window
-LEAST_LEVEL: Final = 0.1
+LEAST_LEVEL: Final = 0.3
 """An error is a share of the rate, or of so much of the mean rate where that is more: on a series that is mostly idle,
 shares of next to nothing would be all that counts."""
 
@@ -50,9 +50,12 @@ shares of next to nothing would be all that counts."""
 class BlendModel(PointModel):
     def __init__(self) -> None:
         self.trail: Trail | None = None
-        self.regression, self.forest, self.boosted = Regression(LEARNED), Forest(LEARNED), Boosted(LEARNED)
+        self.regression, self.forest, self.boosted = Regression(LEARNED), Forest(), Boosted()
         self.losses: Values = np.zeros((len(NAMES), len(GRID)))
         self.by_part: Values = np.zeros((1, len(NAMES), len(GRID)))  # the same by part of the day
+        self.phase = (
+            0  # time of day of the trail's first window, counted from that of the first that was ever fitted on
+        )
 
     @classmethod
     def least(cls, season: int) -> int:
@@ -62,15 +65,18 @@ class BlendModel(PointModel):
         import sklearn.ensemble  # noqa: F401
 
     def fit(self, values: Values, season: int) -> None:
-        """Losses come from forecasts of the last windows by coefficients that had not seen them; then all is learned."""
+        """At first, losses come from forecasts of the last windows by coefficients that had not seen them. Later they stay,
+        for *values* then end where the trail does, and what was forecast since says more than what could have been."""
+        before, count = self.trail, len(values)
         self.trail = Trail(values, season, DAY_S / season)
-        count = len(values)
-        judged = min(LOSS_WINDOWS, count // 3)
-        self._learn(count - judged)
-        targets = np.arange(count - judged, count)
-        self.losses = np.zeros((len(NAMES), len(GRID)))
-        self.by_part = np.zeros((min(DAY_PARTS, season), len(NAMES), len(GRID)))
-        self._remember(targets)
+        if before is None:
+            judged = min(LOSS_WINDOWS, count // 3)
+            self.losses = np.zeros((len(NAMES), len(GRID)))
+            self.by_part = np.zeros((min(DAY_PARTS, season), len(NAMES), len(GRID)))
+            self._learn(count - judged)
+            self._remember(np.arange(count - judged, count))
+        else:
+            self.phase = (self.phase + len(before) - count) % season
         self._learn(count)
 
     def _learn(self, end: int) -> None:
@@ -90,7 +96,7 @@ class BlendModel(PointModel):
     def _add(self, target: int, loss: Values) -> None:
         self.losses = MEMORY * self.losses + loss
         parts = len(self.by_part)
-        part = target % self._season * parts // self._season
+        part = (self.phase + target) % self._season * parts // self._season
         self.by_part[part] = DAY_MEMORY ** (parts / self._season) * self.by_part[part] + loss
 
     @property
@@ -107,7 +113,7 @@ class BlendModel(PointModel):
         assert self.trail is not None
         horizons = np.arange(1, horizon + 1)
         return self._mean(
-            self._said(np.full(horizon, len(self.trail) - 1), horizons), self.weights(len(self.trail)), horizon
+            self.said(np.full(horizon, len(self.trail) - 1), horizons), self.weights(len(self.trail)), horizon
         )
 
     def walk(self, values: Values) -> Values:
@@ -124,12 +130,12 @@ class BlendModel(PointModel):
             if trail.known[begin + index]:
                 self._add(begin + index, loss)
         origins, horizons = begin - 1 + np.arange(len(values))[:, None], np.arange(1, self.reach + 1)
-        return self._mean(self._said(origins, horizons), np.moveaxis(weights, 0, 1), self.reach)
+        return self._mean(self.said(origins, horizons), np.moveaxis(weights, 0, 1), self.reach)
 
     def weights(self, next_window: int) -> Values:
         """Weight of every opinion at every horizon of the grid, *next_window* being the first: (opinions, grid), columns
         adding up to 1."""
-        losses = self.losses + DAY_WEIGHT * self._by_time_of_day(next_window + np.array(GRID) - 1)
+        losses = self.losses + self._by_time_of_day(next_window + np.array(GRID) - 1)
         best = np.maximum(losses.min(axis=0), 1e-9)
         weights = FIRST_WEIGHTS[:, None] * np.exp(-EAGERNESS_BY_GRID * np.minimum(losses / best - 1.0, 20.0))
         return np.asarray(weights / weights.sum(axis=0))
@@ -137,7 +143,7 @@ class BlendModel(PointModel):
     def _by_time_of_day(self, targets: Index) -> Values:
         """Losses at the times of day of *targets*, one for each horizon of the grid, between those of parts of the day."""
         parts = len(self.by_part)
-        at = (targets % self._season + 0.5) * parts / self._season - 0.5
+        at = ((self.phase + targets) % self._season + 0.5) * parts / self._season - 0.5
         before = np.floor(at).astype(np.int64)
         later, grid = at - before, np.arange(len(GRID))
         losses = (1 - later) * self.by_part[before % parts, :, grid].T + later * self.by_part[
@@ -159,7 +165,8 @@ class BlendModel(PointModel):
         weights = self.weights(0 if self.trail is None else len(self.trail))[:, 0]
         return [f"{NAMES[index]} {weights[index]:.0%}" for index in np.argsort(-weights)[:3]]
 
-    def _said(self, origins: Index, horizons: Index) -> Values:
+    def said(self, origins: Index, horizons: Index) -> Values:
+        """Logarithms of the rate by each opinion, *horizons* after *origins*; NaN where it has nothing to say."""
         assert self.trail is not None
         return np.concatenate([
             opinions(self.trail, origins, horizons),
@@ -177,7 +184,7 @@ class BlendModel(PointModel):
         assert trail is not None
         grid = np.array(GRID)[:, None]
         origins = targets - grid
-        said = self._said(np.maximum(origins, 0), np.broadcast_to(grid, origins.shape))
+        said = self.said(np.maximum(origins, 0), np.broadcast_to(grid, origins.shape))
         actual = trail.rate(trail.z[targets])
         scale = np.maximum(actual, LEAST_LEVEL / OFFSET_SHARE * trail.offset)
         loss = np.minimum(np.abs(np.maximum(trail.rate(said), 0.0) - actual) / scale, LARGEST_LOSS)
@@ -193,13 +200,17 @@ class BlendModel(PointModel):
             "boosted": self.boosted.state(),
             "losses": self.losses.copy(),
             "by_part": self.by_part.copy(),
+            "phase": self.phase,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        if state.keys() != self.state().keys():
+            raise StateError("a blend of another version: fit the forecaster anew")
         self.trail = Trail.load(state["trail"]) if state["trail"] else None
         self.regression, self.forest = Regression.load(state["regression"]), Forest.load(state["forest"])
         self.boosted = Boosted.load(state["boosted"])
         self.losses, self.by_part = np.array(state["losses"]), np.array(state["by_part"])
+        self.phase = int(state["phase"])
 
 
 @lru_cache(maxsize=64)

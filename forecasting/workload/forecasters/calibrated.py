@@ -52,6 +52,7 @@ class Calibrated:
         self.window_s, self.end_s = float(series.window_s), float(series.end_s)
         self.season = windows_in_a_day(self.window_s)
         self.values = _trimmed(series.tokens_per_s, self.season)
+        self._own = self.model_class()
         count = len(self.values)
         calibrating = min(CALIBRATION_WINDOWS, count // 3)
         begin = count - calibrating
@@ -64,6 +65,18 @@ class Calibrated:
             self._used.reach != self.bands.reach
         ):  # another model than the one that was calibrated: bands from what is known
             self.bands = Bands(self._used.reach, self.values)
+        self._used.fit(self.values, self.season)
+        self._ask(self.bands)
+        self.since_fit = 0
+        self.fit_s = time.perf_counter() - started_s
+
+    def refit(self, series: Series) -> None:
+        """Fit anew on *series*, which ends where what is known does. What was learned of its own errors stays."""
+        if self.bands is None or self._own_can_take_over():
+            self.fit(series)
+            return
+        started_s = time.perf_counter()
+        self.values = _trimmed(series.tokens_per_s, self.season)
         self._used.fit(self.values, self.season)
         self._ask(self.bands)
         self.since_fit = 0
@@ -82,8 +95,9 @@ class Calibrated:
             self.since_fit += 1
             self.end_s += self.window_s
             if self.since_fit >= self.season or self._own_can_take_over():
-                self._fit_again()
-            self._ask(self.bands)
+                self.refit(self.series)
+            else:
+                self._ask(self.bands)
 
     def predict(self, horizon: int) -> Forecast:
         if horizon < 1:
@@ -139,16 +153,6 @@ class Calibrated:
         for value, path in zip(values, self._mended(self._used.walk(values)), strict=True):
             bands.ask(path)
             bands.learn(float(value))
-
-    def _fit_again(self) -> None:
-        if self._own_can_take_over():
-            self.fit(self.series)
-            return
-        started_s = time.perf_counter()
-        self.values = _trimmed(self.values, self.season)
-        self._used.fit(self.values, self.season)
-        self.since_fit = 0
-        self.fit_s = time.perf_counter() - started_s
 
     def _path(self, horizon: int) -> NDArray[np.float64]:
         return self._mended(self._used.path(horizon))

@@ -145,11 +145,10 @@ def _trailing(z: Values, count: int) -> Values:
 
 
 NAMES: Final = (
-    "last", "mean 0.3", "mean 0.5", "mean 0.7", "median 3", "median 5",
-    "last, day", "last, day smooth", "last, 3 days", "last, 3 days wide", "mean 0.5, 3 days", "mean 0.5, 2 days wide",
-    "mean 0.3, 3 days", "median 3, 3 days", "median 3, 2 days wide", "last, week", "mean 0.5, week",
-    "3 days", "week", "back to 3 days fast", "back to 3 days slowly",
-    "back to the day's level fast", "back to the day's level slowly", "back to 4 days' level slowly",
+    "last", "mean", "median 3", "median 5",
+    "last, day", "last, 3 days", "mean, 3 days", "mean, 2 days wide", "median 3, 3 days", "last, week",
+    "day", "3 days", "week", "back to 3 days fast", "back to 3 days slowly",
+    "back to the day's level", "back to 4 days' level",
 )  # fmt: skip
 FAST, SLOW = 0.85, 0.97  # of the distance to a profile or level that is left after one window of ten minutes
 
@@ -162,21 +161,19 @@ def opinions(trail: Trail, origins: Index, horizons: Index) -> Values:
     origin, horizon = np.broadcast_arrays(origins, horizons)
     day, week = trail.season, 7 * trail.season
     last = trail.z[origin]
-    slow, middle, fast = trail.means[:, origin]
+    mean = trail.means[SMOOTHING.index(0.5), origin]
     short, long = trail.medians[:, origin]
     day_level, days_level = trail.levels[:, origin]
-    (raw_1,), _ = days_before(trail, origin, horizon, day, 1, 0)
-    (smooth_1, _, smooth_3), then_3 = days_before(trail, origin, horizon, day, 3, 1)
-    (_, wide_2, wide_3), _ = days_before(trail, origin, horizon, day, 3, 2)
+    (raw_1,), then_1 = days_before(trail, origin, horizon, day, 1, 0)
+    (_, _, smooth_3), then_3 = days_before(trail, origin, horizon, day, 3, 1)
+    (_, wide_2), _ = days_before(trail, origin, horizon, day, 2, 2)
     (weekly,), then_week = days_before(trail, origin, horizon, week, 1, 1)
     away = last - (then_3 - smooth_3)  # how far the last window lies above the profile at its own time of day
     return np.stack([
-        last, slow, middle, fast, short, long,
-        last + raw_1, last + smooth_1, last + smooth_3, last + wide_3, middle + smooth_3, middle + wide_2,
-        slow + smooth_3, short + smooth_3, short + wide_2, last + weekly, middle + weekly,
-        then_3, then_week, then_3 + away * FAST**horizon, then_3 + away * SLOW**horizon,
-        day_level + (last - day_level) * FAST**horizon, day_level + (last - day_level) * SLOW**horizon,
-        days_level + (last - days_level) * SLOW**horizon,
+        last, mean, short, long,
+        last + raw_1, last + smooth_3, mean + smooth_3, mean + wide_2, short + smooth_3, last + weekly,
+        then_1, then_3, then_week, then_3 + away * FAST**horizon, then_3 + away * SLOW**horizon,
+        day_level + (last - day_level) * FAST**horizon, days_level + (last - days_level) * SLOW**horizon,
     ])  # fmt: skip
 
 

@@ -38,6 +38,14 @@ class Fallback:
             except Exception as error:
                 self._replace(error)
 
+    def refit(self, series: Series) -> None:
+        """See `Calibrated.refit`."""
+        try:
+            self.forecaster.refit(series)
+        except Exception as error:
+            self._replace(error)
+            self.fit(series)
+
     def update(self, tokens_per_s: NDArray[np.float64]) -> None:
         known = self.forecaster.series
         values = np.concatenate([known.tokens_per_s, np.asarray(tokens_per_s, np.float64)])

@@ -18,20 +18,21 @@ SMALLEST_ERROR: Final = 0.01  # in logarithms; smaller ones weigh no more
 FIT_DAYS: Final = 14
 MOST_ROWS: Final = 3000
 LEAST_ROWS: Final = 60
-NAMES: Final = ("regression", "regression, day", "regression, 2 days")
+DAYS: Final = (0, 2)  # before, whose course each regression looks at
+NAMES: Final = ("regression", "regression, 2 days")
 
 
 class Regression:
-    """Three regressions: on the last windows alone, with the day before, and with two days before."""
+    """Two regressions: on the last windows alone, and with two days before."""
 
     def __init__(self, horizons: tuple[int, ...]) -> None:
         self.horizons = horizons
-        self.weights = [np.full((len(horizons), _width(days)), np.nan) for days in range(len(NAMES))]
+        self.weights = [np.full((len(horizons), _width(days)), np.nan) for days in DAYS]
         self._interpolate()
 
     def fit(self, trail: Trail, end: int) -> None:
         """Learn from windows before index *end*; what has too few windows keeps no coefficients."""
-        for days, weights in enumerate(self.weights):
+        for days, weights in zip(DAYS, self.weights, strict=True):
             for row, horizon in enumerate(self.horizons):
                 first = max(*LAGS, days * trail.season, end - FIT_DAYS * trail.season - horizon)
                 origins = np.arange(first, end - horizon)
@@ -53,16 +54,16 @@ class Regression:
         ]
 
     def predict(self, trail: Trail, origins: Index, horizons: Index) -> Values:
-        """z at *horizons* after *origins*: (3, ...); NaN where nothing was learned or the horizon is beyond the grid."""
+        """z at *horizons* after *origins*: (2, ...); NaN where nothing was learned or the horizon is beyond the grid."""
         origin, horizon = np.broadcast_arrays(origins, horizons)
         out = np.full((len(NAMES), *origin.shape), np.nan)
         last = self.horizons[-1]
-        for days, between in enumerate(self.between):
+        for row, (days, between) in enumerate(zip(DAYS, self.between, strict=True)):
             usable = (horizon <= last) & (origin >= max(*LAGS, days * trail.season))
             if not usable.any() or np.isnan(between).all():
                 continue
             moved = (columns(trail, origin, horizon, days) * between[np.minimum(horizon, last)]).sum(axis=-1)
-            out[days] = np.where(usable, trail.z[origin] + moved, np.nan)
+            out[row] = np.where(usable, trail.z[origin] + moved, np.nan)
         return out
 
     def state(self) -> dict[str, Any]:

@@ -197,7 +197,7 @@ def _regions(first: Log, other: Log, number: int) -> Split:
     for log, chosen in ((first, ours[at]), (other, theirs[at])):
         goes = "serves a request itself" if chosen == number else f"sends a request to {log.regions[chosen]}"
         away = float((_served(log, within) != number).mean())
-        said.append(f"{goes} ({100 * away:.1f} % of its requests leave it in the {AFTER_S / 60:.0f} min after)")
+        said.append(f"{goes} ({100 * away:.1f}% of its requests leave it in the {AFTER_S / 60:.0f} min after)")
     return float(first.arrival_s[request]), first.models[first.model[request]], said[0], said[1]
 
 

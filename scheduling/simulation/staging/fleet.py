@@ -51,10 +51,10 @@ def cluster_of(scenario: Scenario) -> Cluster:
     regions = list(scenario.regions)
     profiles, front_ends = {}, {}
     for number, one in enumerate(scenario.profiles):
-        key = one.model, one.gpu, one.tensor_parallel
-        front_ends[key] = FrontEnd(**one.front_end.model_dump(exclude_none=True))
+        setting = one.model, one.gpu, one.tensor_parallel
+        front_ends[setting] = FrontEnd(**one.front_end.model_dump(exclude_none=True))
         try:
-            profiles[key] = Profile(
+            profiles[setting] = Profile(
                 one.prefill.t0_s,
                 one.prefill.a_s,
                 one.prefill.b_s_per_token,

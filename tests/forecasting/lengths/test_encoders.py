@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forecasting.lengths import Fitting
 from forecasting.lengths.models.preserve import BUCKETS, FILLED_TO, PreServe, Synonyms, over_sampled
-from forecasting.lengths.models.proxy import Effort, head_outputs
+from forecasting.lengths.models.proxy import head_outputs
 from forecasting.lengths.models.ssjf import Classification, OrdinalMse, Pairwise, RegressionL1, TiesBroken
 from forecasting.lengths.service.subprocess_server import load
 from forecasting.lengths.text.embeddings import Embeddings
 from forecasting.lengths.text.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing, stack
 from tests.forecasting.lengths.made import samples
 
-SMALL = Effort(tuned=48, read=60, head_epochs=4, most_tokens=24)
+SMALL = Fitting(TINY, tuned=48, read=60, head_epochs=4, most_tokens=24)
 
 
 def test_the_end_of_a_conversation_is_kept() -> None:
@@ -59,7 +60,7 @@ def test_minilm_opens_without_a_network() -> None:
 
 
 def test_first_phase_tunes_the_encoder_and_the_second_does_not() -> None:
-    fresh, model = Encoder(TINY, 24), RegressionL1(TINY, SMALL)
+    fresh, model = Encoder(TINY, 24), RegressionL1(SMALL)
     taken: list[dict[str, np.ndarray]] = []
     tuned = model._fit_head
     model._fit_head = lambda *rest: (taken.append(model.encoder.weights()), tuned(*rest))[1]  # type: ignore[method-assign]
@@ -70,7 +71,7 @@ def test_first_phase_tunes_the_encoder_and_the_second_does_not() -> None:
 
 
 def test_preserve_tunes_its_last_layer_and_its_prompt_alone() -> None:
-    model = PreServe(TINY, SMALL)
+    model = PreServe(SMALL)
     before = model.encoder.weights()
     model.fit(samples(100))
     after = model.encoder.weights()
@@ -106,10 +107,10 @@ def test_perturbation_swaps_15_per_cent_of_words_and_keeps_the_marks() -> None:
 
 def test_classes_mean_their_median_and_ordinals_round() -> None:
     lengths = np.arange(1.0, 101.0)
-    model = Classification(TINY, SMALL)
+    model = Classification(SMALL)
     model.prepare(lengths)
     assert model.facts["medians"] == pytest.approx([10.5, 30.5, 50.5, 70.5, 90.5])
-    ordinal = OrdinalMse(TINY, SMALL)
+    ordinal = OrdinalMse(SMALL)
     ordinal.prepare(lengths)
     ordinal.head = {"first": np.zeros((1, 1)), "first_bias": np.zeros(1), "second": np.zeros((1, 1)),
                     "second_bias": np.zeros(1), "last": np.zeros((1, 1)), "last_bias": np.array([2.6])}  # fmt: skip
@@ -121,8 +122,8 @@ def test_classes_mean_their_median_and_ordinals_round() -> None:
 
 @pytest.mark.nightly
 def test_pairs_rank_long_answers_above_short_ones() -> None:
-    effort = Effort(tuned=64, read=400, head_epochs=30, most_tokens=24)
-    model = Pairwise(TINY, effort).fit(samples(400))
+    fitting = Fitting(TINY, tuned=64, read=400, head_epochs=30, most_tokens=24)
+    model = Pairwise(fitting).fit(samples(400))
     test = samples(80, seed=2)
     tokens = model.predict([sample.query for sample in test]).tokens
     long = np.array([sample.output_tokens > 100 for sample in test])
@@ -131,8 +132,8 @@ def test_pairs_rank_long_answers_above_short_ones() -> None:
 
 @pytest.mark.nightly
 def test_pairs_break_ties_within_a_class_and_leave_classes_in_order() -> None:
-    effort = Effort(tuned=64, read=400, head_epochs=30, most_tokens=24)
-    model = TiesBroken(TINY, effort).fit(samples(400))
+    fitting = Fitting(TINY, tuned=64, read=400, head_epochs=30, most_tokens=24)
+    model = TiesBroken(fitting).fit(samples(400))
     queries = [sample.query for sample in samples(80, seed=2)]
     states, names = model._read(queries, "predict")[:, : model.encoder.width], model.names.rows(queries)
     outputs, tokens = head_outputs(model.head, states, names), model.decode(states, names)
@@ -146,7 +147,7 @@ def test_pairs_break_ties_within_a_class_and_leave_classes_in_order() -> None:
 
 
 def test_an_encoder_of_fewer_layers_is_quantised_and_says_nearly_the_same(tmp_path: Path) -> None:
-    model = RegressionL1(TINY, replace(SMALL, layers=1)).fit(samples(100))
+    model = RegressionL1(replace(SMALL, layers=1)).fit(samples(100))
     model.save(tmp_path / "model.npz")
     served = load(RegressionL1.name, str(tmp_path / "model.npz"))
     assert len(stack(served.encoder.module)) == 1

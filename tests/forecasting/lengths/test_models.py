@@ -1,36 +1,27 @@
 """Every length model keeps the one interface; those on an encoder run on a tiny random one."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from forecasting.lengths import MODELS, LengthQuery, Sample
+from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample
 from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
 from forecasting.lengths.models.forest import Forest
-from forecasting.lengths.models.ours import Ours
-from forecasting.lengths.models.proxy import Effort, Proxy
 from forecasting.lengths.models.spread import Spread
-from forecasting.lengths.models.state import save_model
 from forecasting.lengths.models.student import Student
-from forecasting.lengths.models.trees import Trees
 from forecasting.lengths.query import QUANTILES
 from forecasting.lengths.text.encoder import TINY
 from forecasting.lengths.training import student_training
+from forecasting.workload.files import write_state
 from tests.examples import at_night_but
 from tests.forecasting.lengths.made import samples
 
-SMALL = Effort(tuned=48, read=60, head_epochs=3, most_tokens=24)
+SMALL = Fitting(TINY, tuned=48, read=60, head_epochs=3, most_tokens=24, trees=10)
 
 
-def new(name: str) -> Any:
-    kind: Any = MODELS[name]
-    if issubclass(kind, Proxy):
-        return kind(TINY, SMALL)
-    if kind is Ours:
-        return Ours(TINY, trees=10)
-    return Trees(trees=10) if kind is Trees else kind()
+def new(name: str) -> LengthModel:
+    return MODELS[name](SMALL)
 
 
 @pytest.mark.parametrize("name", at_night_but(["student", "ssjf-cls", "preserve", "trees", "ours"], MODELS))
@@ -57,7 +48,7 @@ def test_every_model_fits_predicts_and_comes_back(name: str, tmp_path: Path, mon
     assert again.tokens.tolist() == pytest.approx(predictions.tokens.tolist(), rel=1e-5)
     assert again.quantiles.ravel().tolist() == pytest.approx(predictions.quantiles.ravel().tolist(), rel=1e-5)
 
-    save_model(tmp_path / "later.npz", name, 99, {})
+    write_state(tmp_path / "later.npz", {"model": name, "version": 99})
     with pytest.raises(ValueError, match="version"):
         MODELS[name].load(tmp_path / "later.npz")
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.lengths import MODELS, LengthQuery, Sample, Student, bundled, score
-from forecasting.lengths.models.state import save_model
 from forecasting.lengths.query import QUANTILES
 from forecasting.lengths.training import student_training
+from forecasting.workload.files import write_state
 from tests.forecasting.lengths.made import samples
 
 
@@ -79,10 +79,10 @@ def test_a_file_brings_it_back_whole(student: Student, tmp_path: Path) -> None:
 
 
 def test_files_of_others_are_refused(student: Student, tmp_path: Path) -> None:
-    save_model(tmp_path / "later.npz", Student.name, 99, student.state())
+    write_state(tmp_path / "later.npz", {"model": "student", "version": 99, **student.state()})
     with pytest.raises(ValueError, match="version"):
         Student.load(tmp_path / "later.npz")
-    save_model(tmp_path / "other.npz", "trees", 1, {})
+    write_state(tmp_path / "other.npz", {"model": "trees", "version": 1})
     with pytest.raises(ValueError, match="trees"):
         Student.load(tmp_path / "other.npz")
     (tmp_path / "broken.npz").write_bytes(b"no model")
@@ -93,16 +93,17 @@ def test_files_of_others_are_refused(student: Student, tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_it_predicts_and_learns_from_features_without_text(student: Student) -> None:
     test = samples(80, seed=4)
-    blank = [dataclasses.replace(sample.query, text="", prompt_tokens=0) for sample in test]
-    kept = [student.features(sample.query) for sample in test]
-    direct = student.predict([sample.query for sample in test])
-    assert student.from_features(kept, blank).quantiles.tolist() == direct.quantiles.tolist()
+    queries = [sample.query for sample in test]
+    blank = [dataclasses.replace(each, text="", prompt_tokens=0, features=student.features(each)) for each in queries]
+    direct = student.predict(queries)
+    assert student.predict(blank).quantiles.tolist() == direct.quantiles.tolist()
+    assert not student.can_read(dataclasses.replace(blank[0], features=b"of another vocabulary"))
 
     bent = Student.of_state(student.state())
     longer = [Sample(query, 3 * sample.output_tokens) for query, sample in zip(blank, test, strict=True)]
-    bent.fit_features(list(zip(kept, longer, strict=True)))
+    bent.fit(longer)
     real = [sample.output_tokens for sample in longer]
-    after = bent.from_features(kept, blank)
+    after = bent.predict(blank)
     assert score(real, after.tokens)["mae"] < score(real, direct.tokens)["mae"]
 
 

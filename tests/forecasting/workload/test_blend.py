@@ -4,6 +4,7 @@ import sklearn.ensemble
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forecasting.workload.files import StateError
 from forecasting.workload.forecasters.blend import (
     DAY_MEMORY,
     DAY_PARTS,
@@ -127,6 +128,30 @@ def test_losses_are_what_the_opinions_earned():
                 by_part[part] = DAY_MEMORY ** (DAY_PARTS / SEASON) * by_part[part] + loss
         assert model.losses[opinion, grid] == pytest.approx(expected)
         assert model.by_part[:, opinion, grid] == pytest.approx(by_part)
+
+
+def test_a_later_fit_keeps_losses_and_the_time_of_day():
+    """Also where the oldest windows are dropped, and no whole number of days of them."""
+    values = daily(9, WINDOW_S, noise=0.2, gaps=0.05, seed=4).tokens_per_s
+    model = BlendModel()
+    model.fit(values[: 5 * SEASON], SEASON)
+    for value in values[5 * SEASON : 7 * SEASON]:
+        model.append(float(value))
+    losses, by_part, weights = model.losses.copy(), model.by_part.copy(), model.weights(len(model.trail))
+    model.fit(values[7 : 7 * SEASON], SEASON)
+    assert np.array_equal(model.losses, losses)
+    assert np.array_equal(model.by_part, by_part)
+    assert np.allclose(model.weights(len(model.trail)), weights)
+    model.append(float(values[7 * SEASON]))
+    assert not np.array_equal(model.by_part[0], by_part[0])
+    assert np.array_equal(model.by_part[1:], by_part[1:])
+
+
+def test_the_state_of_another_version_is_refused():
+    state = BlendModel().state()
+    del state["phase"]
+    with pytest.raises(StateError, match="another version"):
+        BlendModel().restore(state)
 
 
 def test_weights_add_up_and_leave_what_is_wrong():

@@ -1,12 +1,13 @@
 """Asking a gateway for answers of known lengths, and reading what it predicted and wrote."""
 
 import asyncio
+from functools import partial
 
 import orjson
 from channels.db import database_sync_to_async
 
-from controlplane.gateway.admission.validation import Kind, parse
-from forecasting.lengths import OutputQuery
+from controlplane.gateway.admission.validation import Kind, parse, with_prompt
+from forecasting.lengths import LengthQuery
 
 LONG = "Write a long and friendly letter to the neighbours about the summer party in our street, with the lemon cake."
 
@@ -40,4 +41,5 @@ async def prediction_of(served):
 def asked(text):
     """Arguments of `predict` for one question."""
     body = {"model": "m", "messages": [{"role": "user", "content": text}]}
-    return parse(orjson.dumps(body), Kind.CHAT, max_depth=32), "acme", OutputQuery("m", "acme", "interactive"), 5
+    call = parse(orjson.dumps(body), Kind.CHAT, max_depth=32)
+    return LengthQuery("", 5, "m", "acme", "interactive"), partial(with_prompt, call), call.prompt_characters

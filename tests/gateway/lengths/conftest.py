@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.gateway.lengths import service as module
+from controlplane.lengths import length_service as module
 from forecasting.lengths.service import predictor
 from forecasting.lengths.service.predictor import InLine
 from tests.gateway.lengths.calls import use

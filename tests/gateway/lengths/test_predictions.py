@@ -6,15 +6,15 @@ import pytest
 from django.conf import settings
 
 from controlplane.fleet.models import Model
-from controlplane.gateway.lengths import answering, shadows
-from controlplane.gateway.lengths.answering import Budgets
-from controlplane.gateway.lengths.service import LengthService
-from controlplane.lengths.models import LengthMinute, LengthVersion
-from controlplane.lengths.services import BUNDLED, Assigned, InUse
+from controlplane.lengths import answering
+from controlplane.lengths.answering import Budgets, RunningVersion
+from controlplane.lengths.length_service import LengthService
+from controlplane.lengths.models import BUNDLED, LengthMinute, LengthVersion
+from controlplane.lengths.services import Assigned
 from controlplane.tuning.selectors import Values
 from forecasting.lengths import LengthPrior, LengthQuery
-from forecasting.lengths.models.state import save_model
 from forecasting.lengths.service.predictor import InLine, SubprocessPredictor
+from forecasting.workload.files import write_state
 from tests.examples import at_night_but
 from tests.gateway.conftest import until
 from tests.gateway.lengths.calls import LONG, in_database, prediction_of, say
@@ -63,23 +63,23 @@ def test_each_model_has_budgets_of_its_own_for_encoders_and_the_others():
     assert (service.budgets("m").of("preserve"), service.budgets("m").of("student")) == (0.07, 0.02)
     assert service.budgets("other").of("ours") == 0.05
     service.tune(Values({"": {"LENGTH_BUDGET_MS": 20.0}, "m": {"LENGTH_BUDGET_MS": 50.0}}))
-    service.answering.active = answering.Answerer(BUNDLED, InLine(constant("50")))
+    service.answering.active = RunningVersion(BUNDLED, InLine(constant("50")))
     assert service.snapshot()["models"][0]["budgets_ms"] == [20.0, 50.0]
 
 
 async def test_a_late_shadow_is_measured_as_late(service):
-    version = InUse(2, "student", "")
-    shadow = shadows.Shadow(version, None)
-    shadow._process = SubprocessPredictor("tests.lengths.bad_models:slow", ("0.02",))
-    shadow._process.start()
-    await until(shadow._process.up.is_set, 120)
+    predictor = SubprocessPredictor("tests.lengths.bad_models:slow", ("0.02",))
+    predictor.start()
+    await until(predictor.up.is_set, 120)
+    shadow = RunningVersion(LengthVersion(pk=2, number=2, kind="student"), predictor)
+    service.shadows._running[shadow.version] = shadow
     query = LengthQuery("a question", 5, "m", "acme")
     budgets = [Budgets(0.001, 10.0), Budgets(10.0, 0.001)]
-    answered = [shadows.Answered(query, 40.0, False, each, 0.0) for each in budgets]
-    assert [late for *_, late in await shadow.measures(answered)] == [True, False]
-    report = shadow.report(budgets)
+    for each in budgets:
+        service.shadows.see(query, 40.0, each, cut=False)
+    assert [late for *_, late in await service.shadows.measures()] == [True, False]
+    (report,) = service.shadows.reports(budgets)
     assert (report["asked"], report["in_time"], report["budgets_ms"]) == (2, 1, [1.0, 10_000.0])
-    await shadow.stop()
 
 
 async def test_rules_of_the_request_bound_every_source(served, service):
@@ -157,8 +157,7 @@ class TestNoStudent:
 async def test_versions_are_taken_up_and_given_back_while_serving(served, tmp_path, monkeypatch):
     """A promoted version answers within a refresh, its shadow predicts beside it, and a rollback undoes it."""
     made = {"": constant("50"), "one.npz": constant("70"), "two.npz": constant("90")}
-    for each in (answering, shadows):
-        monkeypatch.setattr(each, "load", lambda kind, file: made[file.rpartition("/")[2]])
+    monkeypatch.setattr(answering, "load", lambda kind, file: made[file.rpartition("/")[2]])
     lengths = served.gateway.lengths
 
     def version(number, state, file):
@@ -189,8 +188,7 @@ async def test_versions_are_taken_up_and_given_back_while_serving(served, tmp_pa
 
 async def test_a_model_is_served_by_the_kind_that_it_names(served, monkeypatch):
     made = {"": constant("50"), "two.npz": constant("90")}
-    for each in (answering, shadows):
-        monkeypatch.setattr(each, "load", lambda kind, file: made[file.rpartition("/")[2]])
+    monkeypatch.setattr(answering, "load", lambda kind, file: made[file.rpartition("/")[2]])
     lengths = served.gateway.lengths
     monkeypatch.setattr(answering, "quick", lambda kind: True)
     kind = "ssjf-cls"
@@ -216,13 +214,17 @@ async def test_a_model_is_served_by_the_kind_that_it_names(served, monkeypatch):
     await until(lambda: not lengths.answering.named)
 
 
-async def test_an_active_version_of_an_older_format_leaves_the_bundled_one(served, caplog, tmp_path):
+async def test_an_active_version_of_an_older_format_leaves_the_bundled_one(served, caplog, tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "STATE_DIR", tmp_path)
+    (tmp_path / "lengths").mkdir()
     lengths = served.gateway.lengths
     for task in lengths._tasks:
         task.cancel()
-    save_model(tmp_path / "student-1.npz", "student", 1, {"weights": {}})
+    write_state(tmp_path / "lengths" / "student-1.npz", {"model": "student", "version": 1})
     before = lengths.answering.active
-    await lengths.answering.take(Assigned(InUse(1, "student", str(tmp_path / "student-1.npz")), (), {}))
+    await lengths.answering.take(
+        Assigned(LengthVersion(pk=1, number=1, kind="student", file="lengths/student-1.npz"), (), {})
+    )
     assert "student of version 1, this version reads 2" in caplog.text
     assert (lengths.answering.active, before.version) == (before, BUNDLED)
     await say(served, LONG, 40)

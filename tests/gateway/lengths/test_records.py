@@ -8,7 +8,7 @@ from django.db import connection
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
-from controlplane.gateway.lengths import service as module
+from controlplane.lengths import length_service as module
 from controlplane.lengths.models import LengthMinute, LengthSample
 from controlplane.tuning.selectors import Values
 from tests.gateway.lengths.calls import LONG, asked, in_database, say
@@ -85,11 +85,11 @@ async def test_a_shift_raises_the_alarm_where_operators_see_it(served, service):
     dice = random.Random(3)
     for number in range(130):
         prediction = await service.predict(*asked(f"{number} first"))
-        service.learn(prediction, asked("")[2], 1, round(50 * dice.lognormvariate(0, 0.3)))
+        service.learn(prediction, 1, round(50 * dice.lognormvariate(0, 0.3)))
     assert service.snapshot()["drift"] == []
     for number in range(60):
         prediction = await service.predict(*asked(f"{number} later"))
-        service.learn(prediction, asked("")[2], 1, round(400 * dice.lognormvariate(0, 0.3)))
+        service.learn(prediction, 1, round(400 * dice.lognormvariate(0, 0.3)))
     (alarm,) = service.snapshot()["drift"]
     assert (alarm["model"], alarm["tenant"], alarm["longer"]) == ("m", "acme", True)
     service.notes.samples.clear()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from controlplane.gateway.lengths import service as module
+from controlplane.lengths import length_service as module
 from controlplane.tuning.selectors import Values
 from forecasting.lengths.service.predictor import InLine, SubprocessPredictor
 from tests.examples import at_night_but
@@ -93,7 +93,7 @@ async def test_a_hanging_process_costs_each_request_the_budget_at_most(served, s
 
 async def test_a_model_that_is_too_slow_in_line_is_moved_into_a_subprocess_and_comes_back(served, monkeypatch):
     lengths = served.gateway.lengths
-    monkeypatch.setattr("controlplane.gateway.lengths.answering.fast_enough", lambda model, limit_s: fast)
+    monkeypatch.setattr("controlplane.lengths.answering.fast_enough", lambda model, limit_s: fast)
     fast = False
     lengths.tune(Values({"": {"LENGTH_BUDGET_MS": 1.0}}))
     active = lengths.answering.active

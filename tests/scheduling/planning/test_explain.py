@@ -17,7 +17,7 @@ def test_each_change_says_why():
     for at, why in plan.reasons.items():
         assert why.startswith(f"{plan.delta[at]:+d} llama on ")
     assert plan.infeasible == []
-    assert any(line.startswith("llama, all regions: demand peaks at 600 tokens/s") for line in plan.binding)
+    assert any(line.startswith("llama, all regions: peak demand is 600 tok/s") for line in plan.binding)
 
 
 def test_own_need_own_spot():
@@ -25,12 +25,11 @@ def test_own_need_own_spot():
     plan = solve(problem, gap=0.0)
     assert plan.delta.tolist() == [[[2, 0], [0, -2]]]
     assert plan.reasons[0, 0, 0] == (
-        "+2 llama on a100 in east: 100 tokens/s must be served in its own region, and present instances serve 0 tokens/s"
+        "+2 llama on a100 in east: 100 tok/s required in the region, present instances serve 0 tok/s"
         " (1 back from its own spot, 1 on GPUs newly acquired; start $4.50)"
     )
     assert plan.reasons[0, 1, 1] == (
-        "-2 llama on h100 in west: 0 tokens/s must be served in its own region, and 0 tokens/s still can be,"
-        " 200 tokens/s in all regions; saves $40.00"
+        "-2 llama on h100 in west: leaves 0 tok/s in the region (0 tok/s required), 200 tok/s in all regions"
     )
 
 
@@ -38,7 +37,7 @@ def test_what_must_go_says_why():
     gone = solve(one_model(capability_tokens_per_s=[[0.0, 250.0]]), gap=0.0)
     assert gone.reasons[0, 0, 0].endswith("the GPU type cannot serve the model")
     lost = solve(one_model(capacity=[[1, 4], [4, 4]]), gap=0.0)
-    assert lost.reasons[0, 0, 0].endswith("only 1 a100 are there")
+    assert lost.reasons[0, 0, 0].endswith("only 1 a100 exist")
     fewer = solve(one_model(max_instances=1, demand_tokens_per_s=[[[50.0], [50.0]]]), gap=0.0)
     assert "above the maximum of 1 instance" in fewer.reasons[0, 0, 0]
 
@@ -75,10 +74,9 @@ def test_rows_that_could_not_hold_say_what_stood_in_the_way():
     assert all(line.endswith("no GPU type can serve the model") for line in none.infeasible)
     at_most = solve(one_model(max_instances=1, demand_tokens_per_s=[[[900.0], [0.0]]], epsilon=0.5), gap=0.0)
     assert at_most.infeasible == [
-        "llama, all regions: 500 tokens/s of 900 tokens/s can be served, 400 tokens/s cannot; its maximum of instances is"
-        " reached",
-        "llama in east: 250 tokens/s of the 450 tokens/s that must be served in its own region can be, 200 tokens/s"
-        " cannot; its maximum of instances is reached",
+        "llama, all regions: 500 tok/s of 900 tok/s can be served, 400 tok/s cannot; its maximum of instances is reached",
+        "llama in east: 250 tok/s of the 450 tok/s required in the region can be served, 200 tok/s cannot;"
+        " its maximum of instances is reached",
     ]
     full = solve(one_model(capacity=[[2, 0], [0, 1]], demand_tokens_per_s=[[[900.0], [0.0]]]), gap=0.0)
     assert full.infeasible[0].endswith("; no room on a100 in east, h100 in east, a100 in west, h100 in west")

@@ -123,7 +123,7 @@ class TestPatience:
         assert self.decide(strategy, 0.0) == []
         assert self.decide(strategy, 59.0) == []
         (move,) = strategy.decide(60.0, [self.QUIET], [None])
-        assert move.reason == "Use is 10 %, below 30 % for 60 s: 4 → 3 instances, lent out as spot once drained."
+        assert move.reason == "Use is 10%, below 30% for 60 s: 4 → 3 instances, lent out as spot once drained."
 
     @pytest.mark.parametrize("changes", [{"use": 0.3}, {"waiting": 1}])
     def test_it_begins_anew_when_it_is_not(self, changes):
@@ -153,13 +153,13 @@ class TestPatience:
 def test_it_says_what_it_saw_and_where_from():
     assert only("reactive", view(use=0.82, waiting=3, spot=1)) == (
         1,
-        "Use is 82 % with 3 waiting, above 70 %: 4 → 5 instances, from own spot.",
+        "Use is 82% with 3 waiting, above 70%: 4 → 5 instances, from own spot.",
     )
     assert only("reactive", view(use=0.1), patience_s=0)[1] == (
-        "Use is 10 %, below 30 %: 4 → 3 instances, lent out as spot once drained."
+        "Use is 10%, below 30%: 4 → 3 instances, lent out as spot once drained."
     )
     assert only("lt_u", view(use=0.75, spot=0), advice(6))[1] == (
-        "Use is 75 %, above 70 %, and the plan asks for 6 at a forecast of 1,000 tokens/s:"
+        "Use is 75%, above 70%, and the plan targets 6 at a forecast of 1,000 tok/s:"
         " 4 → 5 instances, from other models' spot."
     )
 

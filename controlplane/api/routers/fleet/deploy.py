@@ -26,7 +26,7 @@ class DeployIn(Strict):
     address: str = Field(LOCAL, max_length=255)
     """Of the new node. Needs the role admin."""
     usd_per_gpu_hour: Decimal | None = Field(None, ge=0)
-    """Of a GPU type that is not there yet."""
+    """For a GPU type that is new."""
     model: str = Field(max_length=160)
     source: str = Field("", max_length=255)
     weights_gb: float | None = Field(None, gt=0)
@@ -34,9 +34,9 @@ class DeployIn(Strict):
     bits: int = Field(16, ge=1, le=32)
     """Of a parameter."""
     active_parameters_billion: float | None = Field(None, gt=0)
-    """Of a mixture of experts: those that a token uses."""
+    """Mixture of experts: those used per token."""
     experts: int | None = Field(None, ge=1)
-    """Of a layer."""
+    """Per layer."""
     experts_per_token: int | None = Field(None, ge=1)
     kv_kib_per_token: float | None = Field(None, gt=0)
     layers: int | None = Field(None, ge=1)

@@ -33,52 +33,50 @@ def size(label: str, help_text: str = "") -> Any:
 class DeployForm(forms.Form):
     """The names of the fields are those of `Wanted`. Without JavaScript it works as it is; with it, the estimate follows."""
 
-    region = forms.SlugField(max_length=40, help_text="One that is there, or the short name of a new one.")
+    region = forms.SlugField(max_length=40, help_text="Existing region, or a name for a new one.")
     gpu_type = forms.SlugField(label="GPU type", max_length=40, help_text="Such as h100-80gb.")
-    gpus = count("GPUs of a new node", 0, least=0, help_text="0: place it on the nodes that there are.")
+    gpus = count("GPUs of a new node", 0, least=0, help_text="0 = use existing nodes.")
     address = forms.CharField(
         label="Address of the new node", max_length=255, required=False, validators=[validate_host]
     )
     usd_per_gpu_hour = forms.DecimalField(
-        label="$ an hour for a GPU",
+        label="$ per GPU-hour",
         required=False,
         min_value=0,
         max_digits=8,
         decimal_places=4,
-        help_text="Of a GPU type that is not there yet.",
+        help_text="For a GPU type that is new.",
     )
-    model = forms.CharField(max_length=160, help_text="Its name in requests; one that is there keeps its sizes.")
+    model = forms.CharField(max_length=160, help_text="Name used in requests; existing models keep their sizes.")
     source = forms.CharField(
         max_length=255,
         required=False,
-        help_text="Folder or repository that vLLM loads. Sizes that you leave empty are read from it.",
+        help_text="Folder or repository that vLLM loads. Sizes left empty are read from it.",
     )
     parameters_billion = size("Parameters (billions)")
-    bits = forms.TypedChoiceField(label="Bits of a parameter", choices=BITS, coerce=int, initial=16)
+    bits = forms.TypedChoiceField(label="Weight precision", choices=BITS, coerce=int, initial=16)
     weights_gb = size("or weights (GB)")
     layers = count("Layers", most=1_000)
-    active_parameters_billion = size(
-        "Active parameters (billions)", "Of a mixture of experts: those that a token uses."
-    )
-    experts = count("Experts", most=100_000, help_text="Of a layer.")
-    experts_per_token = count("Experts of a token", most=100_000)
+    active_parameters_billion = size("Active parameters (billions)", "Mixture of experts: those used per token.")
+    experts = count("Experts", most=100_000, help_text="Per layer.")
+    experts_per_token = count("Experts per token", most=100_000)
     kv_heads = count("KV heads", most=1_000)
     head_dim = count("Head size", most=10_000)
-    kv_kib_per_token = size("or KV cache (KiB a token)")
+    kv_kib_per_token = size("or KV cache (KiB per token)")
     context_tokens = count("Context (tokens)", most=100_000_000, help_text="The longest prompt with its output.")
     launcher = forms.ChoiceField(choices=())
-    tensor_parallel = count("GPUs of an instance", 1, help_text="The tensor parallel degree.")
+    tensor_parallel = count("GPUs per instance", 1, help_text="The tensor parallel degree.")
     gpu_memory_utilization = forms.FloatField(
         label="GPU memory used", initial=0.9, validators=[MinValueValidator(0.1), MaxValueValidator(1.0)]
     )
-    max_num_seqs = count("Requests at once", 64, help_text="vLLM's --max-num-seqs.")
-    min_instances = count("Instances, least", 1, least=0)
-    max_instances = count("Instances, most", 4)
+    max_num_seqs = count("Max concurrent requests", 64, help_text="vLLM's --max-num-seqs.")
+    min_instances = count("Min instances", 1, least=0)
+    max_instances = count("Max instances", 4)
     share_gpus_with = forms.ChoiceField(
         label="Share GPUs with",
         required=False,
         choices=(),
-        help_text="One of the two is awake at a time, the other sleeps.",
+        help_text="Only one of the two is awake at a time; the other sleeps.",
     )
     reason = forms.CharField(max_length=255, required=False, help_text="Kept with the event.")
 
@@ -103,7 +101,7 @@ class DeployForm(forms.Form):
         self.fields["launcher"].choices = launchers  # type: ignore[attr-defined]
         self.fields["launcher"].initial = usual_launcher()
         names = Instance.objects.launched().order_by("name").values_list("name", flat=True)
-        own = [("", "GPUs of its own"), *((name, name) for name in names)]
+        own = [("", "Dedicated GPUs"), *((name, name) for name in names)]
         self.fields["share_gpus_with"].choices = own  # type: ignore[attr-defined]
         if not may_address:  # hosts that the fleet connects to are named by admins alone
             del self.fields["address"]

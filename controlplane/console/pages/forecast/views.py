@@ -47,7 +47,7 @@ SERIES: Columns = {
     "Ready (instances)": "ready",
     "Demand, last 10 min (tok/s)": "demand",
     "Not served (tok/s)": "unserved",
-    "Elsewhere (tok/s)": "elsewhere",
+    "Served elsewhere (tok/s)": "elsewhere",
     "Next window (tok/s)": "next",
     "Peak ahead (tok/s)": "peak",
     "Peak at (UTC)": "peak_at",
@@ -93,7 +93,7 @@ def filters_of(request: HttpRequest, endpoints: list[tuple[str, str]], region_ti
             [*CLASSES, *named(SloClass.objects.values_list("name", flat=True))],
             demand.EVERY_CLASS,
         ),
-        Select("hours", "How far back", last_hours(*RANGES_H), str(USUAL_RANGE_H)),
+        Select("hours", "Time range", last_hours(*RANGES_H), str(USUAL_RANGE_H)),
     )
 
 

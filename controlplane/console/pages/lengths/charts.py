@@ -24,7 +24,8 @@ from controlplane.console.charts.spec import (
 from controlplane.console.formats import count, percent, percent_fine, quantity, signed
 from controlplane.console.tables import Columns, table
 from controlplane.lengths import selectors
-from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Measures, Pair
+from controlplane.lengths.models import LengthSample
+from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Measures
 
 POINT_SHAPES = ("circle", "diamond", "square", "triangle-up")
 TICKS = (1, 10, 100, 1_000, 10_000, 100_000)
@@ -37,7 +38,7 @@ PAIRS: Columns = {
     "Prompt (tokens)": "prompt_tokens",
     "Predicted by": "predicted_by",
     "Model": "model",
-    "Tenant": "tenant",
+    "Tenant": lambda pair: pair.tenant.name,
 }
 CALIBRATION: Columns = {
     "Predicted by": lambda row: row[0],
@@ -87,9 +88,9 @@ def _logarithmic(low: float, high: float) -> Axis:
     )
 
 
-def predicted_against_actual(pairs: Sequence[Pair], of: int) -> Chart:
+def predicted_against_actual(pairs: Sequence[LengthSample], of: int) -> Chart:
     """One point a request on logarithmic axes; on the diagonal the prediction was right."""
-    by_source: dict[str, list[Pair]] = defaultdict(list)
+    by_source: dict[str, list[LengthSample]] = defaultdict(list)
     for pair in pairs:
         by_source[pair.predicted_by].append(pair)
     values = [value for pair in pairs for value in (pair.predicted_tokens, pair.output_tokens)]
@@ -104,7 +105,7 @@ def predicted_against_actual(pairs: Sequence[Pair], of: int) -> Chart:
             size=6,
             more={
                 "marker": {"opacity": 0.55},
-                "customdata": [[pair.model, pair.tenant] for pair in by_source[name]],
+                "customdata": [[pair.model, pair.tenant.name] for pair in by_source[name]],
                 "hovertemplate": (
                     "predicted %{y:,d}, came %{x:,d} tokens<br>"
                     f"%{{customdata[0]}}, %{{customdata[1]}}, {name}<extra></extra>"

@@ -13,10 +13,10 @@ from controlplane.console.formats import percent
 from controlplane.console.pages.lengths.charts import source_order
 from controlplane.console.tables import Columns, sorted_by
 from controlplane.fleet.models.serving import LengthModelKind
-from controlplane.lengths import selectors, services, training, trainings
+from controlplane.lengths import selectors, services, trainings
 from controlplane.lengths.models import LengthTraining, LengthVersion, VersionState
 from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Duel, Measures, Scope
-from forecasting.lengths import rests
+from forecasting.lengths import TEXTLESS, rests
 
 MEASURES = {
     "Requests": "requests",
@@ -160,8 +160,7 @@ def compare(scope: Scope) -> dict[int, Duel]:
     """The shadows that predict now against what is active, where both predicted; by number, newest first."""
     assigned = services.assigned()
     duels = {
-        shadow.number: selectors.duel(assigned.active.name, f"{SHADOW} {shadow.name}", scope)
-        for shadow in assigned.shadows
+        shadow.number: selectors.duel(str(assigned.active), f"{SHADOW} {shadow}", scope) for shadow in assigned.shadows
     }
     return {number: duel for number, duel in duels.items() if duel is not None}
 
@@ -198,7 +197,7 @@ def kinds() -> list[Kind]:
     """What can be trained, the paper's among it, with the samples that there are for each."""
     titles = dict(LengthModelKind.choices)
     return [
-        Kind(kind, titles[kind], samples, max(0, wanted - samples), kind not in training.TEXTLESS, rests(kind))
+        Kind(kind, titles[kind], samples, max(0, wanted - samples), kind not in TEXTLESS, rests(kind))
         for kind, samples, wanted in trainings.ready()
         if kind in titles
     ]

@@ -59,7 +59,7 @@ def asked_of(request: HttpRequest) -> Asked:
         request.GET,
         model_select(models),
         Select("tenant", "Tenant", tenants),
-        Select("hours", "How far back", last_hours(1, 6, 24, 168), "6"),
+        Select("hours", "Time range", last_hours(1, 6, 24, 168), "6"),
         sort_by(tables.SORTED_BY, "-requests"),
     )
     return Asked(filters, own, everything)
@@ -175,7 +175,7 @@ def decide(request: HttpRequest, version_number: int, decision: str) -> HttpResp
 
     def shadow(reason: str) -> str:
         services.put_in_shadow(version, user_of(request), reason)
-        return f"{version} predicts in shadow again, and is judged anew."
+        return f"{version} predicts in shadow again, and is judged from now on."
 
     acts = {"promote": promote, "reject": reject, "shadow": shadow}
     if decision not in acts:
@@ -205,7 +205,7 @@ def train(request: HttpRequest) -> HttpResponse:
 
     def act(reason: str) -> str:
         trainings.ask(user_of(request), reason, kind)
-        return f"A worker trains a new version of {kind}: see below how far it is. It predicts in shadow first."
+        return f"A worker is training a new version of {kind}; its progress is below. It predicts in shadow first."
 
     act_with_reason(request, act, UNCHANGED)
     return back(request, "console:lengths")

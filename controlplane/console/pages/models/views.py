@@ -123,5 +123,5 @@ def parts(request: HttpRequest, pk: int) -> HttpResponse:
             raise ActionError(" ".join(error.messages)) from error
         return f"The policy of {model}: {made.title}; the next decisions follow it."
 
-    act_with_reason(request, act, f"{model} goes on as before")
+    act_with_reason(request, act, f"{model} keeps its policy")
     return back(request, "console:models")

@@ -1,6 +1,5 @@
 """Plans as pages show them: what would change, what that costs, and why."""
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,8 +12,6 @@ from controlplane.planning.execution.contested import Undone
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingMove, ScalingPlan
 from controlplane.planning.titles import title_of
 from controlplane.tuning.selectors import tuned
-
-OF_THE_HORIZON = re.compile(r"; saves \$[\d,.]+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +90,9 @@ class Card:
 
 
 def without_place(reason: str, model: str) -> str:
-    """A planner's reason without its beginning `+1 MODEL on … in …: `, for where the place stands beside it; and without its
-    dollars, which are those of its horizon: what is saved an hour stands beside it too."""
+    """A planner's reason without its beginning `+1 MODEL on … in …: `, for where the place is shown next to it."""
     head, colon, rest = reason.partition(": ")
-    return OF_THE_HORIZON.sub("", rest if colon and head[:1] in "+-" and model in head else reason)
+    return rest if colon and head[:1] in "+-" and model in head else reason
 
 
 def undone_in_words(pairs: Sequence[Undone]) -> str:

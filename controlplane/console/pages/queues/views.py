@@ -46,7 +46,7 @@ WORDS = {
     "pin": ("Pin", "Its place stays, whatever the global scheduler finds."),
     "unpin": ("Unpin", "The global scheduler may move it again."),
     "bump": ("Bump", "It is first after what runs, and stays there."),
-    "hold": ("Hold", "It is not given out before then; those behind it go first."),
+    "hold": ("Hold", "It will not be dispatched before then; groups behind it go first."),
     "release": ("Release", "It is not held any more."),
     "evict": ("Evict", "Its requests that run leave their instances, wait again, and it is last in its queue."),
 }

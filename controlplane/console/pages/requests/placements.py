@@ -198,8 +198,9 @@ def why_not_judged(row: LedgerRow) -> str:
         return "cancelled by the caller"
     if row.outcome != Outcome.DONE:
         return "the request itself was at fault"
-    if not row.streamed:
-        return "not streamed: no time to first token to judge"
+    if row.ttft_ms is None:
+        why = next((entry["in_one_piece"] for entry in row.trace if entry.get("in_one_piece")), "not streamed")
+        return f"answered in one piece, so its first token is not known: {why}"
     return "the class has no target"
 
 

@@ -146,7 +146,7 @@ def against_slo(row: LedgerRow, slo: SloClass | None) -> str:
 
 
 def _phases(queue_ms: float, ttft_ms: float | None, e2e_ms: float | None) -> tuple[tuple[str, float | None, int], ...]:
-    """Name, time and series of each phase. An answer that was not streamed shows no border between prefill and decode."""
+    """Name, time and series of each phase. An answer in one piece shows no border between prefill and decode."""
     if e2e_ms is None:
         return ()
     if ttft_ms is None:

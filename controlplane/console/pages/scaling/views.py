@@ -183,9 +183,9 @@ def bundle(request: HttpRequest, pk: int) -> HttpResponse:
             made = services.switch_bundle(model, request.POST.get("bundle", ""), user_of(request), reason)
         except ValidationError as error:
             raise ActionError(" ".join(error.messages)) from error
-        return f"{model} has the bundle {made.title}; the next decisions follow it."
+        return f"{model} now uses {made.title}."
 
-    act_with_reason(request, act, f"{model} goes on as before")
+    act_with_reason(request, act, f"{model} keeps its policy")
     return back(request, "console:scaling")
 
 

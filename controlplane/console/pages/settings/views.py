@@ -32,7 +32,7 @@ COLUMNS: Columns = {
     "Limits": "limits",
     "Changed (UTC)": "row.changed_at",
     "Changed by": "row.changed_by",
-    "What it is": "purpose",
+    "Description": "purpose",
 }
 
 

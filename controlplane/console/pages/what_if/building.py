@@ -55,8 +55,8 @@ from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.workload.traces import FORMATS
 
 STARTS: Final = (
-    ("fleet", "Living fleet, now", "Instances, queues and look-ahead maps as they are at this moment"),
-    ("ledger", "Ledger window", "The requests of a time that has passed, with the fleet of now"),
+    ("fleet", "Live fleet, now", "Instances, queues and look-ahead maps as they are at this moment"),
+    ("ledger", "Ledger window", "Requests of a past time, on today's fleet"),
     ("trace", "Trace", "The requests of a file that you upload"),
     ("synthetic", "Synthetic", "Requests that you describe: tenants with a rate and lengths"),
 )
@@ -267,8 +267,8 @@ def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
 def _applies_to(chosen: str) -> list[tuple[str, list[tuple[str, str, bool]]]]:
     """Groups of what edits of the fleet may apply to: value, title, and whether it is *chosen*."""
     groups = (
-        ("", ((OWN_FUTURE, "a future of its own"), (ALL_FUTURES, "all futures"), (CUSTOM_FUTURE, "the custom future"))),
-        ("A future of its own, with", tuple((preset.name, preset.title) for preset in PRESETS.values())),
+        ("", ((OWN_FUTURE, "a separate future"), (ALL_FUTURES, "all futures"), (CUSTOM_FUTURE, "the custom future"))),
+        ("A separate future, with", tuple((preset.name, preset.title) for preset in PRESETS.values())),
     )
     return [(label, [(value, title, value == chosen) for value, title in options]) for label, options in groups]
 
@@ -290,7 +290,7 @@ def _side(wanted: Asked, shown: list[dict[str, Any]], now: Start | None, trouble
         estimate(now, wanted.horizon_s, runs, settings.WHAT_IF_PROCESSES, shared) if now and not wanted.errors else None
     )
     if known and not known.requests and not any(edit["kind"] == "tenant" for edit in wanted.edits):
-        wanted.errors["Demand"] = "no request is foreseen, for none came in the last hour: add a tenant"
+        wanted.errors["Demand"] = "no requests came in the last hour, so none are expected: add a tenant"
     checks = [("critical", f"{name}: {what}") for name, what in wanted.errors.items()]
     if trouble:
         checks.append(("critical", trouble))

@@ -123,7 +123,7 @@ def _gained(row: Row, gain: Gain, statistic: str = "mean") -> float:
 
 def _ticks(against: str) -> dict[str, Any]:
     if against == "slo":
-        return {"ticksuffix": " %"}
+        return {"ticksuffix": "%"}
     return {"tickformat": "~s", "title": {"text": "goodput, tok/s", "font": {"size": 11}, "standoff": 4}}
 
 

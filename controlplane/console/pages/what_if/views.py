@@ -153,10 +153,10 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
                 return redirect("console:what-ifs")
             case "plan":
                 plan.make_plan(row, letter, user, reason, confirmed=bool(request.POST.get("confirmed")))
-                done = f"{letter} is the plan."
+                done = f"Future {letter} is now the plan."
             case "undo":
                 plan.undo(row, user)
-                done = "The plan is taken back: policies and bounds are as before, its proposals are rejected."
+                done = "The plan was undone: policies and bounds are as before, its proposals are rejected."
             case _:
                 raise ActionError(f"There is no action {action!r}.")
     except (ActionError, ValidationError) as refusal:
@@ -378,10 +378,10 @@ def _price(text: str) -> float | None:
 
 def _why_not(row: WhatIf, chosen: dict[str, Any]) -> str:
     if row.start.get("kind") != "fleet":
-        return "Only a what-if that began from the living fleet can become a plan."
+        return "Only a what-if that began from the live fleet can become a plan."
     if not chosen["words"]:
         return "As now needs no plan."
-    return "" if chosen["whole"] else "It can become the plan once all of its seeds are done."
+    return "" if chosen["whole"] else "It can become the plan once all its seeds are done."
 
 
 def _regret_table(seen: _Seen) -> Table:

@@ -39,14 +39,16 @@ class Command(BaseCommand):
         parser.add_argument("--reason", default="manage.py train_lengths")
         group = parser.add_argument_group("effort of models on an encoder")
         for name, about in OPTIONS.items():
-            default = BY_SETTING.get(name) or getattr(training.EFFORT, name)
+            default = BY_SETTING.get(name) or getattr(training.FITTING, name)
             group.add_argument(
                 f"--{name.replace('_', '-')}", type=int, metavar="N", help=f"{about} (default {default})"
             )
 
     def handle(self, *args: Any, **options: Any) -> None:
-        effort = replace(training.effort(), **{name: options[name] for name in OPTIONS if options[name] is not None})
-        wrong = [name for name in OPTIONS if getattr(effort, name) < (name != "layers")]
+        fitting = replace(
+            training.usual_fitting(), **{name: options[name] for name in OPTIONS if options[name] is not None}
+        )
+        wrong = [name for name in OPTIONS if getattr(fitting, name) < (name != "layers")]
         if wrong:
             raise CommandError(f"{', '.join(wrong)}: at least 1 (of layers 0) is wanted.")
         if reason := rests(options["kind"]):
@@ -54,7 +56,7 @@ class Command(BaseCommand):
         with progress(quiet=False) as report:
             row = trainings.begun(options["kind"], ACTOR, options["reason"])
             try:
-                row = trainings.run(row, training.How(options["kind"], options["file"], effort, report))
+                row = trainings.run(row, options["file"], replace(fitting, progress=report))
             except (ActionError, ValueError) as error:
                 raise CommandError(str(error)) from error
         version = row.version

@@ -41,7 +41,7 @@ class Command(BaseCommand):
             "--fit-days",
             type=float,
             metavar="D",
-            help=f"days to fit on (default {FIT_DAYS:g}, or 70 %% of a shorter series)",
+            help=f"days to fit on (default {FIT_DAYS:g}, or 70%% of a shorter series)",
         )
         parser.add_argument(
             "--test-days", type=float, metavar="D", help="days to judge after them (default all there are)"
@@ -56,7 +56,7 @@ class Command(BaseCommand):
         parser.add_argument("--by-class", action="store_true", help="a series for each SLO class (ledger)")
         parser.add_argument(
             "--keep-partial", action="store_true",
-            help="judge windows beside a gap that hold under 5 %% of the usual rate too; else they are gaps",
+            help="judge windows beside a gap that hold under 5%% of the usual rate too; else they are gaps",
         )  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         parser.add_argument("--no-store", action="store_true", help="do not keep the result for the console")

@@ -110,8 +110,8 @@ def summary(fits: list[Fit]) -> list[str]:
             means = median(error.held_out_pct or 0.0 for error in held)
             medians = median(error.held_out_median_pct or 0.0 for error in held)
             lines.append(
-                f"{name}, {len(held)} series: median of the held-out mean errors {means:.1f} %,"
-                f" of the held-out median errors {medians:.1f} %"
+                f"{name}, {len(held)} series: median of the held-out mean errors {means:.1f}%,"
+                f" of the held-out median errors {medians:.1f}%"
             )
     return lines
 

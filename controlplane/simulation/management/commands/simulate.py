@@ -254,4 +254,4 @@ def seconds(value: float) -> str:
 
 
 def share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f} %"
+    return "-" if value is None else f"{100 * value:.2f}%"

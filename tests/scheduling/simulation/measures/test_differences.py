@@ -58,9 +58,9 @@ def test_a_request_on_another_instance_and_one_in_another_region():
         1.0, "gives a request to e2", "gives a request to e1",
     )  # fmt: skip
     assert (region.at_s, region.first) == (
-        2.0, "serves a request itself (0.0 % of its requests leave it in the 15 min after)",
+        2.0, "serves a request itself (0.0% of its requests leave it in the 15 min after)",
     )  # fmt: skip
-    assert region.other == "sends a request to west (50.0 % of its requests leave it in the 15 min after)"
+    assert region.other == "sends a request to west (50.0% of its requests leave it in the 15 min after)"
     assert set(made) == {("east", INSTANCE), ("east", REGION)}
 
 

@@ -1,10 +1,10 @@
 """The length service on the data path: how many tokens a request will produce, within a budget, from what knows best.
 
 In this order: a prompt that was seen (exact cache), one much like it (lexical cache), the version of the length model that
-answers, put right for its (model, tenant) (where it is an encoder, after the embedding cache of its process), and the prior.
+answers, corrected for its (model, tenant) (where it is an encoder, after the embedding cache of its process), and the prior.
 Nothing here can fail a request: what raises, is late or makes no sense is counted, and the prior answers. When a request
-ends, all learn from it, in microseconds; what takes longer (rows, the shadow's predictions) waits for `flush`, beside
-the event loop.
+ends, all learn from it, in microseconds; what takes longer (rows, the shadow's predictions) waits for `flush`, off the
+event loop.
 """
 
 import asyncio
@@ -14,25 +14,29 @@ import math
 import random
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import Any, Final
 
 from channels.db import database_sync_to_async
+from msgspec import Struct
 
-from controlplane.gateway.admission.validation import Call
-from controlplane.gateway.lengths.answering import Answerer, Answering, Budgets
-from controlplane.gateway.lengths.prediction import FORCED, SOURCES, Prediction, bounded, query_of
-from controlplane.gateway.lengths.shadows import Shadows
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import notes, services
-from controlplane.lengths.notes import Drift, Notes, Sampled
+from controlplane.lengths.answering import Answering, Budgets, RunningVersion, Starter
+from controlplane.lengths.models import BUNDLED
+from controlplane.lengths.notes import Drift, Notes
+from controlplane.lengths.samples import new_sample
 from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR
-from controlplane.lengths.services import BUNDLED, Assigned
+from controlplane.lengths.services import Assigned
+from controlplane.lengths.shadows import Shadows
 from controlplane.tuning.selectors import Values
-from forecasting.lengths import LengthPrior, LengthQuery, OutputQuery
-from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Seen, warm_up
-from forecasting.lengths.service.calibration import Calibration, PerPair, log_ratio
-from forecasting.lengths.service.embedding_cache import Lesson, Limits
-from forecasting.lengths.service.predictor import Answer, InLine, Why
+from forecasting.lengths import Estimate, LengthPrior, LengthQuery
+from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Limits, warm_up
+from forecasting.lengths.service.calibration import Calibration, log_ratio
+from forecasting.lengths.service.embedding_cache import Lesson
+from forecasting.lengths.service.online import Corrected
+from forecasting.lengths.service.predictor import InLine, Predictor, Unanswered
+from forecasting.lengths.service.recently_used import RecentlyUsed
 from forecasting.lengths.service.timing import Timing
 
 logger = logging.getLogger(__name__)
@@ -41,23 +45,67 @@ FLUSH_S: Final = 5.0
 REFRESH_S: Final = 2.0
 PRIOR_SPREAD: Final = 0.9
 """Standard deviation of the logarithm of lengths about the prior's mean, until it is known."""
+FORCED: Final = "forced"
+SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", EMBEDDING: "embedding", PRIOR: "prior", FORCED: FORCED}
+"""Names of sources in the published summary; whatever else answers is `model`."""
+
+
+class Prediction(Struct):
+    """What was predicted for one request; tokens are of all its sequences, those of `served` of one."""
+
+    tokens: int
+    upper_tokens: int
+    source: str
+    served: Estimate
+    query: LengthQuery | None = None
+    """None: nothing is to be learned from it."""
+    key: CacheKey | None = None
+    why: str = ""
+    """Why the version that was to answer did not."""
+    by: RunningVersion | None = None
+    """Whose answer it is, unless a cache's or the prior's."""
+    corrected: Corrected | None = None
+    """That answer, corrected."""
+    asked: tuple[Predictor, int] | None = None
+    """Whose process was asked, and its number of the request: it learns what the request came to."""
+
+    def explained(self) -> dict[str, object]:
+        """For the ledger's decision trace."""
+        traced: dict[str, object] = {"tokens": self.tokens, "upper_tokens": self.upper_tokens, "source": self.source}
+        if self.why:
+            traced["why"] = self.why
+        if self.served.seen:
+            traced["seen"] = self.served.seen
+        return traced
+
+
+def bounded(query: LengthQuery, estimate: Estimate, source: str, /, **more: Any) -> Prediction:
+    """*estimate* within what the request allows and demands."""
+    least, most = float(max(1, query.min_tokens)), float(query.max_tokens or math.inf)
+    tokens_each, quantiles = estimate.tokens, estimate.quantiles
+    if min(tokens_each, *quantiles) < least or max(tokens_each, *quantiles) > most:
+        tokens_each = min(max(tokens_each, least), most)
+        quantiles = tuple(min(max(quantile, least), most) for quantile in quantiles)
+    served = Estimate(tokens_each, quantiles, estimate.seen)
+    tokens = max(1, round(served.tokens)) * query.sequences
+    upper = max(tokens, math.ceil(served.quantiles[-1]) * query.sequences)
+    return Prediction(tokens, upper, source, served, **more)
 
 
 class LengthService:
     def __init__(self, prior: LengthPrior, jobs: Jobs | None = None) -> None:
         self.prior = prior
         self.cache: LengthCache | None = None
-        self._cached_by: tuple[float, ...] = ()
-        self.answering = Answering()
+        starter = Starter()
+        self.answering, self.shadows = Answering(starter), Shadows(starter)
         self._budgets: dict[str, Budgets] = {}  # by model, as the settings say
         self.tune(Values())
-        self.shadows = Shadows()
         self.answered: Counter[str] = Counter()
-        self.failed: Counter[str] = Counter()  # by `Why`
+        self.failed: Counter[str] = Counter()  # by `Unanswered`
         self.late = 0
         self.timing = Timing()
         self.notes = Notes()
-        self._prior_quantiles: PerPair[tuple[str, str], Calibration] = PerPair(Calibration)
+        self._prior_quantiles: RecentlyUsed[tuple[str, str], Calibration] = RecentlyUsed(Calibration)
         self._drawn: Counter[str] = Counter()  # requests of each model that could have been samples, this time
         self._places: defaultdict[str, list[int]] = defaultdict(list)  # of each model's samples among the notes
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,11 +147,12 @@ class LengthService:
         self._values, self._tuned = values, values.of()
         self._budgets.clear()
         tuned, self.on = self._tuned, self._tuned.LENGTHS
-        cached_by = (tuned.LENGTH_CACHE_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_SIMILARITY) if self.on else ()
-        if cached_by != self._cached_by:
-            self.cache = LengthCache(*cached_by) if cached_by and tuned.LENGTH_CACHE_ENTRIES else None
-            self._cached_by = cached_by
-        self.answering.keep_to(
+        limits = Limits(tuned.LENGTH_CACHE_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_SIMILARITY)
+        if not self.on or not limits.entries:
+            self.cache = None
+        elif self.cache is None or self.cache.limits != limits:
+            self.cache = LengthCache(limits)
+        self.answering.set_limits(
             Limits(tuned.LENGTH_EMBEDDING_ENTRIES, tuned.LENGTH_CACHE_S, tuned.LENGTH_EMBEDDING_SIMILARITY)
         )
 
@@ -118,8 +167,8 @@ class LengthService:
 
     def budget_s(self, model: str) -> float:
         """The same, for the version that answers for *model* now."""
-        answerer = self.answering.of(model)
-        return self.budgets(model).of(answerer.version.kind if answerer else "")
+        running = self.answering.of(model)
+        return self.budgets(model).of(running.version.kind if running else "")
 
     async def _refresh(self) -> None:
         """Take up what answers and what is in the shadow now. Raises what the database raises; the last versions stay."""
@@ -133,134 +182,126 @@ class LengthService:
 
     # A request comes
 
-    async def predict(self, call: Call, tenant: str, asked: OutputQuery, prompt_tokens: int) -> Prediction:
-        """How long the answer to *call* will be. Never raises, and waits for the budget at most."""
+    async def predict(
+        self, query: LengthQuery, read: Callable[[LengthQuery], LengthQuery], characters: int
+    ) -> Prediction:
+        """How long the answer to *query* will be. Never raises, and waits for the budget at most.
+
+        *read* gives the query with its prompt, of which there are *characters* in all; it is called where text is read.
+        """
         began = time.perf_counter()
-        if asked.ignore_eos and asked.max_tokens:
-            prediction = self._by_prior(asked, None, FORCED, "")
+        if query.ignore_eos and query.max_tokens:
+            prediction = self._by_prior(query, FORCED)
         elif not self.on:
-            prediction = self._by_prior(asked, None, PRIOR, "off")
+            prediction = self._by_prior(query, PRIOR, why="off")
         else:
             try:
-                prediction = await self._ask(call, tenant, asked, prompt_tokens)
+                prediction = await self._ask(read(query), characters)
             except Exception as error:
-                logger.warning(
-                    "lengths: a prediction failed: %s", type(error).__name__
-                )  # its text may hold the prompt's
-                self.failed[Why.FAILED] += 1
-                prediction = self._by_prior(asked, None, PRIOR, Why.FAILED)
+                # Its text may hold the prompt's.
+                logger.warning("lengths: a prediction failed: %s", type(error).__name__)
+                self.failed[Unanswered.FAILED] += 1
+                prediction = self._by_prior(query, PRIOR, why=Unanswered.FAILED)
         self.answered[SOURCES.get(prediction.source, "model")] += 1
         elapsed_s = time.perf_counter() - began
-        self.late += elapsed_s > self.budget_s(asked.model) or prediction.late
+        self.late += elapsed_s > self.budget_s(query.model) or prediction.why == Unanswered.LATE
         self.timing.took(elapsed_s)
         return prediction
 
-    async def _ask(self, call: Call, tenant: str, asked: OutputQuery, prompt_tokens: int) -> Prediction:
-        query = query_of(call, tenant, asked, prompt_tokens)
-        key = None
-        if self.cache is not None:
-            key = self.cache.key(query, call.prompt_characters)
+    async def _ask(self, query: LengthQuery, characters: int) -> Prediction:
+        key = self.cache.key(query, characters) if self.cache is not None else None
+        if self.cache is not None and key is not None:
             for source, look in ((CACHE, self.cache.exact), (LEXICAL, self.cache.nearest)):
-                seen: Seen | None = look(key) if key is not None else None
-                tokens = seen.tokens(asked.max_tokens) if seen is not None else 0.0
-                if seen is not None and tokens:
-                    answer = Answer(tokens, seen.quantiles(tokens))
-                    return bounded(asked, answer, source, query=query, key=key, seen=seen.count)
-        answerer = self.answering.of(asked.model)
-        reply: Answer | Why = Why.DOWN
-        if answerer is not None:
-            reply = await answerer.ask(query, self.budget_s(asked.model))
-        why = reply if isinstance(reply, Why) else None
-        if why:
-            self.failed[why] += 1
-            answerer, reply = self._next_best(answerer, query)
-        if isinstance(reply, Why) or answerer is None:
-            prediction = self._by_prior(asked, tenant, PRIOR, why or Why.DOWN)
-            prediction.query, prediction.key = query, key
-        elif reply.seen:
-            prediction = bounded(asked, reply, EMBEDDING, query=query, key=key, seen=reply.seen)
-        else:
-            righted = answerer.online.right(query, reply.tokens, reply.quantiles)
-            right = Answer(righted.tokens, righted.quantiles)
-            name = answerer.version.name
-            prediction = bounded(
-                asked, right, name, raw=reply, query=query, key=key, righted=righted, by=answerer, why=why or ""
-            )
-        if isinstance(reply, Answer) and reply.number and answerer is not None:
-            prediction.asked = answerer, reply.number
-        prediction.late = why is Why.LATE
-        return prediction
+                seen = look(key)
+                estimate = seen.estimate(query.max_tokens) if seen is not None else None
+                if estimate is not None:
+                    return bounded(query, estimate, source, query=query, key=key)
+        running = self.answering.of(query.model)
+        reply: Estimate | Unanswered = Unanswered.DOWN
+        if running is not None:
+            reply = await running.predictor.ask(query, self.budget_s(query.model))
+        why = ""
+        if isinstance(reply, Unanswered):
+            why = reply
+            self.failed[reply] += 1
+            running, reply = self._next_best(running, query)
+        if isinstance(reply, Unanswered) or running is None:
+            return self._by_prior(query, PRIOR, query=query, key=key, why=why)
+        asked = (running.predictor, reply.number) if reply.number else None
+        if reply.seen:
+            return bounded(query, reply, EMBEDDING, query=query, key=key, asked=asked)
+        corrected = running.online.correct(query, reply.tokens, reply.quantiles)
+        estimate = Estimate(corrected.tokens, corrected.quantiles)
+        return bounded(
+            query,
+            estimate,
+            str(running.version),
+            query=query,
+            key=key,
+            why=why,
+            by=running,
+            corrected=corrected,
+            asked=asked,
+        )
 
-    def _next_best(self, asked: Answerer | None, query: LengthQuery) -> tuple[Answerer | None, Answer | Why]:
-        """What the version in use says at once, where *asked*, another one, had no answer."""
+    def _next_best(
+        self, asked: RunningVersion | None, query: LengthQuery
+    ) -> tuple[RunningVersion | None, Estimate | Unanswered]:
+        """What the active version says at once, where *asked*, another one, had no answer."""
         active = self.answering.active
         if active is None or active is asked or not isinstance(active.predictor, InLine):
-            return None, Why.DOWN
+            return None, Unanswered.DOWN
         return active, active.predictor.ask_now(query, self.budgets(query.model).of(active.version.kind))
 
-    def _by_prior(self, asked: OutputQuery, tenant: str | None, source: str, why: str) -> Prediction:
-        tokens = self.prior.output_tokens(asked)
-        each = tokens / asked.sequences
+    def _by_prior(self, query: LengthQuery, source: str, /, **more: Any) -> Prediction:
+        each = self.prior.output_tokens(query) / query.sequences
         quantiles = (each,) * len(NORMAL)
         if source == PRIOR:
             around = [each * math.exp(PRIOR_SPREAD * z) for z in NORMAL]
-            learnt = self._prior_quantiles[asked.model, tenant or asked.tenant].apply(each, around)
-            quantiles = learnt[1]  # of its own mean the prior takes care itself
-        return bounded(asked, Answer(each, quantiles), source, why=why)
+            # Only the quantiles: the prior keeps its own mean right.
+            _, quantiles = self._prior_quantiles[query.model, query.tenant].apply(each, around)
+        return bounded(query, Estimate(each, quantiles), source, **more)
 
     def _budgets_ms(self, report: dict[str, Any]) -> list[float]:
         """Of the models that the length model of *report* answers for, ascending, each once."""
         models = list(report["models"])
         active = self.answering.active
-        if active is not None and report["version"] == active.version.name:
+        if active is not None and report["version"] == str(active.version):
             named = {model for other in self.answering.reports() for model in other["models"]}
             models += ["", *(self._values.rows.keys() - named)]
         return sorted({self.budgets(model).of(report["kind"]) * 1000 for model in models})
 
     # A request ends
 
-    def learn(self, prediction: Prediction | None, asked: OutputQuery, tenant_id: int, output_tokens: int) -> None:
+    def learn(self, prediction: Prediction | None, tenant_id: int, output_tokens: int) -> None:
         """A request that was served to its end came to *output_tokens* over all its sequences. Never raises.
 
         Forced lengths teach nothing; one that `max_tokens` cut is taken for at least that long.
         """
-        if (
-            prediction is None
-            or prediction.query is None
-            or prediction.source == FORCED
-            or asked.ignore_eos
-            or output_tokens < 1
-        ):
+        query = prediction.query if prediction is not None else None
+        if prediction is None or query is None or query.ignore_eos or output_tokens < 1:
             return
         try:
-            self._learn(prediction, prediction.query, prediction.key, asked, tenant_id, output_tokens / asked.sequences)
+            self._learn(prediction, query, tenant_id, output_tokens / query.sequences)
         except Exception as error:
             logger.warning("lengths: nothing was learnt of a request: %s", type(error).__name__)
 
-    def _learn(
-        self,
-        prediction: Prediction,
-        query: LengthQuery,
-        key: CacheKey | None,
-        asked: OutputQuery,
-        tenant_id: int,
-        real: float,
-    ) -> None:
+    def _learn(self, prediction: Prediction, query: LengthQuery, tenant_id: int, real: float) -> None:
         now, pair = time.time(), (query.model, query.tenant)
-        cut = asked.max_tokens is not None and real >= asked.max_tokens
-        if self.cache is not None and key is not None:
-            self.cache.learn(key, real, cut=cut)
+        cut = query.max_tokens is not None and real >= query.max_tokens
+        if self.cache is not None and prediction.key is not None:
+            self.cache.learn(prediction.key, real, cut=cut)
         if prediction.asked is not None:
-            answerer, number = prediction.asked
-            answerer.teach(Lesson(number, real, cut))
+            predictor, number = prediction.asked
+            predictor.teach(Lesson(number, real, cut))
         tokens, quantiles = prediction.served.tokens, prediction.served.quantiles
-        by = prediction.by
-        if by is not None and prediction.raw is not None and prediction.righted is not None:
-            by.online.learn(query, prediction.righted, real, cut=cut)
+        by, corrected = prediction.by, prediction.corrected
+        if by is not None and corrected is not None:
+            by.online.learn(query, corrected, real, cut=cut)
             alarm = by.alarms[pair]
-            if not cut and alarm.add(log_ratio(real, prediction.raw.tokens), now):
+            if not cut and alarm.add(log_ratio(real, corrected.raw_tokens), now):
                 logger.info("lengths: answers of %s to %s are %s than they were", *pair, alarm.raised)
-                self.notes.drifts.append(Drift(*pair, alarm.raised, by.version.name))
+                self.notes.drifts.append(Drift(*pair, alarm.raised, str(by.version)))
             if by is self.answering.active:
                 self.shadows.see(query, real, self.budgets(query.model), cut=cut)
         elif prediction.source == PRIOR:
@@ -268,7 +309,7 @@ class LengthService:
             self._prior_quantiles[pair].learn(tokens, around, real, cut=cut)
         self.notes.measure(now, *pair, prediction.source, (tokens, quantiles[len(quantiles) // 2], quantiles[-1]), real)
         if not cut and (place := self._drawn_place(query.model)) is not None:
-            sample = Sampled(now, tenant_id, query, round(tokens), prediction.source, max(1, round(real)))
+            sample = new_sample(query, now, tenant_id, round(tokens), prediction.source, max(1, round(real)))
             if place < len(self.notes.samples):
                 self.notes.samples[place] = sample
             else:
@@ -307,7 +348,7 @@ class LengthService:
         try:
             await database_sync_to_async(notes.write)(taken)
         except Exception:
-            self.notes.take_back(taken)
+            self.notes.add(taken)
             raise
 
     # What is asked of it
@@ -315,7 +356,7 @@ class LengthService:
     def snapshot(self) -> dict[str, Any]:
         """For the published summary."""
         p50_ms, p99_ms = self.timing.percentiles()
-        active, answerers = self.answering.active, self.answering.all()
+        active, answering = self.answering.active, self.answering.all()
         return {
             "answered": {
                 name: self.answered[name] for name in ("cache", "lexical", "embedding", "model", "prior", FORCED)
@@ -333,15 +374,15 @@ class LengthService:
                     "longer": {"longer": True, "shorter": False}.get(alarm.raised),
                     "since": round(alarm.raised_at, 3),
                 }
-                for answerer in answerers
-                for (model, tenant), alarm in answerer.alarms.items()
+                for running in answering
+                for (model, tenant), alarm in running.alarms.items()
                 if alarm.raised
             ],
-            "version": active.version.name if active else "",
+            "version": str(active.version) if active else "",
             "shadow": ", ".join(self.shadows.names),
             "models": [
                 *({**report, "budgets_ms": self._budgets_ms(report)} for report in self.answering.reports()),
                 *self.shadows.reports([self.budgets(model) for model in ("", *self._values.rows)]),
             ],
-            "restarts": sum(answerer.restarts for answerer in answerers),
+            "restarts": sum(running.restarts for running in answering),
         }
