@@ -90,8 +90,8 @@ def test_a_plan_has_more_instances_the_burstier_its_arrivals():
 def test_regions_share_their_reserve_though_not_as_one_queue():
     four, one = plan(3.0, regions=4).reserve_tokens_per_s, plan(3.0).reserve_tokens_per_s
     assert len(set(four.values())) == 1
-    apart = 4 * (100.0 * instances_for(2.0, 0.3, 3.0) - 200.0)
-    assert sum(one.values()) < sum(four.values()) < 0.7 * apart
+    separately = 4 * (100.0 * instances_for(2.0, 0.3, 3.0) - 200.0)
+    assert sum(one.values()) < sum(four.values()) < 0.7 * separately
     # A region of no weight is none.
     assert pooled_reserve(0.3, [1.0, 0.0]) == 0.3
     assert pooled_reserve(0.3, [2.0, 2.0]) == pytest.approx(0.3 * 2**0.1)
