@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.planning.bursts import POISSON_CV
+from scheduling.planning.bursts import POISSON_CV, pooled_reserve
 from scheduling.planning.capacity import Capability, instances_needed
 from scheduling.planning.places import Endpoint, Fleet, Planned, problem_of
 from scheduling.planning.plan import Plan
@@ -239,8 +239,9 @@ def _with_reserve(
     """What must be had at `Capability.at` by window, so that the *level* of demand keeps its promise under bursts.
 
     All regions of a model are one pool, since what one cannot take at once goes to another: each has a share of the pool's
-    reserve by its demand. Of several GPU types the one that needs the most reserve counts. That a forecast is wrong and that
-    arrivals are uneven are independent, so what lies above the mean and the reserve add up as deviations do.
+    reserve (`bursts.pooled_reserve`) by its demand. Of several GPU types the one that needs the most reserve counts. That a
+    forecast is wrong and that arrivals are uneven are independent, so what lies above the mean and the reserve add up as
+    deviations do.
     """
     needed = {endpoint: level(each) for endpoint, each in demand.of.items()}
     for model in {name for name, _ in demand.of}:
@@ -253,6 +254,7 @@ def _with_reserve(
         squares = [each.cv**2 for each in pool.values()]
         cv = sqrt(np.average(squares, weights=asked.sum(axis=1)))
         share = shares[model]
+        able = [replace(each, reserve=pooled_reserve(each.reserve, asked.sum(axis=1))) for each in able]
         reserve = np.max([each.with_reserve(total, share, cv) for each in able], axis=0) - total
         above = (asked - np.minimum([each.expected for each in pool.values()], asked)).sum(axis=0)
         most = total - above + np.hypot(above, reserve)

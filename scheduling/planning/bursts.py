@@ -18,6 +18,8 @@ LEAST_SHARE = 0.02
 """Share of an instance's rate below which a few instances are not planned to be used: at the root's end it would be 0."""
 LEAST_MINUTES = 20
 """Pairs of neighbouring minutes with requests from which on their unevenness is believed."""
+SPLIT = 0.1
+"""Power of the number of regions by which their reserve grows: 0 if they were one queue, a half if each stood alone."""
 POISSON_CV = 1.0
 HIGHEST_CV = 20.0
 
@@ -36,6 +38,13 @@ def arrival_cv(counts: ArrayLike) -> float:
         return POISSON_CV
     variance = float(((pairs[1] - pairs[0]) ** 2).mean()) / 2.0
     return min(HIGHEST_CV, math.sqrt(variance / float(pairs.mean())))
+
+
+def pooled_reserve(reserve: float, shares: ArrayLike) -> float:
+    """*reserve* of instances in several regions, with the *shares* of demand of each: they take each other's bursts, but
+    only once they see them, so together they are not quite one queue."""
+    share = np.asarray(shares, np.float64)
+    return float(reserve * (share.sum() ** 2 / (share**2).sum()) ** SPLIT)
 
 
 def usable_instances(instances: ArrayLike, reserve: float, cv: float = POISSON_CV) -> NDArray[np.float64]:

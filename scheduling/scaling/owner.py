@@ -1,4 +1,4 @@
-"""Who owns an endpoint: floor, strategy or plan, whoever of them moved it last, for a cooldown.
+"""Who owns an endpoint: floor, strategy or plan, as the last of them that moved it, for a cooldown.
 
 Until it is over none of the others takes an instance away that the owner added, and what an approved plan added stays as
 long as the plan holds. To add is never held back, for that somebody waits. What undoes another's move says so.

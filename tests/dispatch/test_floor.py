@@ -207,6 +207,16 @@ class TestAlone:
         await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 1, WITHIN_S)
         assert (await managed.chat()).status == 200
 
+    async def test_a_new_gateway_adds_only_where_it_is_full(self, managed, launcher, clock, monkeypatch):
+        monkeypatch.setattr(settings, "FLOOR_SETTLE_S", 60.0)
+        monkeypatch.setattr(settings, "FLOOR_OUT_ABOVE", 0.5)
+        sent = await fill(managed, 3)  # 75 %: above the floor's own mark, below the one beneath a strategy
+        await looks(managed)
+        assert await of(ScalingMove.objects, "pk") == []
+        clock.ahead_s = 60.0
+        await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
+        await release(managed, sent)
+
     async def test_one_on_the_way_is_waited_for(self, managed, launcher):
         launcher.delay_s = 0.5
         sent = await fill(managed, 5)

@@ -9,7 +9,7 @@ from controlplane.dispatch.wire import as_inputs
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, GpuType, Instance, PerformanceProfile
 from controlplane.planning import selectors, services
-from controlplane.planning.execution import live_views, strategist
+from controlplane.planning.execution import executor, live_views, strategist
 from controlplane.planning.models import MoveSource, PlanStatus, PolicyMode, ScalingMove, ScalingPlan, ScalingPolicy
 from controlplane.tuning import services as tuning
 from scheduling.scaling import EndpointView
@@ -287,6 +287,24 @@ class TestAlive:
         models, for_s = load.alive
         assert models == ["llama-3.1-8b"]
         assert for_s >= 60
+
+    def test_an_approved_plan_is_what_the_floor_is_beneath_as_long_as_it_holds(
+        self, automatic, load, make_instance, language_model
+    ):
+        """Or the floor alone would take back at its own marks what an operator approved."""
+        make_instance()
+        automatic("lt_i", PolicyMode.ASK)
+        load()
+        row = plan(language_model, 1, status=PlanStatus.CARRIED_OUT)
+        ScalingPlan.objects.update(decided_by=executor.PLANNER)
+        assert run() == []
+        assert load.alive is None  # a plan in force that nobody approved
+        ScalingPlan.objects.update(decided_by="an operator")
+        assert run() == []
+        assert load.alive[0] == ["llama-3.1-8b"]
+        load.alive = None
+        assert strategist.run_strategies(row.valid_until + timedelta(seconds=1)) == []
+        assert load.alive is None
 
     def test_a_strategy_that_fails_is_not_and_the_others_are(self, automatic, load, make_instance, monkeypatch, caplog):
         make_instance()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from scheduling.fleet.profile import Profile
 from scheduling.planning.advisor import Demand, EndpointDemand, PlanSettings, make_plan
-from scheduling.planning.bursts import arrival_cv, highest_load_kept, instances_for, usable_instances
+from scheduling.planning.bursts import arrival_cv, highest_load_kept, instances_for, pooled_reserve, usable_instances
 from scheduling.planning.capacity import MEASURED, Capability, instances_needed, profile_capability
 from scheduling.planning.places import Deployed, Fleet
 from scheduling.planning.simulated_capability import simulated_capability
@@ -87,10 +87,14 @@ def test_a_plan_has_more_instances_the_burstier_its_arrivals():
     )
 
 
-def test_regions_share_their_reserve():
+def test_regions_share_their_reserve_though_not_as_one_queue():
     four, one = plan(3.0, regions=4).reserve_tokens_per_s, plan(3.0).reserve_tokens_per_s
-    assert sum(four.values()) == pytest.approx(sum(one.values()))
     assert len(set(four.values())) == 1
+    separately = 4 * (100.0 * instances_for(2.0, 0.3, 3.0) - 200.0)
+    assert sum(one.values()) < sum(four.values()) < 0.7 * separately
+    # A region of no weight is none.
+    assert pooled_reserve(0.3, [1.0, 0.0]) == 0.3
+    assert pooled_reserve(0.3, [2.0, 2.0]) == pytest.approx(0.3 * 2**0.1)
 
 
 def test_a_forecast_in_doubt_and_bursts_add_up_as_deviations():
