@@ -166,7 +166,7 @@ def peaks(setting: Setting) -> dict[EndpointKey, int]:
     ]
     asked = [oracle.advise(at * WINDOW_S, views) for at in range(len(setting.foreknown.prompt.mean))]
     return {
-        key: max(advised[at].target_instances for advised in asked if advised[at])
+        key: max(advice.target_instances for advised in asked if (advice := advised[at]) is not None)
         for at, key in enumerate(setting.scene.streams)
     }
 
