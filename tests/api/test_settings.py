@@ -52,8 +52,8 @@ def test_one_model_has_a_value_of_its_own(sign_in, language_model):
     ("path", "body", "status", "says"),
     [
         ("PLAN_EPSILON", {"value": 1.5}, 422, "PLAN_EPSILON cannot be 1.5. Input should be less than or equal to 1."),
-        ("PLAN_EPSILON", {"value": 0.5, "model": "nobody"}, 404, "nothing here"),
-        ("NO_SUCH", {"value": 1}, 404, "nothing here"),
+        ("PLAN_EPSILON", {"value": 0.5, "model": "nobody"}, 404, "Not found, or no access."),
+        ("NO_SUCH", {"value": 1}, 404, "Not found, or no access."),
         ("PLAN_EPSILON", {"valu": 1}, 422, "Field required"),
         ("PLAN_EVERY_S", {"value": 60, "model": "llama-3.1-8b"}, 422, "has one value for all models"),
     ],

@@ -109,7 +109,7 @@ def test_what_nobody_expects_does_not_end_it(make_hub, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(module, "queue_bounds", fail)
         hub.start()
-        until(lambda: "begins anew" in caplog.text and "waits anew" in caplog.text)
+        until(lambda: "starts again" in caplog.text and "waits again" in caplog.text)
     until(lambda: hub.latest().source == Source.UNREACHABLE)
     assert hub._thread.is_alive()
 

@@ -166,7 +166,7 @@ def test_a_tenants_people_see_what_they_asked_and_got(client, member, make_reque
 @pytest.mark.parametrize(
     ("values", "why"),
     [
-        ({"streamed": False, "ttft_ms": None}, "not streamed: no time to first token to judge"),
+        ({"streamed": False, "ttft_ms": None}, "answered in one piece, so its first token is not known: not streamed"),
         ({"outcome": "cancelled"}, "cancelled by the caller"),
         ({"outcome": "failed", "status_code": 400}, "the request itself was at fault"),
         ({}, "the class has no target"),

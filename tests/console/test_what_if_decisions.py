@@ -62,7 +62,7 @@ def test_the_page_has_both_columns_and_marks_the_first_difference(client, ran, v
     answer = client.get(f"{address}?{query.replace('&amp;', '&')}&format=csv")
     lines = b"".join(answer.streaming_content).decode().splitlines()
     pairs = compared(ran, "B")[one["kind"], one["region"]]
-    assert lines[0].startswith("Time (UTC),After the begin (s),Model,A,B Three at least")
+    assert lines[0].startswith("Time (UTC),After the start (s),Model,A,B Three at least")
     assert len(lines) == 1 + len(pairs.rows)
 
 

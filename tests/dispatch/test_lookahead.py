@@ -105,7 +105,8 @@ async def test_what_waits_for_a_small_cache_is_seen_coming(served, gateway_optio
     script.hold = asyncio.Event()
     topology = served.gateway.topology
     (replica,) = topology.replicas.values()
-    asked = [asyncio.create_task(served.chat(max_tokens=50)) for _ in range(6)]
+    # In one piece, so that they count as soon as they are given out.
+    asked = [asyncio.create_task(served.chat(max_tokens=50, prompt_logprobs=1)) for _ in range(6)]
     await until(lambda: served.gateway.dispatcher.waiting_count == 4)
     endpoint = replica.endpoint
     assert served.gateway.dispatcher.outlook(endpoint).overloaded_instances == 0

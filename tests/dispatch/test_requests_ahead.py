@@ -44,7 +44,7 @@ async def test_an_instance_is_given_one_more_than_it_runs_and_the_trace_says_why
     assert max(step["requests_ahead"] for step in steps) >= 1
     for step in steps:
         assert step["round_trip_ms"] > 0
-        assert ("ahead, for a round trip of" in step["chosen_because"]) == (step["requests_ahead"] > 0)
+        assert ("sent early to hide a round trip" in step["chosen_because"]) == (step["requests_ahead"] > 0)
         assert all(seen["room"] for seen in step["seen"])
 
 

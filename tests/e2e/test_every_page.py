@@ -33,7 +33,7 @@ def test_every_page_opens_without_a_complaint(furnished, open_page, complaints):
             expect(page.locator("[data-plot] .main-svg").first).to_be_visible()
         assert complaints.unexpected() == [], path
         shown = page.locator("main").inner_text()
-        found = [
+        others = [
             (match[0], shown[max(0, match.start() - 40) : match.end() + 20]) for match in OTHER_FORMS.finditer(shown)
         ]
-        assert found == [], path
+        assert others == [], path

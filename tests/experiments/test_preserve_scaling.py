@@ -218,7 +218,7 @@ def test_the_programme_asks_for_what_the_forecast_needs():
     east, west = of(two_plans=True)
     assert (east.soon_instances, west.soon_instances) == (2, 2)
     assert (east.target_instances, west.target_instances) == (5, 2)
-    assert east.forecast_tokens_per_s == 450.0
+    assert east.forecast_tokens_per_s == 400.0  # interactive, as what it is held against
     assert (east.made_at_s, east.next_plan_s, east.valid_until_s) == (10.0, 610.0, 2400.0)
     assert of(soon=1.0, kept=1.0, two_plans=True)[0].soon_instances == 3
     assert of()[0].soon_instances is None

@@ -343,7 +343,7 @@ class TestGateway:
         Instance.objects.filter(name="a").update(state_changed_at=timezone.now() - timedelta(seconds=100))
         topology.apply(inventory.read())
         ((key, reason),) = self.floor(topology, **load)
-        assert (key, reason) == (world.rows["b"].pk, "2 requests wait for model-b, and a has had the GPUs for 100 s.")
+        assert (key, reason) == (world.rows["b"].pk, "2 requests wait for model-b, and a has held the GPUs for 100 s.")
 
     def test_what_another_instance_serves_needs_no_swap(self, world, make_instance, topology):
         make_instance(name="other", deployment=world.rows["b"].deployment)

@@ -307,7 +307,7 @@ class Live:
 
 def words(reason: str) -> str:
     """*reason* without where instances come from and go to: live, what is let go is stopped and nobody borrows it."""
-    return re.sub(r", (from|lent out) [^.]*|\.$", "", reason)
+    return re.sub(r"( instances), [^.]*|\.$", r"\1", reason)
 
 
 def comparable(view):

@@ -54,7 +54,7 @@ TILES = (
         "gap_ratio",
         "Proved gap",
         "percent_fine",
-        rule="How much of the lateness that is left another order might spare, at the most; 0 %: none is better. Proved of"
+        rule="How much of the lateness that is left another order might spare, at the most; 0%: none is better. Proved of"
         " few groups, for all regions together",
         empty="not proved",
     ),
