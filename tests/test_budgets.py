@@ -19,67 +19,67 @@ BUDGETS: dict[str, int] = {
     "controlplane": 2034,  # settings of the new limits; what is asked and not served beside /v1
     "controlplane/accounts": 1034,  # service keys
     "controlplane/api": 3109,  # service keys, /api/endpoints, undeploy, retire, hold and cordon
-    "controlplane/console": 12610,  # places, burn and budgets of SLOs, who undid whose move, flapping, number formats
-    "controlplane/dispatch": 5945,  # health by progress and outcomes, requests that end engines, rests, proved gaps
+    "controlplane/console": 12653,  # places, burn and budgets of SLOs, who undid whose move, flapping, number formats
+    "controlplane/dispatch": 5975,  # health by progress and outcomes, requests that end engines, rests, proved gaps
     "controlplane/events": 358,
-    "controlplane/experiments": 4029,  # rules with evictions, mixes that nothing was tuned on
-    "controlplane/fleet": 5424,  # held and cordoned places, undeploy and retire, attainment by class, experts of a model
+    "controlplane/experiments": 4092,  # rules with evictions, mixes that nothing was tuned on
+    "controlplane/fleet": 5454,  # held and cordoned places, undeploy and retire, attainment by class, experts of a model
     "controlplane/formats": 8,
-    "controlplane/gateway": 8012,  # answers as bounded values, events by the standard, vLLM's own laxness, SLOs by class
+    "controlplane/gateway": 7644,  # bounded answers, vLLM's own laxness, SLOs by class, answers put together from streams
     "controlplane/jobs": 721,
-    "controlplane/lengths": 1667,
-    "controlplane/planning": 5410,  # capacity as it was then, moves that another made are left
-    "controlplane/simulation": 6469,  # effects over all seeds, what is lost stays lost
+    "controlplane/lengths": 2252,  # the service stands with its rows; gateway/lengths is gone
+    "controlplane/planning": 5479,  # capacity as it was then, moves that another made are left
+    "controlplane/simulation": 6474,  # effects over all seeds, what is lost stays lost
     "controlplane/supervisor": 1249,
     "controlplane/tuning": 366,
     "controlplane/usage": 530,
     "forecasting": 34,
-    "forecasting/lengths": 4816,
-    "forecasting/workload": 2490,  # boosted trees in the blend, weights by time of day
+    "forecasting/lengths": 4758,
+    "forecasting/workload": 2518,  # boosted trees in the blend, weights by time of day
     "scheduling": 1190,  # traces say what is wrong where
-    "scheduling/fleet": 1032,  # estimates of experts and of the exchange between GPUs
+    "scheduling/fleet": 1063,  # estimates of experts and of the exchange between GPUs, limits of the API process
     "scheduling/lookahead": 373,
-    "scheduling/planning": 3231,
-    "scheduling/queueing": 6739,  # rules beside the search, what is lost stands behind
+    "scheduling/planning": 3237,
+    "scheduling/queueing": 6813,  # rules beside the search, GPUs that a model keeps
     "scheduling/routing": 1253,  # use by engine time
-    "scheduling/scaling": 1424,
-    "scheduling/simulation": 11121,  # lost places, use by engine time, first tokens due by TTFT
+    "scheduling/scaling": 1526,  # one owner of an endpoint for floor, strategies and plans
+    "scheduling/simulation": 11199,  # lost places, use by engine time, first tokens due by TTFT
     "static/admin": 138,
     "static/console": 2396,  # a live connection that leaves a silent socket
     "templates": 27,
     "templates/admin": 87,
-    "templates/console": 2304,  # places, undeploy and retire
+    "templates/console": 2306,  # places, undeploy and retire
     "tests": 2401,
     "tests/access": 996,
     "tests/accounts": 528,
     "tests/api": 1967,
-    "tests/bench": 4719,
+    "tests/bench": 4817,
     "tests/clients": 369,  # real clients of the field
-    "tests/console": 6978,
-    "tests/dispatch": 3848,
-    "tests/docs": 535,
-    "tests/e2e": 2863,
+    "tests/console": 7052,
+    "tests/dispatch": 3922,
+    "tests/docs": 599,
+    "tests/e2e": 2877,
     "tests/events": 101,
-    "tests/experiments": 917,
-    "tests/fleet": 3769,
-    "tests/forecasting": 2756,
-    "tests/gateway": 6353,  # health, answers in every wrong form, what vLLM takes, fuzz
+    "tests/experiments": 927,
+    "tests/fleet": 3782,
+    "tests/forecasting": 2793,
+    "tests/gateway": 6826,  # health, answers in every wrong form, what vLLM takes, fuzz
     "tests/jobs": 445,
-    "tests/lengths": 1662,
+    "tests/lengths": 1691,
     "tests/oracles": 2301,
-    "tests/planning": 4765,
+    "tests/planning": 4835,
     "tests/replay": 1180,
-    "tests/scheduling": 12410,
-    "tests/simulation": 3158,
+    "tests/scheduling": 12510,
+    "tests/simulation": 3157,
     "tests/supervisor": 1308,
     "tests/tuning": 291,
     "tests/usage": 260,
-    "tests/vllm": 3435,
-    "tests/workers": 2974,
+    "tests/vllm": 3554,
+    "tests/workers": 2990,
     "workers": 162,
-    "workers/emulator": 3026,
+    "workers/emulator": 3029,
     "workers/tasks": 896,
-    "workers/vllm": 1733,
+    "workers/vllm": 1738,
 }
 
 
