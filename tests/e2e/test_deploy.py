@@ -112,7 +112,7 @@ def test_errors_stand_at_their_fields(console, open_page, complaints):
     page = open_page(console, "/models/deploy/", theme="light")
     fill(page)
     page.get_by_label("Parameters (billions)", exact=True).fill("400")
-    expect(page.locator("#estimate")).to_contain_text("No: more GPUs")
+    expect(page.locator("#estimate")).to_contain_text("No: use more GPUs")
     page.get_by_role("button", name="Deploy").click()
     expect(page.locator("#id_tensor_parallel_error")).to_contain_text("Use more GPUs")
     assert violations(page) == []
@@ -128,7 +128,7 @@ def test_one_form_to_the_first_token(stack, open_page):
     expect(page.locator("#estimate")).to_contain_text("413.1k tokens")
     keep(page, "deploy-filled")
     page.get_by_role("button", name="Deploy").click()
-    expect(page.get_by_role("heading", name="It is ready")).to_be_visible(timeout=READY_WITHIN_MS)
+    expect(page.get_by_role("heading", name="Ready", exact=True)).to_be_visible(timeout=READY_WITHIN_MS)
     keep(page, "deployed")
     assert violations(page) == []
     curl = page.locator("#curl").text_content()

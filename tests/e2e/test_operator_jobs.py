@@ -77,7 +77,7 @@ def test_a_key_and_its_first_call_take_two_clicks(begin):
 def test_the_slowest_request_of_the_last_hour_and_why_takes_two_clicks(begin):
     page = begin("/")
     page.locator("[data-tile=ttft_p95_ms]").get_by_role("link").click()
-    expect(page.get_by_text("The slowest first")).to_be_visible()
+    expect(page.get_by_text("Slowest first")).to_be_visible()
     page.locator("table.rows tbody th a").first.click()
     expect(page.get_by_role("heading", name="Where the time went")).to_be_visible()
     expect(page.get_by_role("heading", name="Why this instance")).to_be_visible()

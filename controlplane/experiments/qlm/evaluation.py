@@ -133,7 +133,10 @@ class Qlm(Experiment):
         )
         for part in result["parts"]:
             rows = [row for row in result["rows"] if row["part"] == part]
-            console.print(table(TITLES[part], columns(part), rows))
+            if part == "mixes":
+                console.print(table(TITLES[part], mix_columns(rows), side_by_side(rows)))
+            else:
+                console.print(table(TITLES[part], columns(part), rows))
 
     def compare(self, result: Result) -> list[Comparison]:
         of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
@@ -351,6 +354,34 @@ def columns(part: str) -> Sequence[Column]:
         Column("evictions", "evictions", "{:,.0f}"),
         Column("swaps", "swaps", "{:,.0f}"),
     )
+
+
+def side_by_side(rows: Sequence[Result]) -> list[Result]:
+    """A line for each mix of *rows*: by system, the share of requests that were in time."""
+    lines: dict[str, Result] = {}
+    for row in rows:
+        lines.setdefault(row["varied"], {"mix": row["varied"]})[row["system"]] = row["attainment"]
+    return list(lines.values())
+
+
+def mix_columns(rows: Sequence[Result]) -> Sequence[Column]:
+    """Those of `side_by_side`; the last is what the search has more than the best of the others, in points."""
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    others = [system for system in systems if system != "qlm"]
+
+    def more(line: Result) -> float:
+        return 100 * (line["qlm"] - max(line[system] for system in others if system in line))
+
+    return (
+        Column("mix", "mix"),
+        *(_share_of(system) for system in systems),
+        Column("qlm over the best of the others", more, "{:+.2f}"),
+    )
+
+
+def _share_of(system: str) -> Column:
+    """The share of requests that were in time by *system*; nothing where it was not tried."""
+    return Column(system, lambda line: line.get(system), lambda value: percent(value, sign=False))
 
 
 def _of_class(name: str) -> Column:
