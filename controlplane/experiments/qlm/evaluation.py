@@ -370,7 +370,7 @@ def mix_columns(rows: Sequence[Result]) -> Sequence[Column]:
     others = [system for system in systems if system != "qlm"]
 
     def more(line: Result) -> float:
-        return 100 * (line["qlm"] - max(line[system] for system in others if system in line))
+        return 100 * float(line["qlm"] - max(line[system] for system in others if system in line))
 
     return (
         Column("mix", "mix"),
