@@ -10,7 +10,9 @@ from scheduling.queueing.waits.starting import Coming, left_of_start_s, sooner, 
 from scheduling.queueing.waits.waiting_time import Wait
 
 instances = st.lists(
-    st.builds(Coming, st.floats(0.5, 60.0), st.floats(1.0, 20.0), st.floats(0.0, 100.0)), min_size=1, max_size=4
+    st.builds(Coming, st.floats(0.5, 60.0), st.floats(1.0, 20.0), st.floats(0.0, 100.0), st.floats(0.0, 1.0)),
+    min_size=1,
+    max_size=4,
 )
 
 
