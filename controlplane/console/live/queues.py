@@ -58,7 +58,6 @@ TILES = (
         " few groups, for all regions together",
         empty="not proved",
     ),
-    Tile("solved_ms", "Last reorder", "milliseconds", rule="How long the global scheduler took", empty="none yet"),
 )
 
 
