@@ -32,15 +32,15 @@ REASONS: Final = {
 
 def not_streamed(call: Call) -> str:
     """Why *call* cannot be streamed from its instance and answered as vLLM would; empty if it can."""
-    body, chat = call.body, call.kind is Kind.CHAT
+    body = call.body
     for name, reason in REASONS.items():
         if body.get(name):
             return reason
     if body.get("prompt_logprobs") is not None:
         return REASONS["prompt_logprobs"]
-    # vLLM's parsers of streams keep what does not parse to themselves, and leave arguments as they were written.
-    choice = body.get("tool_choice")
-    if body.get("tools") and choice != "none" and not (chat and isinstance(choice, dict)):
+    # vLLM's parsers of streams keep what does not parse to themselves, and leave arguments as they were written; of a whole
+    # answer it reads arguments as JSON and writes them anew, and what does not parse is content. So too of a named tool.
+    if body.get("tools") and body.get("tool_choice") != "none":
         return "tool calls are parsed in another way in streams"
     return ""
 
