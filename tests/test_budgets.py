@@ -69,7 +69,7 @@ BUDGETS: dict[str, int] = {
     "tests/oracles": 2301,
     "tests/planning": 4835,
     "tests/replay": 1180,
-    "tests/scheduling": 12512,
+    "tests/scheduling": 12513,
     "tests/simulation": 3157,
     "tests/supervisor": 1308,
     "tests/tuning": 291,

@@ -86,6 +86,7 @@ def test_no_plan_is_followed_up_and_down_at_a_standstill(name, course):
     st.floats(0, 9000),
 )
 def test_without_a_valid_plan_it_is_the_reactive_heuristic(name, one, now_s):
+    one = one._replace(short_instances=0)  # what no order keeps in time is asked for by ours, plan or not
     own = make_strategy(name)
     reactive = make_strategy("reactive", {"out_above": own.out_above, "in_below": own.in_below})
     stale = Advice(9, 1.0, 0.0, now_s - 1)
