@@ -63,10 +63,10 @@ def record_types(root: Path) -> list[RecordType]:
     ]
     known = set(BASES)
     while True:
-        found = {node.name for _, node in classes if known & {last_name(base) for base in node.bases}} - known
-        if not found:
+        more = {node.name for _, node in classes if known & {last_name(base) for base in node.bases}} - known
+        if not more:
             break
-        known |= found
+        known |= more
     return [
         RecordType(module, node.name, fields(node))
         for module, node in classes
