@@ -3,13 +3,16 @@
 - `/healthz` …      operations: answers from memory, never waits for the database
 - `/v1/…`           the gateway: tenants' data path, no Django middleware at all; what clients of OpenAI and vLLM ask for
                     beside it, and whatever comes with a key, gets its errors, in JSON
+- `/v1/files` and `/v1/batches` are Django's: they are no data path
 - `/static/…`       files, served by servestatic
 - websockets        Channels, behind origin check and session
 - everything else   Django: console, admin, operator API
 """
 
+import asyncio
+import copy
 import os
-from typing import cast
+from typing import Any, cast
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -23,7 +26,12 @@ django_application = get_asgi_application()  # sets Django up: what needs models
 
 from servestatic import ServeStaticASGI
 
+from controlplane.batches.feeder import LOOK_S, Feeder
+from controlplane.batches.services import MOST_FILE_BYTES
 from controlplane.console.urls import websocket_urlpatterns
+from controlplane.dispatch.room import signals
+from controlplane.gateway.admission.limits import Limits
+from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway
 from controlplane.gateway.serving.application import PATHS_NOT_SERVED
 from controlplane.operations import Application, Operations, Receive, Scope, Send
@@ -44,6 +52,8 @@ def create_application(gateway: Gateway) -> Application:
                 path = scope["path"]
                 if path in operations.paths:
                     await operations(scope, receive, send)
+                elif path.startswith(("/v1/files", "/v1/batches")):
+                    await _upload(scope, receive, send)
                 elif path.startswith("/v1/") or path == "/v1" or _of_api_client(scope, path):
                     await gateway.http(scope, receive, send)
                 elif path.startswith("/static/"):
@@ -58,6 +68,29 @@ def create_application(gateway: Gateway) -> Application:
     return application
 
 
+FORM_BYTES = 64 * 1024
+"""Of an upload, beside the file."""
+
+
+async def _upload(scope: Scope, receive: Receive, send: Send) -> None:
+    """Let Django answer, unless the body is too large: it would store all of it first."""
+    announced = dict(scope["headers"]).get(b"content-length", b"0")
+    if int(announced) > MOST_FILE_BYTES + FORM_BYTES:
+        error = too_large(f"A file has at most {MOST_FILE_BYTES:,} bytes.", ((b"connection", b"close"),))
+        await send({"type": "http.response.start", "status": error.status, "headers": error.headers()})
+        await send({"type": "http.response.body", "body": error.body()})
+        return
+    size = 0
+
+    async def receive_some() -> Any:
+        nonlocal size
+        message = await receive()
+        size += len(message.get("body", b""))
+        return message if size <= MOST_FILE_BYTES + FORM_BYTES else {"type": "http.disconnect"}
+
+    await pages(scope, receive_some, send)
+
+
 def _of_api_client(scope: Scope, path: str) -> bool:
     """Whether a request beside `/v1` and `/api` is for no page: a person's browser sends no key (but a proxy's password)."""
     if path.startswith("/api/"):
@@ -68,6 +101,7 @@ def _of_api_client(scope: Scope, path: str) -> bool:
 
 async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
     """Start the gateway before the first request; on shutdown let it finish its streams and write its ledger."""
+    feeding: asyncio.Task[None] | None = None
     while True:
         message = await receive()
         if message["type"] == "lifespan.startup":
@@ -76,11 +110,27 @@ async def lifespan(gateway: Gateway, receive: Receive, send: Send) -> None:
             except Exception as error:
                 await send({"type": "lifespan.startup.failed", "message": f"gateway: {error}"})
                 raise
+            feeding = asyncio.create_task(feeder_of(gateway).run())
             await send({"type": "lifespan.startup.complete"})
         else:
+            if feeding is not None:
+                feeding.cancel()
+                await asyncio.gather(feeding, return_exceptions=True)
             await gateway.stop()
             await send({"type": "lifespan.shutdown.complete"})
             return
+
+
+def feeder_of(gateway: Gateway) -> Feeder:
+    """What answers batches by *gateway*, outside of its tenants' limits."""
+    completions = copy.copy(gateway.http.completions)
+    completions.limits = Limits()
+    return Feeder(
+        completions,
+        signals=lambda: signals(gateway.topology, gateway.dispatcher.queue.count),
+        owns=gateway.owns,
+        job=gateway.jobs.add("feed-batches", LOOK_S, "database"),
+    )
 
 
 application = create_application(Gateway(floor_rows))

@@ -105,6 +105,9 @@ class Environment(Tunable, BaseSettings):
     """Time between batches of ledger rows."""
     LEDGER_KEEP_DAYS: WholeDays = 30
     """How long request rows are kept; minute rows stay."""
+    FILES_URL: str = ""
+    """Where files of `/v1/files` lie: `s3://bucket/prefix?endpoint_url=https://...&region_name=...` (credentials as AWS's
+    tools find them; needs the extra `s3`); default is a folder in the state folder."""
     UPSTREAM_CONNECT_S: PositiveSeconds = 2.0
     """How long a connection to an instance may take before another instance is tried."""
     UPSTREAM_SILENCE_S: PositiveSeconds = 120.0
@@ -212,3 +215,20 @@ def database(url: str, state_dir: Path) -> dict[str, Any]:
             "OPTIONS": {"pool": True, **{key: values[-1] for key, values in parse_qs(parts.query).items()}},
         }
     raise ImproperlyConfigured(f"DATABASE_URL: scheme {parts.scheme!r} is not sqlite, postgres or postgresql")
+
+
+def file_storage(url: str, state_dir: Path) -> dict[str, Any]:
+    """Django's STORAGES entry for *url* (see `FILES_URL`); a folder of *state_dir* when it is empty."""
+    if not url:
+        folder = {"location": str(state_dir / "files"), "base_url": None}
+        return {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": folder}
+    parts = urlsplit(url)
+    if parts.scheme != "s3" or not parts.netloc:
+        raise ImproperlyConfigured(f"PILOTHOUSE_FILES_URL: {url!r} is not s3://bucket/prefix")
+    options: dict[str, Any] = {
+        "bucket_name": parts.netloc,
+        "location": parts.path.strip("/"),
+        "file_overwrite": False,
+        **{key: values[-1] for key, values in parse_qs(parts.query).items()},
+    }
+    return {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": options}

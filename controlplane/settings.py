@@ -51,6 +51,7 @@ INSTALLED_APPS = [
     "controlplane.fleet",
     "controlplane.lengths",
     "controlplane.gateway",
+    "controlplane.batches",
     "controlplane.usage",
     "controlplane.planning",
     "controlplane.experiments",
@@ -130,6 +131,7 @@ STATICFILES_FINDERS = [
 ]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "files": env.file_storage(environment.FILES_URL, STATE_DIR),
     "staticfiles": {
         "BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"
         if environment.DEBUG
@@ -252,6 +254,11 @@ CELERY_TASK_ROUTES = {
     "workers.tasks.planning.fit_forecasters": {"queue": "simulation"},
 }
 CELERY_BEAT_SCHEDULE |= {
+    "resume-batches": {
+        "task": "workers.tasks.batches.resume",
+        "schedule": 30.0,
+        "options": {"expires": 30.0},
+    },
     "forecast-and-plan": {
         "task": "workers.tasks.planning.forecast_and_plan",
         "schedule": 30.0,  # or more often: `controlplane.jobs.schedule.look_s`

@@ -4,11 +4,13 @@ from django.contrib import admin
 from django.urls import include, path
 
 from controlplane.api.urls import api
+from controlplane.batches.api import urlpatterns as batch_urls
 
 admin.autodiscover()
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("controlplane.console.urls")),
+    *batch_urls,
     path("api/", api.urls),  # after the console, which has /api/docs: it takes whatever begins so
 ]
 

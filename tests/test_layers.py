@@ -24,6 +24,7 @@ APPS = (
     ("lengths",),
     ("dispatch",),
     ("gateway",),
+    ("batches",),
     ("usage",),
     ("simulation",),
     ("planning",),

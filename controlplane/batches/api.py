@@ -1,0 +1,216 @@
+"""`/v1/files` and `/v1/batches`, as OpenAI's Files and Batch API. Django serves them: none is on the path of a request."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from functools import wraps
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.db import transaction
+from django.db.models import Q, QuerySet
+from django.db.models.fields.files import FieldFile
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
+from django.urls import path
+from django.views.decorators.csrf import csrf_exempt
+
+from controlplane.accounts.models import ApiKey, hash_secret
+from controlplane.batches import services
+from controlplane.batches.models import Batch, StoredFile
+from controlplane.gateway.errors import ApiError, invalid, invalid_key
+from controlplane.jobs.broker import send_task
+
+READ_BYTES = 256 * 1024
+MOST_METADATA = 16
+VALIDATE_TASK = "workers.tasks.batches.validate"
+
+
+def key_of(request: HttpRequest) -> ApiKey:
+    """The API key that *request* came with. Raises ApiError 401."""
+    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret:
+        raise invalid_key("No API key was sent. Send `Authorization: Bearer <key>`.")
+    key = ApiKey.objects.select_related("tenant").filter(sha256=hash_secret(secret.strip())).first()
+    if key is None or not key.usable or not key.tenant.active:
+        raise invalid_key("This API key is unknown or has been revoked.")
+    return key
+
+
+def endpoint(**methods: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+    """A view that calls the function of the request's method with the key; errors come in OpenAI's shape."""
+
+    @csrf_exempt
+    def view(request: HttpRequest, **parameters: str) -> HttpResponseBase:
+        try:
+            serve = methods.get(request.method or "")
+            if serve is None:
+                allowed = ", ".join(methods)
+                raise ApiError(
+                    405,
+                    f"{request.path} takes {allowed}, not {request.method}.",
+                    code="method_not_allowed",
+                    headers=((b"allow", allowed.encode()),),
+                )
+            return serve(request, key_of(request), **parameters)
+        except ApiError as error:
+            headers = {name.decode(): value.decode() for name, value in error.headers()}
+            return HttpResponse(error.body(), status=error.status, headers=headers)
+
+    return wraps(next(iter(methods.values())))(view)
+
+
+def page_of(request: HttpRequest, rows: QuerySet[Any], default: int, most: int) -> JsonResponse:
+    """A page of *rows*, newest first unless `order` is asc, after the row of the id `after`."""
+    parameters = request.GET
+    limit_text = parameters.get("limit", str(default))
+    if not limit_text.isdecimal() or not 1 <= int(limit_text) <= most:
+        raise invalid(f"limit must be from 1 to {most}, not {limit_text!r}.", "limit")
+    order = parameters.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise invalid(f"order must be asc or desc, not {order!r}.", "order")
+    limit, rising = int(limit_text), order == "asc"
+    if after := parameters.get("after"):
+        last = rows.filter(pk=after).first()
+        if last is None:
+            raise invalid(f"after names {after!r}, which does not exist.", "after")
+        compare = "gt" if rising else "lt"
+        rows = rows.filter(
+            Q(**{f"created_at__{compare}": last.created_at})
+            | Q(created_at=last.created_at, **{f"pk__{compare}": last.pk})
+        )
+    sign = "" if rising else "-"
+    rows_and_next = list(rows.order_by(f"{sign}created_at", f"{sign}pk")[: limit + 1])
+    shown = [row.to_dict() for row in rows_and_next[:limit]]
+    ids = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": None, "last_id": None}
+    return JsonResponse({"object": "list", "data": shown, **ids, "has_more": len(rows_and_next) > limit})
+
+
+# Files
+
+
+def file_of(key: ApiKey, file_id: object, param: str = "file_id") -> StoredFile:
+    row = StoredFile.objects.filter(pk=str(file_id), tenant=key.tenant).first()
+    if row is None:
+        raise ApiError(404, f"No such File object: {file_id}", code="not_found", param=param)
+    return row
+
+
+def list_files(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
+    rows = StoredFile.objects.filter(tenant=key.tenant)
+    if purpose := request.GET.get("purpose"):
+        rows = rows.filter(purpose=purpose)
+    return page_of(request, rows, default=10_000, most=10_000)
+
+
+def upload_file(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
+    content = request.FILES.get("file")
+    if content is None:
+        raise invalid("Send the file as the form field file of multipart/form-data.", "file")
+    seconds = request.POST.get("expires_after[seconds]")
+    if seconds is not None and not seconds.isdecimal():
+        raise invalid(f"expires_after[seconds] must be a whole number, not {seconds!r}.", "expires_after[seconds]")
+    row = services.create_file(
+        key.tenant,
+        content,
+        content.name or "",
+        request.POST.get("purpose", ""),
+        expires_after_s=None if seconds is None else int(seconds),
+    )
+    return JsonResponse(row.to_dict())
+
+
+def show_file(request: HttpRequest, key: ApiKey, file_id: str) -> HttpResponseBase:
+    return JsonResponse(file_of(key, file_id).to_dict())
+
+
+def delete_file(request: HttpRequest, key: ApiKey, file_id: str) -> HttpResponseBase:
+    services.delete_file(file_of(key, file_id))
+    return JsonResponse({"id": file_id, "object": "file", "deleted": True})
+
+
+def file_content(request: HttpRequest, key: ApiKey, file_id: str) -> HttpResponseBase:
+    row = file_of(key, file_id)
+    try:
+        file = row.content.open("rb")
+    except OSError:
+        raise ApiError(404, f"The content of {file_id} is gone.", code="not_found", param="file_id") from None
+    headers = {"Content-Disposition": f'attachment; filename="{row.id}.jsonl"', "Content-Length": str(row.size_bytes)}
+    return StreamingHttpResponse(chunks(file), content_type="application/jsonl", headers=headers)
+
+
+async def chunks(file: FieldFile) -> AsyncIterator[bytes]:
+    """*file* in pieces, read off the event loop: Django would read the whole of a plain iterator first."""
+    try:
+        while piece := await sync_to_async(file.read)(READ_BYTES):
+            yield piece
+    finally:
+        await sync_to_async(file.close)()
+
+
+# Batches
+
+
+def batch_of(key: ApiKey, batch_id: str) -> Batch:
+    row = Batch.objects.filter(pk=batch_id, tenant=key.tenant).first()
+    if row is None:
+        raise ApiError(404, f"No batch found with id '{batch_id}'.", code="not_found", param="batch_id")
+    return row
+
+
+def list_batches(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
+    return page_of(request, Batch.objects.filter(tenant=key.tenant), default=20, most=100)
+
+
+def create_batch(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
+    try:
+        body = json.loads(request.body)
+    except (ValueError, RecursionError):
+        raise invalid("The body is not valid JSON.", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise invalid("The body must be a JSON object.", code="invalid_json")
+    expiry = body.get("output_expires_after")
+    if expiry is not None and not (isinstance(expiry, dict) and isinstance(expiry.get("seconds"), int)):
+        raise invalid("output_expires_after must have anchor and seconds.", "output_expires_after")
+    batch = services.create_batch(
+        key,
+        file_of(key, body.get("input_file_id"), "input_file_id"),
+        body.get("endpoint", ""),
+        body.get("completion_window", ""),
+        metadata=metadata_of(body.get("metadata")),
+        output_expires_after_s=expiry["seconds"] if expiry else None,
+    )
+    transaction.on_commit(lambda: send_task(VALIDATE_TASK, batch.pk))
+    return JsonResponse(batch.to_dict())
+
+
+def metadata_of(value: object) -> dict[str, str] | None:
+    if value is None:
+        return None
+    texts = isinstance(value, dict) and all(
+        isinstance(name, str) and len(name) <= 64 and isinstance(text, str) and len(text) <= 512
+        for name, text in value.items()
+    )
+    if not isinstance(value, dict) or not texts or len(value) > MOST_METADATA:
+        raise invalid(
+            "metadata must have at most 16 pairs of texts: keys to 64 and values to 512 characters.", "metadata"
+        )
+    return value
+
+
+def show_batch(request: HttpRequest, key: ApiKey, batch_id: str) -> HttpResponseBase:
+    return JsonResponse(batch_of(key, batch_id).to_dict())
+
+
+def cancel_batch(request: HttpRequest, key: ApiKey, batch_id: str) -> HttpResponseBase:
+    batch = batch_of(key, batch_id)
+    services.cancel_batch(batch)
+    return JsonResponse(batch.to_dict())
+
+
+urlpatterns = [
+    path("v1/files", endpoint(GET=list_files, POST=upload_file)),
+    path("v1/files/<str:file_id>", endpoint(GET=show_file, DELETE=delete_file)),
+    path("v1/files/<str:file_id>/content", endpoint(GET=file_content)),
+    path("v1/batches", endpoint(GET=list_batches, POST=create_batch)),
+    path("v1/batches/<str:batch_id>", endpoint(GET=show_batch)),
+    path("v1/batches/<str:batch_id>/cancel", endpoint(POST=cancel_batch)),
+]

@@ -1,0 +1,334 @@
+"""Answer the lines of batches beside tenants' requests, as the queue manager releases them.
+
+It runs in the process that owns the regions. All it keeps can be lost: a line without an answer in the database is read again
+by the next process. A line may so be executed twice, and is answered once.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+from channels.db import database_sync_to_async
+from django.db.models.fields.files import FieldFile
+from django.utils import timezone
+from msgspec import Struct
+
+from controlplane.batches import services
+from controlplane.batches.models import Batch, BatchLine, BatchStatus
+from controlplane.batches.services import Answer
+from controlplane.fleet.models import SloKind
+from controlplane.gateway.admission.keys import Grant, SloTerms
+from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.errors import ApiError
+from controlplane.gateway.serving.completions import Completions
+from controlplane.gateway.serving.http_request import HttpRequest
+from controlplane.gateway.serving.responder import Responder
+from controlplane.jobs.broker import send_task
+from controlplane.jobs.record import Job
+from scheduling.queueing.held_work import Held, HeldWork, Signal
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+HELD_LINES = 256
+"""Lines of a model that are in memory and wait to be released."""
+MOST_OPEN = 512
+"""Lines of a model in all: those and what runs."""
+FINISH_TASK = "workers.tasks.batches.finish"
+AGAIN = frozenset({408, 409, 425, 429, 499, 502, 503, 504})
+"""Statuses after which a line is tried again; what failed for good is in the error file."""
+MOST_FAILURES = 3
+"""Tries of a line that fails with status 500."""
+LONGEST_PAUSE_S = 60.0
+SERVICE_S = 30.0
+"""Expected service time of a line until one of its model has ended."""
+
+
+class InputLine(Struct):
+    """A line of an input file, as far as it matters once it was validated."""
+
+    body: msgspec.Raw
+
+
+class OpenLine(Struct, eq=False):
+    """A line in memory."""
+
+    number: int
+    row: BatchLine
+    raw: bytes
+    grant: Grant
+    kind: Kind
+    arrived_at: float
+    """Epoch seconds, as the next."""
+    due_at: float
+    failures: int = 0
+    task: asyncio.Task[None] | None = None
+
+
+class Source:
+    """Where the lines of one batch come from: its file, and a cursor behind which all lines are in memory or answered."""
+
+    def __init__(self, batch: Batch, grant: Grant) -> None:
+        self.batch, self.grant = batch, grant
+        self.cursor = 0
+        self.exhausted = False
+        self._file: FieldFile | None = None
+
+    def next_lines(self, count: int) -> list[tuple[BatchLine, bytes]]:
+        """At most *count* further lines that have no answer, with their bodies. Reads the database and the file."""
+        rows = list(
+            BatchLine.objects.filter(batch_id=self.batch.pk, answer__isnull=True, number__gt=self.cursor).order_by(
+                "number"
+            )[:count]
+        )
+        self.exhausted = len(rows) < count
+        if rows:
+            self.cursor = rows[-1].number
+        if self._file is None and rows:
+            self._file = self.batch.input_file.content.open("rb")
+        return [(row, self._body(row)) for row in rows]
+
+    def _body(self, row: BatchLine) -> bytes:
+        assert self._file is not None
+        self._file.seek(row.offset)
+        return bytes(msgspec.json.decode(self._file.read(row.size_bytes), type=InputLine).body)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class Feeder:
+    """*completions* have limits of their own: a batch takes nothing of its tenant's concurrency."""
+
+    def __init__(
+        self, completions: Completions, *, signals: Callable[[], Iterable[Signal]], owns: Callable[[], bool], job: Job
+    ) -> None:
+        self.completions, self.signals, self.owns, self.job = completions, signals, owns, job
+        self.manager = HeldWork()
+        self._sources: dict[str, Source] = {}
+        self._open: dict[int, OpenLine] = {}
+        self._answers: list[Answer] = []
+        self._service_s: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Look every `LOOK_S` until cancelled; lines that run then are cut off and tried again by the next process."""
+        try:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                with self.job:
+                    if self.owns():
+                        await self.look()
+                    else:
+                        await self._let_go(list(self._open.values()))
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Cut off what runs and close the files."""
+        await self._let_go(list(self._open.values()))
+        for source in self._sources.values():
+            source.close()
+
+    async def look(self) -> None:
+        """Write answers, read batches and lines, release what has room."""
+        await self._write()
+        batches = await database_sync_to_async(_running_batches)()
+        await self._follow(batches)
+        await self._read_lines()
+        now_s = time.time()
+        for signal in self.signals():
+            for release in self.manager.pull(signal, now_s):
+                line = self._open[release.number]
+                line.task = asyncio.create_task(self._answer(line, release.region, release.priority))
+
+    async def _write(self) -> None:
+        answers, self._answers = self._answers, []
+        if answers:
+            try:
+                await database_sync_to_async(services.record_answers)(answers)
+            except BaseException:
+                self._answers = answers + self._answers
+                raise
+
+    async def _follow(self, batches: list[Batch]) -> None:
+        """Drop what has ended, expire what is late, and have the files written of what is whole."""
+        running = {batch.pk: batch for batch in batches}
+        for batch_id in self._sources.keys() - running.keys():
+            self._sources.pop(batch_id).close()
+            await self._let_go([line for line in self._open.values() if line.row.batch_id == batch_id])
+        counts = Counter(line.row.batch_id for line in self._open.values())
+        pending = Counter(answer.batch_id for answer in self._answers)
+        for batch in batches:
+            late = batch.expires_at <= timezone.now()
+            if late or batch.status == BatchStatus.CANCELLING:
+                mine = [line for line in self._open.values() if line.row.batch_id == batch.pk]
+                # Lines that run finish when the batch is cancelled; at its deadline they are cut off.
+                await self._let_go([line for line in mine if late or line.task is None])
+                if any(line.number in self._open for line in mine) or pending[batch.pk]:
+                    continue
+                ends_as = BatchStatus.CANCELLED if batch.status == BatchStatus.CANCELLING else BatchStatus.EXPIRED
+                await self._finish(batch, ends_as)
+            elif batch.completed + batch.failed >= batch.total and not counts[batch.pk]:
+                await self._finish(batch, BatchStatus.COMPLETED)
+            elif batch.pk not in self._sources:
+                try:
+                    grant = await database_sync_to_async(grant_of)(batch)
+                except LookupError as error:
+                    logger.warning("batch %s waits: %s", batch.pk, error)
+                    continue
+                self._sources[batch.pk] = Source(batch, grant)
+
+    async def _finish(self, batch: Batch, ends_as: BatchStatus) -> None:
+        of = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
+        await database_sync_to_async(services.enter)(batch.pk, BatchStatus.FINALIZING, of=of, ends_as=ends_as)
+        if source := self._sources.pop(batch.pk, None):
+            source.close()
+        await asyncio.to_thread(send_task, FINISH_TASK, batch.pk)
+
+    async def _read_lines(self) -> None:
+        """Fill up what is held, batches with the earliest deadline first."""
+        sources = sorted(self._sources.values(), key=lambda one: one.batch.expires_at)
+        open_lines = Counter(line.row.model for line in self._open.values())
+        for source in sources:
+            model = source.batch.model
+            held = self.manager.waiting()
+            free = min(HELD_LINES - held.get(model, 0), MOST_OPEN - open_lines[model])
+            if free <= 0 or source.exhausted or source.batch.status != BatchStatus.IN_PROGRESS:
+                continue
+            lines = await database_sync_to_async(source.next_lines)(free)
+            for row, raw in lines:
+                self._take(row, raw, source)
+                open_lines[row.model] += 1
+
+    def _take(self, row: BatchLine, raw: bytes, source: Source) -> None:
+        line = OpenLine(
+            number=row.pk,
+            row=row,
+            raw=raw,
+            grant=source.grant,
+            kind=Kind(source.batch.endpoint.removeprefix("/v1/")),
+            arrived_at=source.batch.created_at.timestamp(),
+            due_at=source.batch.expires_at.timestamp(),
+        )
+        self._open[line.number] = line
+        self._hold(line)
+
+    def _hold(self, line: OpenLine) -> None:
+        service_s = self._service_s.get(line.row.model, SERVICE_S)
+        self.manager.hold(Held(line.number, line.row.model, line.arrived_at, line.due_at, service_s))
+
+    async def _let_go(self, lines: list[OpenLine]) -> None:
+        """Forget *lines*; those that run are cut off."""
+        tasks = []
+        for line in lines:
+            self.manager.drop(line.number)
+            self._open.pop(line.number, None)
+            if line.task is not None:
+                line.task.cancel()
+                tasks.append(line.task)
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, line: OpenLine, region: str, priority: int) -> None:
+        """Execute *line*, and note its answer; or hold it again after a failure that may pass."""
+        began_s = time.time()
+        status, body = await self._execute(line, region, priority)
+        if line.number not in self._open:
+            return
+        if status in AGAIN or (status == 500 and line.failures < MOST_FAILURES):
+            line.failures += 1
+            await asyncio.sleep(min(2.0**line.failures, LONGEST_PAUSE_S))
+            line.task = None
+            if line.number in self._open:
+                self._hold(line)
+            return
+        mean_s = self._service_s.get(line.row.model, SERVICE_S)
+        self._service_s[line.row.model] = mean_s + 0.05 * (time.time() - began_s - mean_s)
+        del self._open[line.number]
+        self._answers.append(answer_of(line.row, status, body))
+
+    async def _execute(self, line: OpenLine, region: str, priority: int) -> tuple[int, bytes]:
+        """(status, body) of the answer to *line*."""
+        terms = replace(line.grant.default_terms, priority=priority, deadline_s=max(1, int(line.due_at - time.time())))
+        grant = replace(line.grant, default_terms=terms, terms={terms.name: terms})
+        headers = {b"x-slo-class": terms.name.encode(), b"x-region": region.encode()}
+        answer = Collected()
+        request = HttpRequest(
+            "POST", f"/v1/{line.kind}", headers, receive=_no_message, request_id=services.request_id(line.row)
+        )
+        responder = Responder(answer.send, request.request_id)
+        try:
+            await self.completions.complete(grant, line.raw, request, responder, line.kind)
+        except ApiError as error:
+            self.completions.records.count_error(error)
+            return error.status, error.body()
+        except Exception:
+            logger.exception("line %s failed", request.request_id)
+            failure = ApiError(500, "Something failed on our side.", type="server_error", code="internal_error")
+            return 500, failure.body()
+        return answer.status, b"".join(answer.body)
+
+
+class Collected:
+    """An answer, kept instead of sent."""
+
+    def __init__(self) -> None:
+        self.status = 499
+        self.body: list[bytes] = []
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.body.append(message.get("body", b""))
+
+
+async def _no_message() -> dict[str, Any]:
+    """Never: nobody leaves a batch by closing a connection."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def answer_of(row: BatchLine, status: int, body: bytes) -> Answer:
+    """The line of the output file, or of the error file for any status but 200."""
+    value = json.loads(body) if body else None
+    response = {"status_code": status, "request_id": services.request_id(row), "body": value}
+    line = {"id": services.request_id(row), "custom_id": row.custom_id, "response": response, "error": None}
+    usage = (value or {}).get("usage") or {}
+    tokens = (
+        int(usage.get("prompt_tokens", usage.get("input_tokens")) or 0),
+        int(usage.get("completion_tokens", usage.get("output_tokens")) or 0),
+    )
+    return Answer(row.pk, row.batch_id, json.dumps(line), status == 200, tokens if status == 200 else (0, 0))
+
+
+def _running_batches() -> list[Batch]:
+    states = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
+    return list(Batch.objects.filter(status__in=states).select_related("input_file", "tenant").order_by("expires_at"))
+
+
+def grant_of(batch: Batch) -> Grant:
+    """What the lines of *batch* may do. LookupError where its tenant may use no non-interactive class."""
+    tenant = batch.tenant
+    row = tenant.slo_classes.filter(kind=SloKind.NON_INTERACTIVE).order_by("-deadline_s").first()
+    if row is None or not tenant.active:
+        raise LookupError(f"{tenant.name} may use no non-interactive SLO class")
+    window_s = int((batch.expires_at - batch.created_at) / timedelta(seconds=1))
+    terms = replace(SloTerms.of(row), deadline_s=window_s)
+    return Grant(
+        key_id=batch.api_key_id or 0,
+        tenant_id=tenant.pk,
+        tenant=tenant.name,
+        max_concurrent_requests=1 << 30,
+        tokens_per_minute=0,
+        default_terms=terms,
+        terms={terms.name: terms},
+    )

@@ -1,0 +1,186 @@
+"""Files that tenants upload, and batches of requests that are read from them (OpenAI's Files and Batch API)."""
+
+import secrets
+from typing import Any
+
+from django.core.files.storage import Storage, storages
+from django.db import models
+from django.utils import timezone
+
+
+def file_storage() -> Storage:
+    """The storage of files, by the setting `STORAGES`."""
+    return storages["files"]
+
+
+def new_file_id() -> str:
+    return f"file-{secrets.token_hex(12)}"
+
+
+def new_batch_id() -> str:
+    return f"batch_{secrets.token_hex(12)}"
+
+
+class Purpose(models.TextChoices):
+    BATCH = "batch", "Batch input"
+    BATCH_OUTPUT = "batch_output", "Batch output"
+
+
+class StoredFile(models.Model):
+    """A file of a tenant: the input of a batch, its output, or its errors."""
+
+    id = models.CharField(primary_key=True, max_length=40, default=new_file_id, editable=False)
+    tenant = models.ForeignKey("accounts.Tenant", on_delete=models.CASCADE, related_name="files")
+    content = models.FileField(storage=file_storage, upload_to="", max_length=200)
+    filename = models.CharField(max_length=255)
+    purpose = models.CharField(max_length=16, choices=Purpose.choices)
+    size_bytes = models.BigIntegerField()
+    created_at = models.DateTimeField(default=timezone.now)
+    expires_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        verbose_name = "file"
+        indexes = [models.Index(fields=["tenant", "-created_at"], name="files_of_tenant")]
+
+    def __str__(self) -> str:
+        return f"{self.filename} ({self.id})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The file as OpenAI's API shows it."""
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.size_bytes,
+            "created_at": int(self.created_at.timestamp()),
+            "expires_at": int(self.expires_at.timestamp()) if self.expires_at else None,
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+class BatchStatus(models.TextChoices):
+    """States of a batch, as OpenAI documents them."""
+
+    VALIDATING = "validating", "Validating"
+    FAILED = "failed", "Failed"
+    IN_PROGRESS = "in_progress", "Running"
+    FINALIZING = "finalizing", "Finalizing"
+    COMPLETED = "completed", "Completed"
+    EXPIRED = "expired", "Expired"
+    CANCELLING = "cancelling", "Canceling"
+    CANCELLED = "cancelled", "Canceled"
+
+
+ENDED = (BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
+MOMENTS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+"""States whose time OpenAI's API shows, as `<state>_at`."""
+
+
+class Batch(models.Model):
+    """Requests of one file, to be answered within the completion window."""
+
+    id = models.CharField(primary_key=True, max_length=40, default=new_batch_id, editable=False)
+    tenant = models.ForeignKey("accounts.Tenant", on_delete=models.CASCADE, related_name="batches")
+    api_key = models.ForeignKey("accounts.ApiKey", on_delete=models.SET_NULL, null=True, related_name="+")
+    # The ids stay after the files are deleted, as with OpenAI.
+    input_file = models.ForeignKey(StoredFile, on_delete=models.DO_NOTHING, db_constraint=False, related_name="+")
+    output_file = models.ForeignKey(
+        StoredFile, on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="+"
+    )
+    error_file = models.ForeignKey(
+        StoredFile, on_delete=models.DO_NOTHING, db_constraint=False, null=True, related_name="+"
+    )
+    endpoint = models.CharField(max_length=40)
+    completion_window = models.CharField(max_length=8)
+    status = models.CharField(max_length=12, choices=BatchStatus.choices, default=BatchStatus.VALIDATING)
+    ends_as = models.CharField(max_length=12, choices=BatchStatus.choices, blank=True)
+    """State after `finalizing` or `cancelling`."""
+    model = models.CharField(max_length=200, blank=True)
+    """Of all lines; empty where they name several."""
+    lines_read = models.PositiveIntegerField(default=0)
+    total = models.PositiveIntegerField(default=0)
+    completed = models.PositiveIntegerField(default=0)
+    failed = models.PositiveIntegerField(default=0)
+    input_tokens = models.PositiveBigIntegerField(default=0)
+    output_tokens = models.PositiveBigIntegerField(default=0)
+    errors = models.JSONField(default=list)
+    """Problems of validation: code, line, message, param."""
+    metadata = models.JSONField(null=True)
+    output_expires_after_s = models.PositiveIntegerField(null=True)
+    created_at = models.DateTimeField(default=timezone.now)
+    expires_at = models.DateTimeField()
+    """Deadline of its lines."""
+    moments = models.JSONField(default=dict)
+    """Epoch seconds at which it entered each state."""
+
+    class Meta:
+        ordering = ["-created_at", "-id"]
+        verbose_name_plural = "batches"
+        indexes = [
+            models.Index(fields=["tenant", "-created_at"], name="batches_of_tenant"),
+            models.Index(fields=["status", "expires_at"], name="batches_by_status"),
+        ]
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def has_ended(self) -> bool:
+        return self.status in ENDED
+
+    def to_dict(self) -> dict[str, Any]:
+        """The batch as OpenAI's API shows it."""
+        return {
+            "id": self.id,
+            "object": "batch",
+            "endpoint": self.endpoint,
+            "model": self.model or None,
+            "errors": {"object": "list", "data": self.errors} if self.errors else None,
+            "input_file_id": self.input_file_id,
+            "completion_window": self.completion_window,
+            "status": self.status,
+            "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id,
+            "created_at": int(self.created_at.timestamp()),
+            "expires_at": int(self.expires_at.timestamp()),
+            **{f"{name}_at": self.moments.get(name) for name in MOMENTS},
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+            "usage": {
+                "input_tokens": self.input_tokens,
+                "input_tokens_details": {"cached_tokens": 0},
+                "output_tokens": self.output_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": self.input_tokens + self.output_tokens,
+            },
+            "metadata": self.metadata,
+        }
+
+
+class BatchLine(models.Model):
+    """One request of a batch. Its body stays in the input file; its answer is here until the output file is written."""
+
+    batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="lines")
+    number = models.PositiveIntegerField()
+    """In the input file, from 1."""
+    custom_id = models.CharField(max_length=512)
+    model = models.CharField(max_length=200)
+    offset = models.BigIntegerField()
+    """Bytes before it in the input file."""
+    size_bytes = models.PositiveIntegerField()
+    answer = models.TextField(null=True)
+    """Its line in the output or error file; null until it is answered."""
+    succeeded = models.BooleanField(default=False)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["batch", "number"], name="one_line_per_number")]
+        indexes = [
+            models.Index(
+                fields=["batch", "number"], condition=models.Q(answer__isnull=True), name="lines_without_answer"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"line {self.number} of {self.batch_id}"

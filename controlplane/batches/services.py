@@ -1,0 +1,292 @@
+"""Writes of files and batches. A batch that was accepted is in the database, and each of its lines gets one answer."""
+
+import contextlib
+import json
+import re
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+from django.core.files import File
+from django.db import transaction
+from django.db.models import F
+from django.utils import timezone
+
+from controlplane.accounts.models import ApiKey, Tenant
+from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Purpose, StoredFile, file_storage
+from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines
+from controlplane.events.services import record
+from controlplane.fleet.models import Model
+from controlplane.gateway.errors import ApiError, invalid
+
+MOST_FILE_BYTES = 200 * 1024 * 1024
+MOST_PROBLEMS = 100
+"""Problems of validation that the batch itself shows; the error file has all of them."""
+CHUNK_LINES = 500
+WINDOW = re.compile(r"([1-9]|1\d|2[0-4])h")
+SHORTEST_EXPIRY_S, LONGEST_EXPIRY_S = 3600, 2_592_000
+EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
+CANCELLED = ("batch_cancelled", "The batch was cancelled before this request was executed.")
+UNFINISHED = {BatchStatus.EXPIRED: EXPIRED, BatchStatus.CANCELLED: CANCELLED}
+
+
+# Files
+
+
+def create_file(
+    tenant: Tenant, content: File[bytes], filename: str, purpose: str, *, expires_after_s: int | None = None
+) -> StoredFile:
+    """Store *content*. Raises ApiError 400 for a purpose that is not ours, 413 for more than `MOST_FILE_BYTES`."""
+    if purpose not in Purpose.values:
+        raise invalid(f"purpose must be batch, not {purpose!r}: files are kept for batches alone.", "purpose")
+    if content.size > MOST_FILE_BYTES:
+        raise ApiError(
+            413, f"The file has {content.size:,} bytes; {MOST_FILE_BYTES:,} is the most.", code="file_too_large"
+        )
+    row = StoredFile(
+        tenant=tenant,
+        filename=filename[:255] or "file.jsonl",
+        purpose=purpose,
+        size_bytes=content.size,
+        expires_at=_expiry(expires_after_s),
+    )
+    row.content.save(f"{row.id}.jsonl", content, save=False)
+    row.save()
+    return row
+
+
+def _expiry(after_s: int | None) -> Any:
+    if after_s is None:
+        return None
+    if not SHORTEST_EXPIRY_S <= after_s <= LONGEST_EXPIRY_S:
+        raise invalid(
+            f"expires_after.seconds must be from {SHORTEST_EXPIRY_S} to {LONGEST_EXPIRY_S}, not {after_s}.",
+            "expires_after[seconds]",
+        )
+    return timezone.now() + timedelta(seconds=after_s)
+
+
+def delete_file(row: StoredFile) -> None:
+    """Delete *row* and its content. Raises ApiError 409 while a batch still reads it."""
+    if Batch.objects.filter(input_file=row).exclude(status__in=ENDED).exists():
+        raise ApiError(409, f"{row.id} is read by a batch that has not ended: cancel it first.", code="file_in_use")
+    row.delete()
+    with contextlib.suppress(OSError):
+        file_storage().delete(str(row.content.name))
+
+
+# Batches
+
+
+def create_batch(
+    key: ApiKey,
+    input_file: StoredFile,
+    endpoint: str,
+    completion_window: str,
+    *,
+    metadata: dict[str, str] | None = None,
+    output_expires_after_s: int | None = None,
+) -> Batch:
+    """Accept a batch; `validate_batch` reads its file. Raises ApiError 400 for what cannot be."""
+    if endpoint not in ENDPOINTS:
+        raise invalid(f"endpoint must be one of {', '.join(ENDPOINTS)}, not {endpoint!r}.", "endpoint")
+    if not isinstance(completion_window, str) or not (window := WINDOW.fullmatch(completion_window)):
+        raise invalid(
+            f"completion_window must be whole hours from 1h to 24h, not {completion_window!r}.", "completion_window"
+        )
+    if input_file.purpose != Purpose.BATCH:
+        raise invalid(f"{input_file.id} has the purpose {input_file.purpose}, not batch.", "input_file_id")
+    _expiry(output_expires_after_s)
+    return Batch.objects.create(
+        tenant=key.tenant,
+        api_key=key,
+        input_file=input_file,
+        endpoint=endpoint,
+        completion_window=completion_window,
+        metadata=metadata,
+        output_expires_after_s=output_expires_after_s,
+        expires_at=timezone.now() + timedelta(hours=int(window[1])),
+    )
+
+
+def enter(batch_id: str, status: BatchStatus, *, of: Sequence[BatchStatus], **fields: Any) -> bool:
+    """Move a batch to *status* from one of the states *of*, with other *fields*; False if it is in none of them."""
+    with transaction.atomic():
+        batch = Batch.objects.select_for_update().filter(pk=batch_id, status__in=of).first()
+        if batch is None:
+            return False
+        batch.status = status
+        batch.moments = {**batch.moments, status.value: int(time.time())}
+        for name, value in fields.items():
+            setattr(batch, name, value)
+        batch.save(update_fields=["status", "moments", *fields])
+    return True
+
+
+def cancel_batch(batch: Batch) -> None:
+    """Let no further line start. Raises ApiError 409 for one that has ended or is being written."""
+    if not enter(
+        batch.pk,
+        BatchStatus.CANCELLING,
+        of=(BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING),
+        ends_as=BatchStatus.CANCELLED,
+    ):
+        batch.refresh_from_db()
+        raise ApiError(409, f"A batch that is {batch.status} cannot be cancelled.", code="batch_not_cancellable")
+    batch.refresh_from_db()
+
+
+def validate_batch(batch_id: str) -> bool:
+    """Read the input file line by line and store its requests; the batch is in progress or failed afterwards.
+
+    Run again after a crash it begins again from the first line. Returns whether the batch is in progress.
+    """
+    batch = Batch.objects.select_related("input_file").filter(pk=batch_id, status=BatchStatus.VALIDATING).first()
+    if batch is None:
+        return False
+    models = frozenset(Model.objects.values_list("name", flat=True))
+    problems: list[Problem] = []
+    total, named = 0, set()
+    with batch.input_file.content.open("rb") as file:
+        checked = check_lines(file, batch.endpoint, models)
+        while chunk := list(islice(checked, CHUNK_LINES)):
+            lines = [one for one in chunk if isinstance(one, Line)]
+            problems += [one for one in chunk if isinstance(one, Problem)]
+            named |= {line.model for line in lines}
+            total += len(lines)
+            _store_lines(batch, lines if not problems else [])
+            if not Batch.objects.filter(pk=batch_id, status=BatchStatus.VALIDATING).update(lines_read=total):
+                break  # cancelled meanwhile
+    if problems:
+        return _fail(batch, problems, total)
+    model = named.pop() if len(named) == 1 else ""
+    return enter(batch_id, BatchStatus.IN_PROGRESS, of=(BatchStatus.VALIDATING,), total=total, model=model)
+
+
+def _store_lines(batch: Batch, lines: Sequence[Line]) -> None:
+    rows = [
+        BatchLine(
+            batch=batch,
+            number=line.number,
+            custom_id=line.custom_id,
+            model=line.model,
+            offset=line.offset,
+            size_bytes=line.size_bytes,
+        )
+        for line in lines
+    ]
+    BatchLine.objects.bulk_create(rows, ignore_conflicts=True)
+
+
+def _fail(batch: Batch, problems: Sequence[Problem], total: int) -> bool:
+    texts = (
+        json.dumps({"id": None, "custom_id": None, "response": None, "error": _shown(problem)}) for problem in problems
+    )
+    errors = _write_file(batch, "errors", texts)
+    enter(
+        batch.pk,
+        BatchStatus.FAILED,
+        of=(BatchStatus.VALIDATING,),
+        errors=[_shown(problem) for problem in problems[:MOST_PROBLEMS]],
+        error_file=errors,
+        total=total,
+    )
+    BatchLine.objects.filter(batch=batch).delete()
+    return False
+
+
+def _shown(problem: Problem) -> dict[str, Any]:
+    return {"code": problem.code, "line": problem.line, "message": problem.message, "param": problem.param}
+
+
+def _write_file(batch: Batch, name: str, texts: Iterable[str | None]) -> StoredFile | None:
+    """A file of *texts*, one a line; None without any."""
+    with tempfile.TemporaryFile() as spool:
+        size = sum(spool.write((text or "").encode() + b"\n") for text in texts)
+        if not size:
+            return None
+        spool.seek(0)
+        content = File(spool, name)
+        content.size = size
+        return create_file(
+            batch.tenant,
+            content,
+            f"{batch.pk}_{name}.jsonl",
+            Purpose.BATCH_OUTPUT,
+            expires_after_s=batch.output_expires_after_s,
+        )
+
+
+class Answer:
+    """The answer to a line, as it stands in the output or error file."""
+
+    def __init__(self, line_id: int, batch_id: str, text: str, succeeded: bool, tokens: tuple[int, int]) -> None:
+        self.line_id, self.batch_id, self.text, self.succeeded, self.tokens = line_id, batch_id, text, succeeded, tokens
+
+
+def record_answers(answers: Sequence[Answer]) -> None:
+    """Write *answers* and count them, in one transaction. A line that has an answer keeps it."""
+    with transaction.atomic():
+        for answer in answers:
+            written = BatchLine.objects.filter(pk=answer.line_id, answer__isnull=True).update(
+                answer=answer.text, succeeded=answer.succeeded
+            )
+            if written:
+                count = {"completed": F("completed") + 1} if answer.succeeded else {"failed": F("failed") + 1}
+                Batch.objects.filter(pk=answer.batch_id).update(
+                    input_tokens=F("input_tokens") + answer.tokens[0],
+                    output_tokens=F("output_tokens") + answer.tokens[1],
+                    **count,
+                )
+
+
+def finish_batch(batch_id: str) -> bool:
+    """Write the files of a batch that is `finalizing`, and end it. Run again after a crash it writes them again."""
+    batch = Batch.objects.filter(pk=batch_id, status=BatchStatus.FINALIZING).first()
+    if batch is None:
+        return False
+    ends_as = BatchStatus(batch.ends_as or BatchStatus.COMPLETED)
+    if ends_as in UNFINISHED:
+        _answer_unfinished(batch, ends_as)
+    lines = BatchLine.objects.filter(batch=batch).order_by("number")
+    texts = {
+        succeeded: lines.filter(succeeded=succeeded).values_list("answer", flat=True).iterator(CHUNK_LINES)
+        for succeeded in (True, False)
+    }
+    output, errors = _write_file(batch, "output", texts[True]), _write_file(batch, "errors", texts[False])
+    if not enter(batch_id, ends_as, of=(BatchStatus.FINALIZING,), output_file=output, error_file=errors):
+        return False
+    record("batch.ended", batch, actor="batches", after={"status": ends_as.value, "completed": batch.completed})
+    while keys := list(BatchLine.objects.filter(batch=batch).values_list("pk", flat=True)[:CHUNK_LINES]):
+        BatchLine.objects.filter(pk__in=keys).delete()
+    return True
+
+
+def _answer_unfinished(batch: Batch, ends_as: BatchStatus) -> None:
+    code, message = UNFINISHED[ends_as]
+    waiting = BatchLine.objects.filter(batch=batch, answer__isnull=True).order_by("number")
+    while chunk := list(waiting[:CHUNK_LINES]):
+        record_answers(
+            [Answer(line.pk, batch.pk, error_text(line, code, message), False, (0, 0)) for line in chunk],
+        )
+
+
+def request_id(line: BatchLine) -> str:
+    return f"batch_req_{line.batch_id.removeprefix('batch_')}_{line.number}"
+
+
+def error_text(line: BatchLine, code: str, message: str) -> str:
+    """Line of the error file for a request that was not executed."""
+    error = {"code": code, "message": message}
+    return json.dumps({"id": request_id(line), "custom_id": line.custom_id, "response": None, "error": error})
+
+
+def due_work() -> tuple[list[str], list[str]]:
+    """Batches whose files wait to be read, and those whose files wait to be written; whatever was lost in between."""
+    return (
+        list(Batch.objects.filter(status=BatchStatus.VALIDATING).values_list("pk", flat=True)),
+        list(Batch.objects.filter(status=BatchStatus.FINALIZING).values_list("pk", flat=True)),
+    )

@@ -1,0 +1,93 @@
+"""Check the lines of an input file one by one, as OpenAI does before a batch runs."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+MOST_LINES = 50_000
+MOST_LINE_BYTES = 4 * 1024 * 1024
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A valid line: where it lies in the file and what it asks."""
+
+    number: int
+    custom_id: str
+    model: str
+    offset: int
+    size_bytes: int
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A fault of a line, in the shape of `errors.data` of OpenAI's batch object; *line* None concerns the whole file."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+def check_lines(lines: Iterable[bytes], endpoint: str, models: frozenset[str]) -> Iterator[Line | Problem]:
+    """Check *lines* one by one, in their order. Blank lines are skipped.
+
+    *models* are those that may be asked for. After `MOST_LINES` requests one last problem ends it.
+    """
+    seen: dict[str, int] = {}
+    offset = 0
+    for number, raw in enumerate(lines, 1):
+        start, offset = offset, offset + len(raw)
+        if not raw.strip():
+            continue
+        if len(seen) >= MOST_LINES:
+            yield Problem("too_many_requests", f"A batch has at most {MOST_LINES:,} requests.", number)
+            return
+        checked = _check(raw, number, start, endpoint, models)
+        if isinstance(checked, Line) and (first := seen.setdefault(checked.custom_id, number)) != number:
+            yield Problem(
+                "duplicate_custom_id",
+                f"The custom_id {checked.custom_id!r} was used on line {first} already; each must be unique.",
+                number,
+                "custom_id",
+            )
+            continue
+        yield checked
+    if not offset:
+        yield Problem("empty_file", "The file has no requests.")
+
+
+def _check(raw: bytes, number: int, offset: int, endpoint: str, models: frozenset[str]) -> Line | Problem:
+    if len(raw) > MOST_LINE_BYTES:
+        return Problem("line_too_large", f"This line is larger than {MOST_LINE_BYTES:,} bytes.", number)
+    try:
+        value: Any = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Problem("invalid_json_line", "This line is not parseable as valid JSON.", number)
+    if not isinstance(value, dict):
+        return Problem("invalid_json_line", "This line is not a JSON object.", number)
+    custom_id = value.get("custom_id")
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512:
+        return Problem(
+            "missing_required_parameter", "custom_id must be a text of 1 to 512 characters.", number, "custom_id"
+        )
+    if value.get("method", "POST") != "POST":
+        return Problem("invalid_method", f"The method must be POST, not {value['method']!r}.", number, "method")
+    if value.get("url") != endpoint:
+        return Problem(
+            "invalid_url",
+            f"The url {value.get('url')!r} does not match the batch's endpoint, {endpoint}.",
+            number,
+            "url",
+        )
+    body = value.get("body")
+    if not isinstance(body, dict):
+        return Problem("missing_required_parameter", "body must be an object.", number, "body")
+    model = body.get("model")
+    if not isinstance(model, str) or model not in models:
+        return Problem("model_not_found", f"The model {model!r} does not exist here.", number, "body.model")
+    if body.get("stream"):
+        return Problem(
+            "invalid_value", "Requests of a batch are not streamed: leave out stream.", number, "body.stream"
+        )
+    return Line(number, custom_id, model, offset, len(raw))

@@ -1,0 +1,3 @@
+from tests.gateway.conftest import gateway_options, served
+
+__all__ = ["gateway_options", "served"]

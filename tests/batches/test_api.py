@@ -1,0 +1,292 @@
+"""Files and batches through a served gateway, by the real SDK."""
+
+import asyncio
+import io
+import json
+from datetime import timedelta
+
+import openai
+import pytest
+from channels.db import database_sync_to_async
+from django.db import OperationalError
+from django.utils import timezone
+
+from controlplane.accounts.models import ApiKey, Tenant, hash_secret
+from controlplane.batches import api, feeder, services
+from controlplane.batches.models import Batch, BatchLine, StoredFile
+from controlplane.fleet.models import SloClass
+from tests.gateway.conftest import open_sdk, until
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+def gateway_options():
+    return {"max_num_seqs": 8}
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, settings, tmp_path):
+    """Tasks run in this process, and files lie in a folder of the test."""
+    settings.STORAGES = settings.STORAGES | {
+        "files": {
+            "BACKEND": "django.core.files.storage.FileSystemStorage",
+            "OPTIONS": {"location": str(tmp_path / "files")},
+        }
+    }
+    tasks = {api.VALIDATE_TASK: services.validate_batch, feeder.FINISH_TASK: services.finish_batch}
+    for module in (api, feeder):
+        monkeypatch.setattr(module, "send_task", lambda task, *args: tasks[task](*args))
+    monkeypatch.setattr(feeder, "LOOK_S", 0.05)
+
+
+@pytest.fixture
+async def client(served):
+    async with open_sdk(served, max_retries=0) as client:
+        yield client
+
+
+def input_of(count, *, url=CHAT, **body):
+    lines = (
+        {
+            "custom_id": f"line-{number}",
+            "method": "POST",
+            "url": url,
+            "body": {"model": "m", "messages": [{"role": "user", "content": f"say {number}"}], "max_tokens": 3} | body,
+        }
+        for number in range(count)
+    )
+    return "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+async def upload(client, content, name="in.jsonl"):
+    return await client.files.create(file=(name, io.BytesIO(content)), purpose="batch")
+
+
+async def ended(client, batch, within_s=60.0):
+    async with asyncio.timeout(within_s):
+        while True:
+            batch = await client.batches.retrieve(batch.id)
+            if batch.status in ("completed", "failed", "expired", "cancelled"):
+                return batch
+            await asyncio.sleep(0.05)
+
+
+async def lines_of(client, file_id):
+    if file_id is None:
+        return []
+    return [json.loads(line) for line in (await client.files.content(file_id)).text.splitlines()]
+
+
+async def run(client, content, **options):
+    file = await upload(client, content)
+    return await client.batches.create(
+        input_file_id=file.id, endpoint=options.pop("endpoint", CHAT), completion_window="24h", **options
+    )
+
+
+async def test_each_line_gets_one_answer(served, client):
+    batch = await run(client, input_of(40), metadata={"job": "nightly"})
+    batch = await ended(client, batch)
+    assert batch.status == "completed"
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (40, 40, 0)
+    assert batch.metadata == {"job": "nightly"}
+    assert batch.error_file_id is None
+    assert batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+    answers = await lines_of(client, batch.output_file_id)
+    assert sorted(one["custom_id"] for one in answers) == sorted(f"line-{number}" for number in range(40))
+    assert all(one["response"]["status_code"] == 200 and one["error"] is None for one in answers)
+    assert answers[0]["response"]["body"]["choices"][0]["message"]["content"]
+    rows = await served.rows()
+    assert len(rows) == 40
+    assert {row.slo_class for row in rows} == {"flexible"}
+    assert batch.usage.output_tokens == sum(row.output_tokens for row in rows)
+    assert await database_sync_to_async(BatchLine.objects.count)() == 0
+
+
+async def test_a_line_that_vllm_refuses_is_in_the_error_file(served, client):
+    content = input_of(3) + input_of(1, max_tokens="many").replace(b"line-0", b"wrong")
+    batch = await ended(client, await run(client, content))
+    assert batch.status == "completed"
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (3, 1)
+    (fault,) = await lines_of(client, batch.error_file_id)
+    assert fault["custom_id"] == "wrong"
+    assert fault["response"]["status_code"] == 400
+    assert fault["response"]["body"]["error"]["param"] == "max_tokens"
+
+
+async def test_an_invalid_file_fails_the_batch_and_says_where(served, client):
+    content = input_of(2) + b"{broken\n" + input_of(1)
+    batch = await ended(client, await run(client, content))
+    assert batch.status == "failed"
+    assert [(one.code, one.line) for one in batch.errors.data] == [("invalid_json_line", 3), ("duplicate_custom_id", 4)]
+    assert [one["error"]["line"] for one in await lines_of(client, batch.error_file_id)] == [3, 4]
+    assert await served.rows() == []
+
+
+async def test_cancelling_lets_running_lines_finish_and_names_the_others(served, client):
+    served.backends[0].script.hold = asyncio.Event()
+    batch = await run(client, input_of(30))
+    await until(lambda: served.backends[0].running >= 4)
+    batch = await client.batches.cancel(batch.id)
+    assert batch.status == "cancelling"
+    await asyncio.sleep(0.5)
+    running = served.backends[0].running
+    assert (await client.batches.retrieve(batch.id)).status == "cancelling"
+    served.backends[0].script.hold.set()
+    batch = await ended(client, batch)
+    assert batch.status == "cancelled"
+    assert batch.request_counts.completed == running
+    answers, faults = await lines_of(client, batch.output_file_id), await lines_of(client, batch.error_file_id)
+    assert {one["error"]["code"] for one in faults} == {"batch_cancelled"}
+    assert sorted(one["custom_id"] for one in answers + faults) == sorted(f"line-{number}" for number in range(30))
+
+
+async def test_a_batch_expires_at_its_deadline_and_keeps_what_was_done(served, client):
+    batch = await run(client, input_of(2))
+    await ended(client, batch)
+    served.backends[0].script.hold = asyncio.Event()
+    batch = await run(client, input_of(10))
+    await until(lambda: served.backends[0].running > 0)
+    past = timezone.now() - timedelta(seconds=1)
+    await database_sync_to_async(Batch.objects.filter(pk=batch.id).update)(expires_at=past)
+    batch = await ended(client, batch)
+    assert batch.status == "expired"
+    faults = await lines_of(client, batch.error_file_id)
+    assert len(faults) == 10
+    assert {one["error"]["code"] for one in faults} == {"batch_expired"}
+    await until(lambda: served.backends[0].running == 0)
+
+
+async def test_what_a_busy_instance_refuses_is_tried_again(served, client, monkeypatch):
+    monkeypatch.setattr(feeder, "LONGEST_PAUSE_S", 0.05)
+    served.backends[0].script.status = 503
+    batch = await run(client, input_of(3))
+    await until(lambda: len(served.backends[0].bodies) >= 2)
+    served.backends[0].script.status = 200
+    batch = await ended(client, batch)
+    assert (batch.request_counts.completed, batch.request_counts.failed) == (3, 0)
+
+
+async def test_files_are_listed_paged_read_and_deleted(served, client):
+    files = [await upload(client, input_of(1), f"{number}.jsonl") for number in range(3)]
+    listed = await client.files.list(limit=2)
+    assert [file.id for file in listed.data] == [files[2].id, files[1].id]
+    assert listed.has_more
+    assert [file.id async for file in client.files.list(order="asc")] == [file.id for file in files]
+    assert (await client.files.retrieve(files[0].id)).bytes == len(input_of(1))
+    assert (await client.files.content(files[0].id)).content == input_of(1)
+    assert (await client.files.delete(files[0].id)).deleted
+    with pytest.raises(openai.NotFoundError):
+        await client.files.retrieve(files[0].id)
+    assert await database_sync_to_async(StoredFile.objects.count)() == 2
+
+
+async def test_a_file_that_a_batch_reads_stays(served, client):
+    served.backends[0].script.hold = asyncio.Event()
+    batch = await run(client, input_of(1))
+    with pytest.raises(openai.ConflictError, match="cancel it first"):
+        await client.files.delete(batch.input_file_id)
+    served.backends[0].script.hold.set()
+    await ended(client, batch)
+    await client.files.delete(batch.input_file_id)
+    assert (await client.batches.retrieve(batch.id)).input_file_id == batch.input_file_id
+
+
+async def test_a_tenant_sees_nothing_of_another(served, client):
+    def add_other():
+        other = Tenant.objects.create(name="other", default_slo_class=SloClass.objects.get(name="interactive"))
+        ApiKey.objects.create(tenant=other, name="k", prefix="ph_other", sha256=hash_secret("ph_other"))
+
+    batch = await ended(client, await run(client, input_of(1)))
+    await database_sync_to_async(add_other)()
+    served.secret = "ph_other"
+    stranger = open_sdk(served, max_retries=0)
+    assert (await stranger.files.list()).data == []
+    assert (await stranger.batches.list()).data == []
+    for attempt in (
+        stranger.files.retrieve(batch.input_file_id),
+        stranger.files.content(batch.output_file_id),
+        stranger.files.delete(batch.output_file_id),
+        stranger.batches.retrieve(batch.id),
+        stranger.batches.cancel(batch.id),
+        stranger.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            await attempt
+    await stranger.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"endpoint": "/v1/audio/speech"}, "endpoint"),
+        ({"completion_window": "25h"}, "completion_window"),
+        ({"completion_window": "1d"}, "completion_window"),
+        ({"completion_window": 24}, "completion_window"),
+        ({"metadata": {"a": 1}}, "metadata"),
+        ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "expires_after[seconds]"),
+    ],
+)
+async def test_a_wrong_batch_is_refused_with_its_field(served, client, changes, param):
+    file = await upload(client, input_of(1))
+    body = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"} | changes
+    async with served.http.post(f"{served.url}/v1/batches", json=body, headers=served.headers) as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["param"] == param
+
+
+async def test_errors_have_the_shape_of_openai(served):
+    for method, path, status in (
+        ("GET", "/v1/files", 401),
+        ("PUT", "/v1/files", 405),
+        ("POST", "/v1/files", 400),
+        ("GET", "/v1/batches?limit=0", 400),
+        ("GET", "/v1/batches?after=batch_no", 400),
+        ("GET", "/v1/batches/batch_no", 404),
+    ):
+        headers = {} if status == 401 else served.headers
+        async with served.http.request(method, f"{served.url}{path}", headers=headers) as response:
+            assert response.status == status, path
+            assert set((await response.json())["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_answers_wait_in_memory_while_the_database_is_away(served, client, monkeypatch):
+    record, tries = services.record_answers, []
+
+    def fail_twice(answers):
+        tries.append(len(answers))
+        if len(tries) <= 2:
+            raise OperationalError("database is locked")
+        record(answers)
+
+    monkeypatch.setattr(services, "record_answers", fail_twice)
+    batch = await ended(client, await run(client, input_of(5)))
+    assert len(tries) > 2
+    assert batch.request_counts.completed == 5
+    assert len(await lines_of(client, batch.output_file_id)) == 5
+
+
+async def test_a_new_process_executes_only_lines_without_an_answer(served, client):
+    """What an ended process leaves: some lines answered in the database, the others in no memory."""
+    served.backends[0].script.hold = asyncio.Event()
+    batch = await run(client, input_of(6))
+    await until(lambda: served.backends[0].running > 0)
+
+    def answer_two():
+        for line in BatchLine.objects.filter(batch=batch.id).order_by("-number")[:2]:
+            services.record_answers([services.Answer(line.pk, batch.id, json.dumps({"custom_id": "x"}), True, (1, 1))])
+
+    await database_sync_to_async(answer_two)()
+    again = feeder.Feeder(
+        served.gateway.http.completions, signals=list, owns=lambda: True, job=served.gateway.jobs.add("again", 1.0)
+    )
+    await again.look()
+    await again.look()
+    assert {line.row.number for line in again._open.values()} == {1, 2, 3, 4}
+    await again.close()
+    served.backends[0].script.hold.set()
+    batch = await ended(client, batch)
+    assert batch.request_counts.completed == 6
+    assert len(await lines_of(client, batch.output_file_id)) == 6

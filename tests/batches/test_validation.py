@@ -1,0 +1,62 @@
+import json
+
+import pytest
+
+from controlplane.batches import validation
+from controlplane.batches.validation import Line, Problem, check_lines
+
+CHAT = "/v1/chat/completions"
+
+
+def line(custom_id="a", **changes):
+    value = {"custom_id": custom_id, "method": "POST", "url": CHAT, "body": {"model": "m", "messages": []}} | changes
+    return json.dumps(value).encode() + b"\n"
+
+
+def check(*lines):
+    return list(check_lines(lines, CHAT, frozenset({"m"})))
+
+
+def test_lines_are_found_again_by_their_offset():
+    file = line("a") + b"\n" + line("b")
+    first, second = check(*file.splitlines(keepends=True))
+    assert [first.custom_id, second.custom_id, second.number] == ["a", "b", 3]
+    assert json.loads(file[second.offset : second.offset + second.size_bytes])["custom_id"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("raw", "code", "param"),
+    [
+        (b"{broken\n", "invalid_json_line", None),
+        (b"[1]\n", "invalid_json_line", None),
+        (b"\xff\n", "invalid_json_line", None),
+        (b"[" * 100_000 + b"\n", "invalid_json_line", None),
+        (line(custom_id=None), "missing_required_parameter", "custom_id"),
+        (line(custom_id=""), "missing_required_parameter", "custom_id"),
+        (line(method="GET"), "invalid_method", "method"),
+        (line(url="/v1/completions"), "invalid_url", "url"),
+        (line(body=[]), "missing_required_parameter", "body"),
+        (line(body={"model": "other"}), "model_not_found", "body.model"),
+        (line(body={"model": ["m"]}), "model_not_found", "body.model"),
+        (line(body={"model": "m", "stream": True}), "invalid_value", "body.stream"),
+    ],
+)
+def test_a_faulty_line_is_named(raw, code, param):
+    good, problem = check(line("good"), raw)
+    assert isinstance(good, Line)
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.param, problem.line) == (code, param, 2)
+
+
+def test_a_second_use_of_a_custom_id_is_a_fault_that_names_the_first():
+    *_, problem = check(line("a"), line("b"), line("a"))
+    assert problem.code == "duplicate_custom_id"
+    assert "line 1" in problem.message
+
+
+def test_an_empty_file_and_one_with_too_many_requests_fail(monkeypatch):
+    assert check()[0].code == "empty_file"
+    monkeypatch.setattr(validation, "MOST_LINES", 2)
+    checked = check(line("a"), line("b"), line("c"), line("d"))
+    assert [type(one) for one in checked] == [Line, Line, Problem]
+    assert checked[-1].code == "too_many_requests"
