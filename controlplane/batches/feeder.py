@@ -1,7 +1,7 @@
-"""Answer the lines of batches beside tenants' requests, as the queue manager releases them.
+"""Answer the lines of batches alongside tenants' requests, as the queue manager releases them.
 
-It runs in the process that owns the regions. All it keeps can be lost: a line without an answer in the database is read again
-by the next process. A line may so be executed twice, and is answered once.
+The feeder runs in the process that owns the regions and keeps nothing that may not be lost: the next process reads each line
+that has no answer in the database again. So a line may be executed twice, and is answered once.
 """
 
 import asyncio
