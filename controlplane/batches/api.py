@@ -133,7 +133,11 @@ def file_content(request: HttpRequest, key: ApiKey, file_id: str) -> HttpRespons
         file = row.content.open("rb")
     except OSError:
         raise ApiError(404, f"The content of {file_id} is gone.", code="not_found", param="file_id") from None
-    headers = {"Content-Disposition": f'attachment; filename="{row.id}.jsonl"', "Content-Length": str(row.size_bytes)}
+    headers = {
+        "Content-Disposition": f'attachment; filename="{row.id}.jsonl"',
+        "Content-Length": str(row.size_bytes),
+        "Content-Encoding": "identity",  # Django compresses each piece by itself, and clients read the first alone
+    }
     return StreamingHttpResponse(chunks(file), content_type="application/jsonl", headers=headers)
 
 

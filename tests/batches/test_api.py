@@ -290,3 +290,13 @@ async def test_a_new_process_executes_only_lines_without_an_answer(served, clien
     batch = await ended(client, batch)
     assert batch.request_counts.completed == 6
     assert len(await lines_of(client, batch.output_file_id)) == 6
+
+
+async def test_a_large_file_comes_back_whole(served, client):
+    content = input_of(9_000)
+    assert len(content) > 4 * api.READ_BYTES
+    file = await upload(client, content)
+    assert file.bytes == len(content)
+    received = (await client.files.content(file.id)).content
+    assert len(received) == len(content)
+    assert received == content
