@@ -16,12 +16,10 @@ from controlplane.lengths import notes
 from controlplane.lengths.models import BUNDLED, LengthVersion
 from controlplane.lengths.services import Assigned
 from forecasting.lengths import MODELS, ON_ENCODER
-from forecasting.lengths.service.cache import Limits
-from forecasting.lengths.service.calibration import DriftAlarm
-from forecasting.lengths.service.online import Online
-from forecasting.lengths.service.predictor import InLine, Predictor, SubprocessPredictor, fast_enough
-from forecasting.lengths.service.recently_used import RecentlyUsed
-from forecasting.lengths.service.subprocess_server import load
+from forecasting.lengths.caches import Limits
+from forecasting.lengths.online import DriftAlarm, Online, RecentlyUsed
+from forecasting.lengths.predictor import InLine, Predictor, SubprocessPredictor, fast_enough
+from forecasting.lengths.subprocess_server import load
 
 logger = logging.getLogger(__name__)
 

@@ -31,13 +31,9 @@ from controlplane.lengths.services import Assigned
 from controlplane.lengths.shadows import Shadows
 from controlplane.tuning.selectors import Values
 from forecasting.lengths import Estimate, LengthPrior, LengthQuery
-from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Limits, warm_up
-from forecasting.lengths.service.calibration import Calibration, log_ratio
-from forecasting.lengths.service.embedding_cache import Lesson
-from forecasting.lengths.service.online import Corrected
-from forecasting.lengths.service.predictor import InLine, Predictor, Unanswered
-from forecasting.lengths.service.recently_used import RecentlyUsed
-from forecasting.lengths.service.timing import Timing
+from forecasting.lengths.caches import NORMAL, CacheKey, LengthCache, Lesson, Limits, warm_up
+from forecasting.lengths.online import Calibration, Corrected, RecentlyUsed, log_ratio
+from forecasting.lengths.predictor import InLine, Predictor, Timing, Unanswered
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controlplane.lengths.models import LengthSample
 from forecasting.lengths import TEXTLESS, LengthQuery, Sample
+from forecasting.lengths.datasets import count_tokens
 from forecasting.lengths.query import Conversation
-from forecasting.lengths.training.datasets import count_tokens
 
 MOST_TRAINED: Final = 50_000
 MOST_SMALL: Final = 32767

@@ -11,7 +11,7 @@ from controlplane.lengths.answering import Budgets, RunningVersion, Starter
 from controlplane.lengths.models import LengthVersion
 from controlplane.lengths.selectors import SHADOW
 from forecasting.lengths import Estimate, LengthQuery
-from forecasting.lengths.service.predictor import InLine, Unanswered
+from forecasting.lengths.predictor import InLine, Unanswered
 
 SHADOWED: Final = 32
 """Requests that a shadow predicts between two flushes."""

@@ -24,8 +24,8 @@ from controlplane.lengths.samples import read_samples, rows_for, stored
 from controlplane.lengths.services import ACTOR, add, in_use
 from controlplane.tuning.selectors import tuned
 from forecasting.lengths import MODELS, ON_ENCODER, TEXTLESS, Fitting, LengthModel, Sample, Student, rests, score
-from forecasting.lengths.service.subprocess_server import load
-from forecasting.lengths.text.encoder import MOST_TOKENS, torch_threads
+from forecasting.lengths.encoder import MOST_TOKENS, torch_threads
+from forecasting.lengths.subprocess_server import load
 
 logger = logging.getLogger(__name__)
 

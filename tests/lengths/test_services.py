@@ -18,11 +18,10 @@ from controlplane.lengths import training, trainings
 from controlplane.lengths.models import BUNDLED, LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.lengths.notes import Drift, Notes
 from controlplane.lengths.samples import new_sample
-from forecasting.lengths import MODELS, LengthQuery, bundled
-from forecasting.lengths.service.subprocess_server import load
-from forecasting.lengths.text.conversation import read_turns
-from forecasting.lengths.text.features import MEASURES, unpacked
-from forecasting.lengths.training import student_training
+from forecasting.lengths import MODELS, LengthQuery, bundled, student_training
+from forecasting.lengths.features import MEASURES, unpacked
+from forecasting.lengths.query import read_turns
+from forecasting.lengths.subprocess_server import load
 from forecasting.workload.files import write_state
 from tests.inventory import *  # noqa: F403 (fixtures)
 from workers.tasks import lengths as tasks

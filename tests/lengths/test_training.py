@@ -17,9 +17,9 @@ from controlplane.lengths import training, trainings
 from controlplane.lengths.models import BUNDLED, LengthSample, LengthTraining, LengthVersion
 from controlplane.lengths.samples import query_of, read_samples, stored
 from forecasting.lengths import Fitting
-from forecasting.lengths.service.subprocess_server import load
-from forecasting.lengths.text.encoder import TINY
-from forecasting.lengths.training.datasets import count_tokens
+from forecasting.lengths.datasets import count_tokens
+from forecasting.lengths.encoder import TINY
+from forecasting.lengths.subprocess_server import load
 from tests.examples import at_night_but
 from tests.forecasting.lengths import made
 from tests.inventory import *  # noqa: F403 (fixtures)
