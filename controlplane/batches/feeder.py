@@ -23,7 +23,6 @@ from msgspec import Struct
 from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchLine, BatchStatus
 from controlplane.batches.services import Answer
-from controlplane.fleet.models import SloKind
 from controlplane.gateway.admission.keys import Grant, SloTerms
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import ApiError
@@ -181,8 +180,8 @@ class Feeder:
             elif batch.pk not in self._sources:
                 try:
                     grant = await database_sync_to_async(grant_of)(batch)
-                except LookupError as error:
-                    logger.warning("batch %s waits: %s", batch.pk, error)
+                except ApiError as error:
+                    logger.warning("batch %s waits: %s", batch.pk, error.message)
                     continue
                 self._sources[batch.pk] = Source(batch, grant)
 
@@ -316,13 +315,10 @@ def _running_batches() -> list[Batch]:
 
 
 def grant_of(batch: Batch) -> Grant:
-    """What the lines of *batch* may do. LookupError where its tenant may use no non-interactive class."""
+    """Grant of the lines of *batch*. Raises ApiError 403 where its tenant may use no non-interactive class any longer."""
     tenant = batch.tenant
-    row = tenant.slo_classes.filter(kind=SloKind.NON_INTERACTIVE).order_by("-deadline_s").first()
-    if row is None or not tenant.active:
-        raise LookupError(f"{tenant.name} may use no non-interactive SLO class")
     window_s = int((batch.expires_at - batch.created_at) / timedelta(seconds=1))
-    terms = replace(SloTerms.of(row), deadline_s=window_s)
+    terms = replace(SloTerms.of(services.class_of(tenant)), deadline_s=window_s)
     return Grant(
         key_id=batch.api_key_id or 0,
         tenant_id=tenant.pk,

@@ -19,7 +19,7 @@ from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Purpose, StoredFile, file_storage
 from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines
 from controlplane.events.services import record
-from controlplane.fleet.models import Model
+from controlplane.fleet.models import Model, SloClass, SloKind
 from controlplane.gateway.errors import ApiError, invalid
 
 MOST_FILE_BYTES = 200 * 1024 * 1024
@@ -78,6 +78,15 @@ def delete_file(row: StoredFile) -> None:
         file_storage().delete(str(row.content.name))
 
 
+def delete_expired_files() -> int:
+    """Delete files whose time is over and that no running batch reads. Returns how many."""
+    running = Batch.objects.exclude(status__in=ENDED).values("input_file_id")
+    rows = StoredFile.objects.filter(expires_at__lte=timezone.now()).exclude(pk__in=running)
+    for row in rows:
+        delete_file(row)
+    return len(rows)
+
+
 # Batches
 
 
@@ -99,6 +108,7 @@ def create_batch(
         )
     if input_file.purpose != Purpose.BATCH:
         raise invalid(f"{input_file.id} has the purpose {input_file.purpose}, not batch.", "input_file_id")
+    class_of(key.tenant)
     _expiry(output_expires_after_s)
     return Batch.objects.create(
         tenant=key.tenant,
@@ -110,6 +120,15 @@ def create_batch(
         output_expires_after_s=output_expires_after_s,
         expires_at=timezone.now() + timedelta(hours=int(window[1])),
     )
+
+
+def class_of(tenant: Tenant) -> SloClass:
+    """The SLO class of *tenant*'s lines. Raises ApiError 403 where the tenant may use no non-interactive one."""
+    row = tenant.slo_classes.filter(kind=SloKind.NON_INTERACTIVE).order_by("-deadline_s").first()
+    if row is None:
+        message = "Batches run in a non-interactive SLO class, and this tenant may use none."
+        raise ApiError(403, message, code="slo_class_not_allowed")
+    return row
 
 
 def enter(batch_id: str, status: BatchStatus, *, of: Sequence[BatchStatus], **fields: Any) -> bool:

@@ -300,3 +300,24 @@ async def test_a_large_file_comes_back_whole(served, client):
     received = (await client.files.content(file.id)).content
     assert len(received) == len(content)
     assert received == content
+
+
+async def test_a_tenant_without_a_non_interactive_class_is_refused(served, client):
+    file = await upload(client, input_of(1))
+    await database_sync_to_async(SloClass.objects.filter(name="flexible").update)(kind="interactive")
+    with pytest.raises(openai.PermissionDeniedError, match="non-interactive"):
+        await client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+
+
+async def test_files_are_deleted_when_their_time_is_over(served, client):
+    file = await client.files.create(
+        file=("in.jsonl", io.BytesIO(input_of(1))),
+        purpose="batch",
+        expires_after={"anchor": "created_at", "seconds": 3600},
+    )
+    kept = await upload(client, input_of(1))
+    assert await database_sync_to_async(services.delete_expired_files)() == 0
+    past = timezone.now() - timedelta(seconds=1)
+    await database_sync_to_async(StoredFile.objects.filter(pk=file.id).update)(expires_at=past)
+    assert await database_sync_to_async(services.delete_expired_files)() == 1
+    assert [one.id for one in (await client.files.list()).data] == [kept.id]

@@ -23,6 +23,7 @@ def finish(batch_id: str) -> bool:
 @shared_task
 def resume() -> int:
     """Take up what was left: the broker lost a message, or a worker ended in the middle. Returns how many batches."""
+    services.delete_expired_files()
     validating, finalizing = services.due_work()
     for batch_id in validating:
         validate.delay(batch_id)
