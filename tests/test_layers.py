@@ -48,8 +48,6 @@ EXCEPTIONS = {
 
 # Modules that know each other's types, and why that is left. Nothing joins them, and none is added.
 CIRCLES = (
-    # A request names where it runs, and an instance its requests.
-    {"controlplane.dispatch.live_fleet.topology", "controlplane.dispatch.requests.request"},
     # Django's rows point to each other: a node to its instances' GPUs, an instance to its node and deployment.
     {f"controlplane.fleet.models.{name}" for name in ("serving", "hardware", "instances")},
     # The gateway reports how its own parts stand.
@@ -276,7 +274,7 @@ def test_every_package_and_app_is_walked():
         ("controlplane.accounts.services", "from controlplane.events import services"),
         ("controlplane.accounts.services", "def late():\n    from controlplane.fleet.services import notify"),
         ("controlplane.accounts.services", "if TYPE_CHECKING:\n    from controlplane.fleet.models import Model"),
-        ("controlplane.dispatch.floor.floor", "def late():\n    from controlplane.planning.execution import floor"),
+        ("controlplane.dispatch.floor", "def late():\n    from controlplane.planning.execution import floor"),
         ("controlplane.dispatch.dispatcher", "from controlplane.gateway.errors import ApiError"),
         (
             "controlplane.gateway.upstream.client",

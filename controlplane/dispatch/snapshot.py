@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor.observation import Observation
-from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
-from controlplane.dispatch.requests.request import Request
+from controlplane.dispatch.floor import Observation
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
 from scheduling.queueing.groups import KNOWN_CLASSES, NEXT_NUMBER
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
 from scheduling.queueing.waiting_set import in_order
@@ -99,13 +98,13 @@ class Snapshot:
         """Whether *replica* leaves its GPUs for another, is the one that waits for that, or when it is up on them."""
         arrays, slot = self.dispatcher.queue.arrays.groups, replica.slot
         phase = int(arrays.phase[slot]) if slot < arrays.phase.size else STAYS
-        up_s = float(arrays.up_s[slot]) + self.dispatcher.began_s - now_s if phase == COMES else None
+        up_s = float(arrays.up_s[slot]) + self.dispatcher.queue.began_s - now_s if phase == COMES else None
         return {"leaves": phase == LEAVES, "waits": phase == WAITS, "up_s": up_s}
 
     def _round_trips(self, replica: Replica, now_s: float) -> list[float]:
         """Its row of `FleetArrays.round_trips`, with the moment in it from now on."""
         row = self.dispatcher.topology.fleet.round_trips[replica.slot].tolist()
-        row[1] += self.dispatcher.began_s - now_s
+        row[1] += self.dispatcher.queue.began_s - now_s
         return list(row)
 
     def _asked(self, request: Request, now_s: float) -> dict[str, Any]:
@@ -125,7 +124,7 @@ class Snapshot:
         }
 
     def _running(self, request: Request, instance: int, now_s: float) -> dict[str, Any]:
-        maps, ahead = self.dispatcher.anticipation.maps, None
+        maps, ahead = self.dispatcher.accounts.maps, None
         if request.ahead >= 0:
             ahead = int(maps.clock[maps.instance[request.ahead]] - maps.began[request.ahead])
         return self._asked(request, now_s) | {
@@ -161,7 +160,7 @@ class Snapshot:
     def _endpoint(self, endpoint: Endpoint, numbers: dict[int, int], now_s: float) -> dict[str, Any]:
         topology, memory = self.dispatcher.topology, self.observation.memory(endpoint.index)
         asked = np.zeros(DEMAND_WINDOW_S)
-        for second, tokens in memory.demand:
+        for second, tokens in endpoint.demand:
             before = int(now_s) - 1 - second
             if 0 <= before < DEMAND_WINDOW_S:
                 asked[DEMAND_WINDOW_S - 1 - before] += tokens
@@ -183,7 +182,7 @@ class Snapshot:
         arrays = self.dispatcher.queue.arrays.groups
         if not arrays.limit.any():
             return None
-        shift_s = self.dispatcher.began_s - now_s
+        shift_s = self.dispatcher.queue.began_s - now_s
         endpoints = self.dispatcher.topology.fleet.endpoint
         pulling = {
             (int(arrays.queue_of[slot]), int(endpoints[slot])): at

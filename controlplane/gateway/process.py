@@ -16,9 +16,9 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane import kernels
+from controlplane.dispatch import floor
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor import floor
-from controlplane.dispatch.floor.floor import Floor
+from controlplane.dispatch.floor import Floor
 from controlplane.dispatch.lease import RENEW_S, Lease
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
@@ -70,27 +70,23 @@ class Gateway:
         self.limits = Limits()
         self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
-        self.requests = OpenRequests(loop_clock)
         self.catalog = Catalog()
-        self.dispatcher = Dispatcher(self.topology, loop_clock, deliver=self._from_dispatcher)
-        self.requests.connect(self.dispatcher.take)
         self.solver = CelerySolver(settings.REDIS_URL)
-        self.dispatcher.reordering.ask = self.solver.ask
+        self.dispatcher = Dispatcher(self.topology, loop_clock, deliver=self._from_dispatcher, ask=self.solver.ask)
+        self.requests = OpenRequests(loop_clock, self.dispatcher.take)
         self.upstream = Upstream(
             self.requests, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
         )
         self.lengths = LengthService(LengthPrior(), jobs)
         self.records = Records(self.ledger, self.lengths, loop_clock)
-        self.lease = Lease(settings.REDIS_URL)
-        self.lease.job = jobs.add("renew-lease", RENEW_S, "redis")
+        self.lease = Lease(settings.REDIS_URL, jobs.add("renew-lease", RENEW_S, "redis"))
         self.heartbeats = Heartbeats(
-            self.topology,
+            self.dispatcher,
             self.lease,
             session=lambda: self.upstream.session,
             refresh=self.refresh_now,
-            clock=loop_clock,
+            job=jobs.add("heartbeats", settings.HEARTBEAT_S, "database"),
         )
-        self.heartbeats.job = jobs.add("heartbeats", settings.HEARTBEAT_S, "database")
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.parts = Parts(self)
         self.monitor = monitor.Monitor(jobs, self.parts, self.owns)
@@ -111,20 +107,12 @@ class Gateway:
             refresh=self.refresh_now,
         )
         self.floor = Floor(
-            self.topology,
+            self.dispatcher,
             rows,
-            waiting=self.dispatcher.waiting_at,
-            queue=self.dispatcher.queue,
-            pump=self.dispatcher.placement.pump,
-            outlook=self.dispatcher.outlook,
-            short=self.dispatcher.reordering.short_instances,
-            evicted=self.dispatcher.reordering.evicted,
             owns=self.owns,
             read_inventory=self.read_inventory,
-            clock=loop_clock,
             job=jobs.add("floor", FLOOR.period_s),
         )
-        self.dispatcher.on_submit = self.floor.arrived
         self.commands = Commands(
             settings.REDIS_URL,
             QueueOperations(self.dispatcher),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.dispatch.requests import placement
+from controlplane.dispatch import placement
 from controlplane.gateway.serving import responder
 from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.failures import EngineFailed

@@ -161,7 +161,7 @@ async def test_the_client_leaves_while_its_request_waits_again(served):
     number = max(dispatcher._requests)
     await until(lambda: dispatcher._requests[number].output_tokens > 3)
     blockers.append(asyncio.create_task(ask(served, "completions", max_tokens=1000)))
-    await until(lambda: dispatcher.waiting_count == 1)
+    await until(lambda: len(dispatcher.queue) == 1)
     assert dispatcher.evict(number)
     response.close()
     await until(lambda: number not in dispatcher._requests)

@@ -28,8 +28,7 @@ class GatewaySide:
 
     def __init__(self):
         self.records = []
-        self.requests = OpenRequests(lambda: 10.0)
-        self.requests.connect(self.records.append)
+        self.requests = OpenRequests(lambda: 10.0, self.records.append)
 
     def ticket(self, *, streamed=True) -> Ticket:
         number = self.requests.next_number()

@@ -30,15 +30,13 @@ from controlplane.gateway.serving.ticket import Interrupt, Ticket, TicketState
 
 
 class OpenRequests:
-    def __init__(self, clock: Callable[[], float]) -> None:
+    """*send* takes the records for the dispatcher."""
+
+    def __init__(self, clock: Callable[[], float], send: Send) -> None:
         self.clock = clock
         self.streaming: set[Ticket] = set()
         self._tickets: dict[int, Ticket] = {}
         self._numbers = count()
-        self._send: Send = _to_nobody
-
-    def connect(self, send: Send) -> None:
-        """*send* takes the records for the dispatcher."""
         self._send = send
 
     def next_number(self) -> int:
@@ -193,7 +191,3 @@ def _as_error(refused: Refused) -> ApiError:
         retry_after_s=refused.retry_after_s,
         estimated_wait_s=refused.estimated_wait_s,
     )
-
-
-def _to_nobody(record: object) -> None:
-    raise RuntimeError("connect() comes first")
