@@ -505,7 +505,9 @@ class Waits:
         if replica is None or self.paces.shares(replica) or self.paces.serving(endpoint) < 2:
             return None
         known = self.paces.known(endpoint, None, slo_class)
-        return known and self.paces.until_given(self._before(endpoint, slot), endpoint, None, known)
+        if known is None:
+            return None
+        return self.paces.until_given(self._before(endpoint, slot), endpoint, None, known)
 
     def _ahead(self, endpoint: Endpoint, replica: Replica | None, slot: int) -> tuple[WorkAhead | None, Stay | None]:
         """The work before *slot*, -1 for a request that would come last, and its stay where GPUs are shared."""
