@@ -36,8 +36,7 @@ from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.monitoring.parts import Parts
 from controlplane.gateway.monitoring.summary import Publisher, Sources
 from controlplane.gateway.serving.application import Application
-from controlplane.gateway.serving.catalog import Catalog
-from controlplane.gateway.serving.completions import Completions
+from controlplane.gateway.serving.completions import Catalog, Completions
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.upstream.client import Upstream
 from controlplane.jobs import monitor

@@ -35,8 +35,14 @@ from controlplane.fleet.attainment import worst
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
 from controlplane.gateway.ledger.accounting import FLEET
-from controlplane.gateway.monitoring.service_levels import SLO_WINDOW_S, ServiceLevels
-from controlplane.gateway.monitoring.windows import LATENCY_WINDOW_S, Count, Latency, Windows
+from controlplane.gateway.monitoring.windows import (
+    LATENCY_WINDOW_S,
+    SLO_WINDOW_S,
+    Count,
+    Latency,
+    ServiceLevels,
+    Windows,
+)
 from controlplane.jobs.record import Job
 
 MOST_WAITING = 500  # of each queue, that are listed
