@@ -29,6 +29,7 @@ APPS = (
     ("planning",),
     ("simulation.whatif",),  # an app of its own: it forks what plans are made of, and its result becomes one
     ("experiments",),
+    ("resources",),  # what lists of rows show, on pages and in REST
     ("api", "console"),
 )
 # Every write is an event, so the apps below `events` write events too.

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from controlplane.fleet.models import Deployment, Model
 from controlplane.gateway.models import LedgerRow
-from controlplane.planning.comparison.cluster import cluster_of as compared
+from controlplane.planning.comparison.services import Replay
 from controlplane.planning.execution import executor
 from controlplane.planning.execution.executor import Why
 from controlplane.planning.models import MoveSource
@@ -55,7 +55,7 @@ def clusters(two_models, make_request, tmp_path: Path):  # noqa: F811
         "fork": cluster_of(Scenario.model_validate(fork_of(seen | {"swept_s": 0.0}, 60.0).scenario)),
         "counterfactual": stage_start(start, Scenario.model_validate(start.scenario), 1, (), 200.0).cluster,
         "export": cluster_of(load_scenario(tmp_path / "live" / "scenario.toml")),
-        "comparison": compared(inventory.read(set(NAMES)), LedgerRow.objects.all())[0],
+        "comparison": Replay.read(LedgerRow.objects.all(), inventory.read(set(NAMES)), now).stage("reactive").cluster,
     }
 
 

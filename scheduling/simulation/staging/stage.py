@@ -111,7 +111,11 @@ class Stage:
         )
 
 
-def stage(scenario: Scenario, path: Path, seed: int | None = None, workload: Workload | None = None) -> Stage:
+SOURCE = Path("scenario")
+"""What errors call a scenario that is no file."""
+
+
+def stage(scenario: Scenario, path: Path = SOURCE, seed: int | None = None, workload: Workload | None = None) -> Stage:
     """Make *scenario*, read from *path*, ready to run with *seed* (its own if None).
 
     *workload* stands in the place of what its clients or its trace would send. Raises ScenarioError, and TraceError when a
