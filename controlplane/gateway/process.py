@@ -1,4 +1,4 @@
-"""The gateway process: its parts, and the jobs that it runs apart from tenants' requests.
+"""The gateway process: its parts, and the jobs it runs next to tenants' requests.
 
 The HTTP side (`gateway.serving`) and the decision side (`controlplane.dispatch`) meet here, and exchange records alone.
 `start` and `stop` are called by the server's lifespan.
@@ -9,6 +9,7 @@ import contextlib
 import gc
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class Gateway:
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.parts = Parts(self)
         self.monitor = monitor.Monitor(jobs, self.parts, self.owns)
-        sections = {
+        sections: dict[str, Callable[[], dict[str, Any]]] = {
             "lengths": self.lengths.snapshot,
             "system": self.monitor.report,
             "queues": QueuesView(self.dispatcher),
