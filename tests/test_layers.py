@@ -51,8 +51,6 @@ EXCEPTIONS = {
 CIRCLES = (
     # Django's rows point to each other: a node to its instances' GPUs, an instance to its node and deployment.
     {f"controlplane.fleet.models.{name}" for name in ("serving", "hardware", "instances")},
-    # The gateway reports how its own parts stand.
-    {"controlplane.gateway.monitoring.parts", "controlplane.gateway.process"},
     # What begins and orders a simulation is given the simulation.
     {f"scheduling.simulation.{name}" for name in ("state.beginning", "global_scheduling", "simulator")},
     # vLLM's command line is made of what is to be launched.
@@ -96,10 +94,9 @@ RULES = [
     Rule(
         ("controlplane.gateway",),
         (
-            "controlplane.dispatch.dispatcher",
+            *(f"controlplane.dispatch.{module}" for module in ("dispatcher", "placement", "waiting_queue", "waits")),
+            *(f"controlplane.dispatch.{module}" for module in ("token_accounts", "suspects", "reordering", "floor")),
             "controlplane.dispatch.live_fleet",
-            "controlplane.dispatch.requests",
-            "controlplane.dispatch.floor",
             "scheduling.fleet",
         ),
         but=("controlplane.gateway.process", "controlplane.gateway.monitoring.summary"),

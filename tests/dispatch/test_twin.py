@@ -14,7 +14,7 @@ from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpe
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Evict, Finished, Left, Moved, Placed, Progress, Refused, Submit
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.gateway.upstream.payload import upstream_priority
+from controlplane.gateway.upstream.client import upstream_priority
 from controlplane.tunable import Tunable
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.global_scheduler import GlobalScheduler

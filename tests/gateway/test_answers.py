@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from controlplane.dispatch import placement
 from controlplane.gateway.serving import responder
 from controlplane.gateway.upstream import answers
-from controlplane.gateway.upstream.failures import EngineFailed
+from controlplane.gateway.upstream.answers import EngineFailed
 from controlplane.gateway.upstream.sse import Events
 from tests.examples import at_night_but
 from tests.gateway.conftest import open_sdk, until

@@ -13,7 +13,7 @@ from django.conf import settings
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.admission.validation import Kind, parse
 from controlplane.gateway.process import Gateway
-from controlplane.gateway.serving.continuation import evictable
+from controlplane.gateway.upstream.continuation import evictable
 from controlplane.planning.execution import floor as floor_rows
 from tests.examples import at_night_but
 from tests.gateway.conftest import ServedGateway, do_once, serving, until

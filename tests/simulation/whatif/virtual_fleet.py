@@ -23,7 +23,7 @@ from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.models import Deployment, PerformanceProfile, SloClass
 from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.gateway.upstream.payload import upstream_priority
+from controlplane.gateway.upstream.client import upstream_priority
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
