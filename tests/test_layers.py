@@ -52,7 +52,7 @@ CIRCLES = (
     # Django's rows point to each other: a node to its instances' GPUs, an instance to its node and deployment.
     {f"controlplane.fleet.models.{name}" for name in ("serving", "hardware", "instances")},
     # What begins and orders a simulation is given the simulation.
-    {f"scheduling.simulation.{name}" for name in ("state.beginning", "global_scheduling", "simulator")},
+    {f"scheduling.simulation.{name}" for name in ("global_scheduling", "simulator")},
     # vLLM's command line is made of what is to be launched.
     {"workers.vllm.serve", "workers.vllm.launcher"},
 )
