@@ -27,8 +27,7 @@ from controlplane.gateway.admission.keys import Grant, SloTerms
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.completions import Completions
-from controlplane.gateway.serving.http_request import HttpRequest
-from controlplane.gateway.serving.responder import Responder
+from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.jobs.broker import send_task
 from controlplane.jobs.record import Job
 from scheduling.queueing.held_work import Held, HeldWork, Signal
