@@ -44,6 +44,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "channels",
+    "ninja",  # Swagger UI, for /api/docs
     "controlplane.accounts",
     "controlplane.events",
     "controlplane.tuning",

@@ -56,7 +56,7 @@ CIRCLES = (
     # The gateway reports how its own parts stand.
     {"controlplane.gateway.monitoring.parts", "controlplane.gateway.process"},
     # What begins and orders a simulation is given the simulation.
-    {f"scheduling.simulation.{name}" for name in ("state.beginning", "global_scheduling", "simulator")},
+    {f"scheduling.simulation.{name}" for name in ("global_scheduling", "simulator")},
     # vLLM's command line is made of what is to be launched.
     {"workers.vllm.serve", "workers.vllm.launcher"},
 )

@@ -37,7 +37,7 @@ from controlplane.experiments.experiment import (
 from controlplane.experiments.shared.measures import Row, rounded
 from controlplane.experiments.shared.scenes import LLAMA_2_7B, ServedModel, fleet
 from controlplane.terminal import Column, table
-from forecasting.lengths.training.datasets import DataMissing, proxy_predictions
+from forecasting.lengths.datasets import DataMissing, proxy_predictions
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.result import Result as Simulated
 from scheduling.simulation.simulator import Simulation
