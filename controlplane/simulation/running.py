@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from controlplane.simulation.planner import Planner, planner_of
-from scheduling.planning.planner import warm_up as warm_up_planner
-from scheduling.planning.solvers import enumeration, kernels
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.measures.results import Measures
@@ -155,8 +153,7 @@ def warm_up() -> None:
 
     Called before a worker's processes are forked, which then share it, and whose first run takes no longer than the next.
     """
-    if all(map(_on_disk, (loop._enter, work.begin_work, kernels.improve, enumeration._solve))):
-        warm_up_planner()
+    if all(map(_on_disk, (loop._enter, work.begin_work))):
         run_small()
 
 
