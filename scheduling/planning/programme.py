@@ -210,7 +210,8 @@ def _column_values(problem: Problem, written: Written, targets: NDArray[np.int64
 
 def _by_place(problem: Problem, written: Written, highs: Any) -> NDArray[np.float64]:
     values = np.asarray(highs.getSolution().col_value)[[column.index for column in written.columns]]
-    return np.bincount(written.places, values, int(np.prod(problem.shape))).reshape(problem.shape)
+    counts = np.bincount(written.places, values, int(np.prod(problem.shape)))
+    return counts.astype(np.float64).reshape(problem.shape)
 
 
 def whole_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
