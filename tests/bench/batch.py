@@ -1,4 +1,4 @@
-"""A batch alongside interactive load on the emulated fleet, against the same load without: does it hurt, and what does it fill?
+"""A batch alongside interactive load on the emulated fleet, against the same load without: its price, and what it fills.
 
 The whole stack with its demo traffic, at one hour of its day, so that the load is the same in both parts.
 """
