@@ -40,14 +40,12 @@ def schema_of(resource: Resource, name: str, doc: str = "", **more: Any) -> Any:
 
 
 def _type(resource: Resource, column: Column) -> Any:
-    try:
-        kind = (
-            answered(cast("ModelField[Any, Any]", resource.model._meta.get_field(column.name)))
-            if column.type is None
-            else column.type
-        )
-    except FieldDoesNotExist:
-        raise TypeError(f"{resource.name}.{column.name} needs a type: its model has no such field") from None
+    kind = column.type
+    if kind is None:
+        try:
+            kind = answered(cast("ModelField[Any, Any]", resource.model._meta.get_field(column.name)))
+        except FieldDoesNotExist:
+            raise TypeError(f"{resource.name}.{column.name} needs a type: its model has no such field") from None
     if column.fleet:
         kind = kind | None
     about: dict[str, Any] = {"description": column.about} if column.about else {}
@@ -99,7 +97,7 @@ def add_list(
     def rows(request: ApiRequest, query: Schema) -> Any:
         return listed(request, query.model_dump())
 
-    rows.__annotations__["query"] = Query[parameters]  # type: ignore[valid-type]
+    rows.__annotations__["query"] = Query[parameters]  # type: ignore[valid-type, misc]
     operation: Callable[..., Any] = rows if parameters.model_fields else all_rows
     operation.__name__, operation.__doc__ = f"list_{resource.name}", doc
     router.get(path or f"/{resource.name}", response=(Page if paged else Items)[out])(
