@@ -17,8 +17,7 @@ from msgspec import Struct, field
 from pydantic import Field, TypeAdapter, ValidationError
 
 from controlplane.gateway.errors import ApiError, invalid, too_large
-from forecasting.lengths.query import LengthQuery
-from forecasting.lengths.text.conversation import MOST_TURNS_READ, joined, read_turns
+from forecasting.lengths.query import MOST_TURNS_READ, LengthQuery, joined, read_turns
 
 Turn = tuple[str, Any]
 """Role and content: text, a list of parts with a `text` each, or None."""
