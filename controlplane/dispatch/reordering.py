@@ -17,6 +17,7 @@ import numpy as np
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.placement import Placement
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
+from controlplane.dispatch.wire import QueueChange
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.eviction import Eviction, wanted
 from scheduling.queueing.global_scheduler import GlobalScheduler, Reordered, solve
@@ -40,22 +41,6 @@ PROVE_EVERY_S: Final = 30.0
 Ask = Callable[[Snapshot, str, Callable[[Answer | None], None]], None]
 """Have a snapshot solved elsewhere, by the search or the rule that is named; the answer, or None when there is none, comes
 to the callback, on the event loop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What moved groups, or should have: the global scheduler, or an operator. Attainment and lateness as predicted."""
-
-    at: float  # epoch seconds
-    by: str
-    why: str
-    what: str
-    before_ratio: float | None = None
-    after_ratio: float | None = None
-    before_late_s: float | None = None  # mean of a request
-    after_late_s: float | None = None
-    took_ms: float | None = None
-    undo: int | None = None  # the group that an operator changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +110,9 @@ class Reordering:
         self.ask = ask
         self.scheduler = GlobalScheduler()
         self.recent: deque[Reordered] = deque(maxlen=KEPT)
-        self.changes: deque[Change] = deque(maxlen=KEPT)  # those, answers that did not come, and what operators did
+        self.changes: deque[QueueChange] = deque(
+            maxlen=KEPT
+        )  # those, answers that did not come, and what operators did
         self.fallbacks = 0  # answers that did not come
         self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # what no event says yet
         self.gap: float | None = None
@@ -182,7 +169,7 @@ class Reordering:
             self.fallbacks += 1
             logger.warning("queues: no answer from the global scheduler; groups stay by due time")
             self.changes.append(
-                Change(time.time(), "a worker", "No worker answered", "EDF: groups stay in order of due time")
+                QueueChange(time.time(), "a worker", "No worker answered", "EDF: groups stay in order of due time")
             )
             return
         topology, now_s = self.topology, self.queue.moment_s
@@ -221,7 +208,7 @@ class Reordering:
             mine = [eviction for eviction in evictions if (eviction.instance, eviction.group) == key]
             evicted = Evicted.of(mine, topology.by_slot[key[0]], self._class_of(key[1]))
             self.evicted.append(evicted)
-            self.changes.append(Change(time.time(), "the global scheduler", evicted.reason, evicted.what))
+            self.changes.append(QueueChange(time.time(), "the global scheduler", evicted.reason, evicted.what))
         return [number for eviction in evictions for number in eviction.numbers]
 
     def _class_of(self, number: int) -> str:
@@ -242,7 +229,7 @@ class Reordering:
                 self.placement.pump(endpoint)
 
 
-def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: float) -> Change:
+def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: float) -> QueueChange:
     """*ratios* of requests in time, before and after."""
     before, after = reordered.answer.before, reordered.answer.after
     late_s = [float(late) for late in before.late_s if late > 0.0 and math.isfinite(late)]
@@ -253,7 +240,7 @@ def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: 
     what = f"{reordered.moved} of {_groups(reordered.groups)} moved; {still or 'none'} late now"
     if reordered.answer.shortage.seconds > 0.0 and still:
         what += ", and only more instances help those"
-    return Change(
+    return QueueChange(
         time.time(),
         by,
         why,

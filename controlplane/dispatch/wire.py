@@ -4,6 +4,7 @@ Writers and readers of all apps import it from here, so it imports nothing of th
 """
 
 import math
+from dataclasses import dataclass, fields
 from typing import Any
 
 SUMMARY_KEY = "pilothouse:summary"
@@ -99,19 +100,26 @@ QUEUE_COLUMNS = (
     "fallbacks",
 )
 """Of regions: what waits there, predicted for this order and for FCFS, and how the global scheduler does."""
-REORDER_COLUMNS = (
-    "at",
-    "by",
-    "why",
-    "what",
-    "before_ratio",
-    "after_ratio",
-    "before_late_s",
-    "after_late_s",
-    "took_ms",
-    "undo",  # number of the group that an operator changed, while that can be undone
-)
-"""Newest first; attainment and mean lateness as predicted before and after."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueChange:
+    """A change of the queues' order by the global scheduler or an operator, with predicted attainment and lateness."""
+
+    at: float  # epoch seconds
+    by: str
+    why: str
+    what: str
+    before_ratio: float | None = None
+    after_ratio: float | None = None
+    before_late_s: float | None = None  # mean of a request
+    after_late_s: float | None = None
+    took_ms: float | None = None
+    undo: int | None = None  # the group that an operator changed
+
+
+REORDER_COLUMNS = tuple(field.name for field in fields(QueueChange))
+"""Newest first."""
 
 HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
 

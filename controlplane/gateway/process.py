@@ -67,7 +67,7 @@ class Gateway:
         self.clock = loop_clock
         self.jobs = jobs = Jobs()
         self.topology = Topology()
-        self.keys = Keys(settings.KEY_CACHE_S)
+        self.keys = Keys()
         self.limits = Limits()
         self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")

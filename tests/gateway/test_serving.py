@@ -273,7 +273,7 @@ async def test_a_clean_stop_loses_no_row(served):
 
 
 async def test_health_endpoints_answer(served):
-    await until(lambda: not served.gateway.publisher.connected)
+    await until(lambda: not served.gateway.publisher.job.ok)
     async with served.http.get(f"{served.url}/healthz") as response:
         assert response.status == 200
     async with served.http.get(f"{served.url}/readyz") as response:

@@ -47,7 +47,7 @@ async def test_every_job_of_the_process_is_known_and_runs(served):
 
 
 async def test_without_redis_the_part_is_down_and_serving_goes_on(served):
-    await until(lambda: not served.gateway.publisher.connected)
+    await until(lambda: not served.gateway.publisher.job.ok)
     body = await ready(served)
     assert body["status_code"] == 200
     report = served.gateway.monitor.report()

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -22,6 +21,7 @@ from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.tuning.rules import look_ahead
 from controlplane.tuning.selectors import Values
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
+from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.regions import by_preference, latency_ms
@@ -105,15 +105,6 @@ class Endpoint:
         return self.spec.region
 
 
-class Ended(NamedTuple):
-    """A request that an instance has ended, with moments on the clock: they say how far prompts there are."""
-
-    placed_s: float
-    ended_s: float
-    prompt_tokens: int
-    output_tokens: int
-
-
 @dataclass(slots=True, eq=False)
 class Replica:
     """A live instance: its slot in the fleet arrays, what runs there, what it last said of itself."""
@@ -136,7 +127,7 @@ class Replica:
     output_tokens_per_s: float = 0.0  # as its counters grow
     prompt_tokens_per_s: float = 0.0
     round_trip: RoundTrip = field(default_factory=RoundTrip)
-    ended: deque[Ended] = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last requests that it ended
+    ended: deque[EndedRequest] = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last ones
     requests: set[Request] = field(default_factory=set)
 
     @property

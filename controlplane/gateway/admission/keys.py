@@ -178,10 +178,9 @@ def _load(hashes: Iterable[str]) -> tuple[dict[str, Grant], Words]:
 
 
 class Keys:
-    """A cache of checked keys. Call `refresh` every `max_age_s`; a revoked key stops working within that time."""
+    """A cache of checked keys. A revoked key stops working at the next `refresh`."""
 
-    def __init__(self, max_age_s: float) -> None:
-        self.max_age_s = max_age_s
+    def __init__(self) -> None:
         self.words = Words()
         self._grants: dict[str, Grant | None] = {}  # None: no such usable key, remembered until the next refresh
         self._checked_s = time.monotonic()

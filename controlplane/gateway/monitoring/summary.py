@@ -265,11 +265,6 @@ class Publisher:
         finally:
             listener.cancel()
 
-    @property
-    def connected(self) -> bool:
-        """Whether Redis took the last summary."""
-        return self.job.ok
-
     async def stop(self) -> None:
         await self._redis.aclose()
 

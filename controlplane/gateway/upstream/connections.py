@@ -89,13 +89,6 @@ class Connection(asyncio.Protocol):
 
     # A request
 
-    async def ask(self, head: bytes, body: bytes, silence_s: float | None) -> None:
-        """`send`, and wait for the headers of the answer."""
-        self.send(head, body, silence_s)
-        while not self.headers_came:
-            self.check()
-            await self.wait()
-
     def send(self, head: bytes, body: bytes, silence_s: float | None) -> None:
         """Send a request. *silence_s*: its answer fails with `TimeoutError` if no byte came for so long."""
         transport = self._transport
@@ -120,13 +113,6 @@ class Connection(asyncio.Protocol):
             self._silence_timer.cancel()
         self._silence_s = silence_s
         self._silence_timer = self._loop.call_later(silence_s, self._listen)
-
-    async def body(self) -> bytes:
-        """All of the answer's body."""
-        while not self.complete:
-            self.check()
-            await self.wait()
-        return b"".join(self._pieces)
 
     def pass_to(self, take: Take, take_chunk: TakeChunk | None = None) -> None:
         """Give the body to *take* from now on, what is here already at once. What it raises is the answer's end.
