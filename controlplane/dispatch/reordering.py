@@ -31,12 +31,12 @@ from scheduling.queueing.snapshot import Snapshot, snapshot
 logger = logging.getLogger(__name__)
 
 IN_PROCESS_GROUPS: Final = 64
-"""More are given to a worker: the solver would keep this process from its streams for longer than a token takes."""
+"""More groups are solved by a worker: the solver would hold up streams for longer than a token takes."""
 PATIENCE_S: Final = 10.0
-"""For a worker's answer; then the queues are looked at again."""
+"""Longest wait for a worker's answer."""
 KEPT: Final = 50
 PROVE_EVERY_S: Final = 30.0
-"""How often a worker is asked at the most how far the order that the search found may be from the best."""
+"""Shortest time between two proofs of the gap by a worker."""
 
 Ask = Callable[[Snapshot, str, Callable[[Answer | None], None]], None]
 """Have a snapshot solved elsewhere, by the search or the rule that is named; the answer, or None when there is none, comes
@@ -45,7 +45,7 @@ to the callback, on the event loop."""
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """Requests that left an instance so that a group is in time."""
+    """Requests evicted from an instance so that a group is in time."""
 
     model: str
     region: str
@@ -114,7 +114,7 @@ class Reordering:
             maxlen=KEPT
         )  # those, answers that did not come, and what operators did
         self.fallbacks = 0  # answers that did not come
-        self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # what no event says yet
+        self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # not written as events yet
         self.gap: float | None = None
         """The share of its lateness that the best of all orders might spare the one that was found last, at the most, as the
         programme has proved; None where it has proved nothing."""
@@ -178,7 +178,7 @@ class Reordering:
         self._note(seen, reordered, "a worker", self.clock() - asked_s)
 
     def _have_proved(self, seen: Snapshot, answer: Answer) -> None:
-        """Note how far *answer*, of the search, may be from the best order; a worker is asked where that is not plain."""
+        """Set the gap of *answer*, of the search; a worker is asked to prove it where it is not known."""
         if answer.gap is not None:
             self.gap = answer.gap
             return
@@ -274,7 +274,7 @@ def running_in(topology: Topology, queue: WaitingQueue) -> Running:
 def _row(request: Request, slot: int, profile: Profile, queue: WaitingQueue, clock_s: float) -> tuple[Any, ...]:
     """As the fields of `Running`. What an answer that is not streamed has emitted is not known, so it stays."""
     asked, arrival_s = request.asked, queue.since_start_s(request.asked.arrived_s)
-    goes_on = asked.evictable or not request.output_tokens
+    resumable = asked.evictable or not request.output_tokens
     output = request.expected_tokens - request.expected_prompt
     due_s = first_due_of(profile, asked, request.expected_prompt, output)
     return (
@@ -287,6 +287,6 @@ def _row(request: Request, slot: int, profile: Profile, queue: WaitingQueue, clo
         request.output_tokens,
         request.expected_tokens,
         request.evictions,
-        goes_on and asked.streamed and asked.sequences == 1,
+        resumable and asked.streamed and asked.sequences == 1,
         request.evicting_s is not None and clock_s - request.evicting_s < LEAVING_S,
     )

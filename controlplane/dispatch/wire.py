@@ -1,4 +1,4 @@
-"""What is published to Redis for others to read: keys, channels, how long they live, names of columns.
+"""The published state in Redis: keys, channels, expiry times, names of columns.
 
 Writers and readers of all apps import it from here, so it imports nothing of theirs.
 """
@@ -15,10 +15,10 @@ HISTORY_EVERY_S = 5.0
 HISTORY_LENGTH = 720  # one hour
 
 WAITING_KEY = "pilothouse:waiting"
-"""Requests that wait, with place and expected wait; for tenants, each of whom sees its own."""
+"""Waiting requests with position and expected wait; each tenant sees its own."""
 
 VIEWS_KEY = "pilothouse:endpoints"
-"""What the gateway sees of every endpoint, for the strategies; gone soon after the gateway."""
+"""Views of every endpoint, for the strategies; gone soon after the gateway."""
 VIEWS_EXPIRE_S = 10
 STRATEGIST_KEY = "pilothouse:strategies"
 """Names of the models whose strategy looked at them lately; written by the workers, gone soon after them."""
@@ -71,7 +71,7 @@ GROUP_COLUMNS = (
     "slo_class",
     "count",
     "tokens",
-    "start_s",  # from now, as the global scheduler reckons; null where nothing serves it
+    "start_s",  # from now, as the global scheduler predicts; null where nothing serves it
     "service_s",
     "due_s",  # from now, its deadline; null without one
     "slack_s",  # until it would be late; null without a deadline

@@ -40,11 +40,11 @@ class GroupAction(StrEnum):
     HOLD = "hold"
     """Not given out before a moment; those behind it go first."""
     RELEASE = "release"
-    """Not held any more."""
+    """End a hold."""
     EVICT = "evict"
     """Its requests that run leave their instances, and it is last in its queue. Cannot be undone."""
     UNDO = "undo"
-    """What an operator did to it in the last half minute."""
+    """Undo an action of the last half minute."""
 
 
 DONE: Final = {

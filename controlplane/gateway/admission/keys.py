@@ -86,7 +86,7 @@ class SloTerms:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a key allows."""
+    """The rights of a key."""
 
     key_id: int
     tenant_id: int
@@ -136,7 +136,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a request may name."""
+    """Names that a request may use."""
 
     classes: frozenset[str] = frozenset()
     """Names and tiers of every SLO class."""
