@@ -13,6 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+Values = NDArray[np.float64]
+
+LEAST_RATE: Final = 1e-6  # tokens a second; a mean below it is none, and nothing is divided by it
 DAY_S: Final = 86_400.0
 MINUTE_S: Final = 60.0
 QUANTITIES: Final = ("prompt", "output")
