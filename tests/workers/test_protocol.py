@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.workers.conftest import spec
-from workers.emulator.protocol.bodies import Kind, read_body
-from workers.emulator.protocol.errors import ApiError
-from workers.emulator.protocol.generation import Generation, resolve
+from workers.emulator.bodies import ApiError, Kind, read_body
+from workers.emulator.generation import Generation, resolve
 
 SPEC = spec(max_model_len=1024)
 MESSAGES = [{"role": "user", "content": "Hello engine"}]

@@ -16,9 +16,9 @@ import orjson
 from aiohttp import web
 
 from workers.emulator import service
+from workers.emulator.answers import CutError
+from workers.emulator.bodies import ApiError
 from workers.emulator.instance import EmulatedInstance, Fault, FaultKind
-from workers.emulator.protocol.answers import CutError
-from workers.emulator.protocol.errors import ApiError
 from workers.emulator.spec import InstanceSpec, SpecError, check_name, read_spec
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -188,15 +188,15 @@ def _url(request: web.Request, name: str) -> str:
 
 
 def _described(request: web.Request, instance: EmulatedInstance) -> dict[str, object]:
-    gauges = instance.metrics.gauges
+    metrics = instance.metrics
     return {
         "name": instance.name,
         "url": _url(request, instance.name),
         "model": instance.spec.model,
         "state": instance.state,
-        "running": gauges.running,
-        "waiting": gauges.waiting,
-        "kv_usage": gauges.kv_usage,
+        "running": metrics.running,
+        "waiting": metrics.waiting,
+        "kv_usage": metrics.kv_usage,
         "fault": {"kind": instance.fault.kind, "factor": instance.fault.factor, "ratio": instance.fault.ratio},
         "spec": instance.spec.model_dump(),
     }
