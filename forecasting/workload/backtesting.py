@@ -1,4 +1,4 @@
-"""How well forecasters would have done on data that is known by now.
+"""Errors that forecasters would have made on known data.
 
 Rolling origin: each forecaster is fitted on the first windows, then before every further window it forecasts the next few,
 and is given what came. It fits itself again once a day, as it does live. Nothing that lies after an origin is seen at it.

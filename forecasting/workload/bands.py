@@ -204,7 +204,7 @@ class Bands:
     def load(cls, state: dict[str, Any]) -> "Bands":
         bands = cls(int(state["reach"]), np.empty(0))
         if state.keys() != vars(bands).keys():
-            raise StateError("bands of another version: fit the forecaster anew")
+            raise StateError("bands of another version: fit the forecaster again")
         for name, value in state.items():
             setattr(bands, name, np.array(value) if isinstance(value, np.ndarray) else value)
         return bands

@@ -77,7 +77,7 @@ class BlendModel(PointModel):
         self._learn(count)
 
     def _learn(self, end: int) -> None:
-        """What learns does so from windows before index *end*."""
+        """Fit the regression and the trees on windows before index *end*."""
         assert self.trail is not None
         self.regression.fit(self.trail, end)
         self.forest.fit(self.trail, end)
@@ -173,7 +173,7 @@ class BlendModel(PointModel):
         ])  # fmt: skip
 
     def _loss(self, targets: Index) -> Values:
-        """How wrong every opinion was on *targets*, at every horizon of the grid: (opinions, grid, targets).
+        """Losses of every opinion on *targets*, at every horizon of the grid: (opinions, grid, targets).
 
         An opinion that had nothing to say is as wrong as the worst that had; gaps cost nothing.
         """
@@ -202,7 +202,7 @@ class BlendModel(PointModel):
 
     def restore(self, state: dict[str, Any]) -> None:
         if state.keys() != self.state().keys():
-            raise StateError("a blend of another version: fit the forecaster anew")
+            raise StateError("a blend of another version: fit the forecaster again")
         self.trail = Trail.load(state["trail"]) if state["trail"] else None
         self.regression, self.forest = Regression.load(state["regression"]), Forest.load(state["forest"])
         self.boosted = Boosted.load(state["boosted"])

@@ -84,9 +84,9 @@ class Trail:
         return out
 
     def _next(self, z: Values, opening: bool) -> float:
-        """What a gap after *z* is bridged with; *opening* says that it is the gap's first window.
+        """The value that bridges a gap after *z*; *opening*: it is the gap's first window.
 
-        It starts from the median of the last windows (a burst just before the collector stopped is no level), goes on as the
+        It starts from the median of the last windows (a burst just before the collector stopped is no level), goes as the
         smoothed day before did from there, and is pulled to what is usual at that time.
         """
         count, width = len(z), self.widths[1]
@@ -166,7 +166,7 @@ def opinions(trail: Trail, origins: Index, horizons: Index) -> Values:
     (raw_1,), then_1 = days_before(trail, origin, horizon, 1, 0)
     (_, _, smooth_3), then_3 = days_before(trail, origin, horizon, 3, 1)
     (_, wide_2), _ = days_before(trail, origin, horizon, 2, 2)
-    away = last - (then_3 - smooth_3)  # how far the last window lies above the profile at its own time of day
+    away = last - (then_3 - smooth_3)  # distance of the last window from the profile at its time of day
     return np.stack([
         last, mean, short, long,
         last + raw_1, last + smooth_3, mean + smooth_3, mean + wide_2,

@@ -12,7 +12,7 @@ from forecasting.workload.forecaster import Forecast, Forecaster, Naive
 from forecasting.workload.series import Series
 
 SIMPLER: Final[tuple[type[Forecaster], ...]] = (Ets, Naive)
-"""What stands in, in this order."""
+"""Substitutes, in this order."""
 
 
 class Fallback:
@@ -26,7 +26,7 @@ class Fallback:
         self.forecaster = forecaster
         self.failed = list(failed)
         self.error: Exception | None = None
-        """What was raised last; None when nothing failed since this object was made."""
+        """The last exception; None when nothing failed since this object was made."""
 
     def fit(self, series: Series) -> None:
         while True:

@@ -62,7 +62,7 @@ class PointModel(ABC):
 
     @abstractmethod
     def append(self, value: float) -> None:
-        """Take in the window that followed, without learning anew."""
+        """Take in the window that followed, without learning again."""
 
     @abstractmethod
     def path(self, horizon: int) -> Values:
@@ -112,7 +112,7 @@ class Level(PointModel):
 
 
 class SeasonalNaive(PointModel):
-    """What was measured at this time of day the last time it was; where it never was, the latest known window."""
+    """The last known value at this time of day; where there is none, the latest known window."""
 
     def __init__(self) -> None:
         self.day: Values = np.empty(0)  # the last known value by time of day
@@ -205,7 +205,7 @@ class Forecaster:
         self.fit_s = time.perf_counter() - started_s
 
     def refit(self, series: Series) -> None:
-        """Fit anew on *series*, which ends where what is known does. What was learned of its own errors stays."""
+        """Fit again on *series*, which ends where the known windows do. The bands keep what they learned."""
         if self.bands is None or self._own_can_take_over():
             self.fit(series)
             return
@@ -256,7 +256,7 @@ class Forecaster:
         self._own.prepare()
 
     def describe(self) -> str:
-        """What the model found when it was fitted, in words; may be empty."""
+        """The model's findings of the fit, in words; may be empty."""
         return ", ".join(self._used.tried())
 
     def _ask(self, bands: Bands) -> None:

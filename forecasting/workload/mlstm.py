@@ -1,4 +1,4 @@
-"""PreServe's workload predictor: a multiplicative LSTM over the last k windows, trained anew every day.
+"""PreServe's workload predictor: a multiplicative LSTM over the last k windows, trained again every day.
 
 The cell is that of Krause, Lu, Murray and Renals, "Multiplicative LSTM for sequence modelling" (2016). From input x, last
 output h and cell state c, with * element by element:
@@ -28,7 +28,7 @@ from forecasting.workload.series import LEAST_RATE, Values
 WINDOWS: Final = 24  # k
 HIDDEN: Final = 32
 EPOCHS: Final = 40
-EPOCHS_AGAIN: Final = 10  # of daily training, which goes on from where the last one ended
+EPOCHS_AGAIN: Final = 10  # of daily training, which continues from the last weights
 BATCH: Final = 64
 LEARNING_RATE: Final = 5e-3
 LARGEST_GRADIENT: Final = 1.0

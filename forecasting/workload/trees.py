@@ -171,7 +171,7 @@ def _rounded_down(thresholds: Values) -> NDArray[np.float32]:
 
 
 def _table(trail: Trail, origin: Index, horizon: Index) -> NDArray[np.float32]:
-    """What the trees look at: (rows, columns)."""
+    """The trees' features: (rows, columns)."""
     now = trail.z[origin]
     days = []
     for back in range(1, DAYS + 1):

@@ -198,7 +198,7 @@ def read_body(kind: Kind, content_type: str, raw: bytes) -> Body:
 
 
 def _check_raw(kind: Kind, data: dict[str, Any]) -> None:
-    """What vLLM checks before the types."""
+    """Check what vLLM checks before the types."""
     if kind == "completion" and data.get("prompt") in (None, "") and not data.get("prompt_embeds"):
         raise wrong("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if kind != "response" and data.get("stream_options") and not data.get("stream"):

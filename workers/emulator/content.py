@@ -1,4 +1,4 @@
-"""What an emulated server answers to a prompt: where in the prose an answer begins, its length, and what ends it.
+"""Answers of an emulated server: where in the prose an answer begins, its length, and what ends it.
 
 An answer that must be JSON, and the arguments of a tool call, fit their schema: types, properties, items, enumerations,
 bounds, combinations and references within the schema are kept. What only a solver could keep (`pattern`, `not`,
@@ -97,7 +97,7 @@ def _between(schema: dict[str, Any], number: int, step: float) -> float:
 
 
 def _referred(reference: str, root: Any) -> Any:
-    """What `#/…` in *root* names; None if there is nothing."""
+    """The value at `#/…` in *root*; None if there is none."""
     value = root
     for part in reference.removeprefix("#").strip("/").split("/"):
         if part:
@@ -122,7 +122,7 @@ def _merged(schema: dict[str, Any], root: Any) -> dict[str, Any]:
 
 
 class Content:
-    """The answers of one server, which survive its crashes: its own series of draws goes on."""
+    """The answers of one server, which survive its crashes: its series of draws continues."""
 
     def __init__(self, name: str, spec: InstanceSpec, seed: int) -> None:
         self._spec = spec

@@ -1,4 +1,4 @@
-"""What a request asks the engine for, checked against the server's limits as vLLM 0.32 does.
+"""Requests as the engine gets them, checked against the server's limits as vLLM 0.32 does.
 
 Fields whose effect cannot be emulated without a model (log probabilities, beam search, grammars, token ids in
 the answer, prompt embeddings) are answered with 501 instead of an answer that lacks what was asked for.
@@ -111,7 +111,7 @@ class Generation:
 
     @property
     def token_ids(self) -> bool:
-        """Whether those of prompt and answer are wanted."""
+        """The ids of prompt and answer are wanted."""
         return bool(self.body.return_token_ids)
 
 

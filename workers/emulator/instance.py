@@ -31,7 +31,7 @@ SleepMode = Literal["abort", "wait", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a server: `factor` stretches its steps, or is how many seconds its metrics take; `ratio` of its
+    """A fault of a server: `factor` stretches its steps, or is the seconds that its metrics take; `ratio` of its
     requests get a 500, or bytes that are no answer."""
 
     kind: FaultKind = "none"
@@ -254,7 +254,7 @@ class EmulatedInstance:
             raise
 
     async def wake_up(self, tags: list[str] | None) -> bool:
-        """vLLM's `/wake_up`: wake all, or only *tags*; True when nothing sleeps any more."""
+        """vLLM's `/wake_up`: wake all, or only *tags*; True when everything is awake."""
         started = time.perf_counter()
         if "weights" in self._asleep_tags & set(tags or self._asleep_tags) and self.metrics.sleep_level == 1:
             await asyncio.sleep(self.spec.wake_s)
@@ -335,7 +335,7 @@ class EmulatedInstance:
         return end_s if late_s < GIVE_UP_S else end_s + late_s
 
     def _note_step(self, step: StepResult, now_s: float) -> None:
-        """What a step's beginning shows: who was admitted and preempted, and the gauges."""
+        """Note what the beginning of a step shows: admitted and preempted requests, and the gauges."""
         for request_id in step.admitted:
             sequence = self._sequences[request_id]
             if sequence.admitted_s is None:

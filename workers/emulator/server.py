@@ -3,8 +3,8 @@
     http://127.0.0.1:8100/<name>/v1/chat/completions      as of a vLLM server at http://127.0.0.1:8100/<name>
     http://127.0.0.1:8100/emulator/instances              admin, from this machine only
 
-A connection to a server that is loading, crashed or absent is closed without an answer: on a port of its own it would be
-refused.
+A connection to a server that is loading, crashed or absent is closed without an answer: a real server's
+port would refuse it.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class Fleet:
         self._seed = seed
 
     def put(self, name: str, spec: InstanceSpec) -> bool:
-        """Have a server *name* like *spec*: True when it was made (or started anew after a crash).
+        """Have a server *name* like *spec*: True when it was made (or started again after a crash).
 
         Raises SpecError when a living one of that name is different.
         """

@@ -1,4 +1,4 @@
-"""What one emulated server answers: vLLM's HTTP surface on top of `EmulatedInstance`."""
+"""vLLM's HTTP surface on top of `EmulatedInstance`."""
 
 import asyncio
 import json
