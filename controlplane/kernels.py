@@ -104,13 +104,6 @@ def compile_orders() -> None:
     global_scheduler.warm_up()
 
 
-def compile_planning() -> None:
-    """The search for plans."""
-    from scheduling.planning import planner
-
-    planner.warm_up()
-
-
 def compile_simulation() -> None:
     """The simulator's loop, what strategies see of endpoints, and what a fork begins with. Django is not set up here."""
     import numpy as np
@@ -143,7 +136,7 @@ class _Silent:
 
 PARTS: Final[dict[str, dict[str, Callable[[], None]]]] = {
     "requests": {"requests": compile_requests, "orders": compile_orders},
-    "planning": {"planning": compile_planning},
+    "planning": {},
     "simulation": {"simulation": compile_simulation},
 }
 
