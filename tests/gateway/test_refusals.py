@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from controlplane.gateway.upstream.error_messages import LEFT_OUT, LONGEST, message_of, without_quotations
+from controlplane.gateway.upstream.answers import LEFT_OUT, LONGEST, message_of, without_quotations
 
 CONTEXT = "This model's maximum context length is 8192 tokens. However, your request has 9000 input tokens."
 
@@ -59,14 +59,6 @@ def test_texts_are_found_wherever_they_stand():
     }
     assert "swordfish" not in without_quotations("no such tool: swordfish", parts)
     assert without_quotations("The model `m-large` does not exist", {"model": "m-large"}).count("m-large") == 1
-
-
-async def test_a_refusal_is_in_the_ledger(served):
-    served.backends[0].script.status = 400
-    answer = await served.chat()
-    assert (await answer.json())["error"]["message"] == "scripted"
-    (row,) = await served.rows()
-    assert (row.outcome, row.error_code, row.error_message) == ("failed", "refused_by_instance", "scripted")
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -1,4 +1,4 @@
-"""What an instance does, as its health: signs of life, work that goes on, and the outcomes of its requests.
+"""Measurements of an instance: signs of life, progress, outcomes of its requests, and its dispatch round trip.
 
 docs/health.md has the rules. Nothing here knows of other instances: `Topology` decides who may rest.
 """
@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+from controlplane.dispatch.kernels import note_round_trip
 from controlplane.events.models import Severity
+from scheduling.fleet.arrays import FleetArrays
+from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from workers.vllm.metrics import VllmMetrics
 
 OUTCOMES: Final = 20
@@ -24,7 +27,7 @@ LONGEST_REST_S: Final = 300.0
 FORGIVEN_S: Final = 600.0
 """After so long without a rest, the next one is a first one again."""
 TRIED_AGAIN_S: Final = 60.0
-"""After which one that was wedged, and has nothing to do any more, is tried with one request."""
+"""After which an instance that was wedged, and is idle, is tried with one request."""
 LONGEST_BUSY_S: Final = 60.0
 """A longer `Retry-After` of an instance is not believed."""
 
@@ -37,7 +40,7 @@ class Breaker(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something about an instance or a model that is to become an event."""
+    """An event about an instance or a model, not written yet."""
 
     kind: str
     name: str
@@ -51,9 +54,9 @@ class Health:
     """Moments are those of the gateway's clock."""
 
     heard_s: float = -math.inf
-    """When anything came from it last: an answered heartbeat, headers, a token, an answer."""
+    """The last sign of life: an answered heartbeat, headers, a token, an answer."""
     served_s: float = -math.inf
-    """When a token or a whole answer came."""
+    """The last token or whole answer."""
     slow: bool = False  # it is silent, but for too short a time to fail
     breaker: Breaker = Breaker.CLOSED
     reason: str = ""
@@ -82,8 +85,8 @@ class Health:
         """It stands still with work."""
         self._wedged_s = now_s
 
-    def goes_on(self, metrics: VllmMetrics, now_s: float) -> bool:
-        """Whether its work went on after it was wedged, or nothing has run there since for long enough to try."""
+    def progresses(self, metrics: VllmMetrics, now_s: float) -> bool:
+        """Whether it made progress after it was wedged, or was idle for long enough to try it."""
         return self._wedged_s is None or (not metrics.running and now_s - self._wedged_s >= TRIED_AGAIN_S)
 
     # Outcomes of requests
@@ -145,5 +148,52 @@ class Health:
         self.breaker, self.reason = Breaker.HALF_OPEN, f"is tried with one request {why}"
 
     def takes(self, running: int) -> bool:
-        """Whether it takes another request beside *running* ones."""
+        """Whether it takes another request while *running* ones run."""
         return self.breaker is Breaker.CLOSED or (self.breaker is Breaker.HALF_OPEN and not running)
+
+
+WINDOW_S = 10.0
+FEWEST = 8
+"""Requests over which means are compared."""
+OTHERS_SHARE = 0.1
+"""Of the requests that an instance says have ended, what may have come from elsewhere or be still on its way."""
+
+
+class RoundTrip:
+    """The measurements of one instance. All times are seconds, moments those of the event loop's clock."""
+
+    __slots__ = ("ended", "headers_at_s", "held_s", "metrics_at_s", "readings")
+
+    def __init__(self) -> None:
+        self.headers_at_s = self.metrics_at_s = -math.inf
+        self.ended, self.held_s = 0, 0.0  # requests that the instance answered, and how long it had them
+        self.readings: deque[tuple[float, int, float, float, float]] = deque()
+
+    def request_ended(self, held_s: float) -> None:
+        """The last byte of an answer came *held_s* after its request was given to the instance."""
+        self.ended += 1
+        self.held_s += held_s
+
+    def headers_came(self, fleet: FleetArrays, slot: int, took_s: float, now_s: float) -> None:
+        """A stream's headers came *took_s* after its request was given to the instance in *slot*."""
+        self.headers_at_s = now_s
+        if now_s - self.metrics_at_s > WINDOW_S:
+            note_round_trip(fleet, slot, took_s)
+
+    def heartbeat_came(self, fleet: FleetArrays, slot: int, took_s: float, metrics: VllmMetrics, now_s: float) -> None:
+        """The instance in *slot* answered a heartbeat with *metrics*, in *took_s*."""
+        readings = self.readings
+        if readings and metrics.served_total < readings[-1][3]:
+            readings.clear()  # it was restarted
+        readings.append((now_s, self.ended, self.held_s, metrics.served_total, metrics.inside_s_total))
+        while readings[0][0] < now_s - WINDOW_S:
+            readings.popleft()
+        _, ended_before, held_before_s, served_before, inside_before_s = readings[0]
+        ended, served = self.ended - ended_before, metrics.served_total - served_before
+        if min(ended, served) >= FEWEST and abs(served - ended) <= OTHERS_SHARE * ended + 2:
+            outside_s = (self.held_s - held_before_s) / ended - (metrics.inside_s_total - inside_before_s) / served
+            if outside_s > 0.0:
+                self.metrics_at_s = now_s
+                fleet.round_trips[slot, ROUND_TRIP_S] = outside_s
+        elif now_s - max(self.metrics_at_s, self.headers_at_s) > WINDOW_S:
+            note_round_trip(fleet, slot, took_s)

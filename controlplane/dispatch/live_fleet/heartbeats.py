@@ -20,10 +20,11 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 from django.db import transaction
 
+from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.live_fleet.health import Notice
 from controlplane.dispatch.live_fleet.inventory import POLLED, InstanceSpec
-from controlplane.dispatch.live_fleet.topology import Replica, Topology
+from controlplane.dispatch.live_fleet.topology import Replica
 from controlplane.events.services import record
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
@@ -35,18 +36,18 @@ logger = logging.getLogger(__name__)
 S = InstanceState
 ACTOR = "gateway"
 ROUND_S = 1.5
-"""An answer that takes longer holds up nobody: it is waited for beside the next rounds."""
+"""A slower answer does not hold up the round: it is awaited during the next ones."""
 METRICS_S = 30.0
 HEALTH_S = 1.5
 DOUBT_S = 0.05
-"""Before the look at a server that cut a request off: one that ends closes its sockets one by one."""
+"""Pause before the check of a server that cut a request off: one that ends closes its sockets one by one."""
 TOKENS_FLOW_S = 1.0
 SLOW_S = 3.0
-"""Silent for so long, an instance takes nothing more while another of its endpoint serves."""
+"""Silence after which an instance takes nothing more while another of its endpoint serves."""
 SILENT_S = 10.0
-"""Silent for so long, it fails. One whose server refuses connections does after `HEARTBEAT_FAILURES` of them."""
+"""Silence after which it fails. One that refuses connections fails after `HEARTBEAT_FAILURES` of them."""
 IDENTIFY_EVERY_S = 10.0
-"""How often one that answers, but is not what it is registered as, is looked at again."""
+"""How often an instance that is not what it is registered as is checked again."""
 HISTORY_S = 60.0  # over which preemptions and prefix hits are rates
 TOKENS_S = 10.0  # over which tokens are
 
@@ -64,20 +65,19 @@ class Heartbeats:
 
     def __init__(
         self,
-        topology: Topology,
+        dispatcher: Dispatcher,
         lease: Lease,
         *,
         session: Callable[[], aiohttp.ClientSession],
         refresh: Callable[[], None],
-        clock: Callable[[], float],
+        job: Job,
     ) -> None:
-        self.topology = topology
+        self.dispatcher, self.topology, self.clock = dispatcher, dispatcher.topology, dispatcher.clock
         self.lease = lease
         self.session = session
         self.refresh = refresh
-        self.clock = clock
         self.lag_ms = 0.0  # how long the last round took
-        self.job = Job("heartbeats", "gateway", settings.HEARTBEAT_S)
+        self.job = job
         self._readings: dict[int, deque[tuple[float, VllmMetrics]]] = {}
         self._reading: dict[Replica, asyncio.Task[None]] = {}
         self._missing: dict[int, str] = {}  # by instance id: what its row says of its start
@@ -150,7 +150,7 @@ class Heartbeats:
         now_s = self.clock()
         replica.round_trip.heartbeat_came(self.topology.fleet, replica.slot, now_s - began_s, metrics, now_s)
         started_anew = before is not None and metrics.generation_tokens_total < before.generation_tokens_total
-        self.topology.on_look(replica, began_s, started_anew)
+        self.dispatcher.suspects.looked(replica, began_s, ended=started_anew)
         await self._look_at_work(replica, metrics, now_s)
         if replica.lost:
             await self._give_up(replica, replica.lost)
@@ -158,7 +158,7 @@ class Heartbeats:
             await self._answered(replica, metrics, now_s)
 
     async def _missed(self, replica: Replica, error: Exception, began_s: float) -> None:
-        """`/metrics` was not answered, of *error*. What else says that *replica* lives?"""
+        """`/metrics` was not answered, of *error*: look for other signs of life of *replica*."""
         gone = _says_gone(error)
         healthy = not gone and await self._is_healthy(replica)
         if self._was_forgotten(replica):
@@ -173,7 +173,7 @@ class Heartbeats:
             await self._silent(replica, str(error) or type(error).__name__, gone=gone)
         if not healthy:
             await self._say_what_is_missing(replica, f"no answer as of vLLM: {str(error) or type(error).__name__}")
-        self.topology.on_look(replica, began_s, gone)
+        self.dispatcher.suspects.looked(replica, began_s, ended=gone)
 
     async def _is_healthy(self, replica: Replica) -> bool:
         try:
@@ -208,7 +208,7 @@ class Heartbeats:
             return await response.read()
 
     async def _look_at_work(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> None:
-        """Give *replica* up while work runs there and nothing comes of it; take it back when it goes on."""
+        """Give *replica* up while work runs there without progress; take it back when it makes progress."""
         still_s = replica.health.still_s(metrics, now_s)
         limit_s = self.topology.tuned.WEDGED_S
         if still_s >= limit_s and not replica.lost and replica.spec.state in (S.READY, S.DRAINING):
@@ -216,8 +216,8 @@ class Heartbeats:
                 f"it is wedged: {metrics.running} requests run, and no iteration ended and no token came for {limit_s:g} s"
             )
             replica.health.wedge(now_s)
-            self.topology.on_death(replica)
-        elif replica.wedged and replica.lost == replica.wedged and replica.health.goes_on(metrics, now_s):
+            self.dispatcher.died(replica)
+        elif replica.wedged and replica.lost == replica.wedged and replica.health.progresses(metrics, now_s):
             replica.lost = ""
 
     async def _obstacle(self, replica: Replica, metrics: VllmMetrics) -> str:
@@ -290,7 +290,7 @@ class Heartbeats:
         return True
 
     async def _silent(self, replica: Replica, why: str, *, gone: bool) -> None:
-        """Its server is gone, or says that it is not well. While tokens come, that says nothing."""
+        """Its server is gone, or not well. Ignored while tokens come."""
         now_s = self.clock()
         if now_s - replica.health.served_s < max(TOKENS_FLOW_S, settings.HEARTBEAT_S):
             replica.silent_count = 0
@@ -301,7 +301,7 @@ class Heartbeats:
         replica.silent_count += 1
         if replica.silent_count >= settings.HEARTBEAT_FAILURES:
             if gone and replica.spec.state == S.READY:
-                self.topology.on_death(replica)
+                self.dispatcher.died(replica)
             await self._give_up(
                 replica,
                 f"no answer to {replica.silent_count} heartbeats: {why}",
@@ -313,7 +313,7 @@ class Heartbeats:
             return  # it is still loading, or known to be gone
         replica.reachable = False
         self.topology.settle(replica)
-        self.topology.lose(replica)
+        self.dispatcher.lose(replica)
         await self._move(replica, InstanceState.FAILED, reason, inputs=inputs)
 
     async def _write_notices(self) -> None:
@@ -334,7 +334,7 @@ class Heartbeats:
             await database_sync_to_async(self._write_move)(replica.spec, to, reason, inputs)
             self.refresh()
         except ActionError as error:
-            logger.info("gateway: %s (somebody was faster)", error)
+            logger.info("gateway: %s (another process was faster)", error)
             self.refresh()
         finally:
             replica.moving = False
@@ -386,7 +386,7 @@ class Heartbeats:
 
 
 def _says_gone(error: Exception) -> bool:
-    """Whether *error* says that nothing listens at the address any more; silence, or a network that is away, does not."""
+    """Whether *error* means that nothing listens at the address; silence, or an unreachable network, does not."""
     if isinstance(error, TimeoutError | Answered):
         return False
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error

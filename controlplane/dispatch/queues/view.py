@@ -1,4 +1,4 @@
-"""The queues of every region as the gateway publishes them: groups in order, instances, totals, the last changes."""
+"""The queues of every region as published: groups in order, instances, totals, the last changes."""
 
 import math
 import time
@@ -8,7 +8,7 @@ import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
-from controlplane.dispatch.requests.running import running_in
+from controlplane.dispatch.reordering import running_in
 from controlplane.dispatch.wire import GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS, REORDER_COLUMNS
 from scheduling.queueing.reordering.evaluate import Score
 from scheduling.queueing.served import fcfs_attainment, worth
@@ -20,7 +20,7 @@ RISK_S: Final = 15.0
 UNDO_S: Final = 30.0
 SHOWN_CHANGES: Final = 12
 FCFS_GROUPS: Final = 256
-"""With more, what FCFS would come to is not reckoned: that takes the gateway's own thread."""
+"""With more groups the FCFS attainment is not computed: that takes time of the event loop."""
 
 Row = dict[str, Any]
 Tables = dict[str, dict[str, list[Any]]]
@@ -30,9 +30,8 @@ def see(dispatcher: Dispatcher) -> Snapshot | None:
     """All groups that stand in virtual queues now, pinned ones too; None without any."""
     topology, queue = dispatcher.topology, dispatcher.queue
     queue.fit()
-    now_s = queue.now_s(dispatcher.clock())
-    running = running_in(topology, queue, dispatcher.clock())
-    return snapshot(topology.fleet, topology.arrays, queue.arrays, now_s, running=running, pinned=True)
+    running = running_in(topology, queue)
+    return snapshot(topology.fleet, topology.arrays, queue.arrays, queue.moment_s, running=running, pinned=True)
 
 
 def risk_of(slack_s: float) -> str:
@@ -120,7 +119,7 @@ class QueuesView:
             rows.append(
                 {
                     "region": region,
-                    "waiting": sum(map(dispatcher.waiting_at, endpoints)),
+                    "waiting": sum(map(dispatcher.queue.count, endpoints)),
                     "groups": len(here),
                     "queues": len({row["instance"] for row in here}),
                     "at_risk": sum(row["risk"] == "risk" for row in here),
