@@ -58,8 +58,8 @@ def endpoint(**methods: Callable[..., HttpResponseBase]) -> Callable[..., HttpRe
     return wraps(next(iter(methods.values())))(view)
 
 
-def page_of(request: HttpRequest, rows: QuerySet[Any], default: int, most: int) -> JsonResponse:
-    """A page of *rows*, newest first unless `order` is asc, after the row of the id `after`."""
+def page_of(request: HttpRequest, rows: QuerySet[Any], default: int, most: int, key: str = "pk") -> JsonResponse:
+    """A page of *rows*, newest first unless `order` is asc, after the row whose *key* is `after`."""
     parameters = request.GET
     limit_text = parameters.get("limit", str(default))
     if not limit_text.isdecimal() or not 1 <= int(limit_text) <= most:
@@ -69,7 +69,7 @@ def page_of(request: HttpRequest, rows: QuerySet[Any], default: int, most: int) 
         raise invalid(f"order must be asc or desc, not {order!r}.", "order")
     limit, rising = int(limit_text), order == "asc"
     if after := parameters.get("after"):
-        last = rows.filter(pk=after).first()
+        last = rows.filter(**{key: after}).first()
         if last is None:
             raise invalid(f"after names {after!r}, which does not exist.", "after")
         compare = "gt" if rising else "lt"
@@ -154,14 +154,14 @@ async def chunks(file: FieldFile) -> AsyncIterator[bytes]:
 
 
 def batch_of(key: ApiKey, batch_id: str) -> Batch:
-    row = Batch.objects.filter(pk=batch_id, tenant=key.tenant).first()
+    row = Batch.objects.filter(public_id=batch_id, tenant=key.tenant).first()
     if row is None:
         raise ApiError(404, f"No batch found with id '{batch_id}'.", code="not_found", param="batch_id")
     return row
 
 
 def list_batches(request: HttpRequest, key: ApiKey) -> HttpResponseBase:
-    return page_of(request, Batch.objects.filter(tenant=key.tenant), default=20, most=100)
+    return page_of(request, Batch.objects.filter(tenant=key.tenant), default=20, most=100, key="public_id")
 
 
 def create_batch(request: HttpRequest, key: ApiKey) -> HttpResponseBase:

@@ -82,9 +82,9 @@ class Source:
     def next_lines(self, count: int) -> list[tuple[BatchLine, bytes]]:
         """At most *count* further lines that have no answer, with their bodies. Reads the database and the file."""
         rows = list(
-            BatchLine.objects.filter(batch_id=self.batch.pk, answer__isnull=True, number__gt=self.cursor).order_by(
-                "number"
-            )[:count]
+            BatchLine.objects.filter(batch_id=self.batch.pk, answer__isnull=True, number__gt=self.cursor)
+            .select_related("batch")
+            .order_by("number")[:count]
         )
         self.exhausted = len(rows) < count
         if rows:
@@ -111,7 +111,7 @@ class Feeder:
     ) -> None:
         self.completions, self.signals, self.owns, self.job = completions, signals, owns, job
         self.manager = HeldWork()
-        self._sources: dict[str, Source] = {}
+        self._sources: dict[int, Source] = {}
         self._open: dict[int, OpenLine] = {}
         self._answers: list[Answer] = []
         self._service_s: dict[str, float] = {}
@@ -180,7 +180,7 @@ class Feeder:
                 try:
                     grant = await database_sync_to_async(grant_of)(batch)
                 except ApiError as error:
-                    logger.warning("batch %s waits: %s", batch.pk, error.message)
+                    logger.warning("%s waits: %s", batch.public_id, error.message)
                     continue
                 self._sources[batch.pk] = Source(batch, grant)
 

@@ -74,6 +74,13 @@ class BatchStatus(models.TextChoices):
     CANCELLED = "cancelled", "Canceled"
 
 
+MARKS = {
+    BatchStatus.FAILED: "failed",
+    BatchStatus.EXPIRED: "failed",
+    BatchStatus.COMPLETED: "ready",
+    BatchStatus.CANCELLED: "stopped",
+    BatchStatus.CANCELLING: "draining",
+}
 ENDED = (BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
 MOMENTS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 """States whose time OpenAI's API shows, as `<state>_at`."""
@@ -82,7 +89,8 @@ MOMENTS = ("in_progress", "finalizing", "completed", "failed", "expired", "cance
 class Batch(models.Model):
     """Requests of one file, to be answered within the completion window."""
 
-    id = models.CharField(primary_key=True, max_length=40, default=new_batch_id, editable=False)
+    public_id = models.CharField("batch", max_length=40, default=new_batch_id, unique=True, editable=False)
+    """Its id in the API."""
     tenant = models.ForeignKey("accounts.Tenant", on_delete=models.CASCADE, related_name="batches")
     api_key = models.ForeignKey("accounts.ApiKey", on_delete=models.SET_NULL, null=True, related_name="+")
     # The ids stay after the files are deleted, as with OpenAI.
@@ -125,16 +133,35 @@ class Batch(models.Model):
         ]
 
     def __str__(self) -> str:
-        return self.id
+        return self.public_id
 
     @property
-    def has_ended(self) -> bool:
-        return self.status in ENDED
+    def ended_lines(self) -> int:
+        return self.completed + self.failed
+
+    @property
+    def can_cancel(self) -> bool:
+        return self.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
+
+    @property
+    def mark(self) -> str:
+        """Mark of its state on pages, by the lifecycle state that has the same."""
+        return MARKS.get(BatchStatus(self.status), "loading")
+
+    @property
+    def slack_s(self) -> float | None:
+        """Seconds from the expected end, at the mean pace since the start, to the deadline; None while unknown or ended."""
+        began = self.moments.get(BatchStatus.IN_PROGRESS)
+        if self.status != BatchStatus.IN_PROGRESS or not began or self.ended_lines < max(1, self.total // 100):
+            return None
+        now = timezone.now()
+        left_s = (now.timestamp() - began) / self.ended_lines * (self.total - self.ended_lines)
+        return (self.expires_at - now).total_seconds() - left_s
 
     def to_dict(self) -> dict[str, Any]:
         """The batch as OpenAI's API shows it."""
         return {
-            "id": self.id,
+            "id": self.public_id,
             "object": "batch",
             "endpoint": self.endpoint,
             "model": self.model or None,
@@ -183,4 +210,4 @@ class BatchLine(models.Model):
         ]
 
     def __str__(self) -> str:
-        return f"line {self.number} of {self.batch_id}"
+        return f"line {self.number} of {self.batch}"

@@ -131,7 +131,7 @@ def class_of(tenant: Tenant) -> SloClass:
     return row
 
 
-def enter(batch_id: str, status: BatchStatus, *, of: Sequence[BatchStatus], **fields: Any) -> bool:
+def enter(batch_id: int, status: BatchStatus, *, of: Sequence[BatchStatus], **fields: Any) -> bool:
     """Move a batch to *status* from one of the states *of*, with other *fields*; False if it is in none of them."""
     with transaction.atomic():
         batch = Batch.objects.select_for_update().filter(pk=batch_id, status__in=of).first()
@@ -158,7 +158,7 @@ def cancel_batch(batch: Batch) -> None:
     batch.refresh_from_db()
 
 
-def validate_batch(batch_id: str) -> bool:
+def validate_batch(batch_id: int) -> bool:
     """Read the input file line by line and store its requests; the batch is in progress or failed afterwards.
 
     Run again after a crash it begins again from the first line. Returns whether the batch is in progress.
@@ -233,7 +233,7 @@ def _write_file(batch: Batch, name: str, texts: Iterable[str | None]) -> StoredF
         return create_file(
             batch.tenant,
             content,
-            f"{batch.pk}_{name}.jsonl",
+            f"{batch.public_id}_{name}.jsonl",
             Purpose.BATCH_OUTPUT,
             expires_after_s=batch.output_expires_after_s,
         )
@@ -242,7 +242,7 @@ def _write_file(batch: Batch, name: str, texts: Iterable[str | None]) -> StoredF
 class Answer:
     """The answer to a line, as it stands in the output or error file."""
 
-    def __init__(self, line_id: int, batch_id: str, text: str, succeeded: bool, tokens: tuple[int, int]) -> None:
+    def __init__(self, line_id: int, batch_id: int, text: str, succeeded: bool, tokens: tuple[int, int]) -> None:
         self.line_id, self.batch_id, self.text, self.succeeded, self.tokens = line_id, batch_id, text, succeeded, tokens
 
 
@@ -262,7 +262,7 @@ def record_answers(answers: Sequence[Answer]) -> None:
                 )
 
 
-def finish_batch(batch_id: str) -> bool:
+def finish_batch(batch_id: int) -> bool:
     """Write the files of a batch that is `finalizing`, and end it. Run again after a crash it writes them again."""
     batch = Batch.objects.filter(pk=batch_id, status=BatchStatus.FINALIZING).first()
     if batch is None:
@@ -286,7 +286,7 @@ def finish_batch(batch_id: str) -> bool:
 
 def _answer_unfinished(batch: Batch, ends_as: BatchStatus) -> None:
     code, message = UNFINISHED[ends_as]
-    waiting = BatchLine.objects.filter(batch=batch, answer__isnull=True).order_by("number")
+    waiting = BatchLine.objects.filter(batch=batch, answer__isnull=True).select_related("batch").order_by("number")
     while chunk := list(waiting[:CHUNK_LINES]):
         record_answers(
             [Answer(line.pk, batch.pk, error_text(line, code, message), False, (0, 0)) for line in chunk],
@@ -294,7 +294,7 @@ def _answer_unfinished(batch: Batch, ends_as: BatchStatus) -> None:
 
 
 def request_id(line: BatchLine) -> str:
-    return f"batch_req_{line.batch_id.removeprefix('batch_')}_{line.number}"
+    return f"batch_req_{line.batch.public_id.removeprefix('batch_')}_{line.number}"
 
 
 def error_text(line: BatchLine, code: str, message: str) -> str:
@@ -303,7 +303,7 @@ def error_text(line: BatchLine, code: str, message: str) -> str:
     return json.dumps({"id": request_id(line), "custom_id": line.custom_id, "response": None, "error": error})
 
 
-def due_work() -> tuple[list[str], list[str]]:
+def due_work() -> tuple[list[int], list[int]]:
     """Batches whose files wait to be read, and those whose files wait to be written; whatever was lost in between."""
     return (
         list(Batch.objects.filter(status=BatchStatus.VALIDATING).values_list("pk", flat=True)),

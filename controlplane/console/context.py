@@ -35,6 +35,7 @@ FLEET = (
 SERVE = (
     Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("queues", "Queues", "queues", "q"),
+    Entry("batches", "Batches", "batches", "b"),
 )
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),
@@ -61,7 +62,7 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     if may(request, Role.VIEWER):
         system = SYSTEM if may(request, Role.OPERATOR) else SYSTEM[1:]
         return [("", FLEET), ("Serve", SERVE), ("Plan", PLAN), ("Tenants", TENANTS), ("System", system)]
-    return [("", (TENANTS[0], FLEET[2], PLAN[-1], TENANTS[1])), ("System", (API,))]
+    return [("", (TENANTS[0], FLEET[2], SERVE[-1], PLAN[-1], TENANTS[1])), ("System", (API,))]
 
 
 def badges(attention: dict[str, Any]) -> dict[str, tuple[str, int, str]]:

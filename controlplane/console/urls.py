@@ -9,6 +9,7 @@ from django.views.generic import TemplateView
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
 from controlplane.console.pages.about import views as about
+from controlplane.console.pages.batches import views as batches
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.forecast import views as forecast
@@ -50,6 +51,8 @@ urlpatterns = [
     path("queues/", queues.queues, name="queues"),
     path("queues/groups/<int:number>/<slug:action>/", queues.act, name="queue-act"),
     path("console/api/queue-charts", queues.charts, name="queue-charts"),
+    path("batches/", batches.batches, name="batches"),
+    path("batches/<int:pk>/cancel/", batches.cancel, name="cancel-batch"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("forecast/", forecast.forecast, name="forecast"),

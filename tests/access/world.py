@@ -1,10 +1,15 @@
 """A fleet with two tenants in which everything that may leak has a name or a number that nothing else has."""
 
 import functools
+import time
 from datetime import timedelta
 from typing import Any
 
+from django.utils import timezone
+
+from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.accounts.services import create_api_key, create_sign_in_link
+from controlplane.batches.models import Batch, StoredFile
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout, Swap, SwapGroup
 from controlplane.lengths import training
@@ -54,6 +59,23 @@ def trace(names: list[str]) -> list[dict[str, Any]]:
     ]
 
 
+def make_batch(tenant: Tenant, key: ApiKey) -> Batch:
+    file = StoredFile.objects.create(tenant=tenant, filename="in.jsonl", purpose="batch", size_bytes=1)
+    return Batch.objects.create(
+        tenant=tenant,
+        api_key=key,
+        input_file=file,
+        endpoint="/v1/chat/completions",
+        model=f"{tenant.name}-tuned-7b",
+        completion_window="24h",
+        expires_at=timezone.now() + timedelta(hours=24),
+        status="in_progress",
+        total=1000,
+        completed=20,
+        moments={"in_progress": int(time.time()) - 60},
+    )
+
+
 class World:
     """Rows of everything, and which words no tenant may read."""
 
@@ -90,6 +112,7 @@ class World:
                 hour=hour, tenant=tenant, api_key=self.keys.get(tenant and tenant.name), model=model, gpu_s=7200.0,
                 cost_usd=2.7, requests=5, prompt_tokens=100, slo_class="interactive" if tenant else "",
             )  # fmt: skip
+        self.batches = {tenant.name: make_batch(tenant, self.keys[tenant.name]) for tenant in (acme, globex)}
         self.event = record("instance.moved", self.instances[0], actor="zephyr-bot", reason=FLEET_REASON)
         record("length.drift", actor="lengths", after={"tenant": "globex", "model": "globex-tuned-7b"})
         InstanceCommand.objects.create(instance=self.instances[0], verb="stop", actor="zephyr-bot", reason=FLEET_REASON)
@@ -139,6 +162,7 @@ class World:
             "REGION_ID": self.deployment.region_id,
             "KEY": self.keys["acme"].pk,
             "EVENT": self.event.pk,
+            "BATCH": self.batches["acme"].pk,
         }
 
     @property

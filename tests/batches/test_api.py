@@ -149,7 +149,7 @@ async def test_a_batch_expires_at_its_deadline_and_keeps_what_was_done(served, c
     batch = await run(client, input_of(10))
     await until(lambda: served.backends[0].running > 0)
     past = timezone.now() - timedelta(seconds=1)
-    await database_sync_to_async(Batch.objects.filter(pk=batch.id).update)(expires_at=past)
+    await database_sync_to_async(Batch.objects.filter(public_id=batch.id).update)(expires_at=past)
     batch = await ended(client, batch)
     assert batch.status == "expired"
     faults = await lines_of(client, batch.error_file_id)
@@ -275,8 +275,8 @@ async def test_a_new_process_executes_only_lines_without_an_answer(served, clien
     await until(lambda: served.backends[0].running > 0)
 
     def answer_two():
-        for line in BatchLine.objects.filter(batch=batch.id).order_by("-number")[:2]:
-            services.record_answers([services.Answer(line.pk, batch.id, json.dumps({"custom_id": "x"}), True, (1, 1))])
+        for line in BatchLine.objects.filter(batch__public_id=batch.id).order_by("-number")[:2]:
+            services.record_answers([services.Answer(line.pk, line.batch_id, json.dumps({"custom_id": "x"}), True, (1, 1))])
 
     await database_sync_to_async(answer_two)()
     again = feeder.Feeder(

@@ -7,14 +7,14 @@ from workers.tasks.planning import only_one
 
 
 @shared_task
-def validate(batch_id: str) -> bool:
+def validate(batch_id: int) -> bool:
     """Check a batch's file and store its lines; false if that was done before, or another worker does it."""
     with only_one(f"batch-{batch_id}") as free:
         return services.validate_batch(batch_id) if free else False
 
 
 @shared_task
-def finish(batch_id: str) -> bool:
+def finish(batch_id: int) -> bool:
     """Write the output and error files of a batch and end it; false as in `validate`."""
     with only_one(f"batch-{batch_id}") as free:
         return services.finish_batch(batch_id) if free else False

@@ -17,6 +17,7 @@ from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import Described, RowSchema
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
+from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.requests import REQUESTS
 from controlplane.resources.tables import csv_response
@@ -69,6 +70,13 @@ add_list(
 
     The fleet's people see all; others see what happened to the API keys of their tenants.
     """,
+)
+add_list(
+    router,
+    BATCHES,
+    schema_of(BATCHES, "BatchOut"),
+    "Batches, newest first; `/v1/batches` is what SDKs ask.",
+    check=check_tenant,
 )
 add_list(
     router,
