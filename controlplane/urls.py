@@ -10,7 +10,7 @@ admin.autodiscover()
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("controlplane.console.urls")),
-    *batch_urls,
+    path("", include((batch_urls, "v1"))),
     path("api/", api.urls),  # after the console, which has /api/docs: it takes whatever begins so
 ]
 

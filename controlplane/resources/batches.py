@@ -29,9 +29,15 @@ BATCHES = Resource(
         Column("output_tokens", "Output tokens", draw="count"),
         Column("created_at", "Created (UTC)", draw="moment"),
         Column("expires_at", "Deadline (UTC)", draw="moment"),
-        Column("slack_s", "Slack (s)", draw="console/batches/slack_cell.html", type=float | None, about=(
-            "Seconds between the expected end, at the pace since the start, and the deadline; null while unknown."
-        )),
+        Column(
+            "slack_s",
+            "Slack (s)",
+            draw="console/batches/slack_cell.html",
+            type=float | None,
+            about=(
+                "Seconds between the expected end, at the pace since the start, and the deadline; null while unknown."
+            ),
+        ),
     ),
     filters=(
         Filter("status", type=BatchStatus, control=Select("status", "State", every("states", BatchStatus.choices))),

@@ -276,7 +276,9 @@ async def test_a_new_process_executes_only_lines_without_an_answer(served, clien
 
     def answer_two():
         for line in BatchLine.objects.filter(batch__public_id=batch.id).order_by("-number")[:2]:
-            services.record_answers([services.Answer(line.pk, line.batch_id, json.dumps({"custom_id": "x"}), True, (1, 1))])
+            services.record_answers(
+                [services.Answer(line.pk, line.batch_id, json.dumps({"custom_id": "x"}), True, (1, 1))]
+            )
 
     await database_sync_to_async(answer_two)()
     again = feeder.Feeder(
