@@ -150,7 +150,7 @@ def sent(reach: Reach, world: World) -> dict | None:
 
 
 def test_every_address_has_an_expectation():
-    assert set(NAMES) == {"console", "admin", "api"}
+    assert set(NAMES) == {"console", "admin", "api", "v1"}  # v1: a tenant sees nothing of another, in tests/batches
     assert NAMES["console"] == set(expected.CONSOLE)
     assert set(OPERATIONS) == set(expected.REST)
     assert NAMES["api"] - set(OPERATIONS) == set(expected.REST_OTHERS)
