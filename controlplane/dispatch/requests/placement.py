@@ -28,7 +28,7 @@ from controlplane.fleet.lifecycle.states import PRESENT
 from scheduling.compiled import uncompiled
 from scheduling.queueing.running import prefill_s
 from scheduling.routing.candidates import COLUMNS
-from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE
+from scheduling.routing.routers import LEAST_DELAY, LOOK_AHEAD, POLICY_CODES
 
 
 class Placement:
@@ -132,7 +132,7 @@ class Placement:
     def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
         """The first request of *endpoint*, and the instance that its router gives it to; (-1, -1) if none has room."""
         topology, queue = self.topology, self.queue
-        if policy < PRESERVE:
+        if policy not in LOOK_AHEAD:
             return dispatch(topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates)
         self.anticipation.fit(topology.fleet.endpoint.size)
         return dispatch_ahead(

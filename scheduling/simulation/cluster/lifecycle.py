@@ -84,7 +84,7 @@ class Lives:
             self.settle(instance)
 
     def settle(self, instance: int) -> None:
-        """*instance*, which is to move to another endpoint, holds nothing any more."""
+        """*instance*, which is to move to another endpoint, holds nothing."""
         life: Any = self.world.lives.instances[instance]
         goal, endpoint, lasts_s = State(life.goal), int(life.goal_endpoint), float(life.goal_s)
         life.goal_endpoint = -1
