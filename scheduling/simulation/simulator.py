@@ -19,8 +19,7 @@ from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.build import build_world
 from scheduling.simulation.cluster.description import Cluster
-from scheduling.simulation.cluster.failures import take_out
-from scheduling.simulation.cluster.lifecycle import Lives
+from scheduling.simulation.cluster.lifecycle import Lives, take_out
 from scheduling.simulation.cluster.state_changes import EVICT, NOTHING
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, Outcome, State, World
 from scheduling.simulation.engine.state import (
