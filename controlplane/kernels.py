@@ -84,8 +84,7 @@ def note_done(stamp: Path, files: Iterable[str]) -> None:
 
 def compile_requests() -> None:
     """What a request meets on its way."""
-    from forecasting.lengths import LengthQuery, bundled
-    from forecasting.lengths.service import cache
+    from forecasting.lengths import LengthQuery, bundled, caches
     from scheduling import dispatch
     from scheduling.queueing.waits import waiting_in_queues, waiting_time
     from scheduling.scaling import view
@@ -94,7 +93,7 @@ def compile_requests() -> None:
     waiting_time.warm_up()
     waiting_in_queues.warm_up()
     view.warm_up()
-    cache.warm_up()
+    caches.warm_up()
     bundled().predict_one(LengthQuery("hello", 1))
 
 

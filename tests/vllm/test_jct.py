@@ -189,7 +189,7 @@ def predictors() -> list[Predictor]:
         return [Predictor("drawn, no LENGTH_DATA_DIR", output, np.rint(said).astype(int))]
     from controlplane.experiments.ssjf_jobs import read_lengths
     from forecasting.lengths import bundled
-    from forecasting.lengths.training.datasets import FREE, UNSEEN_SHARE, read_sets
+    from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, read_sets
 
     bert = read_lengths(Path(folder))
     samples = read_sets(Path(folder), FREE, UNSEEN_SHARE).test

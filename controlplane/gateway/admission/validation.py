@@ -18,8 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from controlplane.gateway.admission.turns import Turn, characters, chat_turns, response_turns
 from controlplane.gateway.errors import ApiError, invalid, too_large
-from forecasting.lengths.query import LengthQuery
-from forecasting.lengths.text.conversation import MOST_TURNS_READ, joined, read_turns
+from forecasting.lengths.query import MOST_TURNS_READ, LengthQuery, joined, read_turns
 
 MAX_CHOICES = 16_384  # vLLM's own limit
 MAX_TOKENS = 2**64 - 1  # what JSON's integers hold here; vLLM refuses more than a model's context

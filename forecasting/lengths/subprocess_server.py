@@ -15,10 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from forecasting.lengths.models.length_model import LengthModel
+from forecasting.lengths.caches import EmbeddingCache, Lesson, Limits
+from forecasting.lengths.model import LengthModel
 from forecasting.lengths.query import Estimate, LengthQuery
-from forecasting.lengths.service.cache import Limits
-from forecasting.lengths.service.embedding_cache import EmbeddingCache, Lesson
 from forecasting.models_extra import ModelsExtraMissing
 
 SIZE: Final = struct.Struct("!I")

@@ -1,9 +1,9 @@
-"""What length models on a fine-tuned encoder share: a two-layer head on the first token's state, fitting, and their files.
+"""The base of length models on a fine-tuned encoder: a two-layer head on the first token's state, its fitting and its file.
 
-The head is SSJF's (section 3.1; the names join as in its authors' code): the state through one layer, joined by which model
-serves and for which tenant, then two layers more. Fitting has two phases, as there: encoder and head together on a part of
-the samples, then the head alone, on states that the encoder gives once a prompt. What a phase takes is bounded by `Fitting`,
-since a small encoder reads fifty prompts a second on a core.
+The head is SSJF's (section 3.1; names join as in its authors' code): the state through one layer, joined by the served model
+and the tenant, then two more layers. Fitting has two phases, as there: encoder and head together on a part of the samples,
+then the head alone, on states that the encoder computes once per prompt. `Fitting` bounds both phases, since a small encoder
+reads fifty prompts a second on a core.
 """
 
 from abc import abstractmethod
@@ -11,12 +11,56 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from forecasting.lengths.models.length_model import DEFAULT, Fitting, LengthModel
-from forecasting.lengths.models.spread import Spread
-from forecasting.lengths.query import LengthQuery, Predictions, Sample
-from forecasting.lengths.text.encoder import Encoder
+from forecasting.lengths.encoder import Encoder
+from forecasting.lengths.model import DEFAULT, Fitting, LengthModel, bounded
+from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions, Sample
+
+BANDS: Final = 5  # of predictions from short to long, each with its spread
+LEAST_IN_BAND: Final = 20
+
+
+class Spread:
+    """Log-ratios of real to predicted lengths, by bands of the predicted one."""
+
+    def __init__(self) -> None:
+        self.edges: NDArray[np.float64] = np.zeros(0)
+        self.steps: NDArray[np.float64] = np.zeros((1, len(QUANTILES)))
+
+    def fit(self, real: ArrayLike, predicted: ArrayLike) -> Self:
+        """Learn from predictions for samples that the model was not fitted to, if there are any."""
+        truth, guess = np.asarray(real, float), np.maximum(np.asarray(predicted, float), 1.0)
+        bands = max(1, min(BANDS, len(truth) // LEAST_IN_BAND))
+        self.edges = (
+            np.unique(np.percentile(guess, np.linspace(0, 100, bands + 1)[1:-1])) if len(guess) else np.zeros(0)
+        )
+        ratios = np.log(np.maximum(truth, 1.0) / guess)
+        place = np.searchsorted(self.edges, guess, side="right")
+        whole = np.quantile(ratios, QUANTILES) if len(ratios) else np.zeros(len(QUANTILES))
+        self.steps = np.stack(
+            [
+                np.quantile(ratios[place == band], QUANTILES) if (place == band).sum() >= LEAST_IN_BAND else whole
+                for band in range(len(self.edges) + 1)
+            ]
+        )
+        return self
+
+    def around(self, tokens: ArrayLike, queries: Sequence[LengthQuery]) -> Predictions:
+        """Predictions within what *queries* allow; *tokens* stay the single figure."""
+        guess = np.maximum(np.asarray(tokens, float), 1.0)
+        steps = self.steps[np.searchsorted(self.edges, guess, side="right")]
+        return bounded(guess, guess[:, None] * np.exp(steps), queries)
+
+    def state(self) -> dict[str, Any]:
+        return {"edges": self.edges, "steps": self.steps}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Self:
+        spread = cls()
+        spread.edges, spread.steps = np.asarray(state["edges"]), np.asarray(state["steps"])
+        return spread
+
 
 Array = NDArray[np.float32]
 Weights = dict[str, Array]

@@ -1,23 +1,22 @@
-"""Our teacher: the student's network, which also reads a frozen encoder's embedding of the prompt, and boosted trees.
+"""Our most exact model: the student's network with a frozen encoder's embedding of the prompt, and boosted trees.
 
-The network reads what the student reads and the main components of the encoder's embedding. Trees for the median, on
-measures, components and the names' habits, are averaged with it in logarithms: the two err differently. Nothing of the
-encoder is tuned, so a prompt is read once for fitting and predicting.
+The network reads what the student reads and the principal components of the embedding. Trees for the median, on measures,
+components and the names' habits, are averaged with it in logarithms: the two err differently. The encoder is not tuned, so
+each prompt is read once for fitting and predicting.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.models.length_model import DEFAULT, Fitting, LengthModel, bounded
-from forecasting.lengths.models.student import LEAST_PROMPTS, MOST_NGRAMS, Student
-from forecasting.lengths.models.trees import HabitTrees
+from forecasting.lengths.encoder import Encoder
+from forecasting.lengths.features import Features, Prompt, Vocabulary, extract, measure_matrix
+from forecasting.lengths.model import DEFAULT, Fitting, LengthModel, bounded
 from forecasting.lengths.query import MEDIAN, LengthQuery, Predictions, Sample
-from forecasting.lengths.text.encoder import Encoder
-from forecasting.lengths.text.features import Features, Prompt, Vocabulary, extract, measure_matrix
+from forecasting.lengths.student import LEAST_PROMPTS, MOST_NGRAMS, Student
+from forecasting.lengths.trees import HabitTrees
 
 COMPONENTS: Final = 48
 TREE_SHARE: Final = 0.5
@@ -38,7 +37,7 @@ class Ours(LengthModel):
         super().__init__(fitting)
         self.encoder = Encoder(fitting.encoder, MOST_TOKENS)
         self._embeddings: dict[int, NDArray[np.float16]] = {}
-        self.network = Student(replace(fitting, teacher=None), networks=1, trees=0)
+        self.network = Student(fitting, networks=1, trees=0)
         self.trees: HabitTrees | None = None
         self.centre: NDArray[np.float32] = np.zeros(0, np.float32)
         self.axes: NDArray[np.float32] = np.zeros((0, 0), np.float32)

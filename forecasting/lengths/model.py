@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forecasting.lengths.encoder import MINILM, Progress
 from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions, Sample
-from forecasting.lengths.text.encoder import MINILM, Progress
 from forecasting.workload.files import StateError, read_state, write_state
 
 
@@ -40,8 +40,6 @@ class Fitting:
     trees: int = 120
     """Of each forest of `trees` and `ours`."""
     seed: int = 1
-    teacher: "LengthModel | None" = None
-    """A fitted model whose predictions of the same queries `student` learns from as well."""
     progress: Progress | None = None
 
 

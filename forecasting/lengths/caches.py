@@ -1,17 +1,20 @@
-"""Lengths that were seen before: an exact and a lexical cache of finished requests (SSJF, section 6).
+"""Lengths of earlier prompts (SSJF, section 6): the same prompt, one of nearly the same words, one of the same meaning.
 
-Of a prompt it keeps a keyed digest, a MinHash signature and a digest of the numbers in it; of its lengths a running
-mean, their spread and their count. Text is never kept, and the digest's key dies with the process.
+Prompts are kept as a keyed digest, a MinHash signature or an embedding, never as text, and the digest's key dies with the
+process; lengths as a running mean, their spread and their count.
 
-Exact: the same prompt for the same model, white space ignored. Lexical: a prompt that shares nearly all of its shingles
+*Exact*: the same prompt for the same model, white space ignored. *Lexical*: a prompt that shares nearly all of its shingles
 (5 bytes of lower-case text) and all of its numbers ("in 50 words" is not "in 500 words"). The signature is a one-permutation
 MinHash (Li, Owen and Zhang, NIPS 2012) with empty bins filled from the next full one (Shrivastava and Li, ICML 2014), found
-through bands that each name at most one entry, so that a look-up compares at most `BANDS` signatures, whatever was sent.
+through bands that each name at most one entry, so a look-up compares at most `BANDS` signatures. *Embedding*: by the cosine
+of the encoder's embeddings, with equal numbers, in the encoder's process; only prompts of one message, since an earlier
+conversation would outweigh the question.
 """
 
 import hashlib
 import math
 import os
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -21,9 +24,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from forecasting.lengths.kernels import compiled
+from forecasting.lengths.online import RecentlyUsed
 from forecasting.lengths.query import Estimate, LengthQuery
-from forecasting.lengths.service.recently_used import RecentlyUsed
-from forecasting.lengths.text.kernels import compiled
 
 BINS: Final = 64
 BANDS: Final = 8
@@ -276,3 +279,117 @@ def _sign(raw: Any, bins: Any) -> Any:
 def warm_up() -> None:
     """Compile (or read from disk) what a request would otherwise wait for."""
     signature("a text that is long enough to be signed")
+
+
+OPEN: Final = 4096
+"""Requests that are not finished whose embeddings are held, the newest."""
+
+
+class Lesson(NamedTuple):
+    """A request that was asked about is done."""
+
+    number: int
+    """That it was asked with."""
+    tokens: float
+    """Of one sequence."""
+    cut: bool
+    """No more were allowed."""
+
+
+class _OpenRequest(NamedTuple):
+    model: str
+    embedding: NDArray[np.float32]
+    numbers: int
+    slot: int
+    """Where a prompt like it was found; -1: nowhere."""
+    seen: SeenLengths | None
+
+
+@dataclass(slots=True)
+class _EmbeddingShelf:
+    """Prompts of one served model."""
+
+    embeddings: NDArray[np.float32]
+    """(entries, width), each of length one."""
+    seen: list[SeenLengths] = field(default_factory=list)
+    used_s: list[float] = field(default_factory=list)
+
+
+class EmbeddingCache:
+    """Not for several threads."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = Limits()
+        self.clock = clock
+        self._shelves: OrderedDict[str, _EmbeddingShelf] = OrderedDict()
+        self._open: OrderedDict[int, _OpenRequest] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(len(shelf.seen) for shelf in self._shelves.values())
+
+    def set_limits(self, limits: Limits) -> None:
+        """Keep to *limits* from now on; with another number of entries it begins empty."""
+        if limits.entries != self.limits.entries:
+            self._shelves.clear()
+            self._open.clear()
+        self.limits = limits
+
+    def look_up(self, query: LengthQuery, embedding: NDArray[np.float32], number: int) -> SeenLengths | None:
+        """The lengths of the prompt nearest to *query*, if it is near enough; *number* names the query until `learn`."""
+        if not self.limits.entries or not query.text or query.asked != query.text:
+            return None
+        size = float(np.linalg.norm(embedding))
+        if not 0.0 < size < np.inf:
+            return None
+        near = embedding / size
+        numbers = hash(tuple(re.findall(r"\d+", query.text)))
+        slot, seen = self._nearest(query.model, near, numbers)
+        self._open[number] = _OpenRequest(query.model, near, numbers, slot, seen)
+        if len(self._open) > OPEN:
+            self._open.popitem(last=False)
+        return seen
+
+    def learn(self, lesson: Lesson) -> None:
+        """A request came to its end: what it was like is confirmed, or it is remembered itself."""
+        opened = self._open.pop(lesson.number, None)
+        if opened is None:
+            return
+        now_s = self.clock()
+        shelf = self._shelf(opened.model, len(opened.embedding))
+        if opened.seen is not None and opened.slot < len(shelf.seen) and shelf.seen[opened.slot] is opened.seen:
+            slot = opened.slot
+        else:
+            slot = len(shelf.seen)
+            if slot == len(shelf.embeddings):
+                slot = int(np.argmin(shelf.used_s))
+            else:
+                shelf.seen.append(SeenLengths(None, 0, now_s))
+                shelf.used_s.append(now_s)
+            shelf.seen[slot] = SeenLengths(None, opened.numbers, now_s)
+            shelf.embeddings[slot] = opened.embedding
+        shelf.used_s[slot] = now_s
+        shelf.seen[slot].add(lesson.tokens, now_s, cut=lesson.cut)
+
+    def _nearest(self, model: str, near: NDArray[np.float32], numbers: int) -> tuple[int, SeenLengths | None]:
+        shelf = self._shelves.get(model)
+        if shelf is None or not shelf.seen or shelf.embeddings.shape[1] != len(near):
+            return -1, None
+        alike = shelf.embeddings[: len(shelf.seen)] @ near
+        now_s = self.clock()
+        for slot in np.argsort(-alike)[:8].tolist():
+            seen = shelf.seen[slot]
+            if alike[slot] < self.limits.similarity:
+                break
+            if seen.numbers == numbers and now_s - seen.changed_s <= self.limits.ttl_s:
+                shelf.used_s[slot] = now_s
+                return slot, seen
+        return -1, None
+
+    def _shelf(self, model: str, width: int) -> _EmbeddingShelf:
+        shelf = self._shelves.get(model)
+        if shelf is None or shelf.embeddings.shape[1] != width:
+            shelf = self._shelves[model] = _EmbeddingShelf(np.zeros((self.limits.entries, width), np.float32))
+            if len(self._shelves) > MODELS:
+                self._shelves.popitem(last=False)
+        self._shelves.move_to_end(model)
+        return shelf

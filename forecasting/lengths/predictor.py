@@ -1,12 +1,9 @@
-"""Asking a length model from an event loop: within a budget, and whatever the model does.
+"""Asking a length model from an event loop, within a budget. What cannot be answered is `Unanswered`; nothing raises.
 
-Two ways, with one interface. `InLine` calls the model on the event loop: right for a student, whose call costs the loop less
-than a message to another process and back. `SubprocessPredictor` has it in a subprocess, where it may take its time, hang
-or die: right for an encoder. A thread would be the worst of both: what runs in Python or NumPy holds the interpreter's
-lock, and a loop with a thousand streams then waits up to the switch interval (5 ms) at each of its iterations.
-docs/lengths.md has the measurements; `fast_enough` repeats the one that decides, on the machine and the model at hand.
-
-Neither raises. What cannot be answered is `Unanswered`, and the caller continues without.
+`InLine` calls the model on the event loop: right for a student, whose call costs less than a message to another process.
+`SubprocessPredictor` runs it in a subprocess, where it may take its time, hang or die: right for an encoder. A thread would
+hold the interpreter's lock: a loop with a thousand streams would wait up to the switch interval (5 ms) at each iteration.
+docs/lengths.md has the measurements; `fast_enough` repeats the one that decides.
 """
 
 import asyncio
@@ -27,16 +24,47 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from forecasting.lengths.models.length_model import LengthModel
+import numpy as np
+
+from forecasting.lengths.caches import Lesson, Limits
+from forecasting.lengths.model import LengthModel
 from forecasting.lengths.query import QUANTILES, Estimate, LengthQuery
-from forecasting.lengths.service.cache import Limits
-from forecasting.lengths.service.embedding_cache import Lesson
-from forecasting.lengths.service.subprocess_server import SIZE, Batch, frame
-from forecasting.lengths.service.timing import Timing
+from forecasting.lengths.subprocess_server import SIZE, Batch, frame
+
+KEPT: Final = 4096
+"""Answers over which percentiles are taken, the newest."""
+
+
+class Timing:
+    """Of one length model, or of the whole service."""
+
+    def __init__(self) -> None:
+        self.asked = self.in_time = 0
+        self._ms = np.zeros(KEPT, np.float32)
+        self._timed = 0
+
+    def took(self, seconds: float) -> None:
+        """One answer came after *seconds*, waits included, in time or not."""
+        self._ms[self._timed % KEPT] = seconds * 1000
+        self._timed += 1
+
+    def percentiles(self) -> tuple[float | None, float | None]:
+        """p50 and p99 in ms; None before the first answer."""
+        timed = self._ms[: min(self._timed, KEPT)]
+        if not timed.size:
+            return None, None
+        p50_ms, p99_ms = np.percentile(timed, [50, 99]).tolist()
+        return round(p50_ms, 3), round(p99_ms, 3)
+
+    def report(self) -> dict[str, float | None]:
+        """For the published summary."""
+        p50_ms, p99_ms = self.percentiles()
+        return {"asked": self.asked, "in_time": self.in_time, "p50_ms": p50_ms, "p99_ms": p99_ms}
+
 
 logger = logging.getLogger(__name__)
 
-ROOT: Final = Path(__file__).parents[3]
+ROOT: Final = Path(__file__).parents[2]
 MOST_TOKENS: Final = float(1 << 20)
 """A longer prediction is no prediction."""
 BATCH: Final = 64
@@ -207,7 +235,7 @@ class SubprocessPredictor(Predictor):
 
     def __init__(
         self,
-        call: str = "forecasting.lengths.service.subprocess_server:load",
+        call: str = "forecasting.lengths.subprocess_server:load",
         arguments: Sequence[str] = ("student", ""),
         threads: int = 1,
     ) -> None:
@@ -278,7 +306,7 @@ class SubprocessPredictor(Predictor):
             command = [
                 sys.executable,
                 "-m",
-                "forecasting.lengths.service.subprocess_server",
+                "forecasting.lengths.subprocess_server",
                 str(theirs.fileno()),
                 self.call,
             ]

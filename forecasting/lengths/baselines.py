@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.models.length_model import DEFAULT, Fitting, LengthModel, bounded
+from forecasting.lengths.model import DEFAULT, Fitting, LengthModel, bounded
 from forecasting.lengths.query import MEDIAN, QUANTILES, LengthQuery, Predictions, Sample
 
 LEAST: Final = 8

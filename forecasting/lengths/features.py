@@ -14,8 +14,8 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from forecasting.lengths import kernels
 from forecasting.lengths.query import LengthQuery
-from forecasting.lengths.text import kernels
 
 VERSION: Final = 2
 HEAD: Final = 5
