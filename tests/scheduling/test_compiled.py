@@ -128,7 +128,7 @@ def test_a_second_checkout_compiles_nothing_again(tmp_path, users):
     assert compilations(tmp_path / "second") > 0
 
 
-def test_folders_that_nobody_used_for_a_week_are_removed(root, kernels, users):
+def test_folders_unused_for_a_week_are_removed(root, kernels, users):
     old, recent = (users / name for name in ("kernels-old", "kernels-recent"))
     for folder in (old, recent):
         folder.mkdir(parents=True)

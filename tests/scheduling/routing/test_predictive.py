@@ -175,7 +175,7 @@ def test_preserve_passes_over_an_instance_that_is_to_overflow():
     run_on(fleet, endpoints, ahead, 1, 9, prompt_tokens=100, output_tokens=280)
     assert fleet.remaining_tokens[0] < fleet.remaining_tokens[1]
     assert preserve(fleet, endpoints, ahead, affinity, 0, -1, 100, 50) == 1
-    fleet.kv_capacity_tokens[:] = 100_000  # no risk any more: the one with less to do
+    fleet.kv_capacity_tokens[:] = 100_000  # no risk: the one with less to do
     assert preserve(fleet, endpoints, ahead, affinity, 0, -1, 100, 50) == 0
 
 

@@ -50,7 +50,7 @@ def taught(fleet, affinity, hashes, instance, tokens=0, endpoint=0):
 
 
 prompts = st.tuples(st.integers(0, 2), st.integers(0, 70), st.integers(0, 70)).map(
-    # What a prompt begins with, how far that goes, and how long it is: some fork.
+    # Beginning of a prompt, its length, and the length of the prompt: some fork.
     lambda drawn: [1 + (drawn[0] if at < drawn[1] else 7 + drawn[0] * 3) * 1000 + at for at in range(drawn[2])]
 )
 

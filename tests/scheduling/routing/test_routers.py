@@ -35,7 +35,7 @@ def idle_fleet(count, max_num_seqs=4, kv_capacity_tokens=100):
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 4), st.integers(0, 4))))
 def test_the_shortest_queue_is_the_same_by_counts_and_by_bounds_of_them(instances):
-    """(room, tokens, how far the lower and the upper bound are off): only those that may have the fewest are counted."""
+    """(room, tokens, errors of the lower and the upper bound): only those that may have the fewest are counted."""
     lower, counted = np.full(len(instances), np.inf), []
 
     def most_left(seen, at, fewest):
@@ -126,7 +126,7 @@ def test_load_follows_a_request_that_ends_as_predicted():
     assert (fleet.running[0], fleet.kv_tokens[0], fleet.remaining_tokens[0]) == (0, 0, 0)
 
 
-def test_a_request_that_outruns_its_prediction_holds_more_kv_and_eats_nobody_elses_work():
+def test_a_request_that_outruns_its_prediction_holds_more_kv_and_leaves_the_work_of_others():
     fleet, endpoints = idle_fleet(1)
     place(fleet, endpoints, 0, 5, 5)
     place(fleet, endpoints, 0, 20, 20)
