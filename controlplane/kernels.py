@@ -104,13 +104,6 @@ def compile_orders() -> None:
     global_scheduler.warm_up()
 
 
-def compile_planning() -> None:
-    """The search for plans."""
-    from scheduling.planning import planner
-
-    planner.warm_up()
-
-
 def compile_simulation() -> None:
     """The simulator's loop, and what strategies see of endpoints. Django is not set up here."""
     import numpy as np
@@ -141,7 +134,7 @@ class _Silent:
 
 PARTS: Final[dict[str, dict[str, Callable[[], None]]]] = {
     "requests": {"requests": compile_requests, "orders": compile_orders},
-    "planning": {"planning": compile_planning},
+    "planning": {},
     "simulation": {"simulation": compile_simulation},
 }
 

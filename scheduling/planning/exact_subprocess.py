@@ -1,6 +1,7 @@
-"""The exact model in a process of its own, which is killed when its time is over: HiGHS does not always look at its limit.
+"""The exact model in a subprocess that is killed when its time is over: HiGHS does not always keep its time limit.
 
-Not by `multiprocessing`: Celery's workers may not have children that way. Run as a program, this module is that process.
+`multiprocessing` is no choice: Celery's workers may not have children that way. Run as a program, this module is the
+subprocess.
 """
 
 import contextlib
@@ -9,16 +10,15 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.planning.problem import Problem
-from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost, solve_exact
+from scheduling.planning.programme import OutOfTime, Solved, SolverLost, solve_exact
 
 ASKED_SHARE = 0.7
-"""Share of the time that the solver is asked to keep to, so that what it has found by then is not lost with the process."""
+"""Share of the time that HiGHS is given as its limit, so that what it has found by then is not lost with the process."""
 
 
 def solve_in_subprocess(
@@ -26,25 +26,23 @@ def solve_in_subprocess(
     gap: float,
     time_limit_s: float,
     start: NDArray[np.int64] | None = None,
-    cuts: Sequence[Cut] = (),
     shortage: bool = False,
-    solver: str = "HiGHS",
 ) -> Solved:
     """As `solve_exact`, with a time limit that holds. Raises OutOfTime when it had to, SolverLost when the process died."""
-    request = pickle.dumps((problem, gap, ASKED_SHARE * time_limit_s, start, tuple(cuts), shortage, solver))
-    # The parent's path, in case it was changed after the start; one process group, since CBC is a process more.
+    request = pickle.dumps((problem, gap, ASKED_SHARE * time_limit_s, start, shortage))
     process = subprocess.Popen(
-        [sys.executable, "-m", "scheduling.planning.solvers.exact_subprocess"],
+        [sys.executable, "-m", "scheduling.planning.exact_subprocess"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # The parent's path, in case it was changed after the start.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         start_new_session=True,
     )
     try:
         answer, complaint = process.communicate(request, timeout=time_limit_s)
     except subprocess.TimeoutExpired as error:
-        raise OutOfTime(f"{solver} was stopped after {time_limit_s:.1f} s") from error
+        raise OutOfTime(f"HiGHS was stopped after {time_limit_s:.1f} s") from error
     finally:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -52,7 +50,7 @@ def solve_in_subprocess(
             process.communicate()
     if process.returncode != 0:
         last = complaint.decode(errors="replace").strip().splitlines()
-        raise SolverLost(f"{solver} died with {process.returncode}{': ' + last[-1] if last else ''}")
+        raise SolverLost(f"HiGHS died with {process.returncode}{': ' + last[-1] if last else ''}")
     result: Solved | SolverLost = pickle.loads(answer)  # noqa: S301 - written by our own process
     if isinstance(result, SolverLost):
         raise result
@@ -62,9 +60,8 @@ def solve_in_subprocess(
 def main() -> None:
     """Solve what stands on standard input, and write the answer to standard output."""
     request = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - written by our own parent
-    # What a solver prints must not get between.
     answer_to = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # what a solver prints goes to standard error
     try:
         result: Solved | SolverLost = solve_exact(*request)
     except SolverLost as lost:

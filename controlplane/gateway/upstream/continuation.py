@@ -70,7 +70,7 @@ class Kept:
     lost_track: bool = False  # it emitted something without ids, or no text: it cannot be continued
 
     @property
-    def can_go_on(self) -> bool:
+    def resumable(self) -> bool:
         """Whether another instance can go on, or begin."""
         return not self.whole and not self.lost_track and (not self.opened or self.prompt_ids is not None)
 

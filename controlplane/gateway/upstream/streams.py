@@ -4,18 +4,98 @@ If the tenant did not ask for a stream, it is put together on the way, and writt
 """
 
 import asyncio
+import json
+import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import orjson
 
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import JSON_TYPE
-from controlplane.gateway.serving.responder import SSE_TYPE, Responder
-from controlplane.gateway.serving.ticket import Ticket
-from controlplane.gateway.upstream.answers import MOST_TOKENS, Said, Usage, error_of, read
+from controlplane.gateway.serving.http import SSE_TYPE, Responder
+from controlplane.gateway.serving.open_requests import Ticket
+from controlplane.gateway.upstream.answers import MOST_TOKENS, EngineFailed, Said, Usage, error_of, ids_of, read, what
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection
-from controlplane.gateway.upstream.failures import EngineFailed
 from controlplane.gateway.upstream.sse import Events, SentEvent
-from controlplane.gateway.upstream.stream import DELTA, DONE, END, ENDED, OPENING, Withheld, around_text
+
+TEXT = re.compile(rb'(?:content|reasoning|arguments|text)":"([^"\\]*)"')
+DATA = b"data: "
+DONE = b"[DONE]"  # the last event of a stream
+OPENING = frozenset({"response.created", "response.queued", "response.in_progress"})
+"""What vLLM says of a response before it gives the request to its engine."""
+DELTA = b".delta"  # how the names of events with a piece of a response end
+ENDED = frozenset({"response.completed", "response.incomplete"})
+LONGEST = 200  # characters of a fingerprint
+END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in
+
+
+def around_text(event: bytes) -> tuple[bytes, bytes]:
+    """(prefix, suffix) around the text of *event*, a token and no more, the suffix to the end of its HTTP chunk.
+
+    An event that begins and ends so, without a quote between, differs from it in its text alone. No bytes without a text.
+    """
+    text = TEXT.search(event)
+    return (event[: text.start(1)], event[text.end(1) :] + END) if text is not None else (b"", b"")
+
+
+class Withheld:
+    """A stream less the usage that the tenant did not ask for: the closing event without choices, or what others bear.
+
+    With the closing event vLLM moves the fingerprint of the server there, from the events that end the choices. The last of
+    those is held back until the fingerprint is known, a moment; so the tenant gets what the server would have sent without
+    us.
+    """
+
+    __slots__ = ("_held", "_left", "fingerprint")
+
+    def __init__(self, choices: int, fingerprint: str) -> None:
+        self._left = choices
+        self._held: tuple[bytes, Said] | None = None
+        self.fingerprint = fingerprint
+        """As the server last sent it; empty while it is not known, or the server has none."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is held back."""
+        return self._held is not None
+
+    def take(self, event: SentEvent, said: Said | None) -> bytes:
+        """What the tenant gets now that *event* came, and *said* is what it says; None of the last event of all."""
+        if said is None or (said.usage is None and not said.ends):
+            return self.rest() + event.raw + b"\n\n" if self._held is not None else event.raw + b"\n\n"
+        usage, fingerprint = isinstance(said.usage, dict), said.system_fingerprint
+        if usage and not said.choices:
+            self.fingerprint = fingerprint if isinstance(fingerprint, str) and len(fingerprint) <= LONGEST else ""
+            return b""
+        raw, passed = (_without_usage(event) if usage else event.raw), self.rest()
+        if said.ends:
+            self._left -= said.ends
+            if self._left <= 0:
+                self._held = raw, said
+                return passed
+            raw = self._stamped(raw, said)
+        return passed + raw + b"\n\n"
+
+    def rest(self) -> bytes:
+        """What has been held back, for the tenant: the next event is here, or the stream ends."""
+        held, self._held = self._held, None
+        return self._stamped(*held) + b"\n\n" if held is not None else b""
+
+    def _stamped(self, raw: bytes, said: Said) -> bytes:
+        if not self.fingerprint or said.system_fingerprint is not None or not raw.endswith(b"}"):
+            return raw
+        return b'%b,"system_fingerprint":%b}' % (raw[:-1], json.dumps(self.fingerprint).encode())
+
+
+def _without_usage(event: SentEvent) -> bytes:
+    try:
+        body = json.loads(event.data)
+    except (ValueError, RecursionError):  # numbers of thousands of digits
+        raise EngineFailed(what(event.data)) from None
+    del body["usage"]
+    return DATA + json.dumps(body, separators=(",", ":")).encode()
+
 
 MOST_SHAPES = 16
 """With log probabilities hardly an event is like one before it: no more are looked at then."""
@@ -123,7 +203,7 @@ class Stream:
             tokens = piece[:-2].split(b"\n\n")
             shapes = [shape for token in tokens if (shape := self._shape_of(token)) is not None]
             if len(shapes) == len(tokens):
-                self._ticket.course.output_tokens += len(tokens)
+                self._ticket.output_tokens += len(tokens)
                 if self._whole is None:
                     self._open = self._responder.write_now(piece)
                     return self._open
@@ -167,7 +247,7 @@ class Stream:
         if response and self._whole is not None and event.name.endswith(DELTA):  # all of it is in the last event again
             if not self._has_begun:
                 self._begin()
-            self._ticket.course.output_tokens += 1
+            self._ticket.output_tokens += 1
             return b""
         if event.data == DONE:
             if not self._has_begun:
@@ -177,13 +257,13 @@ class Stream:
         said = self._read(event)
         if response:
             return self._of_response(event, said)
-        course, ends = self._ticket.course, said.ends
+        ticket, ends = self._ticket, said.ends
         if not self._has_begun:
             self._begin()
             if self._ticket.call.kind is Kind.CHAT:
                 # Each choice begins with an event for its role alone.
-                course.output_tokens -= self._ticket.call.sequences
-        course.output_tokens += bool(said.choices)
+                ticket.output_tokens -= self._ticket.call.sequences
+        ticket.output_tokens += bool(said.choices)
         self._unfinished -= ends
         passed = self._less_usage(event, said)
         if self._shapes_left and not ends and said.choices and said.usage is None and not event.name:
@@ -236,7 +316,7 @@ class Stream:
         opening, self._opening = self._opening, b""
         if not self._has_begun:
             self._begin()
-        self._ticket.course.output_tokens += said.type.endswith(".delta")
+        self._ticket.output_tokens += said.type.endswith(".delta")
         self._usage.whole = self._usage.whole or said.type in ENDED
         return opening + event.raw + b"\n\n" if self._whole is None else b""
 
@@ -260,6 +340,93 @@ class Stream:
                     self._whole.append(text, chunk[begin + len(prefix) : -len(suffix)])
                 elif not self._responder.write_chunk(chunk):
                     return False
-                self._ticket.course.output_tokens += 1
+                self._ticket.output_tokens += 1
                 return True
         return False
+
+
+EVENT_KIND = {Kind.CHAT: "chat.completion.chunk", Kind.COMPLETION: "text_completion"}
+
+
+class KeptStream(Stream):
+    """A stream that may be evicted: each event is read, and the ids of its tokens are kept and taken out.
+
+    Where an earlier instance began, the events of this one are made to look as if that one continued: one id, one event
+    with the role, chunks of a chat though a completion continues it, and one usage.
+    """
+
+    __slots__ = ("_before", "_continued", "_kept")
+
+    def __init__(
+        self, ticket: Ticket, responder: Responder, usage: Usage, fingerprint: str, began: Callable[[Ticket], None]
+    ) -> None:
+        super().__init__(ticket, responder, usage, fingerprint, began)
+        assert ticket.kept is not None
+        self._kept = ticket.kept
+        self._continued, self._before = self._kept.opened, len(self._kept.ids)
+
+    def _pass(self, connection: Connection) -> None:
+        connection.pass_to(self._take)
+
+    def _event(self, event: SentEvent) -> bytes:
+        """What the tenant gets of *event*, the ids of its tokens kept."""
+        if event.data == DONE:
+            return super()._event(event)
+        said, kept = self._read(event), self._kept
+        try:
+            body: dict[str, Any] = orjson.loads(event.data)
+        except orjson.JSONDecodeError:
+            raise EngineFailed(what(event.data)) from None
+        if not self._has_begun:
+            self._begin()
+        if isinstance(body.get("usage"), dict):
+            self._count(body["usage"])
+        if not said.choices and self._continued:
+            body["object"] = EVENT_KIND[self._ticket.call.kind]
+        for choice in body["choices"]:
+            self._keep(body, choice)
+        self._unfinished -= said.ends
+        self._ticket.output_tokens = len(kept.ids)
+        if kept.head:
+            body |= kept.head
+        else:
+            kept.head = {name: body[name] for name in ("id", "created") if name in body}
+        data = orjson.dumps(body)
+        return self._less_usage(SentEvent(DATA + data, b"", data), said)
+
+    def _keep(self, body: dict[str, Any], choice: dict[str, Any]) -> None:
+        """Keep the tokens of *choice*, and make it one of what was asked for."""
+        kept, chat = self._kept, self._ticket.call.kind is Kind.CHAT
+        if kept.prompt_ids is None:
+            kept.prompt_ids = ids_of(choice.get("prompt_token_ids") or body.get("prompt_token_ids")) or None
+        for where in (choice, body):
+            if "prompt_token_ids" in where:
+                where["prompt_token_ids"] = None
+        delta = choice.get("delta")
+        delta = delta if isinstance(delta, dict) else {}
+        kept.opened = True
+        if delta.get("role"):
+            return
+        ids = ids_of(choice.get("token_ids"))
+        text = choice.get("text") if "text" in choice else delta.get("content")
+        choice["token_ids"] = None
+        kept.ids += ids
+        kept.whole = bool(choice.get("finish_reason"))
+        if not isinstance(text, str) or (text and not ids):
+            kept.lost_track = True
+        if text:
+            kept.shown = len(kept.ids)
+        if self._continued and chat:
+            body["object"] = EVENT_KIND[Kind.CHAT]
+            ends = {"stop_reason": choice.get("stop_reason")} if kept.whole else {}
+            said = {"delta": {"content": text}, "logprobs": None, "finish_reason": choice.get("finish_reason")}
+            body["choices"] = [{"index": 0, **said, **ends, "token_ids": None}]
+
+    def _count(self, usage: dict[str, Any]) -> None:
+        """Make of *usage* that of all instances together: the prompt of the first, and every token once."""
+        here, before = Usage(), self._before
+        here.take(usage)
+        if here.prompt_tokens is not None:
+            usage["prompt_tokens"] = self._usage.prompt_tokens = max(0, here.prompt_tokens - before)
+        if here.output_tokens is not None:
+            usage["completion_tokens"] = self._usage.output_tokens = here.output_tokens + before

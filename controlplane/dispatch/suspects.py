@@ -11,9 +11,8 @@ from datetime import UTC, datetime
 from typing import Final
 
 from controlplane.dispatch.live_fleet.health import Notice
-from controlplane.dispatch.live_fleet.topology import Replica, Topology
+from controlplane.dispatch.live_fleet.topology import Replica, Request, Topology
 from controlplane.dispatch.port import Refused, Submit
-from controlplane.dispatch.requests.request import Request
 from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import InstanceState
 

@@ -10,18 +10,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
-from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
-from controlplane.dispatch.requests.placement import Placement
-from controlplane.dispatch.requests.running import running_in
-from controlplane.dispatch.requests.waiting_queue import WaitingQueue
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
+from controlplane.dispatch.placement import Placement
+from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
+from scheduling.fleet.profile import Profile
 from scheduling.queueing.eviction import Eviction, wanted
 from scheduling.queueing.global_scheduler import GlobalScheduler, Reordered, solve
+from scheduling.queueing.ordering import NO_DEADLINE_S
 from scheduling.queueing.reordering.rules import PROGRAMME, SEARCH
 from scheduling.queueing.reordering.scheduler import Answer, is_small
+from scheduling.queueing.running import Running, running_of
 from scheduling.queueing.served import attainment
 from scheduling.queueing.snapshot import Snapshot, snapshot
 
@@ -114,16 +116,14 @@ class Reordering:
         queue: WaitingQueue,
         placement: Placement,
         clock: Callable[[], float],
-        *,
-        evict: Callable[[int], object],
+        ask: Ask | None = None,
     ) -> None:
         self.topology = topology
         self.queue = queue
         self.placement = placement
         self.clock = clock
-        self._evict = evict
+        self.ask = ask
         self.scheduler = GlobalScheduler()
-        self.ask: Ask | None = None
         self.recent: deque[Reordered] = deque(maxlen=KEPT)
         self.changes: deque[Change] = deque(maxlen=KEPT)  # those, answers that did not come, and what operators did
         self.fallbacks = 0  # answers that did not come
@@ -143,37 +143,34 @@ class Reordering:
         """Instances without which no order keeps in time what waits for *endpoint*."""
         return self.scheduler.short_instances.get(endpoint.index, 0)
 
-    def look(self) -> None:
-        """Reorder what waits, if some group will be late; then evict what keeps one from being in time."""
+    def look(self) -> list[int]:
+        """Reorder the queues if a group will be late; returns the numbers of requests to evict so that one is in time."""
         self._reorder()
-        self._evict_for_heads()
+        return self._evict_for_heads()
 
     def _reorder(self) -> None:
         if self._asked_s is not None and abs(self.clock() - self._asked_s) > PATIENCE_S:  # clocks may jump back
             self._answered(None, None, self._asked_s)
         if self._asked_s is not None or not any(map(self.queue.grouped, self.topology.endpoints)):
             return
-        now_s = self.queue.now_s(self.clock())
-        topology, arrays = self.topology, self.queue.arrays
+        now_s, topology, arrays = self.queue.moment_s, self.topology, self.queue.arrays
         if not self.scheduler.wants(arrays, now_s):
             return
         by = topology.tuned.REORDER_BY
         # The programme would hold up all streams of this process: without a worker there is the search alone.
         self.scheduler.by = SEARCH if by == PROGRAMME and self.ask is None else by
         few = self.queue.group_count <= IN_PROCESS_GROUPS and self.scheduler.by != PROGRAMME
-        if self.ask is None or few:
-            began_s = time.perf_counter()
-            running = running_in(topology, self.queue, self.clock())
-            seen = snapshot(topology.fleet, topology.arrays, arrays, now_s, running=running)
-            if seen is not None:
-                answer = solve(seen, moves=self.scheduler.moves, by=self.scheduler.by)
-                reordered = self.scheduler.take(topology.fleet, topology.arrays, arrays, seen, answer, now_s)
-                self._note(seen, reordered, "in process", time.perf_counter() - began_s)
-                self._have_proved(seen, answer)
-            return
-        running = running_in(topology, self.queue, self.clock())
+        began_s = time.perf_counter()
+        running = running_in(topology, self.queue)
         seen = snapshot(topology.fleet, topology.arrays, arrays, now_s, running=running)
-        if seen is not None:
+        if seen is None:
+            return
+        if self.ask is None or few:
+            answer = solve(seen, moves=self.scheduler.moves, by=self.scheduler.by)
+            reordered = self.scheduler.take(topology.fleet, topology.arrays, arrays, seen, answer, now_s)
+            self._note(seen, reordered, "in process", time.perf_counter() - began_s)
+            self._have_proved(seen, answer)
+        else:
             asked_s = self._asked_s = self.clock()
             self.ask(seen, self.scheduler.by, lambda answer: self._answered(seen, answer, asked_s))
 
@@ -188,7 +185,7 @@ class Reordering:
                 Change(time.time(), "a worker", "No worker answered", "EDF: groups stay in order of due time")
             )
             return
-        topology, now_s = self.topology, self.queue.now_s(self.clock())
+        topology, now_s = self.topology, self.queue.moment_s
         reordered = self.scheduler.take(topology.fleet, topology.arrays, self.queue.arrays, seen, answer, now_s)
         self.gap = answer.gap
         self._note(seen, reordered, "a worker", self.clock() - asked_s)
@@ -209,24 +206,23 @@ class Reordering:
         if proof is not None:
             self.gap = proof._replace(after=proof.before).gap  # that of the search's order, not of a better one
 
-    def _evict_for_heads(self) -> None:
-        """Have requests leave their instances for groups at the head of a virtual queue that would be late."""
+    def _evict_for_heads(self) -> list[int]:
+        """Requests that leave their instances for groups at the head of a virtual queue that would be late."""
         topology, queue = self.topology, self.queue
         limit = np.zeros(queue.arrays.size.size, np.int64)
         for endpoint in topology.endpoints:
             if queue.grouped(endpoint) and queue.count(endpoint):
                 limit[endpoint.index] = endpoint.spec.tuned.EVICTION_LIMIT
         if not limit.any():
-            return
-        now_s, running = queue.now_s(self.clock()), running_in(topology, queue, self.clock())
-        evictions = wanted(topology.fleet, topology.arrays, queue.arrays, running, limit, now_s)
+            return []
+        running = running_in(topology, queue)
+        evictions = wanted(topology.fleet, topology.arrays, queue.arrays, running, limit, queue.moment_s)
         for key in dict.fromkeys((eviction.instance, eviction.group) for eviction in evictions):
             mine = [eviction for eviction in evictions if (eviction.instance, eviction.group) == key]
             evicted = Evicted.of(mine, topology.by_slot[key[0]], self._class_of(key[1]))
-            for number in (number for eviction in mine for number in eviction.numbers):
-                self._evict(number)
             self.evicted.append(evicted)
             self.changes.append(Change(time.time(), "the global scheduler", evicted.reason, evicted.what))
+        return [number for eviction in evictions for number in eviction.numbers]
 
     def _class_of(self, number: int) -> str:
         """The SLO class of the group with that number; "" if there is none."""
@@ -271,3 +267,39 @@ def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: 
 
 def _groups(count: int) -> str:
     return f"{count} group{'' if count == 1 else 's'}"
+
+
+LEAVING_S: Final = 5.0
+"""After which one that was to be evicted is taken to stay: it had begun to emit what cannot be gone on with."""
+
+
+def running_in(topology: Topology, queue: WaitingQueue) -> Running:
+    """Requests that instances of endpoints with request groups run, as the global scheduler sees them."""
+    clock_s = queue.clock()
+    return running_of(
+        _row(request, replica.slot, replica.endpoint.spec.profile, queue, clock_s)
+        for replica in topology.replicas.values()
+        if queue.grouped(replica.endpoint)
+        for request in replica.requests
+    )
+
+
+def _row(request: Request, slot: int, profile: Profile, queue: WaitingQueue, clock_s: float) -> tuple[Any, ...]:
+    """As the fields of `Running`. What an answer that is not streamed has emitted is not known, so it stays."""
+    asked, arrival_s = request.asked, queue.since_start_s(request.asked.arrived_s)
+    goes_on = asked.evictable or not request.output_tokens
+    output = request.expected_tokens - request.expected_prompt
+    due_s = first_due_of(profile, asked, request.expected_prompt, output)
+    return (
+        asked.number,
+        slot,
+        arrival_s + (due_s if due_s < math.inf else NO_DEADLINE_S),
+        asked.allowed_s,
+        asked.priority,
+        asked.prompt_tokens,
+        request.output_tokens,
+        request.expected_tokens,
+        request.evictions,
+        goes_on and asked.streamed and asked.sequences == 1,
+        request.evicting_s is not None and clock_s - request.evicting_s < LEAVING_S,
+    )

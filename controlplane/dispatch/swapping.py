@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
 from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
-from controlplane.dispatch.requests.waiting_queue import WaitingQueue
+from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from scheduling.queueing.groups import NONE, put_first
 from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue, swap_wanted
@@ -35,18 +35,10 @@ class _Asked:
 
 
 class Swapping:
-    """*waiting* counts the requests that an endpoint holds, *queue* has the request groups, and *pump* gives out what an
-    endpoint holds where there is room: its groups may stand first again."""
+    """*pump* gives out what an endpoint holds where there is room: its groups may stand first again."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        waiting: Callable[[Endpoint], int],
-        queue: WaitingQueue,
-        pump: Callable[[Endpoint], None],
-    ) -> None:
+    def __init__(self, topology: Topology, queue: WaitingQueue, pump: Callable[[Endpoint], None]) -> None:
         self.topology = topology
-        self._waiting = waiting
         self._queue = queue
         self._pump = pump
         self._asked: dict[str, _Asked] = {}  # by group, until it is seen
@@ -94,9 +86,9 @@ class Swapping:
 
         def resting(index: int) -> Resting | None:
             member = at_rest.get(index)
-            return _as_resting(member, self._waiting(self.topology.endpoints[index])) if member else None
+            return _as_resting(member, self._queue.count(self.topology.endpoints[index])) if member else None
 
-        fleet, waiting, clock_s = self.topology.fleet, self._queue.arrays, self._queue.now_s(now_s)
+        fleet, waiting, clock_s = self.topology.fleet, self._queue.arrays, self._queue.since_start_s(now_s)
         swap = swap_by_queue(fleet, waiting, shared.queue, shared.serves, holder, resting, clock_s)
         if swap is None:
             self._go_on(shared)
@@ -133,7 +125,7 @@ class Swapping:
     def _resting(self, group: SwapGroupSpec) -> Iterator[Resting]:
         for member in group.members:
             endpoint = self.topology.endpoint(member.model, member.region)
-            if endpoint is None or member.state not in AT_REST or not (waiting := self._waiting(endpoint)):
+            if endpoint is None or member.state not in AT_REST or not (waiting := self._queue.count(endpoint)):
                 continue
             if not any(replica.spec.state in PRESENT for replica in self.topology.members(endpoint)):
                 yield _as_resting(member, waiting)
@@ -146,7 +138,7 @@ class Swapping:
         if shared is not None and endpoint is not None:
             waits = has_groups(self._queue.arrays.groups, shared.queue, endpoint.index)
         else:
-            waits = endpoint is not None and self._waiting(endpoint) > 0
+            waits = endpoint is not None and self._queue.count(endpoint) > 0
         idle = not waits and not (replica and replica.requests)
         return Holder(awake.name, awake.state == InstanceState.READY, idle, wall_s - awake.state_changed_at)
 

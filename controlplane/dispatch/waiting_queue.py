@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiting_tokens
 from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
-from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
+from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
 from controlplane.dispatch.port import Submit
-from controlplane.dispatch.requests.request import Request
 from controlplane.fleet.lifecycle.states import AWAKE, COMING
 from scheduling.compiled import uncompiled
 from scheduling.fleet.profile import Profile
@@ -38,13 +37,13 @@ from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
 
 
 class WaitingQueue:
-    """*clock* is that of the dispatcher; *began_s* is where that of the waiting set begins, on it."""
+    """*clock* is that of the dispatcher; the clock of the waiting set starts with it."""
 
-    def __init__(self, topology: Topology, began_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
         self.topology = topology
         self.arrays = allocate_waiting(16, 1024, topology.fleet.endpoint.size)
         self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1024)
-        self._began_s, self._clock = began_s, clock
+        self.clock, self.began_s = clock, clock()
         self._ordering: dict[int, int] = {}  # by endpoint: that of the keys in its heap
         self._held: dict[int, Request] = {}  # by slot of the waiting set
         self.by_tenant: Counter[tuple[int, str]] = Counter()
@@ -119,7 +118,7 @@ class WaitingQueue:
                     phases[replica.slot] = _phase(group, member.instance_id, member.state), load_s
         for slot in np.flatnonzero(arrays.phase).tolist():
             phases.setdefault(slot, (STAYS, 0.0))
-        now_s = self.now_s(self._clock())
+        now_s = self.moment_s
         for slot, (phase, load_s) in phases.items():
             note_phase(arrays, slot, phase, now_s + (load_s if phase == COMES else 0.0))
 
@@ -134,10 +133,10 @@ class WaitingQueue:
         prompt, output = int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])
         return _queue_key(endpoint, float(arrays.arrival_s[slot]), request.asked, prompt, output)
 
-    def may_balance(self, endpoint: Endpoint, clock_s: float) -> bool:
+    def may_balance(self, endpoint: Endpoint) -> bool:
         """Whether what is due first for *endpoint* may go to any instance, though it may stand in the queue of one."""
         topology = self.topology
-        return may_balance(topology.fleet, topology.arrays, self.arrays, endpoint.index, self.now_s(clock_s))
+        return may_balance(topology.fleet, topology.arrays, self.arrays, endpoint.index, self.moment_s)
 
     def why_pulled(self, slot: int, now_s: float) -> str:
         """Why the request in *slot* is pulled, for the decision trace."""
@@ -150,9 +149,14 @@ class WaitingQueue:
             f"group {int(group.number)}, {int(group.count)} waiting, the first {due}."
         )
 
-    def now_s(self, clock_s: float) -> float:
+    def since_start_s(self, clock_s: float) -> float:
         """*clock_s* on the clock of the waiting set."""
-        return clock_s - self._began_s
+        return clock_s - self.began_s
+
+    @property
+    def moment_s(self) -> float:
+        """Now, on the clock of the waiting set."""
+        return self.clock() - self.began_s
 
     def count(self, endpoint: Endpoint) -> int:
         """Requests that wait for *endpoint*."""
@@ -203,7 +207,7 @@ class WaitingQueue:
         """Let *request* wait for *endpoint*, with a queue key by the ordering there."""
         self.fit()
         asked = request.asked
-        arrival_s = asked.arrived_s - self._began_s
+        arrival_s = self.since_start_s(asked.arrived_s)
         # A prompt that we guessed larger than any instance must not hold up the queue for ever: vLLM knows better.
         room = endpoint.largest_kv_tokens
         prompt, output = asked.prompt_tokens, request.predicted_tokens
