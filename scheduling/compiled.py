@@ -225,13 +225,13 @@ def compiled(function: Function) -> Function:
     The uncompiled function stays at `.py_func`. A kernel counts no references (inside the simulator's loop that cost more
     than all the work), so it reads and writes arrays but must not make or return any.
     """
-    return cast(Function, Kernel(function, {"_nrt": False, "error_model": "numpy"}, kept=True))
+    return cast(Function, Kernel(function, OPTIONS, kept=True))
 
 
 def compiled_without_gil(function: Function) -> Function:
     """Compile *function* as `compiled` does; other threads of Python go on while it runs. For what takes a millisecond or
     more: to take the lock again may have to wait for one of them."""
-    return cast(Function, Kernel(function, {"_nrt": False, "error_model": "numpy", "nogil": True}, kept=True))
+    return cast(Function, Kernel(function, {**OPTIONS, "nogil": True}, kept=True))
 
 
 def compiled_inline(function: Function) -> Function:
@@ -289,7 +289,9 @@ def uncompiled(kernel: Function) -> Function:
     return cast(Function, kernel.py_func) if isinstance(kernel, Kernel) else kernel
 
 
-INTERNAL: Final = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "error_model": "numpy"}
+OPTIONS: Final = {"_nrt": False, "error_model": "numpy", "forceinline": False}
+"""Numba would else inline a function wherever it is called, if the first caller that it is compiled for is an inline one."""
+INTERNAL: Final = {**OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def record(fields: list[tuple[str, type[np.generic]]]) -> np.dtype[np.void]:

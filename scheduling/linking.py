@@ -29,13 +29,6 @@ class LinkedLibrary(JITCodeLibrary):
 
     codegen = _NoEngine()
 
-    def add_ir_module(self, ir_module: Any) -> None:
-        """Keep functions that are not to be inlined (`compiled_internal`) one piece of code each, whoever calls them."""
-        for function in ir_module.functions:
-            if function.blocks and "alwaysinline" not in function.attributes:
-                function.attributes.add("noinline")
-        super().add_ir_module(ir_module)
-
     def finalize(self) -> None:
         """Take in what this code calls, as Numba's own does before it optimises."""
         self._raise_if_finalized()
