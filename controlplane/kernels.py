@@ -134,7 +134,6 @@ class _Silent:
 
 PARTS: Final[dict[str, dict[str, Callable[[], None]]]] = {
     "requests": {"requests": compile_requests, "orders": compile_orders},
-    "planning": {},
     "simulation": {"simulation": compile_simulation},
 }
 

@@ -17,10 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-GROUPS: Final = ("requests", "planning", "simulation")
-"""In the order in which they are compiled: of a request's way through the gateway, of plans, of the simulator."""
-PACKAGES: Final = {"planning": "scheduling.planning.", "simulation": "scheduling.simulation."}
-"""Where the kernels of a group are; all others are of `requests`."""
+GROUPS: Final = ("requests", "simulation")
+"""In the order in which they are compiled: of a request's way through the gateway, of the simulator."""
 COMPILES: Final = "PILOTHOUSE_COMPILES_KERNELS"
 """Set in the environment of processes that compile under a lock which another one holds for them."""
 POLL_S: Final = 0.2
@@ -45,7 +43,7 @@ class Progress:
 
 def group_of(module: str) -> str:
     """The group of kernels in the module of that name."""
-    return next((group for group, package in PACKAGES.items() if module.startswith(package)), "requests")
+    return "simulation" if module.startswith("scheduling.simulation.") else "requests"
 
 
 def _lock_file(base: Path, group: str) -> Path:
