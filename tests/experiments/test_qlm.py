@@ -112,7 +112,7 @@ def test_gaps_vary_as_asked(variation):
     moments = systems.arrivals(50.0, variation, np.random.default_rng(1))
     gaps = np.diff(moments)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.15)
-    assert moments.size == pytest.approx(50.0 * systems.ARRIVING_S, rel=0.15)
+    assert moments.size == pytest.approx(50.0 * systems.MIX_S, rel=0.15)
 
 
 @pytest.mark.parametrize("name", [pytest.param("short answers", marks=pytest.mark.nightly), "three models"])
