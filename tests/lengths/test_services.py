@@ -111,7 +111,7 @@ def test_training_learns_from_features_alone_and_stays_in_the_shadow(acme, monke
 
 
 def test_the_error_beside_a_student_s_is_that_of_the_active_version(acme, monkeypatch):
-    """Also where another kind is active, and the student goes on from the bundled one."""
+    """Also where another kind is active, and the student continues from the bundled one."""
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
     monkeypatch.setattr(student_training, "LEAST_STEPS", 1)
     samples(acme, 100)
@@ -275,7 +275,7 @@ def test_a_file_of_an_older_format_is_refused_in_words(operator, acme, monkeypat
     with pytest.raises(ActionError, match=r"cannot be used.*student of version 1, this version reads 2"):
         versions.promote(old, operator)
     LengthVersion.objects.update(state=STATES.ACTIVE)
-    assert training._student([])[1] == BUNDLED  # training goes on from the bundled one
+    assert training._student([])[1] == BUNDLED  # training continues from the bundled one
     with pytest.raises(ActionError, match="cannot be used"):
         versions.promote(made(2, file="lengths/student-1.npz"), operator)
 

@@ -97,7 +97,7 @@ def test_without_texts_it_says_so(acme, language_model):
     LengthSample.objects.update(text="kept before the tenant said no")
     acme.keep_prompts = False
     acme.save()
-    assert stored("preserve") == []  # the text is not deleted yet, and not read any more
+    assert stored("preserve") == []  # the text is not deleted yet, and no longer read
     with pytest.raises(ActionError, match="no length model 'oracle'"):
         trained("oracle")
 
