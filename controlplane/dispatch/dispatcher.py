@@ -134,7 +134,7 @@ class Dispatcher:
             self.deliver(refusal)
         elif endpoint is None:
             self.deliver(_none_serves(asked, own_region))
-        elif self.queue.count(endpoint) >= endpoint.spec.queue_bound:
+        elif endpoint.spec.policy.is_full(self.queue.count(endpoint)):
             self.deliver(self._full(asked, endpoint, own_region))
         else:
             request = Request(asked, self._possible(asked), endpoint, own_region=own_region)

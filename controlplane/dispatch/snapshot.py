@@ -168,7 +168,7 @@ class Snapshot:
         return {
             "model": endpoint.model,
             "region": endpoint.region,
-            "ordering": endpoint.spec.ordering_policy,
+            "ordering": endpoint.spec.policy.ordering,
             "cursor": numbers.get(int(topology.arrays.cursor[endpoint.index])),
             "changed_s": memory.changed_s - now_s,
             "changed_by": memory.last.by,

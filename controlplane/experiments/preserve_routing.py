@@ -37,6 +37,7 @@ from controlplane.experiments.shared.scenes import LLAMA_2_7B, ServedModel
 from controlplane.terminal import Column, table
 from forecasting.lengths.training.datasets import DataMissing, proxy_predictions
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.result import Result as Simulated
@@ -158,7 +159,7 @@ def cluster(engine: EngineConfig, router: str, depth: str) -> Cluster:
     spec = InstanceSpec("model", "here", engine)
     if depth == "deep":
         spec = replace(spec, dispatch_max_num_seqs=100_000, dispatch_kv_tokens=1 << 40)
-    return Cluster([spec] * INSTANCES, routing=router)
+    return Cluster([spec] * INSTANCES, policies=EndpointPolicy(routing=router))
 
 
 def alone_s(engine: EngineConfig, lengths: Lengths) -> float:

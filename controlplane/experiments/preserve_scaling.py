@@ -38,6 +38,7 @@ from controlplane.terminal import Column, table
 from forecasting.workload import FORECASTERS, rests
 from scheduling.planning.bursts import arrival_cv
 from scheduling.planning.capacity import Capability
+from scheduling.policy import EndpointPolicy
 from scheduling.scaling import FLOOR, ByEndpoint, make_strategy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
@@ -168,7 +169,7 @@ def _cluster(scene: Scene, depth: str) -> Cluster:
     if depth == "shallow":
         return cluster
     instances = [replace(spec, dispatch_max_num_seqs=100_000, dispatch_kv_tokens=1 << 40) for spec in cluster.instances]
-    return replace(cluster, instances=instances, routing="preserve")
+    return replace(cluster, instances=instances, policies=EndpointPolicy(routing="preserve", ordering="priority"))
 
 
 def _simulate(

@@ -22,8 +22,8 @@ from controlplane.experiments.shared.measures import rounded
 from controlplane.experiments.ssjf_jobs import draw_jobs, gamma_gaps, read_lengths, student_lengths, trace_gaps
 from controlplane.terminal import Column, table
 from scheduling.fleet.profile import Profile
-from scheduling.queueing.ordering import STRETCH
-from scheduling.simulation.cluster.description import Batching, Cluster, InstanceSpec
+from scheduling.policy import Batching, EndpointPolicy
+from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
@@ -34,6 +34,7 @@ TRACES: Final = {
     "mooncake": ("mooncake/conversation_trace.jsonl", "mooncake"),
 }
 
+STRETCH: Final = EndpointPolicy().ordering_stretch
 ORDERINGS: Final = ("fcfs", "ssjf", "shortest", "sjf")
 """`shortest` is the paper's SSJF, `ssjf` ours, which ages, and `sjf` the oracle."""
 MODES: Final = ("none", "dynamic", "continuous")
@@ -123,7 +124,8 @@ def cluster(mode: str, batch: int, ordering: str, stretch: float) -> Cluster:
         "dynamic": Batching("dynamic", batch, WAIT_S),
         "continuous": Batching(),
     }[mode]
-    return Cluster([InstanceSpec("m", "here", engine)], ordering=ordering, ordering_stretch=stretch, batching=batching)
+    policies = EndpointPolicy(ordering=ordering, ordering_stretch=stretch, batching=batching)
+    return Cluster([InstanceSpec("m", "here", engine)], policies=policies)
 
 
 def _capacity(jobs: tuple[NDArray[np.int64], ...], mode: str, batch: int) -> float:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.reference import EngineConfig
@@ -30,7 +31,9 @@ def fleet_of(random, routing="join_shortest_queue", **policies):
                     profile=Profile(0.02, 0.01, 2e-4, 0.0, 0.04, 0.002, 1e-5),
                 )
                 specs.append(simulated.InstanceSpec(model, region, engine))
-    return simulated.Cluster(specs, routing=routing, ordering="qlm", queue_bound=200, **policies)
+    return simulated.Cluster(
+        specs, policies=EndpointPolicy(routing=routing, ordering="qlm", queue_bound=200, **policies)
+    )
 
 
 def mixed(random, load_per_s):
@@ -56,7 +59,7 @@ def mixed(random, load_per_s):
     [
         ("join_shortest_queue", {}),
         pytest.param("least_request", {"group_order": "length", "group_batches": 1.0}, marks=pytest.mark.nightly),
-        pytest.param("minimum_use", {"dispatch_round_trip_s": 0.3}, marks=pytest.mark.nightly),
+        pytest.param("minimum_use", {"dispatch_round_trip_ms": 300.0}, marks=pytest.mark.nightly),
         pytest.param("preserve", {}, marks=pytest.mark.nightly),
     ],
 )

@@ -12,6 +12,7 @@ from controlplane.experiments.qlm import evaluation, mixes, systems
 from controlplane.experiments.qlm.evaluation import PARTS, Qlm
 from controlplane.experiments.qlm.systems import measured, one_model, with_policy
 from controlplane.experiments.qlm.workloads import BATCH_2, INTERACTIVE, MEGA_TOKENS, SLO_S, VICUNA_A100, Stream, draw
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster.description import Batching
 
 
@@ -68,16 +69,18 @@ def test_systems_differ_in_what_they_are_named_for():
     requests = draw([Stream(INTERACTIVE, 10.0)], 10.0, 1)
     fleet = [(VICUNA_A100, "A100")] * 3
     clusters = {name: one_model(fleet, name, requests)[0] for name in (*systems.SYSTEMS, *systems.WITHOUT)}
-    assert clusters["qlm"].eviction_limit == systems.EVICTIONS
-    assert clusters["without-eviction"].eviction_limit == 0
-    assert clusters["shepherd"].batching.mode == "dynamic"
-    assert clusters["shepherd+evictions"].batching == Batching()
+    assert clusters["qlm"].policies.eviction_limit == systems.EVICTIONS
+    assert clusters["without-eviction"].policies.eviction_limit == 0
+    assert clusters["shepherd"].policies.batching.mode == "dynamic"
+    assert clusters["shepherd+evictions"].policies.batching == Batching()
     assert clusters["shepherd+evictions"].reordering == "shepherd"
-    ruled = {name: cluster.eviction_limit for name, cluster in clusters.items() if cluster.reordering != "search"}
+    ruled = {
+        name: cluster.policies.eviction_limit for name, cluster in clusters.items() if cluster.reordering != "search"
+    }
     assert set(ruled.values()) == {systems.EVICTIONS}, "a rule in the place of the search evicts as it does"
     assert len(clusters["without-balance"].endpoints) == 3
     assert clusters["without-pulling"].instances[0].dispatch_max_num_seqs > 10_000
-    assert with_policy("edf", [1]) == {"ordering": "deadline"}
+    assert with_policy("edf", [1]) == {"policies": EndpointPolicy(ordering="deadline")}
 
 
 def test_the_paper_s_edf_swaps_as_it_pleases(monkeypatch):

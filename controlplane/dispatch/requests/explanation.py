@@ -43,7 +43,7 @@ def explain(
 
     *pulled* says why the instance took it from its virtual queue, where no router was asked.
     """
-    policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.routing_policy]
+    policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.policy.routing]
     first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
     rows: list[Row] = candidates[: end - first].tolist()
     rows = [row for row in rows if row[INSTANCE] >= 0]  # there is room for more
@@ -71,7 +71,7 @@ def explain(
         )
     if policy < PRESERVE:
         seen.sort(key=lambda each: (each["score"] is None, each["score"] or 0.0))
-    because = pulled or _because(endpoint.spec.routing_policy, chosen.name, seen, in_seconds=bool(rows[0][IN_SECONDS]))
+    because = pulled or _because(endpoint.spec.policy.routing, chosen.name, seen, in_seconds=bool(rows[0][IN_SECONDS]))
     round_trip_ms = topology.round_trip_ms(chosen)
     at_chosen = next(row for row in rows if row[INSTANCE] == chosen.slot)
     ahead = int(at_chosen[AHEAD])

@@ -60,7 +60,7 @@ class Placement:
         candidates = topology.candidates(model, region)
         if candidates.size:
             self.queue.fit()
-            spill_above = topology.endpoints[int(candidates[0])].spec.tuned.SPILL_ABOVE
+            spill_above = topology.endpoints[int(candidates[0])].spec.policy.region_threshold
             now_s = self.clock()
             index = int(
                 choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s)
@@ -85,7 +85,7 @@ class Placement:
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
         topology, queue = self.topology, self.queue
-        policy, grouped = POLICY_CODES[endpoint.spec.routing_policy], queue.grouped(endpoint)
+        policy, grouped = POLICY_CODES[endpoint.spec.policy.routing], queue.grouped(endpoint)
         while queue.count(endpoint):
             slot, instance, pulled = self._pull(endpoint) if grouped else (-1, -1, "")
             if slot < 0:
@@ -117,7 +117,7 @@ class Placement:
                     replica.spec.url,
                     replica.spec.api_key,
                     endpoint.region,
-                    endpoint.spec.ordering_policy,
+                    endpoint.spec.policy.ordering,
                     request.queue_key_s,
                     request.placed_s,
                     why,
@@ -176,8 +176,8 @@ class Placement:
         return {
             "instance": replica.name,
             "region": endpoint.region,
-            "policy": endpoint.spec.routing_policy,
-            "ordering": endpoint.spec.ordering_policy,
+            "policy": endpoint.spec.policy.routing,
+            "ordering": endpoint.spec.policy.ordering,
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
             "waiting": self.queue.count(endpoint),
             **explain(self.topology, endpoint, replica, self._candidates, pulled),

@@ -50,7 +50,7 @@ class Rehoming:
         if not waiting:
             return
         candidates = topology.candidates(endpoint.model, endpoint.region)
-        spill_above = endpoint.spec.tuned.SPILL_ABOVE
+        spill_above = endpoint.spec.policy.region_threshold
         for request in waiting:
             index = better_home(
                 topology.fleet, topology.arrays, candidates, queue.arrays.size, endpoint.index, spill_above, now_s

@@ -44,7 +44,7 @@ from controlplane.experiments.qlm.workloads import (
 from controlplane.experiments.shared.measures import rounded
 from controlplane.experiments.shared.scenes import ServedModel
 from controlplane.terminal import Column, table
-from scheduling.queueing.groups import GROUP_BATCHES
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.workload.requests import Requests
 
@@ -71,7 +71,7 @@ SIZES_S: Final = (0.0, 20.0, 40.0, 80.0, 160.0)
 """Of the whole fleet: the work that waits at the begin, as `WAITING_S` is."""
 SIZE_LOAD: Final = 0.9
 """Of interactive requests, beside what waits: with Batch-1 a little more than the fleet ends."""
-DELTAS: Final = (0.0625, 0.25, 1.0, GROUP_BATCHES, 16.0)
+DELTAS: Final = (0.0625, 0.25, 1.0, EndpointPolicy().group_batches, 16.0)
 MIX_LOADS: Final = (1.0, 1.3, 1.6, 2.0)
 MIX_VARIATIONS: Final = (1.0, 3.0)
 PARTS: Final = ("single", "without", "multi", "few", "mega", "gpus", "size", "delta", "mixes")

@@ -8,7 +8,7 @@ deadline, and `edf-swapping` the paper's: it exchanges models for whatever is du
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from controlplane.experiments.qlm.workloads import (
     draw,
 )
 from controlplane.experiments.shared.scenes import ServedModel
+from scheduling.policy import Batching, EndpointPolicy
 from scheduling.scaling.swapping import LOOK_S
-from scheduling.simulation.cluster.description import Batching, Cluster, InstanceSpec, Sharing
+from scheduling.simulation.cluster.description import Cluster, InstanceSpec, Sharing
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.swapping import Swapping
@@ -76,18 +77,17 @@ class Line:
     reorderings: int
 
 
-def with_policy(system: str, sizes: Sequence[int]) -> dict[str, object]:
-    """The policies of `Cluster` that make *system*; *sizes* are those of fixed batches, by model."""
+def with_policy(system: str, sizes: Sequence[int], **knobs: Any) -> dict[str, Any]:
+    """The options of `Cluster` that make *system*; *sizes* are those of fixed batches, by model."""
     if system in ("fcfs", "priority"):
-        return {"ordering": system}
+        return {"policies": EndpointPolicy(ordering=system, **knobs)}
     if system in ("edf", SWAPPING_EDF):
-        return {"ordering": "deadline"}
+        return {"policies": EndpointPolicy(ordering="deadline", **knobs)}
     if system == "shepherd":
-        return {"ordering": "deadline", "batching": Batching("dynamic", min(sizes), 0.5)}
-    options: dict[str, object] = {
-        "ordering": "qlm",
-        "eviction_limit": 0 if system == "without-eviction" else EVICTIONS,
-    }
+        batching = Batching("dynamic", min(sizes), 0.5)
+        return {"policies": EndpointPolicy(ordering="deadline", batching=batching, **knobs)}
+    evictions = 0 if system == "without-eviction" else EVICTIONS
+    options: dict[str, Any] = {"policies": EndpointPolicy(ordering="qlm", eviction_limit=evictions, **knobs)}
     if system == "without-search":
         options["reordering"] = "edf-per-queue"
     if system.endswith(WITH_EVICTIONS):
@@ -102,7 +102,7 @@ def batch_size(served: ServedModel, requests: Requests) -> int:
 
 
 def one_model(
-    instances: Sequence[tuple[ServedModel, str]], system: str, requests: Requests, **options: object
+    instances: Sequence[tuple[ServedModel, str]], system: str, requests: Requests, **knobs: Any
 ) -> tuple[Cluster, Requests]:
     """A fleet of one model, (how it is served, GPU type) by instance, under *system*, and what it is asked."""
     specs = []
@@ -119,7 +119,7 @@ def one_model(
         dealt = np.arange(requests.count, dtype=np.int16) % len(specs)
         requests = requests._replace(model=np.asarray(dealt, np.int16))
     sizes = [batch_size(served, requests) for served, _ in instances]
-    return Cluster(specs, sweeps=True, **(with_policy(system, sizes) | options)), requests  # type: ignore[arg-type]
+    return Cluster(specs, sweeps=True, **with_policy(system, sizes, **knobs)), requests
 
 
 def measured(result_of: tuple[Cluster, Requests], part: str, varied: float | str, system: str, per_s: float) -> Line:
@@ -207,7 +207,7 @@ def nodes(count: int, system: str, requests: Requests) -> tuple[Cluster, Request
     specs = [InstanceSpec(TUNED[at].name, HERE, TUNED[at].base.engine(), "A100") for at in sorted(of_node)]
     sizes = [batch_size(each.base, requests) for each in TUNED]
     options = with_policy("qlm" if system == "without-swapping" else system, sizes)
-    return Cluster(specs, sweeps=True, **options), requests  # type: ignore[arg-type]
+    return Cluster(specs, sweeps=True, **options), requests
 
 
 def nodes_of(models: Sequence[Tuned], count: int, system: str, requests: Requests) -> tuple[Cluster, Requests]:
@@ -217,7 +217,7 @@ def nodes_of(models: Sequence[Tuned], count: int, system: str, requests: Request
     if system == "fcfs":
         specs = [replace(spec, engine=replace(spec.engine, policy="fcfs")) for spec in specs]
     options = with_policy(system, [batch_size(each.base, requests) for each in models])
-    return Cluster(specs, sweeps=True, swap_memory_bytes=memory, **options), requests  # type: ignore[arg-type]
+    return Cluster(specs, sweeps=True, swap_memory_bytes=memory, **options), requests
 
 
 def _sharing(tuned: Tuned, node: int, awake: bool) -> InstanceSpec:

@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig
@@ -91,7 +92,7 @@ class Scene:
             specs,
             regions=list(self.regions),
             latency_s=np.array(self.latency_s),
-            ordering="priority",
+            policies=EndpointPolicy(ordering="priority"),
             delays=self.delays,
         )
 

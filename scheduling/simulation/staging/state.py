@@ -198,7 +198,7 @@ class _Placing:
         instance.round_trips = trips
 
     def _round_trip_s(self, instance: InstanceState) -> float:
-        return float(self.cluster.round_trip_s(self.cluster.endpoints[instance.endpoint]))
+        return float(self.cluster.policy(self.cluster.endpoints[instance.endpoint]).round_trip_s)
 
     def _swap_targets(self, instances: list[InstanceState]) -> list[int]:
         """By swap group: who wakes once the one that leaves sleeps; -1 where nobody does, or the one that leaves is not
@@ -230,7 +230,8 @@ class _Placing:
                 continue
             instance, outcome = instances[slot], self.outcomes[request]
             spec = self.cluster.instances[slot]
-            round_trip_s = self.cluster.round_trip_s((spec.model, spec.region))
+            policy = self.cluster.policy((spec.model, spec.region))
+            round_trip_s = policy.round_trip_s
             produced = self._produced(row, spec.engine.profile, round_trip_s)
             if produced and not row["streamed"]:
                 produced = produced if seen[row["instance"]] < spec.engine.max_num_seqs else 0
@@ -238,10 +239,10 @@ class _Placing:
                 self.guessed.add(request)
             reaches_s = row["placed_s"] + round_trip_s
             where = Where.RUNNING if produced else Where.SENT if reaches_s > 0 else Where.WAITING
-            output, ordering = int(self.requests.output_tokens[request]), self.cluster.ordering
+            output = int(self.requests.output_tokens[request])
             prompt = int(row["expected_prompt"])
             key = self._key(request, instance.endpoint, prompt, int(row["expected_tokens"]) - prompt)
-            code = ORDERINGS[self.cluster.of(ordering, (spec.model, spec.region))]
+            code = ORDERINGS[policy.ordering]
             instance.requests.append(
                 Running(
                     request,
@@ -295,9 +296,10 @@ class _Placing:
 
     def _key(self, request: int, endpoint: int, prompt_tokens: int, output_tokens: int) -> float:
         """The queue key of *request* at *endpoint*."""
-        key, of = self.cluster.endpoints[endpoint], self.cluster.of
-        arrival_s, profile = float(self.requests.arrival_s[request]), self.cluster.yardstick(key)
-        ordering = ORDERINGS[of(self.cluster.ordering, key)]
+        key = self.cluster.endpoints[endpoint]
+        policy = self.cluster.policy(key)
+        arrival_s, profile = float(self.requests.arrival_s[request]), self.cluster.reference_profile(key)
+        ordering = ORDERINGS[policy.ordering]
         end_s, decode_s = float(self.requests.end_s[request]), profile.decode_time_s(prompt_tokens, output_tokens)
         return float(
             queue_key(
@@ -306,7 +308,7 @@ class _Placing:
                 arrival_s + first_due_s(float(self.requests.deadline_s[request]), end_s, decode_s),
                 int(self.requests.priority[request]),
                 profile.service_time_s(prompt_tokens, 1 if ordering == SLACK else output_tokens),
-                float(of(self.cluster.ordering_stretch, key)),
+                policy.ordering_stretch,
             )
         )
 
@@ -337,8 +339,7 @@ class _Placing:
         given, endpoints = self.forked.groups, self.forked.endpoints
         if given is None:
             return None
-        of = self.cluster.ordering
-        ordered = {key for key in self.cluster.endpoints if ORDERINGS[self.cluster.of(of, key)] == QLM}
+        ordered = {key for key in self.cluster.endpoints if ORDERINGS[self.cluster.policy(key).ordering] == QLM}
         was = {(row["model"], row["region"]) for row in endpoints if ORDERINGS[row["ordering"]] == QLM}
         if ordered != was & set(self.endpoint_of):
             return None
