@@ -12,8 +12,7 @@ from controlplane.experiments.qlm import evaluation, mixes, systems
 from controlplane.experiments.qlm.evaluation import PARTS, Qlm
 from controlplane.experiments.qlm.systems import measured, one_model, with_policy
 from controlplane.experiments.qlm.workloads import BATCH_2, INTERACTIVE, MEGA_TOKENS, SLO_S, VICUNA_A100, Stream, draw
-from scheduling.policy import EndpointPolicy
-from scheduling.simulation.cluster.description import Batching
+from scheduling.policy import Batching, EndpointPolicy
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
-from scheduling.policy import EndpointPolicy
+from scheduling.policy import Batching, EndpointPolicy
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.routers import POLICY_CODES
 from scheduling.scaling import Reactive
-from scheduling.simulation.cluster.description import Batching, Cluster, Delays, InstanceSpec, Sharing
+from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec, Sharing
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.workload.requests import Requests, make_requests

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from scheduling.policy import EndpointPolicy
+from scheduling.policy import Batching, EndpointPolicy
 from scheduling.scaling import Reactive
-from scheduling.simulation.cluster.description import Batching, Cluster, Delays, InstanceSpec
+from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
