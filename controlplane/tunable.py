@@ -245,7 +245,9 @@ def _setting(declared: Declared) -> tuple[Any, FieldInfo]:
 
 
 if TYPE_CHECKING:
-    EndpointPolicies = Group
+
+    class EndpointPolicies(Group): ...
+
 else:
     EndpointPolicies = create_model(
         "EndpointPolicies",

@@ -17,7 +17,6 @@ class Column:
 
     name: str = ""
     """Empty: the name of the knob."""
-    title: str = ""
     default: Any = None
     le: float | None = None
     choices: tuple[str, ...] = ()
@@ -31,6 +30,7 @@ class Knob:
     """Metadata of a field of a policy structure."""
 
     help: str
+    title: str = ""
     unit: str = ""
     ge: float | None = None
     gt: float | None = None

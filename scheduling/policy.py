@@ -107,6 +107,7 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
             ge=0,
             le=100,
             setting="EVICTION_LIMIT",
+            title="evictions of a request",
             help="How often the global scheduler may evict one request so that a group that is due sooner is in time; 0 is "
             "never. What it had computed is computed again, unless its server keeps it in CPU memory (vLLM's "
             "`--kv-offloading-size`).",
@@ -131,7 +132,8 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
             absent=MEASURED,
             help="Requests at the most that an instance is given beyond what it runs, so that no place stands empty for a "
             "round trip. Empty: as many as end there within a measured round trip. 0: none, the order is strict.",
-            column=Column(title="requests ahead", le=32_767),
+            title="requests ahead",
+            column=Column(le=32_767),
         ),
     ] = None
     region_threshold: Annotated[
@@ -139,6 +141,7 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
         Knob(
             ge=0,
             setting="SPILL_ABOVE",
+            title="spills above",
             help="Use of a region above which its requests may be given to another (SageServe's threshold); 1 is full.",
         ),
     ] = 0.7

@@ -1,5 +1,6 @@
 """Eviction by the global scheduler under both clocks: who leaves which instance, when, and what becomes of it."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -106,7 +107,7 @@ async def test_eviction_keeps_in_time_what_would_be_late():
 async def test_an_instance_that_fails_loses_no_stream_that_can_be_gone_on_with(ordering):
     random = np.random.default_rng(6)
     fleet = fleet_of(random, eviction_limit=2)
-    fleet.ordering = ordering
+    fleet.policies = msgspec.structs.replace(fleet.policies, ordering=ordering)
     requests = mixed(random, 6.0)
     simulation = Simulation(fleet, requests)
     for at_s, instance in ((6.0, 0), (9.0, 1), (12.0, 0)):

@@ -229,7 +229,7 @@ class Live:
             sent_s = self.sent[0][0] if self.sent else NEVER
             change_s, look_s = self.change_s(), NEVER
             next_s = min(arrival_s, event_s, change_s, sent_s)
-            if fleet.ordering == "qlm" and self.dispatcher.waiting_count:
+            if any(fleet.policy(key).ordering == "qlm" for key in fleet.endpoints) and self.dispatcher.waiting_count:
                 look_s = self.now_s // GlobalScheduler.EVERY_S + GlobalScheduler.EVERY_S
             if look_s < NEVER and look_s <= min(next_s, self.sweep_s):
                 self.now_s = look_s

@@ -138,8 +138,9 @@ class ReferenceFleet:
         model, region = int(self.requests.model[number]), int(self.requests.region[number])
         candidates = self.cluster.candidates(self.cluster.models[model], self.cluster.regions[region])
         under_pressure = [(self._pressure(endpoint), at, endpoint) for at, endpoint in enumerate(candidates)]
+        threshold = self.cluster.policy(self.cluster.endpoints[candidates[0]]).region_threshold if candidates else 0.0
         for use, _, endpoint in under_pressure:
-            if use < self.cluster.threshold:
+            if use < threshold:
                 return endpoint
         least, _, endpoint = min(under_pressure)
         if least < NEVER:

@@ -191,8 +191,8 @@ def _column(declared: Declared) -> Any:
     limits: list[Any] = [] if column.le is None else [MaxValueValidator(column.le)]
     if declared.type is float:
         return models.FloatField(validators=[MinValueValidator(knob.ge or 0.0), *limits], **options)
-    if column.title:
-        options["verbose_name"] = column.title
+    if knob.title:
+        options["verbose_name"] = knob.title
     if declared.optional and column.default is None:
         options |= {"null": True, "blank": True}
     return models.PositiveIntegerField(validators=limits, **options)

@@ -79,7 +79,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
             candidates += cluster.candidates(model, region)
             first.append(len(candidates))
     slots = max(1, min(count, FIRST_WAITING))
-    takes_time = bool(policies["dispatch_round_trip_ms"].any())
+    takes_time = any(cluster.policy(key).round_trip_s for key in keys)
     nodes = 2 * instances + regions * regions + endpoints * (1 + takes_time)
     if takes_time:
         held_at_once *= 2  # an allowance is never more than what runs at once

@@ -57,7 +57,9 @@ def _table(struct: type[Policy]) -> type[PolicyTable]:
 def _partial(table: type[PolicyTable]) -> type[Part]:
     """The same keys as *table*, of which each may be left out."""
     keys: dict[str, Any] = {name: _key(each, partial=True) for name, each in knobs(table.struct).items()}
-    keys |= {name: (table.model_fields[name].annotation | None, None) for name in nested(table.struct)}
+    for name in nested(table.struct):
+        inner: Any = table.model_fields[name].annotation
+        keys[name] = inner | None, None
     return create_model(f"Partial{table.__name__}", __base__=Part, **keys)
 
 

@@ -53,8 +53,9 @@ floor_cooldown_s = 60
 swap_by_queue = false
 [classes.iw]"""
     made = staged(tmp_path, RIGHT.replace("[classes.iw]", own))
-    assert made.cluster.threshold == {("m", "east"): 0.5, ("m", "west"): 0.5}
-    assert made.cluster.swap_by_queue == {("m", "east"): True, ("m", "west"): False}
+    east, west = made.cluster.policy(("m", "east")), made.cluster.policy(("m", "west"))
+    assert (east.region_threshold, west.region_threshold) == (0.5, 0.5)
+    assert (east.swap_by_queue, west.swap_by_queue) == (True, False)
     assert made.scaled is not None
     assert made.scaled.floor == {("m", "east"): Floor(0.8, 15.0), ("m", "west"): Floor(0.8, 60.0)}
     result = made.run().result
@@ -146,8 +147,9 @@ def test_what_is_said_beside_a_bundle_counts_more(tmp_path: Path) -> None:
     text = RIGHT.replace("[classes.iw]", "[policies]\nbundle = 'preserve'\nordering = 'priority'\n[classes.iw]")
     own = "[[endpoints]]\nmodel = 'm'\nregion = 'west'\nrouting = 'round_robin'\n[classes.iw]"
     made = staged(tmp_path, text.replace("[classes.iw]", own))
-    assert made.cluster.routing == {("m", "east"): "preserve", ("m", "west"): "round_robin"}
-    assert set(made.cluster.ordering.values()) == {"priority"}  # type: ignore[union-attr]
+    east, west = made.cluster.policy(("m", "east")), made.cluster.policy(("m", "west"))
+    assert (east.routing, west.routing) == ("preserve", "round_robin")
+    assert east.ordering == west.ordering == "priority"
     assert made.scaled is not None
     assert {each.name for each in made.scaled.strategies.values()} == {"reactive"}  # of [scaling]
 
