@@ -44,6 +44,7 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "channels",
+    "ninja",  # Swagger UI, for /api/docs
     "controlplane.accounts",
     "controlplane.events",
     "controlplane.tuning",
@@ -244,7 +245,6 @@ if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
 CELERY_TASK_ROUTES = {
     "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
     "workers.tasks.planning.compare_strategies": {"queue": "simulation"},
-    "workers.tasks.simulation.run_simulation": {"queue": "simulation"},
     "workers.tasks.simulation.run_future": {"queue": "simulation"},
     "workers.tasks.simulation.replay_ledger": {"queue": "simulation"},
     "workers.tasks.planning.backtest_ledger": {"queue": "simulation"},
@@ -279,11 +279,6 @@ CELERY_BEAT_SCHEDULE |= {
     },
     "compare-strategies": {
         "task": "workers.tasks.planning.compare_strategies",
-        "schedule": 60.0,
-        "options": {"expires": 60.0},
-    },
-    "look-after-simulations": {
-        "task": "workers.tasks.simulation.look_after_simulations",
         "schedule": 60.0,
         "options": {"expires": 60.0},
     },

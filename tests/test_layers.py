@@ -29,6 +29,7 @@ APPS = (
     ("planning",),
     ("simulation.whatif",),  # an app of its own: it forks what plans are made of, and its result becomes one
     ("experiments",),
+    ("resources",),  # what lists of rows show, on pages and in REST
     ("api", "console"),
 )
 # Every write is an event, so the apps below `events` write events too.
@@ -55,7 +56,7 @@ CIRCLES = (
     # The gateway reports how its own parts stand.
     {"controlplane.gateway.monitoring.parts", "controlplane.gateway.process"},
     # What begins and orders a simulation is given the simulation.
-    {f"scheduling.simulation.{name}" for name in ("state.beginning", "global_scheduling", "simulator")},
+    {f"scheduling.simulation.{name}" for name in ("global_scheduling", "simulator")},
     # vLLM's command line is made of what is to be launched.
     {"workers.vllm.serve", "workers.vllm.launcher"},
 )

@@ -1,9 +1,11 @@
-"""The operator and tenant REST API. OpenAPI document: `/api/openapi.json`, kept in `docs/openapi.json`.
+"""The operator and tenant REST API. OpenAPI document: `/api/openapi.json`.
 
 Tenants' inference calls are not here but on `/v1`, in OpenAI's shapes.
 """
 
 import functools
+import json
+from pathlib import Path
 from typing import Any, NoReturn
 
 from django.http import HttpRequest
@@ -28,6 +30,9 @@ from controlplane.api.routers import (
 )
 from controlplane.api.routers.fleet import deploy, instances, inventory, swaps
 
+INFERENCE = Path(__file__).with_name("inference.json")
+"""The gateway's `/v1` in OpenAPI: bodies are OpenAI's and pass through to vLLM; what the gateway reads is described."""
+
 
 class PilothouseApi(NinjaAPI):
     """Operations are named by their functions: `list_instances`, not by module paths."""
@@ -38,7 +43,7 @@ class PilothouseApi(NinjaAPI):
     def get_openapi_schema(
         self, *, path_prefix: str | None = None, path_params: dict[str, Any] | None = None
     ) -> OpenAPISchema:
-        """Ninja's document, with the one error body as every operation's default answer; made once for each prefix."""
+        """Ninja's document with `/v1` added; made once for each prefix of the paths, since it takes 0.16 s."""
         prefix = self.get_root_path(path_params or {}) if path_prefix is None else path_prefix
         if prefix not in self._documents:
             self._documents[prefix] = self._document(prefix)
@@ -46,7 +51,6 @@ class PilothouseApi(NinjaAPI):
 
     @functools.cached_property
     def _documents(self) -> dict[str, OpenAPISchema]:
-        """By prefix of all paths. Ninja makes the document anew for every request, which takes 0.16 s."""
         return {}
 
     def _document(self, path_prefix: str) -> OpenAPISchema:
@@ -56,13 +60,17 @@ class PilothouseApi(NinjaAPI):
             for operation in operations.values():
                 operation["summary"] = operation["summary"].capitalize()
                 operation["responses"]["default"] = {"description": "An error", "content": content}
+        inference = json.loads(INFERENCE.read_text())
+        schema["paths"] = inference["paths"] | schema["paths"]
+        for kind, parts in inference["components"].items():
+            schema["components"][kind] = schema["components"].get(kind, {}) | parts
         return schema
 
 
 api = PilothouseApi(
     title="Pilothouse",
     version="1",
-    description="Inventory, operator actions, keys, events, usage, the request ledger, forecasts, scaling and simulations. "
+    description="Inference, and what the console shows and does: fleet, keys, usage, the request ledger, plans, what-ifs. "
     'Errors have one body: `{"error": {"code", "message", "field"}}`.',
     urls_namespace="api",
     docs_url=None,

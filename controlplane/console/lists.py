@@ -7,9 +7,8 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
 
-from controlplane.console.filters import Order, number
-from controlplane.console.tables import Columns, table
-from controlplane.exports import ROW_LIMIT
+from controlplane.resources.filters import Order, number
+from controlplane.resources.tables import ROW_LIMIT, Columns, table
 from controlplane.rows import page_of, sorted_page_of
 
 

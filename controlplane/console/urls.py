@@ -2,12 +2,13 @@
 
 from typing import Any, cast
 
+from django.contrib.auth.decorators import login_required
 from django.urls import path, re_path
+from django.views.generic import TemplateView
 
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
 from controlplane.console.pages.about import views as about
-from controlplane.console.pages.api_docs import views as api_docs
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.forecast import views as forecast
@@ -85,7 +86,7 @@ urlpatterns = [
     path("settings/<str:name>/", settings.change, name="setting"),
     path("events/", events.events, name="events"),
     path("events/<int:pk>/", events.event, name="event"),
-    path("api/docs", api_docs.api_docs, name="api-docs"),
+    path("api/docs", login_required(TemplateView.as_view(template_name="console/api_docs.html")), name="api-docs"),
     path("about/", about.about, name="about"),
     path("sign-in/", sign_in.sign_in, name="sign-in"),
     path("sign-in/<str:token>/", sign_in.sign_in_by_link, name="sign-in-link"),

@@ -1,9 +1,8 @@
-"""The planner of a scenario: that of live plans, by forecasts made as the simulated time passes."""
+"""The planner of a scenario: plans as live ones, by forecasts made as the simulated time passes."""
 
 import hashlib
 import pickle
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
@@ -33,7 +32,7 @@ from scheduling.planning.advisor import (
 )
 from scheduling.planning.capacity import niw_buffer
 from scheduling.planning.places import Deployed, Endpoint, Fleet
-from scheduling.scaling import Advice, EndpointView, PlansFor
+from scheduling.scaling import EndpointView, PlansFor
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
 from scheduling.simulation.scenario.toml_lines import Key
@@ -44,25 +43,7 @@ from scheduling.simulation.staging.stage import PastDemand
 NO_STRATEGY = PlansFor()
 
 
-@dataclass(slots=True)
-class Planner:
-    """A simulated planner that keeps what it planned."""
-
-    _planner: SimulatedPlanner
-    _fleet: "_FleetThen"
-    plans: list[FleetPlan] = field(default_factory=list)
-
-    def advise(self, now_s: float, views: Sequence[EndpointView]) -> list[Advice | None]:
-        """As `scheduling.simulation.strategies.Advisor`."""
-        self._fleet.now_s = now_s
-        advice = self._planner.advise(now_s, views)
-        plan = self._planner.plan
-        if plan is not None and (not self.plans or self.plans[-1] is not plan):
-            self.plans.append(plan)
-        return advice
-
-
-def planner_of(scenario: Scenario, path: Path, staged: Stage) -> Planner | None:
+def planner_of(scenario: Scenario, path: Path, staged: Stage) -> SimulatedPlanner | None:
     """The planner of *staged*; None where no strategy follows plans. Raises ScenarioError for an unknown forecaster."""
     forecasters = _forecasters(scenario, path, staged.cluster.endpoints)
     if staged.scaled is None or not staged.scaled.one.uses_advice:
@@ -73,16 +54,21 @@ def planner_of(scenario: Scenario, path: Path, staged: Stage) -> Planner | None:
         if strategy.uses_advice
     }
     follows |= dict.fromkeys(set(staged.cluster.models) - set(follows), NO_STRATEGY)
-    fleet = _FleetThen(scenario, staged)
-    planner = SimulatedPlanner(
+    whole = _fleet(scenario, staged, frozenset())
+
+    def fleet_at(now_s: float, views: Sequence[EndpointView]) -> Fleet:
+        """Places whose machines are lost then are not there."""
+        lost = lost_at(scenario, staged.cluster, now_s)
+        return (_fleet(scenario, staged, lost) if lost else whole).with_instances(views)
+
+    return SimulatedPlanner(
         demand_at=_Expected(scenario, path, staged, forecasters, follows),
-        fleet_of=fleet,
+        fleet_at=fleet_at,
         capability=capabilities(scenario, staged),
         follows=follows,
         settings=PlanSettings(scenario.planner.period_s, scenario.planner.epsilon, scenario.planner.time_limit_s),
         make=_plan,
     )
-    return Planner(planner, fleet)
 
 
 def _plan(*given: Any) -> FleetPlan:
@@ -221,20 +207,6 @@ def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> 
         np.array([by_window(row, window_s, windows)[windows - kept :] for row in rows])
         for rows in (asked.prompt, asked.output)
     ]
-
-
-class _FleetThen:
-    """The fleet to plan with at `now_s`: places whose machines are lost then are not there."""
-
-    def __init__(self, scenario: Scenario, staged: Stage) -> None:
-        self._scenario, self._staged = scenario, staged
-        self._whole = _fleet(scenario, staged, frozenset())
-        self.now_s = 0.0
-
-    def __call__(self, views: Sequence[EndpointView]) -> Fleet:
-        lost = lost_at(self._scenario, self._staged.cluster, self.now_s)
-        fleet = _fleet(self._scenario, self._staged, lost) if lost else self._whole
-        return fleet.with_instances(views)
 
 
 def _fleet(scenario: Scenario, staged: Stage, lost: Set[int]) -> Fleet:

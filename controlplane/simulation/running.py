@@ -1,4 +1,4 @@
-"""Running a scenario: what came of it, with the moves and plans that were made on the way."""
+"""Simulate a scenario: the one way to run it, and its result with moves, plans and measures as tables."""
 
 import math
 import time
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.simulation.planner import Planner, planner_of
+from controlplane.simulation.planner import planner_of
+from scheduling.planning.advisor import SimulatedPlanner
 from scheduling.planning.planner import warm_up as warm_up_planner
 from scheduling.planning.solvers import enumeration, kernels
 from scheduling.simulation.cluster import loop
@@ -17,7 +18,7 @@ from scheduling.simulation.measures.tables import Table
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.staging import Stage, stage
+from scheduling.simulation.staging import SOURCE, Stage, stage
 from scheduling.simulation.state import work
 from scheduling.simulation.strategies import Made
 
@@ -26,38 +27,58 @@ PLAN_COLUMNS: Final = (
     "made_at_s", "valid_until_s", "model", "region", "target_instances", "soon_instances", "forecast_tokens_per_s", "solver",
 )  # fmt: skip
 CHANGE_COLUMNS: Final = ("time_s", "instance", "model", "region", "state")
+IN_JSON: Final = ("measures", "hours", "counters", "moves", "plans")
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What came of a scenario."""
+class Simulated:
+    """A scenario that was simulated."""
 
+    staged: Stage
     about: dict[str, Any]
     result: Result
     measures: Measures
-    moves: Table
-    """Of strategies that decide at ticks; what reactive changes on arrivals is among `changes`."""
     made: list[Made]
-    """Those moves, by the numbers of their endpoints."""
-    changes: Table
-    """Every instance's states, in order of time: starts, drains, reclaims, failures, redeploys."""
-    planner: Planner | None
+    """Moves of strategies that decide at ticks; changes by the reactive trigger on arrivals are among `tables`."""
+    planner: SimulatedPlanner | None
 
-    @property
-    def plans(self) -> Table:
-        """Plans that strategies followed. The windows that nobody looked at are planned for it."""
-        return _plans(self.planner)
+    def tables(self) -> dict[str, Table]:
+        """By name: requests (`measures`), hours, counters, series, moves, plans, and every state of each instance."""
+        cluster, measures = self.result.cluster, self.measures
+        moves = [
+            (each.time_s, *cluster.endpoints[each.endpoint], each.wanted, each.done, each.reason) for each in self.made
+        ]
+        plans = [
+            (
+                each.made_at_s,
+                each.valid_until_s,
+                *endpoint,
+                each.target_instances,
+                " ".join(str(count) for count in each.soon_instances),
+                round(each.forecast_tokens_per_s, 3),
+                str(plan.plan.solver),
+            )
+            for plan in (self.planner.made if self.planner else [])
+            for endpoint, each in plan.endpoints.items()
+        ]
+        changes = [
+            (float(time_s), cluster.instances[instance].name, *cluster.endpoints[endpoint], State(after).name.lower())
+            for time_s, instance, endpoint, _, after in self.result.changes.tolist()
+        ]
+        return {
+            "measures": measures.requests,
+            "hours": measures.hours,
+            "counters": measures.counters,
+            "series": measures.series,
+            "moves": Table(MOVE_COLUMNS, moves),
+            "plans": Table(PLAN_COLUMNS, plans),
+            "changes": Table(CHANGE_COLUMNS, changes),
+        }
 
     def as_json(self) -> dict[str, Any]:
         """All but the series and the changes; what could not be measured is null."""
-        tables = {
-            "measures": self.measures.requests,
-            "hours": self.measures.hours,
-            "counters": self.measures.counters,
-            "moves": self.moves,
-            "plans": self.plans,
-        }
-        return {**self.about, **{name: [_finite(row) for row in table.as_dicts()] for name, table in tables.items()}}
+        tables = self.tables()
+        return {**self.about, **{name: [_finite(row) for row in tables[name].as_dicts()] for name in IN_JSON}}
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -66,25 +87,29 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def run(
+def simulate(
     scenario: Scenario,
-    path: Path,
-    staged: Stage,
+    start: Stage | None = None,
     *,
+    path: Path = SOURCE,
     decisions: bool = False,
     progress: Callable[[int, int], None] | None = None,
-) -> Ran:
-    """Simulate *scenario* as *staged*. Raises ScenarioError, ValueError, and RuntimeError if requests wait for ever."""
+) -> Simulated:
+    """Simulate *scenario*, read from *path*, from *start* (`stage`); from an idle fleet if that is None.
+
+    Raises ScenarioError, ValueError, and RuntimeError if requests wait for ever.
+    """
+    staged = start or stage(scenario, path)
     planner = planner_of(scenario, path, staged)
     began = time.monotonic()
-    made = staged.run(advisor=planner, decisions=decisions, progress=progress)
+    run = staged.run(advisor=planner, decisions=decisions, progress=progress)
     took_s = time.monotonic() - began
-    result = made.result
+    result = run.result
     measures = Measures(result, staged.names, staged.promises, staged.prices)
     about = {
         "scenario": scenario.title or path.stem,
         "seed": staged.seed,
-        "strategy": made.strategy or "none",
+        "strategy": run.strategy or "none",
         "requests": staged.requests.count,
         "left_out": staged.left_out,
         "clipped": staged.clipped,
@@ -93,7 +118,7 @@ def run(
         "failures": int((result.changes["after"] == State.FAILED).sum()),
         **_hours(measures),
     }
-    return Ran(about, result, measures, _moves(result, made.moves), made.moves, _changes(result), planner)
+    return Simulated(staged, about, result, measures, run.moves, planner)
 
 
 def _hours(measures: Measures) -> dict[str, float]:
@@ -104,41 +129,6 @@ def _hours(measures: Measures) -> dict[str, float]:
         if by == "model" and name in wanted:
             sums[wanted[name]] += value
     return {name: round(value, 6) for name, value in sums.items()}
-
-
-def _moves(result: Result, moves: list[Made]) -> Table:
-    endpoints = result.cluster.endpoints
-    return Table(
-        MOVE_COLUMNS,
-        [(each.time_s, *endpoints[each.endpoint], each.wanted, each.done, each.reason) for each in moves],
-    )
-
-
-def _plans(planner: Planner | None) -> Table:
-    rows = [
-        (
-            each.made_at_s,
-            each.valid_until_s,
-            *endpoint,
-            each.target_instances,
-            " ".join(str(count) for count in each.soon_instances),
-            round(each.forecast_tokens_per_s, 3),
-            str(plan.plan.solver),
-        )
-        for plan in (planner.plans if planner else [])
-        for endpoint, each in plan.endpoints.items()
-    ]
-    return Table(PLAN_COLUMNS, rows)
-
-
-def _changes(result: Result) -> Table:
-    cluster = result.cluster
-    rows = []
-    for change in result.changes:
-        spec = cluster.instances[int(change["instance"])]
-        model, region = cluster.endpoints[int(change["endpoint"])]
-        rows.append((float(change["time_s"]), spec.name, model, region, State(int(change["after"])).name.lower()))
-    return Table(CHANGE_COLUMNS, rows)
 
 
 def compile_for(staged: Stage) -> None:
@@ -162,9 +152,7 @@ def warm_up() -> None:
 
 def run_small() -> None:
     """Simulate a little of everything with its planner."""
-    path = Path("small")
-    scenario = Scenario.model_validate(SMALL)
-    run(scenario, path, staged := stage(scenario, path))
+    staged = simulate(Scenario.model_validate(SMALL)).staged
     work.warm_up(Simulation(staged.cluster, staged.requests).world)
 
 

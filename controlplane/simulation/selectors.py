@@ -1,7 +1,7 @@
-"""Reads: the request ledger as measurements of our own instances, and as a trace."""
+"""Reads of the request ledger: as a workload, as a trace, and as measurements of our own instances."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -10,8 +10,9 @@ from django.db.models import QuerySet
 
 from controlplane.fleet.models import Instance
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.gateway.selectors import filter_requests
+from controlplane.gateway.selectors import OWN_REGION, filter_requests
 from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting
+from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
 
 LEDGER_COLUMNS = (
     "Request",
@@ -25,6 +26,10 @@ LEDGER_COLUMNS = (
     "Output (tokens)",
     "Predicted output (tokens)",
 )
+WORKLOAD_COLUMNS = (
+    "arrived_at", "model", "own", "slo_class", "tenant__name", "prompt_tokens", "output_tokens",
+    "predicted_prompt_tokens", "predicted_output_tokens", "unserved",
+)  # fmt: skip
 IDLE_ROWS_ENOUGH = 30
 """With so many requests that met an idle instance, only these show how long a prefill takes."""
 
@@ -37,6 +42,35 @@ def ledger_rows(since: datetime | None = None, until: datetime | None = None, mo
 def asked_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:
     """The same, as demand is counted: without retries of what was."""
     return ledger_rows(since, until, model).filter(repeated=False)
+
+
+def own_rows(rows: QuerySet[LedgerRow]) -> Any:
+    """*rows* as tuples of WORKLOAD_COLUMNS, each with the region of its caller."""
+    return rows.annotate(own=OWN_REGION).values_list(*WORKLOAD_COLUMNS)
+
+
+def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
+    """*rows* of WORKLOAD_COLUMNS, in order of arrival, with *at* as time 0.
+
+    A request that was not served is as long as it was predicted to be.
+    """
+    columns = list(zip(*rows, strict=True))
+    if not columns:
+        return NO_REQUESTS
+    moments, model, region, slo_class, tenant, *tokens, unserved = columns
+    prompts, outputs, predicted_prompts, predicted = (np.array(each, np.int32) for each in tokens)
+    lost = np.array(unserved, bool)
+    arrival_s = np.fromiter((each.timestamp() for each in moments), np.float64, len(moments)) - at.timestamp()
+    return Workload(
+        arrival_s=np.maximum(arrival_s, 0.0),
+        prompt_tokens=np.maximum(np.where(lost | (prompts == 0), predicted_prompts, prompts), 1),
+        output_tokens=np.maximum(np.where(lost, predicted, outputs), 1),
+        model=Coded.of(model),
+        region=Coded.of(region),
+        slo_class=Coded.of(slo_class),
+        tenant=Coded.of(tenant),
+        predicted_tokens=np.maximum(predicted, 1),
+    )
 
 
 def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:

@@ -304,20 +304,21 @@ def _by_capability(
 
 @dataclass(slots=True)
 class SimulatedPlanner:
-    """The planner under a simulated clock: plans each strategy's models at multiples of its period, advises at ticks."""
+    """The planner of a simulation: plans each strategy's models at multiples of its period, and advises at every tick."""
 
     demand_at: Callable[[float], Demand]
     """Demand as it is expected at a time; it must not look at anything that happens after."""
-    fleet_of: Callable[[Sequence[EndpointView]], Fleet]
+    fleet_at: Callable[[float, Sequence[EndpointView]], Fleet]
+    """The fleet at a time, with the instances that endpoints are seen to have."""
     capability: Mapping[tuple[str, str], Capability]
     follows: Mapping[str, PlansFor]
     settings: PlanSettings
     make: Callable[..., FleetPlan] = make_plan
-    """`make_plan`, or what knows some of its answers."""
+    """`make_plan`, or a cache of it."""
     plans: dict[Endpoint, EndpointPlan] = field(default_factory=dict, init=False)
     """In force."""
-    plan: FleetPlan | None = field(default=None, init=False)
-    """The newest."""
+    made: list[FleetPlan] = field(default_factory=list, init=False)
+    """All plans, oldest first."""
     _due_s: dict[str, float] = field(default_factory=dict, init=False)
     """By model."""
 
@@ -325,7 +326,7 @@ class SimulatedPlanner:
         """As `scheduling.simulation.strategies.Advisor`."""
         due = {model for model in self.follows if now_s >= self._due_s.get(model, -inf)}
         if due:
-            self._renew(now_s, due, self.fleet_of(views).only(due))
+            self._renew(now_s, due, self.fleet_at(now_s, views).only(due))
         plans = [self.plans.get((view.model, view.region)) for view in views]
         return [plan.advice(now_s) if plan else None for plan in plans]
 
@@ -335,5 +336,5 @@ class SimulatedPlanner:
             self._due_s[model] = (now_s // period_s + 1) * period_s
         if fleet.deployments:
             demand = self.demand_at(now_s).only(models)
-            self.plan = self.make(now_s, demand, fleet, self.capability, self.follows, self.settings)
-            self.plans |= self.plan.endpoints
+            self.made.append(self.make(now_s, demand, fleet, self.capability, self.follows, self.settings))
+            self.plans |= self.made[-1].endpoints

@@ -264,7 +264,6 @@ ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "planning.scalingplan": (VIEWER, ()),
     "planning.scalingpolicy": (VIEWER, EDITED),
     "planning.strategycomparison": (VIEWER, ()),
-    "simulation.simulationrun": (VIEWER, ()),
     "tuning.setting": (VIEWER, EDITED),
     "usage.usagehour": (VIEWER, ()),
     "whatif.counterfactual": (VIEWER, ()),

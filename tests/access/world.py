@@ -8,7 +8,6 @@ from controlplane.accounts.services import create_api_key, create_sign_in_link
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout, Swap, SwapGroup
 from controlplane.lengths import trainings
-from controlplane.simulation.models import SimulationRun
 from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
 from controlplane.usage.models import UsageHour
@@ -114,9 +113,9 @@ class World:
         self.plan = planning_rows.plan(deployment.model, now, "advice")
         west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]
         RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
-        self.simulation = SimulationRun.objects.create(title="zephyr as it was", scenario={})
+        self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
-        self.what_if = WhatIf.objects.get()
+        self.what_if = WhatIf.objects.get(title="zephyr as it could be")
         Setting.objects.create(name="PLAN_EPSILON", value=0.7, changed_by="zephyr-bot")
 
     def feed(self) -> Feed:

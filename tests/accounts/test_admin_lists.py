@@ -34,7 +34,6 @@ from controlplane.planning.models import (
     ScalingPolicy,
     StrategyComparison,
 )
-from controlplane.simulation.models import SimulationRun
 from controlplane.tuning.models import Setting
 from controlplane.usage.models import UsageHour
 from tests.inventory import Inventory, standing_with
@@ -81,7 +80,6 @@ def build(inventory: Inventory) -> None:
     )
     StrategyComparison.objects.create(from_at=now, to_at=now)
     of = {"model": "llama-3.1-8b", "output_tokens": 40, "predicted_tokens": 50}
-    SimulationRun.objects.create(title="as it was", scenario={})
     what_if_rows.furnish("as it could be", "because", now)
     UsageHour.objects.create(
         hour=now, tenant=inventory.acme, api_key=key, model="llama-3.1-8b", slo_class="interactive"

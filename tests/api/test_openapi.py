@@ -1,30 +1,43 @@
-"""The committed OpenAPI document is the one that the code makes."""
+"""The OpenAPI document, and the page that shows it."""
 
-import json
+import re
 
-from django.core.management import call_command
+from django.urls import reverse
 
-from controlplane.api.management.commands.openapi import DOCUMENT, document
-
-
-def test_the_committed_document_is_up_to_date():
-    assert DOCUMENT.read_text() == document(), "run `manage.py openapi --write` and look at what changed"
+from controlplane.gateway.admission.validation import Kind
 
 
-def test_every_operation_is_named_described_by_tag_and_answers_errors_alike():
-    schema = json.loads(document())
+def test_every_operation_has_a_name_a_tag_and_the_common_error(client):
+    schema = client.get("/api/openapi.json").json()
     names = []
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             names.append(operation["operationId"])
             assert operation["tags"], path
             assert operation["security"], path
-            assert operation["responses"]["default"]["content"]["application/json"]["schema"]["$ref"].endswith(
-                "ErrorBody"
-            )
+            if path.startswith("/api"):
+                error = operation["responses"]["default"]["content"]["application/json"]["schema"]
+                assert error["$ref"].endswith("ErrorBody"), path
     assert len(names) == len(set(names))
 
 
-def test_the_command_prints_it(capsys):
-    call_command("openapi")
-    assert json.loads(capsys.readouterr().out)["info"]["title"] == "Pilothouse"
+def test_inference_calls_are_described_and_every_reference_leads_somewhere(client):
+    answer = client.get("/api/openapi.json")
+    schema = answer.json()
+    assert {f"/v1/{kind}" for kind in Kind} <= set(schema["paths"])
+    for reference in set(re.findall(r'"#/([^"]+)"', answer.content.decode())):
+        place = schema
+        for part in reference.split("/"):
+            place = place[part]
+
+
+def test_the_page_is_for_those_signed_in_and_loads_nothing_from_elsewhere(client, member):
+    path = reverse("console:api-docs")
+    assert client.get(path)["Location"].startswith(reverse("console:sign-in"))
+    client.force_login(member)
+    html = client.get(path).content.decode()
+    assert 'data-document="/api/openapi.json"' in html
+    loaded = re.findall(r'<(?:script|link|img)[^>]*?(?:src|href)="([^"]+)"', html)
+    assert loaded
+    assert all(address.startswith("/") for address in loaded)
+    assert client.get("/api/nothing").json()["error"]["code"] == "not_found"

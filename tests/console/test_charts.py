@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 from controlplane.console.charts.spec import MILLISECONDS, Chart, Levels, Series
-from controlplane.console.tables import moment, table, value
+from controlplane.resources.tables import moment, table, value
 
 TIMES = [datetime(2026, 1, 1, 12, tzinfo=UTC) + timedelta(seconds=5 * at) for at in range(3)]
 

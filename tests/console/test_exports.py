@@ -8,7 +8,7 @@ import pytest
 from django.urls import reverse
 
 from controlplane.events.services import record
-from controlplane.exports import ROW_LIMIT, cell
+from controlplane.resources.tables import ROW_LIMIT, cell
 
 
 def table(answer) -> list[list[str]]:

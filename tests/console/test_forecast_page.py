@@ -17,13 +17,13 @@ from controlplane.console.pages.forecast import charts
 from controlplane.console.pages.forecast import selectors as outlooks
 from controlplane.console.pages.forecast.selectors import Asked
 from controlplane.events.services import record
-from controlplane.exports import cell
 from controlplane.fleet.models import Deployment, SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning import capacity
 from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import selectors
 from controlplane.planning.models import Forecast, Quantity
+from controlplane.resources.tables import cell
 from tests import database
 from tests.console import planning_rows
 

@@ -11,7 +11,6 @@ from django.utils import timezone
 
 from controlplane.accounts.models import Tenant
 from controlplane.console.charts.previews import preview
-from controlplane.console.filters import Order
 from controlplane.console.formats import MINUS, NONE, signed
 from controlplane.console.live import length_service
 from controlplane.console.pages.lengths import charts, tables
@@ -19,6 +18,7 @@ from controlplane.events.models import Event
 from controlplane.lengths import selectors, services, trainings
 from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
 from controlplane.lengths.selectors import Measures, scope_of
+from controlplane.resources.filters import Order
 from tests.console import length_rows
 from tests.inventory import Inventory, standing_with
 

@@ -16,6 +16,7 @@ from django.utils import timezone
 from controlplane.accounts.models import hash_secret
 from controlplane.console.finders import PACKAGE_DATA, guarded_style_ids
 from controlplane.console.live.state import Source
+from controlplane.console.templatetags.console import coded
 from controlplane.events.models import Event
 from controlplane.events.services import record
 from tests.console.conftest import rows_of
@@ -309,6 +310,28 @@ def test_a_key_is_shown_once_then_revoked(client, key_manager, acme):
     assert Event.objects.filter(kind="api_key.revoked", reason="leaked").exists()
     assert key.prefix not in text_of(client.get(url))
     assert key.prefix in text_of(client.get(url, {"show": "all"}))
+
+
+def test_a_new_key_comes_with_a_call_that_works_as_it_stands(client, key_manager, acme, make_instance):
+    instance = make_instance(state="ready")
+    client.force_login(key_manager)
+    html = client.get(reverse("console:keys")).content.decode()
+    assert re.search(r'name="name"[^>]* value="[^"]+, \d+ \w{3} \d{4}"', html)  # only a click is left
+    made = client.post(reverse("console:keys"), {"name": "first", "tenant": acme.pk})
+    html = client.get(made["Location"]).content.decode()
+    secret = re.search(r"ph_[\w-]{43}", html)[0]
+    curl, python = (re.search(rf'<pre id="{name}"[^>]*>(.*?)</pre>', html, re.DOTALL)[1] for name in ("curl", "python"))
+    for snippet in (curl, python):
+        for word in (secret, "http://testserver/v1", instance.deployment.model.name, acme.default_slo_class.name):
+            assert word in snippet
+    again = client.get(made["Location"]).content.decode()
+    assert secret not in again
+    assert "<pre" not in again
+
+
+def test_code_is_marked_and_text_escaped():
+    assert coded("a `b<i>` c") == "a <code>b&lt;i&gt;</code> c"
+    assert coded("one ` alone <b>") == "one ` alone &lt;b&gt;"
 
 
 def test_a_service_key_is_made_by_who_may_as_much(client, operator, operations, key_manager):

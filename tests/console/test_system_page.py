@@ -11,11 +11,11 @@ from django.utils import timezone
 from controlplane.console.live.attention import Known, find
 from controlplane.console.live.state import Source, tables_of
 from controlplane.console.selectors.attention import min_instances, plans_waiting, queue_bounds
-from controlplane.console.selectors.names import place_titles
 from controlplane.jobs import monitor
 from controlplane.jobs.models import JobRow
 from controlplane.jobs.monitor import write_notice
 from controlplane.planning.models import PlanStatus, ScalingPlan
+from controlplane.resources.names import place_titles
 from tests.console.feed import Feed
 
 pytestmark = pytest.mark.django_db

@@ -266,10 +266,10 @@ def test_a_fork_knows_of_the_swap_in_progress_and_whose_groups_stand_where(pair)
     snapshot = Snapshot(pair.dispatcher, observation, dict)
 
     def swap():
-        return [(row["leaves"], row["waits"], row["up_s"]) for row in snapshot()["instances"]]
+        return [(one.leaves, one.waits, one.ends_s) for one in snapshot().instances]
 
-    groups = sorted(snapshot()["groups"]["groups"], key=lambda row: row["rank"])
-    assert [row["instance"] for row in groups] == [0, 1], "each by the instance of its model"
+    groups = sorted(snapshot().groups.groups, key=lambda one: one.rank)
+    assert [one.instance for one in groups] == [0, 1], "each by the instance of its model"
     assert swap() == [(False, False, None), (False, False, None)]
     pair.state(target=2, i1=S.DRAINING)
     assert swap() == [(True, False, None), (False, True, None)]

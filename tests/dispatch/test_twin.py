@@ -83,7 +83,7 @@ class Live:
         self.now_s = 0.0
         self.topology = Topology()
         self.topology.apply(inventory_of(fleet))
-        self.round_trip_s = fleet.dispatch_round_trip_s
+        self.round_trip_s = fleet.policy(fleet.endpoints[0]).round_trip_s
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
         self.topology.tuned = self.topology.tuned.model_copy(
             update={"MAX_HOLD_S": max_hold_s, "REORDER_BY": fleet.reordering}

@@ -28,7 +28,6 @@ PAGES = {
     "system": "/system/",
     "settings": "/settings/",
     "about": "/about/",
-    "api-docs": "/api/docs#create_chat_completion",
     "not-violated": "/no/such/page/",
 }
 EMPTY = ("overview", "instances", "requests", "usage", "keys", "events", "system", "about")

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import json
 import re
+import shlex
 
 import pytest
 from playwright.sync_api import expect
@@ -483,3 +485,31 @@ def test_events_come_folded_and_opened_steps_stay_open(console, open_page):
     expect(first).to_contain_text(f"{row.name}: stopped to ready")
     expect(first.locator("details")).to_have_attribute("open", "")
     expect(first.locator("details li")).to_have_count(3)
+
+
+# The API
+
+
+def test_api_docs_work_offline(console, open_page, complaints):
+    complaints.allowed = ("escaping deep link whitespace",)  # Swagger UI's remark about tags of two words
+    page = open_page(console, "/usage/", user="tenant")
+    fetched = []
+    page.on("request", lambda request: fetched.append(request.url))
+    page.goto("/api/docs#/Inference/create_response")
+    expect(page.get_by_text("the conversation comes whole as").first).to_be_visible()
+    operations = sum(map(len, page.request.get("/api/openapi.json").json()["paths"].values()))
+    expect(page.locator(".opblock")).to_have_count(operations)
+    assert all(address.startswith((console.url, "data:")) for address in fetched)
+
+
+def test_a_key_and_its_first_call_take_two_clicks(console, open_page):
+    page = open_page(console, "/requests/", user="tenant", permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("navigation", name="Main").get_by_role("link", name="API keys").click()
+    page.get_by_role("button", name="Create key").click()
+    curl = page.locator("#curl").text_content()
+    assert page.locator("#secret").text_content() in curl
+    words = shlex.split(curl.replace("\\\n", " "))
+    assert words[:3] == ["curl", "-N", f"{console.url}/v1/chat/completions"]
+    assert json.loads(words[words.index("-d") + 1])["stream"] is True
+    page.get_by_role("button", name=re.compile("the curl")).click()
+    expect(page.get_by_role("button", name=re.compile("the curl"))).to_contain_text("Copied")

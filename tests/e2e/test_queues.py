@@ -70,7 +70,7 @@ def full_queues(console):
 
 
 def blocks(page):
-    return page.locator("#lanes .block")
+    return page.locator("#lanes .group-block")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -104,7 +104,7 @@ def test_axe_finds_nothing_on_the_first_day(empty_console, open_page, theme):
 @pytest.mark.gate
 def test_a_group_is_bumped_with_its_price_seen_and_the_change_is_undone(full_queues, open_page):
     page = open_page(full_queues, PAGE)
-    last = page.locator("#lanes ol.track").first.locator(".block").last
+    last = page.locator("#lanes ol.track").first.locator(".group-block").last
     name = last.get_attribute("id")
     number = int(name.removeprefix("group-"))
     last.click()
@@ -115,7 +115,7 @@ def test_a_group_is_bumped_with_its_price_seen_and_the_change_is_undone(full_que
     expect(dialog).to_contain_text("later")
     dialog.get_by_label("Reason").fill("a customer waits for it")
     dialog.get_by_role("button", name="Bump").click()
-    first = page.locator("#lanes ol.track").first.locator(".block").first
+    first = page.locator("#lanes ol.track").first.locator(".group-block").first
     expect(first).to_have_attribute("id", name)
     expect(first).to_have_attribute("aria-label", re.compile("pinned"))
     event = Event.objects.filter(kind__startswith="queue_group.").latest("pk")
@@ -143,7 +143,7 @@ def test_a_group_is_pinned_held_and_evicted_and_each_is_an_event(full_queues, op
     if action == "evict":
         number = evictable(page)
     else:
-        last = page.locator("#lanes ol.track").first.locator(".block").last
+        last = page.locator("#lanes ol.track").first.locator(".group-block").last
         number = int(last.get_attribute("id").removeprefix("group-"))
         last.click()
         expect(page.locator("#group-title")).to_have_text(f"Group {number}")
@@ -172,7 +172,7 @@ def test_arrows_walk_along_the_blocks(full_queues, open_page):
     page = open_page(full_queues, PAGE)
     track = page.locator("#lanes ol.track").first
     expect(track).to_have_class(re.compile("laid"))  # from when keys are heard, and short blocks are joined to others
-    seen = track.locator(".block:visible")
+    seen = track.locator(".group-block:visible")
     first, second = (seen.nth(at).get_attribute("id") for at in (0, 1))
     track.locator(f"#{first}").focus()
     page.keyboard.press("ArrowRight")

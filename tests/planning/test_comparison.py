@@ -9,10 +9,8 @@ from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import Deployment, Model, SloClass, SwapGroup
 from controlplane.fleet.swaps.times import PCIE_BYTES_PER_S
 from controlplane.gateway.models import LedgerRow, MinuteRow
-from controlplane.planning.comparison import replay, services
-from controlplane.planning.comparison.advisor import Advisor
-from controlplane.planning.comparison.cluster import cluster_of
-from controlplane.planning.comparison.replay import Replay
+from controlplane.planning.comparison import services
+from controlplane.planning.comparison.services import Replay, recorded_planner
 from controlplane.planning.execution import strategies, strategist
 from controlplane.planning.forecasts import demand
 from controlplane.planning.models import Forecast, PolicyMode, Quantity, ScalingPolicy
@@ -22,7 +20,7 @@ from controlplane.tuning import services as tuning
 from controlplane.tuning.selectors import tuned
 from scheduling.scaling import EndpointView, Floor
 from scheduling.simulation.cluster.world import State
-from scheduling.simulation.strategies import Bounds, run_strategy
+from scheduling.simulation.strategies import Bounds
 from tests import database
 from tests.examples import at_night_but
 
@@ -86,7 +84,7 @@ def write_ledger() -> None:
 
 
 def advisor_of(last_hours):
-    return Advisor(last_hours.fleet, last_hours.from_at, last_hours.to_at)
+    return recorded_planner(last_hours.fleet, last_hours.from_at, last_hours.to_at)
 
 
 def test_too_little_says_what_is_missing(ledger, make_instance, monkeypatch):
@@ -130,7 +128,7 @@ def test_requests_come_from_their_callers_regions_and_those_not_served_are_among
     monkeypatch.setattr(Replay, "line", lambda self, name: replays.append(self) or {"strategy": name})
     row = services.compare_strategies(1.0, NOW)
     assert row.requests == len(ledger) - 2
-    requests = replays[0].requests
+    requests = replays[0].workload
     assert (requests.prompt_tokens[-2], requests.prompt_tokens[-1]) == (spilled.prompt_tokens, 321)
     assert (requests.output_tokens[-1], requests.predicted_tokens[-1]) == (123, 123)
 
@@ -170,22 +168,22 @@ def test_bounded_in_requests_the_newest_first(ledger, make_instance, settings):
     settings.COMPARE_REQUESTS = 300
     fleet = inventory.read({PLACE[0]})
     last_hours = Replay.read(LedgerRow.objects.all(), fleet, NOW)
-    assert len(last_hours.arrived_s) == 300
+    assert len(last_hours.workload) == 300
     assert last_hours.from_at == ledger[-300].arrived_at
-    assert last_hours.arrived_s == sorted(last_hours.arrived_s)
-    assert last_hours.notes == ["the newest 300 requests, of 5.1 min"]
+    assert last_hours.workload.arrival_s.tolist() == sorted(last_hours.workload.arrival_s)
+    assert last_hours.note == "the newest 300 requests, of 5.1 min"
 
 
 def test_the_fleet_has_the_round_trips_and_limits_that_it_had_live(ledger, make_instance):
     fleet = inventory.read({PLACE[0]})
     (deployment,) = fleet.deployments.values()
-    simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).cluster
+    simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).stage("reactive").cluster
     policy = simulated.policy(PLACE[:2])
     assert (policy.dispatch_round_trip_ms, policy.requests_ahead_limit) == (0.0, None)
     LedgerRow.objects.update(trace=[{"moved": "a to b"}, {"round_trip_ms": 40.0}])
     LedgerRow.objects.filter(pk__in=[row.pk for row in ledger[-3:]]).update(trace=[{"round_trip_ms": None}])
     deployment.requests_ahead_limit = 2
-    simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).cluster
+    simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).stage("reactive").cluster
     policy = simulated.policy(PLACE[:2])
     assert (policy.dispatch_round_trip_ms, policy.requests_ahead_limit) == (40.0, 2)
 
@@ -201,7 +199,8 @@ def test_and_in_time(ledger, make_instance, settings):
 def test_hours_are_counted_while_requests_come_and_a_little_longer(ledger, make_instance):
     tuning.change("USUAL_START_S", 90_000.0, "test")
     last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
-    most_s = len(last_hours.cluster.instances) * (last_hours.arrived_s[-1] + replay.SETTLE_S)
+    cluster, last_s = last_hours.stage("reactive").cluster, float(last_hours.workload.arrival_s[-1])
+    most_s = len(cluster.instances) * (last_s + services.SETTLE_S)
     for name in ("reactive", "lt_u"):
         assert 0 < last_hours.line(name)["instance_hours"] <= most_s / 3600
 
@@ -225,17 +224,17 @@ def test_a_strategy_that_cannot_be_simulated_costs_its_own_line(ledger, make_ins
 def test_the_fleet_is_that_of_the_rows(ledger, make_instance):
     make_instance(), make_instance(state="stopped")
     last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
-    states = [spec.state for spec in last_hours.cluster.instances]
-    assert states == [State.READY, State.EMPTY, State.EMPTY]
-    assert last_hours.usd_per_hour.tolist() == [pytest.approx(2.7)] * 3
-    (engine,) = {spec.engine for spec in last_hours.cluster.instances}
+    instances = last_hours.stage("reactive").cluster.instances
+    assert [spec.state for spec in instances] == [State.READY, State.EMPTY, State.EMPTY]
+    assert [spec.usd_per_hour for spec in instances] == [pytest.approx(2.7)] * 3
+    (engine,) = {spec.engine for spec in instances}
     assert (engine.max_num_seqs, engine.max_model_len) == (8, 8192)
 
 
 def test_instances_that_share_gpus_are_as_they_are_now(ledger, make_instance):
     group = SwapGroup.objects.create(name="pair", cpu_memory_bytes=20 * 10**9)
     make_instance(), make_instance(swap_group=group), make_instance(state="sleeping", sleep_level=1, swap_group=group)
-    cluster, _ = cluster_of(inventory.read({PLACE[0]}), LedgerRow.objects.all())
+    cluster = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW).stage("reactive").cluster
     assert [(spec.state.name, spec.sharing is not None) for spec in cluster.instances] == [
         ("READY", False),
         ("READY", True),
@@ -254,12 +253,6 @@ def test_requests_for_what_is_not_deployed_any_more_are_left_out(ledger, make_in
 
 
 class TestAdvice:
-    @pytest.fixture
-    def advisor(self, ledger, make_instance):
-        make_instance()
-        fleet = inventory.read({PLACE[0]})
-        return advisor_of(Replay.read(LedgerRow.objects.all(), fleet, NOW))
-
     def view(self, **values):
         names = dict.fromkeys(("coming", "draining", "spot", "spot_other", "waiting"), 0)
         loads = dict.fromkeys(("use", "kv_use", "tokens_per_s", "since_change_s"), 0.5)
@@ -302,8 +295,7 @@ class TestAdvice:
         make_instance()
         policy = ScalingPolicy.objects.create(model=language_model, strategy=name, mode=PolicyMode.AUTO)
         (row,) = make_plans(NOW)
-        made = Advisor(inventory.read({PLACE[0]}), NOW, NOW + timedelta(hours=1), policy.strategy)
-        made._forecasts = Advisor(inventory.read({PLACE[0]}), NOW - timedelta(hours=1), NOW, name)._forecasts
+        made = recorded_planner(inventory.read({PLACE[0]}), NOW, NOW + timedelta(hours=1), policy.strategy)
         bounds = {"min_instances": 1, "max_instances": 3}
         zero_s = NOW.timestamp()
         for after_s in (0.0, 300.0, 600.0, 899.0):
@@ -317,34 +309,25 @@ class TestAdvice:
             assert simulated.valid_until_s + zero_s == pytest.approx(live.valid_until_s, abs=1e-3)
         assert (live.soon_instances is not None) == (name == "pilothouse")
 
-    def test_bounds_are_those_of_each_endpoint(self, ledger, make_instance, monkeypatch):
+    def test_bounds_are_those_of_each_endpoint(self, ledger, make_instance):
         make_instance()
         replayed = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
-        given = {}
+        assert replayed.stage("lt_u").scaled.bounds == {PLACE: Bounds(1, 3)}
 
-        def run_strategy(cluster, requests, strategy, **more):
-            given.update(more)
-            raise InterruptedError
+    def test_without_one_by_the_last_minutes_and_never_by_what_comes(self, ledger, make_instance):
+        make_instance()
+        last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
 
-        monkeypatch.setattr("scheduling.simulation.strategies.run_strategy", run_strategy)
-        with pytest.raises(InterruptedError):
-            replayed.line("lt_u")
-        assert given["bounds"] == {PLACE: Bounds(1, 3)}
+        def forecast_at(at_s):
+            return advisor_of(last_hours).advise(at_s, [self.view()])[0].forecast_tokens_per_s
 
-    def test_without_one_by_the_last_minutes_and_never_by_what_comes(self, advisor):
-        calm = advisor.advise(380.0, [self.view()])[0].forecast_tokens_per_s
-        surge = (
-            Advisor(inventory.read({PLACE[0]}), advisor._from_at, NOW)
-            .advise(700.0, [self.view()])[0]
-            .forecast_tokens_per_s
-        )
-        assert surge > 2 * calm
-        MinuteRow.objects.filter(minute__gt=advisor._from_at + timedelta(seconds=360)).delete()
-        again = Advisor(inventory.read({PLACE[0]}), advisor._from_at, NOW)
-        assert again.advise(380.0, [self.view()])[0].forecast_tokens_per_s == calm
+        calm = forecast_at(380.0)
+        assert forecast_at(700.0) > 2 * calm
+        MinuteRow.objects.filter(minute__gt=last_hours.from_at + timedelta(seconds=360)).delete()
+        assert forecast_at(380.0) == calm
 
 
-def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, monkeypatch):
+def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance):
     make_instance()
     tuning.change("SPILL_ABOVE", 0.55, "test")
     tuning.change("MAX_HOLD_S", 40.0, "test")
@@ -355,27 +338,22 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance, mon
     tuning.change("LOOKAHEAD_OVERLOAD_ABOVE", 0.5, "test", model=model)
     tuning.change("SCALE_COOLDOWN_S", 30.0, "test", model=model)
     tuning.change("SWAP_BY_QUEUE", False, "test", model=model)
-    floors = []
 
-    def run(cluster, requests, strategy, *, floor, **options):
-        floors.append(floor)
-        assert {each.out_above for each in strategy._of.values()} == {0.6}
-        assert cluster.policy(PLACE).look_ahead.overload_above == 0.5
-        return run_strategy(cluster, requests, strategy, floor=floor, **options)
+    def staged():
+        return Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW).stage("reactive")
 
-    monkeypatch.setattr("scheduling.simulation.strategies.run_strategy", run)
-    last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
-    assert last_hours.cluster.policy(PLACE).region_threshold == 0.55
-    assert last_hours.cluster.reordering == "shepherd"
-    assert not last_hours.cluster.policy(PLACE).swap_by_queue
-    assert set(last_hours.requests.hold_s) == {40.0}
-    last_hours.line("reactive")
+    made = staged()
+    assert {each.out_above for each in made.scaled.strategies.values()} == {0.6}
+    assert made.cluster.policy(PLACE).look_ahead.overload_above == 0.5
+    assert made.cluster.policy(PLACE).region_threshold == 0.55
+    assert made.cluster.reordering == "shepherd"
+    assert not made.cluster.policy(PLACE).swap_by_queue
+    assert set(made.requests.hold_s) == {40.0}
+    assert made.scaled.floor == {PLACE: Floor(above=0.8, cooldown_s=30.0)}
     tuning.change("FLOOR", False, "test")
-    last_hours.line("reactive")
-    assert floors == [{PLACE: Floor(above=0.8, cooldown_s=30.0)}, None]
+    assert staged().scaled.floor is None
     tuning.change("SPILL_ABOVE", 0.4, "test", model=model)
-    last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
-    assert last_hours.cluster.policy(PLACE).region_threshold == 0.4
+    assert staged().cluster.policy(PLACE).region_threshold == 0.4
 
 
 def test_the_floor_under_a_strategy_in_a_worker_is_the_operators(deployment):

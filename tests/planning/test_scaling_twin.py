@@ -24,7 +24,7 @@ from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, GpuType, Instance, InstanceCommand, Model, PerformanceProfile, Region
 from controlplane.planning import selectors, services
-from controlplane.planning.comparison.advisor import Advisor
+from controlplane.planning.comparison.services import recorded_planner
 from controlplane.planning.execution import floor as floor_rows
 from controlplane.planning.execution import live_views, strategist
 from controlplane.planning.models import Forecast, PolicyMode, ScalingMove
@@ -335,7 +335,9 @@ class Plans:
     """The planner of the comparison of strategies, which notes what it advises."""
 
     def __init__(self, strategy, until_s: float) -> None:
-        self.advisor = Advisor(inventory.read({MODEL}), START, START + timedelta(seconds=until_s), strategy.name)
+        self.advisor = recorded_planner(
+            inventory.read({MODEL}), START, START + timedelta(seconds=until_s), strategy.name
+        )
         self.advised: list = []
 
     def advise(self, now_s, views):

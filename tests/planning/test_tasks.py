@@ -23,7 +23,6 @@ from controlplane.planning.models import (
     StrategyComparison,
 )
 from controlplane.planning.plans import services as plan_services
-from controlplane.simulation.models import SimulationRun
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from workers.tasks import planning as tasks
 from workers.vllm.client import VllmError
@@ -255,8 +254,6 @@ class TestComparisons:
         assert tasks.somebody_waits()
         LengthTraining.objects.filter(pk=row.pk).update(state="running")
         assert not tasks.somebody_waits()
-        SimulationRun.objects.create(title="a", scenario={}, seed=1)
-        assert tasks.somebody_waits()
 
     def test_and_for_runs_of_a_what_if(self, db):
         what_if = WhatIf.objects.create(title="a", state=WhatIfState.RUNNING, submitted_at=timezone.now())

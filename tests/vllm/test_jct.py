@@ -74,7 +74,7 @@ async def order_by(served: ServedGateway, ordering: str) -> None:
     await database_sync_to_async(Deployment.objects.update)(ordering_policy=ordering)
     served.gateway.refresh_now()
     (endpoint,) = served.gateway.topology.endpoints
-    await until(lambda: endpoint.spec.ordering_policy == ordering)
+    await until(lambda: endpoint.spec.policy.ordering == ordering)
 
 
 def foretell(served: ServedGateway, predicted: dict[str, Any]) -> None:

@@ -29,7 +29,6 @@ from controlplane.planning.forecasts import backtests, compaction
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.plans import services as plans
-from controlplane.simulation import requested
 from controlplane.simulation.whatif.runs import working
 from controlplane.tuning.selectors import tuned
 from workers.celery import app
@@ -186,7 +185,7 @@ def somebody_waits() -> bool:
 
     What is only periodic then ends early, and is due again.
     """
-    return trainings.has_requested() or requested.somebody_waits() or working.waiting_runs().exists()
+    return trainings.has_requested() or working.waiting_runs().exists()
 
 
 async def _running(urls: list[str]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Simulations that were asked for by REST, and the runs of what-ifs."""
+"""Runs of what-ifs, the nightly replay of the ledger, and the judgement of the simulator."""
 
 import contextlib
 import time
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from django.conf import settings
 from django.utils import timezone
 
-from controlplane.simulation import requested
 from controlplane.simulation.whatif import twin_errors
 from controlplane.simulation.whatif.runs import counterfactual, working
 from workers.celery import app
@@ -16,19 +15,6 @@ from workers.tasks.planning import LONG_WORK, only_one, somebody_waits
 SHIFT_S = 120.0
 """So long a process takes one run after the other by itself: a message to a worker waits behind what else it does, and no
 other process knows what this one has worked out."""
-
-
-@app.task(soft_time_limit=requested.LIMIT_S, time_limit=requested.LIMIT_S + 20)
-def run_simulation(pk: int) -> str:
-    """Run the simulation *pk*; its state afterwards, empty if it did not wait any more, or waits on for other long work."""
-    with only_one(LONG_WORK) as free:
-        return requested.run_requested(pk) if free else ""
-
-
-@app.task
-def look_after_simulations() -> int:
-    """Fail what a worker left behind, and ask again for what waits; how many."""
-    return requested.look_after(timezone.now())
 
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
@@ -64,7 +50,7 @@ def replay_ledger() -> int:
         return len(counterfactual.replay(now, somebody_waits)) if free and counterfactual.due(now) else 0
 
 
-@app.task(soft_time_limit=requested.LIMIT_S, time_limit=requested.LIMIT_S + 20)
+@app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
 def judge_twin() -> int:
     """Simulate the last window of the ledger again, when that is due; how many profiles were judged."""
     with only_one(LONG_WORK) as free:

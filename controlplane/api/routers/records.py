@@ -17,9 +17,9 @@ from controlplane.api.errors import ApiError
 from controlplane.api.schemas import Described, NewestFirst, Page, RowSchema
 from controlplane.events.models import Event, Severity
 from controlplane.events.selectors import filter_events, visible_events
-from controlplane.exports import csv_response
 from controlplane.gateway import selectors
 from controlplane.gateway.models import LedgerRow, MinuteRow, Outcome
+from controlplane.resources.tables import csv_response
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Records"])
 

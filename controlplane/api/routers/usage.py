@@ -13,7 +13,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.api.callers import PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError
 from controlplane.api.schemas import Described
-from controlplane.exports import ROW_LIMIT, csv_response
+from controlplane.resources.tables import ROW_LIMIT, csv_response
 from controlplane.usage.models import SUMS
 from controlplane.usage.selectors import Asked, counted_until, summed, usage
 

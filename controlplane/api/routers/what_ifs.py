@@ -14,8 +14,8 @@ from ninja.pagination import paginate
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, Page, RowSchema, Strict
-from controlplane.exports import csv_response
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.resources.tables import csv_response
 from controlplane.rows import narrowed
 from controlplane.simulation.whatif import plan, selectors, services, twin_errors
 from controlplane.simulation.whatif.changes.presets import PRESETS

@@ -14,7 +14,7 @@ from typing import Any
 from django.http import StreamingHttpResponse
 
 from controlplane.console.formats import NONE
-from controlplane.console.tables import Table
+from controlplane.resources.tables import Table
 
 HEIGHT, TALL_HEIGHT = 196, 220  # px, with a legend above, and without
 HEIGHTS = {"large": 320, "medium": 248}

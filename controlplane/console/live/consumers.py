@@ -32,12 +32,12 @@ from django.conf import settings
 from django.contrib.sessions.backends.base import SessionBase
 
 from controlplane.accounts.models import Role, User
-from controlplane.console.filters import number
 from controlplane.console.live import deltas
 from controlplane.console.live.hub import LiveHub, hub
 from controlplane.console.live.state import OPERATORS_TOPICS, is_topic
 from controlplane.console.live.what_ifs import number_of as what_if_of
 from controlplane.console.selectors.events import events_after, newest_event_id
+from controlplane.resources.filters import number
 
 logger = logging.getLogger(__name__)
 

@@ -35,8 +35,8 @@ from controlplane.console.selectors.attention import (
     rollouts_failed,
 )
 from controlplane.console.selectors.events import events_after, newest_event_id
-from controlplane.console.selectors.names import place_titles
 from controlplane.dispatch.wire import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
+from controlplane.resources.names import place_titles
 
 logger = logging.getLogger(__name__)
 

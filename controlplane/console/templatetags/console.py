@@ -101,12 +101,6 @@ def coded(text: str) -> SafeString:
     )
 
 
-@register.filter
-def paragraphs(text: str) -> SafeString:
-    """*text* as paragraphs, which blank lines part."""
-    return format_html_join("", "<p>{}</p>", ((coded(part),) for part in text.split("\n\n")))
-
-
 @register.simple_tag
 def icon(name: str) -> SafeString:
     """One of `templates/console/icons/`, drawn in the colour of the text."""

@@ -1,12 +1,11 @@
-"""The fleet of the rows as a scenario and as a simulated cluster: what round trips took."""
+"""The fleet of the rows as tables of a scenario, with the round trips that were measured."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from django.db.models import QuerySet
 from msgspec import to_builtins
-from numpy.typing import NDArray
 
 from controlplane.fleet.models import Deployment, PerformanceProfile, SloClass
 from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
@@ -16,9 +15,6 @@ from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
 from controlplane.tuning.selectors import tuned
 from scheduling.policy import live_policy
-
-if TYPE_CHECKING:
-    from scheduling.simulation.cluster.description import Cluster
 
 TRACES = 500
 """Newest requests by whose decision traces round trips are known."""
@@ -105,16 +101,6 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "share_spot": False,  # an instance belongs to its deployment: no command gives it to another model
         },
     }
-
-
-def cluster_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> tuple["Cluster", NDArray[np.float64]]:
-    """`live_scenario` as a cluster, and the prices of its instances in USD an hour."""
-    from scheduling.simulation.scenario import Scenario
-    from scheduling.simulation.staging.fleet import cluster_of, prices_of
-
-    scenario = Scenario.model_validate(live_scenario(fleet, rows))
-    cluster, prices = cluster_of(scenario), prices_of(scenario)
-    return cluster, np.array([prices[spec.gpu_type].on_demand_usd for spec in cluster.instances])
 
 
 def _profile(model: str, gpu: str, tensor_parallel: int, row: PerformanceProfile) -> dict[str, Any]:

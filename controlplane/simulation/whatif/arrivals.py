@@ -5,23 +5,21 @@ operational time: the rate is that of the forecast, the burstiness what it was. 
 the band of its forecast, and so seeds differ in how much comes as well as in when. Conversations are not kept together.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import reduce
 from typing import Any, Final
 
 import numpy as np
-from django.db.models import QuerySet
 from numpy.typing import NDArray
 
-from controlplane.gateway.models import LedgerRow
-from controlplane.gateway.selectors import OWN_REGION
 from controlplane.planning.forecasts.demand import other_classes
 from controlplane.planning.forecasts.selectors import latest_forecasts, windows_of
 from controlplane.planning.models import Quantity
-from controlplane.simulation.selectors import asked_rows
+from controlplane.simulation.selectors import asked_rows, own_rows, workload_of
+from scheduling.fleet.state import RunningRequest, WaitingRequest
 from scheduling.queueing.running import OVERRUN_SHARE
-from scheduling.simulation.workload.columns import Coded, Workload
+from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
 from scheduling.simulation.workload.edits import merged
 
 RECENT: Final = timedelta(hours=1)
@@ -36,27 +34,16 @@ FURTHEST: Final = 1.96
 """Standard deviations at the most from the mean at which a level is drawn: the 95% band."""
 FORECAST_AGE: Final = timedelta(hours=2)
 
-_NOBODY: Final = Coded(np.zeros(0, np.int32), [])
-_NO_TOKENS: Final = np.zeros(0, np.int32)
-NONE: Final = Workload(
-    np.zeros(0), _NO_TOKENS, _NO_TOKENS, _NOBODY, _NOBODY, _NOBODY, _NOBODY, predicted_tokens=_NO_TOKENS
-)
-"""No requests."""
-COLUMNS = (
-    "arrived_at", "model", "own", "slo_class", "tenant__name", "prompt_tokens", "output_tokens",
-    "predicted_prompt_tokens", "predicted_output_tokens", "unserved",
-)  # fmt: skip
-
 
 def forecast_arrivals(
-    at: datetime, horizon_s: float, unfinished: Sequence[Mapping[str, Any]] = ()
+    at: datetime, horizon_s: float, unfinished: Sequence[RunningRequest | WaitingRequest] = ()
 ) -> tuple[dict[str, Any], list[str]]:
     """How requests come in the *horizon_s* after *at*, by forecasts and the recent ledger, as JSON; and remarks.
 
-    *unfinished* is what runs and waits at *at* (`State.running` and `waiting`): the ledger has only what ended, which
+    *unfinished* is what runs and waits at *at* (`FleetState.running` and `waiting`): the ledger has only what ended, which
     is the short requests of the last minutes. What came before the rows of the ledger that are looked at is left out.
     """
-    ended = list(_rows(asked_rows(at - RECENT, at)).order_by("-arrived_at").values_list(*COLUMNS)[:MOST_ROWS])
+    ended = list(own_rows(asked_rows(at - RECENT, at)).order_by("-arrived_at")[:MOST_ROWS])
     since = ended[-1][0] if len(ended) == MOST_ROWS else at - RECENT
     open_rows = [row for row in (_unfinished(each, at) for each in unfinished) if row[0] >= since]
     rows: list[tuple[Any, ...]] = sorted([*ended, *open_rows], key=lambda row: row[0])
@@ -102,17 +89,12 @@ def forecast_arrivals(
     return {"kind": "forecast", "horizon_s": horizon_s, "streams": streams}, remarks
 
 
-def _rows(rows: QuerySet[LedgerRow]) -> QuerySet[LedgerRow]:
-    """*rows* with the caller's region, those of some length."""
-    return rows.annotate(own=OWN_REGION)
-
-
-def _unfinished(row: Mapping[str, Any], at: datetime) -> tuple[Any, ...]:
-    """COLUMNS of a request that runs or waits: as long as predicted, or somewhat longer than it is by now."""
-    output = max(row["predicted_tokens"], int((1 + OVERRUN_SHARE) * row.get("output_tokens", 0)))
-    lengths = (row["prompt_tokens"], output, row["prompt_tokens"], row["predicted_tokens"])
-    arrived_at = at + timedelta(seconds=row["arrival_s"])
-    return arrived_at, row["model"], row["region"], row["slo_class"], row["tenant"], *lengths, False
+def _unfinished(one: RunningRequest | WaitingRequest, at: datetime) -> tuple[Any, ...]:
+    """WORKLOAD_COLUMNS of a request that runs or waits: as long as predicted, or somewhat longer than it is by now."""
+    emitted = one.output_tokens if isinstance(one, RunningRequest) else 0
+    output = max(one.predicted_tokens, int((1 + OVERRUN_SHARE) * emitted))
+    lengths = (one.prompt_tokens, output, one.prompt_tokens, one.predicted_tokens)
+    return at + timedelta(seconds=one.arrival_s), one.model, one.region, one.slo_class, one.tenant, *lengths, False
 
 
 def _lengths(row: tuple[Any, ...]) -> tuple[int, int]:
@@ -134,19 +116,7 @@ def recent(arrivals: dict[str, Any]) -> Workload:
     parts = []
     for stream in arrivals["streams"]:
         arrival_s = np.cumsum([0.0, *stream["gaps"]])[: len(stream["prompt_tokens"])]
-        count = arrival_s.size
-        parts.append(
-            Workload(
-                arrival_s=arrival_s,
-                prompt_tokens=np.array(stream["prompt_tokens"][:count], np.int32),
-                output_tokens=np.array(stream["output_tokens"][:count], np.int32),
-                model=Coded(np.zeros(count, np.int32), [stream["model"]]),
-                region=Coded(np.zeros(count, np.int32), [stream["region"]]),
-                slo_class=_picked(stream["slo_class"], np.arange(count)),
-                tenant=_picked(stream["tenant"], np.arange(count)),
-                predicted_tokens=np.array(stream["predicted_tokens"][:count], np.int32),
-            )
-        )
+        parts.append(_requests(stream, arrival_s, np.arange(arrival_s.size)))
     return _together(parts)
 
 
@@ -156,20 +126,24 @@ def _stream(stream: dict[str, Any], horizon_s: float, random: np.random.Generato
     deviations = float(np.clip(random.standard_normal(), -FURTHEST, FURTHEST)) / HALF_BAND_80
     level = mean + deviations * (upper - mean if deviations > 0 else mean - lower)
     arrival_s = _moments(np.maximum(level, 0.0), rates["start_s"], rates["window_s"], horizon_s, stream["gaps"], random)
-    picked = random.integers(0, len(stream["prompt_tokens"]), arrival_s.size)
+    return _requests(stream, arrival_s, random.integers(0, len(stream["prompt_tokens"]), arrival_s.size))
 
-    def column(name: str) -> NDArray[np.int32]:
-        return np.array(stream[name], np.int32)[picked]
 
+def _requests(stream: dict[str, Any], arrival_s: NDArray[np.float64], picked: NDArray[np.int64]) -> Workload:
+    """The *picked* rows of *stream*, at the moments *arrival_s*."""
+    one = np.zeros(arrival_s.size, np.int32)
+    prompts, outputs, predicted = (
+        np.array(stream[name], np.int32)[picked] for name in ("prompt_tokens", "output_tokens", "predicted_tokens")
+    )
     return Workload(
         arrival_s=arrival_s,
-        prompt_tokens=column("prompt_tokens"),
-        output_tokens=column("output_tokens"),
-        model=Coded(np.zeros(arrival_s.size, np.int32), [stream["model"]]),
-        region=Coded(np.zeros(arrival_s.size, np.int32), [stream["region"]]),
+        prompt_tokens=prompts,
+        output_tokens=outputs,
+        model=Coded(one, [stream["model"]]),
+        region=Coded(one, [stream["region"]]),
         slo_class=_picked(stream["slo_class"], picked),
         tenant=_picked(stream["tenant"], picked),
-        predicted_tokens=column("predicted_tokens"),
+        predicted_tokens=predicted,
     )
 
 
@@ -209,54 +183,18 @@ def _moments(
 
 
 def _picked(names: list[str], picked: NDArray[np.int64]) -> Coded:
-    known = list(dict.fromkeys(names))
-    codes = np.array([known.index(name) for name in names], np.int32)
-    return Coded(codes[picked], known)
+    known = Coded.of(names)
+    return known._replace(codes=known.codes[picked])
 
 
 def _together(parts: list[Workload]) -> Workload:
     """*parts* as one, in order of time."""
-    whole = reduce(merged, parts, NONE)
+    whole = reduce(merged, parts, NO_REQUESTS)
     return whole.select(np.argsort(whole.arrival_s, kind="stable"))
 
 
-# What really came
-
-
 def recorded(arrivals: dict[str, Any], at: datetime) -> Workload:
-    """The requests from `since` on until `until` of *arrivals*, with *at* as time 0 and their true lengths.
-
-    Each comes from the region of its caller. One that was not served is as long as it was predicted to be.
-    """
+    """The requests of the ledger from `since` until `until` of *arrivals*, with *at* as time 0."""
     since, until = (datetime.fromisoformat(arrivals[name]) for name in ("since", "until"))
-    rows = _rows(asked_rows(since, until)).order_by("arrived_at", "pk").values_list(*COLUMNS)
+    rows = own_rows(asked_rows(since, until)).order_by("arrived_at", "pk")
     return workload_of(rows.iterator(chunk_size=20_000), at)
-
-
-def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
-    """*rows* of COLUMNS, in order of arrival, with *at* as time 0."""
-    columns = list(zip(*rows, strict=True))
-    if not columns:
-        return NONE
-    moments, model, region, slo_class, tenant, prompt, output, predicted_prompt, predicted, unserved = columns
-    at_s = at.timestamp()
-    lost = np.array(unserved, bool)
-    prompts, outputs = np.array(prompt, np.int32), np.array(output, np.int32)
-    wanted = np.array(predicted_prompt, np.int32), np.array(predicted, np.int32)
-    prompts = np.where(lost | (prompts == 0), wanted[0], prompts)
-    outputs = np.where(lost, wanted[1], outputs)
-    return Workload(
-        arrival_s=np.maximum(np.fromiter((each.timestamp() for each in moments), np.float64, len(moments)) - at_s, 0.0),
-        prompt_tokens=np.maximum(prompts, 1),
-        output_tokens=np.maximum(outputs, 1),
-        model=_coded(model),
-        region=_coded(region),
-        slo_class=_coded(slo_class),
-        tenant=_coded(tenant),
-        predicted_tokens=np.maximum(wanted[1], 1),
-    )
-
-
-def _coded(names: tuple[str, ...]) -> Coded:
-    known = {name: at for at, name in enumerate(dict.fromkeys(names))}
-    return Coded(np.fromiter((known[name] for name in names), np.int32, len(names)), list(known))

@@ -90,7 +90,7 @@ class FutureSeed(models.Model):
     """The simulation of a future with the requests of a seed, and what came of it."""
 
     future = models.ForeignKey(Future, on_delete=models.CASCADE, related_name="runs")
-    seed = models.PositiveSmallIntegerField()
+    seed = models.PositiveBigIntegerField()
     state = models.CharField(max_length=11, choices=WhatIfState.choices, default=WhatIfState.QUEUED, db_index=True)
     phase = models.CharField(max_length=10, choices=Phase.choices, default=Phase.WAITING)
     progress = models.FloatField(default=0.0, help_text="Share of the whole run that is done.")

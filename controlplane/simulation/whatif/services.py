@@ -1,5 +1,6 @@
 """Writes of what-ifs: drafts, asking workers to run them, cancelling, resuming, more seeds, and what is chosen."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -11,7 +12,6 @@ from django.utils import timezone
 from controlplane.accounts.models import User
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.simulation.requested import MOST_INSTANCES, expected_requests
 from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.presets import PRESETS
@@ -21,6 +21,9 @@ from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.starts.nodes import with_instances
 from controlplane.simulation.whatif.starts.traces import misfits
 from controlplane.simulation.whatif.twin_errors import fleet_error
+from scheduling.simulation.scenario import Scenario, ScenarioError
+from scheduling.simulation.scenario.file import check_scenario
+from scheduling.simulation.staging import SOURCE
 
 AS_NOW: Final = "As now"
 MOST_KEPT: Final = 200
@@ -31,7 +34,10 @@ MOST_DRAFTS: Final = 50
 MOST_SEEDS: Final = 100
 MOST_HORIZON_S: Final = 7 * 86_400.0
 MOST_REQUESTS: Final = 5_000_000
-"""Of one run."""
+"""Of one run: of its clients, bursts and the past that forecasters learn from included."""
+MOST_INSTANCES: Final = 2_000
+MOST_BYTES: Final = 256 * 1024
+"""Of a scenario that is simulated by itself."""
 FIELDS: Final = (
     "title",
     "start",
@@ -127,36 +133,78 @@ def check(row: WhatIf) -> dict[str, str]:
         if start.arrivals["kind"] == "file":
             for key, what in misfits(start.arrivals, changed.scenario).items():
                 wrong.setdefault(f"begin.trace_keys.{key}", what)
-        if any(one.lengths for one in changed.scenario.clients) or changed.scenario.trace:
-            wrong["start"] = "reads a file: upload it as a trace"
-        instances = sum(
-            (each.instances + each.spot + each.empty) * len(each.regions) for each in changed.scenario.fleet
-        )
-        if instances > MOST_INSTANCES:
-            wrong[f"{future.letter}.changes"] = f"{instances:,} instances; {MOST_INSTANCES:,} are the most"
-        if start.asks and (count := expected_requests(changed.scenario)) > MOST_REQUESTS:
-            wrong[f"{future.letter}.changes"] = f"some {count:,.0f} requests; {MOST_REQUESTS:,} are the most"
+        if (unfit := _unfit(changed.scenario, start.asks)) is not None:
+            key, what = unfit
+            wrong["start" if key.endswith("file") else f"{future.letter}.changes"] = what
     return wrong
+
+
+def _unfit(scenario: Scenario, asks: bool) -> tuple[str, str] | None:
+    """The key of *scenario* by which workers cannot run it, and why; None if they can."""
+    read = [f"clients[{at}].lengths.file" for at, each in enumerate(scenario.clients) if each.lengths is not None]
+    if read := ["trace.file"] if scenario.trace is not None else read:
+        return read[0], "reads a file, as `manage.py simulate` alone does: upload a trace, or give prompt and output"
+    instances = sum((each.instances + each.spot + each.empty) * len(each.regions) for each in scenario.fleet)
+    if instances > MOST_INSTANCES:
+        return "fleet", f"{instances:,} instances; {MOST_INSTANCES:,} are the most"
+    if asks and (count := _expected_requests(scenario)) > MOST_REQUESTS:
+        return "clients", f"some {count:,.0f} requests; {MOST_REQUESTS:,} are the most"
+    return None
+
+
+def _expected_requests(scenario: Scenario) -> float:
+    """Requests of the clients, with bursts and the past that forecasters learn from."""
+    bursts_h = sum(each.duration_min * each.factor / 60 for each in scenario.bursts)
+    if (random := scenario.demand.random_bursts) is not None:
+        bursts_h += random.count * random.duration_min * random.factor / 60
+    past_h = 24 * 7 * -(-scenario.forecast.history_days // 7)
+    hours = (scenario.demand.duration_h or 0.0) + bursts_h + past_h
+    return 3600 * hours * sum(client.requests_per_s for client in scenario.clients)
+
+
+@transaction.atomic
+def simulate_scenario(values: dict[str, Any], actor: User, reason: str = "") -> WhatIf:
+    """Have workers run the scenario *values* by itself: a what-if of one future, with the scenario's seed.
+
+    Raises ScenarioError for a wrong or too large scenario, ActionError if too many wait.
+    """
+    size = len(json.dumps(values))
+    if size > MOST_BYTES:
+        raise ScenarioError(SOURCE, 0, "", f"has {size:,} bytes; {MOST_BYTES:,} are the most")
+    scenario = check_scenario(values, SOURCE)
+    if (unfit := _unfit(scenario, asks=True)) is not None:
+        raise ScenarioError(SOURCE, 0, *unfit)
+    lasts_h = [hours for hours in (scenario.demand.duration_h, scenario.until_h) if hours is not None]
+    start = Start(kind="scenario", at=timezone.now(), scenario=values).model_dump(mode="json")
+    horizon_s = max(60.0, 3600 * min(lasts_h))
+    title = scenario.title or "Scenario"
+    row = save_draft(None, {"title": title, "start": start, "horizon_s": horizon_s, "seeds": 1}, [], actor)
+    return _queue(row, actor, reason)
 
 
 def submit(row: WhatIf, actor: User | str) -> WhatIf:
     """Have workers run the draft *row*. Raises ActionError if it is none, or too many wait; ValidationError as `check`."""
     if wrong := check(row):
         raise ValidationError(wrong)
-    with transaction.atomic():
-        row = WhatIf.objects.select_for_update().get(pk=row.pk)
-        if row.state != WhatIfState.DRAFT:
-            raise ActionError(f"It is {row.state}.")
-        if WhatIf.objects.filter(state__in=working.OPEN).count() >= MOST_OPEN:
-            raise ActionError(f"{MOST_OPEN} what-ifs wait or run. Cancel one, or ask again later.")
-        row.state, row.submitted_at, row.requested_by = WhatIfState.QUEUED, timezone.now(), _user(actor)
-        row.twin_error = fleet_error()
-        row.save(update_fields=["state", "submitted_at", "requested_by", "twin_error"])
-        _add_runs(row)
-        record("what_if.requested", row, actor=actor, inputs={"futures": _said(row), "seeds": row.seeds})
-        old = WhatIf.objects.exclude(state__in=(*working.OPEN, WhatIfState.DRAFT)).filter(plan={}).order_by("-pk")
-        WhatIf.objects.filter(pk__in=list(old.values_list("pk", flat=True)[MOST_KEPT:])).delete()
-        transaction.on_commit(working.send_workers)
+    return _queue(row, actor)
+
+
+@transaction.atomic
+def _queue(row: WhatIf, actor: User | str, reason: str = "") -> WhatIf:
+    row = WhatIf.objects.select_for_update().get(pk=row.pk)
+    if row.state != WhatIfState.DRAFT:
+        raise ActionError(f"It is {row.state}.")
+    if WhatIf.objects.filter(state__in=working.OPEN).count() >= MOST_OPEN:
+        raise ActionError(f"{MOST_OPEN} what-ifs wait or run. Cancel one, or ask again later.")
+    row.state, row.submitted_at, row.requested_by = WhatIfState.QUEUED, timezone.now(), _user(actor)
+    row.twin_error = fleet_error()
+    row.save(update_fields=["state", "submitted_at", "requested_by", "twin_error"])
+    _add_runs(row)
+    futures = {future.letter: future.name for future in row.futures.all()}
+    record("what_if.requested", row, actor=actor, reason=reason, inputs={"futures": futures, "seeds": row.seeds})
+    old = WhatIf.objects.exclude(state__in=(*working.OPEN, WhatIfState.DRAFT)).filter(plan={}).order_by("-pk")
+    WhatIf.objects.filter(pk__in=list(old.values_list("pk", flat=True)[MOST_KEPT:])).delete()
+    transaction.on_commit(working.send_workers)
     return row
 
 
@@ -259,14 +307,12 @@ def _reopen(row: WhatIf) -> None:
 
 
 def _add_runs(row: WhatIf) -> None:
+    """Runs of all seeds of *row*: from 1, or from the seed of a scenario that is simulated by itself."""
+    first = row.start["scenario"].get("seed", 0) if row.start.get("kind") == "scenario" else 1
+    seeds = range(first, first + row.seeds)
     FutureSeed.objects.bulk_create(
-        [FutureSeed(future=future, seed=seed) for future in row.futures.all() for seed in range(1, row.seeds + 1)],
-        ignore_conflicts=True,
+        [FutureSeed(future=future, seed=seed) for future in row.futures.all() for seed in seeds], ignore_conflicts=True
     )
-
-
-def _said(row: WhatIf) -> dict[str, str]:
-    return {future.letter: future.name for future in row.futures.all()}
 
 
 def _first_line(error: ValueError) -> str:

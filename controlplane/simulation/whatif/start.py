@@ -4,23 +4,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from math import inf
-from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from controlplane.simulation.whatif.arrivals import drawn, recent, recorded
 from controlplane.simulation.whatif.starts import past, traces
-from controlplane.simulation.whatif.state import with_state
+from controlplane.simulation.whatif.state import StoredState, with_state
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.staging import Stage, stage
+from scheduling.simulation.staging import SOURCE, Stage, stage
 from scheduling.simulation.staging.demand import demand_of, of_the_fleet
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.edits import Edit, Factor, Shift, edited
-
-SOURCE: Final = Path("scenario")
-"""What errors call a scenario that is no file."""
 
 
 class Start(BaseModel):
@@ -28,12 +24,13 @@ class Start(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["fleet", "ledger", "trace", "synthetic"]
+    kind: Literal["fleet", "ledger", "trace", "synthetic", "scenario"]
+    """`scenario`: one that is simulated by itself, exactly as it stands."""
     at: datetime
     """The moment that is time 0 of the simulation."""
     scenario: dict[str, Any]
     """Keys of a scenario file (docs/simulation.md), as things are now."""
-    state: dict[str, Any] | None = None
+    state: StoredState | None = None
     """What runs and waits at `at`; None: nothing does."""
     arrivals: dict[str, Any] = {"kind": "clients"}
     """How requests come: `clients` (those of the scenario), `forecast`, `ledger` or `file`, by its `kind`."""

@@ -20,11 +20,15 @@ from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.planning.comparison.scenario import scenario_of
 from controlplane.planning.plans import inventory
-from controlplane.simulation.selectors import asked_rows, ledger_measurements, ledger_rows
+from controlplane.simulation.selectors import (
+    WORKLOAD_COLUMNS,
+    asked_rows,
+    ledger_measurements,
+    ledger_rows,
+    workload_of,
+)
 from controlplane.simulation.services import store_profiles
-from controlplane.simulation.whatif.arrivals import COLUMNS, workload_of
 from controlplane.simulation.whatif.models import TwinError
-from controlplane.simulation.whatif.start import SOURCE
 from controlplane.tuning.selectors import tuned
 from scheduling.fleet.profile_fitting import Fit
 from scheduling.fleet.published_profiles import fit_all
@@ -229,16 +233,16 @@ def _simulated(values: dict[str, Any], rows: list[LedgerRow], begin: datetime) -
     demand = {"demand": {"too_long": "clip"}, "until_h": (last_s + SETTLE_S) / 3600}
     scenario = Scenario.model_validate(values | demand)
     workload = workload_of([_columns(row) for row in rows], begin)
-    staged = stage(scenario, SOURCE, 0, workload)
+    staged = stage(scenario, seed=0, workload=workload)
     result = staged.run().result
     _, met = kept(result, staged.promises)
     return 1000 * latency_s(result, "ttft"), 1000 * latency_s(result, "itl"), met.astype(np.float64)
 
 
 def _columns(row: LedgerRow) -> tuple[Any, ...]:
-    """*row* as `arrivals.COLUMNS`."""
+    """*row* as WORKLOAD_COLUMNS."""
     values = {"own": row.caller_region, "tenant__name": row.tenant.name}
-    return tuple(values[name] if name in values else getattr(row, name) for name in COLUMNS)
+    return tuple(values[name] if name in values else getattr(row, name) for name in WORKLOAD_COLUMNS)
 
 
 def _measures(ttft_ms: Floats, itl_ms: Floats, met: Floats) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Requests to come, as columns: what a trace or a generator gives and a simulation takes."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,6 +20,11 @@ class Coded(NamedTuple):
 
     codes: Codes
     names: list[str]
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> "Coded":
+        known = {name: at for at, name in enumerate(dict.fromkeys(names))}
+        return cls(np.fromiter((known[name] for name in names), np.int32, len(names)), list(known))
 
 
 def buffered(values: "array[Any]", dtype: type[Scalar]) -> npt.NDArray[Scalar]:
@@ -97,6 +103,12 @@ class Workload:
         # Position of each hash: where its request's run starts, plus how far into the run it is.
         positions = np.repeat(first - ends[:-1], lengths) + np.arange(ends[-1])
         return ends.astype(np.int64), self.prefix_hashes[positions]
+
+
+_NO_TOKENS, _NO_NAMES = np.zeros(0, np.int32), Coded(np.zeros(0, np.int32), [])
+NO_REQUESTS = Workload(
+    np.zeros(0), _NO_TOKENS, _NO_TOKENS, _NO_NAMES, _NO_NAMES, _NO_NAMES, _NO_NAMES, predicted_tokens=_NO_TOKENS
+)
 
 
 def _refuse(name: str, values: npt.NDArray[np.generic], wrong: npt.NDArray[np.bool_], what: str) -> None:

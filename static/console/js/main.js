@@ -1,7 +1,6 @@
 // Entry of every page: starts what the page has.
 import { startBadge } from "./badge.js";
 import { Charts } from "./charts.js";
-import { startDocs } from "./docs.js";
 import { startChanges, startCopying, startDialogs, startEstimates, startFilters, startSending } from "./forms.js";
 import { startKeys } from "./keys.js";
 import { drawAttention, drawEvents } from "./lists.js";
@@ -66,4 +65,3 @@ startEstimates();
 startSending();
 startCopying();
 startSwapLinks();
-startDocs();

@@ -174,7 +174,11 @@ class TestInForce:
             return demand({LLAMA: (MEAN, [100.0] * windows)}, start_s=start_s, window_s=window_s)
 
         return SimulatedPlanner(
-            demand_at, lambda views: fleet(llama=1), {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings(period_s)
+            demand_at,
+            lambda now_s, views: fleet(llama=1),
+            {("llama", "gpu"): ABLE},
+            {"llama": MEAN},
+            PlanSettings(period_s),
         )
 
     @pytest.mark.parametrize("name", STRATEGIES)
@@ -202,13 +206,13 @@ class TestInForce:
         hourly, often = make_strategy("lt_ua").plans_for, make_strategy("pilothouse").plans_for
         seen = []
 
-        def fleet_of(views):
+        def fleet_at(now_s, views):
             seen.append(now_s)
             return fleet(units=9, llama=2, bloom=3)
 
         planner = SimulatedPlanner(
             lambda now_s: demand({LLAMA: (hourly, [100.0] * 6), BLOOM: (often, [900.0] * 6)}, start_s=now_s),
-            fleet_of, {("llama", "gpu"): ABLE, ("bloom", "gpu"): ABLE}, {"llama": hourly, "bloom": often}, PlanSettings(),
+            fleet_at, {("llama", "gpu"): ABLE, ("bloom", "gpu"): ABLE}, {"llama": hourly, "bloom": often}, PlanSettings(),
         )  # fmt: skip
         made_at_s = {"llama": set(), "bloom": set()}
         for now_s in np.arange(0.0, 7200.0, 300.0).tolist():

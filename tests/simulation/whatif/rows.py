@@ -31,6 +31,11 @@ def run_all(row: WhatIf) -> WhatIf:
     return row
 
 
+def scenario_run(actor: Any, title: str) -> WhatIf:
+    """A scenario that is simulated by itself and waits."""
+    return services.simulate_scenario(tomllib.loads(RIGHT) | {"title": title}, actor)
+
+
 def furnish(title: str, text: str, now: datetime) -> None:
     """A row of each kind, with *text* where somebody wrote one."""
     what_if = WhatIf.objects.create(title=title)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import inf
-from typing import Any
 
-import orjson
+import msgspec
 
 from controlplane.accounts.models import Tenant
 from controlplane.dispatch.dispatcher import Dispatcher
@@ -24,6 +23,7 @@ from controlplane.fleet.models import Deployment, PerformanceProfile, SloClass
 from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.upstream.payload import upstream_priority
+from scheduling.fleet.state import FleetState
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
@@ -99,10 +99,10 @@ class VirtualFleet:
     def wall_s(self) -> float:
         return BEGAN_AT.timestamp() + self.now_s
 
-    def seen(self) -> Any:
-        """What another process gets of the snapshot, which is taken now."""
+    def seen(self) -> FleetState:
+        """The state now, as another process reads it."""
         self.forked_s = self.now_s
-        return orjson.loads(orjson.dumps(self.snapshot()))
+        return msgspec.json.decode(msgspec.json.encode(self.snapshot()), type=FleetState)
 
     def report(self) -> dict[int, float]:
         """Have the dispatcher hear how far streams have come; when each was heard of last."""

@@ -8,15 +8,15 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.filters import Filters, Hidden, Search, Select, every, last_hours, number
 from controlplane.console.lists import list_page
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.selectors.event_steps import folded
 from controlplane.console.selectors.events import event_title, subject_href
-from controlplane.console.tables import Columns
 from controlplane.events.models import Severity
 from controlplane.events.selectors import event_kinds, filter_events, visible_events
+from controlplane.resources.filters import Filters, Hidden, Search, Select, every, last_hours, number
+from controlplane.resources.tables import Columns
 
 COLUMNS: Columns = {
     "Event": "pk",

@@ -21,9 +21,9 @@ from controlplane.console.charts.spec import (
 )
 from controlplane.console.formats import count, percent_fine, quantity
 from controlplane.console.pages.forecast.selectors import Outlook, Score
-from controlplane.console.tables import Table
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
 from controlplane.planning.forecasts.selectors import Window
+from controlplane.resources.tables import Table
 
 SMALL = 10.0  # tokens a second
 ENDS = ("lower_80", "upper_80", "lower_95", "upper_95")

@@ -13,7 +13,6 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.filters import Filters, Select, last_hours, named
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.forecast.charts import coverage, demand_and_forecast, error_by_horizon, unit_title
@@ -28,13 +27,14 @@ from controlplane.console.pages.forecast.selectors import (
     series_of,
     series_rows,
 )
-from controlplane.console.selectors.names import region_names
-from controlplane.console.tables import Columns, table, value
 from controlplane.events.models import Event
 from controlplane.fleet.models import SloClass
 from controlplane.planning.forecasts import demand
 from controlplane.planning.forecasts import selectors as planning
 from controlplane.planning.models import Backtest, Quantity
+from controlplane.resources.filters import Filters, Select, last_hours, named
+from controlplane.resources.names import region_names
+from controlplane.resources.tables import Columns, table, value
 from controlplane.tuning.selectors import tuned
 from forecasting.workload import FORECASTERS, rests
 

@@ -11,7 +11,6 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import act_with_reason
-from controlplane.console.filters import CHART_RANGE, Filters, Search, Select, every, model_select, sort_by
 from controlplane.console.formats import STATUS_WORDS
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
@@ -19,8 +18,6 @@ from controlplane.console.pages.instances.charts import instance_charts
 from controlplane.console.pages.instances.timeline import timeline
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows, worst_first
-from controlplane.console.selectors.names import model_names, region_names
-from controlplane.console.tables import Columns, moment, sorted_by, table
 from controlplane.events.selectors import events_about
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle import engine_logs
@@ -33,6 +30,9 @@ from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
 from controlplane.fleet.swaps.selectors import statuses as swap_statuses
 from controlplane.gateway.selectors import visible_requests
+from controlplane.resources.filters import CHART_RANGE, Filters, Search, Select, every, model_select, sort_by
+from controlplane.resources.names import model_names, region_names
+from controlplane.resources.tables import Columns, moment, sorted_by, table
 
 ROWS_SHOWN = 500
 REQUESTS_SHOWN = 10

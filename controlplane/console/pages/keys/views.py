@@ -19,10 +19,9 @@ from controlplane.accounts.selectors import manageable_api_keys, tenants_with_ma
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import act_with_reason
-from controlplane.console.filters import Hidden
 from controlplane.console.pages.keys import examples
-from controlplane.console.tables import Columns, table
-from controlplane.exports import ROW_LIMIT
+from controlplane.resources.filters import Hidden
+from controlplane.resources.tables import ROW_LIMIT, Columns, table
 
 ROWS_SHOWN = 200
 COLUMNS: Columns = {

@@ -22,10 +22,10 @@ from controlplane.console.charts.spec import (
     styles,
 )
 from controlplane.console.formats import count, percent, percent_fine, quantity, signed
-from controlplane.console.tables import Columns, table
 from controlplane.lengths import selectors
 from controlplane.lengths.models import LengthSample
 from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Measures
+from controlplane.resources.tables import Columns, table
 
 POINT_SHAPES = ("circle", "diamond", "square", "triangle-up")
 TICKS = (1, 10, 100, 1_000, 10_000, 100_000)

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 from django.utils import timezone
 
-from controlplane.console.filters import Order
 from controlplane.console.formats import percent
 from controlplane.console.pages.lengths.charts import source_order
-from controlplane.console.tables import Columns, sorted_by
 from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import selectors, services, trainings
 from controlplane.lengths.models import LengthTraining, LengthVersion, VersionState
 from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Duel, Measures, Scope
+from controlplane.resources.filters import Order
+from controlplane.resources.tables import Columns, sorted_by
 from forecasting.lengths import TEXTLESS, rests
 
 MEASURES = {

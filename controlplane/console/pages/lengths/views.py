@@ -15,7 +15,6 @@ from controlplane.console.access.roles import fleet_role, may, signed_in
 from controlplane.console.actions import act_with_reason, back
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.filters import Filters, Select, every, last_hours, model_select, sort_by
 from controlplane.console.live import length_service, tiles
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
@@ -26,10 +25,11 @@ from controlplane.console.pages.lengths.charts import (
     error_over_time,
     predicted_against_actual,
 )
-from controlplane.console.tables import table
 from controlplane.lengths import selectors, services, training, trainings
 from controlplane.lengths.models import LengthVersion
 from controlplane.lengths.selectors import Scope
+from controlplane.resources.filters import Filters, Select, every, last_hours, model_select, sort_by
+from controlplane.resources.tables import table
 from controlplane.tuning.selectors import tuned
 from forecasting import models_extra
 

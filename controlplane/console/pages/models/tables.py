@@ -6,9 +6,9 @@ from typing import Any
 
 from controlplane.console.formats import NONE
 from controlplane.console.pages.models.selectors import ModelRow
-from controlplane.console.tables import Columns
 from controlplane.planning.bundles import CUSTOM, values_of
 from controlplane.planning.parts import PARTS
+from controlplane.resources.tables import Columns
 from scheduling.bundles import BUNDLES
 
 MODELS: Columns = {

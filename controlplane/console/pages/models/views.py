@@ -11,20 +11,20 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import act_with_reason, back
-from controlplane.console.filters import Filters, Hidden, Search, number, sort_by
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.models.details import classes_of, parts_of
 from controlplane.console.pages.models.selectors import ModelRow, model_rows, regions
 from controlplane.console.pages.models.tables import ENDPOINTS, MODELS, SORTED_BY, bundle_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
-from controlplane.console.tables import sorted_by, table
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.inventory.kinds import DEPLOYMENT
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import services
 from controlplane.planning.parts import PARTS
+from controlplane.resources.filters import Filters, Hidden, Search, number, sort_by
+from controlplane.resources.tables import sorted_by, table
 
 BOUNDS = ("min_instances", "max_instances")
 

@@ -21,15 +21,15 @@ from controlplane.console.charts.spec import (
     change,
     last,
 )
-from controlplane.console.filters import Filters
 from controlplane.console.formats import count, milliseconds, percent, quantity
 from controlplane.console.live import history, tiles
 from controlplane.console.live.history import Sample
 from controlplane.console.live.state import LiveState
 from controlplane.console.pages.models.charts import EVERY_S, demand_and_capacity
-from controlplane.console.selectors.names import region_names
-from controlplane.console.tables import Table
 from controlplane.planning.forecasts.demand import TOKENS
+from controlplane.resources.filters import Filters
+from controlplane.resources.names import region_names
+from controlplane.resources.tables import Table
 
 HEAT_ROWS = 12
 HEAT_COLUMNS = 60

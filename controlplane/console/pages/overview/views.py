@@ -8,7 +8,6 @@ from django.views.decorators.http import require_GET, require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.filters import CHART_RANGE, Filters, Hidden, model_select
 from controlplane.console.live import attention, jobs, tiles
 from controlplane.console.live.deltas import columnar
 from controlplane.console.live.hub import hub
@@ -20,10 +19,11 @@ from controlplane.console.pages.overview.charts import DEMANDS, overview_charts,
 from controlplane.console.selectors.attention import endpoints_flapping, plans_waiting, rollouts_failed
 from controlplane.console.selectors.events import latest_events
 from controlplane.console.selectors.instances import instance_rows, worst_first
-from controlplane.console.selectors.names import model_names, place_titles
 from controlplane.console.selectors.replay import replay
 from controlplane.fleet.selectors import instances, usd_per_hour
 from controlplane.planning.forecasts.demand import TOKENS
+from controlplane.resources.filters import CHART_RANGE, Filters, Hidden, model_select
+from controlplane.resources.names import model_names, place_titles
 
 INSTANCES_SHOWN = 12
 EVENTS_SHOWN = 5

@@ -1,6 +1,6 @@
 """Columns of plans, of what a plan changes, and of moves."""
 
-from controlplane.console.tables import Columns
+from controlplane.resources.tables import Columns
 
 PLANS: Columns = {
     "Plan": "pk",

@@ -9,7 +9,6 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.filters import Filters, Select, every, last_hours, model_select
 from controlplane.console.lists import list_page
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
@@ -17,13 +16,14 @@ from controlplane.console.pages.plans import inputs
 from controlplane.console.pages.plans.cards import card_of, cards_of, with_undone, without_place
 from controlplane.console.pages.plans.tables import MOVES, PLANS, TARGETS
 from controlplane.console.selectors.events import event_row
-from controlplane.console.selectors.names import model_names, place_titles, region_names
-from controlplane.console.tables import table
 from controlplane.events.selectors import events_about
 from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts.selectors import generated_past
 from controlplane.planning.models import MoveSource, PlanStatus, ScalingPlan
 from controlplane.planning.titles import title_of
+from controlplane.resources.filters import Filters, Select, every, last_hours, model_select
+from controlplane.resources.names import model_names, place_titles, region_names
+from controlplane.resources.tables import table
 
 
 @require_safe

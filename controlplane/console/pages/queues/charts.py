@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from controlplane.console.charts.spec import NUMBERS, Chart, Series, styles
 from controlplane.console.formats import NONE, count
-from controlplane.console.tables import Columns, table
+from controlplane.resources.tables import Columns, table
 
 Row = dict[str, Any]
 DRAWN = 600

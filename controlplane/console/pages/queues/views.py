@@ -15,7 +15,6 @@ from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import back
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.filters import Filters, Hidden, Select, every, number
 from controlplane.console.formats import clock, ordinal
 from controlplane.console.live import history
 from controlplane.console.live.deltas import rows_of
@@ -26,7 +25,6 @@ from controlplane.console.live.tiles import shown
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.queues.charts import calibration, r2
 from controlplane.console.pages.queues.lanes import GROUPED, groups_of, lanes_of, legend, signature
-from controlplane.console.tables import Columns, moment, table
 from controlplane.dispatch.queues import services
 from controlplane.dispatch.queues.commands import ask
 from controlplane.dispatch.queues.operations import GroupAction
@@ -34,6 +32,8 @@ from controlplane.dispatch.wire import GROUP_COLUMNS, REORDER_COLUMNS
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Region
 from controlplane.gateway.selectors import wait_calibration, wait_points
+from controlplane.resources.filters import Filters, Hidden, Select, every, number
+from controlplane.resources.tables import Columns, moment, table
 
 CALIBRATED = timedelta(hours=1)
 CHARTS_EVERY_S = 60

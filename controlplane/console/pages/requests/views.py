@@ -9,15 +9,15 @@ from django.views.decorators.http import require_safe
 from controlplane.accounts.models import Role
 from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.access.roles import may, signed_in
-from controlplane.console.filters import Filters, Hidden, Search, Select, every, last_hours, model_select, sort_by
 from controlplane.console.formats import milliseconds
 from controlplane.console.lists import list_page
 from controlplane.console.pages.requests import placements
-from controlplane.console.selectors.names import model_names, region_names
-from controlplane.console.tables import Columns
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.gateway.selectors import filter_requests, visible_requests
+from controlplane.resources.filters import Filters, Hidden, Search, Select, every, last_hours, model_select, sort_by
+from controlplane.resources.names import model_names, region_names
+from controlplane.resources.tables import Columns
 
 COLUMNS: Columns = {
     "Request": "request_id",

@@ -6,7 +6,7 @@ from typing import Any
 from controlplane.console.charts.labels import label_sides
 from controlplane.console.charts.spec import NUMBERS, SHARE, STYLES, Chart, Series
 from controlplane.console.formats import count, percent
-from controlplane.console.tables import Columns, table
+from controlplane.resources.tables import Columns, table
 
 HOVER = "%{text}: %{x:,.1f} instance-hours, %{y:.2%} within SLO<extra></extra>"
 

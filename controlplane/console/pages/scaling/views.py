@@ -15,16 +15,12 @@ from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import act_with_reason, back
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.filters import Filters, model_select
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.plans.cards import cards_of, with_undone
 from controlplane.console.pages.plans.tables import MOVES, PLANS
 from controlplane.console.pages.scaling import tables
 from controlplane.console.pages.scaling.charts import cost_against_service
-from controlplane.console.selectors.names import model_names, place_titles
-from controlplane.console.tables import Columns, table
-from controlplane.exports import ROW_LIMIT
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.planning import selectors as planning
@@ -34,6 +30,9 @@ from controlplane.planning.execution import strategies
 from controlplane.planning.forecasts.selectors import generated_past
 from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, StrategyComparison
 from controlplane.planning.titles import title_of
+from controlplane.resources.filters import Filters, model_select
+from controlplane.resources.names import model_names, place_titles
+from controlplane.resources.tables import ROW_LIMIT, Columns, table
 from controlplane.tuning.selectors import tuned
 
 PLANS_SHOWN = 8

@@ -12,12 +12,12 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import act_with_reason, back
-from controlplane.console.filters import Filters, model_select
-from controlplane.console.selectors.names import model_names
-from controlplane.console.tables import Columns, table
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.planning.parts import resting
+from controlplane.resources.filters import Filters, model_select
+from controlplane.resources.names import model_names
+from controlplane.resources.tables import Columns, table
 from controlplane.tunable import Tunable
 from controlplane.tuning import selectors, services
 from controlplane.tuning.models import Setting

@@ -13,7 +13,7 @@ from controlplane.console.live.hub import hub
 from controlplane.console.live.jobs import job_title, part_title, trouble
 from controlplane.console.live.state import Source
 from controlplane.console.live.views import live_context
-from controlplane.console.tables import Columns, moment, table
+from controlplane.resources.tables import Columns, moment, table
 from forecasting import models_extra
 
 # Shape, colour and word of each state.

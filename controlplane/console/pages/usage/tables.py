@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from controlplane.console.filters import Order
-from controlplane.console.tables import Columns, sorted_by
+from controlplane.resources.filters import Order
+from controlplane.resources.tables import Columns, sorted_by
 from controlplane.usage.models import SUMS
 from controlplane.usage.selectors import Asked, summed, usage
 

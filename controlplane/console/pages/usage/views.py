@@ -14,12 +14,12 @@ from controlplane.accounts.selectors import visible_tenants
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
-from controlplane.console.filters import Day, Filters, Hidden, Select, every, model_select, number, sort_by
 from controlplane.console.live.views import redrawn
 from controlplane.console.pages.usage import tables
 from controlplane.console.pages.usage.charts import SHOWN, usage_over_time
-from controlplane.console.tables import table
 from controlplane.fleet.models import SloClass
+from controlplane.resources.filters import Day, Filters, Hidden, Select, every, model_select, number, sort_by
+from controlplane.resources.tables import table
 from controlplane.usage.counting import hour_of
 from controlplane.usage.selectors import Asked, counted_until, usage, used_models
 

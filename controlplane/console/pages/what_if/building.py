@@ -38,9 +38,9 @@ from controlplane.console.pages.what_if.forms import (
     window_of,
 )
 from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, Kind, Values, rows_of
-from controlplane.console.selectors.names import place_titles
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning.titles import title_of
+from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif import selectors, services
 from controlplane.simulation.whatif.changes.applying import applied, in_words, parsed
 from controlplane.simulation.whatif.changes.base import ChangeError, region_title

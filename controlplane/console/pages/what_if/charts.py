@@ -9,7 +9,7 @@ from controlplane.console.charts.spec import NUMBERS, TIME, Chart, Levels, Serie
 from controlplane.console.formats import usd
 from controlplane.console.pages.what_if.compare import COLORS, DASHES
 from controlplane.console.pages.what_if.labels import labels_of
-from controlplane.console.tables import Table, table
+from controlplane.resources.tables import Table, table
 from controlplane.simulation.whatif.models import LETTERS
 
 Row = dict[str, Any]

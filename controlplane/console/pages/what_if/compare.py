@@ -246,7 +246,13 @@ def heat(regret: Mapping[str, Any], names: Mapping[str, str]) -> list[Row]:
 def facts(row: WhatIf, edits: Sequence[str], requests: float | None, edited: str) -> list[tuple[str, str, str]]:
     """The run in five facts: label, value, what stands under it."""
     start = row.start or {}
-    kinds = {"fleet": "Live fleet", "ledger": "Ledger", "trace": "Trace", "synthetic": "Synthetic"}
+    kinds = {
+        "fleet": "Live fleet",
+        "ledger": "Ledger",
+        "trace": "Trace",
+        "synthetic": "Synthetic",
+        "scenario": "Scenario",
+    }
     error = row.twin_error
     return [
         ("Started from", f"{kinds.get(start.get('kind', ''), NONE)}, {_moment(start)}", _first(start.get("remarks"))),

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.tables import Table
+from controlplane.resources.tables import Table
 from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import LETTERS, Future, WhatIf
 from controlplane.simulation.whatif.runs.decisions import Compared, compared

@@ -13,8 +13,8 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.formats import NONE, milliseconds, percent_fine, signed
 from controlplane.console.pages.plans.cards import cards_of
-from controlplane.console.selectors.names import place_titles
 from controlplane.planning.models import ScalingPlan
+from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif.models import LETTERS, WhatIf
 from controlplane.simulation.whatif.results.following import followed
 

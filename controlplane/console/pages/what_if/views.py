@@ -16,7 +16,6 @@ from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import back
 from controlplane.console.charts.spec import Chart
-from controlplane.console.filters import number
 from controlplane.console.formats import NONE, duration, points_signed, signed
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
@@ -24,8 +23,9 @@ from controlplane.console.pages.what_if import charts as drawn
 from controlplane.console.pages.what_if import following
 from controlplane.console.pages.what_if.compare import facts, heat, hidden_of, rows_of, sentence, state_of
 from controlplane.console.selectors.replay import replay
-from controlplane.console.tables import Table
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.resources.filters import number
+from controlplane.resources.tables import Table
 from controlplane.simulation.whatif import plan, selectors, services, twin_errors
 from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState

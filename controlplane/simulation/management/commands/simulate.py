@@ -9,14 +9,13 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from rich.console import Console
 
 from controlplane.simulation.lengths import predicted_by, read_texts
-from controlplane.simulation.running import Ran, compile_for, run
+from controlplane.simulation.running import Simulated, compile_for, simulate
 from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.measures.results import LATENCIES, latency_s
 from scheduling.simulation.measures.tables import ParquetMissing, write_csv, write_parquet
-from scheduling.simulation.result import Result
-from scheduling.simulation.scenario import Scenario, ScenarioError, load_scenario
-from scheduling.simulation.staging import Stage, stage
+from scheduling.simulation.scenario import ScenarioError, load_scenario
+from scheduling.simulation.staging import stage
 from scheduling.table_files import TraceError
 
 CHUNK = 100_000
@@ -73,16 +72,26 @@ class Command(BaseCommand):
         try:
             with Console(stderr=True, quiet=options["json"]).status("Compiling, once for each release"):
                 compile_for(staged)
-            ran = self._run(scenario, path, staged, options["json"], options["decisions"])
+            with progress(options["json"]) as report:
+                title = scenario.title or "simulating"
+                ran = simulate(
+                    scenario,
+                    staged,
+                    path=path,
+                    decisions=options["decisions"],
+                    progress=lambda *done: report(title, *done),
+                )
+                ended = int(np.count_nonzero(ran.result.outcomes["state"] >= Outcome.DONE))
+                report(title, ended, staged.requests.count)
         except (ValueError, RuntimeError) as error:
             raise CommandError(str(error) if isinstance(error, ScenarioError) else f"{path}: {error}") from error
         if options["out"]:
             try:
                 write(options["out"], options["format"], ran)
                 if options["requests"]:
-                    write_requests(options["out"], options["format"], staged, ran.result)
+                    write_requests(options["out"], options["format"], ran)
                 if options["decisions"]:
-                    write_decisions(options["out"], options["format"], staged, ran.result)
+                    write_decisions(options["out"], options["format"], ran)
             except (OSError, ParquetMissing) as error:
                 raise CommandError(str(error)) from error
         if options["json"]:
@@ -90,31 +99,20 @@ class Command(BaseCommand):
         else:
             show(console(self.stdout), ran)
 
-    def _run(self, scenario: Scenario, path: Path, staged: Stage, quiet: bool, decisions: bool) -> Ran:
-        """Run *staged* under a progress bar."""
-        title = scenario.title or "simulating"
-        with progress(quiet) as report:
-            ran = run(scenario, path, staged, decisions=decisions, progress=lambda *done: report(title, *done))
-            ended = int(np.count_nonzero(ran.result.outcomes["state"] >= Outcome.DONE))
-            report(title, ended, staged.requests.count)
-        return ran
 
-
-def write(folder: Path, table_format: str, ran: Ran) -> None:
-    """Write every table, and `result.json` with all but the series, into *folder*."""
+def write(folder: Path, table_format: str, ran: Simulated) -> None:
+    """Write every table, and `result.json` with all but the series and changes, into *folder*."""
     folder.mkdir(parents=True, exist_ok=True)
-    measures = ran.measures
-    tables = {"measures": measures.requests, "hours": measures.hours, "counters": measures.counters}
-    tables |= {"series": measures.series, "moves": ran.moves, "plans": ran.plans, "changes": ran.changes}
-    for name, each in tables.items():
+    for name, each in ran.tables().items():
         file = folder / f"{name}.{table_format}"
         each.write_csv(file) if table_format == "csv" else each.write_parquet(file)
     (folder / "result.json").write_text(json.dumps(ran.as_json(), indent=1), encoding="utf-8")
 
 
-def write_requests(folder: Path, table_format: str, staged: Stage, result: Result) -> None:
+def write_requests(folder: Path, table_format: str, ran: Simulated) -> None:
     """Write a row for every request; where there is no latency the cell is empty (CSV) or NaN (Parquet)."""
-    requests, outcomes, names = result.requests, result.outcomes, staged.names
+    result, names = ran.result, ran.staged.names
+    requests, outcomes = result.requests, result.outcomes
     columns: list[Any] = [
         requests.arrival_s,
         np.array(names.models)[requests.model],
@@ -132,8 +130,9 @@ def write_requests(folder: Path, table_format: str, staged: Stage, result: Resul
     write_long(folder / f"requests.{table_format}", REQUEST_COLUMNS, columns)
 
 
-def write_decisions(folder: Path, table_format: str, staged: Stage, result: Result) -> None:
+def write_decisions(folder: Path, table_format: str, ran: Simulated) -> None:
     """Write the decision log: which request was given to which instance when, and how many were left waiting there."""
+    result = ran.result
     log, endpoints = result.decisions, result.cluster.endpoints
     assert log is not None
     columns: list[Any] = [
@@ -161,8 +160,9 @@ def write_long(path: Path, names: tuple[str, ...], columns: list[Any]) -> None:
     write_csv(path, names, rows)
 
 
-def show(shown: Console, ran: Ran) -> None:
-    about, measures = ran.about, ran.measures
+def show(shown: Console, ran: Simulated) -> None:
+    about, measures, tables = ran.about, ran.measures, ran.tables()
+    moves, plans = tables["moves"].rows, tables["plans"].rows
     shown.print(
         f"[bold]{about['scenario']}[/], seed {about['seed']}: {about['requests']:,} requests over"
         f" {about['simulated_s'] / 3600:.2f} h, simulated in {about['took_s']:.2f} s"
@@ -176,12 +176,12 @@ def show(shown: Console, ran: Ran) -> None:
     if about["strategy"] != "none":
         shown.print(
             f"Scaled by {about['strategy']}: {about['instance_hours']:,.2f} instance-hours, {about['cost_usd']:,.2f} USD,"
-            f" {len(ran.moves.rows):,} moves, {len({row[0] for row in ran.plans.rows}):,} plans"
+            f" {len(moves):,} moves, {len({row[0] for row in plans}):,} plans"
         )
-        if ran.moves.rows:
-            shown.print(table(f"The first {LINES} moves", MOVES, ran.moves.rows[:LINES]))
-        if ran.plans.rows:
-            shown.print(table(f"The first {LINES} targets of plans", PLANS, ran.plans.rows[:LINES]))
+        if moves:
+            shown.print(table(f"The first {LINES} moves", MOVES, moves[:LINES]))
+        if plans:
+            shown.print(table(f"The first {LINES} targets of plans", PLANS, plans[:LINES]))
     counters = ", ".join(f"{name} {value:,}" for name, value in measures.counters.rows if value)
     shown.print(f"Counters: {counters}")
 

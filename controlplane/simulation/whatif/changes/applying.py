@@ -11,9 +11,9 @@ from controlplane.simulation.whatif.changes.base import Change, ChangeError, Val
 from controlplane.simulation.whatif.changes.demand import DemandChange, SloChange, TenantChange
 from controlplane.simulation.whatif.changes.policies import KeyChange, LengthsChange, PolicyChange
 from controlplane.simulation.whatif.changes.supply import BoundsChange, FailureChange, GpuChange, PriceChange
-from controlplane.simulation.whatif.start import SOURCE
 from scheduling.simulation.scenario import Scenario, ScenarioError
 from scheduling.simulation.scenario.file import check_scenario
+from scheduling.simulation.staging import SOURCE
 from scheduling.simulation.workload.edits import Edit
 
 AnyChange = Annotated[

@@ -21,7 +21,7 @@ from controlplane.simulation.whatif.changes.base import Change
 from controlplane.simulation.whatif.changes.policies import PolicyChange
 from controlplane.simulation.whatif.models import Counterfactual
 from controlplane.simulation.whatif.runs.working import GRACE_S
-from controlplane.simulation.whatif.start import SOURCE, Start, stage_start
+from controlplane.simulation.whatif.start import Start, stage_start
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 from controlplane.tuning.selectors import tuned
 from scheduling.bundles import BUNDLES
@@ -70,7 +70,7 @@ def replay(now: datetime, somebody_waits: Callable[[], bool] = lambda: False) ->
 
 def _columns(start: Start, changes: Sequence[Change], horizon_s: float) -> dict[str, Any]:
     # Here, since they bring solvers and forecasters, of which a web process has no need.
-    from controlplane.simulation.running import run
+    from controlplane.simulation.running import simulate
 
     values = {
         **start.scenario,
@@ -79,8 +79,8 @@ def _columns(start: Start, changes: Sequence[Change], horizon_s: float) -> dict[
     }
     scenario = applied(values, changes, asks=start.asks).scenario
     staged = stage_start(start, scenario, SEED, (), horizon_s)
-    ran = run(scenario, SOURCE, staged)
-    return columns(ran.result, staged.promises, staged.prices, {"all": Counted(0.0, horizon_s)})["all"]
+    result = simulate(scenario, staged).result
+    return columns(result, staged.promises, staged.prices, {"all": Counted(0.0, horizon_s)})["all"]
 
 
 def _kept(

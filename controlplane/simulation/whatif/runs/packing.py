@@ -8,21 +8,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from controlplane.simulation.running import Ran
+from controlplane.simulation.running import Simulated
 from scheduling.simulation.measures.columns import Counted, by_class, columns, over_time, ttft_counts
 from scheduling.simulation.measures.differences import Log
-from scheduling.simulation.staging import Stage
 
 MOST_LOGGED: Final = 3_000_000
 """Requests of a run whose decisions are kept for a comparison."""
+MOST_ROWS: Final = 5_000
+"""Moves, and plans, that the result of a scenario keeps."""
 FAST: Final = 1
 """Of zlib's levels."""
 ARRAYS: Final = ("instance", "begin_s", "judged", "met", "arrival_s", "region", "model")
 
 
-def packed(ran: Ran, staged: Stage, counted: Mapping[str, Counted]) -> dict[str, Any]:
+def packed(ran: Simulated, counted: Mapping[str, Counted]) -> dict[str, Any]:
     """Values of a `FutureSeed`, with a log of its decisions."""
-    result = ran.result
+    result, staged = ran.result, ran.staged
     whole = counted["all"]
     series = over_time(result, whole.until_s)
     # `took_s` is no part of it: the same run gives the same row.
@@ -36,12 +37,20 @@ def packed(ran: Ran, staged: Stage, counted: Mapping[str, Counted]) -> dict[str,
     curves = {
         "ttft": {name: ttft_counts(result, each) for name, each in counted.items()},
         "series": series,
-        "moves": [row for row in ran.moves.rows if row[4]],
+        "moves": [row for row in ran.tables()["moves"].rows if row[4]],
     }
     log = None
     if staged.requests.count <= MOST_LOGGED:
         log = _written(Log.of(result, staged.names.regions, staged.names.models, staged.promises, ran.made, series))
     return {"result": kept, "curves": zlib.compress(json.dumps(curves).encode()), "log": log}
+
+
+def simulated(ran: Simulated) -> dict[str, Any]:
+    """The result of a scenario simulated by itself, as `manage.py simulate --json`; moves and plans are cut."""
+    result = ran.as_json()
+    for name in ("moves", "plans"):
+        result[f"{name}_made"], result[name] = len(result[name]), result[name][:MOST_ROWS]
+    return result
 
 
 def curves_of(blob: bytes | memoryview | None) -> dict[str, Any]:

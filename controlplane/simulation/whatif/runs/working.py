@@ -27,7 +27,7 @@ from controlplane.jobs.broker import send_task
 from controlplane.simulation.whatif.changes.applying import Changed, applied, parsed
 from controlplane.simulation.whatif.models import Future, FutureSeed, Phase, WhatIf, WhatIfState
 from controlplane.simulation.whatif.runs import decisions, packing
-from controlplane.simulation.whatif.start import SOURCE, Start, stage_start
+from controlplane.simulation.whatif.start import Start, stage_start
 from scheduling.simulation.measures.columns import MOST_SAMPLES, Counted
 from scheduling.simulation.staging.scaling import follows_plans
 
@@ -184,7 +184,7 @@ def _plans(pk: int, created_at: datetime, future: Future) -> bool:
 def made(row: FutureSeed) -> dict[str, Any]:
     """Simulate the run *row*: the values of its result. Raises Ended, and ValueError or RuntimeError as `running.run`."""
     # Here, since they bring solvers and forecasters, of which a web process has no need.
-    from controlplane.simulation.running import run
+    from controlplane.simulation.running import simulate
 
     beat, future, what_if = Beat(row.pk), row.future, row.future.what_if
     beat.phase(Phase.STAGING, 0.0)
@@ -194,9 +194,12 @@ def made(row: FutureSeed) -> dict[str, Any]:
     staged = stage_start(start, made_of.scenario, row.seed, edits, what_if.horizon_s)
     beat.phase(Phase.SIMULATING, STAGED_SHARE)
     with beat.goes_on():
-        ran = run(made_of.scenario, SOURCE, staged, progress=beat.simulated)
+        ran = simulate(made_of.scenario, staged, progress=beat.simulated)
     beat.phase(Phase.MEASURING, SIMULATED_SHARE)
-    return packing.packed(ran, staged, counted_of(what_if, made_of))
+    values = packing.packed(ran, counted_of(what_if, made_of))
+    if start.kind == "scenario":
+        values["result"]["simulated"] = packing.simulated(ran)
+    return values
 
 
 @lru_cache(maxsize=2)
@@ -207,9 +210,10 @@ def _start(pk: int, created_at: datetime) -> Start:
 
 def changed(what_if: WhatIf, future: Future, start: Start) -> Changed:
     """The scenario of *future* with all that its *what_if* changes against *start*. Raises ChangeError."""
-    values = {**start.scenario, "until_h": (what_if.horizon_s + GRACE_S) / 3600}
-    values["sample_s"] = float(max(1.0, np.ceil(what_if.horizon_s / MOST_SAMPLES)))
-    if start.asks:
+    values = {**start.scenario, "sample_s": float(max(1.0, np.ceil(what_if.horizon_s / MOST_SAMPLES)))}
+    if start.kind != "scenario":
+        values["until_h"] = (what_if.horizon_s + GRACE_S) / 3600
+    if start.asks and start.kind != "scenario":
         values["demand"] = {**values.get("demand", {}), "duration_h": what_if.horizon_s / 3600}
     edits = parsed(what_if.edits, "edits")
     return applied(values, [*edits, *parsed(future.changes)], asks=start.asks, shared=len(edits))
