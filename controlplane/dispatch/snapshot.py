@@ -7,9 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor.observation import Observation
-from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
-from controlplane.dispatch.requests.request import Request
+from controlplane.dispatch.floor import Observation
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request
 from controlplane.fleet.lifecycle.states import COMING
 from controlplane.fleet.lifecycle.states import InstanceState as Lifecycle
 from scheduling.fleet.state import (
@@ -85,11 +84,11 @@ class Snapshot:
         phase = int(arrays.phase[slot]) if slot < arrays.phase.size else STAYS
         ends_s = None
         if phase == COMES:
-            ends_s = max(0.0, float(arrays.up_s[slot]) + self.dispatcher.began_s - now_s)
+            ends_s = max(0.0, float(arrays.up_s[slot]) + self.dispatcher.queue.began_s - now_s)
         elif state in COMING:
             ends_s = max(0.0, spec.start_began_at + (spec.start_s or 0.0) - wall_s)
         round_trips = fleet.round_trips[slot].tolist()
-        round_trips[1] += self.dispatcher.began_s - now_s  # a moment
+        round_trips[1] += self.dispatcher.queue.began_s - now_s  # a moment
         return InstanceState(
             name=spec.name,
             model=spec.model,
@@ -142,7 +141,7 @@ class Snapshot:
         }
 
     def _running(self, request: Request, instance: int, now_s: float) -> RunningRequest:
-        maps, ahead = self.dispatcher.anticipation.maps, None
+        maps, ahead = self.dispatcher.accounts.maps, None
         if request.ahead >= 0:
             ahead = int(maps.clock[maps.instance[request.ahead]] - maps.began[request.ahead])
         return RunningRequest(
@@ -179,7 +178,7 @@ class Snapshot:
     def _endpoint(self, endpoint: Endpoint, numbers: dict[int, int], now_s: float) -> EndpointState:
         topology, memory = self.dispatcher.topology, self.observation.memory(endpoint.index)
         asked = np.zeros(DEMAND_WINDOW_S)
-        for second, tokens in memory.demand:
+        for second, tokens in endpoint.demand:
             before = int(now_s) - 1 - second
             if 0 <= before < DEMAND_WINDOW_S:
                 asked[DEMAND_WINDOW_S - 1 - before] += tokens
@@ -201,7 +200,7 @@ class Snapshot:
         arrays = self.dispatcher.queue.arrays.groups
         if not arrays.limit.any():
             return None
-        shift_s = self.dispatcher.began_s - now_s
+        shift_s = self.dispatcher.queue.began_s - now_s
         endpoints = self.dispatcher.topology.fleet.endpoint
         pulling = {
             (int(arrays.queue_of[slot]), int(endpoints[slot])): at

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import json
 
-from controlplane.dispatch.floor.observation import Observation
+from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet.topology import Ended
 from controlplane.dispatch.queues.commands import Commands, Reply
 from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
@@ -29,7 +29,7 @@ def served():
 def snapshot(served):
     dispatcher = served.dispatcher
     observation = Observation(
-        dispatcher.topology, dispatcher.waiting_at, dispatcher.outlook, dispatcher.clock, wall_clock=lambda: 0.0
+        dispatcher.topology, dispatcher.queue.count, dispatcher.outlook, dispatcher.clock, wall_clock=lambda: 0.0
     )
     return Snapshot(dispatcher, observation, dict, wall_clock=lambda: 0.0)
 

@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor.observation import Observation
-from controlplane.dispatch.floor.swapping import REFUSED_S, RETRY_S, Swapping
+from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet.inventory import (
     EndpointSpec,
     InstanceSpec,
@@ -20,6 +19,7 @@ from controlplane.dispatch.live_fleet.inventory import (
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Finished, Placed, Submit
 from controlplane.dispatch.snapshot import Snapshot
+from controlplane.dispatch.swapping import REFUSED_S, RETRY_S, Swapping
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.selectors import Values
 from scheduling.policy import live_policy
@@ -41,9 +41,7 @@ class Pair:
         self.topology = Topology()
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.take)
         self.apply()
-        self.swapping = Swapping(
-            self.topology, self.dispatcher.waiting_at, self.dispatcher.queue, self.dispatcher.placement.pump
-        )
+        self.swapping = Swapping(self.topology, self.dispatcher.queue, self.dispatcher.placement.pump)
 
     def policy(self, tuned):
         policy = live_policy(partial(getattr, tuned))
@@ -258,7 +256,7 @@ def test_a_fork_knows_of_the_swap_in_progress_and_whose_groups_stand_where(pair)
     pair.ask("b", 600.0)
     observation = Observation(
         pair.topology,
-        pair.dispatcher.waiting_at,
+        pair.dispatcher.queue.count,
         pair.dispatcher.outlook,
         pair.dispatcher.clock,
         wall_clock=lambda: 0.0,
