@@ -146,7 +146,7 @@ async def test_an_evicted_answer_is_the_one_that_was_not_evicted(served, path):
     await served.gateway.read_inventory()
     (endpoint,) = served.gateway.topology.endpoints
     served.gateway.dispatcher.pump_all()
-    assert endpoint.spec.ordering_policy == "qlm"
+    assert endpoint.spec.policy.ordering == "qlm"
     exactly = {"max_tokens": 700, "ignore_eos": True, "temperature": 0, "stream_options": {"include_usage": True}}
     whole = await events_of(await ask(served, path, **exactly))
     response = await ask(served, path, **exactly)
