@@ -175,7 +175,7 @@ def _seen(asked: bytes) -> dict[tuple[int, float], tuple[float, float]]:
 
 
 def _after(past: PastDemand, asked: Asked, others: Asked, window_s: float) -> tuple[int, Asked, Asked]:
-    """How many minutes before the begin are whole windows, and *asked* and *others* behind what was asked in these."""
+    """How many minutes before the start are whole windows, and *asked* and *others* behind what was asked in these."""
     minutes = int(past.prompt.shape[1] * MINUTE_S // window_s * window_s // MINUTE_S)
     prompt, output, requests, other = (each[:, each.shape[1] - minutes :] for each in past)
     none = np.zeros_like(prompt)
@@ -196,7 +196,7 @@ def _finite(band: Band) -> Band:
 
 
 def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> list[np.ndarray]:
-    """(endpoints, windows) of prompt and of output tokens in the days before the begin."""
+    """(endpoints, windows) of prompt and of output tokens in the days before the start."""
     before = past_requests(scenario, path, staged)
     minutes = 7 * 1440 * ceil(scenario.forecast.history_days / 7)
     asked = Asked.of(staged.cluster, before, classes, minutes)

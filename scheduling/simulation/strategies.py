@@ -74,7 +74,7 @@ class Advisor(Protocol):
     """A slow planner in a simulation. It is asked at every tick, and makes a new plan when one is due."""
 
     def advise(self, now_s: float, views: Sequence[EndpointView]) -> Sequence[Advice | None]:
-        """What each of *views* should be, in their order. It must not look at anything that happens after *now_s*."""
+        """Advice for each of *views*, in their order. It must not look at anything that happens after *now_s*."""
         ...
 
 
@@ -131,7 +131,7 @@ class Demand:
         tokens = self._until[:, last] - self._until[:, first]
         if self._before is None:
             return demand_rate(tokens, now_s)
-        further = max(0, DEMAND_WINDOW_S - int(now_s))  # seconds of the window that lie before the begin
+        further = max(0, DEMAND_WINDOW_S - int(now_s))  # seconds of the window that lie before the start
         return demand_rate(tokens + self._before[:, min(further, self._before.shape[1] - 1)], DEMAND_WINDOW_S)
 
     def windows(self, window_s: float) -> NDArray[np.float64]:
@@ -229,7 +229,7 @@ class Control:
         fleet, world, now_s = simulation.fleet, simulation.world, simulation.now_s
         keys, count, states = simulation.cluster.endpoints, self._use.size, simulation.states
         since_s = world.lives.instances["since_s"]
-        # What is ready from the begin on has been so for longer than anybody asks, unless a state says since when.
+        # An instance that is ready at the start counts as ready for long, unless a state says since when.
         since_s = np.where(since_s != 0.0, since_s, -np.inf)
         instances = count_instances(fleet.endpoint, STAGE_OF[states], since_s, count)
         waiting = world.waiting.size
@@ -286,7 +286,7 @@ class Control:
 
 @dataclass(frozen=True, slots=True)
 class StrategyRun:
-    """What came of a simulation under a strategy."""
+    """Result of a simulation under a strategy."""
 
     strategy: str
     result: Result

@@ -45,7 +45,7 @@ class WhatIfIn(Strict):
     edits: list[dict[str, Any]] = []
     """Changes of demand that all futures share."""
     futures: list[FutureIn] = []
-    """Beside A, which is as now; at most five."""
+    """Futures other than A, which is as now; at most five."""
     usd_per_1000_missed: float = 5.0
     slo_target: float = 0.99
     draft: bool = False
@@ -318,7 +318,7 @@ def list_counterfactuals(request: ApiRequest) -> dict[str, Any]:
 
 @router.get("/twin-errors", response=Items[TwinErrorOut])
 def list_twin_errors(request: ApiRequest) -> dict[str, Any]:
-    """How far the simulator is from what was measured, by performance profile; none before the first window is judged."""
+    """Errors of the simulator by performance profile; none before the first window is judged."""
     bands = twin_errors.twin_errors().items()
     return {"items": [{"model": model, "gpu": gpu, **asdict(band)} for (model, gpu), band in bands]}
 

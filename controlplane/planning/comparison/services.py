@@ -90,7 +90,7 @@ def compare_strategies(
 
 
 def _missing(replay: "Replay | None") -> str:
-    """What is missing for a comparison, in words; empty if there is enough. A busy fleet's newest requests, cut at
+    """Requests or time missing for a comparison, in words; empty if there is enough. A busy fleet's newest requests, cut at
     `COMPARE_REQUESTS`, are compared whatever time they cover."""
     count = len(replay.workload) if replay else 0
     if replay is None or count < LEAST_REQUESTS:

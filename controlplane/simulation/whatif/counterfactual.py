@@ -1,4 +1,4 @@
-"""Counterfactual replay: the last day of the ledger under each bundle, beside the same day under the policies as they are.
+"""Counterfactual replay: the last day of the ledger under each bundle, compared with that day under the present policies.
 
 A day is `REPLAY_EVERY_S` long, and the fleet begins as it is now, with nothing on the way: what is compared is what each
 bundle would make of the same requests, not what was measured.

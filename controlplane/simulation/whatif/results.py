@@ -58,7 +58,7 @@ def simulated(ran: Simulated) -> dict[str, Any]:
 
 
 def curves_of(blob: bytes | memoryview | None) -> dict[str, Any]:
-    """What `packed` kept as curves; empty for none."""
+    """The curves that `packed` kept; empty for none."""
     return dict(json.loads(zlib.decompress(blob))) if blob else {}
 
 
@@ -135,7 +135,7 @@ def compare(row: FutureSeed) -> None:
 
 
 def effects_over_seeds(future: Future) -> dict[str, list[Effect]]:
-    """What came of each first difference from A, by its kind and region, in every seed that is done: nothing in a seed in
+    """Effects of each first difference from A, by its kind and region, in every seed that is done: none in a seed in
     which there was no such difference.
     """
     runs = future.runs.filter(state=WhatIfState.DONE).order_by("seed").values_list(f"result__{EFFECTS}", flat=True)
@@ -145,13 +145,13 @@ def effects_over_seeds(future: Future) -> dict[str, list[Effect]]:
 
 
 def kept_of(row: WhatIf) -> set[str]:
-    """Letters of the futures whose decisions are kept beside those of A."""
+    """Letters of the futures whose decisions are kept with those of A."""
     kept = FutureSeed.objects.filter(future__what_if=row, seed=FIRST_SEED, pairs__isnull=False)
     return set(kept.values_list("future__letter", flat=True))
 
 
 def compared(row: WhatIf, letter: str) -> dict[tuple[str, str], Compared]:
-    """What A and the future *letter* decide around each first difference, by (kind, region); empty if none is kept."""
+    """Decisions of A and the future *letter* around each first difference, by (kind, region); empty if none is kept."""
     kept = FutureSeed.objects.filter(future__what_if=row, future__letter=letter, seed=FIRST_SEED)
     blob = kept.values_list("pairs", flat=True).first()
     if not blob:
@@ -188,7 +188,7 @@ def signed(value: float, digits: int) -> str:
 
 
 def _effect(difference: Difference) -> str:
-    """What came of it in the fifteen minutes after, in words."""
+    """Its effect in the fifteen minutes after, in words."""
     if difference.slo_met and abs(1000 * difference.slo_met) >= abs(difference.waiting):
         return f"{signed(100 * difference.slo_met, 1)} pt SLO met within 15 min, in this seed"
     return f"{signed(difference.waiting, 0)} waiting within 15 min, in this seed"

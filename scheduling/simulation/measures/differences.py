@@ -1,4 +1,4 @@
-"""What decides between two simulations of the same requests: the decisions that first differ, and what came of them.
+"""Differences between two simulations of the same requests: the decisions that first differ, and their effects.
 
 Decisions are paired by region and kind: how many instances there are, to which region a request is sent, on which instance
 it runs, and in which order what waits is begun. The first difference of each pair is taken, and ranked by how the two
@@ -91,7 +91,7 @@ class Difference:
     kind: str
     model: str
     first: str
-    """What each does, in words."""
+    """The decision of each, in words."""
     other: str
     waiting: float
     """Requests that wait more (below 0: fewer) in the other one, on average over the time after, in the region."""

@@ -44,7 +44,7 @@ def around(first: Log, other: Log, difference: Difference) -> tuple[list[Pair], 
 
 
 def _scaling(first: Log, other: Log, region: str) -> list[Pair]:
-    """What changes instances in *region*: the same change at the same time is one row."""
+    """Changes of instances in *region*: the same change at the same time is one row."""
     rows = []
     ours, theirs = _changes(first, region), _changes(other, region)
     for key in sorted({*ours, *theirs}):

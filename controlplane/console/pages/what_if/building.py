@@ -121,7 +121,7 @@ def _kept(
 
 
 def _values(request: HttpRequest, wanted: Asked, data: QueryDict, scenario: Values) -> Values:
-    """What of the form a row keeps, less its start."""
+    """The values of the form that a row keeps, without its start."""
     try:
         words = in_words(scenario, parsed([*wanted.start.get("tenants", []), *wanted.edits], "edits"))
     except (ChangeError, KeyError):  # a draft may be wrong, and there may be no fleet to speak of
@@ -166,7 +166,7 @@ def address_of(data: QueryDict, scenario: Values) -> str:
 
 
 def _horizons(asked_s: float) -> list[tuple[str, str]]:
-    """What the form offers, and what an address or another what-if asks for in addition."""
+    """The horizons that the form offers, and the one that an address or another what-if asks for."""
     own = (f"{asked_s:g}", duration(asked_s))
     return sorted([*HORIZONS, *([] if own[0] in dict(HORIZONS) else [own])], key=lambda one: float(one[0]))
 

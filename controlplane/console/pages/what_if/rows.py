@@ -43,7 +43,7 @@ class Kind:
     adds: Sequence[tuple[str, Mapping[str, str]]]
     change: Callable[[Mapping[str, str]], Values] = field(compare=False)
     none: str = ""
-    """What is said where there is no row."""
+    """Text where there is no row."""
 
 
 def _regions(values: Values) -> Choices:
@@ -240,7 +240,7 @@ KEY: Final = Kind(
     _key,
 )
 OF_ALL: Final = (DEMAND, TENANT)
-"""What every future sees."""
+"""Rows that all futures share."""
 OF_FLEET: Final = (BOUNDS, FAILURE, SLO, KEY)
 
 

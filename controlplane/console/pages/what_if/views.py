@@ -301,7 +301,7 @@ class _Seen:
         }
 
     def _stale(self) -> list[str]:
-        """What differs now from when it began, while that still matters."""
+        """Differences from when it started, while they matter."""
         row = self.row
         if row.start.get("kind") != "fleet" or row.plan or row.state == WhatIfState.DRAFT:
             return []
@@ -313,7 +313,7 @@ class _Seen:
         return plan.changed_since(row)
 
     def _choice(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        """What the chosen future would have of the fleet, and whether it can become the plan."""
+        """The changes of the fleet that the chosen future needs, and whether it can become the plan."""
         row = self.row
         future = row.futures.get(letter=chosen["letter"])
         keys = selectors.full_diff(row, future)
@@ -421,7 +421,7 @@ def plan_made(row: WhatIf) -> str:
 
 
 def following(row: WhatIf) -> dict[str, Any] | None:
-    """What the page shows of it; None if no future of *row* is the plan."""
+    """Prediction and measurement of the plan; None if no future of *row* is the plan."""
     came = followed(row)
     if came is None:
         return None
@@ -450,7 +450,7 @@ def following(row: WhatIf) -> dict[str, Any] | None:
 @require_safe
 @fleet_role(Role.VIEWER)
 def panel(request: HttpRequest, pk: int) -> HttpResponse:
-    """What comes of the plan alone, for a page of that what-if with the same query; empty once none is the plan."""
+    """The panel that follows the plan, for a page with the same query; empty once none is the plan."""
     row = get_object_or_404(WhatIf, pk=pk)
     came = following(row)
     if came is None:
