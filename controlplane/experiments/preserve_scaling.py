@@ -169,7 +169,7 @@ def _simulate(setting: Setting, name: str, depth: str, progress: Any) -> Simulat
         until_s=setting.until_s,
         progress=progress,
         control=control,
-    ).result
+    )
 
 
 def _strategy(name: str, deep: bool) -> tuple[ByEndpoint, type[Control]]:

@@ -18,7 +18,6 @@ from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import SOURCE, Stage, stage
 from scheduling.simulation.state import work
-from scheduling.simulation.strategies import Made
 
 MOVE_COLUMNS: Final = ("time_s", "model", "region", "wanted", "done", "reason")
 PLAN_COLUMNS: Final = (
@@ -36,15 +35,14 @@ class Simulated:
     about: dict[str, Any]
     result: Result
     measures: Measures
-    made: list[Made]
-    """Moves of strategies that decide at ticks; changes by the reactive trigger on arrivals are among `tables`."""
     planner: SimulatedPlanner | None
 
     def tables(self) -> dict[str, Table]:
         """By name: requests (`measures`), hours, counters, series, moves, plans, and every state of each instance."""
         cluster, measures = self.result.cluster, self.measures
         moves = [
-            (each.time_s, *cluster.endpoints[each.endpoint], each.wanted, each.done, each.reason) for each in self.made
+            (each.time_s, *cluster.endpoints[each.endpoint], each.wanted, each.done, each.reason)
+            for each in self.result.moves
         ]
         plans = [
             (
@@ -100,14 +98,13 @@ def simulate(
     staged = start or stage(scenario, path)
     planner = planner_of(scenario, path, staged)
     began = time.monotonic()
-    run = staged.run(advisor=planner, decisions=decisions, progress=progress)
+    result = staged.run(advisor=planner, decisions=decisions, progress=progress)
     took_s = time.monotonic() - began
-    result = run.result
     measures = Measures(result, staged.names, staged.promises, staged.prices)
     about = {
         "scenario": scenario.title or path.stem,
         "seed": staged.seed,
-        "strategy": run.strategy or "none",
+        "strategy": result.strategy or "none",
         "requests": staged.requests.count,
         "left_out": staged.left_out,
         "clipped": staged.clipped,
@@ -116,7 +113,7 @@ def simulate(
         "failures": int((result.changes["after"] == State.FAILED).sum()),
         **_hours(measures),
     }
-    return Simulated(staged, about, result, measures, run.moves, planner)
+    return Simulated(staged, about, result, measures, planner)
 
 
 def _hours(measures: Measures) -> dict[str, float]:

@@ -255,8 +255,8 @@ def test_hours_follow_an_instance_to_another_model():
     made = run_strategy(
         cluster, requests, make_strategy("reactive"), bounds=Bounds(2, 26), until_s=1800.0, per_arrival=True
     )
-    hours = hours_by_model(made.result)
-    paid = made.result.state_s.sum(axis=0) / 3600
+    hours = hours_by_model(made)
+    paid = made.state_s.sum(axis=0) / 3600
     assert list(hours) == [model.name for model in scene.models]
     assert sum(hours.values()) == pytest.approx(paid.sum() - paid[5] - paid[0])
 

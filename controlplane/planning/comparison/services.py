@@ -157,7 +157,7 @@ class Replay:
         from scheduling.simulation.measures.results import PROVISIONING, kept, latency_s
 
         staged, began = self.stage(strategy), time.perf_counter()
-        result = staged.run(advisor=recorded_planner(self.fleet, self.from_at, self.to_at, strategy)).result
+        result = staged.run(advisor=recorded_planner(self.fleet, self.from_at, self.to_at, strategy))
         logger.info(
             "planning: %s over %d requests in %.2f s", strategy, len(self.workload), time.perf_counter() - began
         )

@@ -45,7 +45,7 @@ def packed(ran: Simulated, counted: Mapping[str, Counted]) -> dict[str, Any]:
     }
     log = None
     if staged.requests.count <= MOST_LOGGED:
-        log = _written(Log.of(result, staged.names.regions, staged.names.models, staged.promises, ran.made, series))
+        log = _written(Log.of(result, staged.names.regions, staged.names.models, staged.promises, series))
     return {"result": kept, "curves": zlib.compress(json.dumps(curves).encode()), "log": log}
 
 

@@ -217,7 +217,7 @@ def _simulated(values: dict[str, Any], rows: list[LedgerRow]) -> Floats:
     as_columns = {"own": "caller_region", "tenant__name": "tenant.name"}
     columns = attrgetter(*(as_columns.get(name, name) for name in WORKLOAD_COLUMNS))
     staged = stage(Scenario.model_validate(values | demand), seed=0, workload=workload_of(map(columns, rows), start))
-    result = staged.run().result
+    result = staged.run()
     _, met = kept(result, staged.promises)
     return np.array([1000 * latency_s(result, "ttft"), 1000 * latency_s(result, "itl"), met.astype(np.float64)])
 

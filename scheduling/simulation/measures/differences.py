@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.measures.results import Promise, kept
 from scheduling.simulation.result import Result
-from scheduling.simulation.strategies import Made
 
 AFTER_S: Final = 900.0
 """So long after a difference its effect is looked at."""
@@ -54,7 +53,6 @@ class Log:
         regions: Sequence[str],
         models: Sequence[str],
         promises: Sequence[Promise],
-        made: Sequence[Made],
         series: dict[str, Any],
     ) -> "Log":
         judged, met = kept(result, promises)
@@ -72,7 +70,7 @@ class Log:
             begin_s,
             judged,
             met,
-            [(one.time_s, *endpoints[one.endpoint], one.done, one.reason) for one in made if one.done],
+            [(one.time_s, *endpoints[one.endpoint], one.done, one.reason) for one in result.moves if one.done],
             [
                 (float(one["time_s"]), result.cluster.instances[int(one["instance"])].name, *endpoints[one["endpoint"]])
                 for one in result.changes
