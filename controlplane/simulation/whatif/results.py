@@ -13,8 +13,7 @@ from controlplane.simulation.running import Simulated
 from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from scheduling.simulation.measures.columns import Counted, by_class, columns, over_time, ttft_counts
-from scheduling.simulation.measures.differences import Difference, Log, differences
-from scheduling.simulation.measures.pairs import Pair, around
+from scheduling.simulation.measures.differences import Difference, Log, Pair, around, differences
 
 MOST_LOGGED: Final = 3_000_000
 """Requests of a run whose decisions are kept for a comparison."""
