@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
@@ -396,20 +396,6 @@ def _regret_table(seen: _Seen) -> Table:
     return Table(header, [[each["letter"], *each["usd"], each["mean"], each["worst"]] for each in regret["rows"]])
 
 
-class Endpoint(NamedTuple):
-    """Instances of a model in a region: ready at the fork, predicted for now, and as they are."""
-
-    model: str
-    region: str
-    began: str
-    predicted: str
-    ready: int
-    moving: str
-    difference: str
-    """Of ready from predicted, in words."""
-    agrees: bool
-
-
 def plan_made(row: WhatIf) -> str:
     """Who made which future the plan, and whether it still is; empty if none ever was."""
     if not row.plan:
@@ -470,21 +456,22 @@ def _instances(endpoints: list[dict[str, Any]]) -> tuple[str, str, str]:
     return "Ready instances", f"{ready}", f"predicted {sum(each['predicted'] for each in endpoints):.1f} for now"
 
 
-def _endpoint(each: dict[str, Any], titles: dict[str, str]) -> Endpoint:
+def _endpoint(each: dict[str, Any], titles: dict[str, str]) -> dict[str, Any]:
+    """Instances of a model in a region: ready at the fork, predicted for now, and present."""
     # Predictions are means over seeds: a difference below a half is none.
     known = each["predicted"] is not None
     more = round(each["ready"] - each["predicted"]) if known else 0
     moving = [f"{each[name]} {name}" for name in ("starting", "draining") if each[name]]
-    return Endpoint(
-        model=each["model"],
-        region=titles.get(each["region"], each["region"]),
-        began=f"{round(each['began']):d}",
-        predicted=f"{round(each['predicted'], 1):g}" if known else NONE,
-        ready=each["ready"],
-        moving=", ".join(moving),
-        difference=f"{signed(more)} against predicted" if more else "as predicted" if known else "not comparable",
-        agrees=not more,
-    )
+    return {
+        "model": each["model"],
+        "region": titles.get(each["region"], each["region"]),
+        "began": f"{round(each['began']):d}",
+        "predicted": f"{round(each['predicted'], 1):g}" if known else NONE,
+        "ready": each["ready"],
+        "moving": ", ".join(moving),
+        "difference": f"{signed(more)} against predicted" if more else "as predicted" if known else "not comparable",
+        "agrees": not more,
+    }
 
 
 KINDS: Final = {
