@@ -20,7 +20,7 @@ from typing import Final, TextIO
 import numpy as np
 from django.conf import settings
 
-from controlplane.simulation.forecasts import MINUTE_S, Asked
+from controlplane.simulation.forecasts import MINUTE_S, DemandMinutes
 from scheduling.compiled import ROOT, source_digest
 from scheduling.planning import simulated_capability as measuring
 from scheduling.planning.bursts import POISSON_CV, arrival_cv
@@ -94,7 +94,7 @@ def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Cap
     promise, percentile = _strictest(scenario)
     minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
     shown = [at for at, one in enumerate(scenario.classes.values()) if one.kind == "interactive"]
-    asked = Asked.of(cluster, requests, shown, minutes)
+    asked = DemandMinutes.of(cluster, requests, shown, minutes)
     endpoints = cluster.endpoints
     known: dict[tuple[str, str], Capability] = {}
     wanted: dict[tuple[str, str], Measurement] = {}

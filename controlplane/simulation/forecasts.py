@@ -24,11 +24,11 @@ MINUTE_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class Answer:
+class CachedForecast:
     """A forecaster's answer, and its later answers by the windows known and asked for."""
 
     band: Band | None = None
-    after: dict[tuple[int, int], "Answer"] = field(default_factory=dict)
+    after: dict[tuple[int, int], "CachedForecast"] = field(default_factory=dict)
 
 
 def forecaster_named(name: str) -> str:
@@ -61,7 +61,7 @@ class SeriesForecasts:
     """Windows known and asked for, each time."""
     _answered: int = field(default=0, init=False)
     """How many of them the forecaster answered; the others it is asked when the next answer is not cached."""
-    _last: Answer | None = field(default=None, init=False)
+    _last: CachedForecast | None = field(default=None, init=False)
     """It stays the same until the next window is known."""
 
     def ahead(self, now_s: float, count: int) -> Band:
@@ -78,7 +78,7 @@ class SeriesForecasts:
         if not self._asked or self._asked[-1] != (now, count):
             self._asked.append((now, count))
             last = _first_answer(self._digest()) if self._last is None else self._last
-            self._last = last.after.setdefault((now, count), Answer())
+            self._last = last.after.setdefault((now, count), CachedForecast())
         assert self._last is not None
         if self._last.band is None:
             self._last.band = self._said()
@@ -118,12 +118,12 @@ class SeriesForecasts:
 
 
 @lru_cache(maxsize=512)
-def _first_answer(series: bytes) -> Answer:
+def _first_answer(series: bytes) -> CachedForecast:
     """Before anything was asked about the *series* of this digest, in this process.
 
     Futures of a what-if have the same requests: what one of them asks, the others know.
     """
-    return Answer()
+    return CachedForecast()
 
 
 def by_window(minutes: Floats, window_s: float, count: int) -> Floats:
@@ -137,7 +137,7 @@ def by_window(minutes: Floats, window_s: float, count: int) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DemandMinutes:
     """Demand of each endpoint's region, (endpoints, minutes): tokens a second, and requests."""
 
     prompt: Floats
@@ -145,7 +145,7 @@ class Asked:
     requests: Floats
 
     @classmethod
-    def of(cls, cluster: Cluster, requests: Requests, classes: Collection[int], minutes: int) -> "Asked":
+    def of(cls, cluster: Cluster, requests: Requests, classes: Collection[int], minutes: int) -> "DemandMinutes":
         """Demand of *requests* of *classes* in the first *minutes*."""
         endpoint_of = np.array(
             [

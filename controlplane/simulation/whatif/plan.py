@@ -48,7 +48,7 @@ VALID: Final = timedelta(hours=1)
 
 
 @dataclass(slots=True)
-class Wanted:
+class PlanChanges:
     """Values by model and bounds by deployment to write, and assumptions of the future."""
 
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -56,9 +56,9 @@ class Wanted:
     assumed: list[str] = field(default_factory=list)
 
 
-def wanted(row: WhatIf, future: Future) -> Wanted:
+def wanted(row: WhatIf, future: Future) -> PlanChanges:
     """The changes of the fleet that *future* needs. Raises ActionError naming what the fleet lacks."""
-    made = Wanted()
+    made = PlanChanges()
     for change, words in zip(parsed(future.changes), selectors.changes_in_words(row, future), strict=True):
         match change:
             case PolicyChange():

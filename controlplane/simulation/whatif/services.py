@@ -73,7 +73,7 @@ def save_draft(
     row.save()
     if futures is not None:
         if len(futures) >= len(LETTERS):
-            raise ValidationError({"futures": f"{len(futures)} beside A; {len(LETTERS) - 1} are the most."})
+            raise ValidationError({"futures": f"{len(futures)} besides A; {len(LETTERS) - 1} are the most."})
         row.futures.all().delete()
         given = [{"name": AS_NOW, "changes": []}, *futures]
         for letter, one in zip(LETTERS, given, strict=False):

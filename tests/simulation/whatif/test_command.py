@@ -91,6 +91,6 @@ def test_ctrl_c_leaves_it_to_workers_and_says_how_to_cancel(asked, monkeypatch, 
         said(str(asked.pk))
     assert left.value.code == 130
     text = capsys.readouterr().err
-    assert f"What-if {asked.pk} goes on where workers run." in text
+    assert f"What-if {asked.pk} continues where workers run." in text
     assert f"manage.py whatif --cancel {asked.pk}" in text
     assert state(asked) == WhatIfState.QUEUED

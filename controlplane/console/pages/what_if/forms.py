@@ -18,7 +18,7 @@ from controlplane.console.pages.what_if.rows import (
     OF_FLEET,
     TENANT,
     Column,
-    Kind,
+    RowKind,
     Values,
     amount,
     changes_of,
@@ -52,7 +52,7 @@ AS_NOW: Final = "As now"
 
 
 @dataclass(slots=True)
-class Asked:
+class FormRequest:
     """A request as the form has it; *errors* by where they are: a field, or the title of a row."""
 
     title: str
@@ -67,7 +67,7 @@ class Asked:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def asked(data: QueryDict, now: Values) -> Asked:
+def asked(data: QueryDict, now: Values) -> FormRequest:
     """The request of *data*, *now* being the scenario that it starts from."""
     errors: dict[str, str] = {}
 
@@ -83,7 +83,7 @@ def asked(data: QueryDict, now: Values) -> Asked:
             return usual
         return value
 
-    def changes(kinds: tuple[Kind, ...]) -> list[Values]:
+    def changes(kinds: tuple[RowKind, ...]) -> list[Values]:
         made = []
         for kind in kinds:
             try:
@@ -126,7 +126,7 @@ def asked(data: QueryDict, now: Values) -> Asked:
         name = f"{policies.title}, other fleet" if policies else "Other fleet"
         taken = [dict(change) for change in policies.changes] if policies else []
         futures.append({"name": fleet_name or name, "changes": [*taken, *fleet]})
-    return Asked(
+    return FormRequest(
         title=data.get("title", "").strip()[:160],
         start=start,
         horizon_s=horizon_s,
@@ -274,7 +274,7 @@ def _pair(row: Mapping[str, str]) -> Values:
     return {"theirs": row["theirs"], "ours": row["model"]}
 
 
-NAMES: Final = Kind(
+NAMES: Final = RowKind(
     "trace-name",
     "Models by other names",
     (Column("theirs", "Name in the trace"), MODEL),
