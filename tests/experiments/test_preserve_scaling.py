@@ -81,7 +81,7 @@ def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):
 
 
 def _kept_and_written(folder, result):
-    """What `python -m tests.docs.results` writes between its marks of *result*, on a page of its own."""
+    """The text that `python -m tests.docs.results` writes between its marks of *result*, on a separate page."""
     page, kept = folder / "scaling.md", folder / "results"
     page.write_text("# Page\n\n" + results.begin("tiny") + results.END + "\nAfter.\n")
     with pytest.MonkeyPatch.context() as patch:
