@@ -40,7 +40,7 @@ def packed(ran: Simulated, counted: Mapping[str, Counted]) -> dict[str, Any]:
     curves = {
         "ttft": {name: ttft_counts(result, each) for name, each in counted.items()},
         "series": series,
-        "moves": [row for row in ran.tables()["moves"].rows if row[4]],
+        "moves": [row for row in ran.moves.rows if row[4]],
     }
     log = None
     if staged.requests.count <= MOST_LOGGED:
