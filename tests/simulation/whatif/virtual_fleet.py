@@ -104,7 +104,7 @@ class VirtualFleet:
         return msgspec.json.decode(msgspec.json.encode(self.snapshot()), type=FleetState)
 
     def report(self) -> dict[int, float]:
-        """Tell the dispatcher the progress of streams; when each was heard of last."""
+        """Report the progress of streams to the dispatcher; when each was heard of last."""
         moved = []
         for number in self.streaming:
             course = self.courses[number]
