@@ -54,7 +54,7 @@ def events(request: HttpRequest) -> HttpResponseBase:
         since=filters.since,
     )
     context = {
-        **live_context(hub.state(), "overview,events"),
+        **live_context(hub.state(), "events"),
         "filters": filters,
         # The newest page, unfiltered, grows while it is open.
         "follows": number(request.GET.get("before", "")) is None and not filters.narrow,

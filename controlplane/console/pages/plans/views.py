@@ -42,7 +42,7 @@ def plans(request: HttpRequest) -> HttpResponseBase:
         model=filters["model"], status=filters["status"], strategy=filters["strategy"], since=filters.since
     )
     titles, now = place_titles(), timezone.now()
-    context = {**live_context(hub.state(), "overview,events"), "filters": filters, "generated": generated_past(now)}
+    context = {**live_context(hub.state(), "events"), "filters": filters, "generated": generated_past(now)}
     return list_page(
         request,
         "console/plans/plans.html",
@@ -72,7 +72,7 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return table(TARGETS, targets).csv(f"plan-{row.pk}")
     context = {
-        **live_context(hub.state(), "overview,events"),
+        **live_context(hub.state(), "events"),
         "titles": titles,
         "card": card_of(row, titles, timezone.now()),
         "plan": row,
@@ -99,5 +99,5 @@ def moves(request: HttpRequest) -> HttpResponseBase:
     rows = planning.moves(
         model=filters["model"], region=filters["region"], source=filters["source"], since=filters.since
     )
-    context = {**live_context(hub.state(), "overview,events"), "filters": filters, "titles": place_titles()}
+    context = {**live_context(hub.state(), "events"), "filters": filters, "titles": place_titles()}
     return list_page(request, "console/plans/moves.html", rows, MOVES, "moves", context, with_undone)
