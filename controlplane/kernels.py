@@ -84,8 +84,7 @@ def note_done(stamp: Path, files: Iterable[str]) -> None:
 
 def compile_requests() -> None:
     """What a request meets on its way."""
-    from forecasting.lengths import LengthQuery, bundled
-    from forecasting.lengths.service import cache
+    from forecasting.lengths import LengthQuery, bundled, caches
     from scheduling import dispatch
     from scheduling.queueing.waits import waiting_in_queues, waiting_time
     from scheduling.scaling import view
@@ -94,7 +93,7 @@ def compile_requests() -> None:
     waiting_time.warm_up()
     waiting_in_queues.warm_up()
     view.warm_up()
-    cache.warm_up()
+    caches.warm_up()
     bundled().predict_one(LengthQuery("hello", 1))
 
 
@@ -103,13 +102,6 @@ def compile_orders() -> None:
     from scheduling.queueing import global_scheduler
 
     global_scheduler.warm_up()
-
-
-def compile_planning() -> None:
-    """The search for plans."""
-    from scheduling.planning import planner
-
-    planner.warm_up()
 
 
 def compile_simulation() -> None:
@@ -144,7 +136,7 @@ class _Silent:
 
 PARTS: Final[dict[str, dict[str, Callable[[], None]]]] = {
     "requests": {"requests": compile_requests, "orders": compile_orders},
-    "planning": {"planning": compile_planning},
+    "planning": {},
     "simulation": {"simulation": compile_simulation},
 }
 

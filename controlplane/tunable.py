@@ -110,8 +110,8 @@ class Plans(Group):
     PLAN_EPSILON: Share = 0.8
     """Share of its own demand that each region must be able to serve; the rest may be served elsewhere."""
     PLAN_SOLVER: Literal["auto", "exact", "fast"] = "auto"
-    """Who solves plans: the exact model (PuLP, by HiGHS) where it is small enough to be proved in its time, always, or
-    never, and then a heuristic with a bound. Simulations are `fast`."""
+    """How plans are solved: `exact` by the exact model (PuLP, by HiGHS), `fast` by its rounded relaxation unless the fleet
+    is tiny, `auto` by the exact model up to 2,000 places. Simulations are `fast`."""
     PLAN_TIME_LIMIT_S: PositiveSeconds = 20.0
     """How long the exact solver may search."""
     USUAL_START_S: Annotated[PositiveSeconds, PER_MODEL] = 120.0

@@ -73,7 +73,7 @@ def test_kernels_of_folders_that_nobody_asked_for_do_not_count(source, kernel):
 
 def test_everything_that_holds_kernels_is_looked_at():
     names = {path.relative_to(kernels.ROOT).as_posix() for path in kernels.sources()}
-    assert {"scheduling/compiled.py", "scheduling/dispatch.py", "forecasting/lengths/text/kernels.py"} <= names
+    assert {"scheduling/compiled.py", "scheduling/dispatch.py", "forecasting/lengths/kernels.py"} <= names
 
 
 def test_every_group_has_parts_and_every_package_a_group():
@@ -81,7 +81,7 @@ def test_every_group_has_parts_and_every_package_a_group():
     assert compiling.group_of("scheduling.planning.solvers.kernels") == "planning"
     assert compiling.group_of("scheduling.simulation.cluster.loop") == "simulation"
     assert compiling.group_of("scheduling.dispatch") == "requests"
-    assert compiling.group_of("forecasting.lengths.text.kernels") == "requests"
+    assert compiling.group_of("forecasting.lengths.kernels") == "requests"
 
 
 def test_parts_run_in_processes_of_their_own_and_a_failure_is_not_taken_for_done(source, monkeypatch):

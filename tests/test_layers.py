@@ -49,14 +49,10 @@ EXCEPTIONS = {
 
 # Modules that know each other's types, and why that is left. Nothing joins them, and none is added.
 CIRCLES = (
-    # A request names where it runs, and an instance its requests.
-    {"controlplane.dispatch.live_fleet.topology", "controlplane.dispatch.requests.request"},
     # Django's rows point to each other: a node to its instances' GPUs, an instance to its node and deployment.
     {f"controlplane.fleet.models.{name}" for name in ("serving", "hardware", "instances")},
-    # The gateway reports how its own parts stand.
-    {"controlplane.gateway.monitoring.parts", "controlplane.gateway.process"},
     # What begins and orders a simulation is given the simulation.
-    {f"scheduling.simulation.{name}" for name in ("state.beginning", "global_scheduling", "simulator")},
+    {f"scheduling.simulation.{name}" for name in ("global_scheduling", "simulator")},
     # vLLM's command line is made of what is to be launched.
     {"workers.vllm.serve", "workers.vllm.launcher"},
 )
@@ -98,10 +94,9 @@ RULES = [
     Rule(
         ("controlplane.gateway",),
         (
-            "controlplane.dispatch.dispatcher",
+            *(f"controlplane.dispatch.{module}" for module in ("dispatcher", "placement", "waiting_queue", "waits")),
+            *(f"controlplane.dispatch.{module}" for module in ("token_accounts", "suspects", "reordering", "floor")),
             "controlplane.dispatch.live_fleet",
-            "controlplane.dispatch.requests",
-            "controlplane.dispatch.floor",
             "scheduling.fleet",
         ),
         but=("controlplane.gateway.process", "controlplane.gateway.monitoring.summary"),
@@ -277,7 +272,7 @@ def test_every_package_and_app_is_walked():
         ("controlplane.accounts.services", "from controlplane.events import services"),
         ("controlplane.accounts.services", "def late():\n    from controlplane.fleet.services import notify"),
         ("controlplane.accounts.services", "if TYPE_CHECKING:\n    from controlplane.fleet.models import Model"),
-        ("controlplane.dispatch.floor.floor", "def late():\n    from controlplane.planning.execution import floor"),
+        ("controlplane.dispatch.floor", "def late():\n    from controlplane.planning.execution import floor"),
         ("controlplane.dispatch.dispatcher", "from controlplane.gateway.errors import ApiError"),
         (
             "controlplane.gateway.upstream.client",

@@ -17,7 +17,7 @@ from controlplane.experiments.registry import EXPERIMENTS
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.lengths import services as versions
-from controlplane.lengths import training, trainings
+from controlplane.lengths import training
 from controlplane.lengths.models import BUNDLED, LengthTraining, LengthVersion, VersionState
 from controlplane.planning.comparison import scenario
 from controlplane.planning.forecasts import backtests
@@ -232,15 +232,15 @@ class TestLengths:
 
     def test_its_training_is_refused_where_it_is_asked_for(self, operator) -> None:
         with pytest.raises(ActionError, match=f"The length model {ENCODER_KIND} {SENTENCE}"):
-            trainings.ask(operator, kind=ENCODER_KIND)
+            training.ask(operator, kind=ENCODER_KIND)
         with pytest.raises(CommandError, match="run `make models`") as stopped:
             call_command("train_lengths", ENCODER_KIND)
         assert stopped.value.returncode == 2
         assert not LengthTraining.objects.exists()
 
     def test_one_that_waited_fails_with_the_sentence(self, operator) -> None:
-        row = trainings.begun(ENCODER_KIND, operator.get_username(), "")
-        assert trainings.run_asked(row.pk) == 0
+        row = training.queue(ENCODER_KIND, operator.get_username(), "")
+        assert training.run_requested(row.pk) == 0
         row.refresh_from_db()
         assert (row.state, row.error) == ("failed", f"The length model {ENCODER_KIND} {SENTENCE}.")
 

@@ -27,12 +27,12 @@ RELEASE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del'
 
 
 class Lease:
-    def __init__(self, redis_url: str) -> None:
+    def __init__(self, redis_url: str, job: Job) -> None:
         self.owner = f"{socket.gethostname()}:{os.getpid()}"
         self._value = f"{self.owner} {secrets.token_hex(8)}"  # two hosts may share a name
         self.held = True
         self.holder = self.owner
-        self.job = Job("renew-lease", "gateway", RENEW_S)
+        self.job = job
         self._redis = aioredis.from_url(redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
         self._task: asyncio.Task[None] | None = None
 

@@ -20,7 +20,7 @@ import numpy as np
 import redis.asyncio as aioredis
 from redis.exceptions import RedisError
 
-from controlplane.dispatch.requests.reordering import PATIENCE_S
+from controlplane.dispatch.reordering import PATIENCE_S
 from controlplane.jobs.broker import send_task
 from scheduling.queueing.reordering.bound import Shortage
 from scheduling.queueing.reordering.evaluate import Score

@@ -15,11 +15,10 @@ from rich.console import Console
 from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Option, Progress, Result, Settings
 from controlplane.terminal import Column, table
 from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, Student, rests
-from forecasting.lengths.models.ours import Ours
-from forecasting.lengths.models.proxy import Proxy
-from forecasting.lengths.text.encoder import MINILM
-from forecasting.lengths.training.datasets import SETS, normalised, proxy_predictions, read_sets, temperature_lengths
-from forecasting.lengths.training.scoring import class_edges, full_score, score
+from forecasting.lengths.datasets import SETS, normalised, proxy_predictions, read_sets, temperature_lengths
+from forecasting.lengths.encoder import MINILM
+from forecasting.lengths.proxy import Proxy
+from forecasting.lengths.scoring import class_edges, full_score, score
 
 TEST_PROMPTS: Final = 250
 """Of each set, at most."""
@@ -33,7 +32,6 @@ ORDER: Final = (
     "student",
 )  # fmt: skip
 ENCODERS: Final = tuple(name for name in ORDER if issubclass(MODELS[name], Proxy))
-TAUGHT: Final = "student, taught by ours"
 ASKED_ALONE: Final = 40
 """Queries that are asked one by one, for the time that one takes."""
 
@@ -82,7 +80,7 @@ def _row(name: str, fitted: tuple[LengthModel, float], test: Sequence[Sample], e
 
 
 def _milliseconds(model: LengthModel, queries: Sequence[LengthQuery]) -> float:
-    """Milliseconds of a core, the median, of one prediction alone; our teacher has read the prompts already."""
+    """Milliseconds of a core, the median, of one prediction alone; `ours` has read the prompts already."""
     taken = []
     for query in queries[:: max(1, len(queries) // ASKED_ALONE)]:
         start = time.process_time()
@@ -233,17 +231,9 @@ class LengthModels(Experiment):
         prompts = len({each.query.text for each in split.training})
         edges = class_edges([sample.output_tokens for sample in split.training])
         rows: list[dict[str, Any]] = []
-        teacher: LengthModel | None = None
         for place, name in enumerate(wanted):
             progress("models", place, len(wanted))
-            model = MODELS[name](fitting)
-            rows.append(_row(name, _fitted(model, split.training), test, edges))
-            if isinstance(model, Student) and teacher is not None:
-                rows.append(
-                    _row(TAUGHT, _fitted(Student(replace(fitting, teacher=teacher)), split.training), test, edges)
-                )
-            if isinstance(model, Ours):
-                teacher = model
+            rows.append(_row(name, _fitted(MODELS[name](fitting), split.training), test, edges))
         progress("models", len(wanted), len(wanted))
         return {
             "paper": "lengths",

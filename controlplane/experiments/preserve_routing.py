@@ -35,7 +35,7 @@ from controlplane.experiments.experiment import (
 from controlplane.experiments.shared.measures import rounded
 from controlplane.experiments.shared.scenes import LLAMA_2_7B, ServedModel
 from controlplane.terminal import Column, table
-from forecasting.lengths.training.datasets import DataMissing, proxy_predictions
+from forecasting.lengths.datasets import DataMissing, proxy_predictions
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.reference import EngineConfig

@@ -22,11 +22,8 @@ from controlplane.experiments.length_models import TEST_PROMPTS, thinned
 from controlplane.experiments.ssjf import BATCH, CONTEXT, cluster
 from controlplane.terminal import Column, table
 from forecasting.lengths import LengthQuery, Sample, Student, bundled
-from forecasting.lengths.models.baselines import TenantHistogram
-from forecasting.lengths.service.online import Online
-from forecasting.lengths.service.prior import OUTPUT_TOKENS
-from forecasting.lengths.text.conversation import read_turns
-from forecasting.lengths.training.datasets import (
+from forecasting.lengths.baselines import TenantHistogram
+from forecasting.lengths.datasets import (
     FREE,
     SETS,
     UNSEEN_SHARE,
@@ -36,6 +33,8 @@ from forecasting.lengths.training.datasets import (
     normalised,
     read_sets,
 )
+from forecasting.lengths.online import OUTPUT_TOKENS, Online
+from forecasting.lengths.query import read_turns
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.lengths import bundled
-from forecasting.lengths.training.datasets import FREE, UNSEEN_SHARE, DataMissing, proxy_predictions, read_sets
+from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, DataMissing, proxy_predictions, read_sets
 from scheduling.simulation.workload.traces import load_trace
 
 LENGTHS: Final = "proxy_lengths/predictions_warmup_multi_cls_1000K.csv.gz"

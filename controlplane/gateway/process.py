@@ -1,4 +1,4 @@
-"""The gateway process: what it is made of, and what it keeps running beside tenants' requests.
+"""The gateway process: its parts, and the jobs it runs next to tenants' requests.
 
 The HTTP side (`gateway.serving`) and the decision side (`controlplane.dispatch`) meet here, and exchange records alone.
 `start` and `stop` are called by the server's lifespan.
@@ -9,6 +9,7 @@ import contextlib
 import gc
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane import kernels
+from controlplane.dispatch import floor
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor import floor
-from controlplane.dispatch.floor.floor import Floor
+from controlplane.dispatch.floor import Floor
 from controlplane.dispatch.lease import RENEW_S, Lease
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
@@ -33,14 +34,14 @@ from controlplane.gateway.admission.keys import Keys
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.writer import Ledger
-from controlplane.gateway.monitoring.parts import Parts
-from controlplane.gateway.monitoring.summary import Publisher, Sources
+from controlplane.gateway.monitoring.summary import Publisher, Summary
 from controlplane.gateway.serving.application import Application
-from controlplane.gateway.serving.catalog import Catalog
-from controlplane.gateway.serving.completions import Completions
+from controlplane.gateway.serving.completions import Catalog, Completions
 from controlplane.gateway.serving.open_requests import OpenRequests
 from controlplane.gateway.upstream.client import Upstream
 from controlplane.jobs import monitor
+from controlplane.jobs.broker import answering_workers
+from controlplane.jobs.parts import Part, PartState, merged, supervised
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthPrior
@@ -70,61 +71,44 @@ class Gateway:
         self.limits = Limits()
         self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
-        self.requests = OpenRequests(loop_clock)
         self.catalog = Catalog()
-        self.dispatcher = Dispatcher(self.topology, loop_clock, deliver=self._from_dispatcher)
-        self.requests.connect(self.dispatcher.take)
         self.solver = CelerySolver(settings.REDIS_URL)
-        self.dispatcher.reordering.ask = self.solver.ask
+        self.dispatcher = Dispatcher(self.topology, loop_clock, deliver=self._from_dispatcher, ask=self.solver.ask)
+        self.requests = OpenRequests(loop_clock, self.dispatcher.take)
         self.upstream = Upstream(
             self.requests, connect_s=settings.UPSTREAM_CONNECT_S, silence_s=settings.UPSTREAM_SILENCE_S
         )
         self.lengths = LengthService(LengthPrior(), jobs)
         self.records = Records(self.ledger, self.lengths, loop_clock)
-        self.lease = Lease(settings.REDIS_URL)
-        self.lease.job = jobs.add("renew-lease", RENEW_S, "redis")
+        self.lease = Lease(settings.REDIS_URL, jobs.add("renew-lease", RENEW_S, "redis"))
         self.heartbeats = Heartbeats(
-            self.topology,
+            self.dispatcher,
             self.lease,
             session=lambda: self.upstream.session,
             refresh=self.refresh_now,
-            clock=loop_clock,
+            job=jobs.add("heartbeats", settings.HEARTBEAT_S, "database"),
         )
-        self.heartbeats.job = jobs.add("heartbeats", settings.HEARTBEAT_S, "database")
         self.inventory_job = jobs.add("read-inventory", settings.FLEET_REFRESH_S, "database")
         self.parts = Parts(self)
         self.monitor = monitor.Monitor(jobs, self.parts, self.owns)
+        sections: dict[str, Callable[[], dict[str, Any]]] = {
+            "lengths": self.lengths.snapshot,
+            "system": self.monitor.report,
+            "queues": QueuesView(self.dispatcher),
+        }
         self.publisher = Publisher(
-            Sources(
-                self.topology,
-                self.dispatcher,
-                self.records.windows,
-                self.records.service_levels,
-                loop_clock,
-                owner=self.lease.owner,
-                lengths=self.lengths.snapshot,
-                system=self.monitor.report,
-                queues=QueuesView(self.dispatcher),
-            ),
+            Summary(self.dispatcher, self.records, self.lease.owner, sections),
             job=jobs.add("publish-summary", settings.SUMMARY_S, "redis"),
             owns=self.owns,
             refresh=self.refresh_now,
         )
         self.floor = Floor(
-            self.topology,
+            self.dispatcher,
             rows,
-            waiting=self.dispatcher.waiting_at,
-            queue=self.dispatcher.queue,
-            pump=self.dispatcher.placement.pump,
-            outlook=self.dispatcher.outlook,
-            short=self.dispatcher.reordering.short_instances,
-            evicted=self.dispatcher.reordering.evicted,
             owns=self.owns,
             read_inventory=self.read_inventory,
-            clock=loop_clock,
             job=jobs.add("floor", FLOOR.period_s),
         )
-        self.dispatcher.on_submit = self.floor.arrived
         self.commands = Commands(
             settings.REDIS_URL,
             QueueOperations(self.dispatcher),
@@ -266,3 +250,128 @@ class Gateway:
         """Make the live fleet agree with the rows. Raises what the database raises; then the live fleet stays as it was."""
         self.dispatcher.apply_inventory(await database_sync_to_async(inventory.read)())
         self.lengths.tune(self.topology.values)
+
+
+PROBE_S = 10.0
+ANSWER_WITHIN_S = 2.0
+GONE_AFTER = 2  # probes without an answer: a worker that starts a child may answer late
+BEAT_SILENT_S = 30.0  # the shortest period of its schedule is five seconds
+NOT_KNOWN = "not known while "
+
+
+class Parts:
+    """`probe` asks the workers, now and then; calling it gives every part as memory knows it now."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway = gateway
+        self.job: Job = gateway.jobs.add("probe-workers", PROBE_S, "redis")
+        self._workers: dict[str, list[str]] | None = None  # None: not asked yet, or the broker did not answer
+        self._missed = 0
+        self._kernels_missing = True
+
+    async def probe(self) -> None:
+        """Ask which workers are there. Raises what the broker raises."""
+        try:
+            workers = await asyncio.to_thread(answering_workers, settings.REDIS_URL, ANSWER_WITHIN_S)
+        except Exception:
+            self._workers = None
+            raise
+        self._missed = 0 if workers else self._missed + 1
+        if workers or self._missed >= GONE_AFTER:
+            self._workers = workers
+
+    def __call__(self) -> list[Part]:
+        redis = self._redis()
+        celery = self._celery(redis)
+        seen = [self._web(), redis, self._database(), celery, self._beat(celery), self._instances(), self._lengths()]
+        seen.append(self._kernels())
+        return merged(seen, supervised(Path(settings.STATE_DIR)))
+
+    def _web(self) -> Part:
+        gateway = self.gateway
+        if not gateway.ready or gateway.stopping:
+            return Part("web", PartState.STARTING, "starting or stopping")
+        if not gateway.lease.held:
+            return Part("web", PartState.STANDBY, f"standing by for {gateway.lease.holder}")
+        return Part("web", PartState.OK, f"{gateway.lease.owner} owns the regions; {gateway.active} in flight")
+
+    def _redis(self) -> Part:
+        for job in (self.gateway.publisher.job, self.gateway.lease.job):
+            if not job.ok:
+                return Part("redis", PartState.DOWN, job.last_error)
+        took_s = self.gateway.lease.job.last_duration_s
+        return Part("redis", PartState.OK, "" if took_s is None else f"answers in {took_s * 1000:.1f} ms")
+
+    def _database(self) -> Part:
+        job = self.gateway.inventory_job
+        if not job.ok:
+            return Part("database", PartState.DOWN, job.last_error)
+        held = self.gateway.ledger.held
+        took = "" if job.last_duration_s is None else f"the inventory is read in {job.last_duration_s * 1000:.0f} ms; "
+        if refused := self.gateway.ledger.refused:
+            text = f"it refused {refused} ledger row{'s' * (refused > 1)}, quarantined: `manage.py ledger_refused`"
+            return Part("database", PartState.WARNING, text)
+        return Part("database", PartState.OK, f"{took}{held} ledger rows wait to be written")
+
+    def _celery(self, redis: Part) -> Part:
+        if redis.state != PartState.OK:
+            return Part("celery", PartState.WARNING, f"{NOT_KNOWN}Redis does not answer")
+        if self._workers is None:
+            if not self.job.ok:
+                return Part(
+                    "celery", PartState.WARNING, f"{NOT_KNOWN}the broker does not answer: {self.job.last_error}"
+                )
+            return Part("celery", PartState.OK, "being asked")
+        if not self._workers:
+            return Part("celery", PartState.DOWN, "no worker answers")
+        named = [f"{worker}: {', '.join(queues)}" for worker, queues in self._workers.items()]
+        return Part("celery", PartState.OK, "; ".join(named))
+
+    def _beat(self, celery: Part) -> Part:
+        if celery.state != PartState.OK:
+            return Part("beat", PartState.WARNING, f"{NOT_KNOWN}no worker answers")
+        # Only the tasks that it starts show that it lives.
+        ran_at = max(self.gateway.monitor.last_run_at() or 0.0, self.gateway.monitor.started_at)
+        silent_s = time.time() - max(ran_at, self._back_at())
+        if silent_s > BEAT_SILENT_S:
+            return Part("beat", PartState.DOWN, f"no periodic task has ended for {silent_s:.0f} s")
+        return Part("beat", PartState.OK, f"a periodic task ended {time.time() - ran_at:.0f} s ago")
+
+    def _back_at(self) -> float:
+        """When the last outage of Redis ended: until then nothing of beat's could arrive."""
+        return self.gateway.publisher.job.last_error_at or 0.0
+
+    def _instances(self) -> Part:
+        topology = self.gateway.topology
+        fleet, ready, total, below = topology.fleet, 0, 0, []
+        for endpoint in topology.endpoints:
+            slots = [replica.slot for replica in topology.members(endpoint)]
+            here = int(fleet.accepting[slots].sum())
+            ready, total = ready + here, total + len(slots)
+            if topology.serves(endpoint) and here < endpoint.spec.min_instances:
+                below.append(f"{endpoint.model} in {endpoint.region} ({here} of {endpoint.spec.min_instances})")
+        text = f"{ready} of {total} ready"
+        if below:
+            return Part("instances", PartState.WARNING, f"{text}; below the minimum: {', '.join(below[:4])}")
+        return Part("instances", PartState.OK, text)
+
+    def _lengths(self) -> Part:
+        service = self.gateway.lengths
+        if not service.on:
+            return Part("lengths", PartState.OFF, "PILOTHOUSE_LENGTHS is off")
+        answerers = service.answering.all()
+        restarts = sum(answerer.restarts for answerer in answerers)
+        if not answerers:
+            return Part("lengths", PartState.WARNING, "no length model is loaded; moving means answer", None, restarts)
+        names = ", ".join(str(answerer.version) for answerer in answerers)
+        return Part("lengths", PartState.OK, f"{names} answer{'' if len(answerers) > 1 else 's'}", None, restarts)
+
+    def _kernels(self) -> Part:
+        if self._kernels_missing:
+            if compiling := kernels.progress():
+                return Part("kernels", PartState.STARTING, f"{compiling}; who needs one of them waits")
+            if missing := kernels.missing():
+                text = f"not compiled yet: {' and '.join(missing)}; done by the first process that needs one"
+                return Part("kernels", PartState.STANDBY, text)
+            self._kernels_missing = False
+        return Part("kernels", PartState.OK, "all are compiled for this machine")

@@ -1,34 +1,42 @@
-"""Versions of the length model that run in a gateway: the active one, and those whose kind models name.
+"""Versions of the length model that run in a gateway: the active one, those whose kind models name, and shadows.
 
-A version that cannot be started leaves what there was, and is tried again later.
+A version that cannot be started leaves the previous one in place and is tried again later. Shadows predict the requests that
+the active version answered, off the data path, and steer nothing.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from django.conf import settings
 
 from controlplane.lengths import notes
 from controlplane.lengths.models import BUNDLED, LengthVersion
+from controlplane.lengths.selectors import SHADOW
 from controlplane.lengths.services import Assigned
-from forecasting.lengths import MODELS, ON_ENCODER
-from forecasting.lengths.service.cache import Limits
-from forecasting.lengths.service.calibration import DriftAlarm
-from forecasting.lengths.service.online import Online
-from forecasting.lengths.service.predictor import InLine, Predictor, SubprocessPredictor, fast_enough
-from forecasting.lengths.service.recently_used import RecentlyUsed
-from forecasting.lengths.service.subprocess_server import load
+from forecasting.lengths import MODELS, ON_ENCODER, Estimate, LengthQuery
+from forecasting.lengths.caches import Limits
+from forecasting.lengths.online import DriftAlarm, Online, RecentlyUsed
+from forecasting.lengths.predictor import InLine, Predictor, SubprocessPredictor, Unanswered, fast_enough
+from forecasting.lengths.subprocess_server import load
 
 logger = logging.getLogger(__name__)
 
 AGAIN_S: Final = 60.0
-"""After a version could not be started, until it is tried again."""
+"""Until a version that could not be started is tried again."""
 IN_LINE_AGAIN_S: Final = 120.0
-"""A model that was too slow to answer in line is measured again after this: the machine may have been busy."""
+"""Until a model that was too slow in line is measured again: the machine may have been busy."""
+SHADOWED: Final = 32
+"""Requests that a shadow predicts between two flushes."""
+SHADOW_BUDGET_S: Final = 20.0
+"""Timeout of a shadow's process: no request waits for it."""
+
+Measured = tuple[float, str, str, str, tuple[float, float, float], float, bool]
+"""Arguments of `Notes.measure`."""
 
 
 class Budgets(NamedTuple):
@@ -36,7 +44,7 @@ class Budgets(NamedTuple):
 
     usual_s: float
     encoder_s: float
-    """Where a length model on an encoder is asked."""
+    """Of a length model on an encoder."""
 
     def of(self, kind: str) -> float:
         return self.encoder_s if kind in ON_ENCODER else self.usual_s
@@ -56,17 +64,17 @@ class RunningVersion:
         self.online = Online(notes.reader())
         self.alarms: RecentlyUsed[tuple[str, str], DriftAlarm] = RecentlyUsed(DriftAlarm)
         self.in_line_again_s = math.inf
-        self._restarts = 0  # of predictors that were there before this one
+        self._earlier_restarts = 0  # of replaced predictors
 
     @property
     def restarts(self) -> int:
-        return self._restarts + self.predictor.restarts
+        return self._earlier_restarts + self.predictor.restarts
 
     async def replace(self, predictor: Predictor) -> None:
-        """Answer by *predictor* from now on; its timing continues that of the one before."""
+        """Answer by *predictor* from now on; it takes over the timing."""
         before, self.predictor = self.predictor, predictor
         predictor.timing = before.timing
-        self._restarts += before.restarts
+        self._earlier_restarts += before.restarts
         await before.stop()
 
     def report(self) -> dict[str, Any]:
@@ -81,7 +89,7 @@ class RunningVersion:
 
 
 class Starter:
-    """Starts versions, and notes those that could not be started."""
+    """Starts versions, and remembers those that could not be started."""
 
     def __init__(self) -> None:
         self._not_before_s: dict[LengthVersion, float] = {}
@@ -89,17 +97,16 @@ class Starter:
     async def start(
         self, version: LengthVersion, limits: Limits | None = None, *, measured: bool = True
     ) -> RunningVersion | None:
-        """*version*, running; None where it cannot be started now.
+        """Run *version*; None where it cannot be started now.
 
-        In line if it is quick and, where that is to be *measured*, fast enough; else in a process of its own, whose
-        embedding cache has *limits*.
+        In line if it is quick and, where *measured*, fast enough; else in a subprocess whose embedding cache has *limits*.
         """
         if time.monotonic() < self._not_before_s.get(version, 0.0):
             return None
         try:
-            predictor = await self.in_line(version, measured=measured) or self.own_process(version, limits)
+            predictor = await self.in_line(version, measured=measured) or self.subprocess(version, limits)
         except Exception as error:
-            logger.warning("lengths: %s could not be taken up: %s: %s", version, type(error).__name__, error)
+            logger.warning("lengths: %s could not be started: %s: %s", version, type(error).__name__, error)
             self._not_before_s[version] = time.monotonic() + AGAIN_S
             return None
         self._not_before_s.pop(version, None)
@@ -107,7 +114,7 @@ class Starter:
 
     @staticmethod
     async def in_line(version: LengthVersion, *, measured: bool = True) -> InLine | None:
-        """*version* in this process; None if it is not quick, or not fast enough where that is to be *measured*."""
+        """*version* in this process; None if it is not quick or, where *measured*, not fast enough."""
         if not quick(version.kind):
             return None
         model = await asyncio.to_thread(load, version.kind, version.path)
@@ -118,9 +125,8 @@ class Starter:
         return InLine(model)
 
     @staticmethod
-    def own_process(version: LengthVersion, limits: Limits | None = None) -> SubprocessPredictor:
-        arguments = (version.kind, version.path)
-        predictor = SubprocessPredictor(arguments=arguments, threads=settings.LENGTH_TORCH_THREADS)
+    def subprocess(version: LengthVersion, limits: Limits | None = None) -> SubprocessPredictor:
+        predictor = SubprocessPredictor(arguments=(version.kind, version.path), threads=settings.LENGTH_TORCH_THREADS)
         predictor.limits = limits or predictor.limits
         predictor.start()
         return predictor
@@ -146,20 +152,20 @@ class Answering:
         return [*([self.active] if self.active else []), *self.named.values()]
 
     def reports(self) -> list[dict[str, Any]]:
-        """Of each that answers, with the models that name its kind."""
+        """A report per running version, with the models that name its kind."""
         named = defaultdict(list)
         for model, version in sorted(self._of_model.items()):
             named[version].append(model)
         return [{**one.report(), "models": named[one.version]} for one in self.all()]
 
     def set_limits(self, limits: Limits) -> None:
-        """Let embedding caches have *limits* from now on."""
+        """Give embedding caches *limits* from now on."""
         self.limits = limits
         for running in self.all():
             running.predictor.limits = limits
 
     async def take(self, assigned: Assigned) -> None:
-        """Let the versions answer that are *assigned* now."""
+        """Run the versions that are *assigned*, and stop the others."""
         active = self.active
         if active is None or assigned.active != active.version:
             await self._take_active(assigned.active)
@@ -196,11 +202,11 @@ class Answering:
         return running
 
     async def _move(self, running: RunningVersion) -> None:
-        """Move *running* into a process if it proved too slow, and back in line when the machine has become fast enough."""
+        """Move *running* into a subprocess if it proved too slow, and back in line once the machine is fast enough."""
         now_s = time.monotonic()
         if running.predictor.too_slow:
             running.in_line_again_s = now_s + IN_LINE_AGAIN_S
-            await running.replace(self.starter.own_process(running.version, self.limits))
+            await running.replace(self.starter.subprocess(running.version, self.limits))
             logger.info("lengths: %s answers in a subprocess", running.version)
         elif running.predictor.own_process and quick(running.version.kind):
             if running.in_line_again_s == math.inf and settings.LENGTH_INLINE_US > 0:
@@ -213,3 +219,92 @@ class Answering:
                 running.in_line_again_s = math.inf
                 await running.replace(in_line)
                 logger.info("lengths: %s answers in line again", running.version)
+
+
+class FinishedRequest(NamedTuple):
+    """A request that the active version answered."""
+
+    query: LengthQuery
+    real_tokens: float
+    cut: bool
+    budgets: Budgets
+    at: float  # epoch seconds
+
+
+class Shadows:
+    """Versions in shadow, one of each kind at most."""
+
+    def __init__(self, starter: Starter) -> None:
+        self.starter = starter
+        self._running: dict[LengthVersion, RunningVersion] = {}
+        self._finished: deque[FinishedRequest] = deque(maxlen=SHADOWED)
+
+    @property
+    def names(self) -> list[str]:
+        return [str(version) for version in self._running]
+
+    async def take(self, versions: Sequence[LengthVersion]) -> None:
+        """Run *versions*. A quick one runs in a thread: its speed is measured when it is promoted."""
+        for version in self._running.keys() - set(versions):
+            await self._running.pop(version).predictor.stop()
+        for version in versions:
+            if version not in self._running and (running := await self.starter.start(version, measured=False)):
+                self._running[version] = running
+                self._finished.clear()
+
+    def see(self, query: LengthQuery, real_tokens: float, budgets: Budgets, *, cut: bool) -> None:
+        """The active version answered *query*, which came to *real_tokens*; *budgets* are those of its model."""
+        if self._running:
+            self._finished.append(FinishedRequest(query, real_tokens, cut, budgets, time.time()))
+
+    def reports(self, budgets: Iterable[Budgets]) -> list[dict[str, Any]]:
+        """A report per shadow in a subprocess, with the *budgets* of the models that it predicts for."""
+        return [
+            {
+                **running.report(),
+                "shadow": True,
+                "models": [],
+                "budgets_ms": sorted({one.of(running.version.kind) * 1000 for one in budgets}),
+            }
+            for running in self._running.values()
+            if running.predictor.own_process
+        ]
+
+    async def measures(self) -> list[Measured]:
+        """The errors that each shadow would have made on the last requests."""
+        finished = list(self._finished)
+        self._finished.clear()
+        return [one for running in list(self._running.values()) for one in await _measures_of(running, finished)]
+
+    async def stop(self) -> None:
+        for running in self._running.values():
+            await running.predictor.stop()
+
+
+async def _measures_of(running: RunningVersion, finished: Sequence[FinishedRequest]) -> list[Measured]:
+    replies = await _replies(running, [one.query for one in finished])
+    measured: list[Measured] = []
+    for (query, real_tokens, cut, budgets, at), (reply, took_s) in zip(finished, replies, strict=True):
+        if isinstance(reply, Unanswered):
+            continue
+        most = float(query.max_tokens or math.inf)
+        corrected = running.online.correct(query, reply.tokens, reply.quantiles)
+        running.online.learn(query, corrected, real_tokens, cut=cut)
+        quantiles = corrected.quantiles
+        predicted = (min(corrected.tokens, most), min(quantiles[len(quantiles) // 2], most), min(quantiles[-1], most))
+        late = took_s > budgets.of(running.version.kind)
+        running.predictor.timing.in_time -= late
+        measured.append((at, query.model, query.tenant, f"{SHADOW} {running.version}", predicted, real_tokens, late))
+    return measured
+
+
+async def _replies(running: RunningVersion, queries: list[LengthQuery]) -> list[tuple[Estimate | Unanswered, float]]:
+    """Replies and the seconds that each took (0 in line), asked one by one, as requests mostly come."""
+    predictor = running.predictor
+    if isinstance(predictor, InLine):
+        return await asyncio.to_thread(lambda: [(predictor.ask_now(query, SHADOW_BUDGET_S), 0.0) for query in queries])
+    replies: list[tuple[Estimate | Unanswered, float]] = []
+    for query in queries:
+        began = time.perf_counter()
+        replies.append((await predictor.ask(query, SHADOW_BUDGET_S), time.perf_counter() - began))
+    return replies

@@ -22,22 +22,16 @@ from msgspec import Struct
 
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths import notes, services
-from controlplane.lengths.answering import Answering, Budgets, RunningVersion, Starter
-from controlplane.lengths.models import BUNDLED
+from controlplane.lengths.answering import Answering, Budgets, RunningVersion, Shadows, Starter
+from controlplane.lengths.models import BUNDLED, LengthSample
 from controlplane.lengths.notes import Drift, Notes
-from controlplane.lengths.samples import new_sample
 from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR
 from controlplane.lengths.services import Assigned
-from controlplane.lengths.shadows import Shadows
 from controlplane.tuning.selectors import Values
 from forecasting.lengths import Estimate, LengthPrior, LengthQuery
-from forecasting.lengths.service.cache import NORMAL, CacheKey, LengthCache, Limits, warm_up
-from forecasting.lengths.service.calibration import Calibration, log_ratio
-from forecasting.lengths.service.embedding_cache import Lesson
-from forecasting.lengths.service.online import Corrected
-from forecasting.lengths.service.predictor import InLine, Predictor, Unanswered
-from forecasting.lengths.service.recently_used import RecentlyUsed
-from forecasting.lengths.service.timing import Timing
+from forecasting.lengths.caches import NORMAL, CacheKey, LengthCache, Lesson, Limits, warm_up
+from forecasting.lengths.online import Calibration, Corrected, RecentlyUsed, log_ratio
+from forecasting.lengths.predictor import InLine, Predictor, Timing, Unanswered
 
 logger = logging.getLogger(__name__)
 
@@ -309,7 +303,7 @@ class LengthService:
             self._prior_quantiles[pair].learn(tokens, around, real, cut=cut)
         self.notes.measure(now, *pair, prediction.source, (tokens, quantiles[len(quantiles) // 2], quantiles[-1]), real)
         if not cut and (place := self._drawn_place(query.model)) is not None:
-            sample = new_sample(query, now, tenant_id, round(tokens), prediction.source, max(1, round(real)))
+            sample = LengthSample.of(query, now, tenant_id, round(tokens), prediction.source, max(1, round(real)))
             if place < len(self.notes.samples):
                 self.notes.samples[place] = sample
             else:

@@ -1,13 +1,20 @@
 """Rows of output lengths: versions of the length model, trainings, samples to learn from, and errors by the minute."""
 
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from operator import add, attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, ClassVar, Final, Self
 
 from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
 from controlplane.accounts.models import Tenant
+from forecasting.lengths.query import Conversation, LengthQuery
+
+MOST_SMALL: Final = 32767
+"""Of a PositiveSmallIntegerField."""
 
 
 class VersionState(models.TextChoices):
@@ -128,12 +135,127 @@ class LengthSample(models.Model):
     def __str__(self) -> str:
         return f"{self.model}, {self.output_tokens} tokens"
 
+    @classmethod
+    def of(
+        cls,
+        query: LengthQuery,
+        at: float,
+        tenant_id: int,
+        predicted_tokens: int,
+        predicted_by: str,
+        output_tokens: int,
+    ) -> Self:
+        """The row, not saved, of *query*, which ended *at* (epoch seconds); with all of its text and no features."""
+        return cls(
+            at=datetime.fromtimestamp(at, UTC),
+            model=query.model,
+            tenant_id=tenant_id,
+            slo_class=query.slo_class,
+            prompt_tokens=query.prompt_tokens,
+            max_tokens=query.max_tokens,
+            turns=min(query.turns, MOST_SMALL),
+            conversation=query.conversation and list(query.conversation),
+            tools=min(query.tools, MOST_SMALL),
+            text=query.text,
+            predicted_tokens=predicted_tokens,
+            predicted_by=predicted_by,
+            output_tokens=output_tokens,
+        )
 
-SUMS: Final = (
-    "requests", "predicted_tokens", "output_tokens", "absolute_error_tokens", "within_25", "within_50", "within_100",
-    "below_median", "below_upper", "late",
-)  # fmt: skip
-"""Columns of `LengthMinute` that add up."""
+    @property
+    def query(self) -> LengthQuery:
+        return LengthQuery(
+            text=self.text,
+            prompt_tokens=self.prompt_tokens,
+            model=self.model,
+            tenant=self.tenant.name,
+            slo_class=self.slo_class,
+            max_tokens=self.max_tokens,
+            turns=self.turns,
+            conversation=Conversation(*self.conversation) if self.conversation else None,
+            tools=self.tools,
+            features=bytes(self.features),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Sums over requests, and the errors in tokens and ratios that follow from them; None without any request."""
+
+    requests: int = 0
+    predicted_tokens: int = 0
+    output_tokens: int = 0
+    absolute_error_tokens: int = 0
+    within_25: int = 0
+    within_50: int = 0
+    within_100: int = 0
+    below_median: int = 0
+    below_upper: int = 0
+    late: int = 0
+
+    NAMES: ClassVar[tuple[str, ...]]
+    """Columns of `LengthMinute` that add up."""
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Self:
+        return cls(**{name: row[name] or 0 for name in cls.NAMES})
+
+    def __add__(self, other: "Measures") -> "Measures":
+        return Measures(*map(add, sums_of(self), sums_of(other)))
+
+    def _each(self, total: int) -> float | None:
+        return total / self.requests if self.requests else None
+
+    @property
+    def mae(self) -> float | None:
+        """Mean absolute error in tokens."""
+        return self._each(self.absolute_error_tokens)
+
+    @property
+    def bias(self) -> float | None:
+        """Mean of predicted less real, in tokens: above 0 it predicts too long."""
+        return self._each(self.predicted_tokens - self.output_tokens)
+
+    @property
+    def mean_output(self) -> float | None:
+        return self._each(self.output_tokens)
+
+    @property
+    def relative_error(self) -> float | None:
+        """Absolute error as a share of the tokens that came."""
+        return self.absolute_error_tokens / self.output_tokens if self.output_tokens else None
+
+    @property
+    def acc_25(self) -> float | None:
+        """Share of requests off by at most 25 tokens (PreServe, 5.2.2)."""
+        return self._each(self.within_25)
+
+    @property
+    def acc_50(self) -> float | None:
+        return self._each(self.within_50)
+
+    @property
+    def acc_100(self) -> float | None:
+        return self._each(self.within_100)
+
+    @property
+    def coverage_median(self) -> float | None:
+        """Share of requests at most as long as the predicted median; 0.5 is right."""
+        return self._each(self.below_median)
+
+    @property
+    def coverage_upper(self) -> float | None:
+        """Share of requests at most as long as the predicted 0.9 quantile; 0.9 is right."""
+        return self._each(self.below_upper)
+
+    @property
+    def late_ratio(self) -> float | None:
+        """Share of a shadow's answers that requests would not have waited for."""
+        return self._each(self.late)
+
+
+Measures.NAMES = tuple(field.name for field in fields(Measures))
+sums_of = attrgetter(*Measures.NAMES)
 
 
 class LengthMinute(models.Model):

@@ -16,8 +16,7 @@ from django.db import connection, transaction
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Severity
 from controlplane.events.services import record
-from controlplane.lengths.models import SUMS, LengthMinute, LengthSample
-from controlplane.lengths.samples import query_of
+from controlplane.lengths.models import LengthMinute, LengthSample, Measures, sums_of
 from forecasting.lengths import Student, bundled
 
 logger = logging.getLogger(__name__)
@@ -29,10 +28,10 @@ HELD_SERIES = 50_000
 KEY = ("minute", "model", "tenant", "predictor", "bucket_tokens")
 _TABLE = LengthMinute._meta.db_table
 _UPSERT = (
-    f"INSERT INTO {_TABLE} ({', '.join((*KEY, *SUMS))}) "  # noqa: S608 - our own names
-    f"VALUES ({', '.join(['%s'] * (len(KEY) + len(SUMS)))}) "
+    f"INSERT INTO {_TABLE} ({', '.join((*KEY, *Measures.NAMES))}) "  # noqa: S608 - our own names
+    f"VALUES ({', '.join(['%s'] * (len(KEY) + len(Measures.NAMES)))}) "
     f"ON CONFLICT ({', '.join(KEY)}) DO UPDATE SET "
-    + ", ".join(f"{name} = {_TABLE}.{name} + excluded.{name}" for name in SUMS)
+    + ", ".join(f"{name} = {_TABLE}.{name} + excluded.{name}" for name in Measures.NAMES)
 )
 
 
@@ -47,8 +46,8 @@ class Drift(NamedTuple):
 class Notes:
     """One batch. Lengths are tokens of one sequence."""
 
-    minutes: dict[tuple[float, str, str, str, int], list[int]] = field(default_factory=dict)
-    """Sums in the order of `SUMS`, by (epoch seconds of the minute, model, tenant, predictor, bucket)."""
+    minutes: dict[tuple[float, str, str, str, int], Measures] = field(default_factory=dict)
+    """By (epoch seconds of the minute, model, tenant, predictor, bucket)."""
     samples: list[LengthSample] = field(default_factory=list)
     """Not saved, and with all of their text: it is kept only if the tenant's row says so on writing."""
     drifts: list[Drift] = field(default_factory=list)
@@ -70,34 +69,33 @@ class Notes:
         """
         tokens, length = round(predicted[0]), max(1, round(real))
         key = (at // 60 * 60, model, tenant, predictor, 1 << (length.bit_length() - 1))
-        sums = self.minutes.get(key)
-        if sums is None:
-            if len(self.minutes) >= HELD_SERIES:
-                self.given_up += 1
-                return
-            sums = self.minutes[key] = [0] * len(SUMS)
+        known = self.minutes.get(key)
+        if known is None and len(self.minutes) >= HELD_SERIES:
+            self.given_up += 1
+            return
         error = abs(tokens - length)
-        sums[0] += 1
-        sums[1] += tokens
-        sums[2] += length
-        sums[3] += error
-        sums[4] += error <= 25
-        sums[5] += error <= 50
-        sums[6] += error <= 100
-        sums[7] += real <= predicted[1]
-        sums[8] += real <= math.ceil(predicted[2])
-        sums[9] += late
+        one = Measures(
+            requests=1,
+            predicted_tokens=tokens,
+            output_tokens=length,
+            absolute_error_tokens=error,
+            within_25=error <= 25,
+            within_50=error <= 50,
+            within_100=error <= 100,
+            below_median=real <= predicted[1],
+            below_upper=real <= math.ceil(predicted[2]),
+            late=late,
+        )
+        self.minutes[key] = one if known is None else known + one
 
     def add(self, notes: "Notes") -> None:
         """*notes* could not be written: measures and alarms are added up with these, samples are let go."""
         for key, sums in notes.minutes.items():
-            kept = self.minutes.get(key)
-            if kept is not None:
-                self.minutes[key] = [one + other for one, other in zip(kept, sums, strict=True)]
-            elif len(self.minutes) < HELD_SERIES:
-                self.minutes[key] = sums
+            known = self.minutes.get(key)
+            if known is None and len(self.minutes) >= HELD_SERIES:
+                self.given_up += sums.requests
             else:
-                self.given_up += sums[0]
+                self.minutes[key] = sums if known is None else known + sums
         self.drifts = [*notes.drifts, *self.drifts][-100:]
         self.given_up += notes.given_up
 
@@ -108,7 +106,7 @@ class Notes:
 def write(notes: Notes) -> None:
     """Write everything in *notes* in one transaction."""
     rows: list[tuple[Any, ...]] = [
-        (connection.ops.adapt_datetimefield_value(datetime.fromtimestamp(minute, UTC)), *rest, *sums)
+        (connection.ops.adapt_datetimefield_value(datetime.fromtimestamp(minute, UTC)), *rest, *map(int, sums_of(sums)))
         for (minute, *rest), sums in notes.minutes.items()
     ]
     samples = _kept(notes.samples)
@@ -134,7 +132,7 @@ def _kept(samples: Sequence[LengthSample]) -> list[LengthSample]:
     try:
         for row in rows:
             row.tenant = tenants[row.tenant_id]
-            row.features = reader().features(query_of(row))
+            row.features = reader().features(row.query)
             row.text = storable(row.text) if row.tenant.keep_prompts else ""
     except Exception as error:  # measures are worth more than samples; and its text may hold a prompt's
         logger.warning("lengths: %d samples could not be kept: %s", len(samples), type(error).__name__)

@@ -9,12 +9,19 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Self
+from typing import Any
 
 from django.db.models import F, QuerySet, Sum
 from django.db.models.functions import TruncHour
 
-from controlplane.lengths.models import SUMS, LengthMinute, LengthSample, LengthTraining, LengthVersion, VersionState
+from controlplane.lengths.models import (
+    LengthMinute,
+    LengthSample,
+    LengthTraining,
+    LengthVersion,
+    Measures,
+    VersionState,
+)
 
 CACHE, LEXICAL, EMBEDDING, PRIOR, SHADOW = "cache", "lexical cache", "embedding cache", "prior", "shadow"
 """Words of `LengthMinute.predictor`; a version is called by its `str`, and in shadow by that after SHADOW."""
@@ -41,86 +48,13 @@ class Scope:
         return rows
 
 
-@dataclass(frozen=True, slots=True)
-class Measures:
-    """Sums over requests, and what follows of them: errors in tokens, shares as ratios; None without any request."""
-
-    requests: int = 0
-    predicted_tokens: int = 0
-    output_tokens: int = 0
-    absolute_error_tokens: int = 0
-    within_25: int = 0
-    within_50: int = 0
-    within_100: int = 0
-    below_median: int = 0
-    below_upper: int = 0
-    late: int = 0
-
-    @classmethod
-    def of(cls, row: dict[str, Any]) -> Self:
-        return cls(**{name: row[name] or 0 for name in SUMS})
-
-    def __add__(self, other: "Measures") -> "Measures":
-        return Measures(*(getattr(self, name) + getattr(other, name) for name in SUMS))
-
-    def _each(self, total: int) -> float | None:
-        return total / self.requests if self.requests else None
-
-    @property
-    def mae(self) -> float | None:
-        """Mean absolute error in tokens."""
-        return self._each(self.absolute_error_tokens)
-
-    @property
-    def bias(self) -> float | None:
-        """Mean of predicted less real, in tokens: above 0 it predicts too long."""
-        return self._each(self.predicted_tokens - self.output_tokens)
-
-    @property
-    def mean_output(self) -> float | None:
-        return self._each(self.output_tokens)
-
-    @property
-    def relative_error(self) -> float | None:
-        """Absolute error as a share of the tokens that came."""
-        return self.absolute_error_tokens / self.output_tokens if self.output_tokens else None
-
-    @property
-    def acc_25(self) -> float | None:
-        """Share of requests off by at most 25 tokens (PreServe, 5.2.2)."""
-        return self._each(self.within_25)
-
-    @property
-    def acc_50(self) -> float | None:
-        return self._each(self.within_50)
-
-    @property
-    def acc_100(self) -> float | None:
-        return self._each(self.within_100)
-
-    @property
-    def coverage_median(self) -> float | None:
-        """Share of requests at most as long as the predicted median; 0.5 is right."""
-        return self._each(self.below_median)
-
-    @property
-    def coverage_upper(self) -> float | None:
-        """Share of requests at most as long as the predicted 0.9 quantile; 0.9 is right."""
-        return self._each(self.below_upper)
-
-    @property
-    def late_ratio(self) -> float | None:
-        """Share of a shadow's answers that requests would not have waited for."""
-        return self._each(self.late)
-
-
 def minutes(scope: Scope, shadows: bool = False) -> QuerySet[LengthMinute]:
     rows = scope.narrow(LengthMinute.objects.order_by(), "minute", "tenant")
     return rows if shadows else rows.exclude(predictor__startswith=SHADOW)
 
 
 def _summed(rows: QuerySet[LengthMinute], *by: str) -> list[dict[str, Any]]:
-    return list(rows.values(*by).annotate(**{name: Sum(name) for name in SUMS}))
+    return list(rows.values(*by).annotate(**{name: Sum(name) for name in Measures.NAMES}))
 
 
 def by_model_and_tenant(scope: Scope) -> dict[tuple[str, str], Measures]:

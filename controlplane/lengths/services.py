@@ -22,7 +22,7 @@ from controlplane.lengths import selectors
 from controlplane.lengths.models import BUNDLED, LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.tuning.selectors import tuned
 from forecasting.lengths import ON_ENCODER, LengthModel, rests
-from forecasting.lengths.service.subprocess_server import check
+from forecasting.lengths.subprocess_server import check
 
 ACTOR = "length service"
 JUDGED_OVER = timedelta(days=7)

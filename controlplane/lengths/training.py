@@ -1,41 +1,158 @@
-"""Training of length models of every kind, from the samples of finished requests or from an operator's file.
+"""Training of length models: which samples they learn from, the training itself, and its row with progress and result.
 
-A student, and other kinds that read no text (`TEXTLESS`), learn from every sample. The others need text, which a sample has
-only if its tenant keeps prompts. A fifth of the prompts is held out. The result is a version, in the shadow or, if it is
-worse on them than its predecessor, rejected.
+Models that read no text (`TEXTLESS`, the student among them) learn from every sample; the others need text, which a sample
+has only if its tenant keeps prompts. A fifth of the prompts is held out. The result is a version in shadow, or a rejected
+one if it does worse than its predecessor on them.
 """
 
+import contextlib
+import json
 import logging
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from django.conf import settings
+from django.db import DatabaseError
+from django.db.models import QuerySet
+from django.utils import timezone
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controlplane.accounts.models import User
+from controlplane.events.models import Severity
+from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
-from controlplane.lengths.models import BUNDLED, LengthVersion, VersionState
-from controlplane.lengths.samples import read_samples, rows_for, stored
+from controlplane.jobs.broker import send_task
+from controlplane.jobs.record import describe
+from controlplane.lengths.models import (
+    BUNDLED,
+    LengthSample,
+    LengthTraining,
+    LengthVersion,
+    TrainingState,
+    VersionState,
+)
 from controlplane.lengths.services import ACTOR, add, in_use
 from controlplane.tuning.selectors import tuned
-from forecasting.lengths import MODELS, ON_ENCODER, TEXTLESS, Fitting, LengthModel, Sample, Student, rests, score
-from forecasting.lengths.service.subprocess_server import load
-from forecasting.lengths.text.encoder import MOST_TOKENS, torch_threads
+from forecasting.lengths import (
+    MODELS,
+    ON_ENCODER,
+    TEXTLESS,
+    Fitting,
+    LengthModel,
+    LengthQuery,
+    Sample,
+    Student,
+    rests,
+    score,
+)
+from forecasting.lengths.datasets import count_tokens
+from forecasting.lengths.encoder import MOST_TOKENS, torch_threads
+from forecasting.lengths.subprocess_server import load
 
 logger = logging.getLogger(__name__)
 
 STUDENT: Final = Student.name
+MOST_TRAINED: Final = 50_000
 HELD_OUT: Final = 5
 """Every fifth prompt is held out of training; equal prompts are on the same side."""
 MOST_JUDGED: Final = 500
 """Held-out samples, the newest, by which encoders are judged: they read some dozens a second."""
 FITTING: Final = Fitting(most_tokens=MOST_TOKENS)
 """Of a conversation the last 512 tokens by the encoder's own tokenizer are read (SSJF, section 3.1)."""
+
+TASK: Final = "workers.tasks.lengths.train_length_model"
+LIMIT_S: Final = 3000
+"""Of one training, in a worker."""
+WAITS_S: Final = 3600
+"""Timeout of a requested training that no worker starts."""
+AGAIN_AFTER: Final = timedelta(minutes=1)
+"""After which a pending training that no worker has seen is sent again: its message was lost with the broker."""
+SILENT: Final = timedelta(minutes=15)
+"""After which a training without progress counts as lost, as after a restart of its worker."""
+REPORT_S: Final = 1.0
+"""Between two writes of the progress."""
+MOST_KEPT: Final = 100
+"""Rows; older ones are deleted when another is added."""
+OPEN: Final = (TrainingState.QUEUED, TrainingState.RUNNING)
+STEPS: Final = {
+    "tune": "the encoder is fine-tuned, batch",
+    "read prompts": "the encoder reads prompts, for the head that is fitted on it",
+    "encode": "the encoder reads prompts",
+    "predict": "measured on prompts held out",
+}
+"""Phases that models report, in words."""
+
+# Samples
+
+
+def rows_for(kind: str) -> QuerySet[LengthSample]:
+    """Samples that a model of *kind* can learn from, the newest first."""
+    rows = LengthSample.objects.select_related("tenant").order_by("-pk")
+    return rows if kind in TEXTLESS else rows.filter(tenant__keep_prompts=True).exclude(text="")
+
+
+def stored(kind: str) -> list[Sample]:
+    """Samples for *kind*, oldest first, less those that `max_tokens` cut."""
+    samples = []
+    for row in reversed(rows_for(kind)[:MOST_TRAINED]):
+        if not row.tenant.keep_prompts:
+            row.text = ""  # it may not be deleted yet
+        if row.max_tokens is None or row.output_tokens < row.max_tokens:
+            samples.append(Sample(row.query, row.output_tokens))
+    return samples
+
+
+class SampleLine(BaseModel):
+    """One finished request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    text: Annotated[str, Field(min_length=1)]
+    output_tokens: Annotated[int, Field(ge=1)]
+    prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Left out: counted from the text (`count_tokens`)."""
+    model: str = ""
+    tenant: str = ""
+    slo_class: str = ""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    def sample(self) -> Sample:
+        prompt_tokens = self.prompt_tokens or max(1, count_tokens(self.text))
+        query = LengthQuery(self.text, prompt_tokens, self.model, self.tenant, self.slo_class, self.max_tokens)
+        return Sample(query, self.output_tokens)
+
+
+def read_samples(path: Path) -> list[Sample]:
+    """Samples in *path*, less those that `max_tokens` cut. Raises ValueError naming the line that cannot be read."""
+    samples = []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, text in enumerate(lines, 1):
+                if not text.strip():
+                    continue
+                try:
+                    line = SampleLine.model_validate(json.loads(text))
+                except ValidationError as error:
+                    first = error.errors()[0]
+                    where = ".".join(map(str, first["loc"]))
+                    raise ValueError(f"{path}, line {number}: {where}: {first['msg']}") from error
+                except ValueError as error:
+                    raise ValueError(f"{path}, line {number}: no JSON object") from error
+                if line.max_tokens is None or line.output_tokens < line.max_tokens:
+                    samples.append(line.sample())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    return samples
+
+
+# The training
 
 
 def train(
@@ -119,9 +236,6 @@ def usual_fitting() -> Fitting:
     return replace(FITTING, encoder=tuned().LENGTH_ENCODER, layers=layers, tuned=samples, read=2 * samples)
 
 
-# Predecessors
-
-
 def _predecessor(kind: str) -> LengthVersion | None:
     """The version that a new one of *kind* follows: the newest that is not rejected."""
     return LengthVersion.objects.filter(kind=kind).exclude(state=VersionState.REJECTED).order_by("-number").first()
@@ -149,9 +263,6 @@ def _loaded(version: LengthVersion) -> LengthModel | None:
     except (OSError, ValueError, KeyError) as error:
         logger.warning("lengths: %s cannot be read: %s", version, error)
         return None
-
-
-# Samples
 
 
 def _least() -> int:
@@ -195,3 +306,144 @@ def _mae(version: LengthVersion, held_out: Sequence[Sample]) -> float | None:
     elif version.kind not in TEXTLESS:
         held_out = [sample for sample in held_out if sample.query.text]
     return _measured(model, held_out)["mae"] if model is not None and held_out else None
+
+
+# Rows of trainings
+
+
+def ask(actor: User, reason: str = "", kind: str = STUDENT) -> LengthTraining:
+    """Have a worker train a version of *kind* now. ActionError for too few samples, or where one is pending or running."""
+    check_samples(kind)
+    if LengthTraining.objects.filter(kind=kind, state__in=OPEN).exists():
+        raise ActionError(f"A training of {kind} waits or runs already; the Lengths page shows how far it has come.")
+    row = queue(kind, actor.get_username(), reason)
+    record("length_version.training_asked", actor=actor, reason=reason, inputs={"kind": kind})
+    if not send_task(TASK, row.pk, expires_s=WAITS_S):
+        reason = "No worker could be asked to train: Celery's broker does not answer. Try again later."
+        _end(row, TrainingState.FAILED, error=reason)
+        raise ActionError(reason)
+    return row
+
+
+def queue(kind: str, actor: str, reason: str) -> LengthTraining:
+    """A row of a pending training."""
+    row = LengthTraining.objects.create(kind=kind, asked_by=actor, reason=reason[:255])
+    old = LengthTraining.objects.exclude(state__in=OPEN).values_list("pk", flat=True)[MOST_KEPT:]
+    LengthTraining.objects.filter(pk__in=list(old)).delete()
+    return row
+
+
+def run(row: LengthTraining, file: Path | None = None, fitting: Fitting | None = None) -> LengthTraining:
+    """Train what *row* asks for, if it still waits, and report progress in it. Raises what `training.train` raises."""
+    now = timezone.now()
+    values = {"state": TrainingState.RUNNING, "started_at": now, "seen_at": now, "step": "samples are read"}
+    if not LengthTraining.objects.filter(pk=row.pk, state=TrainingState.QUEUED).update(**values):
+        row.refresh_from_db()
+        return row
+    fitting = fitting or usual_fitting()
+    fitting = replace(fitting, progress=_report(row, fitting.progress))
+    try:
+        version = train(timezone.now(), row.asked_by or ACTOR, row.reason, row.kind, file, fitting)
+    except BaseException as error:
+        said = str(error) if isinstance(error, ActionError | ValueError) else describe(error)
+        _end(row, TrainingState.FAILED, error=said)
+        raise
+    _end(row, TrainingState.DONE, version=version)
+    return row
+
+
+def run_requested(pk: int) -> int:
+    """Run the requested training *pk*; the number of its version, or 0, and an event, when it failed."""
+    row = LengthTraining.objects.filter(pk=pk).first()
+    if row is None:
+        return 0
+    try:
+        row = run(row)
+    except ActionError:
+        pass  # the row says why
+    except Exception:
+        logger.exception("lengths: no version was trained")
+    row.refresh_from_db()
+    return row.version.number if row.version else 0
+
+
+def run_due(now: datetime) -> int:
+    """Train every kind that is due, until a requested training is pending; the last number, 0 when there was none.
+
+    Raises what the first to fail raises.
+    """
+    numbers = [0]
+    for kind in due(now):
+        if has_requested():
+            break
+        row = run(queue(kind, "", "it is due"))
+        numbers.append(row.version.number if row.version else 0)
+    return numbers[-1]
+
+
+def note_waiting(pk: int) -> None:
+    """A worker has seen the training *pk*, and left it pending for other long work."""
+    LengthTraining.objects.filter(pk=pk, state=TrainingState.QUEUED).update(seen_at=timezone.now())
+
+
+def end_lost(now: datetime) -> int:
+    """Fail trainings that no worker started in time or whose worker is gone, and send unseen ones again; how many failed."""
+    waited = LengthTraining.objects.filter(
+        state=TrainingState.QUEUED, asked_at__lt=now - timedelta(seconds=WAITS_S + 60)
+    )
+    lost = LengthTraining.objects.filter(state=TrainingState.RUNNING, seen_at__lt=now - SILENT)
+    count = 0
+    for rows, error in (
+        (waited, "No worker took it up within an hour."),
+        (lost, "The worker that ran it is gone, or it took too long for a step."),
+    ):
+        for row in rows:
+            _end(row, TrainingState.FAILED, error=error)
+            count += 1
+    for row in LengthTraining.objects.filter(state=TrainingState.QUEUED).exclude(asked_by=""):
+        if max(row.asked_at, row.seen_at or row.asked_at) < now - AGAIN_AFTER:
+            send_task(TASK, row.pk, expires_s=WAITS_S)
+    return count
+
+
+def has_requested() -> bool:
+    """Whether a requested training is pending."""
+    return LengthTraining.objects.filter(state=TrainingState.QUEUED).exclude(asked_by="").exists()
+
+
+def ready() -> list[tuple[str, int, int]]:
+    """Of each kind how many samples it can learn from now, and how many it needs."""
+    with_text, textless = (rows_for(next(iter(kinds))).count() for kinds in (MODELS.keys() - TEXTLESS, TEXTLESS))
+    return [(kind, textless if kind in TEXTLESS else with_text, tuned().LENGTH_TRAIN_SAMPLES) for kind in MODELS]
+
+
+def _report(row: LengthTraining, also: Callable[[str, int, int], None] | None) -> Callable[[str, int, int], None]:
+    """A callback that writes progress into *row*, once a second at most, and passes it to *also*."""
+    written_s = 0.0
+
+    def report(what: str, done: int, steps: int) -> None:
+        nonlocal written_s
+        if also is not None:
+            also(what, done, steps)
+        if time.monotonic() - written_s < REPORT_S:
+            return
+        written_s = time.monotonic()
+        step = what.rpartition(": ")[2]
+        values = {"step": STEPS.get(step, step), "done": done, "steps": steps, "seen_at": timezone.now()}
+        with contextlib.suppress(DatabaseError):  # a busy database costs a figure, not the training
+            LengthTraining.objects.filter(pk=row.pk).update(**values)
+
+    return report
+
+
+def _end(row: LengthTraining, state: TrainingState, **values: Any) -> None:
+    LengthTraining.objects.filter(pk=row.pk, state__in=OPEN).update(state=state, ended_at=timezone.now(), **values)
+    row.refresh_from_db()
+    if state == TrainingState.FAILED and row.asked_by:  # of one that was due, the job is failing
+        record(
+            "length_version.training_failed",
+            actor=row.asked_by,
+            reason=row.error,
+            inputs={"kind": row.kind},
+            severity=Severity.WARNING,
+        )

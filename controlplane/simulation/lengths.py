@@ -9,7 +9,7 @@ import numpy as np
 
 from controlplane.lengths.models import BUNDLED, LengthVersion
 from forecasting.lengths import TEXTLESS, LengthQuery
-from forecasting.lengths.service.subprocess_server import load
+from forecasting.lengths.subprocess_server import load
 from scheduling.simulation.staging import Stage
 
 BATCH: Final = 1024

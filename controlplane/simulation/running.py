@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from controlplane.simulation.planner import planner_of
 from scheduling.planning.advisor import SimulatedPlanner
-from scheduling.planning.planner import warm_up as warm_up_planner
-from scheduling.planning.solvers import enumeration, kernels
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.measures.results import Measures
@@ -145,8 +143,7 @@ def warm_up() -> None:
 
     Called before a worker's processes are forked, which then share it, and whose first run takes no longer than the next.
     """
-    if all(map(_on_disk, (loop._enter, work.begin_work, kernels.improve, enumeration._solve))):
-        warm_up_planner()
+    if all(map(_on_disk, (loop._enter, work.begin_work))):
         run_small()
 
 

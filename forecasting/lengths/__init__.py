@@ -7,16 +7,15 @@ scikit-learn is imported only when a model is fitted that needs it, torch and tr
 from typing import Final
 
 from forecasting import models_extra
-from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
-from forecasting.lengths.models.length_model import Fitting, LengthModel
-from forecasting.lengths.models.ours import Ours
-from forecasting.lengths.models.preserve import PreServe
-from forecasting.lengths.models.ssjf import FORMULATIONS
-from forecasting.lengths.models.student import Student, bundled
-from forecasting.lengths.models.trees import Trees
+from forecasting.lengths.baselines import ClassMean, PromptBuckets, TenantHistogram
+from forecasting.lengths.model import Fitting, LengthModel
+from forecasting.lengths.online import LengthPrior
+from forecasting.lengths.ours import Ours
+from forecasting.lengths.papers import FORMULATIONS, PreServe
 from forecasting.lengths.query import Estimate, LengthQuery, Sample
-from forecasting.lengths.service.prior import LengthPrior
-from forecasting.lengths.training.scoring import score
+from forecasting.lengths.scoring import score
+from forecasting.lengths.student import Student, bundled
+from forecasting.lengths.trees import Trees
 
 MODELS: Final[dict[str, type[LengthModel]]] = {
     model.name: model

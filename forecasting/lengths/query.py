@@ -1,5 +1,6 @@
 """What a length model is asked, what it answers, and what it learns from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -83,3 +84,47 @@ class Predictions(NamedTuple):
     """n: the expected length, at least 1; what a single figure is wanted for."""
     quantiles: NDArray[np.float64]
     """n x QUANTILES: ascending along each row."""
+
+
+KEPT_HEAD, KEPT_TAIL = 512, 3584
+MOST_TURNS_READ: Final = 512
+SYSTEM: Final = ("system", "developer")
+ASSISTANT: Final = "assistant"
+
+
+def joined(texts: Sequence[str], first: str) -> str:
+    """*texts* one after the other, at most `KEPT_HEAD` + `KEPT_TAIL` characters; of a longer whole it begins as *first*.
+
+    The task stands at one of the ends (SSJF, section 3.1, keeps the last one).
+    """
+    kept, room = [], KEPT_HEAD + KEPT_TAIL
+    for text in reversed(texts):
+        if text:
+            kept.append(text[-room:])
+            room -= len(kept[-1]) + 1
+            if room <= 0:
+                break
+    whole = "\n".join(reversed(kept))
+    return whole if room > 0 else first[:KEPT_HEAD] + "\n" + whole[-KEPT_TAIL:]
+
+
+def read_turns(turns: Sequence[tuple[str, str]], first: str = "") -> tuple[str, Conversation]:
+    """(text, what is known of the rest) of the *turns*, (role, text) each; *first* is the text of the conversation's first.
+
+    Of turns without text (images, calls of tools) only the others count; without any the text is empty.
+    """
+    asked = next((text for _, text in reversed(turns) if text), "")
+    system = answers = answered = last_answer = 0
+    for role, said in turns[:-1]:
+        if role == ASSISTANT and said:
+            last_answer = len(said)
+            answers, answered = answers + 1, answered + last_answer
+        elif role in SYSTEM:
+            system += len(said)
+    if len(asked) > KEPT_TAIL:
+        text = joined([asked], asked)
+        own = len(text)
+    else:
+        text = joined([text for _, text in turns], first or asked)
+        own = len(asked)
+    return text, Conversation(own, system, answers, answered, last_answer)

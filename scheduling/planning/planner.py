@@ -1,79 +1,67 @@
-"""`solve`: the plan for a problem, by the method that fits its size and the time there is.
+"""`solve`: the plan for a problem, by the exact model, or by the rounded relaxation where the model has no time.
 
-First the fast method, which always ends with a plan: a small problem is searched through; of another the relaxation,
-tightened by cuts, is rounded and improved by local search. Then, by `EXACT` and for all but large problems by `AUTO`, the
-exact model in PuLP goes on from there. Where rows cannot hold, the least shortage is found first, then the cheapest plan
-that is no shorter. Without a solver a greedy plan stands in.
+Where rows cannot hold, the least shortage is found first, then the cheapest plan that is no shorter.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.planning.exact_subprocess import solve_in_subprocess
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT, Plan
-from scheduling.planning.problem import Problem, StartCosts, broken_rows
-from scheduling.planning.solvers.cuts import violated_cuts
-from scheduling.planning.solvers.enumeration import MOST_BRANCHES, cheapest
-from scheduling.planning.solvers.exact import Cut, OutOfTime, Solved, SolverLost, solve_exact, solve_split
-from scheduling.planning.solvers.exact_subprocess import solve_in_subprocess
-from scheduling.planning.solvers.greedy import greedy_targets
-from scheduling.planning.solvers.relaxation import Relaxation
-from scheduling.planning.solvers.search import THRESHOLDS, price_usd, search, terms_of
+from scheduling.planning.problem import Problem, broken_rows
+from scheduling.planning.programme import OutOfTime, Solved, SolverLost, relax, solve_exact
+from scheduling.planning.rounding import price_usd, round_shares
 
 GAP = 0.005
 AUTO, EXACT, FAST = "auto", "exact", "fast"
-"""Who solves: the exact model where it is small enough to be proved in its time, always, or never."""
-PULP: Final = "PuLP model by"
-"""Begin of `Plan.solver` where the exact model was proved; the solver's name follows."""
-EXACT_UP_TO = 2000
-"""Places (l x r x g) up to which the exact model is small enough."""
+EXACT_UP_TO: Final = {AUTO: 2000, EXACT: np.inf, FAST: 24}
+"""Places (l x r x g) up to which the exact model solves. Up to those of `FAST` it takes some milliseconds."""
 HERE_UP_TO = 200
-"""Places up to which the exact model is solved in this process: there the solver was seen to keep its time limit."""
-SEARCHED_BRANCHES = MOST_BRANCHES
-"""After which a problem is no small one."""
-ROUNDS = 4
-"""Rounds of cuts; later ones were not seen to move the bound."""
-FEW_CUTS = 0.02
-"""New cuts, as a share of the demand rows, below which a round is the last."""
-FEW_THRESHOLDS = (0.4, 0.6)
-"""Of `THRESHOLDS`, for problems whose search takes long."""
+"""Places up to which the exact model is solved in this process: there HiGHS was seen to keep its time limit."""
+PULP, ROUNDED = "PuLP model by HiGHS", "HiGHS relaxation, rounded"
+"""`Plan.solver`"""
 
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A plan on its way."""
+    """A whole plan that breaks no hard row, before it is explained."""
 
     targets: NDArray[np.int64]
     bound_usd: float
     solver: str
-    cuts: tuple[Cut, ...] = ()
     note: str = ""
 
 
 def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0, solver: str = AUTO) -> Plan:
-    """A plan for *problem* that breaks no hard row, at most *gap* above the best if that can be had in *time_limit_s*, by
-    *solver*: `AUTO`, `EXACT` or `FAST`.
+    """A plan for *problem* that breaks no hard row, at most *gap* above the best if *time_limit_s* allows.
 
-    The fast method is not cut short: it takes well below a second at 50 models, 30 regions and 6 GPU types.
+    *solver* is `AUTO`, `EXACT` or `FAST`. The relaxation and its rounding are not cut short: they take 1 s at 50
+    models, 30 regions and 6 GPU types. Raises SolverLost when HiGHS cannot solve the relaxation.
     """
     began_s = time.monotonic()
-    ends_s = began_s + time_limit_s
-    draft = plan_small(problem) or plan_fast(problem)
-    asked = problem
-    exact = solver == EXACT or (solver == AUTO and np.prod(problem.shape) <= EXACT_UP_TO)
-    if problem.shortage(draft.targets).any:
-        possible = np.isfinite(draft.bound_usd)
-        targets, note = _least_shortage(problem, draft, ends_s) if exact else (draft.targets, "")
-        if possible and not exact:
-            note = _joined(note, "split instances would hold all rows; no whole plan was found that does")
-        asked = replace(problem, waived=problem.shortage(targets))
-        draft = plan_fast(asked, targets)
-        draft = replace(draft, note=_joined(draft.note, note))
-    if exact:
-        draft = _refine(asked, draft, gap, ends_s)
+    exact = bool(np.prod(problem.shape) <= EXACT_UP_TO[solver])
+
+    def left_s() -> float:
+        return max(began_s + time_limit_s - time.monotonic(), 0.0)
+
+    draft, note = _cheapest(problem, gap, left_s, exact), ""
+    if draft is None or problem.shortage(draft.targets).any:
+        if draft is not None and not exact:
+            note = "split instances would hold all rows; no whole plan was found that does"
+        least = _least_shortage(problem, left_s() / 2.0, exact)
+        if draft is not None and _weight(problem, draft.targets) < _weight(problem, least.targets):
+            least = draft
+        asked = replace(problem, waived=problem.shortage(least.targets))
+        draft = _cheapest(asked, gap, left_s, exact, least.targets)
+        assert draft is not None, "the plan with the least shortage holds what is not waived"
+        note = "; ".join(filter(None, dict.fromkeys((note, least.note, draft.note))))
+    else:
+        note = draft.note
 
     assert not broken_rows(problem, draft.targets), "a planner broke a hard row"
     plan = Plan(
@@ -84,123 +72,75 @@ def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0, sol
         status=FEASIBLE,
         solver=draft.solver,
         wall_s=time.monotonic() - began_s,
-        note=draft.note,
+        note=note,
     )
     if problem.shortage(draft.targets).any:
         return replace(plan, status=SHORT)
     return replace(plan, status=OPTIMAL) if plan.gap <= gap else plan
 
 
-def plan_small(problem: Problem) -> Draft | None:
-    """The cheapest plan, where all rows can hold and the problem is small enough to search through."""
-    targets = cheapest(problem, terms_of(problem), SEARCHED_BRANCHES)
-    return None if targets is None else Draft(targets, problem.cost_usd(targets), "branch and bound")
+def _cheapest(
+    problem: Problem,
+    gap: float,
+    left_s: Callable[[], float],
+    exact: bool,
+    start: NDArray[np.int64] | None = None,
+) -> Draft | None:
+    """The cheapest plan found; None if the rows cannot hold together. The plan is only short where *start* is."""
+    here, note = np.prod(problem.shape) <= HERE_UP_TO, ""
+    if exact and here:
+        try:
+            solved = _exactly(problem, gap, left_s(), start)
+            return Draft(solved.targets, solved.bound, PULP)
+        except SolverLost as lost:
+            note = str(lost)
+    relaxed = relax(problem)
+    if relaxed is None:
+        return None
+    starts = [relaxed.shares] if start is None else [start.astype(np.float64), relaxed.shares]
+    draft = Draft(round_shares(problem, starts), relaxed.objective, ROUNDED, note)
+    if exact and not here:
+        try:
+            solved = _exactly(problem, gap, left_s(), draft.targets)
+        except SolverLost as lost:
+            return replace(draft, note=str(lost))
+        draft = replace(draft, bound_usd=max(draft.bound_usd, solved.bound), solver=PULP if solved.proved else ROUNDED)
+        if price_usd(problem, solved.targets) < price_usd(problem, draft.targets):
+            return replace(draft, targets=solved.targets, solver=PULP)
+    return draft
 
 
-def plan_fast(problem: Problem, start: NDArray[np.int64] | None = None) -> Draft:
-    """The fast method alone; *start* (l, r, g) is a plan to be improved as well. Never fails: greedy without a solver."""
-    starts = [] if start is None else [(start.astype(np.float64), 1.0)]
-    thresholds = THRESHOLDS if np.prod(problem.shape) <= EXACT_UP_TO else FEW_THRESHOLDS
-    try:
-        relaxation = Relaxation(problem)
-        relaxed = relaxation.solve()
-        if relaxed is None:  # the rows cannot hold together, even with split instances
-            relaxation = Relaxation(problem, shortage=True)
-            relaxed = relaxation.solve()
-            assert relaxed is not None, "rows that may give always hold"
-            targets = search(problem, [*starts, *((relaxed.shares, threshold) for threshold in thresholds)])
-            return Draft(targets, -np.inf, "HiGHS relaxation, rounded")
-        bound, cuts = relaxed.objective_usd, list[Cut]()
-        for _ in range(ROUNDS):
-            new_cuts = violated_cuts(problem, relaxed.shares)
-            if not new_cuts:
-                break
-            relaxation.add(new_cuts)
-            tighter = relaxation.solve()
-            if tighter is None:
-                break
-            relaxed, bound = tighter, max(bound, tighter.objective_usd)
-            cuts += new_cuts
-            if len(new_cuts) < FEW_CUTS * (problem.need_tokens_per_s.size + len(problem.models)):
-                break
-        targets = search(problem, [*starts, *((relaxed.shares, threshold) for threshold in thresholds)])
-        return Draft(targets, bound, "HiGHS relaxation, rounded", tuple(cuts))
-    except SolverLost as lost:
-        note = str(lost)
-    try:
-        split = solve_split(problem)
-        bound = -np.inf if split is None else split[1]
-        split = split or solve_split(problem, shortage=True)
-        assert split is not None, "rows that may give always hold"
-        targets = search(problem, [*starts, *((split[0], threshold) for threshold in thresholds)])
-        return Draft(targets, bound, "CBC relaxation, rounded", note=note)
-    except SolverLost as lost:
-        targets = search(problem, [*starts, (greedy_targets(problem).astype(np.float64), 1.0)])
-        return Draft(targets, -np.inf, "greedy", note=_joined("no solver", note, str(lost)))
+def _least_shortage(problem: Problem, time_limit_s: float, exact: bool) -> Draft:
+    """The plan with the least shortage, whatever it costs."""
+    note = ""
+    if exact:
+        try:
+            return Draft(_exactly(problem, 0.0, time_limit_s, shortage=True).targets, -np.inf, PULP)
+        except SolverLost as lost:
+            note = str(lost)
+    relaxed = relax(problem, shortage=True)
+    assert relaxed is not None, "rows that may be short always hold"
+    return Draft(round_shares(problem, [relaxed.shares]), -np.inf, ROUNDED, note)
 
 
-def _least_shortage(problem: Problem, draft: Draft, ends_s: float) -> tuple[NDArray[np.int64], str]:
-    """The plan with the least shortage, by the exact model, as far as half of the time that is left goes."""
-    solved, note = _exactly(problem, draft, 0.0, (ends_s - time.monotonic()) / 2.0, shortage=True)
-    if solved is not None and _weight(problem, solved.targets) < _weight(problem, draft.targets):
-        return solved.targets, note
-    return draft.targets, note
-
-
-def _joined(*notes: str) -> str:
-    """All that was noted, each thing once."""
-    return "; ".join(dict.fromkeys(part for note in notes for part in note.split("; ") if part))
+def _exactly(
+    problem: Problem,
+    gap: float,
+    time_limit_s: float,
+    start: NDArray[np.int64] | None = None,
+    shortage: bool = False,
+) -> Solved:
+    """By the exact model, here or in a subprocess. Raises SolverLost for a plan that breaks a row too."""
+    if time_limit_s <= 0.0:
+        raise OutOfTime("no time was left for the exact model")
+    run = solve_exact if np.prod(problem.shape) <= HERE_UP_TO else solve_in_subprocess
+    solved = run(problem, gap, time_limit_s, start, shortage)
+    if broken := broken_rows(problem, solved.targets):
+        raise SolverLost(f"HiGHS broke a row: {broken[0]}")
+    if not shortage and problem.shortage(solved.targets).any:
+        raise SolverLost("HiGHS left a row short")
+    return solved
 
 
 def _weight(problem: Problem, targets: NDArray[np.int64]) -> float:
     return problem.shortage_usd(problem.shortage(targets))
-
-
-def _refine(problem: Problem, draft: Draft, gap: float, ends_s: float) -> Draft:
-    """The exact model from *draft* on, in the time that is left."""
-    solved, note = _exactly(problem, draft, gap, max(ends_s - time.monotonic(), 0.0))
-    note = _joined(draft.note, note)
-    if solved is None:
-        return replace(draft, note=note)
-    bound, name = max(draft.bound_usd, solved.bound), f"{PULP} {solved.solver}"
-    if broken_rows(problem, solved.targets) or price_usd(problem, solved.targets) >= price_usd(problem, draft.targets):
-        return replace(draft, bound_usd=bound, note=note, solver=name if solved.proved else draft.solver)
-    return Draft(solved.targets, bound, name, note=note)
-
-
-def _exactly(
-    problem: Problem, draft: Draft, gap: float, time_limit_s: float, shortage: bool = False
-) -> tuple[Solved | None, str]:
-    """By HiGHS, else by CBC, else None; and what went wrong."""
-    run = solve_exact if np.prod(problem.shape) <= HERE_UP_TO else solve_in_subprocess
-    cuts = () if shortage else draft.cuts
-    ends_s = time.monotonic() + time_limit_s
-    notes: list[str] = []
-    for solver in ("HiGHS", "CBC"):
-        try:
-            left_s = max(ends_s - time.monotonic(), 0.01)
-            return run(problem, gap, left_s, draft.targets, cuts, shortage, solver), _joined(*notes)
-        except SolverLost as lost:
-            notes.append(str(lost))
-            if isinstance(lost, OutOfTime):
-                break
-    return None, _joined(*notes)
-
-
-def warm_up() -> None:
-    """Load HiGHS and every kernel, or compile these (seconds, once)."""
-    problem = Problem(
-        models=["model"],
-        regions=["region"],
-        gpu_types=["gpu"],
-        instances=np.array(0),
-        capability_tokens_per_s=np.array(1.0),
-        demand_tokens_per_s=np.ones((1, 1, 1)),
-        vm_cost_usd=np.array(1.0),
-        start_cost_usd=StartCosts.paid_while_starting(np.ones(1), 3600.0, 1),
-        min_instances=np.array(0),
-        max_instances=np.array(2),
-        capacity=np.array(2),
-    )
-    plan_small(problem)
-    plan_fast(problem)

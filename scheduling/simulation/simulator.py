@@ -33,8 +33,7 @@ from scheduling.simulation.engine.state import (
 from scheduling.simulation.global_scheduling import Scheduling
 from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.result import Result
-from scheduling.simulation.state.beginning import begin
-from scheduling.simulation.state.records import FleetState
+from scheduling.simulation.state.placing import Fork, place, resume_scheduler
 from scheduling.simulation.stepping import Stepping
 from scheduling.simulation.workload.following import follow
 from scheduling.simulation.workload.requests import Requests
@@ -62,8 +61,8 @@ class Simulation:
     """One run. The same cluster, requests and seed give the same result to the last bit.
 
     ValueError for requests that make no sense on the cluster. *sample_s*: the step of the series, 0 for none. *decisions*:
-    keep a log of dispatches. *state*: begin there and not with an empty fleet at 0; *requests* are then those that come
-    after it, and those that the state holds stand before them in `requests` and the result.
+    keep a log of dispatches. *state*: begin with its fleet and not with an idle one; *requests* then come after those
+    that it holds, which stand before them in `requests` and the result.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Simulation:
         seed: int = 0,
         sample_s: float = 0.0,
         decisions: bool = False,
-        state: FleetState | None = None,
+        state: Fork | None = None,
     ) -> None:
         self.cluster = cluster
         self.requests = requests = requests if state is None else follow(state.requests, requests)
@@ -85,13 +84,20 @@ class Simulation:
         self._now_s, self._arrived, self._ended = (world.run_state[name] for name in ("now_s", "arrived", "ended"))
         self._stepping = Stepping()
         self._decisions = decisions
-        self._samples = Samples(sample_s, 0.0 if state is None else state.now_s)
+        self._samples = Samples(sample_s)
         self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
         """The global scheduler, where any endpoint has request groups."""
         self.looked_s = 0.0  # at the virtual queues
         if state is not None:
-            begin(self, state)
+            self._begin(state)
         self.control()  # so that all is compiled before time begins to count
+
+    def _begin(self, state: Fork) -> None:
+        self.make_room(state.slots)
+        place(self.world, state)
+        if state.groups is not None and self.scheduling is not None:
+            self.looked_s = state.swept_s
+            resume_scheduler(self.scheduling.scheduler, state.groups, self.waiting.groups.groups.size)
 
     @property
     def world(self) -> World:

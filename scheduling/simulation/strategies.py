@@ -45,7 +45,7 @@ from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_loads, endpoint_outlook
 from scheduling.simulation.result import Result
 from scheduling.simulation.simulator import Happening, Simulation
-from scheduling.simulation.state.records import FleetState
+from scheduling.simulation.state.placing import Fork
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.requests import CHUNK, Requests
 
@@ -152,7 +152,7 @@ class Control:
         advisor: Advisor | None = None,
         demand: Demand | None = None,
         floor: Floors | None = None,
-        state: FleetState | None = None,
+        state: Fork | None = None,
     ) -> None:
         """*floor* looks between the strategy's ticks; at them it is part of the *strategy* (`Floored`). *state*: what the
         simulation began with."""
@@ -310,7 +310,7 @@ def run_strategy(
     progress: Callable[[int, int], None] | None = None,
     happenings: Sequence[Happening] = (),
     per_arrival: bool = False,
-    state: FleetState | None = None,
+    state: Fork | None = None,
     interactive: Sequence[bool] = (),
 ) -> StrategyRun:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.

@@ -7,7 +7,7 @@ from typing import Any
 from controlplane.accounts.services import create_api_key, create_sign_in_link
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout, Swap, SwapGroup
-from controlplane.lengths import trainings
+from controlplane.lengths import training
 from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
 from controlplane.usage.models import UsageHour
@@ -108,7 +108,7 @@ class World:
         for tenant in (acme, globex):
             length_rows.samples(now, 12, tenant)
         length_rows.versions(now - timedelta(minutes=1))
-        trainings.begun("student", "zephyr-bot", FLEET_REASON)
+        training.queue("student", "zephyr-bot", FLEET_REASON)
         self.deployment = deployment
         self.plan = planning_rows.plan(deployment.model, now, "advice")
         west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]

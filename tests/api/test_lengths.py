@@ -6,7 +6,7 @@ import pytest
 from django.utils import timezone
 
 from controlplane.events.models import Event
-from controlplane.lengths import trainings
+from controlplane.lengths import training
 from controlplane.lengths.models import LengthMinute, LengthVersion
 
 pytestmark = pytest.mark.django_db
@@ -92,7 +92,7 @@ def test_versions_are_read_promoted_and_rolled_back(sign_in):
 
 def test_training_is_asked_for(sign_in, monkeypatch, settings):
     operator, tasks = sign_in("operator"), []
-    monkeypatch.setattr(trainings, "send_task", lambda *task, **named: tasks.append(task) or True)
+    monkeypatch.setattr(training, "send_task", lambda *task, **named: tasks.append(task) or True)
     assert operator.post("lengths/train", reason="now").status_code == 409
     settings.LENGTH_TRAIN_SAMPLES = 0
     answer = operator.post("lengths/train", reason="now")

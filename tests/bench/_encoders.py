@@ -18,12 +18,11 @@ import numpy as np
 
 from controlplane.experiments.length_models import thinned
 from forecasting.lengths import MODELS, Fitting
-from forecasting.lengths.models.proxy import Proxy
+from forecasting.lengths.caches import EmbeddingCache, LengthCache, Lesson, Limits
+from forecasting.lengths.datasets import Split, read_sets
+from forecasting.lengths.proxy import Proxy
 from forecasting.lengths.query import Sample
-from forecasting.lengths.service.cache import LengthCache, Limits
-from forecasting.lengths.service.embedding_cache import EmbeddingCache, Lesson
-from forecasting.lengths.training.datasets import Split, read_sets
-from forecasting.lengths.training.scoring import class_edges, score
+from forecasting.lengths.scoring import class_edges, score
 
 KINDS: Final = ("ssjf-reg-l1", "ssjf-cls", "ssjf-cls-pairwise", "preserve")
 EFFORT: Final = {"tuned": 320, "read": 800, "head_epochs": 15, "most_tokens": 96}

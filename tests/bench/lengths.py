@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from forecasting.lengths.text.encoder import torch_threads
+from forecasting.lengths.encoder import torch_threads
 from tests.bench._encoders import KINDS, measured
 from tests.bench._load import drive
 from tests.bench.gateway import CHUNKS, KEY, free_port, process, seed, uvicorn
@@ -107,7 +107,7 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
     from controlplane.lengths.models import BUNDLED
     from controlplane.lengths.services import Assigned
     from forecasting.lengths import LengthPrior, LengthQuery
-    from forecasting.lengths.service.cache import warm_up
+    from forecasting.lengths.caches import warm_up
 
     warm_up()
     service = LengthService(LengthPrior())
@@ -175,7 +175,7 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
 async def in_subprocess(requests: int) -> dict[str, float]:
     """The student in a process of its own: what asking it so would cost."""
     from forecasting.lengths import LengthQuery
-    from forecasting.lengths.service.predictor import SubprocessPredictor
+    from forecasting.lengths.predictor import SubprocessPredictor
 
     predictor = SubprocessPredictor()
     predictor.start()

@@ -1,10 +1,8 @@
-"""How long a plan takes and how far it is from the best: drawn problems of three sizes (models x regions x GPU types).
+"""How long a plan takes and how far it is from the best: drawn problems of four sizes (models x regions x GPU types).
 
-`few_2x3x2_ms` is the whole of a fast `solve` of problems of few instances, which are searched through,
-`few_2x3x2_by_highs_ms` the same by the other methods. `ilp_4x3x2_ms` is the whole of `solve` to a gap of 0.5 %.
-`ilp_30x20x5_s` and `ilp_50x30x6_s` are the fast method alone, and their `_gap` is to the bound of the plain relaxation,
-without cuts; `_proved_gap` is to the bound with cuts. Every row of every plan is checked. `pulp_4x3x2_ms` is the PuLP model
-alone, by HiGHS, from nothing. Kernels are compiled before. Medians over problems of the shorter of two runs; `_cpu` is
+`few_2x3x2_ms` is the whole of a fast `solve` of problems of few instances, as simulations have many, and `ilp_4x3x2_ms`
+that of `solve` to a gap of 0.5 %. `ilp_30x20x5_s` and `ilp_50x30x6_s` are the rounded relaxation, and their `_gap` is to the
+bound of the relaxation. Every row of every plan is checked. Medians over problems of the shorter of two runs; `_cpu` is
 processor time, which other work on the machine moves less.
 """
 
@@ -14,15 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
-from scheduling.planning import planner
-from scheduling.planning.planner import FAST, GAP, plan_fast, solve
+from scheduling.planning.planner import FAST, GAP, solve
 from scheduling.planning.problem import Problem, broken_rows
-from scheduling.planning.solvers.exact import solve_exact
-from scheduling.planning.solvers.relaxation import Relaxation
 from tests.scheduling.planning.problems import synthetic
 
 
@@ -61,54 +55,37 @@ def check(problem, targets) -> None:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    plan_fast(synthetic(2, 2, 2, seed=0))
+    solve(synthetic(2, 2, 2, seed=0))
     result: dict[str, Any] = {"seeds": options.seeds}
-
-    for name, branches in (("few_2x3x2_ms", planner.SEARCHED_BRANCHES), ("few_2x3x2_by_highs_ms", 0)):
-        walls_s = []
-        with patch.object(planner, "SEARCHED_BRANCHES", branches):
-            for seed in range(options.seeds):
-                problem = few(synthetic(2, 3, 2, seed))
-                plan, wall_s, _ = timed(lambda p=problem: solve(p, gap=GAP, solver=FAST))
-                check(problem, plan.targets)
-                assert (plan.solver == "branch and bound") == (branches > 0), f"seed {seed} was solved by {plan.solver}"
-                walls_s.append(wall_s)
-        result[name] = round(1000 * statistics.median(walls_s), 2)
-
-    plans, cpu_s, pulp_s = [], [], []
-    for seed in range(options.seeds):
-        problem = synthetic(4, 3, 2, seed)
-        plan, wall_s, used_s = timed(lambda p=problem: solve(p, gap=GAP))
-        check(problem, plan.targets)
-        assert plan.gap <= GAP, f"seed {seed} ended with a gap of {plan.gap:.2%}"
-        plans.append((wall_s, plan.gap))
-        cpu_s.append(used_s)
-        solved, wall_s, _ = timed(lambda p=problem: solve_exact(p, GAP, 30.0))
-        check(problem, solved.targets)
-        pulp_s.append(wall_s)
-    result["ilp_4x3x2_ms"] = round(1000 * statistics.median(wall_s for wall_s, _ in plans), 2)
-    result["ilp_4x3x2_worst_ms"] = round(1000 * max(wall_s for wall_s, _ in plans), 2)
-    result["ilp_4x3x2_cpu_ms"] = round(1000 * statistics.median(cpu_s), 2)
-    result["ilp_4x3x2_gap"] = round(statistics.median(gap for _, gap in plans), 5)
-    result["pulp_4x3x2_ms"] = round(1000 * statistics.median(pulp_s), 2)
+    for name, size, solver in (("few_2x3x2", (2, 3, 2), FAST), ("ilp_4x3x2", (4, 3, 2), "auto")):
+        walls_s, cpu_s, gaps = [], [], []
+        for seed in range(options.seeds):
+            problem = synthetic(*size, seed)
+            problem = few(problem) if solver == FAST else problem
+            plan, wall_s, used_s = timed(lambda p=problem, by=solver: solve(p, gap=GAP, solver=by))
+            check(problem, plan.targets)
+            assert plan.gap <= GAP, f"seed {seed} ended with a gap of {plan.gap:.2%}"
+            walls_s.append(wall_s)
+            cpu_s.append(used_s)
+            gaps.append(plan.gap)
+        result[f"{name}_ms"] = round(1000 * statistics.median(walls_s), 2)
+        result[f"{name}_worst_ms"] = round(1000 * max(walls_s), 2)
+        result[f"{name}_cpu_ms"] = round(1000 * statistics.median(cpu_s), 2)
+        result[f"{name}_gap"] = round(statistics.median(gaps), 5)
 
     for size in ((30, 20, 5), (50, 30, 6)):
         name = "ilp_" + "x".join(map(str, size))
-        walls_s, cpu_s, gaps, proved = [], [], [], []
+        walls_s, cpu_s, gaps = [], [], []
         for seed in range(options.seeds):
             problem = synthetic(*size, seed)
-            draft, wall_s, used_s = timed(lambda p=problem: plan_fast(p))
-            check(problem, draft.targets)
-            cost, relaxed = problem.cost_usd(draft.targets), Relaxation(problem).solve()
-            assert relaxed is not None
+            plan, wall_s, used_s = timed(lambda p=problem: solve(p, solver=FAST))
+            check(problem, plan.targets)
             walls_s.append(wall_s)
             cpu_s.append(used_s)
-            gaps.append(cost / relaxed.objective_usd - 1.0)
-            proved.append(cost / draft.bound_usd - 1.0)
+            gaps.append(plan.cost_usd / plan.bound_usd - 1.0)
         result[f"{name}_s"] = round(statistics.median(walls_s), 4)
         result[f"{name}_worst_s"] = round(max(walls_s), 4)
         result[f"{name}_cpu_s"] = round(statistics.median(cpu_s), 4)
         result[f"{name}_gap"] = round(statistics.median(gaps), 5)
         result[f"{name}_worst_gap"] = round(max(gaps), 5)
-        result[f"{name}_proved_gap"] = round(statistics.median(proved), 5)
     return result

@@ -15,9 +15,9 @@ from controlplane.console.formats import MINUS, NONE, signed
 from controlplane.console.live import length_service
 from controlplane.console.pages.lengths import charts, tables
 from controlplane.events.models import Event
-from controlplane.lengths import selectors, services, trainings
-from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion
-from controlplane.lengths.selectors import Measures, scope_of
+from controlplane.lengths import selectors, services, training
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthTraining, LengthVersion, Measures
+from controlplane.lengths.selectors import scope_of
 from controlplane.resources.filters import Order
 from tests.console import length_rows
 from tests.inventory import Inventory, standing_with
@@ -425,12 +425,12 @@ def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
     assert "There are 100 samples to learn from" in answer.content.decode()
     settings.LENGTH_TRAIN_SAMPLES = 50
     asked = []
-    monkeypatch.setattr(trainings, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
+    monkeypatch.setattr(training, "send_task", lambda task, *args, **kwargs: asked.append((task, *args)) or True)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "A worker is training a new version" in answer.content.decode()
     row = LengthTraining.objects.get()
     assert (row.asked_by, row.reason, row.kind) == ("operator", "new prompts", "student")
-    assert asked == [(trainings.TASK, row.pk)]
+    assert asked == [(training.TASK, row.pk)]
     page = acting.get(url("lengths")).content.decode()
     assert "for a worker that has no other long work" in page
     LengthTraining.objects.update(
@@ -443,7 +443,7 @@ def test_training_is_asked_for(acting, furnished, monkeypatch, settings):
     assert "waits or runs already" in answer.content.decode()
     LengthTraining.objects.update(state="failed", error="Memory is full.", ended_at=timezone.now())
     assert "Memory is full." in acting.get(url("lengths")).content.decode()
-    monkeypatch.setattr(trainings, "send_task", lambda *args, **kwargs: False)
+    monkeypatch.setattr(training, "send_task", lambda *args, **kwargs: False)
     answer = acting.post(url("train-lengths"), {"reason": "new prompts"}, follow=True)
     assert "broker does not answer" in answer.content.decode()
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor.observation import Observation
+from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
-from controlplane.dispatch.live_fleet.lookahead import Outlook
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Moved, Refused, Submit
+from controlplane.dispatch.token_accounts import Outlook
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.cluster.description import Cluster
@@ -43,7 +43,6 @@ class Live:
         self.dispatcher = Dispatcher(self.topology, clock, deliver=self.take)
         nothing = Outlook(0, 0.0, 0.0)
         self.observation = Observation(self.topology, lambda endpoint: 0, lambda endpoint: nothing, clock)
-        self.dispatcher.on_submit = self.observation.arrived
         self.topology.apply(
             Inventory(
                 models={model: ModelSpec(model, 4096, 0) for model in "ab"},

@@ -108,4 +108,4 @@ async def test_streams_leave_nothing_behind(served):
     await until(lambda: not topology.fleet.running.any())
     for left in (topology.fleet.queued_prompt_tokens, topology.fleet.remaining_tokens, topology.fleet.kv_tokens):
         assert not np.any(left)
-    assert not served.gateway.dispatcher.anticipation.maps.active.any()
+    assert not served.gateway.dispatcher.accounts.maps.active.any()

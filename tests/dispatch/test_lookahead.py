@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from controlplane.dispatch.live_fleet.lookahead import FIRST_REQUESTS, Anticipation
-from scheduling.fleet.arrays import allocate_fleet
+from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.token_accounts import FIRST_REQUESTS, TokenAccounts
+from scheduling.fleet.arrays import grow_fleet
 from tests.gateway.conftest import until
 from tests.oracles.lookahead import projected_tokens
 
@@ -23,75 +24,79 @@ def ticket(prompt_tokens: int = 100, predicted_tokens: int = 50, sequences: int 
     )
 
 
-def coming(anticipation: Anticipation, instance: int, iterations: int = 60) -> list[int]:
-    return projected_tokens(anticipation.maps, instance, iterations).tolist()
+def coming(accounts: TokenAccounts, instance: int, iterations: int = 60) -> list[int]:
+    return projected_tokens(accounts.maps, instance, iterations).tolist()
 
 
 def test_tokens_move_the_map_and_the_end_clears_it() -> None:
-    anticipation = Anticipation(2)
+    accounts = TokenAccounts(Topology(instances=2))
     one = ticket()
-    anticipation.add(one, 1)
-    assert coming(anticipation, 1)[:2] == [100, 101]
-    assert coming(anticipation, 1)[50] == 0  # it is expected to have ended
+    accounts.enter(one, 1)
+    assert coming(accounts, 1)[:2] == [100, 101]
+    assert coming(accounts, 1)[50] == 0  # it is expected to have ended
     one.output_tokens = 11
-    anticipation.count_tokens([one])
-    assert coming(anticipation, 1)[0] == 110
-    anticipation.count_tokens([one])  # nothing new: nothing moves
-    assert coming(anticipation, 1)[0] == 110
-    assert coming(anticipation, 0) == [0] * 60
-    anticipation.remove(one)
-    anticipation.remove(one)
-    assert coming(anticipation, 1) == [0] * 60
+    accounts.move([one])
+    assert coming(accounts, 1)[0] == 110
+    accounts.move([one])  # nothing new: nothing moves
+    assert coming(accounts, 1)[0] == 110
+    assert coming(accounts, 0) == [0] * 60
+    accounts.leave(one)
+    accounts.leave(one)
+    assert coming(accounts, 1) == [0] * 60
 
 
 def test_sequences_of_one_request_go_side_by_side() -> None:
-    anticipation = Anticipation(1)
+    accounts = TokenAccounts(Topology(instances=1))
     one = ticket(sequences=4)
-    anticipation.add(one, 0)
+    accounts.enter(one, 0)
     one.output_tokens = 44
-    anticipation.count_tokens([one])
-    assert coming(anticipation, 0)[0] == 110
+    accounts.move([one])
+    assert coming(accounts, 0)[0] == 110
 
 
 def test_the_maps_grow_with_requests_and_instances() -> None:
-    anticipation = Anticipation(1)
+    topology = Topology(instances=1)
+    accounts = TokenAccounts(topology)
+    topology.fleet = grow_fleet(topology.fleet, 5)
     tickets = [ticket() for _ in range(FIRST_REQUESTS + 3)]
     for number, each in enumerate(tickets):
-        anticipation.add(each, number % 5)
+        accounts.enter(each, number % 5)
     assert len({each.ahead for each in tickets}) == len(tickets)
     share = -(-len(tickets) // 5)
-    assert coming(anticipation, 0)[0] == 100 * share
+    assert coming(accounts, 0)[0] == 100 * share
     for each in tickets:
-        anticipation.remove(each)
-    assert all(coming(anticipation, instance) == [0] * 60 for instance in range(5))
+        accounts.leave(each)
+    assert all(coming(accounts, instance) == [0] * 60 for instance in range(5))
 
 
 def test_an_instance_is_overloaded_by_what_it_has_or_what_waits_for_it() -> None:
-    anticipation, fleet = Anticipation(4), allocate_fleet(4)
+    topology = Topology(instances=4)
+    accounts, fleet = TokenAccounts(topology), topology.fleet
     fleet.accepting[:2], fleet.kv_capacity_tokens[:] = 1, 1000
+    both, one, none = (SimpleNamespace(slots=slots) for slots in ([0, 1], [1], [2, 3]))
     for _ in range(4):
-        anticipation.add(ticket(prompt_tokens=240, predicted_tokens=100), 0)
-    here = anticipation.look(fleet, [0, 1], 0)
-    assert (here.overloaded_instances, here.peak_kv_sum, here.peak_kv_most) == (1, 1.356, 1.356)
-    assert anticipation.look(fleet, [1], 0) == (0, 0.0, 0.0)
-    assert anticipation.look(fleet, [0, 1], 2000).overloaded_instances == 2
-    assert anticipation.look(fleet, [1], 300) == (0, 0.3, 0.3)
+        accounts.enter(ticket(prompt_tokens=240, predicted_tokens=100), 0)
+    topology.members = lambda endpoint: [SimpleNamespace(slot=slot) for slot in endpoint.slots]
+    assert accounts.outlook(both, 0) == (1, 1.356, 1.356)
+    assert accounts.outlook(one, 0) == (0, 0.0, 0.0)
+    assert accounts.outlook(both, 2000).overloaded_instances == 2
+    assert accounts.outlook(one, 300) == (0, 0.3, 0.3)
     fleet.queued_prompt_tokens[1] = 700  # given to it, and not prefilled
-    assert anticipation.look(fleet, [1], 300) == (1, 1.0, 1.0)
-    assert anticipation.look(fleet, [2, 3], 2000) == (0, 0.0, 0.0)  # they take no work: nobody's overload
+    assert accounts.outlook(one, 300) == (1, 1.0, 1.0)
+    assert accounts.outlook(none, 2000) == (0, 0.0, 0.0)  # they take no work: nobody's overload
 
 
 async def test_a_live_stream_moves_the_map(served) -> None:
     script = served.backends[0].script
     script.tokens, script.token_s = 200, 0.005
-    anticipation = served.gateway.dispatcher.anticipation
+    accounts = served.gateway.dispatcher.accounts
     asked = asyncio.create_task(served.chat(stream=True))
-    await until(lambda: anticipation.maps.active.sum() == 1)
-    (slot,) = np.flatnonzero(anticipation.maps.active)
-    began = int(anticipation.maps.clock[slot])
-    await until(lambda: anticipation.maps.clock[slot] >= began + 50)
+    await until(lambda: accounts.maps.active.sum() == 1)
+    (slot,) = np.flatnonzero(accounts.maps.active)
+    began = int(accounts.maps.clock[slot])
+    await until(lambda: accounts.maps.clock[slot] >= began + 50)
     await (await asked).read()
-    await until(lambda: anticipation.maps.active.sum() == 0)
+    await until(lambda: accounts.maps.active.sum() == 0)
     (replica,) = served.gateway.topology.replicas.values()
     assert (
         served.gateway.floor.observation.view(replica.endpoint, [replica], served.gateway.clock()).overloaded_instances
@@ -107,7 +112,7 @@ async def test_what_waits_for_a_small_cache_is_seen_coming(served, gateway_optio
     (replica,) = topology.replicas.values()
     # In one piece, so that they count as soon as they are given out.
     asked = [asyncio.create_task(served.chat(max_tokens=50, prompt_logprobs=1)) for _ in range(6)]
-    await until(lambda: served.gateway.dispatcher.waiting_count == 4)
+    await until(lambda: len(served.gateway.dispatcher.queue) == 4)
     endpoint = replica.endpoint
     assert served.gateway.dispatcher.outlook(endpoint).overloaded_instances == 0
     topology.fleet.kv_capacity_tokens[replica.slot] = 50

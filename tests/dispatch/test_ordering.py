@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, Inventory, ModelSpec
-from controlplane.dispatch.live_fleet.topology import Topology
+from controlplane.dispatch.live_fleet.topology import Request, Topology
 from controlplane.dispatch.port import Submit
-from controlplane.dispatch.requests.request import Request
 from scheduling.fleet.profile import USUAL, Profile
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.reference import EngineConfig
@@ -149,7 +148,7 @@ async def test_a_request_that_moves_gets_its_key_by_the_ordering_there(monkeypat
     moving = Request(asked(40), 40, one)
     held.queue.add(moving, one)
     assert held.queue.arrays.key[moving.slot] == 0.0
-    monkeypatch.setattr("controlplane.dispatch.requests.rehoming.better_home", lambda *_: other.index)
-    held.rehoming.rehome(one, 0.0)
+    monkeypatch.setattr("controlplane.dispatch.dispatcher.better_home", lambda *_: other.index)
+    held.rehome(one, 0.0)
     assert moving.endpoint is other
     assert held.queue.arrays.key[moving.slot] == 3.0 * PROFILE.service_time_s(100, 40)

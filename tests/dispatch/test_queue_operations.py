@@ -1,6 +1,7 @@
 """What operators see of the queues and do to a group: prices, actions, their way back, and commands from elsewhere."""
 
 import math
+from unittest.mock import Mock
 
 import pytest
 
@@ -163,11 +164,11 @@ def test_a_detail_says_whose_requests_wait_and_what_each_action_costs(served):
 
 def test_a_command_is_answered_or_refused_in_words(served):
     commands = Commands(
-        "redis://127.0.0.1:1/0", QueueOperations(served.dispatcher), lambda: True, Job("j", "gateway", 1.0)
+        "redis://127.0.0.1:1/0", QueueOperations(served.dispatcher), lambda: True, Job("j", "gateway", 1.0), Mock()
     )
     number = order(served)[2][0]
     values = {"number": number, "action": "pin", "operator": "olga"}
-    assert commands.answer({"command": "act", "values": values})["answer"]["group"]["number"] == number
-    assert "cannot be pinned" in commands.answer({"command": "act", "values": values})["refused"]
-    assert commands.answer({"command": "detail", "values": {"number": number}})["answer"]["pinned"]
-    assert "could not do it" in commands.answer({"command": "act", "values": {}})["refused"]
+    assert commands.answer({"command": "act", "values": values}).answer["group"]["number"] == number
+    assert "cannot be pinned" in commands.answer({"command": "act", "values": values}).refused
+    assert commands.answer({"command": "detail", "values": {"number": number}}).answer["pinned"]
+    assert "could not do it" in commands.answer({"command": "act", "values": {}}).refused

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from controlplane.console.live.state import rows_of
-from controlplane.dispatch import solving
+from controlplane.dispatch import reordering, solving
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Submit
 from controlplane.dispatch.queues.view import QueuesView
-from controlplane.dispatch.requests import reordering
 from controlplane.dispatch.solving import (
     CelerySolver,
     pack_answer,
@@ -252,7 +251,7 @@ def test_a_clock_that_jumps_beyond_what_requests_are_held_refuses_or_places_each
     assert late.refused, "nobody was held too long"
     assert sorted(drained + late.refused) == list(range(1, 25))
     assert set(given) <= set(drained)
-    assert late.dispatcher.waiting_count == late.dispatcher.queue.group_count == 0
+    assert len(late.dispatcher.queue) == late.dispatcher.queue.group_count == 0
 
 
 def test_a_clock_that_is_put_back_keeps_nobody_from_looking(late, monkeypatch):
@@ -317,7 +316,7 @@ def test_what_would_be_late_has_what_can_wait_leave_and_says_at_what_price():
     assert served.placed[-1].number == 2
     served.now_s += 4000.0  # longer than requests are held
     served.dispatcher.sweep()
-    assert served.dispatcher.waiting_count == 1
+    assert len(served.dispatcher.queue) == 1
     served.placed = served.placed[-1:]
     assert served.drain() == [2, batch]
 

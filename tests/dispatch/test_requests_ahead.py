@@ -29,9 +29,9 @@ async def test_an_instance_is_given_one_more_than_it_runs_and_the_trace_says_why
     await until(lambda: served.gateway.topology.round_trip_ms(replica) is not None)
     backend.script.hold = asyncio.Event()
     asked = await ask(served, 6, stream=True)
-    await until(lambda: served.gateway.dispatcher.waiting_count == 3)
+    await until(lambda: len(served.gateway.dispatcher.queue) == 3)
     await asyncio.sleep(0.1)
-    assert served.gateway.dispatcher.waiting_count == 3
+    assert len(served.gateway.dispatcher.queue) == 3
     assert served.gateway.topology.requests_ahead(replica) == 1
     instances = served.gateway.publisher.summary.snapshot()["instances"]
     assert instances["requests_ahead"] == [1]
@@ -55,7 +55,7 @@ async def test_a_limit_of_0_keeps_the_order_strict(served):
     (backend,) = served.backends
     backend.script.hold = asyncio.Event()
     asked = await ask(served, 6, stream=True)
-    await until(lambda: served.gateway.dispatcher.waiting_count == 4)
+    await until(lambda: len(served.gateway.dispatcher.queue) == 4)
     backend.script.hold.set()
     assert await asyncio.gather(*asked) == [200] * 6
     assert {row.trace[-1]["requests_ahead"] for row in await served.rows()} == {0}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.dispatch.live_fleet.round_trips import WINDOW_S, RoundTrip
+from controlplane.dispatch.live_fleet.health import WINDOW_S, RoundTrip
 from scheduling.fleet.arrays import allocate_fleet
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from workers.vllm.metrics import VllmMetrics

@@ -1,14 +1,15 @@
 """What the owner of the queues says of itself, for a fork."""
 
-import orjson
 import pytest
+from msgspec import json
 
-from controlplane.dispatch.floor.observation import Observation
+from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet.topology import Ended
-from controlplane.dispatch.queues.commands import Commands
+from controlplane.dispatch.queues.commands import Commands, Reply
 from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
 from controlplane.dispatch.snapshot import Snapshot
 from controlplane.jobs.record import Job
+from scheduling.fleet.state import FleetState
 from tests.dispatch.test_reordering import Served
 
 
@@ -28,48 +29,49 @@ def served():
 def snapshot(served):
     dispatcher = served.dispatcher
     observation = Observation(
-        dispatcher.topology, dispatcher.waiting_at, dispatcher.outlook, dispatcher.clock, wall_clock=lambda: 0.0
+        dispatcher.topology, dispatcher.queue.count, dispatcher.outlook, dispatcher.clock, wall_clock=lambda: 0.0
     )
-    return Snapshot(dispatcher, observation, dict)
+    return Snapshot(dispatcher, observation, dict, wall_clock=lambda: 0.0)
 
 
-def test_all_that_runs_and_waits_is_there_with_its_age(served, snapshot):
+def test_requests_are_seen_with_their_age(served, snapshot):
     seen = snapshot()
-    (running,) = seen["running"]
-    assert running["instance"] == 0
-    assert (running["arrival_s"], running["placed_s"]) == (-5.0, -5.0)
-    assert running["expected_tokens"] > running["expected_prompt"] > 0
-    assert len(seen["waiting"]) == 9
-    assert {row["arrival_s"] for row in seen["waiting"]} == {-5.0}
-    assert [row["expected_output"] for row in seen["waiting"]] == [400] * 9
+    (running,) = seen.running
+    assert running.instance == 0
+    assert (running.arrival_s, running.placed_s) == (-5.0, -5.0)
+    assert running.expected_tokens > running.expected_prompt > 0
+    assert len(seen.waiting) == 9
+    assert {one.arrival_s for one in seen.waiting} == {-5.0}
+    assert [one.expected_output for one in seen.waiting] == [400] * 9
 
 
-def test_groups_stand_as_they_do(served, snapshot):
-    operations = QueueOperations(served.dispatcher)
-    first = snapshot()["groups"]["groups"]
-    ranked = sorted(first, key=lambda row: row["rank"])
-    assert [len(row["members"]) for row in ranked] == [2, 3, 4]
-    assert {row["instance"] for row in ranked} == {0}
-    operations.act(ranked[2]["number"], GroupAction.BUMP, "olga")
-    again = sorted(snapshot()["groups"]["groups"], key=lambda row: row["rank"])
-    assert [len(row["members"]) for row in again] == [4, 2, 3]
-    assert [row["pinned"] for row in again] == [True, False, False]
+def test_groups_stand_in_their_queues(served, snapshot):
+    def ranked():
+        return sorted(snapshot().groups.groups, key=lambda one: one.rank)
+
+    first = ranked()
+    assert [len(one.members) for one in first] == [2, 3, 4]
+    assert {one.instance for one in first} == {0}
+    QueueOperations(served.dispatcher).act(first[2].number, GroupAction.BUMP, "olga")
+    assert [len(one.members) for one in ranked()] == [4, 2, 3]
+    assert [one.pinned for one in ranked()] == [True, False, False]
 
 
 def test_an_iteration_ended_when_a_stream_was_heard_of_or_a_request_ended(served, snapshot):
     (replica,) = served.dispatcher.topology.replicas.values()
     (request,) = replica.requests
-    assert snapshot()["instances"][0]["iteration_s"] is None
+    assert snapshot().instances[0].iteration_s is None
     snapshot.report = lambda: {request.asked.number: served.now_s - 0.25, -1: served.now_s}
-    assert snapshot()["instances"][0]["iteration_s"] == -0.25
+    assert snapshot().instances[0].iteration_s == -0.25
     replica.ended.append(Ended(served.now_s - 1.0, served.now_s - 0.125, 10, 5))
-    assert snapshot()["instances"][0]["iteration_s"] == -0.125
+    assert snapshot().instances[0].iteration_s == -0.125
 
 
-def test_another_process_is_answered_with_it(served, snapshot):
+def test_another_process_reads_the_same_state(served, snapshot):
     commands = Commands(
         "redis://127.0.0.1:1/0", QueueOperations(served.dispatcher), lambda: True, Job("j", "gateway", 1.0), snapshot
     )
-    answer = orjson.loads(orjson.dumps(commands.answer({"command": "snapshot", "values": {}})))["answer"]
-    assert {"at", "instances", "running", "waiting", "endpoints", "groups", "swept_s"} == set(answer)
-    assert answer["endpoints"][0]["ordering"] == "qlm"
+    sent = json.encode(commands.answer({"command": "snapshot", "values": {}}))
+    answer = json.decode(sent, type=Reply[FleetState]).answer
+    assert answer == snapshot()
+    assert answer.endpoints[0].ordering == "qlm"

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import redis
 
-from controlplane.dispatch import solving
-from controlplane.dispatch.requests import reordering
+from controlplane.dispatch import reordering, solving
 from controlplane.dispatch.solving import KEY, CelerySolver, pack, pack_answer
 from controlplane.jobs.broker import answering_workers
 from scheduling.queueing.global_scheduler import solve

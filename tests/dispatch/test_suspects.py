@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from controlplane.dispatch.live_fleet.topology import Request
 from controlplane.dispatch.port import Submit
-from controlplane.dispatch.requests.request import Request
-from controlplane.dispatch.requests.suspects import CHECK_S, TRIAL_S, Suspects
+from controlplane.dispatch.suspects import CHECK_S, TRIAL_S, Suspects
 from controlplane.fleet.lifecycle.states import InstanceState
 
 KILLER, BESIDE = 7, 8

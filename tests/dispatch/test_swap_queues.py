@@ -5,8 +5,7 @@ import math
 import pytest
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor.observation import Observation
-from controlplane.dispatch.floor.swapping import REFUSED_S, RETRY_S, Swapping
+from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet.inventory import (
     EndpointSpec,
     InstanceSpec,
@@ -18,6 +17,7 @@ from controlplane.dispatch.live_fleet.inventory import (
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Finished, Placed, Submit
 from controlplane.dispatch.snapshot import Snapshot
+from controlplane.dispatch.swapping import REFUSED_S, RETRY_S, Swapping
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.selectors import Values
 
@@ -38,9 +38,7 @@ class Pair:
         self.topology = Topology()
         self.dispatcher = Dispatcher(self.topology, lambda: self.now_s, deliver=self.take)
         self.apply()
-        self.swapping = Swapping(
-            self.topology, self.dispatcher.waiting_at, self.dispatcher.queue, self.dispatcher.placement.pump
-        )
+        self.swapping = Swapping(self.topology, self.dispatcher.queue, self.dispatcher.placement.pump)
 
     def apply(self):
         values = Values(self.rows)
@@ -252,7 +250,7 @@ def test_a_fork_knows_of_the_swap_in_progress_and_whose_groups_stand_where(pair)
     pair.ask("b", 600.0)
     observation = Observation(
         pair.topology,
-        pair.dispatcher.waiting_at,
+        pair.dispatcher.queue.count,
         pair.dispatcher.outlook,
         pair.dispatcher.clock,
         wall_clock=lambda: 0.0,
@@ -260,10 +258,10 @@ def test_a_fork_knows_of_the_swap_in_progress_and_whose_groups_stand_where(pair)
     snapshot = Snapshot(pair.dispatcher, observation, dict)
 
     def swap():
-        return [(row["leaves"], row["waits"], row["up_s"]) for row in snapshot()["instances"]]
+        return [(one.leaves, one.waits, one.ends_s) for one in snapshot().instances]
 
-    groups = sorted(snapshot()["groups"]["groups"], key=lambda row: row["rank"])
-    assert [row["instance"] for row in groups] == [0, 1], "each by the instance of its model"
+    groups = sorted(snapshot().groups.groups, key=lambda one: one.rank)
+    assert [one.instance for one in groups] == [0, 1], "each by the instance of its model"
     assert swap() == [(False, False, None), (False, False, None)]
     pair.state(target=2, i1=S.DRAINING)
     assert swap() == [(True, False, None), (False, True, None)]

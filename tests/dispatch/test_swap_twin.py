@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controlplane.dispatch.floor.swapping import Swapping
 from controlplane.dispatch.live_fleet.inventory import SwapGroupSpec, SwapMemberSpec
-from controlplane.dispatch.requests.reordering import KEPT
+from controlplane.dispatch.reordering import KEPT
+from controlplane.dispatch.swapping import Swapping
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.fleet.profile import Profile
 from scheduling.scaling.swapping import LOOK_S
@@ -41,9 +41,7 @@ class Sharing(Live):
         self.fleet, self.target, self.changed, self.changes_s = fleet, None, [], NEVER
         super().__init__(fleet)
         self.apply()
-        self.swapping = Swapping(
-            self.topology, self.dispatcher.waiting_at, self.dispatcher.queue, self.dispatcher.placement.pump
-        )
+        self.swapping = Swapping(self.topology, self.dispatcher.queue, self.dispatcher.placement.pump)
 
     def apply(self):
         rows = inventory_of(self.fleet)

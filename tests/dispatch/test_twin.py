@@ -14,7 +14,7 @@ from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpe
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Evict, Finished, Left, Moved, Placed, Progress, Refused, Submit
 from controlplane.fleet.lifecycle.states import InstanceState
-from controlplane.gateway.upstream.payload import upstream_priority
+from controlplane.gateway.upstream.client import upstream_priority
 from controlplane.tunable import Tunable
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.global_scheduler import GlobalScheduler
@@ -120,7 +120,7 @@ class Live:
 
     def looks(self):
         """What is done at a look at the queues, once a second."""
-        self.dispatcher.reordering.look()
+        self.dispatcher.reorder()
 
     def change_s(self) -> float:
         """When the state of an instance changes next."""
@@ -240,19 +240,19 @@ class Live:
             sent_s = self.sent[0][0] if self.sent else NEVER
             change_s, look_s = self.change_s(), NEVER
             next_s = min(arrival_s, event_s, change_s, sent_s)
-            if fleet.ordering == "qlm" and self.dispatcher.waiting_count:
+            if fleet.ordering == "qlm" and len(self.dispatcher.queue):
                 look_s = self.now_s // GlobalScheduler.EVERY_S + GlobalScheduler.EVERY_S
             if look_s < NEVER and look_s <= min(next_s, self.sweep_s):
                 self.now_s = look_s
                 self.looks()
                 self.give()
                 continue
-            if fleet.sweeps and self.dispatcher.waiting_count and self.sweep_s == NEVER:
+            if fleet.sweeps and len(self.dispatcher.queue) and self.sweep_s == NEVER:
                 self.sweep_s = (self.now_s // SWEEP_S + 1) * SWEEP_S
             if self.sweep_s < next_s:
                 self.now_s, self.sweep_s = self.sweep_s, NEVER
                 self.dispatcher.queue.keep_order()
-                self.dispatcher.rehoming.sweep(self.now_s)
+                self.dispatcher.sweep_queues()
                 self.give()
                 continue
             self.now_s = next_s

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from controlplane.dispatch.requests.paces import ENOUGH_BATCHES
+from controlplane.dispatch.waits import ENOUGH_BATCHES
 from tests.gateway.conftest import until
 
 pytestmark = pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 2, "queue_bound": 4}])
@@ -15,7 +15,7 @@ async def fill(served, requests: int) -> list[asyncio.Task]:
     dispatcher, tasks = served.gateway.dispatcher, []
     for number in range(requests):
         tasks.append(asyncio.create_task(served.chat(max_tokens=50)))
-        await until(lambda came=number + 1: dispatcher.waiting_count + served.backends[0].running == came)
+        await until(lambda came=number + 1: len(dispatcher.queue) + served.backends[0].running == came)
     return tasks
 
 
@@ -97,7 +97,7 @@ async def test_nothing_is_learned_from_waits_before_lengths_are_known(served):
     backend.script.hold.set()
     for task in tasks:
         (await task).release()
-    assert served.gateway.dispatcher.times.paces.learned(endpoint, "").batches == 0
+    assert served.gateway.dispatcher.waits.paces.learned(endpoint, "").batches == 0
 
 
 async def test_what_was_waited_corrects_what_is_said_next(served):
@@ -111,22 +111,23 @@ async def test_what_was_waited_corrects_what_is_said_next(served):
         backend.script.hold.set()
         for task in tasks:
             (await task).release()
-    correction = dispatcher.times.paces.learned(endpoint, "interactive")
+    correction = dispatcher.waits.paces.learned(endpoint, "interactive")
     assert correction.batches > ENOUGH_BATCHES
     assert correction.factor < 0.8
-    history = dispatcher.times.history.lengths(("m", "interactive"))
+    history = dispatcher.waits.history.lengths(("m", "interactive"))
     assert history.output_mean == pytest.approx(3.0)
 
 
 async def test_where_memory_limits_the_batch_a_request_counts_by_what_its_prompt_holds(served):
     await warm(served)
-    topology, times = served.gateway.topology, served.gateway.dispatcher.times
+    topology, times = served.gateway.topology, served.gateway.dispatcher.waits
     (endpoint,) = topology.endpoints
     (replica,) = topology.members(endpoint)
-    assert times.paces.weight(endpoint, 10_000, 0.0) == 1.0  # two sequences are all that it runs
+    assert times.paces.weight(endpoint, 10_000) == 1.0  # two sequences are all that it runs
     topology.fleet.kv_capacity_tokens[replica.slot] = 1
-    known, later_s = times.history.lengths(endpoint.model), served.gateway.dispatcher.clock() + 60.0
-    assert times.paces.weight(endpoint, 10_000, later_s) == known.weight(10_000.0) > 1.0
+    known = times.history.lengths(endpoint.model)
+    times.paces._paces.clear()  # what was read lately counts no longer
+    assert times.paces.weight(endpoint, 10_000) == known.weight(10_000.0) > 1.0
     backend = served.backends[0]
     backend.script.hold = asyncio.Event()
     tasks = await fill(served, 3)

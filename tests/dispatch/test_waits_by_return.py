@@ -16,7 +16,7 @@ from tests.dispatch.test_waiting_times import warm
 async def test_who_is_ready_and_takes_nothing_for_a_moment_is_soon_back(served, state, least_s, most_s):
     """In the demo, on a busy machine, estimates had been 112 s, the start of another instance; what was waited was 2 s."""
     await warm(served, 6)
-    topology, times, clock = served.gateway.topology, served.gateway.dispatcher.times, served.gateway.clock
+    topology, times, clock = served.gateway.topology, served.gateway.dispatcher.waits, served.gateway.clock
     (endpoint,) = topology.endpoints
     ready, starting = topology.members(endpoint)
     starting.spec = replace(starting.spec, state=InstanceState.LOADING, start_s=100.0, start_began_at=time.time())
@@ -29,6 +29,6 @@ async def test_who_is_ready_and_takes_nothing_for_a_moment_is_soon_back(served, 
     topology.settle(ready)
     topology.settle(starting)
     assert not times.paces.serving(endpoint)
-    wait = times.of_next(endpoint, clock())
+    wait = times.of_next(endpoint)
     assert least_s <= wait.mean_s <= most_s
     assert wait.variance_s2**0.5 == pytest.approx(wait.mean_s * (0.25 if state == "lost" else 1.0), rel=0.05)

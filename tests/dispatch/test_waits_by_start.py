@@ -30,10 +30,10 @@ class Starting(Listening):
     def __init__(self, fleet, *, counted):
         self.fleet, self.counted, self.state = fleet, counted, S.STOPPED
         super().__init__(fleet)
-        self.dispatcher.times.paces.wall_clock = lambda: self.now_s
+        self.dispatcher.waits.paces.wall_clock = lambda: self.now_s
         for output in (20, 30, 40, 50, 80) * 4:  # lengths are known
             for key in ("m", ("m", "0")):
-                self.dispatcher.times.history.learn(key, 3, output, 42.0)
+                self.dispatcher.waits.history.learn(key, 3, output, 42.0)
         self.apply()
 
     def apply(self):

@@ -20,7 +20,7 @@ EXCEPTIONS = {
     "forecasting/lengths": {"turn", "turns"},  # of a conversation
     "controlplane/gateway/admission": {"turn", "turns"},
     "controlplane/gateway/serving/prefixes.py": {"turn", "turns"},
-    "controlplane/gateway/serving/continuation.py": {"turn", "turns"},
+    "controlplane/gateway/upstream/continuation.py": {"turn", "turns"},
     "controlplane/gateway/lengths/prediction.py": {"turns"},
     "tests/gateway/test_responses.py": {"turns"},
     "tests/gateway/test_as_vllm_takes.py": {"turns"},

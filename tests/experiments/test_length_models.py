@@ -85,7 +85,7 @@ def test_every_model_is_in_one_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write(tmp_path / "data")
     result = run(tmp_path / "data")
     rows = {row["model"]: row for row in result["rows"]}
-    assert set(rows) == {*lengths.ORDER, lengths.TAUGHT}
+    assert set(rows) == set(lengths.ORDER)
     for row in rows.values():
         assert 0 <= row["acc_25"] <= row["acc_50"] <= row["acc_100"] <= 1
         assert row["fit_s"] > 0

@@ -1,6 +1,7 @@
 """Several models on the same GPUs: who is awake, one swap after another, and what cuts them off."""
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -8,11 +9,11 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from controlplane.dispatch.floor.observation import Observation
-from controlplane.dispatch.floor.swapping import Swapping
+from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet import inventory
-from controlplane.dispatch.live_fleet.topology import Topology
-from controlplane.dispatch.requests.waiting_queue import WaitingQueue
+from controlplane.dispatch.live_fleet.topology import Endpoint, Topology
+from controlplane.dispatch.swapping import Swapping
+from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.events.models import Event, Severity
 from controlplane.fleet import places, services
 from controlplane.fleet.lifecycle.launching import launch_spec
@@ -295,8 +296,11 @@ class TestScaling:
         assert world.states()["a"] == S.PROVISIONING
 
 
-def queue_of(topology: Topology) -> WaitingQueue:
-    return WaitingQueue(topology, 0.0, lambda: 0.0)
+def queue_of(topology: Topology, waiting: Callable[[Endpoint], int]) -> WaitingQueue:
+    """A queue in which *waiting* requests wait for an endpoint."""
+    queue = WaitingQueue(topology, lambda: 0.0)
+    queue.count = waiting
+    return queue
 
 
 class TestGateway:
@@ -309,9 +313,8 @@ class TestGateway:
         return topology
 
     def floor(self, topology, **waiting) -> list[tuple[int, str]]:
-        swapping = Swapping(
-            topology, lambda one: waiting.get(one.model.replace("-", "_"), 0), queue_of(topology), lambda endpoint: None
-        )
+        queue = queue_of(topology, lambda one: waiting.get(one.model.replace("-", "_"), 0))
+        swapping = Swapping(topology, queue, lambda endpoint: None)
         return list(swapping.wanted(0.0, time.time()))
 
     def test_who_shares_gpus_with_whom(self, world, topology):
@@ -352,16 +355,13 @@ class TestGateway:
 
     def test_requests_that_reach_one_that_sleeps_go_elsewhere(self, world, topology):
         """They were on their way when it fell asleep, and would hang there until it wakes."""
-        lost = []
-        topology.on_lost = lambda replica: lost.append(replica.name) or replica.requests.clear()
         (replica,) = [one for one in topology.replicas.values() if one.name == "a"]
         replica.requests.add("late")
-        topology.apply(inventory.read())
-        assert lost == []
+        assert topology.apply(inventory.read()) == []
         Instance.objects.filter(name="a").update(state=S.SLEEPING)
-        topology.apply(inventory.read())
-        topology.apply(inventory.read())
-        assert lost == ["a"]
+        assert topology.apply(inventory.read()) == [replica]
+        replica.requests.clear()
+        assert topology.apply(inventory.read()) == []
 
     def test_who_sleeps_is_no_spare_one_to_the_floor(self, world, topology):
         observation = Observation(topology, lambda endpoint: 1, lambda endpoint: (0, None, None), time.monotonic)
@@ -372,9 +372,8 @@ class TestGateway:
         assert spare["model-b"] == (0, 0)
 
     def test_it_asks_once_in_a_while(self, world, topology):
-        swapping = Swapping(
-            topology, lambda one: int(one.model == "model-b"), queue_of(topology), lambda endpoint: None
-        )
+        queue = queue_of(topology, lambda one: int(one.model == "model-b"))
+        swapping = Swapping(topology, queue, lambda endpoint: None)
         asked = [len(list(swapping.wanted(now_s, time.time()))) for now_s in (0.0, 1.0, 6.0)]
         assert asked == [1, 0, 1]
         swap = floor.swap.__wrapped__(world.rows["b"].pk, "2 requests wait")

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.lengths import LengthPrior, LengthQuery
-from forecasting.lengths.service.prior import CHARACTERS_PER_TOKEN, OUTPUT_TOKENS
+from forecasting.lengths.online import CHARACTERS_PER_TOKEN, OUTPUT_TOKENS
 
 
 def query(**changes) -> LengthQuery:

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.dispatch.requests import placement
-from controlplane.gateway.serving import responder
+from controlplane.dispatch import placement
 from controlplane.gateway.upstream import answers
-from controlplane.gateway.upstream.failures import EngineFailed
+from controlplane.gateway.upstream.answers import EngineFailed
 from controlplane.gateway.upstream.sse import Events
 from tests.examples import at_night_but
 from tests.gateway.conftest import open_sdk, until
@@ -399,7 +398,7 @@ async def test_headers_without_end_are_no_answer(served, caplog, monkeypatch, pi
 
 @pytest.fixture
 def quick_pings(monkeypatch):
-    monkeypatch.setattr(responder, "PING_S", 0.3)
+    monkeypatch.setattr("controlplane.gateway.serving.http.PING_S", 0.3)
 
 
 @pytest.mark.parametrize("headers_first", [True, False])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from controlplane.gateway.admission.validation import MAX_TOKENS, Kind, parse, with_prompt
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.serving.continuation import evictable
 from controlplane.gateway.serving.prefixes import leading_hashes
-from controlplane.gateway.upstream.payload import payload
+from controlplane.gateway.upstream.client import payload
+from controlplane.gateway.upstream.continuation import evictable
 from forecasting.lengths import LengthQuery
 from tests.vllm.acceptance import RECORDED, cases
 

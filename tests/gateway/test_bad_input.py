@@ -182,7 +182,7 @@ async def test_bad_input_is_refused_in_openai_shape(served):
                 wrong.append((name, "headers", dict(response.headers)))
     assert wrong == []
     assert served.backends[0].bodies == []
-    assert served.gateway.dispatcher.waiting_count == 0
+    assert len(served.gateway.dispatcher.queue) == 0
     assert all(row.status_code != 200 for row in await served.rows())
 
 

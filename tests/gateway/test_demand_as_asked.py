@@ -66,11 +66,11 @@ async def test_what_is_refused_or_leaves_while_it_waits_was_asked_for(served):
     running = ask("runs")
     await until(lambda: backend.running == 1)
     waiting = ask("leaves")
-    await until(lambda: served.gateway.dispatcher.waiting_count == 1)
+    await until(lambda: len(served.gateway.dispatcher.queue) == 1)
     async with await ask("refused") as response:
         assert (response.status, (await response.json())["error"]["code"]) == (429, "queue_full")
     waiting.cancel()
-    await until(lambda: served.gateway.dispatcher.waiting_count == 0)
+    await until(lambda: len(served.gateway.dispatcher.queue) == 0)
     backend.script.hold.set()
     assert (await running).status == 200
     await until(lambda: served.gateway.active == 0)
@@ -94,7 +94,7 @@ async def test_what_expired_while_it_was_held_is_unserved_demand_of_its_caller(s
     for backend in served.backends:
         backend.script.hold = asyncio.Event()
     held = [asyncio.create_task(served.chat(headers={"X-Region": "west"})) for _ in range(17)]
-    await until(lambda: served.gateway.dispatcher.waiting_count == 1)
+    await until(lambda: len(served.gateway.dispatcher.queue) == 1)
     topology = served.gateway.topology
     topology.tuned = topology.tuned.model_copy(update={"MAX_HOLD_S": 0.0})
     served.gateway.dispatcher.sweep()
@@ -135,7 +135,7 @@ async def test_retries_of_a_refused_request_are_demand_once(served):
     running = attempt(served, "runs", 0, max_tokens=9)
     await until(lambda: backend.running == 1)
     waiting = attempt(served, "waits", 0, max_tokens=8)
-    await until(lambda: served.gateway.dispatcher.waiting_count == 1)
+    await until(lambda: len(served.gateway.dispatcher.queue) == 1)
     for retry in range(2):
         assert (await attempt(served, f"refused{retry}", retry)).status == 429
     assert (await attempt(served, "new", 0)).status == 429  # the same body, and no retry

@@ -13,7 +13,7 @@ from django.conf import settings
 from controlplane.fleet.models import Deployment
 from controlplane.gateway.admission.validation import Kind, parse
 from controlplane.gateway.process import Gateway
-from controlplane.gateway.serving.continuation import evictable
+from controlplane.gateway.upstream.continuation import evictable
 from controlplane.planning.execution import floor as floor_rows
 from tests.examples import at_night_but
 from tests.gateway.conftest import ServedGateway, do_once, serving, until
@@ -161,7 +161,7 @@ async def test_the_client_leaves_while_its_request_waits_again(served):
     number = max(dispatcher._requests)
     await until(lambda: dispatcher._requests[number].output_tokens > 3)
     blockers.append(asyncio.create_task(ask(served, "completions", max_tokens=1000)))
-    await until(lambda: dispatcher.waiting_count == 1)
+    await until(lambda: len(dispatcher.queue) == 1)
     assert dispatcher.evict(number)
     response.close()
     await until(lambda: number not in dispatcher._requests)

@@ -10,8 +10,7 @@ import uvicorn
 import uvloop
 
 from controlplane.gateway.errors import STOPPING
-from controlplane.gateway.serving.http_request import HttpRequest
-from controlplane.gateway.serving.responder import Responder
+from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.listening import ACCEPTED_PER_ITERATION, DIRECT, HttpProtocol, create_loop
 
 CLIENTS = 200

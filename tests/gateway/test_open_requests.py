@@ -18,9 +18,8 @@ from controlplane.dispatch.port import (
     Submit,
 )
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.serving.open_requests import OpenRequests
+from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket, TicketState
 from controlplane.gateway.serving.prefixes import BLOCK_IDS, leading_hashes
-from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
 
 
 class GatewaySide:
@@ -28,13 +27,12 @@ class GatewaySide:
 
     def __init__(self):
         self.records = []
-        self.requests = OpenRequests(lambda: 10.0)
-        self.requests.connect(self.records.append)
+        self.requests = OpenRequests(lambda: 10.0, self.records.append)
 
     def ticket(self, *, streamed=True) -> Ticket:
         number = self.requests.next_number()
         asked = Submit(number, f"r{number}", "m", "east", 1, 0, None, 1e9, 1.0, 100, 40, None, 1, streamed)
-        ticket = Ticket(asked, None, None, None, None, Course(100, 40), b"")
+        ticket = Ticket(asked, None, None, None, None)
         self.requests.submit(ticket)
         return ticket
 
@@ -59,7 +57,7 @@ async def test_a_stream_says_when_it_was_heard_of_last(side):
     ticket.connection = SimpleNamespace(heard_s=9.5)
     assert side.requests.last_heard() == {}, "it has not begun"
     side.requests.began(ticket)
-    ticket.course.output_tokens = 3
+    ticket.output_tokens = 3
     assert side.requests.last_heard() == {ticket.asked.number: 9.5}
     assert side.records[-1] == Progress(((ticket.asked.number, 3),))
     ticket.connection = None
@@ -70,18 +68,18 @@ async def test_a_request_hears_where_it_waits_and_where_it_runs(side):
     ticket = side.ticket()
     assert side.records == [ticket.asked]
     side.requests.take(Moved(0, "east", 30))
-    assert (ticket.course.state, ticket.course.region, ticket.course.predicted_tokens) == (
+    assert (ticket.state, ticket.region, ticket.predicted_tokens) == (
         TicketState.WAITING,
         "east",
         30,
     )
     side.requests.take(Moved(0, "west", 30, came_from="east", pressure=1.5))
-    assert ticket.course.region == "west"
+    assert ticket.region == "west"
     record = Placed(0, 1, "m-0", 1e9, "http://x", "", "west", "fcfs", 1e9, 4.0, {"instance": "m-0"}, 600.0)
     side.requests.take(record)
     assert await ticket.placement is record
-    assert (ticket.course.state, ticket.course.instance, ticket.course.attempts) == (TicketState.PLACED, "m-0", 1)
-    assert ticket.course.trace == [{"moved": "east to west", "pressure": 1.5}, {"instance": "m-0"}]
+    assert (ticket.state, ticket.instance, ticket.attempts) == (TicketState.PLACED, "m-0", 1)
+    assert ticket.trace == [{"moved": "east to west", "pressure": 1.5}, {"instance": "m-0"}]
 
 
 async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_came(side):
@@ -95,7 +93,7 @@ async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_c
     side.records.clear()
     side.requests.report()
     for ticket in tickets[:3]:
-        ticket.course.output_tokens += 7
+        ticket.output_tokens += 7
     for _ in range(2):
         side.requests.report()
     first, second = side.records
@@ -121,7 +119,7 @@ async def test_a_refusal_becomes_the_error_that_the_tenant_sees(side):
         await ticket.placement
     error = caught.value
     assert (error.status, error.type, error.code) == (429, "rate_limit_error", "queue_full")
-    assert (error.retry_after_s, error.estimated_wait_s, ticket.course.region) == (2.5, 5.0, "west")
+    assert (error.retry_after_s, error.estimated_wait_s, ticket.region) == (2.5, 5.0, "west")
     other = side.ticket()
     side.requests.take(Refused(1, 503, "model_unavailable", "None.", 15))
     with pytest.raises(ApiError) as caught:
@@ -138,7 +136,7 @@ async def test_a_request_that_lost_its_instance_is_placed_again(side):
     assert ticket.placement is not first
     side.placed(ticket, attempt=2)
     assert (await ticket.placement).attempt == 2
-    assert [entry.get("lost") for entry in ticket.course.trace] == ["m-0: it died", None]
+    assert [entry.get("lost") for entry in ticket.trace] == ["m-0: it died", None]
 
 
 async def test_it_leaves_once_and_hears_nothing_afterwards(side):
@@ -151,7 +149,7 @@ async def test_it_leaves_once_and_hears_nothing_afterwards(side):
     side.requests.leave(gone)
     assert side.records == [Finished(0), Left(1, failure=DEAD)]
     side.requests.take(Placed(1, 1, "m-0", 1e9, "http://x", "", "east", "fcfs", 1e9, 4.0, {}, 600.0))
-    assert gone.course.state is TicketState.ACCEPTED
+    assert gone.state is TicketState.ACCEPTED
 
 
 async def test_the_task_of_a_request_whose_instance_is_lost_is_interrupted(side):

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.gateway.admission.limits import Limits
-from controlplane.gateway.admission.pace import Pace
+from controlplane.dispatch.port import Submit
+from controlplane.gateway.admission.limits import Limits, Pace
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.ledger.entry import Entry
 from controlplane.gateway.ledger.writer import minute_sums
 from controlplane.gateway.monitoring.windows import Count, Latency, Windows
-from controlplane.gateway.serving.ticket import MOVES, Course, IllegalTicketMove, TicketState
+from controlplane.gateway.serving.open_requests import MOVES, IllegalTicketMove, Ticket, TicketState
 from controlplane.gateway.upstream import answers
-from controlplane.gateway.upstream.payload import upstream_priority
+from controlplane.gateway.upstream.client import upstream_priority
 from controlplane.gateway.upstream.sse import Events
-from controlplane.gateway.upstream.stream import DONE, Withheld
+from controlplane.gateway.upstream.streams import DONE, Withheld
 from scheduling.queueing.ordering import ORDERINGS, queue_key
 
 
@@ -60,19 +60,19 @@ class TestLimits:
         assert limits.concurrent(1) == 1
 
 
-class TestCourse:
+class TestTicket:
     @pytest.mark.parametrize("before", list(TicketState))
     @pytest.mark.parametrize("after", list(TicketState))
     def test_every_move(self, before, after):
-        course = Course(1, 1)
-        course.state = before
+        asked = Submit(0, "r", "m", "east", 1, 0, None, 0.0, 0.0, 1, 1, None, 1, True)
+        ticket = Ticket(asked, None, None, None, None, state=before)
         if after in MOVES[before]:
-            course.move(after)
-            assert course.state is after
+            ticket.move(after)
+            assert ticket.state is after
         else:
             with pytest.raises(IllegalTicketMove, match=f"{before.name.lower()} cannot become {after.name.lower()}"):
-                course.move(after)
-            assert course.state is before
+                ticket.move(after)
+            assert ticket.state is before
 
 
 def test_upstream_priority_stays_in_its_band():

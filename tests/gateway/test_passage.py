@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.gateway.admission.validation import Kind
-from controlplane.gateway.serving.responder import Responder
-from controlplane.gateway.serving.ticket import Course
+from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.upstream.answers import Usage
 from controlplane.gateway.upstream.connections import Connection, chunk_begin
-from controlplane.gateway.upstream.passage import MOST_SHAPES, Stream
+from controlplane.gateway.upstream.streams import MOST_SHAPES, Stream
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -49,19 +48,17 @@ class Passage:
         self.taken = 0
         self.connection = Connection(lambda connection: None)
         self.connection.complete = False
-        self.course = Course(7, 3.0)
         self.usage = Usage()
         call = SimpleNamespace(include_usage=include_usage, sequences=sequences, kind=Kind.CHAT)
         self.responder = Responder(None, "r-1", self)
         self.responder.started = True
-        self.stream = Stream(
-            SimpleNamespace(call=call, course=self.course, whole=None), self.responder, self.usage, "", self.began
-        )
+        self.ticket = SimpleNamespace(call=call, whole=None, output_tokens=0, first_token_s=0.0)
+        self.stream = Stream(self.ticket, self.responder, self.usage, "", self.began)
         self.connection.data_received(HEAD)
         self.connection.pass_to(self.take, self.stream._take_chunk if whole_chunks else None)
 
     def began(self, ticket):
-        ticket.course.first_token_s = 1.0
+        ticket.first_token_s = 1.0
 
     def take(self, piece: bytes) -> bool:
         self.taken += 1
@@ -100,7 +97,7 @@ async def test_tokens_alone_pass_as_they_came(loop):
     assert passage.written == [
         framed(data) for data in (token(""), token("a"), token(" quick"), token(" fox"), token("\n\u00e9"))
     ]
-    assert passage.course.output_tokens == 4  # the first is for the role
+    assert passage.ticket.output_tokens == 4  # the first is for the role
     closing = (token(".", finish="stop"), USAGE, DONE)
     for data in closing:
         passage.connection.data_received(framed(data))
@@ -127,7 +124,7 @@ async def test_several_choices_pass_unread(loop):
         for index in (2, 0, 1):
             passage.connection.data_received(framed(token("a", index=index)))
     assert passage.taken == 3
-    assert passage.course.output_tokens == 60
+    assert passage.ticket.output_tokens == 60
 
 
 async def test_shapes_are_learnt_within_bounds(loop):
@@ -212,7 +209,7 @@ def test_the_same_bytes_and_counts_however_it_comes(tokens, include_usage, seque
             passage.connection.data_received(b"0\r\n\r\n")
             withheld = passage.stream._withheld
             rest = withheld.rest() if withheld is not None else b""
-            usage, course = passage.usage, passage.course
+            usage, course = passage.usage, passage.ticket
             assert passage.connection.complete
             seen.append(
                 (passage.body + rest, course.output_tokens, usage.prompt_tokens, usage.output_tokens, usage.whole)

@@ -14,6 +14,7 @@ from django.conf import settings
 from controlplane.dispatch.lease import Lease
 from controlplane.fleet.models import Instance
 from controlplane.gateway.process import Gateway
+from controlplane.jobs.record import Job
 from controlplane.planning.execution import floor as floor_rows
 from tests.gateway.conftest import serving, until
 
@@ -133,7 +134,7 @@ class TestWithRedis:
 async def test_a_lease_that_ran_out_is_taken(redis_server, monkeypatch):
     monkeypatch.setattr("controlplane.dispatch.lease.LEASE_S", 1)
     monkeypatch.setattr("controlplane.dispatch.lease.RENEW_S", 0.1)
-    first, second = Lease(redis_server.url), Lease(redis_server.url)
+    first, second = (Lease(redis_server.url, Job("renew-lease", "gateway", 0.1)) for _ in range(2))
     await first.start()
     await second.start()
     assert (first.held, second.held, second.holder) == (True, False, first.owner)

@@ -3,7 +3,7 @@
 import orjson
 import pytest
 
-from controlplane.gateway.upstream.error_messages import LEFT_OUT, LONGEST, message_of, without_quotations
+from controlplane.gateway.upstream.answers import LEFT_OUT, LONGEST, message_of, without_quotations
 
 CONTEXT = "This model's maximum context length is 8192 tokens. However, your request has 9000 input tokens."
 

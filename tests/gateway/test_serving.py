@@ -106,9 +106,9 @@ async def test_disconnect_while_queued_leaves_the_queue(served):
     running = [asyncio.create_task(served.chat()) for _ in range(8)]
     await until(lambda: backend.running == 8)
     queued = asyncio.create_task(served.chat())
-    await until(lambda: served.gateway.dispatcher.waiting_count == 1)
+    await until(lambda: len(served.gateway.dispatcher.queue) == 1)
     queued.cancel()
-    await until(lambda: served.gateway.dispatcher.waiting_count == 0)
+    await until(lambda: len(served.gateway.dispatcher.queue) == 0)
     await until(lambda: served.gateway.active == 8)
     backend.script.hold.set()
     for task in running:
@@ -200,7 +200,7 @@ class TestQueue:
         backend = served.backends[0]
         backend.script.hold = asyncio.Event()
         tasks = [asyncio.create_task(served.chat()) for _ in range(3)]
-        await until(lambda: served.gateway.dispatcher.waiting_count == 2)
+        await until(lambda: len(served.gateway.dispatcher.queue) == 2)
         async with await served.chat() as response:
             assert response.status == 429
             assert int(response.headers["Retry-After"]) >= 1
@@ -220,7 +220,7 @@ class TestQueue:
             tasks.append(
                 asyncio.create_task(served.chat(headers={"X-SLO-Class": slo_class}, user=f"{slo_class}{index}"))
             )
-            await until(lambda wanted=index + 1: served.gateway.dispatcher.waiting_count == wanted)
+            await until(lambda wanted=index + 1: len(served.gateway.dispatcher.queue) == wanted)
         backend.script.hold.set()
         for task in tasks:
             assert (await task).status == 200
@@ -280,7 +280,7 @@ async def test_requests_are_held_while_the_model_loads(served):
     served.gateway.refresh_now()
     await until(lambda: served.gateway.topology.replicas)
     held = asyncio.create_task(served.chat())
-    await until(lambda: served.gateway.dispatcher.waiting_count == 1)
+    await until(lambda: len(served.gateway.dispatcher.queue) == 1)
     served.backends[0].script.metrics = True  # it has come up
     assert (await held).status == 200
     assert (await served.instance()).state == "ready"

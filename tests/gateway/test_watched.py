@@ -4,8 +4,8 @@ import asyncio
 
 from django.db import OperationalError
 
+from controlplane.gateway import process as parts_module
 from controlplane.gateway.ledger import writer as ledger_module
-from controlplane.gateway.monitoring import parts as parts_module
 from controlplane.jobs import monitor
 from controlplane.jobs.parts import Part, PartState
 from tests.gateway.conftest import until

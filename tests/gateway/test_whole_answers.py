@@ -270,7 +270,7 @@ async def test_its_tenant_leaves_and_its_instance_stops(served):
 
 
 async def test_no_comment_line_is_in_it(served, monkeypatch):
-    monkeypatch.setattr("controlplane.gateway.serving.responder.PING_S", 0.1)
+    monkeypatch.setattr("controlplane.gateway.serving.http.PING_S", 0.1)
     served.backends[0].script.first_token_s = 0.5
     async with await served.chat() as response:
         assert (response.status, response.content_type) == (200, "application/json")

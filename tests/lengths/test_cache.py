@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.lengths import LengthQuery
-from forecasting.lengths.service.cache import BINS, MODELS, LengthCache, Limits, signature
+from forecasting.lengths.caches import BINS, MODELS, LengthCache, Limits, signature
 from tests.oracles.signature import signature_plain
 
 STORY = (

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forecasting.lengths.online import MOST_KEPT, MOST_SHIFT, Calibration, DriftAlarm, RecentlyUsed, log_ratio
 from forecasting.lengths.query import QUANTILES
-from forecasting.lengths.service.calibration import MOST_SHIFT, Calibration, DriftAlarm, log_ratio
-from forecasting.lengths.service.recently_used import MOST, RecentlyUsed
 
 USUAL = (50.0, 70.0, 100.0, 140.0, 200.0)
 
@@ -114,7 +113,7 @@ def test_an_alarm_goes_out_when_what_is_new_has_become_usual():
 def test_pairs_are_bounded():
     pairs = RecentlyUsed(Calibration)
     first = pairs["m", "t"]
-    for number in range(MOST + 10):
+    for number in range(MOST_KEPT + 10):
         pairs["m", str(number)].seen = 1.0
-    assert len(pairs.items()) == MOST
+    assert len(pairs.items()) == MOST_KEPT
     assert pairs["m", "t"] is not first

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forecasting.lengths import LengthQuery
+from forecasting.lengths.caches import EmbeddingCache, Lesson, Limits
 from forecasting.lengths.query import Conversation, Predictions
-from forecasting.lengths.service.cache import Limits
-from forecasting.lengths.service.embedding_cache import EmbeddingCache, Lesson
-from forecasting.lengths.service.subprocess_server import Batch, BatchAnswerer
+from forecasting.lengths.subprocess_server import Batch, BatchAnswerer
 
 LIMITS = Limits(entries=3, ttl_s=100.0, similarity=0.95)
 

@@ -5,8 +5,7 @@ import math
 import numpy as np
 
 from forecasting.lengths import LengthQuery, bundled
-from forecasting.lengths.service.adaptation import MOST, Adaptation
-from forecasting.lengths.service.online import Online
+from forecasting.lengths.online import MOST_CORRECTION, Adaptation, Online
 
 
 def test_a_correction_is_learned_from_measures() -> None:
@@ -26,12 +25,12 @@ def test_no_request_moves_much_and_no_tenant_far() -> None:
     dice, adaptation = np.random.default_rng(2), Adaptation()
     row = 4 * np.ones(48, np.float32)
     adaptation.learn(row, 1000.0)
-    assert abs(adaptation.correction(row)) <= MOST
+    assert abs(adaptation.correction(row)) <= MOST_CORRECTION
     assert abs(adaptation.correction(dice.standard_normal(48).astype(np.float32))) < 0.2
     for _ in range(5_000):
         each = dice.uniform(-4, 4, 48).astype(np.float32)
         adaptation.learn(each, dice.choice([-1e9, 1e9]))
-        assert abs(adaptation.correction(each)) <= MOST
+        assert abs(adaptation.correction(each)) <= MOST_CORRECTION
     assert math.isfinite(adaptation.correction(row))
 
 

@@ -9,8 +9,8 @@ from django.utils import timezone
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.lengths import selectors
-from controlplane.lengths.models import SUMS, LengthMinute, LengthSample, LengthVersion, VersionState
-from controlplane.lengths.selectors import Measures, scope_of
+from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersion, Measures, VersionState
+from controlplane.lengths.selectors import scope_of
 
 pytestmark = pytest.mark.django_db
 
@@ -57,7 +57,7 @@ def counted(now):
 
 def whole(scope: selectors.Scope) -> Measures:
     """Over all requests of *scope*, in one sum."""
-    return Measures.of(selectors.minutes(scope).aggregate(**{name: Sum(name) for name in SUMS}))
+    return Measures.of(selectors.minutes(scope).aggregate(**{name: Sum(name) for name in Measures.NAMES}))
 
 
 @pytest.mark.sql

@@ -14,15 +14,13 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import notes as notes_module
 from controlplane.lengths import services as versions
-from controlplane.lengths import training, trainings
+from controlplane.lengths import training
 from controlplane.lengths.models import BUNDLED, LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.lengths.notes import Drift, Notes
-from controlplane.lengths.samples import new_sample
-from forecasting.lengths import MODELS, LengthQuery, bundled
-from forecasting.lengths.service.subprocess_server import load
-from forecasting.lengths.text.conversation import read_turns
-from forecasting.lengths.text.features import MEASURES, unpacked
-from forecasting.lengths.training import student_training
+from forecasting.lengths import MODELS, LengthQuery, bundled, student_training
+from forecasting.lengths.features import MEASURES, unpacked
+from forecasting.lengths.query import read_turns
+from forecasting.lengths.subprocess_server import load
 from forecasting.workload.files import write_state
 from tests.inventory import *  # noqa: F403 (fixtures)
 from workers.tasks import lengths as tasks
@@ -60,7 +58,7 @@ def samples(tenant, count, length=lambda number: 40 if number % 2 else 400, **mo
     """Requests of two sorts, one ten times as long as the other."""
     texts = ("Write a long and detailed essay about {}", "Say yes or no: is {} a fruit?")
     rows = [
-        new_sample(
+        LengthSample.of(
             LengthQuery(texts[number % 2].format(f"thing {number}"), 12, "m", tenant.name, "interactive", **more),
             timezone.now().timestamp(),
             tenant.pk,
@@ -175,7 +173,7 @@ def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch, setting
     samples(acme, 60)
     assert tasks.train_length_model() == 7
     assert tasks.train_length_model() == 0
-    assert tasks.train_length_model(trainings.begun("student", "olga", "now please").pk) == 7
+    assert tasks.train_length_model(training.queue("student", "olga", "now please").pk) == 7
     assert asked == [(versions.ACTOR, "it is due", "student"), ("olga", "now please", "student")]
     LengthVersion.objects.update(trained_at=timezone.now() - timedelta(days=2))
     assert tasks.train_length_model() == 7
@@ -184,7 +182,7 @@ def test_the_task_trains_when_it_is_due_and_on_demand(acme, monkeypatch, setting
 
 
 def test_a_failed_training_is_an_event(monkeypatch):
-    assert tasks.train_length_model(trainings.begun("student", "olga", "now please").pk) == 0
+    assert tasks.train_length_model(training.queue("student", "olga", "now please").pk) == 0
     event = Event.objects.get()
     assert (event.kind, event.actor) == ("length_version.training_failed", "olga")
     assert "0 samples" in event.reason
@@ -290,7 +288,7 @@ def test_samples_carry_the_conversation_to_the_next_training(acme):
         LengthQuery("", 900, "m", "acme", "interactive"),
     ]
     now = timezone.now().timestamp()
-    notes_module.write(Notes(samples=[new_sample(query, now, acme.pk, 100, "student 0", 40) for query in queries]))
+    notes_module.write(Notes(samples=[LengthSample.of(query, now, acme.pk, 100, "student 0", 40) for query in queries]))
     read = [
         dict(
             zip(
@@ -384,7 +382,7 @@ def test_what_could_not_be_written_adds_up_too():
     first.samples.append("a sample")
     first.drifts.append(Drift("m", "t", "longer", "student 0"))
     second.add(first)
-    assert [sums[0] for sums in second.minutes.values()] == [2]
+    assert [sums.requests for sums in second.minutes.values()] == [2]
     assert second.samples == []
     assert len(second.drifts) == 1
 
@@ -402,7 +400,7 @@ def test_a_student_that_is_gone_costs_samples_but_no_measures(acme, monkeypatch)
         raise OSError
 
     monkeypatch.setattr(notes_module, "reader", gone)
-    notes = Notes(samples=[new_sample(LengthQuery("x", 1, "m"), 0.0, acme.pk, 1, "prior", 1)])
+    notes = Notes(samples=[LengthSample.of(LengthQuery("x", 1, "m"), 0.0, acme.pk, 1, "prior", 1)])
     notes.measure(0.0, "m", "t", "prior", (10.0, 10.0, 20.0), 12)
     notes_module.write(notes)
     assert (LengthMinute.objects.count(), LengthSample.objects.count()) == (1, 0)
@@ -412,7 +410,7 @@ def test_a_student_that_is_gone_costs_samples_but_no_measures(acme, monkeypatch)
 def test_text_is_stored_as_a_database_takes_it(acme):
     Tenant.objects.filter(pk=acme.pk).update(keep_prompts=True)
     query = LengthQuery("a\0b \ud800 c", 3, "m", "acme", "interactive")
-    notes_module.write(Notes(samples=[new_sample(query, 0.0, acme.pk, 1, "prior", 1)]))
+    notes_module.write(Notes(samples=[LengthSample.of(query, 0.0, acme.pk, 1, "prior", 1)]))
     assert LengthSample.objects.get().text == "a b ? c"
 
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from forecasting.lengths import LengthQuery, bundled
-from forecasting.lengths.service import predictor as module
-from forecasting.lengths.service.predictor import (
+from forecasting.lengths import predictor as module
+from forecasting.lengths.predictor import (
     MOST_TOKENS,
     Estimate,
     InLine,

@@ -13,13 +13,13 @@ from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.lengths import services as versions
-from controlplane.lengths import training, trainings
+from controlplane.lengths import training
 from controlplane.lengths.models import BUNDLED, LengthSample, LengthTraining, LengthVersion
-from controlplane.lengths.samples import query_of, read_samples, stored
+from controlplane.lengths.training import read_samples, stored
 from forecasting.lengths import Fitting
-from forecasting.lengths.service.subprocess_server import load
-from forecasting.lengths.text.encoder import TINY
-from forecasting.lengths.training.datasets import count_tokens
+from forecasting.lengths.datasets import count_tokens
+from forecasting.lengths.encoder import TINY
+from forecasting.lengths.subprocess_server import load
 from tests.examples import at_night_but
 from tests.forecasting.lengths import made
 from tests.inventory import *  # noqa: F403 (fixtures)
@@ -62,7 +62,7 @@ def test_a_paper_s_model_is_trained_stored_and_served_by_name(kind, keeps, langu
     assert version.measures["mae"] > 0
     assert version.measures["active_mae"] > 0
     model = load(kind, version.path)
-    assert model.predict([query_of(LengthSample.objects.first())]).tokens[0] >= 1
+    assert model.predict([LengthSample.objects.first().query]).tokens[0] >= 1
     assert versions.assigned().of_model == {}
     Model.objects.update(length_model=kind)
     assert versions.assigned() == (BUNDLED, (), {language_model.name: version})
@@ -151,8 +151,8 @@ def test_an_encoder_that_is_not_there_is_said(keeps, monkeypatch, tmp_path):
 def test_celery_trains_what_is_asked_for_and_what_models_name(keeps, language_model, monkeypatch):
     monkeypatch.setattr(training, "FITTING", SMALL)
     samples(keeps, 60)
-    assert tasks.train_length_model(trainings.begun("class-mean", "olga", "now").pk) == 1
-    assert tasks.train_length_model(trainings.begun("oracle", "olga", "now").pk) == 0
+    assert tasks.train_length_model(training.queue("class-mean", "olga", "now").pk) == 1
+    assert tasks.train_length_model(training.queue("oracle", "olga", "now").pk) == 0
     assert "oracle" in Event.objects.get(kind="length_version.training_failed").reason
     Model.objects.update(length_model="tenant-histogram")
     now = timezone.now()
@@ -176,33 +176,33 @@ def test_what_was_asked_for_waits_for_other_long_work(monkeypatch):
 def test_a_training_says_how_far_it_is_and_what_came_of_it(keeps, language_model, monkeypatch, settings):
     monkeypatch.setattr(training, "FITTING", SMALL)
     settings.LENGTH_ENCODER_SAMPLES = 32
-    monkeypatch.setattr(trainings, "REPORT_S", 0.0)
+    monkeypatch.setattr(training, "REPORT_S", 0.0)
     samples(keeps, 80)
-    seen, row = [], trainings.begun("ssjf-cls", "olga", "now")
+    seen, row = [], training.queue("ssjf-cls", "olga", "now")
 
     def look(*reported):
         now = LengthTraining.objects.get()
         seen.append((now.state, now.step, now.done, now.steps))
 
     assert (
-        trainings.run(row, fitting=replace(training.usual_fitting(), progress=look)).version
+        training.run(row, fitting=replace(training.usual_fitting(), progress=look)).version
         == LengthVersion.objects.get()
     )
-    assert ("running", trainings.STEPS["tune"], 1, 2) in seen
-    assert any(step == trainings.STEPS["read prompts"] for _, step, _, _ in seen)
+    assert ("running", training.STEPS["tune"], 1, 2) in seen
+    assert any(step == training.STEPS["read prompts"] for _, step, _, _ in seen)
     assert (row.state, row.error, row.ended_at > row.started_at) == ("done", "", True)
-    assert trainings.run(row).version.number == 1, "it runs once"
+    assert training.run(row).version.number == 1, "it runs once"
     assert LengthVersion.objects.count() == 1
 
 
 def test_trainings_that_nobody_runs_end_with_a_word(monkeypatch):
     now = timezone.now()
-    lost = trainings.begun("student", "olga", "now")
+    lost = training.queue("student", "olga", "now")
     LengthTraining.objects.update(state="running", seen_at=now - timedelta(minutes=16))
-    waited = trainings.begun("student", "olga", "now")
-    assert trainings.end_lost(now) == 1
+    waited = training.queue("student", "olga", "now")
+    assert training.end_lost(now) == 1
     LengthTraining.objects.filter(pk=waited.pk).update(asked_at=now - timedelta(hours=2))
-    assert trainings.end_lost(now) == 1
+    assert training.end_lost(now) == 1
     for row in (lost, waited):
         row.refresh_from_db()
     assert (lost.state, "gone" in lost.error, waited.state, "No worker" in waited.error) == (
@@ -215,13 +215,13 @@ def test_trainings_that_nobody_runs_end_with_a_word(monkeypatch):
 
 def test_one_whose_message_was_lost_is_asked_for_again(monkeypatch):
     sent = []
-    monkeypatch.setattr(trainings, "send_task", lambda task, pk, expires_s: sent.append(pk) or True)
+    monkeypatch.setattr(training, "send_task", lambda task, pk, expires_s: sent.append(pk) or True)
     now = timezone.now()
-    lost, seen = trainings.begun("student", "olga", "now"), trainings.begun("trees", "olga", "now")
-    trainings.begun("class-mean", "", "it is due")
+    lost, seen = training.queue("student", "olga", "now"), training.queue("trees", "olga", "now")
+    training.queue("class-mean", "", "it is due")
     LengthTraining.objects.update(asked_at=now - timedelta(minutes=5))
-    trainings.note_waiting(seen.pk)  # as a worker does that is busy with something else
-    assert trainings.end_lost(now) == 0
+    training.note_waiting(seen.pk)  # as a worker does that is busy with something else
+    assert training.end_lost(now) == 0
     assert sent == [lost.pk]
 
 
@@ -229,5 +229,5 @@ def test_a_conversation_is_learned_from_as_it_was_asked(keeps):
     from forecasting.lengths.query import Conversation
 
     samples(keeps, 1, conversation=Conversation(9, 3, 1, 20, 20), tools=2)
-    query = query_of(LengthSample.objects.get())
+    query = LengthSample.objects.get().query
     assert (query.conversation, query.tools) == (Conversation(9, 3, 1, 20, 20), 2)

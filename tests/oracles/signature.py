@@ -5,7 +5,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.service.cache import BINS, LEAST_SHINGLES, SHINGLE_BYTES
+from forecasting.lengths.caches import BINS, LEAST_SHINGLES, SHINGLE_BYTES
 
 
 def signature_plain(text: str) -> tuple[NDArray[np.uint32] | None, int]:

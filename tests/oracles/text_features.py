@@ -6,8 +6,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.text import kernels
-from forecasting.lengths.text.features import CATEGORIES, HASHES, KINDS, UNITS, VALUES
+from forecasting.lengths import kernels
+from forecasting.lengths.features import CATEGORIES, HASHES, KINDS, UNITS, VALUES
 
 TOKEN: Final = re.compile(rb"[A-Za-z\x80-\xff]+|[0-9]+|```|[^\x00-\x20]")
 

@@ -17,6 +17,7 @@ from controlplane.planning.plans import inventory
 from controlplane.simulation.whatif.fork import fork_of
 from controlplane.simulation.whatif.start import stage_start
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
+from scheduling.fleet.state import FleetState
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario, load_scenario
 from scheduling.simulation.simulator import Simulation
@@ -48,11 +49,11 @@ def clusters(two_models, make_request, tmp_path: Path):  # noqa: F811
     now = timezone.now()
     for number in range(20):
         make_request(arrived_at=now - timedelta(seconds=100 - number), prompt_tokens=200, output_tokens=60)
-    seen = {"at": now.timestamp(), "instances": [], "running": [], "waiting": [], "endpoints": [], "groups": None}
+    seen = FleetState([], [], [], [], at=now.timestamp())
     start = start_of(Begin(kind="ledger", since=now - timedelta(seconds=200), until=now), 200.0)
     call_command("export_scenario", str(tmp_path / "live"))
     return {
-        "fork": cluster_of(Scenario.model_validate(fork_of(seen | {"swept_s": 0.0}, 60.0).scenario)),
+        "fork": cluster_of(Scenario.model_validate(fork_of(seen, 60.0).scenario)),
         "counterfactual": stage_start(start, Scenario.model_validate(start.scenario), 1, (), 200.0).cluster,
         "export": cluster_of(load_scenario(tmp_path / "live" / "scenario.toml")),
         "comparison": Replay.read(LedgerRow.objects.all(), inventory.read(set(NAMES)), now).stage("reactive").cluster,

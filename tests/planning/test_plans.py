@@ -14,6 +14,7 @@ from controlplane.planning.forecasts.services import make_forecasts
 from controlplane.planning.models import WHAT_IF, Forecast, PlanStatus, PolicyMode, ScalingPlan
 from controlplane.planning.plans import expected as plans
 from controlplane.planning.plans.services import due, make_plans
+from scheduling.planning import planner
 from scheduling.planning.bursts import instances_for
 from tests.planning.conftest import NOW, PLACE
 
@@ -135,12 +136,10 @@ class TestPlans:
         assert row.cost_usd_per_hour_after == pytest.approx(2 * 1.35 * target["target"])
         assert row.solve_ms > 0
 
-    @pytest.mark.parametrize(
-        ("solver", "by"),
-        [("auto", "PuLP model by HiGHS"), ("exact", "PuLP model by HiGHS"), ("fast", "HiGHS relaxation, rounded")],
-    )
-    def test_who_solves_is_the_setting_s_word(self, busy, language_model, settings, solver, by):
+    @pytest.mark.parametrize(("solver", "by"), [("auto", planner.PULP), ("fast", planner.ROUNDED)])
+    def test_the_solver_is_that_of_the_setting(self, busy, language_model, settings, monkeypatch, solver, by):
         settings.PLAN_SOLVER = solver
+        monkeypatch.setitem(planner.EXACT_UP_TO, "fast", 0)
         policy(language_model, PolicyMode.SHADOW)
         (row,) = make_plans(NOW)
         assert (row.solver, row.gap) == (by, pytest.approx(0.0, abs=0.005))

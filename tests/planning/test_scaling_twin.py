@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 from django.utils import timezone
 
-from controlplane.dispatch.floor.decision import Decision
-from controlplane.dispatch.floor.observation import Observation
+from controlplane.dispatch.floor import Decision, Observation
 from controlplane.dispatch.live_fleet import inventory as live_inventory
-from controlplane.dispatch.live_fleet.lookahead import Outlook
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Submit
+from controlplane.dispatch.token_accounts import Outlook
 from controlplane.dispatch.wire import as_published
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -193,15 +192,14 @@ class Live:
         until = int(np.searchsorted(asked.arrival_s, self.now_s))
         for at in range(self.requests, until):
             arrived_s = float(asked.arrival_s[at])
-            now_s, self.now_s = self.now_s, arrived_s
-            self.observation.arrived(
+            self.topology.count_demand(
                 Submit(
                     at, str(at), MODEL, REGIONS[asked.region[at]], tenant_id=1, priority=0, due_s=None, arrived_at=arrived_s,
                     arrived_s=arrived_s, prompt_tokens=int(asked.prompt_tokens[at]),
                     predicted_tokens=int(asked.predicted_tokens[at]), max_tokens=None, sequences=1, streamed=True,
-                )
+                ),
+                arrived_s,
             )  # fmt: skip
-            self.now_s = now_s
         self.requests = until
 
     def _put(self, pk: int, state: str, at_s: float, expected) -> None:

@@ -13,9 +13,9 @@ from django.core.management import CommandError, call_command
 from controlplane.lengths.models import LengthVersion
 from controlplane.simulation.lengths import predicted_by
 from forecasting.lengths import Fitting, LengthQuery
-from forecasting.lengths.models.baselines import PromptBuckets
-from forecasting.lengths.models.ssjf import RegressionL1
-from forecasting.lengths.text.encoder import TINY
+from forecasting.lengths.baselines import PromptBuckets
+from forecasting.lengths.encoder import TINY
+from forecasting.lengths.papers import RegressionL1
 from scheduling.simulation.scenario import load_scenario
 from scheduling.simulation.staging import stage
 from tests.forecasting.lengths.made import samples

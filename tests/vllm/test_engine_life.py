@@ -18,7 +18,7 @@ import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.dispatch.floor.publication import Publication
+from controlplane.dispatch.floor import Publication
 from controlplane.events.models import Event
 from controlplane.fleet import services
 from controlplane.fleet.models import Deployment, Instance, Launcher, Model, Node

@@ -162,9 +162,9 @@ async def test_priority_decides_who_is_served_first_under_load(served, client, v
         busy = [asyncio.create_task(ask("interactive", 60)) for _ in range(MAX_NUM_SEQS)]
         await until(lambda: served.gateway.topology.fleet.running.sum() == MAX_NUM_SEQS)
         late = [asyncio.create_task(ask("flexible", 30)) for _ in range(4)]
-        await until(lambda: served.gateway.dispatcher.waiting_count == 4)
+        await until(lambda: len(served.gateway.dispatcher.queue) == 4)
         urgent = [asyncio.create_task(ask("interactive", 30)) for _ in range(4)]
-        await until(lambda: served.gateway.dispatcher.waiting_count == 8)
+        await until(lambda: len(served.gateway.dispatcher.queue) == 8)
     await asyncio.gather(*busy, *late, *urgent)
     rows = (await served.rows())[-12:]
     given = sorted(

@@ -26,8 +26,8 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 from msgspec.structs import replace
 
+from controlplane.dispatch.live_fleet.topology import Request
 from controlplane.dispatch.port import Submit
-from controlplane.dispatch.requests.request import Request
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.gateway.process import Gateway
 from controlplane.planning.execution import floor as floor_rows
@@ -123,7 +123,7 @@ async def order_of_service(served: ServedGateway, jobs: dict[str, int]) -> list[
     asked = []
     for count, (request_id, tokens) in enumerate(jobs.items(), 1):
         asked.append(asyncio.create_task(ask(served, request_id, tokens)))
-        await until(lambda count=count: served.gateway.dispatcher.waiting_count == count)
+        await until(lambda count=count: len(served.gateway.dispatcher.queue) == count)
     held.let_go()
     await asyncio.gather(*asked)
     return held.given
@@ -189,7 +189,7 @@ def predictors() -> list[Predictor]:
         return [Predictor("drawn, no LENGTH_DATA_DIR", output, np.rint(said).astype(int))]
     from controlplane.experiments.ssjf_jobs import read_lengths
     from forecasting.lengths import bundled
-    from forecasting.lengths.training.datasets import FREE, UNSEEN_SHARE, read_sets
+    from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, read_sets
 
     bert = read_lengths(Path(folder))
     samples = read_sets(Path(folder), FREE, UNSEEN_SHARE).test

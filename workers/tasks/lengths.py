@@ -2,7 +2,7 @@
 
 from django.utils import timezone
 
-from controlplane.lengths import services, trainings
+from controlplane.lengths import services, training
 from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one
 
@@ -10,16 +10,16 @@ AGAIN_S = 10
 """Until a requested training checks again whether other long work is done."""
 
 
-@app.task(soft_time_limit=trainings.LIMIT_S, time_limit=trainings.LIMIT_S + 20)
+@app.task(soft_time_limit=training.LIMIT_S, time_limit=training.LIMIT_S + 20)
 def train_length_model(pk: int = 0) -> int:
     """Run the requested training *pk*, or train what is due; the last version's number, 0 without any."""
     with only_one(LONG_WORK) as free:
         if not free:
             if pk:
-                trainings.note_waiting(pk)
+                training.note_waiting(pk)
                 train_length_model.apply_async((pk,), countdown=AGAIN_S)
             return 0
-        return trainings.run_asked(pk) if pk else trainings.run_due(timezone.now())
+        return training.run_requested(pk) if pk else training.run_due(timezone.now())
 
 
 @app.task
@@ -31,7 +31,7 @@ def judge_length_versions() -> int:
     with only_one("judge_length_versions") as free:
         version = services.judge(timezone.now()) if free else None
         if free:
-            trainings.end_lost(timezone.now())
+            training.end_lost(timezone.now())
     return version.number if version else 0
 
 

@@ -21,7 +21,7 @@ from django.utils import timezone
 from controlplane.fleet.models import Instance
 from controlplane.jobs.schedule import look_s
 from controlplane.jobs.services import recorded
-from controlplane.lengths import trainings
+from controlplane.lengths import training
 from controlplane.planning import capacity
 from controlplane.planning.comparison import services as comparison
 from controlplane.planning.execution import executor, live_views, plan_rollout, strategist
@@ -185,7 +185,7 @@ def somebody_waits() -> bool:
 
     What is only periodic then ends early, and is due again.
     """
-    return trainings.has_requested() or working.waiting_runs().exists()
+    return training.has_requested() or working.waiting_runs().exists()
 
 
 async def _running(urls: list[str]) -> dict[str, int]:

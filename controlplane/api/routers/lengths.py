@@ -11,7 +11,7 @@ from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.schemas import DecisionIn, Described, Items, RowSchema
 from controlplane.fleet.models.serving import LengthModelKind
-from controlplane.lengths import selectors, services, trainings
+from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthTraining, LengthVersion, TrainingState, VersionState
 
 router = Router(auth=VIEWERS, tags=["Lengths"])
@@ -166,7 +166,7 @@ def list_length_trainings(request: ApiRequest) -> dict[str, Any]:
 def train_length_model(request: ApiRequest, body: TrainingIn) -> Status[LengthTraining]:
     """Have a worker train a version of a kind now, into the shadow. 409 when there are too few samples, or one runs."""
     user = request.auth.require(Role.OPERATOR)
-    return Status(202, trainings.ask(user, body.reason, body.kind))
+    return Status(202, training.ask(user, body.reason, body.kind))
 
 
 def _version(number: int) -> LengthVersion:

@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
+from controlplane.dispatch.kernels import note_round_trip
 from controlplane.events.models import Severity
+from scheduling.fleet.arrays import FleetArrays
+from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from workers.vllm.metrics import VllmMetrics
 
 OUTCOMES: Final = 20
@@ -147,3 +150,50 @@ class Health:
     def takes(self, running: int) -> bool:
         """Whether it takes another request beside *running* ones."""
         return self.breaker is Breaker.CLOSED or (self.breaker is Breaker.HALF_OPEN and not running)
+
+
+WINDOW_S = 10.0
+FEWEST = 8
+"""Requests over which means are compared."""
+OTHERS_SHARE = 0.1
+"""Of the requests that an instance says have ended, what may have come from elsewhere or be still on its way."""
+
+
+class RoundTrip:
+    """The measurements of one instance. All times are seconds, moments those of the event loop's clock."""
+
+    __slots__ = ("ended", "headers_at_s", "held_s", "metrics_at_s", "readings")
+
+    def __init__(self) -> None:
+        self.headers_at_s = self.metrics_at_s = -math.inf
+        self.ended, self.held_s = 0, 0.0  # requests that the instance answered, and how long it had them
+        self.readings: deque[tuple[float, int, float, float, float]] = deque()
+
+    def request_ended(self, held_s: float) -> None:
+        """The last byte of an answer came *held_s* after its request was given to the instance."""
+        self.ended += 1
+        self.held_s += held_s
+
+    def headers_came(self, fleet: FleetArrays, slot: int, took_s: float, now_s: float) -> None:
+        """A stream's headers came *took_s* after its request was given to the instance in *slot*."""
+        self.headers_at_s = now_s
+        if now_s - self.metrics_at_s > WINDOW_S:
+            note_round_trip(fleet, slot, took_s)
+
+    def heartbeat_came(self, fleet: FleetArrays, slot: int, took_s: float, metrics: VllmMetrics, now_s: float) -> None:
+        """The instance in *slot* answered a heartbeat with *metrics*, in *took_s*."""
+        readings = self.readings
+        if readings and metrics.served_total < readings[-1][3]:
+            readings.clear()  # it was restarted
+        readings.append((now_s, self.ended, self.held_s, metrics.served_total, metrics.inside_s_total))
+        while readings[0][0] < now_s - WINDOW_S:
+            readings.popleft()
+        _, ended_before, held_before_s, served_before, inside_before_s = readings[0]
+        ended, served = self.ended - ended_before, metrics.served_total - served_before
+        if min(ended, served) >= FEWEST and abs(served - ended) <= OTHERS_SHARE * ended + 2:
+            outside_s = (self.held_s - held_before_s) / ended - (metrics.inside_s_total - inside_before_s) / served
+            if outside_s > 0.0:
+                self.metrics_at_s = now_s
+                fleet.round_trips[slot, ROUND_TRIP_S] = outside_s
+        elif now_s - max(self.metrics_at_s, self.headers_at_s) > WINDOW_S:
+            note_round_trip(fleet, slot, took_s)

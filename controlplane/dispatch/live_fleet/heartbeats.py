@@ -20,10 +20,11 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 from django.db import transaction
 
+from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.lease import Lease
 from controlplane.dispatch.live_fleet.health import Notice
 from controlplane.dispatch.live_fleet.inventory import POLLED, InstanceSpec
-from controlplane.dispatch.live_fleet.topology import Replica, Topology
+from controlplane.dispatch.live_fleet.topology import Replica
 from controlplane.events.services import record
 from controlplane.fleet import services
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
@@ -64,20 +65,19 @@ class Heartbeats:
 
     def __init__(
         self,
-        topology: Topology,
+        dispatcher: Dispatcher,
         lease: Lease,
         *,
         session: Callable[[], aiohttp.ClientSession],
         refresh: Callable[[], None],
-        clock: Callable[[], float],
+        job: Job,
     ) -> None:
-        self.topology = topology
+        self.dispatcher, self.topology, self.clock = dispatcher, dispatcher.topology, dispatcher.clock
         self.lease = lease
         self.session = session
         self.refresh = refresh
-        self.clock = clock
         self.lag_ms = 0.0  # how long the last round took
-        self.job = Job("heartbeats", "gateway", settings.HEARTBEAT_S)
+        self.job = job
         self._readings: dict[int, deque[tuple[float, VllmMetrics]]] = {}
         self._reading: dict[Replica, asyncio.Task[None]] = {}
         self._missing: dict[int, str] = {}  # by instance id: what its row says of its start
@@ -150,7 +150,7 @@ class Heartbeats:
         now_s = self.clock()
         replica.round_trip.heartbeat_came(self.topology.fleet, replica.slot, now_s - began_s, metrics, now_s)
         started_anew = before is not None and metrics.generation_tokens_total < before.generation_tokens_total
-        self.topology.on_look(replica, began_s, started_anew)
+        self.dispatcher.suspects.looked(replica, began_s, ended=started_anew)
         await self._look_at_work(replica, metrics, now_s)
         if replica.lost:
             await self._give_up(replica, replica.lost)
@@ -173,7 +173,7 @@ class Heartbeats:
             await self._silent(replica, str(error) or type(error).__name__, gone=gone)
         if not healthy:
             await self._say_what_is_missing(replica, f"no answer as of vLLM: {str(error) or type(error).__name__}")
-        self.topology.on_look(replica, began_s, gone)
+        self.dispatcher.suspects.looked(replica, began_s, ended=gone)
 
     async def _is_healthy(self, replica: Replica) -> bool:
         try:
@@ -216,7 +216,7 @@ class Heartbeats:
                 f"it is wedged: {metrics.running} requests run, and no iteration ended and no token came for {limit_s:g} s"
             )
             replica.health.wedge(now_s)
-            self.topology.on_death(replica)
+            self.dispatcher.died(replica)
         elif replica.wedged and replica.lost == replica.wedged and replica.health.goes_on(metrics, now_s):
             replica.lost = ""
 
@@ -301,7 +301,7 @@ class Heartbeats:
         replica.silent_count += 1
         if replica.silent_count >= settings.HEARTBEAT_FAILURES:
             if gone and replica.spec.state == S.READY:
-                self.topology.on_death(replica)
+                self.dispatcher.died(replica)
             await self._give_up(
                 replica,
                 f"no answer to {replica.silent_count} heartbeats: {why}",
@@ -313,7 +313,7 @@ class Heartbeats:
             return  # it is still loading, or known to be gone
         replica.reachable = False
         self.topology.settle(replica)
-        self.topology.lose(replica)
+        self.dispatcher.lose(replica)
         await self._move(replica, InstanceState.FAILED, reason, inputs=inputs)
 
     async def _write_notices(self) -> None:

@@ -1,32 +1,82 @@
 """The gateway's live picture of the fleet: inventory rows turned into slots of the arrays that the kernels read."""
 
+from __future__ import annotations
+
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
-from controlplane.dispatch.live_fleet.health import Breaker, Health, Notice
+from controlplane.dispatch.live_fleet.health import Breaker, Health, Notice, RoundTrip
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec, SwapGroupSpec
-from controlplane.dispatch.live_fleet.round_trips import RoundTrip
+from controlplane.dispatch.port import Submit
 from controlplane.events.models import Severity
-from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.tuning.rules import look_ahead
 from controlplane.tuning.selectors import Values
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
+from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.regions import by_preference, latency_ms
 from scheduling.routing.requests_ahead import ROUND_TRIP_S, requests_ahead
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
+from scheduling.scaling.view import DEMAND_WINDOW_S
 from workers.vllm.metrics import VllmMetrics
 
-if TYPE_CHECKING:
-    from controlplane.dispatch.requests.request import Request
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What was said of a request when it began to wait."""
+
+    endpoint: Endpoint
+    position: int  # in its queue; 1: the next to be given out
+    wait: Wait | None = None  # None while nothing is known of the pace there
+    uncorrected_s: float | None = None  # mean by the profile alone, once lengths are known
+    says_throughput: bool = False  # the queue was long enough for its wait to say how fast the endpoint is
+    batch: float = 1.0
+    of_own_s: float = 0.0  # mean by the queue that it stands in, and
+    of_pool_s: float | None = None  # by all instances of its endpoint; None where these are one
+    serving: int = 0  # instances of its endpoint, by then
+
+
+class Request(Struct, eq=False):
+    asked: Submit
+    predicted_tokens: int  # output that may come
+    endpoint: Endpoint  # where it waits or runs
+    slot: int = -1  # in the waiting set, while waiting
+    group: int = -1  # number of the request group that it joined last
+    queue_key_s: float = 0.0  # there, on the clock of `Submit.arrived_at`
+    replica: Replica | None = None
+    attempts: int = 0
+    evictions: int = 0  # of those, that ended by one
+    evicting_s: float | None = None  # since when its instance is asked to give it up
+    kept_tokens: int = 0  # output of earlier instances: now part of what `asked` calls its prompt
+    placed_s: float = 0.0
+    output_tokens: int = 0  # that came so far
+    expected_tokens: int = 0  # prompt and output, as the fleet arrays reserved them
+    counted_tokens: int = 0  # of those, what the arrays know to be done
+    expected_prompt: int = 0  # of those, the prompt
+    queued_tokens: int = 0  # of the prompt, what the arrays count as not prefilled
+    ahead: int = -1  # in the look-ahead maps, while an instance has it
+    ahead_tokens: int = 0  # output tokens that the maps know of
+    estimate: Estimate | None = None  # of its wait, when it came
+    own_region: str = ""  # of its caller, until the gateway has heard of it
+    failed_at: list[Replica] = []  # where it was tried in vain
+    unproved: list[tuple[Replica, str]] = []
+    """Of those, which count as failing, and why, once another instance could serve it."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an instance had it that gave it up, or is asked what is to be gone on with: it is not refused."""
+        return self.evictions > 0 or self.kept_tokens > 0
+
 
 RATE_WINDOW = 64  # finished requests from which an endpoint's pace is read
 KNOWN_ENDED = 32  # of an instance
@@ -44,6 +94,7 @@ class Endpoint:
     running_sequences: int = 0  # of requests given to its instances
     running_output_tokens: int = 0  # that those have streamed so far
     can_start: bool = False  # the floor would start an instance for what waits here
+    demand: deque[tuple[int, int]] = field(default_factory=deque)  # (second, tokens asked for), oldest first
 
     @property
     def model(self) -> str:
@@ -85,8 +136,8 @@ class Replica:
     output_tokens_per_s: float = 0.0  # as its counters grow
     prompt_tokens_per_s: float = 0.0
     round_trip: RoundTrip = field(default_factory=RoundTrip)
-    ended: "deque[Ended]" = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last requests that it ended
-    requests: set["Request"] = field(default_factory=set)
+    ended: deque[Ended] = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last requests that it ended
+    requests: set[Request] = field(default_factory=set)
 
     @property
     def name(self) -> str:
@@ -121,12 +172,6 @@ class Topology:
         self.by_slot: dict[int, Replica] = {}
         self.by_prefix: frozenset[str] = frozenset()  # models of which some router goes by how prompts begin
         self.changed = asyncio.Event()  # set on every change that may make room
-        self.on_lost: Callable[[Replica], None] = lambda replica: None
-        """What is done about the requests of an instance that will not answer them."""
-        self.on_death: Callable[[Replica], None] = lambda replica: None
-        """What follows for the requests that ran on an instance whose engine ended. It comes before `on_lost`."""
-        self.on_look: Callable[[Replica, float, bool], None] = lambda replica, began_s, ended: None
-        """A heartbeat that began at that moment says whether its server has ended."""
         self.doubted = asyncio.Event()
         """Set with `Replica.in_doubt` of any."""
         self.notices: deque[Notice] = deque(maxlen=MOST_NOTICES)
@@ -159,8 +204,31 @@ class Topology:
     def members(self, endpoint: Endpoint) -> list[Replica]:
         return [replica for replica in self.replicas.values() if replica.endpoint is endpoint]
 
-    def apply(self, inventory: Inventory) -> None:
-        """Make the live picture agree with *inventory*."""
+    def coming(self, endpoint: Endpoint) -> bool:
+        """Whether an instance of *endpoint* is there or on its way, or a swap can bring one up."""
+        return endpoint.spec.shares_gpus or any(one.spec.state in PRESENT for one in self.members(endpoint))
+
+    def count_demand(self, asked: Submit, now_s: float) -> None:
+        """Count a request's tokens as demand of the endpoint that its caller prefers, wherever it is served.
+
+        Of interactive classes: forecasts are of those, and demand is held against them (SageServe 6.4, 6.5.1).
+        """
+        candidates = self.candidates(asked.model, asked.region)
+        if not candidates.size or not asked.interactive:
+            return
+        demand = self.endpoints[int(candidates[0])].demand
+        predicted = asked.predicted_tokens if math.isfinite(asked.predicted_tokens) else 0.0
+        second, tokens = int(now_s), asked.prompt_tokens + int(predicted)
+        if demand and demand[-1][0] == second:
+            demand[-1] = (second, demand[-1][1] + tokens)
+        else:
+            demand.append((second, tokens))
+            while demand[0][0] < second - DEMAND_WINDOW_S:
+                demand.popleft()
+
+    def apply(self, inventory: Inventory) -> list[Replica]:
+        """Make the live picture agree with *inventory*; returns the instances whose requests are lost."""
+        lost: list[Replica] = []
         self.models, self.ttft_slo_ms, self.latency_ms = inventory.models, inventory.ttft_slo_ms, inventory.latency_ms
         self.values, self.tuned = inventory.values, inventory.values.of()
         self.swap_groups = inventory.swap_groups
@@ -180,7 +248,7 @@ class Topology:
         seen = set()
         for spec in inventory.instances:
             seen.add(spec.instance_id)
-            self._take(spec)
+            self._take(spec, lost)
         for instance_id in list(self.replicas):
             if instance_id not in seen:
                 replica = self.replicas[instance_id]
@@ -189,10 +257,7 @@ class Topology:
                     self._forget(replica)
         index_members(self.fleet, self.arrays)
         self.changed.set()
-
-    def lose(self, replica: Replica) -> None:
-        """*replica* is given up: its requests go elsewhere, or end."""
-        self.on_lost(replica)
+        return lost
 
     def settle(self, replica: Replica) -> None:
         """Write whether *replica* accepts work into the arrays."""
@@ -304,14 +369,14 @@ class Topology:
         self._endpoint_of[spec.model, spec.region] = endpoint
         return endpoint
 
-    def _take(self, spec: InstanceSpec) -> None:
+    def _take(self, spec: InstanceSpec, lost: list[Replica]) -> None:
         endpoint = self._endpoint_of.get((spec.model, spec.region))
         if endpoint is None:  # its deployment is not active; what runs there may finish
             endpoint = self._add_endpoint(EndpointSpec(spec.model, spec.region, "join_shortest_queue", "priority", 0))
         replica = self.replicas.get(spec.instance_id)
         if replica is not None and replica.spec.url != spec.url:  # nothing it said of itself holds any more
             if replica.requests:  # they run, or hang, where it was
-                self.lose(replica)
+                lost.append(replica)
                 self.fleet.accepting[replica.slot] = 0
                 return
             self._forget(replica)
@@ -322,7 +387,7 @@ class Topology:
             self._forget(replica)
             replica = self._add_replica(spec, endpoint)
         if spec.state == InstanceState.SLEEPING and replica.requests:
-            self.lose(replica)  # they came too late, and would hang there until it wakes
+            lost.append(replica)  # they came too late, and would hang there until it wakes
         if replica.spec.state != spec.state and spec.state == InstanceState.READY:
             replica.reachable, replica.silent_count = True, 0
             was_wedged = bool(replica.wedged)

@@ -10,8 +10,9 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
+import msgspec
 import orjson
 import redis
 import redis.asyncio as aioredis
@@ -21,7 +22,9 @@ from redis.exceptions import RedisError
 from controlplane.dispatch.queues.operations import GroupAction, QueueOperations
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.jobs.record import Job
+from scheduling.fleet.state import FleetState
 
+Answer = TypeVar("Answer")
 logger = logging.getLogger(__name__)
 
 KEY: Final = "pilothouse:queues:commands"
@@ -35,11 +38,25 @@ class GatewaySilent(ActionError):
     """No gateway took the command; nothing was done."""
 
 
+class Reply(msgspec.Struct, Generic[Answer]):
+    answer: Answer | None = None
+    refused: str = ""
+
+
 def ask(command: str, **values: Any) -> dict[str, Any]:
-    """Have the owner of the queues do *command*: `detail` or `act`, with the arguments of `QueueOperations`, or `snapshot`.
+    """Have the owner of the queues do *command*: `detail` or `act`, with the arguments of `QueueOperations`.
 
     Raises ActionError with what the owner says against it, GatewaySilent when none answers within PATIENCE_S.
     """
+    return _exchange(command, values, dict[str, Any])
+
+
+def fleet_state() -> FleetState:
+    """State of the fleet, of the owner of the queues. Raises what `ask` does."""
+    return _exchange("snapshot", {}, FleetState)
+
+
+def _exchange(command: str, values: dict[str, Any], kind: type[Answer]) -> Answer:
     reply = REPLY + secrets.token_hex(8)
     asked = {"command": command, "reply": reply, "until": time.time() + PATIENCE_S, "values": values}
     try:
@@ -53,10 +70,10 @@ def ask(command: str, **values: Any) -> dict[str, Any]:
         raise GatewaySilent("Redis does not answer; nothing was done") from error
     if came is None:
         raise GatewaySilent("No gateway answers; nothing was done")
-    answer: dict[str, Any] = orjson.loads(came[1])
-    if refused := answer.get("refused"):
-        raise ActionError(refused)
-    return cast(dict[str, Any], answer["answer"])
+    answer = msgspec.json.decode(came[1], type=Reply[kind])  # type: ignore[valid-type]
+    if answer.refused:
+        raise ActionError(answer.refused)
+    return cast(Answer, answer.answer)
 
 
 class Commands:
@@ -68,7 +85,7 @@ class Commands:
         operations: QueueOperations,
         owns: Callable[[], bool],
         job: Job,
-        snapshot: Callable[[], dict[str, Any]] = dict,
+        snapshot: Callable[[], FleetState],
     ) -> None:
         self.operations = operations
         self.snapshot = snapshot
@@ -99,25 +116,22 @@ class Commands:
         if time.time() > asked["until"]:
             return
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.rpush(asked["reply"], orjson.dumps(self.answer(asked)))
+            pipe.rpush(asked["reply"], msgspec.json.encode(self.answer(asked)))
             pipe.expire(asked["reply"], REPLY_EXPIRES_S)
             await pipe.execute()
 
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """`{"answer": …}`, or `{"refused": why}`."""
+    def answer(self, asked: dict[str, Any]) -> Reply[Any]:
         values = asked["values"]
         try:
             if asked["command"] == "snapshot":
-                return {"answer": self.snapshot()}
+                return Reply(self.snapshot())
             if asked["command"] == "detail":
-                return {"answer": self.operations.detail(int(values["number"]))}
+                return Reply(self.operations.detail(int(values["number"])))
             action = GroupAction(values["action"])
             hold_s, reason = float(values.get("hold_s") or 0.0), str(values.get("reason") or "")
-            return {
-                "answer": self.operations.act(int(values["number"]), action, str(values["operator"]), hold_s, reason)
-            }
+            return Reply(self.operations.act(int(values["number"]), action, str(values["operator"]), hold_s, reason))
         except ActionError as refusal:
-            return {"refused": str(refusal)}
+            return Reply(refused=str(refusal))
         except Exception as error:
             logger.exception("queues: a command could not be carried out")
-            return {"refused": f"The gateway could not do it: {type(error).__name__}"}
+            return Reply(refused=f"The gateway could not do it: {type(error).__name__}")

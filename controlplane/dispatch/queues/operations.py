@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.live_fleet.topology import Request
 from controlplane.dispatch.queues.view import UNDO_S, group_rows, see
-from controlplane.dispatch.requests.reordering import Change
-from controlplane.dispatch.requests.request import Request
+from controlplane.dispatch.reordering import Change
 from controlplane.fleet.lifecycle.states import ActionError
 from scheduling.queueing.groups import NONE, put_before, unqueue
 from scheduling.queueing.reordering.evaluate import Score
@@ -113,7 +113,7 @@ class QueueOperations:
             slot = int(members["following"][slot])
             if slot < 0:
                 break
-        wait = self.dispatcher.times.estimate(first, self.dispatcher.clock()).wait
+        wait = self.dispatcher.waits.of(first).wait
         return row | {
             "of": sum(other["instance"] == row["instance"] for other in rows),
             "prompt_tokens": round(float(self._groups["prompt_tokens"][at])),
@@ -129,7 +129,7 @@ class QueueOperations:
 
     def possible(self, number: int) -> list[GroupAction]:
         at = self._find(number)
-        this, now_s = self._groups[at], self._now_s
+        this, now_s = self._groups[at], self.dispatcher.queue.moment_s
         actions = [GroupAction.UNPIN if this["pinned"] else GroupAction.PIN]
         if this["preceding"] != NONE or not this["pinned"]:
             actions.append(GroupAction.BUMP)
@@ -188,10 +188,6 @@ class QueueOperations:
     @property
     def _groups(self) -> Any:
         return self.dispatcher.queue.arrays.groups.groups
-
-    @property
-    def _now_s(self) -> float:
-        return self.dispatcher.queue.now_s(self.dispatcher.clock())
 
     def _find(self, number: int) -> int:
         at = np.flatnonzero((self._groups["number"] == number) & (self._groups["endpoint"] >= 0))
@@ -261,7 +257,7 @@ class QueueOperations:
                 self._groups["pinned"][at] = 1
                 self._groups["hold_until_s"][at] = -np.inf
             case GroupAction.HOLD:
-                self._groups["hold_until_s"][at] = self._now_s + hold_s
+                self._groups["hold_until_s"][at] = self.dispatcher.queue.moment_s + hold_s
             case GroupAction.RELEASE:
                 self._groups["hold_until_s"][at] = -np.inf
             case GroupAction.EVICT:

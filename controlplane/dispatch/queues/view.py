@@ -8,7 +8,7 @@ import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
-from controlplane.dispatch.requests.running import running_in
+from controlplane.dispatch.reordering import running_in
 from controlplane.dispatch.wire import GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS, REORDER_COLUMNS
 from scheduling.queueing.reordering.evaluate import Score
 from scheduling.queueing.served import fcfs_attainment, worth
@@ -30,9 +30,8 @@ def see(dispatcher: Dispatcher) -> Snapshot | None:
     """All groups that stand in virtual queues now, pinned ones too; None without any."""
     topology, queue = dispatcher.topology, dispatcher.queue
     queue.fit()
-    now_s = queue.now_s(dispatcher.clock())
-    running = running_in(topology, queue, dispatcher.clock())
-    return snapshot(topology.fleet, topology.arrays, queue.arrays, now_s, running=running, pinned=True)
+    running = running_in(topology, queue)
+    return snapshot(topology.fleet, topology.arrays, queue.arrays, queue.moment_s, running=running, pinned=True)
 
 
 def risk_of(slack_s: float) -> str:
@@ -120,7 +119,7 @@ class QueuesView:
             rows.append(
                 {
                     "region": region,
-                    "waiting": sum(map(dispatcher.waiting_at, endpoints)),
+                    "waiting": sum(map(dispatcher.queue.count, endpoints)),
                     "groups": len(here),
                     "queues": len({row["instance"] for row in here}),
                     "at_risk": sum(row["risk"] == "risk" for row in here),

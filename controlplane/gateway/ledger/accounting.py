@@ -10,9 +10,8 @@ from controlplane.gateway.ledger.entry import Entry
 from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import Outcome
-from controlplane.gateway.monitoring.service_levels import ServiceLevels
-from controlplane.gateway.monitoring.windows import Count, Latency, Windows
-from controlplane.gateway.serving.ticket import Ticket, TicketState
+from controlplane.gateway.monitoring.windows import Count, Latency, ServiceLevels, Windows
+from controlplane.gateway.serving.open_requests import Ticket, TicketState
 from controlplane.lengths.length_service import LengthService
 
 OUTCOMES = {
@@ -53,37 +52,37 @@ class Records:
 
     def close(self, ticket: Ticket, status: int) -> int:
         """Write down how *ticket* ended, its answer having *status*. Returns the tokens that it used."""
-        asked, course = ticket.asked, ticket.course
-        now_s = course.finished_s = self.clock()
+        asked = ticket.asked
+        now_s = ticket.finished_s = self.clock()
         grant, call, terms = ticket.grant, ticket.call, ticket.terms
-        outcome = OUTCOMES[course.state]
+        outcome = OUTCOMES[ticket.state]
         done = outcome is Outcome.DONE
-        served_tokens = course.output_tokens = max(0, course.output_tokens)
-        prompt_tokens = course.prompt_tokens if course.first_token_s else 0
+        served_tokens = ticket.output_tokens = max(0, ticket.output_tokens)
+        prompt_tokens = ticket.prompt_tokens if ticket.first_token_s else 0
 
-        queue_ms = (course.placed_s - asked.arrived_s) * 1000 if course.placed_s else None
+        queue_ms = (ticket.placed_s - asked.arrived_s) * 1000 if ticket.placed_s else None
         e2e_ms = (now_s - asked.arrived_s) * 1000
         ttft_ms = itl_ms = None
-        if course.first_token_heard:
-            ttft_ms = (course.first_token_s - asked.arrived_s) * 1000
+        if ticket.first_token_heard:
+            ttft_ms = (ticket.first_token_s - asked.arrived_s) * 1000
             if served_tokens > call.sequences:
                 per_sequence = served_tokens / call.sequences
-                itl_ms = (now_s - course.first_token_s) * 1000 / (per_sequence - 1)
+                itl_ms = (now_s - ticket.first_token_s) * 1000 / (per_sequence - 1)
         slo_met = None
         if done:
             slo_met = terms.met(ttft_ms, itl_ms, e2e_ms)
         elif outcome is not Outcome.CANCELLED and (
-            course.status < 400 or course.status >= 429
+            ticket.status < 400 or ticket.status >= 429
         ):  # no tenant's own mistake
             slo_met = False if terms.promises else None
 
         if done:
             self.lengths.prior.learn(ticket.query, served_tokens, call.prompt_characters, prompt_tokens)
             self.lengths.learn(ticket.length, grant.tenant_id, served_tokens)
-        if ticket.length is not None and course.trace:
-            course.trace[0]["length"] = ticket.length.explained()
-        if ticket.in_one_piece and course.trace:
-            course.trace[0]["in_one_piece"] = ticket.in_one_piece
+        if ticket.length is not None and ticket.trace:
+            ticket.trace[0]["length"] = ticket.length.explained()
+        if ticket.in_one_piece and ticket.trace:
+            ticket.trace[0]["in_one_piece"] = ticket.in_one_piece
         unserved, repeated = self._demand(ticket)
         self._measure(ticket, outcome, prompt_tokens, slo_met, (queue_ms, ttft_ms, itl_ms, e2e_ms))
         self.ledger.add(
@@ -94,20 +93,20 @@ class Records:
                 api_key_id=grant.key_id,
                 model=call.model,
                 slo_class=terms.name,
-                region=course.region,
-                own_region=course.own_region if course.own_region != course.region else "",
-                instance=course.instance,
+                region=ticket.region,
+                own_region=ticket.own_region if ticket.own_region != ticket.region else "",
+                instance=ticket.instance,
                 application=ticket.application,
                 run=ticket.run,
                 unit=ticket.unit,
                 streamed=call.stream,
                 outcome=outcome.value,
-                status_code=course.status or status,
-                error_code=course.error_code,
+                status_code=ticket.status or status,
+                error_code=ticket.error_code,
                 prompt_tokens=prompt_tokens,
                 output_tokens=served_tokens,
                 predicted_prompt_tokens=asked.prompt_tokens,
-                predicted_output_tokens=int(course.predicted_tokens),
+                predicted_output_tokens=int(ticket.predicted_tokens),
                 queue_ms=queue_ms,
                 ttft_ms=ttft_ms,
                 itl_ms=itl_ms,
@@ -116,13 +115,13 @@ class Records:
                 unserved=unserved,
                 retry=ticket.retry,
                 repeated=repeated,
-                attempts=course.attempts,
-                trace=orjson.dumps(course.trace).decode(),
-                error_message=course.error_message,
-                queue_position=course.queue_position,
-                estimated_wait_s=course.estimated_wait_s,
-                estimated_wait_p99_s=course.estimated_wait_p99_s,
-                evictions=course.evictions,
+                attempts=ticket.attempts,
+                trace=orjson.dumps(ticket.trace).decode(),
+                error_message=ticket.error_message,
+                queue_position=ticket.queue_position,
+                estimated_wait_s=ticket.estimated_wait_s,
+                estimated_wait_p99_s=ticket.estimated_wait_p99_s,
+                evictions=ticket.evictions,
             )
         )
         return prompt_tokens + served_tokens
@@ -131,9 +130,9 @@ class Records:
         """Whether *ticket* is demand that was not served, and whether its demand was counted with an earlier attempt."""
         key_id, asked = ticket.grant.key_id, ticket.asked
         unserved = _unserved(ticket)
-        repeated = ticket.retry > 0 and self.retries.counted(key_id, ticket.raw, asked.arrived_s)
+        repeated = ticket.retry > 0 and self.retries.counted(key_id, ticket.call.raw, asked.arrived_s)
         if unserved:
-            self.retries.note(key_id, ticket.raw, ticket.course.finished_s)
+            self.retries.note(key_id, ticket.call.raw, ticket.finished_s)
         return unserved and not repeated, repeated
 
     def _measure(
@@ -144,13 +143,13 @@ class Records:
         slo_met: bool | None,
         times_ms: tuple[float | None, float | None, float | None, float | None],
     ) -> None:
-        model, slo_class, region = ticket.call.model, ticket.terms.name, ticket.course.region
+        model, slo_class, region = ticket.call.model, ticket.terms.name, ticket.region
         self.totals[model, region, slo_class, outcome.value] += 1
         self.tokens[model, region, slo_class, "prompt"] += prompt_tokens
-        self.tokens[model, region, slo_class, "output"] += ticket.course.output_tokens
+        self.tokens[model, region, slo_class, "output"] += ticket.output_tokens
         windows = self.windows
         windows.advance(self.clock())
-        groups = self.groups(model, region, ticket.course.instance)
+        groups = self.groups(model, region, ticket.instance)
         windows.count(groups, Count.FINISHED)
         if outcome in (Outcome.FAILED, Outcome.REJECTED):
             windows.count(groups, Count.ERRORS)
@@ -178,7 +177,6 @@ def _unserved(ticket: Ticket) -> bool:
     What a quota of its tenant refused never reached the dispatcher; what an instance refused as a bad request asked for
     nothing that can be served.
     """
-    course = ticket.course
-    if ticket.placement is None or course.first_token_s or course.state is TicketState.DONE:
+    if ticket.placement is None or ticket.first_token_s or ticket.state is TicketState.DONE:
         return False
-    return not 400 <= course.status < 429
+    return not 400 <= ticket.status < 429

@@ -8,8 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -18,7 +17,7 @@ from django.conf import settings
 from redis.exceptions import RedisError
 
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
 from controlplane.dispatch.wire import (
     ENDPOINT_COLUMNS,
     HISTORY_ENDPOINT_COLUMNS,
@@ -34,9 +33,13 @@ from controlplane.dispatch.wire import (
 from controlplane.fleet.attainment import worst
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
-from controlplane.gateway.ledger.accounting import FLEET
-from controlplane.gateway.monitoring.service_levels import SLO_WINDOW_S, ServiceLevels
-from controlplane.gateway.monitoring.windows import LATENCY_WINDOW_S, Count, Latency, Windows
+from controlplane.gateway.ledger.accounting import FLEET, Records
+from controlplane.gateway.monitoring.windows import (
+    LATENCY_WINDOW_S,
+    SLO_WINDOW_S,
+    Count,
+    Latency,
+)
 from controlplane.jobs.record import Job
 
 MOST_WAITING = 500  # of each queue, that are listed
@@ -51,33 +54,21 @@ def _columns(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, li
     return {name: [row[name] for row in rows] for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """What a snapshot is built from."""
-
-    topology: Topology
-    dispatcher: Dispatcher
-    windows: Windows
-    service_levels: ServiceLevels
-    clock: Callable[[], float]
-    owner: str  # of the regions: this process
-    lengths: Callable[[], dict[str, Any]]
-    system: Callable[[], dict[str, Any]]
-    queues: Callable[[], dict[str, Any]] = dict
-
-
 class Summary:
-    """Builds snapshots; remembers the sequence number."""
+    """Builds snapshots. *owner* names this process; *sections* are read as they are, by name."""
 
-    def __init__(self, sources: Sources) -> None:
-        self.sources = sources
-        self.windows = sources.windows
-        self.topology = sources.topology
+    def __init__(
+        self, dispatcher: Dispatcher, records: Records, owner: str, sections: Mapping[str, Callable[[], dict[str, Any]]]
+    ) -> None:
+        self.dispatcher, self.topology = dispatcher, dispatcher.topology
+        self.windows, self.service_levels = records.windows, records.service_levels
+        self.owner = owner
+        self.sections = sections
         self.started_at = time.time()
         self.sequence = 0
 
     def snapshot(self) -> dict[str, Any]:
-        self.windows.advance(self.sources.clock())
+        self.windows.advance(self.dispatcher.clock())
         self.sequence += 1
         present = (one for one in self.topology.replicas.values() if one.spec.state != InstanceState.STOPPED)
         replicas = sorted(present, key=lambda replica: replica.name)
@@ -95,16 +86,13 @@ class Summary:
         return {
             "seq": self.sequence,
             "ts": round(time.time(), 3),
-            "owner": self.sources.owner,
+            "owner": self.owner,
             "started_at": self.started_at,
             "fleet": self._tile(FLEET, instances, endpoints),
             "models": models,
             "endpoints": _columns(endpoints, ENDPOINT_COLUMNS),
             "instances": _columns(instances, INSTANCE_COLUMNS),
-            "lengths": self.sources.lengths(),
-            "system": self.sources.system(),
-            "queues": self.sources.queues(),
-        }
+        } | {name: read() for name, read in self.sections.items()}
 
     def _tile(
         self, group_name: str, instances: list[dict[str, Any]], endpoints: list[dict[str, Any]]
@@ -114,7 +102,7 @@ class Summary:
         ttft = windows.percentiles(group, Latency.TTFT, (50, 95, 99))
         itl = windows.percentiles(group, Latency.ITL, (50, 95))
         (e2e_p95,) = windows.percentiles(group, Latency.E2E, (95,))
-        classes = self.sources.service_levels.of(group_name)
+        classes = self.service_levels.of(group_name)
         headline = worst(classes)
         kv = [row["kv_ratio"] for row in instances if row["kv_ratio"] is not None]
         return {
@@ -144,7 +132,7 @@ class Summary:
         }
 
     def _endpoint(self, endpoint: Endpoint, replicas: list[Replica]) -> dict[str, Any]:
-        windows, dispatcher, fleet = self.windows, self.sources.dispatcher, self.topology.fleet
+        windows, dispatcher, fleet = self.windows, self.dispatcher, self.topology.fleet
         group = windows.group(f"endpoint {endpoint.model} {endpoint.region}")
         members = [replica for replica in replicas if replica.endpoint is endpoint]
         slots = [replica.slot for replica in members]
@@ -154,7 +142,7 @@ class Summary:
             "model": endpoint.model,
             "region": endpoint.region,
             "running": int(fleet.running[slots].sum()),
-            "waiting": dispatcher.waiting_at(endpoint),
+            "waiting": dispatcher.queue.count(endpoint),
             "oldest_wait_s": _rounded(dispatcher.oldest_wait_s(endpoint)),
             "estimated_wait_s": _rounded(wait_s),
             "requests_per_s": _rounded(windows.rate(group, Count.FINISHED, RATE_WINDOW_S), 2),
@@ -251,10 +239,10 @@ def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
 class Publisher:
     """*owns* says whether this process has the regions; *refresh* reads the inventory again soon."""
 
-    def __init__(self, sources: Sources, *, job: Job, owns: Callable[[], bool], refresh: Callable[[], None]) -> None:
-        self.summary = Summary(sources)
+    def __init__(self, summary: Summary, *, job: Job, owns: Callable[[], bool], refresh: Callable[[], None]) -> None:
+        self.summary = summary
         self.job = job
-        self._owns, self._refresh, self._clock = owns, refresh, sources.clock
+        self._owns, self._refresh, self._clock = owns, refresh, summary.dispatcher.clock
         self.held: deque[bytes] = deque(maxlen=HISTORY_LENGTH)  # history that Redis has not got yet
         self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
 
@@ -272,7 +260,7 @@ class Publisher:
                     if now_s >= next_sample_s:
                         next_sample_s = now_s + HISTORY_EVERY_S
                         self.held.append(orjson.dumps(history_sample(snapshot)))
-                    waiting = waiting_requests(self.summary.sources.dispatcher)
+                    waiting = waiting_requests(self.summary.dispatcher)
                     await self._publish(orjson.dumps(snapshot), orjson.dumps(waiting))
         finally:
             listener.cancel()

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from controlplane.gateway.admission.keys import Keys
-from controlplane.gateway.admission.pace import Pace
+from controlplane.gateway.admission.limits import Pace
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError
 from controlplane.gateway.ledger.accounting import Records
-from controlplane.gateway.serving.catalog import Catalog
-from controlplane.gateway.serving.completions import Completions
-from controlplane.gateway.serving.http_request import HttpRequest
-from controlplane.gateway.serving.responder import Responder
+from controlplane.gateway.serving.completions import Catalog, Completions
+from controlplane.gateway.serving.http import HttpRequest, Responder
 
 logger = logging.getLogger(__name__)
 KINDS = {f"/v1/{kind}": kind for kind in Kind}

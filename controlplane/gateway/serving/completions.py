@@ -9,28 +9,67 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from controlplane.dispatch.port import Placed, Submit
+import orjson
+
+from controlplane.dispatch.port import Placed, ServedModel, ServedModels, Submit
 from controlplane.gateway.admission.keys import Grant, Keys, SloTerms
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.admission.validation import Call, Kind, parse, with_prompt
-from controlplane.gateway.errors import STOPPING, ApiError
+from controlplane.gateway.errors import STOPPING, ApiError, unknown_model
 from controlplane.gateway.ledger.accounting import Records
 from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
-from controlplane.gateway.serving.catalog import Catalog
-from controlplane.gateway.serving.continuation import Kept, evictable
-from controlplane.gateway.serving.http_request import HttpRequest
-from controlplane.gateway.serving.open_requests import OpenRequests
+from controlplane.gateway.serving.http import HttpRequest, Responder
+from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket, TicketState
 from controlplane.gateway.serving.prefixes import leading_hashes
-from controlplane.gateway.serving.responder import Responder
-from controlplane.gateway.serving.ticket import Course, Interrupt, Ticket, TicketState
-from controlplane.gateway.upstream.answers import Usage
-from controlplane.gateway.upstream.client import Upstream
-from controlplane.gateway.upstream.failures import Evicted, InstanceBusy, InstanceLost, Interrupted, RefusedByInstance
-from controlplane.gateway.upstream.payload import payload, upstream_priority
+from controlplane.gateway.upstream.answers import (
+    Evicted,
+    InstanceBusy,
+    InstanceLost,
+    Interrupted,
+    RefusedByInstance,
+    Usage,
+)
+from controlplane.gateway.upstream.client import Upstream, payload, upstream_priority
+from controlplane.gateway.upstream.continuation import Kept, evictable
 from controlplane.gateway.upstream.whole_answer import not_streamed
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthQuery
 from scheduling.queueing.ordering import ORDERINGS
+
+
+class Catalog:
+    def __init__(self) -> None:
+        self._models: dict[str, ServedModel] = {}
+
+    def take(self, record: ServedModels) -> None:
+        self._models = {model.name: model for model in record.models}
+
+    def model(self, name: str) -> ServedModel:
+        """Raises ApiError 404 for a model that is not known here."""
+        model = self._models.get(name)
+        if model is None:
+            raise unknown_model(name)
+        return model
+
+    def page(self, name: str) -> bytes:
+        """What `/v1/models/NAME` answers, or `/v1/models` without a *name*: those of some endpoint. Raises ApiError 404."""
+        models = {key: model for key, model in sorted(self._models.items()) if model.has_endpoint}
+        if not name:
+            return orjson.dumps({"object": "list", "data": [_card(model) for model in models.values()]})
+        if name not in models:
+            raise unknown_model(name)
+        return orjson.dumps(_card(models[name]))
+
+
+def _card(model: ServedModel) -> dict[str, object]:
+    """As OpenAI and vLLM describe a model."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created_at,
+        "owned_by": "pilothouse",
+        "max_model_len": model.context_tokens,
+    }
 
 
 class Completions:
@@ -79,14 +118,14 @@ class Completions:
                 tokens=predicted_tokens,
             )
         except ApiError as error:
-            ticket.course.fail(error)
-            ticket.course.move(TicketState.REJECTED)
+            ticket.fail(error)
+            ticket.move(TicketState.REJECTED)
             self.records.close(ticket, error.status)
             raise
         used = 0
         try:
             try:
-                responder.more_headers, responder.stream = ticket.course.wait_headers, call.stream
+                responder.more_headers, responder.stream = ticket.wait_headers, call.stream
                 if call.stream and kind is Kind.RESPONSE:
                     responder.sequence_number = 0
                 unwatch = request.on_disconnect(partial(ticket.interrupt, Interrupt.DISCONNECT))
@@ -159,8 +198,6 @@ class Completions:
             terms=terms,
             call=call,
             query=query,
-            course=Course(prompt_tokens, length.tokens),
-            raw=call.raw,
             retry=retry_number(request.headers.get(RETRY_HEADER, b"")),
             length=length,
             application=request.name(b"x-application"),
@@ -173,7 +210,7 @@ class Completions:
 
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
         """Queue, place and carry *ticket*, on another instance when one is lost, and bring it to its end."""
-        course, asked = ticket.course, ticket.call.body.get("priority")
+        asked = ticket.call.body.get("priority")
         came = ""
         try:
             self.requests.submit(ticket)
@@ -188,7 +225,7 @@ class Completions:
                     body = kept.payload(ticket.call, priority)
                 else:
                     streamed, ids = ticket.asked.streamed, kept is not None
-                    body = payload(ticket.call, ticket.raw, priority, streamed=streamed, token_ids=ids)
+                    body = payload(ticket.call, ticket.call.raw, priority, streamed=streamed, token_ids=ids)
                 try:
                     usage = await self.upstream.carry(ticket, placed, body, responder)
                     break
@@ -201,34 +238,34 @@ class Completions:
                     came = lost.came
                     self.requests.place_again(ticket, str(lost), lost.failure)
             self._settle_usage(ticket, usage)
-            course.move(TicketState.DONE)
+            ticket.move(TicketState.DONE)
         except RefusedByInstance as refused:
-            course.fail(refused)
-            course.move(TicketState.FAILED)
+            ticket.fail(refused)
+            ticket.move(TicketState.FAILED)
         except ApiError as error:
             if came and error.code == "upstream_failed":
                 error.message += f" The last one answered with {came}."
             if isinstance(error, Interrupted):
                 self.requests.leave(ticket, error.failure, error.reason)
-            course.fail(error)
-            never_begun = course.state <= TicketState.WAITING and not course.first_token_s
-            course.move(TicketState.REJECTED if never_begun else TicketState.FAILED)
+            ticket.fail(error)
+            never_begun = ticket.state <= TicketState.WAITING and not ticket.first_token_s
+            ticket.move(TicketState.REJECTED if never_begun else TicketState.FAILED)
             raise
         except asyncio.CancelledError:
             # Not raised again: the request ends here, and the server would log each one as a failure of the application.
             if ticket.task is not None:
                 ticket.task.uncancel()
             if ticket.interrupted is Interrupt.DISCONNECT:
-                course.error_code = "client_disconnected"
-                course.move(TicketState.CANCELLED)
+                ticket.error_code = "client_disconnected"
+                ticket.move(TicketState.CANCELLED)
             else:  # the server is stopping and has waited long enough
-                course.fail(STOPPING)
-                course.move(TicketState.FAILED)
+                ticket.fail(STOPPING)
+                ticket.move(TicketState.FAILED)
                 with contextlib.suppress(Exception):
                     await responder.error(STOPPING)
         except Exception:
-            course.error_code, course.status = "internal_error", 500
-            course.move(TicketState.FAILED)
+            ticket.error_code, ticket.status = "internal_error", 500
+            ticket.move(TicketState.FAILED)
             raise
 
     async def _placement(self, ticket: Ticket, responder: Responder) -> Placed:
@@ -242,7 +279,7 @@ class Completions:
 
     def _settle_usage(self, ticket: Ticket, usage: Usage) -> None:
         if usage.output_tokens is not None:
-            ticket.course.output_tokens = usage.output_tokens
+            ticket.output_tokens = usage.output_tokens
         self.requests.finished(ticket)
         if usage.prompt_tokens is not None:
-            ticket.course.prompt_tokens = usage.prompt_tokens
+            ticket.prompt_tokens = usage.prompt_tokens

@@ -4,9 +4,14 @@ What the dispatcher decides is put down on the ticket, whose task waits for it. 
 tickets themselves and handed over together, some ten times a second.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable
+from enum import Enum, IntEnum
 from itertools import count
+
+from msgspec import Struct
 
 from controlplane.dispatch.port import (
     INSTANCES_BUSY,
@@ -22,23 +27,158 @@ from controlplane.dispatch.port import (
     Progress,
     Refused,
     Send,
+    Submit,
     Waiting,
 )
+from controlplane.gateway.admission.keys import Grant, SloTerms
+from controlplane.gateway.admission.validation import Call
 from controlplane.gateway.errors import ApiError
 from controlplane.gateway.serving.prefixes import leading_hashes
-from controlplane.gateway.serving.ticket import Interrupt, Ticket, TicketState
+from controlplane.gateway.upstream.answers import RefusedByInstance
+from controlplane.gateway.upstream.connections import Connection
+from controlplane.gateway.upstream.continuation import Kept
+from controlplane.gateway.upstream.whole_answer import WholeAnswer
+from controlplane.lengths.length_service import Prediction
+from forecasting.lengths import LengthQuery
+
+
+class TicketState(IntEnum):
+    ACCEPTED = 0  # authenticated and checked
+    WAITING = 1  # held in its endpoint's queue
+    PLACED = 2  # given to an instance, no byte back yet
+    STREAMING = 3  # bytes are coming back
+    DONE = 4
+    FAILED = 5
+    CANCELLED = 6
+    REJECTED = 7
+
+
+_T = TicketState
+_ENDS = frozenset({_T.DONE, _T.FAILED, _T.CANCELLED})
+MOVES: tuple[frozenset[TicketState], ...] = (
+    frozenset({_T.WAITING, _T.REJECTED, _T.CANCELLED, _T.FAILED}),
+    frozenset({_T.PLACED, _T.REJECTED, _T.CANCELLED, _T.FAILED}),
+    frozenset({_T.STREAMING, _T.WAITING, *_ENDS}),  # WAITING again: the instance died before it sent a byte
+    frozenset({_T.WAITING, *_ENDS}),  # WAITING again: what it has emitted is kept
+    frozenset(),
+    frozenset(),
+    frozenset(),
+    frozenset(),
+)
+
+
+class IllegalTicketMove(RuntimeError):
+    def __init__(self, before: TicketState, after: TicketState) -> None:
+        super().__init__(f"a request that is {before.name.lower()} cannot become {after.name.lower()}")
+
+
+class Interrupt(Enum):
+    """Why a request's task is cancelled from outside."""
+
+    DISCONNECT = "the client went away"
+    INSTANCE_LOST = "the instance stopped answering"
+
+
+class Ticket(Struct, eq=False):
+    """One request on the HTTP side, from its arrival to its ledger row. Times are seconds of the event loop's clock."""
+
+    asked: Submit  # the dispatcher's part of it
+    grant: Grant
+    terms: SloTerms
+    call: Call
+    query: LengthQuery
+    retry: int = 0  # by the client's SDK, as it says
+    length: Prediction | None = None
+    application: str = ""
+    run: str = ""
+    unit: str = ""
+    trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
+    in_one_piece: str = ""  # why its instance does not stream it
+
+    state: TicketState = TicketState.ACCEPTED
+    prompt_tokens: int = 0  # predicted, until the instance says
+    predicted_tokens: float = 0.0  # output
+    region: str = ""  # where it waits or runs
+    own_region: str = ""  # of its caller, where it counts as demand
+    instance: str = ""  # the last one
+    queue_position: int | None = None  # when it was queued, as the next two; 0: it did not wait
+    estimated_wait_s: float | None = None  # None while queued: the pace was unknown
+    estimated_wait_p99_s: float | None = None
+    attempts: int = 0
+    evictions: int = 0  # times that it was taken from an instance and queued again
+    placed_s: float = 0.0
+    first_token_s: float = 0.0
+    first_token_heard: bool = False  # else that is when the whole answer came
+    finished_s: float = 0.0
+    output_tokens: int = 0
+    reported_tokens: int | None = None  # of those, reported to the dispatcher; None: not even its start
+    status: int = 0  # where it differs from the answer's
+    error_code: str = ""
+    error_message: str = ""  # as its tenant was answered
+    trace: list[dict[str, object]] = []
+
+    task: asyncio.Task[object] | None = None
+    interrupted: Interrupt | None = None
+    placement: asyncio.Future[Placed] | None = None
+    kept: Kept | None = None  # where it may be evicted
+    whole: WholeAnswer | None = None  # put together from a stream that its tenant did not ask for
+    evicting: bool = False
+    leave_instance: Callable[[], None] | None = None  # while an instance answers, as is the next one
+    connection: Connection | None = None
+    busy: ApiError | None = None  # from the last instance that could take no more
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens, self.predicted_tokens = self.asked.prompt_tokens, self.asked.predicted_tokens
+
+    def move(self, to: TicketState) -> None:
+        """Raises IllegalTicketMove, naming both states."""
+        if to not in MOVES[self.state]:
+            raise IllegalTicketMove(self.state, to)
+        self.state = to
+
+    def fail(self, error: ApiError | RefusedByInstance) -> None:
+        """Keep the error that the tenant is answered with."""
+        self.error_code, self.error_message, self.status = error.code, error.message[:500], error.status
+
+    def wait_headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers for the tenant: its wait, as estimated when it came."""
+        if self.queue_position is None:
+            return []
+        headers = [(b"x-queue-position", b"%d" % self.queue_position)]
+        if self.estimated_wait_s is not None:
+            headers.append((b"x-estimated-wait-s", b"%.3f" % self.estimated_wait_s))
+        return headers
+
+    @property
+    def has_shown(self) -> bool:
+        """Whether its tenant has been sent a token, after which it cannot start over."""
+        return self.call.stream and self.first_token_s > 0
+
+    def evict(self) -> None:
+        """Leave the instance, if its output can be continued or there is none."""
+        at_instance = self.state in (TicketState.PLACED, TicketState.STREAMING)
+        resumable = self.kept.resumable if self.kept is not None else not self.has_shown
+        if not at_instance or not resumable or self.evicting:
+            return
+        self.evicting = True
+        if self.leave_instance is not None:
+            self.leave_instance()
+
+    def interrupt(self, reason: Interrupt) -> None:
+        """Cancel the request's task; it finds the reason in `interrupted`."""
+        if self.state < TicketState.DONE and self.interrupted is None and self.task is not None:
+            self.interrupted = reason
+            self.task.cancel()
 
 
 class OpenRequests:
-    def __init__(self, clock: Callable[[], float]) -> None:
+    """*send* takes the records for the dispatcher."""
+
+    def __init__(self, clock: Callable[[], float], send: Send) -> None:
         self.clock = clock
         self.streaming: set[Ticket] = set()
         self._tickets: dict[int, Ticket] = {}
         self._numbers = count()
-        self._send: Send = _to_nobody
-
-    def connect(self, send: Send) -> None:
-        """*send* takes the records for the dispatcher."""
         self._send = send
 
     def next_number(self) -> int:
@@ -54,26 +194,25 @@ class OpenRequests:
 
     def place_again(self, ticket: Ticket, reason: str, failure: str, wait_s: float = 1.0) -> None:
         """*ticket* was sent no byte by its instance, or what it was sent is kept. The others are as in `Left`."""
-        ticket.course.trace[-1]["lost"] = reason
+        ticket.trace[-1]["lost"] = reason
         self._again(ticket, failure=failure, reason=reason, wait_s=wait_s)
 
     def evicted(self, ticket: Ticket) -> None:
         """*ticket* has left its instance, as `Evict` asked."""
-        ticket.course.evictions += 1
-        ticket.course.trace[-1]["evicted"] = {"tokens_seen": ticket.course.output_tokens}
+        ticket.evictions += 1
+        ticket.trace[-1]["evicted"] = {"tokens_seen": ticket.output_tokens}
         self._again(ticket, evicted=True)
 
     def _again(
         self, ticket: Ticket, *, failure: str = "", reason: str = "", wait_s: float = 1.0, evicted: bool = False
     ) -> None:
-        course = ticket.course
-        course.output_tokens = ticket.kept.rewind() if ticket.kept is not None else 0
+        ticket.output_tokens = ticket.kept.rewind() if ticket.kept is not None else 0
         if ticket.kept is None or not ticket.kept.opened:
-            course.first_token_s, course.first_token_heard = 0.0, False
+            ticket.first_token_s, ticket.first_token_heard = 0.0, False
         ticket.evicting = False
         self.streaming.discard(ticket)
         ticket.placement = asyncio.get_running_loop().create_future()
-        number, kept_tokens = ticket.asked.number, course.output_tokens
+        number, kept_tokens = ticket.asked.number, ticket.output_tokens
         self._send(
             Left(
                 number,
@@ -88,30 +227,29 @@ class OpenRequests:
 
     def headers_came(self, ticket: Ticket) -> None:
         """The instance of *ticket* begins to answer."""
-        self._send(Progress(headers=((ticket.asked.number, self.clock() - ticket.course.placed_s),)))
+        self._send(Progress(headers=((ticket.asked.number, self.clock() - ticket.placed_s),)))
 
     def began(self, ticket: Ticket) -> None:
         """The first token of its instance came back: the prompt is prefilled."""
-        ticket.course.move(TicketState.STREAMING)
-        ticket.course.first_token_s = ticket.course.first_token_s or self.clock()
-        ticket.course.first_token_heard = True
+        ticket.move(TicketState.STREAMING)
+        ticket.first_token_s = ticket.first_token_s or self.clock()
+        ticket.first_token_heard = True
         self.streaming.add(ticket)
 
     def came_whole(self, ticket: Ticket, first_token_s: float | None) -> None:
         """Its instance answered in one piece, and said how long the first token took, or not."""
-        course, now_s = ticket.course, self.clock()
-        course.move(TicketState.STREAMING)
-        course.first_token_heard = first_token_s is not None
-        course.first_token_s = now_s if first_token_s is None else min(course.placed_s + first_token_s, now_s)
+        now_s = self.clock()
+        ticket.move(TicketState.STREAMING)
+        ticket.first_token_heard = first_token_s is not None
+        ticket.first_token_s = now_s if first_token_s is None else min(ticket.placed_s + first_token_s, now_s)
 
     def report(self) -> None:
         """Report how far every stream has come since the last call. Call it some ten times a second."""
         moved = []
         for ticket in self.streaming:
-            course = ticket.course
-            if course.output_tokens != course.reported_tokens:
-                course.reported_tokens = course.output_tokens
-                moved.append((ticket.asked.number, course.output_tokens))
+            if ticket.output_tokens != ticket.reported_tokens:
+                ticket.reported_tokens = ticket.output_tokens
+                moved.append((ticket.asked.number, ticket.output_tokens))
         if moved:
             self._send(Progress(tuple(moved)))
 
@@ -125,7 +263,7 @@ class OpenRequests:
     def finished(self, ticket: Ticket) -> None:
         """*ticket* was answered whole."""
         if self._close(ticket):
-            self._send(Finished(ticket.asked.number, ticket.course.output_tokens))
+            self._send(Finished(ticket.asked.number, ticket.output_tokens))
 
     def leave(self, ticket: Ticket, failure: str = "", reason: str = "") -> None:
         """*ticket* ends before it is answered. Nothing happens to one that was closed, or never submitted."""
@@ -146,35 +284,35 @@ class OpenRequests:
         ticket = self._tickets.get(record.number)
         if ticket is None:
             return
-        course, placement = ticket.course, ticket.placement
+        placement = ticket.placement
         match record:
             case Placed():
-                course.move(TicketState.PLACED)
-                course.placed_s, course.attempts = record.placed_s, record.attempt
-                course.region, course.instance = record.region, record.instance
-                course.trace.append(record.why)
+                ticket.move(TicketState.PLACED)
+                ticket.placed_s, ticket.attempts = record.placed_s, record.attempt
+                ticket.region, ticket.instance = record.region, record.instance
+                ticket.trace.append(record.why)
                 if placement is not None and not placement.done():
                     placement.set_result(record)
             case Moved():
-                course.region, course.predicted_tokens = record.region, record.predicted_tokens
-                course.own_region = record.own_region or course.own_region
+                ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
+                ticket.own_region = record.own_region or ticket.own_region
                 if record.came_from:
                     moved = f"{record.came_from} to {record.region}"
-                    course.trace.append({"moved": moved, "pressure": record.pressure})
+                    ticket.trace.append({"moved": moved, "pressure": record.pressure})
                 else:
-                    course.move(TicketState.WAITING)
-                    if course.queue_position is None:  # `Waiting` comes if it does wait
-                        course.queue_position, course.estimated_wait_s, course.estimated_wait_p99_s = 0, 0.0, 0.0
+                    ticket.move(TicketState.WAITING)
+                    if ticket.queue_position is None:  # `Waiting` comes if it does wait
+                        ticket.queue_position, ticket.estimated_wait_s, ticket.estimated_wait_p99_s = 0, 0.0, 0.0
             case Waiting():
-                course.queue_position = record.position
-                course.estimated_wait_s = record.estimated_wait_s
-                course.estimated_wait_p99_s = record.estimated_wait_p99_s
+                ticket.queue_position = record.position
+                ticket.estimated_wait_s = record.estimated_wait_s
+                ticket.estimated_wait_p99_s = record.estimated_wait_p99_s
             case PrefixWanted():
                 hashes, block_tokens = leading_hashes(ticket.call, ticket.asked.prompt_tokens)
                 self._send(Prefix(record.number, tuple(hashes), block_tokens))
             case Refused():
-                course.region = record.region or course.region
-                course.own_region = record.own_region or course.own_region
+                ticket.region = record.region or ticket.region
+                ticket.own_region = record.own_region or ticket.own_region
                 if placement is not None and not placement.done():
                     busy = ticket.busy if record.code == INSTANCES_BUSY else None
                     placement.set_exception(busy or _as_error(record))
@@ -193,7 +331,3 @@ def _as_error(refused: Refused) -> ApiError:
         retry_after_s=refused.retry_after_s,
         estimated_wait_s=refused.estimated_wait_s,
     )
-
-
-def _to_nobody(record: object) -> None:
-    raise RuntimeError("connect() comes first")

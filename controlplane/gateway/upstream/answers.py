@@ -5,13 +5,95 @@ Nothing that comes from an instance is of a type or a size before it is read her
 """
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import orjson
 from msgspec import UNSET, Struct, UnsetType
 
+from controlplane.dispatch.port import BUSY
 from controlplane.gateway.admission.validation import Kind
-from controlplane.gateway.upstream.failures import BUSY_STATUSES, ENGINE_DEAD, EngineFailed, Refusal
+from controlplane.gateway.errors import ApiError
+
+ENGINE_DEAD = b"EngineCore encountered an issue"  # vLLM's EngineDeadError: its API server answers a few seconds longer
+BUSY_STATUSES = frozenset({401, 500, 502, 503, 504})
+"""Of the instance: another may do better. 401 is about our own token, never about the tenant's."""
+
+
+class InstanceLost(Exception):
+    """The instance failed before it sent a byte of the answer: the request may go to another.
+
+    *failure*: `controlplane.dispatch.port.Left.failure`. *came*: what came in place of an answer, as its tenant may know it.
+    """
+
+    def __init__(self, reason: str, failure: str = "", came: str = "") -> None:
+        super().__init__(reason)
+        self.failure, self.came = failure, came
+
+
+class InstanceBusy(InstanceLost):
+    """The instance takes no more for a while, by its own word. *error* is the tenant's answer if no other can take it."""
+
+    def __init__(self, reason: str, status: int, message: str, wait_s: float) -> None:
+        super().__init__(reason, BUSY)
+        self.wait_s = wait_s
+        self.error = ApiError(
+            status,
+            message or "Every instance that could take the request is busy.",
+            type="rate_limit_error" if status == 429 else "server_error",
+            code="instance_busy",
+            retry_after_s=wait_s,
+        )
+
+
+class Evicted(Exception):
+    """The instance was left because others need it; what was emitted is kept, and the request comes back to the queue."""
+
+
+class Interrupted(ApiError):
+    """The instance failed after the first byte. *failure*: as above; *reason*: `controlplane.dispatch.port.Left.reason`."""
+
+    def __init__(self, failure: str, reason: str = "") -> None:
+        super().__init__(
+            502,
+            "The instance that served this request failed before the answer was complete.",
+            type="server_error",
+            code="upstream_interrupted",
+            retry_after_s=1,
+        )
+        self.failure, self.reason = failure, reason
+
+
+class EngineFailed(Exception):
+    """An instance gave no answer to the request. *reason*: what came instead; *dead*: it will answer no other one either."""
+
+    def __init__(self, reason: str, *, dead: bool = False) -> None:
+        super().__init__(reason)
+        self.reason, self.dead = reason, dead
+
+
+class Refusal(ApiError):
+    """The instance's own word on a bad request, for its tenant; *number*: its code, where that is a number."""
+
+    def __init__(
+        self, status: int, message: str, *, type: str, param: str | None, code: str, number: int | None
+    ) -> None:
+        super().__init__(status, message, type=type, param=param, code=code)
+        self.number = number
+
+    def fields(self) -> dict[str, object]:
+        return super().fields() | ({"code": self.number} if self.number is not None else {})
+
+
+class RefusedByInstance(Exception):
+    """The instance refused the request for good, and its own answer has been passed on."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"refused with {status}")
+        self.code, self.status, self.message = "refused_by_instance", status, message
+
 
 MOST_TOKENS = 2**31 - 1
 MOST_ANSWER_BYTES = 2**28
@@ -238,3 +320,51 @@ def _text(value: Any) -> str:
 
 def _word(value: Any) -> str | None:
     return _text(value)[:100] if isinstance(value, str) else None
+
+
+LONGEST = 500  # characters kept of a message
+WINDOW = 16  # characters in a row that the request also holds are taken for a quotation
+LEFT_OUT = "…"
+_QUOTES = re.compile(r"""['"]?input(?:_value)?['"]?\s*[:=].*""", re.DOTALL)
+_NAMES = frozenset({"model", "role", "type", "name", "id"})  # fields that hold no words of the tenant's users
+
+
+def message_of(answer: bytes, body: dict[str, Any]) -> str:
+    """The message of *answer*, an error body in OpenAI's shape or plain text, without quotations of the request *body*."""
+    try:
+        error = orjson.loads(answer)
+        error = error.get("error", error)
+        message = error.get("message", "") if isinstance(error, dict) else error
+    except (orjson.JSONDecodeError, AttributeError):
+        message = answer.decode("utf-8", "replace")
+    return without_quotations(str(message), body)
+
+
+def without_quotations(message: str, body: dict[str, Any]) -> str:
+    message = _QUOTES.sub(LEFT_OUT, message[: 4 * LONGEST])
+    texts = list(_texts(body))
+    for text in texts:
+        if 3 < len(text) <= len(message):
+            message = message.replace(text, LEFT_OUT)
+    whole = "\0".join(form for text in texts for form in dict.fromkeys((text, repr(text)[1:-1])))
+    pieces = [message[at : at + WINDOW] for at in range(0, len(message), WINDOW)]
+    quoted = [len(piece) == WINDOW and piece in whole for piece in pieces]
+    kept = [
+        LEFT_OUT if any(quoted[max(0, at - 1) : at + 2]) else piece  # a quotation begins and ends beside what was found
+        for at, piece in enumerate(pieces)
+    ]
+    joined = re.sub(f"(?:{LEFT_OUT}\\s*){{2,}}", LEFT_OUT, "".join(kept))
+    return " ".join(joined.split())[:LONGEST]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in *value*, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for part in value:
+            yield from _texts(part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            if key not in _NAMES or not isinstance(part, str):
+                yield from _texts(part)

@@ -9,19 +9,17 @@ import asyncio
 from functools import partial
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from controlplane.dispatch.port import CUT, DEAD, ERROR, SILENT, Placed
-from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.admission.keys import TIERS
+from controlplane.gateway.admission.validation import Call, Kind
 from controlplane.gateway.errors import JSON_TYPE, ApiError
-from controlplane.gateway.serving.open_requests import OpenRequests
-from controlplane.gateway.serving.responder import Responder
-from controlplane.gateway.serving.ticket import Interrupt, Ticket
+from controlplane.gateway.serving.http import Responder
+from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket
 from controlplane.gateway.upstream import answers
-from controlplane.gateway.upstream.answers import Usage
-from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
-from controlplane.gateway.upstream.error_messages import message_of, without_quotations
-from controlplane.gateway.upstream.failures import (
+from controlplane.gateway.upstream.answers import (
     BUSY_STATUSES,
     ENGINE_DEAD,
     EngineFailed,
@@ -31,10 +29,14 @@ from controlplane.gateway.upstream.failures import (
     Interrupted,
     Refusal,
     RefusedByInstance,
+    Usage,
+    message_of,
+    without_quotations,
 )
-from controlplane.gateway.upstream.kept_stream import KeptStream
-from controlplane.gateway.upstream.passage import Stream
+from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
+from controlplane.gateway.upstream.streams import KeptStream, Stream
 from controlplane.gateway.upstream.whole_answer import WholeAnswer
+from scheduling.queueing.ordering import FCFS, PRIORITY, engine_priority
 
 MOST_SERVERS = 10_000
 
@@ -155,8 +157,8 @@ class Upstream:
                 raise _lost(ticket, placed, failure.reason, DEAD) from failure
             raise _lost(ticket, placed, f"answered with {failure.reason}", ERROR, failure.reason) from failure
         except OSError as error:  # TimeoutError and ConnectionError too
-            if isinstance(error, TimeoutError) and connection is not None and not ticket.course.first_token_s:
-                ticket.course.trace[-1]["lost"] = f"{placed.instance}: {error}"
+            if isinstance(error, TimeoutError) and connection is not None and not ticket.first_token_s:
+                ticket.trace[-1]["lost"] = f"{placed.instance}: {error}"
                 raise ApiError(  # elsewhere it would take as long
                     504,
                     "The instance that was given this request sent no token for too long.",
@@ -196,12 +198,9 @@ class Upstream:
         kept, server = ticket.kept, self._server(placed)
         if not ticket.call.stream and (kept is None or not kept.opened):
             ticket.whole = WholeAnswer(ticket.call)
-        stream = (
-            KeptStream(ticket, kept, responder, usage, server.fingerprint, began)
-            if kept is not None
-            else Stream(ticket, responder, usage, server.fingerprint, began)
-        )
-        await stream.carry(connection, ticket.course.placed_s + placed.first_token_s)
+        make = Stream if kept is None else KeptStream
+        stream = make(ticket, responder, usage, server.fingerprint, began)
+        await stream.carry(connection, ticket.placed_s + placed.first_token_s)
         server.fingerprint = stream.fingerprint
 
     async def _refused(self, ticket: Ticket, placed: Placed, connection: Connection) -> None:
@@ -258,7 +257,68 @@ def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str =
     """What a failure of its instance means for *ticket*: another try while it can begin anew or go on, or an error."""
     ticket.interrupted = None
     reason = f"{placed.instance}: {reason}"
-    if not ticket.has_shown or (ticket.kept is not None and ticket.kept.can_go_on):
+    if not ticket.has_shown or (ticket.kept is not None and ticket.kept.resumable):
         return InstanceLost(reason, failure, came)
-    ticket.course.trace[-1]["lost"] = reason
+    ticket.trace[-1]["lost"] = reason
     return Interrupted(failure, reason)
+
+
+PRIORITY_BAND = 1000  # vLLM priorities of one SLO class; a tenant may step its own requests back within the band
+MOST_BACK = 499
+BY_CLASS = frozenset({FCFS, PRIORITY})
+
+
+def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids: bool = False) -> bytes:
+    """The body for the instance: the tenant's bytes, with our priority, and asking for usage at the end of a stream.
+
+    *streamed* says whether we want a stream, also where the tenant does not. With *token_ids* for those of prompt and
+    output too, which the body does not ask for itself.
+
+    Fields are spliced in front where the tenant's body lacks them, so that everything else stays exactly as it was sent.
+    """
+    body = call.body
+    ask_usage = streamed and not call.include_usage
+    ask_stream = streamed and not call.stream
+    ours = body.get("service_tier") not in TIERS
+    if (
+        ours
+        or "priority" in body
+        or (ask_usage and "stream_options" in body)
+        or (ask_stream and ("stream" in body or "stream_options" in body))
+    ):
+        changed = body | {"priority": priority}
+        if ask_stream:
+            changed["stream"] = True
+        if ours:
+            changed["service_tier"] = "auto"
+        if token_ids:
+            changed["return_token_ids"] = True
+        if ask_usage:
+            # Alone, vLLM takes `continuous_usage_stats` for nothing: with our wish beside it every event would have usage.
+            options = body.get("stream_options") or {}
+            changed["stream_options"] = {"include_usage": True} | {
+                name: value
+                for name, value in options.items()
+                if name not in ("include_usage", "continuous_usage_stats")
+            }
+        return msgspec.json.encode(changed)
+    front = b'{"priority":%d,' % priority
+    if token_ids:
+        front += b'"return_token_ids":true,'
+    if ask_stream:
+        front += b'"stream":true,'
+    if ask_usage:
+        front += b'"stream_options":{"include_usage":true},'
+    return front + raw.lstrip()[1:]
+
+
+def upstream_priority(ordering: int, class_priority: int, asked: object, queue_key_s: float) -> int:
+    """vLLM's priority by the endpoint's *ordering* (`scheduling.queueing.ordering.ORDERINGS`). *queue_key_s*: see `Placed`.
+
+    By arrival or priority the SLO class decides, and a tenant's own `priority` only steps a request back within its class.
+    Otherwise it is the key that the request was queued by, and stepped back by n it counts as having come n seconds later.
+    """
+    back = min(max(asked, 0), MOST_BACK) if isinstance(asked, int) else 0
+    if ordering in BY_CLASS:
+        return class_priority * PRIORITY_BAND + back
+    return engine_priority(ordering, class_priority, queue_key_s + back)

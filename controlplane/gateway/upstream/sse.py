@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from controlplane.gateway.upstream.failures import EngineFailed
+from controlplane.gateway.upstream.answers import EngineFailed
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOST_EVENT_BYTES = 2**26

@@ -11,8 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from controlplane.gateway.admission.validation import Call, Kind
-from controlplane.gateway.upstream.answers import MOST_ANSWER_BYTES, Said, what
-from controlplane.gateway.upstream.failures import EngineFailed
+from controlplane.gateway.upstream.answers import MOST_ANSWER_BYTES, EngineFailed, Said, what
 from controlplane.gateway.upstream.sse import SentEvent
 
 MOST_TOOL_CALLS = 2**12

@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from django.db import connections
 from django.utils import timezone
 
-from controlplane.dispatch.requests.reordering import Evicted
+from controlplane.dispatch.reordering import Evicted
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle import hosts
 from controlplane.fleet.lifecycle.states import ActionError

@@ -5,7 +5,7 @@ operational time: the rate is that of the forecast, the burstiness what it was. 
 the band of its forecast, and so seeds differ in how much comes as well as in when. Conversations are not kept together.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from functools import reduce
 from typing import Any, Final
@@ -17,6 +17,7 @@ from controlplane.planning.forecasts.demand import other_classes
 from controlplane.planning.forecasts.selectors import latest_forecasts, windows_of
 from controlplane.planning.models import Quantity
 from controlplane.simulation.selectors import asked_rows, own_rows, workload_of
+from scheduling.fleet.state import RunningRequest, WaitingRequest
 from scheduling.queueing.running import OVERRUN_SHARE
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
 from scheduling.simulation.workload.edits import merged
@@ -35,11 +36,11 @@ FORECAST_AGE: Final = timedelta(hours=2)
 
 
 def forecast_arrivals(
-    at: datetime, horizon_s: float, unfinished: Sequence[Mapping[str, Any]] = ()
+    at: datetime, horizon_s: float, unfinished: Sequence[RunningRequest | WaitingRequest] = ()
 ) -> tuple[dict[str, Any], list[str]]:
     """How requests come in the *horizon_s* after *at*, by forecasts and the recent ledger, as JSON; and remarks.
 
-    *unfinished* is what runs and waits at *at* (`State.running` and `waiting`): the ledger has only what ended, which
+    *unfinished* is what runs and waits at *at* (`FleetState.running` and `waiting`): the ledger has only what ended, which
     is the short requests of the last minutes. What came before the rows of the ledger that are looked at is left out.
     """
     ended = list(own_rows(asked_rows(at - RECENT, at)).order_by("-arrived_at")[:MOST_ROWS])
@@ -88,12 +89,12 @@ def forecast_arrivals(
     return {"kind": "forecast", "horizon_s": horizon_s, "streams": streams}, remarks
 
 
-def _unfinished(row: Mapping[str, Any], at: datetime) -> tuple[Any, ...]:
+def _unfinished(one: RunningRequest | WaitingRequest, at: datetime) -> tuple[Any, ...]:
     """WORKLOAD_COLUMNS of a request that runs or waits: as long as predicted, or somewhat longer than it is by now."""
-    output = max(row["predicted_tokens"], int((1 + OVERRUN_SHARE) * row.get("output_tokens", 0)))
-    lengths = (row["prompt_tokens"], output, row["prompt_tokens"], row["predicted_tokens"])
-    arrived_at = at + timedelta(seconds=row["arrival_s"])
-    return arrived_at, row["model"], row["region"], row["slo_class"], row["tenant"], *lengths, False
+    emitted = one.output_tokens if isinstance(one, RunningRequest) else 0
+    output = max(one.predicted_tokens, int((1 + OVERRUN_SHARE) * emitted))
+    lengths = (one.prompt_tokens, output, one.prompt_tokens, one.predicted_tokens)
+    return at + timedelta(seconds=one.arrival_s), one.model, one.region, one.slo_class, one.tenant, *lengths, False
 
 
 def _lengths(row: tuple[Any, ...]) -> tuple[int, int]:

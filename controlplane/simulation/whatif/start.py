@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from controlplane.simulation.whatif.arrivals import drawn, recent, recorded
 from controlplane.simulation.whatif.starts import past, traces
-from controlplane.simulation.whatif.state import with_state
+from controlplane.simulation.whatif.state import StoredState, with_state
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import SOURCE, Stage, stage
 from scheduling.simulation.staging.demand import demand_of, of_the_fleet
@@ -30,7 +30,7 @@ class Start(BaseModel):
     """The moment that is time 0 of the simulation."""
     scenario: dict[str, Any]
     """Keys of a scenario file (docs/simulation.md), as things are now."""
-    state: dict[str, Any] | None = None
+    state: StoredState | None = None
     """What runs and waits at `at`; None: nothing does."""
     arrivals: dict[str, Any] = {"kind": "clients"}
     """How requests come: `clients` (those of the scenario), `forecast`, `ledger` or `file`, by its `kind`."""

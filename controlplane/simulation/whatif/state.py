@@ -1,36 +1,62 @@
-"""What runs and waits at a start, put under the simulation of a future."""
+"""The state of a fleet as JSON in a row, and as the start of a staged simulation."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from pydantic import PlainSerializer, PlainValidator
 
 from controlplane.gateway.models import LedgerRow, Outcome
+from scheduling.fleet.state import FleetState, RunningRequest, WaitingRequest
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import Stage
-from scheduling.simulation.staging.state import Forked, forked_state
+from scheduling.simulation.staging.fork import fork
+
+Request = TypeVar("Request", RunningRequest, WaitingRequest)
 
 
-def with_state(state: dict[str, Any], scenario: Scenario, staged: Stage, seed: int, *, recorded: bool) -> Stage:
-    """*staged*, made of *scenario*, beginning with *state*, that of `fork_fleet`; *seed* draws what is still to come of it.
+def _read(value: Any) -> FleetState:
+    if isinstance(value, FleetState):
+        return value
+    try:
+        return msgspec.convert(value, FleetState)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"This fork was stored by another version, start again from the fleet: {error}") from error
+
+
+StoredState = Annotated[FleetState, PlainValidator(_read), PlainSerializer(msgspec.to_builtins)]
+
+
+def with_state(state: FleetState, scenario: Scenario, staged: Stage, seed: int, *, recorded: bool) -> Stage:
+    """Begin *staged*, made of *scenario*, with *state*; *seed* draws the lengths that are still unknown.
 
     *recorded*: requests that have ended since are as long as they were.
     """
-    given = dict(state)
     if recorded:
-        _end_as_recorded(given)
+        state = _as_recorded(state)
     tenants = list(staged.names.tenants)
-    forked = forked_state(Forked(**given), scenario, staged.cluster, tenants, seed)
+    forked = fork(state, scenario, staged.cluster, tenants, seed)
     if staged.scaled is not None:
         for strategy in staged.scaled.strategies.values():
-            strategy.memory.update(given.get("memory", {}))
+            strategy.memory.update(state.memory)
     return replace(staged, state=forked, names=replace(staged.names, tenants=tenants))
 
 
-def _end_as_recorded(state: dict[str, Any]) -> None:
-    """Give the requests of *state* that have ended since the lengths that they had."""
-    rows = [dict(row) for row in state["running"]], [dict(row) for row in state["waiting"]]
-    state["running"], state["waiting"] = rows
-    known = {row["request_id"]: row for of in rows for row in of}
-    ended = LedgerRow.objects.filter(request_id__in=list(known), outcome=Outcome.DONE)
-    for request_id, prompt, output in ended.values_list("request_id", "prompt_tokens", "output_tokens"):
-        row = known[request_id]
-        row["prompt_tokens"], row["true_output"] = prompt or row["prompt_tokens"], max(1, output)
+def _as_recorded(state: FleetState) -> FleetState:
+    """A copy in which requests that have ended since have the lengths of their records."""
+    names = [one.request_id for one in (*state.running, *state.waiting)]
+    rows = LedgerRow.objects.filter(request_id__in=names, outcome=Outcome.DONE)
+    lengths = {
+        request_id: (prompt, max(1, output))
+        for request_id, prompt, output in rows.values_list("request_id", "prompt_tokens", "output_tokens")
+    }
+
+    def recorded(one: Request) -> Request:
+        if one.request_id not in lengths:
+            return one
+        prompt, output = lengths[one.request_id]
+        return msgspec.structs.replace(one, prompt_tokens=prompt or one.prompt_tokens, true_output=output)
+
+    return msgspec.structs.replace(
+        state, running=[recorded(one) for one in state.running], waiting=[recorded(one) for one in state.waiting]
+    )

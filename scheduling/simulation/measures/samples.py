@@ -1,6 +1,5 @@
 """What the fleet looks like at regular times of a simulation: the series of its result."""
 
-from math import ceil
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,12 @@ class Samples:
     ValueError for no such step.
     """
 
-    def __init__(self, step_s: float, begins_s: float = 0.0) -> None:
+    def __init__(self, step_s: float) -> None:
         if not 0 <= step_s < np.inf:
             raise ValueError(f"sample_s must be a number from 0 up, not {step_s}")
         self._step_s = step_s
-        self._first = ceil(begins_s / step_s) if step_s else 0
         self._taken: list[dict[str, NDArray[Any]]] = []
-        self.next_s = self._first * step_s if step_s else np.inf
+        self.next_s = 0.0 if step_s else np.inf
         """When the next one is taken; infinity for never."""
 
     def take(self, world: World, states: NDArray[np.int8]) -> None:
@@ -45,11 +43,11 @@ class Samples:
                 "instance_state": states.copy(),
             }
         )
-        self.next_s = (self._first + len(self._taken)) * self._step_s
+        self.next_s = len(self._taken) * self._step_s
 
     def series(self) -> dict[str, NDArray[Any]] | None:
         """All of them, samples first, with their times in `t_s`; None for none."""
         if not self._taken:
             return None
-        t_s = (self._first + np.arange(len(self._taken))) * self._step_s
+        t_s = np.arange(len(self._taken)) * self._step_s
         return {"t_s": t_s} | {name: np.stack([sample[name] for sample in self._taken]) for name in self._taken[0]}

@@ -21,7 +21,7 @@ from scheduling.simulation.staging.happenings import happenings_of
 from scheduling.simulation.staging.misfit import Misfit
 from scheduling.simulation.staging.requests import promise_of, requests_of
 from scheduling.simulation.staging.scaling import Scaled, scaled_of
-from scheduling.simulation.state.records import FleetState
+from scheduling.simulation.state.placing import Fork
 from scheduling.simulation.strategies import Advisor, StrategyRun, run_strategy
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.columns import Workload
@@ -63,7 +63,7 @@ class Stage:
     seed: int
     sample_s: float
     until_s: float
-    state: FleetState | None = None
+    state: Fork | None = None
     """What runs and waits at the begin, in the place of an idle fleet."""
     recent: Requests | None = None
     """Requests before the begin, by whose lengths and bursts planners know what an instance serves; None: those to come."""

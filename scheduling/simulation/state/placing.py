@@ -1,96 +1,198 @@
-"""Putting a state into the arrays of a simulation that has not begun.
-
-Engines are put together sequence by sequence; what they compute at the moment is taken over, or, where nobody can know it
-(the engines of a living fleet), begun with what has reached them by then.
-"""
+"""Writes a fork, the state of a live fleet on the instances of a cluster, into the arrays of a new simulation."""
 
 import math
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from scheduling.fleet.state import GroupState
 from scheduling.lookahead.maps import advance, enter
+from scheduling.queueing.global_scheduler import GlobalScheduler
+from scheduling.queueing.groups import FREE_GROUPS, KNOWN_CLASSES, NEXT_NUMBER, GroupArrays, put_before
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, WAITS, note_phase
 from scheduling.queueing.waiting_set import enqueue
+from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.routers import LEAST_DELAY
+from scheduling.scaling.owner import Change
 from scheduling.simulation.cluster.event_queue import reset_time
-from scheduling.simulation.cluster.lifecycle import Lives
 from scheduling.simulation.cluster.state_changes import COMING, SHARING
 from scheduling.simulation.cluster.world import Outcome, State, World
-from scheduling.simulation.engine.state import FREE_SEQUENCES, GIVEN, LEAVING, NONE
-from scheduling.simulation.state.groups import place_groups
-from scheduling.simulation.state.records import FleetState, InstanceState, Running, Where
+from scheduling.simulation.engine.state import FREE_SEQUENCES, GIVEN, NONE
 from scheduling.simulation.state.work import begin_work, give_work
+from scheduling.simulation.workload.requests import Requests
 
 
-def place(lives: Lives, state: FleetState) -> None:
-    """Put *state* into the world of *lives*; its requests are the first of those there, and there are slots for all.
+class Where(StrEnum):
+    """Where an instance has a request."""
 
-    ValueError if it is of another fleet.
-    """
-    world = lives.world
-    if len(state.instances) != world.fleet.endpoint.size or len(state.endpoints) != world.policies.size:
-        raise ValueError(
-            f"a state of {len(state.instances)} instances and {len(state.endpoints)} endpoints is not one of a fleet of"
-            f" {world.fleet.endpoint.size} and {world.policies.size}"
-        )
+    RUNNING = "running"
+    WAITING = "waiting"
+    """In the engine's own queue."""
+    SENT = "sent"
+    """On its way there."""
+
+
+@dataclass(slots=True)
+class ForkedRequest:
+    """A request that an instance was given."""
+
+    request: int
+    """Row of `Fork.requests`."""
+    where: Where
+    expected_prompt: int
+    expected_tokens: int
+    produced_tokens: int
+    """Output tokens; with the first one, prefill is over."""
+    computed_tokens: int
+    """Prompt tokens whose KV is there."""
+    priority: int
+    number: int
+    """Order of dispatch, over all instances."""
+    ahead: int | None
+    """Iterations since it entered the look-ahead map of its instance; None where it is in none."""
+    reaches_s: float
+    """The instance."""
+    prefilling: bool = False
+    """A part of its prompt is computed."""
+
+    @property
+    def decoding(self) -> bool:
+        return self.produced_tokens > 0
+
+
+@dataclass(slots=True)
+class ForkedInstance:
+    state: int
+    since_s: float = 0.0
+    ends_s: float = math.inf
+    goal: int = 0
+    """State after draining, and how long that lasts."""
+    goal_s: float = 0.0
+    loading_s: float | None = None
+    """None: as the cluster says, also of round trips."""
+    round_trips: NDArray[np.float64] | None = None
+    requests: list[ForkedRequest] = field(default_factory=list)
+    """Running ones in order of admission, then waiting ones in order, then those on their way."""
+    begins_s: float = 0.0
+    """When the iteration in progress began, with the requests that had arrived by then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A request that waits at an endpoint."""
+
+    request: int
+    endpoint: int
+    key: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedEndpoint:
+    cursor: int
+    asked_work_s: float
+    backlog_s: float
+    changed_s: float
+    last: Change
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedGroup:
+    seen: GroupState
+    endpoint: int
+    queue: int
+    """Virtual queue, by the number of its instance; -1 for none."""
+    members: list[int]
+    """Indices in `Fork.waiting`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedGroups:
+    groups: list[ForkedGroup]
+    mean_tokens: list[float]
+    mean_output: list[float]
+    classes: list[tuple[int, int]]
+    next_number: int
+    tried: tuple[int, int]
+    tried_s: float
+    short_instances: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A fleet at time 0, by the numbers of a cluster."""
+
+    requests: Requests
+    """Waiting and running ones, in order of arrival."""
+    outcomes: NDArray[np.void]
+    """`cluster.world.OUTCOME` of each."""
+    instances: list[ForkedInstance]
+    endpoints: list[ForkedEndpoint]
+    waiting: list[Queued]
+    """In order of arrival at their queues, which breaks ties."""
+    groups: ForkedGroups | None
+    """None: formed again from what waits."""
+    swept_s: float
+    swap_targets: list[int]
+    """By swap group: the instance that wakes once the awake one sleeps, -1 for none."""
+    asked_tokens: NDArray[np.float64]
+    """endpoints x seconds before 0, oldest first."""
+
+    @property
+    def slots(self) -> int:
+        """Slots of the waiting set that it needs, and one for the next request."""
+        return 2 + max(len(self.waiting), len(self.groups.groups) if self.groups else 0)
+
+
+def place(world: World, fork: Fork) -> None:
+    """Write *fork* into *world*, which has its requests as the first ones, and slots for all that wait."""
     run_state = world.run_state[0]
-    run_state.now_s, run_state.arrived = state.now_s, state.requests.count
-    world.outcomes[: state.requests.count] = state.outcomes
-    for at, instance in enumerate(state.instances):
-        _place_life(lives, at, instance)
-    for group, target in enumerate(state.swap_targets):
-        lives.world.lives.groups[group]["target"] = target
-    _place_phases(lives.world, state)
-    if state.reclaims_s:
-        lives.world = lives.world._replace(lives=lives.world.lives._replace(reclaims_s=np.array(state.reclaims_s)))
-    if state.kept_tokens is not None:
-        kept = np.zeros(lives.world.outcomes.size, np.int32)
-        kept[: state.requests.count] = state.kept_tokens
-        lives.world = lives.world._replace(kept_tokens=kept)
-    world = lives.world
-    _count_serving(world)
-    for at, endpoint in enumerate(state.endpoints):
-        policy: Any = world.policies[at]
+    run_state.arrived = fork.requests.count
+    world.outcomes[: fork.requests.count] = fork.outcomes
+    for at, instance in enumerate(fork.instances):
+        _place_life(world, at, instance)
+    world.lives.groups["target"][: len(fork.swap_targets)] = fork.swap_targets
+    _place_swaps(world, fork)
+    lives = world.lives.instances
+    serves = np.where(lives["swap_group"] >= 0, SHARING, COMING) >> lives["state"].astype(np.int64) & 1
+    world.policies["serving"] = np.bincount(world.fleet.endpoint, serves, world.policies.size).astype(np.int64)
+    for at, endpoint in enumerate(fork.endpoints):
         world.endpoints.cursor[at] = endpoint.cursor
-        world.endpoints.asked_work_s[at], world.endpoints.asked_at_s[at] = endpoint.asked_work_s, state.now_s
-        world.endpoints.clear_at_s[at] = state.now_s + endpoint.backlog_s
-        policy.scaled_s, policy.batch_opened_s = endpoint.scaled_s, endpoint.batch_opened_s
-        reset_time(world.events, 2 * world.fleet.endpoint.size + world.link.shape[1] + at, endpoint.batch_due_s)
-    _Engines(world, state).place()
-    _place_waiting(world, state)
-    _place_travelling(world, state)
-    if state.sweep_s < math.inf and run_state.sweep_node >= 0:
-        run_state.sweep_s = state.sweep_s
-        reset_time(world.events, int(run_state.sweep_node), state.sweep_s)
+        world.endpoints.asked_work_s[at], world.endpoints.asked_at_s[at] = endpoint.asked_work_s, 0.0
+        world.endpoints.clear_at_s[at] = endpoint.backlog_s
+    _Engines(world, fork).place()
+    _place_waiting(world, fork)
+    if fork.waiting and run_state.sweep_node >= 0:
+        run_state.sweep_s = max(0.0, fork.swept_s + SWEEP_S)
+        reset_time(world.events, int(run_state.sweep_node), float(run_state.sweep_s))
 
 
-def _place_life(lives: Lives, at: int, instance: InstanceState) -> None:
-    if instance.moved or int(lives.world.fleet.endpoint[at]) != instance.endpoint:
-        lives.move(at, instance.endpoint)
-    world = lives.world
+def resume_scheduler(scheduler: GlobalScheduler, groups: ForkedGroups, places: int) -> None:
+    """Give *scheduler* the memory of the forked one; there are *places* for groups."""
+    made, in_use = groups.tried
+    scheduler.tried, scheduler.tried_s = (made, places - in_use), groups.tried_s
+    scheduler.short_instances = dict(groups.short_instances)
+
+
+def _place_life(world: World, at: int, instance: ForkedInstance) -> None:
     life: Any = world.lives.instances[at]
-    for name in ("state", "since_s", "goal", "goal_endpoint", "goal_s"):
+    for name in ("state", "since_s", "goal", "goal_s"):
         life[name] = getattr(instance, name)
+    life.goal_endpoint = -1
     if instance.loading_s is not None:
         life.loading_s = instance.loading_s
-    if instance.in_memory is not None and life.swap_group >= 0:
-        group: Any = world.lives.groups[life.swap_group]
-        group.held_bytes += (int(instance.in_memory) - int(life.in_memory)) * life.weights_bytes
-        life.in_memory = instance.in_memory
-    if instance.models:
-        lives.used[at] = list(instance.models)
     if instance.round_trips is not None:
         world.fleet.round_trips[at] = instance.round_trips
-    if instance.limits is not None:
-        world.fleet.max_num_seqs[at], world.fleet.kv_capacity_tokens[at] = instance.limits
     world.fleet.accepting[at] = instance.state == State.READY
-    world.fleet.placed_tokens[at] = instance.placed_tokens
     reset_time(world.events, world.fleet.endpoint.size + at, instance.ends_s)
 
 
-def _place_phases(world: World, state: FleetState) -> None:
-    """Where the instances that share their GPUs are in a swap."""
+def _place_swaps(world: World, fork: Fork) -> None:
+    """The phase of each instance that shares its GPUs."""
     arrays = world.waiting.groups
     for at, life in enumerate(world.lives.instances):
         this: Any = life
@@ -98,100 +200,75 @@ def _place_phases(world: World, state: FleetState) -> None:
             continue
         target = int(world.lives.groups[this.swap_group]["target"])
         if this.state in (State.WAKING, State.LOADING):
-            note_phase(arrays, at, COMES, state.instances[at].ends_s)
+            note_phase(arrays, at, COMES, fork.instances[at].ends_s)
         elif target == at:
             note_phase(arrays, at, WAITS, 0.0)
         elif target >= 0 and this.state in (State.DRAINING, State.FALLING_ASLEEP):
             note_phase(arrays, at, LEAVES, 0.0)
 
 
-def _count_serving(world: World) -> None:
-    """How many instances serve each endpoint or soon will, as the states say, and the KV tokens of its largest one."""
-    lives = world.lives.instances
-    bits = np.where(lives["swap_group"] >= 0, SHARING, COMING)
-    serves = bits >> lives["state"].astype(np.int64) & 1
-    world.policies["serving"] = np.bincount(world.fleet.endpoint, serves, world.policies.size).astype(np.int64)
-    world.policies["largest_kv_tokens"] = 0
-    np.maximum.at(world.policies["largest_kv_tokens"], world.fleet.endpoint, world.fleet.kv_capacity_tokens)
-
-
 class _Engines:
-    """Puts what instances have into their engines, the fleet arrays and the look-ahead maps."""
+    """Puts the requests of instances into their engines, the fleet arrays and the look-ahead maps."""
 
-    def __init__(self, world: World, state: FleetState) -> None:
-        self.world, self.state = world, state
-        self.numbers = 0
+    def __init__(self, world: World, fork: Fork) -> None:
+        self.world, self.fork = world, fork
 
     def place(self) -> None:
-        """All instances."""
         sent: list[tuple[float, int, int, int]] = []
-        for at, instance in enumerate(self.state.instances):
-            slots = [self._take(at, one) for one in instance.requests]
-            listed = list(zip(instance.requests, slots, strict=True))
-            self._place_loads(at, instance, listed)
+        for at, instance in enumerate(self.fork.instances):
+            listed = [(one, self._take(at, one)) for one in instance.requests]
+            self._place_loads(at, listed)
             self._place_maps(at, listed)
             self._link_running(at, [each for each in listed if each[0].where is Where.RUNNING])
-            waiting = [slot for one, slot in listed if one.where is Where.WAITING]
-            sent += [
-                (one.reaches_s, one.number, instance.endpoint, slot) for one, slot in listed if one.where is Where.SENT
-            ]
-            self._begin(at, instance, waiting)
-        self.world.engines.counters[GIVEN] = self.numbers
+            self._begin(at, instance, [slot for one, slot in listed if one.where is Where.WAITING])
+            endpoint = int(self.world.fleet.endpoint[at])
+            sent += [(one.reaches_s, one.number, endpoint, slot) for one, slot in listed if one.where is Where.SENT]
+        numbers = [one.number for instance in self.fork.instances for one in instance.requests]
+        self.world.engines.counters[GIVEN] = max(numbers, default=-1) + 1
         self._send(sorted(sent))
 
-    def _take(self, at: int, one: Running) -> int:
+    def _take(self, at: int, one: ForkedRequest) -> int:
         """A record for *one*, which instance *at* has."""
-        engines, requests = self.world.engines, self.state.requests
+        engines, requests = self.world.engines, self.fork.requests
         engines.counters[FREE_SEQUENCES] -= 1
         slot = int(engines.free_sequences[engines.counters[FREE_SEQUENCES]])
         this: Any = engines.sequences[slot]
+        for name in (
+            "request", "expected_prompt", "expected_tokens", "produced_tokens", "computed_tokens", "decoding", "priority",
+            "number", "reaches_s",
+        ):  # fmt: skip
+            this[name] = getattr(one, name)
+        this.streaming, this.offset = one.decoding, one.produced_tokens
+        this.instance, this.again, this.published, this.evicted = at, 0, 0, 0
+        this.prompt_tokens = requests.prompt_tokens[one.request]
+        this.output_tokens = requests.output_tokens[one.request]
         region = int(self.world.policies[self.world.fleet.endpoint[at]]["region"])
-        for name in ("request", "expected_prompt", "expected_tokens", "produced_tokens", "computed_tokens"):
-            this[name] = getattr(one, name)
-        for name in ("decoding", "streaming", "again", "priority", "number"):
-            this[name] = getattr(one, name)
-        this.instance, this.published, this.evicted = at, 0, one.leaving
-        engines.instances[at]["leaving"] += one.leaving
-        engines.counters[LEAVING] += one.leaving
-        kept = 0 if self.state.kept_tokens is None else int(self.state.kept_tokens[one.request])
-        this.prompt_tokens = requests.prompt_tokens[one.request] + kept
-        this.output_tokens = requests.output_tokens[one.request] - kept
-        this.offset = one.produced_tokens
         back_s = self.world.latency_s[region, requests.region[one.request]]
         this.origin_s = requests.arrival_s[one.request] - back_s
         this.previous = this.next = this.next_joining = NONE
-        this.reaches_s = one.reaches_s
-        self.numbers = max(self.numbers, one.number + 1)
         return slot
 
-    def _place_loads(self, at: int, instance: InstanceState, listed: list[tuple[Running, int]]) -> None:
+    def _place_loads(self, at: int, listed: list[tuple[ForkedRequest, int]]) -> None:
         fleet, sequences = self.world.fleet, self.world.engines.sequences
-        held = left = queued = 0
-        for one, slot in listed:
-            done = int(sequences["prompt_tokens"][slot]) + one.produced_tokens if one.streaming else 0
-            held += max(one.expected_tokens, done)
-            left += max(one.expected_tokens - done, 0)
-            queued += 0 if one.streaming else one.expected_prompt
         fleet.running[at] = len(listed)
-        fleet.kv_tokens[at], fleet.remaining_tokens[at], fleet.queued_prompt_tokens[at] = instance.loads or (
-            held,
-            left,
-            queued,
-        )
+        for one, slot in listed:
+            done = int(sequences["prompt_tokens"][slot]) + one.produced_tokens if one.decoding else 0
+            fleet.kv_tokens[at] += max(one.expected_tokens, done)
+            fleet.remaining_tokens[at] += max(one.expected_tokens - done, 0)
+            fleet.queued_prompt_tokens[at] += 0 if one.decoding else one.expected_prompt
 
-    def _place_maps(self, at: int, listed: list[tuple[Running, int]]) -> None:
-        ahead, sequences = self.world.engines.ahead, self.world.engines.sequences
-        if not ahead.clock.size:
+    def _place_maps(self, at: int, listed: list[tuple[ForkedRequest, int]]) -> None:
+        maps, sequences = self.world.engines.ahead, self.world.engines.sequences
+        if not maps.clock.size:
             return
-        furthest = max((one.ahead for one, _ in listed if one.ahead is not None), default=0)
-        advance(ahead, at, furthest)
+        advance(maps, at, max((one.ahead for one, _ in listed if one.ahead is not None), default=0))
         for one, slot in listed:
             if one.ahead is not None:
                 prompt = int(sequences["prompt_tokens"][slot])
-                enter(ahead, slot, at, prompt, one.expected_tokens - one.expected_prompt, one.ahead)
+                enter(maps, slot, at, prompt, one.expected_tokens - one.expected_prompt, one.ahead)
 
-    def _link_running(self, at: int, listed: list[tuple[Running, int]]) -> None:
-        """The batch of instance *at*: lists, the heap of those due, and the blocks that they hold."""
+    def _link_running(self, at: int, listed: list[tuple[ForkedRequest, int]]) -> None:
+        """The batch of instance *at*: its lists, the heap of those due, and the blocks that they hold."""
         engines = self.world.engines
         engine: Any = engines.instances[at]
         size = int(engine.block_size_tokens)
@@ -211,7 +288,7 @@ class _Engines:
             if one.decoding:
                 held = tokens - 1
                 engines.residues[at, held % size] += 1
-                due.append((self._due_in(one, this), slot))
+                due.append((_due_in(one, this), slot))
                 engine.context_tokens += tokens
                 engine.within += tokens < one.expected_tokens
             if one.prefilling:
@@ -220,59 +297,25 @@ class _Engines:
         engine.last_running, engine.running, engine.decoding = before, len(listed), len(due)
         for place, (iterations, slot) in enumerate(sorted(due)):
             engines.due[at, place], engines.due_sequence[at, place] = iterations, slot
-        joining = sorted((one.joins, slot) for one, slot in listed if one.joins >= 0)
-        for (_, slot), following in zip(joining, [*(slot for _, slot in joining[1:]), NONE], strict=False):
-            engines.sequences[slot]["next_joining"] = following
-        if joining:
-            engine.joining, engine.last_joining = joining[0][1], joining[-1][1]
 
-    def _due_in(self, one: Running, this: Any) -> int:
-        """Iterations until *this* has all its tokens, or exceeds those expected (`engine.progress.milestone`)."""
-        if one.due_in is not None:
-            return one.due_in
-        expected = int(this.expected_tokens - this.prompt_tokens)
-        if one.produced_tokens < expected < this.output_tokens:
-            return expected - one.produced_tokens
-        return int(this.output_tokens) - one.produced_tokens
-
-    def _begin(self, at: int, instance: InstanceState, waiting: list[int]) -> None:
-        """What instance *at* computes, and the sequences that wait there."""
+    def _begin(self, at: int, instance: ForkedInstance, waiting: list[int]) -> None:
+        """Begin the iteration of instance *at*; then let the sequences that came since wait there."""
         engines = self.world.engines
         engine: Any = engines.instances[at]
-        now_s, work = self.state.now_s, instance.work
-        if work is None:
-            early = [slot for slot in waiting if engines.sequences[slot]["reaches_s"] <= instance.begins_s]
-            self._link_waiting(at, early or ([] if engine.running else waiting[:1]))
-            late = [slot for slot in waiting if not self._is_linked(at, slot)]
-            if engine.running or engine.waiting:
-                begins_s = instance.begins_s if early or engine.running else now_s
-                begin_work(self.world, at, float(begins_s))
-            for slot in late:
-                give_work(self.world, at, slot, float(now_s))
-            return
-        self._link_waiting(at, waiting)
-        for name in (each for each in work.__slots__ if each != "ends_s"):
-            engine[name] = getattr(work, name)
-        engines.exceeding[at] = work.next_s < math.inf and work.step_within < work.step_decodes
-        reset_time(self.world.events, at, work.ends_s)
-
-    def _is_linked(self, at: int, slot: int) -> bool:
-        engines = self.world.engines
-        one = int(engines.instances[at]["first_waiting"])
-        while one not in (NONE, slot):
-            one = int(engines.sequences[one]["next"])
-        return one == slot
-
-    def _link_waiting(self, at: int, slots: list[int]) -> None:
-        engines = self.world.engines
-        engine: Any = engines.instances[at]
-        for before, slot, after in zip([NONE, *slots], slots, [*slots[1:], NONE], strict=False):
+        early = [slot for slot in waiting if engines.sequences[slot]["reaches_s"] <= instance.begins_s]
+        first = early or ([] if engine.running else waiting[:1])
+        for before, slot, after in zip([NONE, *first], first, [*first[1:], NONE], strict=False):
             engines.sequences[slot]["previous"], engines.sequences[slot]["next"] = before, after
-        if slots:
-            engine.first_waiting, engine.last_waiting, engine.waiting = slots[0], slots[-1], len(slots)
+        if first:
+            engine.first_waiting, engine.last_waiting, engine.waiting = first[0], first[-1], len(first)
+        if first or engine.running:
+            begin_work(self.world, at, instance.begins_s if early or engine.running else 0.0)
+        for slot in waiting:
+            if slot not in first:
+                give_work(self.world, at, slot, 0.0)
 
     def _send(self, sent: list[tuple[float, int, int, int]]) -> None:
-        """Those on their way, by when they reach their instances."""
+        """Requests on their way, in the order in which they reach their instances."""
         world = self.world
         for endpoint in range(world.policies.size):
             slots = [slot for _, _, to, slot in sent if to == endpoint]
@@ -285,12 +328,20 @@ class _Engines:
             reset_time(world.events, node, float(world.engines.sequences[slots[0]]["reaches_s"]))
 
 
-def _place_waiting(world: World, state: FleetState) -> None:
-    waiting, requests, limits = world.waiting, state.requests, world.waiting.groups.limit.copy()
-    if state.groups is not None:
-        waiting.groups.limit[:] = 0  # the groups are put together below, as they were
+def _due_in(one: ForkedRequest, this: Any) -> int:
+    """Iterations until *this* has all its tokens, or exceeds those expected (`engine.progress.milestone`)."""
+    expected = int(this.expected_tokens - this.prompt_tokens)
+    if one.produced_tokens < expected < this.output_tokens:
+        return expected - one.produced_tokens
+    return int(this.output_tokens) - one.produced_tokens
+
+
+def _place_waiting(world: World, fork: Fork) -> None:
+    waiting, requests, limits = world.waiting, fork.requests, world.waiting.groups.limit.copy()
+    if fork.groups is not None:
+        waiting.groups.limit[:] = 0  # requests join no new group
     slots = []
-    for one in state.waiting:
+    for one in fork.waiting:
         arrival_s = float(requests.arrival_s[one.request])
         due_s = arrival_s + float(min(requests.deadline_s[one.request], requests.end_s[one.request]))
         slot = enqueue(
@@ -314,24 +365,41 @@ def _place_waiting(world: World, state: FleetState) -> None:
         if policy.routing == LEAST_DELAY:
             world.affinity.noted_count[slot] = 0
         world.outcomes[one.request]["state"] = Outcome.WAITING
-        world.outcomes[one.request]["endpoint"] = one.endpoint
-    if state.groups is not None:
-        place_groups(waiting.groups, state.groups, slots, state.now_s)
+    if fork.groups is not None:
+        _place_groups(waiting.groups, fork.groups, slots)
         waiting.groups.limit[:] = limits
 
 
-def _place_travelling(world: World, state: FleetState) -> None:
-    regions = world.latency_s.shape[0]
-    last: dict[int, int] = {}
-    for request, endpoint in state.travelling:
-        origin, region = int(state.requests.region[request]), int(world.policies[endpoint]["region"])
-        link = origin * regions + region
-        world.outcomes[request]["endpoint"] = endpoint
-        world.travelling[request] = NONE
-        if link in last:
-            world.travelling[last[link]] = request
-        else:
-            world.link[0, link] = request
-            reaches_s = float(state.requests.arrival_s[request] + world.latency_s[origin, region])
-            reset_time(world.events, 2 * world.fleet.endpoint.size + link, reaches_s)
-        world.link[1, link] = last[link] = request
+def _place_groups(arrays: GroupArrays, forked: ForkedGroups, slots: list[int]) -> None:
+    """Write the groups into the empty *arrays*; *slots* are those of `Fork.waiting`."""
+    for place, group in enumerate(forked.groups):
+        this: Any = arrays.groups[place]
+        for name in (
+            "kind",
+            "number",
+            "joined",
+            "prompt_tokens",
+            "output_tokens",
+            "opened_s",
+            "hold_until_s",
+            "pinned",
+        ):
+            this[name] = getattr(group.seen, name)
+        this.endpoint = group.endpoint
+        members = [slots[at] for at in group.members]
+        this.first, this.last, this.count = members[0], members[-1], len(members)
+        for before, slot, after in zip([NONE, *members], members, [*members[1:], NONE], strict=False):
+            arrays.members[slot] = (place, after, before)
+        if group.seen.is_open:
+            arrays.open[group.endpoint, group.seen.kind] = place
+    for place, group in sorted(enumerate(forked.groups), key=lambda each: (each[1].queue, each[1].seen.rank)):
+        if group.queue >= 0:
+            put_before(arrays, place, group.queue, NONE)
+    arrays.mean_tokens[:], arrays.mean_output[:] = forked.mean_tokens, forked.mean_output
+    arrays.moment_s[0] = 0.0
+    for at, (priority, due_ms) in enumerate(forked.classes):
+        arrays.class_priority[at], arrays.class_due_ms[at] = priority, due_ms
+    free = np.arange(arrays.groups.size - 1, len(forked.groups) - 1, -1)
+    arrays.free[: free.size] = free
+    arrays.counters[FREE_GROUPS], arrays.counters[NEXT_NUMBER] = free.size, forked.next_number
+    arrays.counters[KNOWN_CLASSES] = len(forked.classes)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forecasting.lengths.training import datasets
-from forecasting.lengths.training.datasets import DataMissing, count_tokens, in_test, normalised, read_sets
+from forecasting.lengths import datasets
+from forecasting.lengths.datasets import DataMissing, count_tokens, in_test, normalised, read_sets
 
 REAL = Path(os.environ.get("PILOTHOUSE_DATA", Path(__file__).parents[4] / "shared" / "data"))
 real_data = pytest.mark.skipif(
@@ -45,10 +45,10 @@ def test_parts_share_no_prompt_and_sets_neither(tmp_path: Path) -> None:
     assert not training & test
     every = split.training + split.test
     arena = [each for each in every if each.query.tenant == "arena_bench_v1"]
-    teacher = [each for each in every if each.query.tenant == "gpteacher"]
+    gpteacher = [each for each in every if each.query.tenant == "gpteacher"]
     assert len(arena) == 80
-    assert len(teacher) == 20 + 10  # prompts 40 to 59, and the tool calls that were answered
-    assert not {normalised(each.query.text) for each in arena} & {normalised(each.query.text) for each in teacher}
+    assert len(gpteacher) == 20 + 10  # prompts 40 to 59, and the tool calls that were answered
+    assert not {normalised(each.query.text) for each in arena} & {normalised(each.query.text) for each in gpteacher}
     assert read_sets(tmp_path, datasets.FREE) == split
 
 

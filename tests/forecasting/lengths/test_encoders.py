@@ -7,14 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forecasting.lengths import Fitting
-from forecasting.lengths.models import ours
-from forecasting.lengths.models.ours import Ours
-from forecasting.lengths.models.preserve import BUCKETS, FILLED_TO, PreServe, Synonyms, over_sampled
-from forecasting.lengths.models.proxy import head_outputs
-from forecasting.lengths.models.ssjf import Classification, OrdinalMse, Pairwise, RegressionL1, TiesBroken
-from forecasting.lengths.service.subprocess_server import load
-from forecasting.lengths.text.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing, stack
+from forecasting.lengths import Fitting, ours
+from forecasting.lengths.encoder import MINILM, MINILM_PACKAGE, TINY, Encoder, EncoderMissing, stack
+from forecasting.lengths.ours import Ours
+from forecasting.lengths.papers import (
+    BUCKETS,
+    FILLED_TO,
+    Classification,
+    OrdinalMse,
+    Pairwise,
+    PreServe,
+    RegressionL1,
+    Synonyms,
+    TiesBroken,
+    over_sampled,
+)
+from forecasting.lengths.proxy import head_outputs
+from forecasting.lengths.subprocess_server import load
 from tests.forecasting.lengths.made import samples
 
 SMALL = Fitting(TINY, tuned=48, read=60, head_epochs=4, most_tokens=24)
@@ -158,7 +167,7 @@ def test_an_encoder_of_fewer_layers_is_quantised_and_says_nearly_the_same(tmp_pa
     assert len(stack(Encoder(TINY).module)) == 2
 
 
-def test_our_teacher_reads_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ours_reads_a_prompt_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = Ours(SMALL), []
     states = model.encoder.states
 

@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.lengths.query import LengthQuery
-from forecasting.lengths.text import kernels
-from forecasting.lengths.text.features import (  # fmt: skip
+from forecasting.lengths import kernels
+from forecasting.lengths.features import (  # fmt: skip
     CATEGORIES,
     FIRST,
     HASHES,
@@ -22,6 +21,7 @@ from forecasting.lengths.text.features import (  # fmt: skip
     read,
     unpacked,
 )
+from forecasting.lengths.query import LengthQuery
 from tests.oracles import text_features as plain
 
 PIECES = st.one_of(

@@ -5,14 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample
-from forecasting.lengths.models.baselines import ClassMean, PromptBuckets, TenantHistogram
-from forecasting.lengths.models.forest import Forest
-from forecasting.lengths.models.spread import Spread
-from forecasting.lengths.models.student import Student
+from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, student_training
+from forecasting.lengths.baselines import ClassMean, PromptBuckets, TenantHistogram
+from forecasting.lengths.encoder import TINY
+from forecasting.lengths.proxy import Spread
 from forecasting.lengths.query import QUANTILES
-from forecasting.lengths.text.encoder import TINY
-from forecasting.lengths.training import student_training
+from forecasting.lengths.student import Student
+from forecasting.lengths.trees import Forest
 from forecasting.workload.files import write_state
 from tests.examples import at_night_but
 from tests.forecasting.lengths.made import samples

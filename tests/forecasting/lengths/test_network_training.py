@@ -5,12 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forecasting.lengths.models.network import MEDIAN, Weights
 from forecasting.lengths.query import QUANTILES
-from forecasting.lengths.training.network_training import (
+from forecasting.lengths.student import MEDIAN, Weights
+from forecasting.lengths.student_training import (
     DECAY,
     LONG_COUNT_MORE,
-    TEACHER_SHARE,
     Bags,
     Optimiser,
     TrainingRows,
@@ -38,14 +37,13 @@ def some_weights(generator: np.random.Generator) -> Weights:
     return {name: generator.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def some_rows(generator: np.random.Generator, taught: bool) -> TrainingRows:
+def some_rows(generator: np.random.Generator) -> TrainingRows:
     return TrainingRows(
         generator.normal(0, 1, (COUNT, MEASURES)).astype(np.float32),
         generator.integers(0, 3, COUNT),
         generator.integers(0, 4, COUNT),
         generator.normal(0, 2, COUNT).astype(np.float32),
         generator.random(COUNT) < 0.4,
-        np.sort(generator.normal(0, 1, (COUNT, HEADS)), axis=1).astype(np.float32) if taught else None,
     )
 
 
@@ -77,16 +75,12 @@ def torch_loss(torch: Any, tensors: dict[str, Any], rows: TrainingRows, bags: li
     weights = (LONG_COUNT_MORE * logs[:, MEDIAN].detach()).exp()
     levels = torch.tensor(QUANTILES)
     loss = (torch.maximum(levels * miss, (levels - 1.0) * miss).mean(dim=1) * weights).sum() / weights.sum()
-    if rows.lesson is not None:
-        follow = torch.nn.functional.smooth_l1_loss(logs, torch.tensor(rows.lesson), beta=0.1)
-        loss = (1.0 - TEACHER_SHARE) * loss + TEACHER_SHARE * follow
     return logs, loss
 
 
-@pytest.mark.parametrize("taught", [False, True], ids=["alone", "taught"])
-def test_answers_and_gradients_are_those_of_torch(generator: np.random.Generator, taught: bool) -> None:
+def test_answers_and_gradients_are_those_of_torch(generator: np.random.Generator) -> None:
     torch = pytest.importorskip("torch")
-    weights, rows = some_weights(generator), some_rows(generator, taught)
+    weights, rows = some_weights(generator), some_rows(generator)
     bags = [bag.batch(np.arange(COUNT)) for bag in some_bags(generator)]
     tensors = {name: torch.tensor(value, requires_grad=True) for name, value in weights.items()}
     logs, loss = torch_loss(torch, tensors, rows, bags)
@@ -100,7 +94,7 @@ def test_answers_and_gradients_are_those_of_torch(generator: np.random.Generator
 
 
 def test_gradients_under_dropout_are_those_of_small_differences(generator: np.random.Generator) -> None:
-    weights, rows = some_weights(generator), some_rows(generator, taught=False)
+    weights, rows = some_weights(generator), some_rows(generator)
     bags = [bag.batch(np.arange(COUNT)) for bag in some_bags(generator)]
     precise = {name: value.astype(np.float64) for name, value in weights.items()}
     towards = forward(weights, rows, bags).logs.mean() - 1.0  # any smooth function of the answers will do

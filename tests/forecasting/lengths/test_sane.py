@@ -5,11 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from forecasting.lengths import LengthQuery, Sample, Student, bundled
-from forecasting.lengths.models.network import Scaling
-from forecasting.lengths.text.conversation import KEPT_HEAD, KEPT_TAIL, read_turns
-from forecasting.lengths.text.features import MEASURES
-from forecasting.lengths.training import student_training
+from forecasting.lengths import LengthQuery, Sample, Student, bundled, student_training
+from forecasting.lengths.features import MEASURES
+from forecasting.lengths.query import KEPT_HEAD, KEPT_TAIL, read_turns
+from forecasting.lengths.student import Scaling
 from tests.forecasting.lengths.made import samples
 
 CAPITAL = "What is the capital of France?"
@@ -118,7 +117,7 @@ def test_fitted_again_it_scales_anew_and_keeps_what_it_knew() -> None:
 
     pairs = zip(turns, made, strict=True)
     taught = [Sample(query, each.output_tokens * (4 if query.turns > 4 else 1)) for query, each in pairs]
-    fitted.fit(taught, epochs=30)
+    fitted.fit(taught)
     assert fitted.scaling.scale[place] > 0
     few, many = (
         np.mean([fitted.predict_one(dataclasses.replace(each.query, turns=count))[0] for each in made[:60]])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from forecasting.lengths import score
 from forecasting.lengths.query import Predictions
-from forecasting.lengths.training.scoring import class_edges, classes, coverage, full_score, pinball, rank_correlation
+from forecasting.lengths.scoring import class_edges, classes, coverage, full_score, pinball, rank_correlation
 
 
 def test_measures_by_hand() -> None:

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.lengths import MODELS, Fitting, LengthQuery, Sample, Student, bundled, score
+from forecasting.lengths import MODELS, LengthQuery, Sample, Student, bundled, score, student_training
 from forecasting.lengths.query import QUANTILES
-from forecasting.lengths.training import student_training
 from forecasting.workload.files import write_state
 from tests.forecasting.lengths.made import samples
 
@@ -133,20 +132,6 @@ def test_a_cut_answer_counts_as_at_least_so_long(few_steps: None) -> None:
 
 
 @pytest.mark.nightly
-def test_it_learns_from_a_teacher(student: Student, few_steps: None) -> None:
-    class Doubling:
-        name = "doubling"
-
-        def predict(self, queries: list[LengthQuery]) -> object:
-            predictions = student.predict(queries)
-            return type(predictions)(2 * predictions.tokens, 2 * predictions.quantiles)
-
-    made = samples(300)
-    taught = Student(Fitting(teacher=Doubling())).fit(made)  # type: ignore[arg-type]
-    queries = [sample.query for sample in samples(60, seed=6)]
-    assert taught.predict(queries).tokens.mean() > 1.1 * student.predict(queries).tokens.mean()
-
-
 def test_nothing_to_learn_from_and_asked_too_early() -> None:
     query = LengthQuery("hello", 1)
     with pytest.raises(ValueError):
@@ -160,7 +145,7 @@ def test_nothing_to_learn_from_and_asked_too_early() -> None:
 
 def test_the_bundled_student_knows_long_from_short() -> None:
     bundled = bundled_once()
-    assert Path(sys.modules["forecasting.lengths.models.student"].BUNDLED).stat().st_size < 4_000_000
+    assert Path(sys.modules["forecasting.lengths.student"].BUNDLED).stat().st_size < 4_000_000
     essay = bundled.predict_one(LengthQuery("Write a detailed 1000 word essay on the history of Rome.", 14))[0]
     short = bundled.predict_one(LengthQuery("Answer yes or no: is it raining?", 9))[0]
     assert essay > 2 * short

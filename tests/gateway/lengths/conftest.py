@@ -3,8 +3,8 @@
 import pytest
 
 from controlplane.lengths import length_service as module
-from forecasting.lengths.service import predictor
-from forecasting.lengths.service.predictor import InLine
+from forecasting.lengths import predictor
+from forecasting.lengths.predictor import InLine
 from tests.gateway.lengths.calls import use
 from tests.lengths.bad_models import constant
 

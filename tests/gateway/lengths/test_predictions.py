@@ -13,7 +13,7 @@ from controlplane.lengths.models import BUNDLED, LengthMinute, LengthVersion
 from controlplane.lengths.services import Assigned
 from controlplane.tuning.selectors import Values
 from forecasting.lengths import LengthPrior, LengthQuery
-from forecasting.lengths.service.predictor import InLine, SubprocessPredictor
+from forecasting.lengths.predictor import InLine, SubprocessPredictor
 from forecasting.workload.files import write_state
 from tests.examples import at_night_but
 from tests.gateway.conftest import until

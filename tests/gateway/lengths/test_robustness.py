@@ -9,7 +9,7 @@ import pytest
 
 from controlplane.lengths import length_service as module
 from controlplane.tuning.selectors import Values
-from forecasting.lengths.service.predictor import InLine, SubprocessPredictor
+from forecasting.lengths.predictor import InLine, SubprocessPredictor
 from tests.examples import at_night_but
 from tests.gateway.conftest import until
 from tests.gateway.lengths.calls import LONG, asked, prediction_of, say, use

@@ -1,28 +1,30 @@
-"""`solve` against the PuLP model, that against all plans there are, and every row by a checker that knows none of them."""
+"""`solve` against all plans there are, the relaxation and its rounding against it, and a solver that fails."""
 
 import itertools
+import time
 from dataclasses import replace
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from scheduling.planning import planner
+from scheduling.planning import exact_subprocess, planner, programme
+from scheduling.planning.exact_subprocess import solve_in_subprocess
 from scheduling.planning.plan import FEASIBLE, OPTIMAL, SHORT
-from scheduling.planning.planner import GAP, plan_fast, solve
+from scheduling.planning.planner import AUTO, EXACT, FAST, GAP, PULP, ROUNDED, solve
 from scheduling.planning.problem import broken_rows
-from scheduling.planning.solvers import kernels
-from scheduling.planning.solvers.cuts import violated_cuts
-from scheduling.planning.solvers.exact import solve_exact, solve_split
-from scheduling.planning.solvers.greedy import greedy_targets
-from scheduling.planning.solvers.kernels import add_up, allocate_tally
-from scheduling.planning.solvers.relaxation import Relaxation
-from scheduling.planning.solvers.search import price_usd, search, terms_of
+from scheduling.planning.programme import OutOfTime, Solved, SolverLost, relax, solve_exact
+from scheduling.planning.rounding import round_shares
 from tests.scheduling.planning.problems import plain_cost, plain_rows, small_problems, synthetic
 
 CLOSE = 1e-6
+NOTHING_MISSING = ([], {}, {}, {})
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return synthetic(4, 3, 2, seed=1)
 
 
 def weight(problem, targets):
@@ -42,31 +44,20 @@ def every_plan(problem):
 
 
 @given(small_problems(most=(2, 2, 2), most_instances=3))
-def test_the_pulp_model_finds_the_best_of_all_plans(problem):
+def test_it_finds_the_best_of_all_plans(problem):
+    """The least shortage, and of the plans that are no shorter the cheapest."""
     plans = every_plan(problem)
+    plan = solve(problem, gap=0.0, time_limit_s=60.0)
     least = min(weight(problem, targets) for targets in plans)
-    shortest = solve_exact(problem, 0.0, 60.0, shortage=True)
-    assert weight(problem, shortest.targets) == pytest.approx(least, abs=CLOSE)
-    asked = replace(problem, waived=problem.shortage(shortest.targets))
-    best = min(problem.cost_usd(targets) for targets in plans if not asked.shortage(targets).any)
-    solved = solve_exact(asked, 0.0, 60.0)
-    assert solved.proved
-    assert problem.cost_usd(solved.targets) == pytest.approx(best, abs=1e-4)
-    assert not broken_rows(problem, solved.targets)
-
-
-@pytest.mark.parametrize("branches", [0, planner.SEARCHED_BRANCHES])
-@given(problem=small_problems())
-def test_solve_agrees_with_the_pulp_model(branches, problem):
-    with patch.object(planner, "SEARCHED_BRANCHES", branches):
-        plan = solve(problem, gap=0.0, time_limit_s=60.0)
-    shortest = solve_exact(problem, 0.0, 60.0, shortage=True)
-    least = weight(problem, shortest.targets)
     assert weight(problem, plan.targets) == pytest.approx(least, rel=CLOSE, abs=CLOSE)
     asked = replace(problem, waived=problem.shortage(plan.targets))
-    best = problem.cost_usd(solve_exact(asked, 0.0, 60.0).targets)
+    best = min(problem.cost_usd(targets) for targets in plans if not asked.shortage(targets).any)
     assert plan.cost_usd == pytest.approx(best, rel=2e-4, abs=1e-4)
 
+
+@given(small_problems())
+def test_every_row_is_held_or_named_and_the_bounds_are_bounds(problem):
+    plan = solve(problem, gap=0.0, time_limit_s=60.0)
     broken, own_region, total, few = plain_rows(problem, plan.targets)
     assert broken == []
     assert plan.cost_usd == pytest.approx(plain_cost(problem, plan.targets))
@@ -75,88 +66,42 @@ def test_solve_agrees_with_the_pulp_model(branches, problem):
     assert set(plan.reasons) == {tuple(at) for at in np.argwhere(plan.delta != 0).tolist()}
     assert plan.bound_usd <= plan.cost_usd * (1 + CLOSE) + CLOSE
 
-
-@given(small_problems())
-def test_the_relaxation_is_that_of_the_pulp_model(problem):
-    relaxed, twin = Relaxation(problem).solve(), solve_split(problem)
-    assert (relaxed is None) == (twin is None)
-    if relaxed is not None:
-        assert relaxed.objective_usd == pytest.approx(twin[1], rel=CLOSE, abs=CLOSE)
-    priced = Relaxation(problem, shortage=True).solve()
-    # The PuLP model looks at shortage alone; the relaxation adds the cost to a thousandfold of it.
-    least = solve_split(problem, shortage=True)[1]
-    assert priced.objective_usd >= 1e3 * least - CLOSE * max(1.0, priced.objective_usd)
+    relaxed = relax(problem)
+    assert relaxed is not None or plan.status == SHORT
+    if plan.status != SHORT:
+        assert relaxed.objective <= plan.cost_usd * (1 + CLOSE) + CLOSE
+    assert relax(problem, shortage=True).objective <= weight(problem, plan.targets) * (1 + CLOSE) + CLOSE
 
 
-@given(small_problems(most=(2, 2, 3)), st.integers(0, 2**32 - 1))
-def test_cuts_lose_no_whole_plan(problem, seed):
-    # Shares that just meet the needs, as those of the relaxation do, but anywhere.
-    random = np.random.default_rng(seed)
-    theta, need = problem.capability_tokens_per_s, problem.need_tokens_per_s
-    shares = random.dirichlet(np.ones(len(problem.gpu_types)), need.shape) * need[:, :, None]
-    shares = np.divide(shares, theta[:, None, :], out=np.zeros(problem.shape), where=theta[:, None, :] > 0)
-    whole = np.array(list(itertools.product(range(9), repeat=len(problem.gpu_types))))
-    for cut in violated_cuts(problem, shares):
-        asked = problem.need_total_tokens_per_s[cut.model] if cut.region < 0 else need[cut.model, cut.region]
-        split = shares[cut.model].sum(axis=0) if cut.region < 0 else shares[cut.model, cut.region]
-        assert (cut.coefficients * split).sum() < cut.least
-        enough = whole[whole @ theta[cut.model] >= asked]
-        assert np.all(enough @ cut.coefficients >= cut.least - 1e-6)
+@given(small_problems(), st.integers(0, 2**32 - 1))
+def test_rounding_breaks_no_hard_row_wherever_it_starts(problem, seed):
+    shares = np.random.default_rng(seed).uniform(0, 6, problem.shape)
+    assert plain_rows(problem, round_shares(problem, [shares]))[0] == []
 
 
-@given(small_problems(), st.data())
-def test_a_move_is_priced_as_the_plans_before_and_after_it(problem, data):
-    size = int(np.prod(problem.shape))
-    tally = allocate_tally(problem)
-    numbers = data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))
-    tally.targets[...] = np.array(numbers).reshape(problem.shape)
-    terms = terms_of(problem)
-    add_up(terms, tally)
-    at = tuple(data.draw(st.integers(0, axis - 1)) for axis in problem.shape)
-    by = data.draw(st.sampled_from([-3, -2, -1, 1, 2, 3]))
-    moved = tally.targets.copy()
-    moved[at] += by
-    # Python has no way into parts of kernels, so this is their source, run by Python.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "missing", kernels.missing.py_func)
-        price = kernels.change.py_func(terms, tally, *at, by)
-    if np.isinf(price):
-        assert broken_rows(problem, moved)
-    else:
-        before, after = price_usd(problem, tally.targets), price_usd(problem, moved)
-        assert price == pytest.approx(after - before, rel=1e-6, abs=1e-6 * max(before, after, 1.0))
+@pytest.mark.parametrize("seed", range(4))
+def test_rounding_comes_near_the_exact_plan(seed):
+    problem = synthetic(4, 3, 2, seed)
+    rounded = round_shares(problem, [relax(problem).shares])
+    assert plain_rows(problem, rounded) == NOTHING_MISSING
+    assert problem.cost_usd(rounded) <= 1.03 * solve(problem).cost_usd
 
 
-@given(small_problems(), st.sampled_from([0.02, 0.5, 1.0]))
-def test_search_breaks_no_hard_row_wherever_it_starts(problem, threshold):
-    random = np.random.default_rng(0)
-    shares = random.uniform(0, 6, problem.shape)
-    targets = search(problem, [(shares, threshold)])
-    assert plain_rows(problem, targets)[0] == []
-    greedy = greedy_targets(problem)
-    assert plain_rows(problem, greedy)[0] == []
-    assert price_usd(problem, search(problem, [(greedy.astype(float), 1.0)])) <= price_usd(problem, greedy) + CLOSE
-
-
-@pytest.mark.parametrize(
-    ("size", "gap"), [((4, 3, 2), GAP), ((10, 5, 3), GAP), ((20, 10, 4), 0.006), ((30, 20, 5), 0.006)]
-)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_large_problems_keep_every_row_and_come_near_the_bound(size, gap, seed):
-    problem = synthetic(*size, seed)
-    plan = solve(problem)
-    assert plain_rows(problem, plan.targets) == ([], {}, {}, {})
+@pytest.mark.parametrize(("size", "solver", "gap"), [((10, 5, 3), AUTO, GAP), ((30, 20, 5), FAST, 0.01)])
+def test_large_problems_keep_every_row_and_come_near_the_bound(size, solver, gap):
+    problem = synthetic(*size, 0)
+    plan = solve(problem, solver=solver)
+    assert plain_rows(problem, plan.targets) == NOTHING_MISSING
     assert plan.cost_usd == pytest.approx(plain_cost(problem, plan.targets))
     assert plan.gap <= gap
     assert plan.status == (OPTIMAL if plan.gap <= GAP else FEASIBLE)
-    # Cuts raise the bound.
-    assert Relaxation(problem).solve().objective_usd < plan.bound_usd
 
 
-def test_too_little_capacity_serves_what_it_can():
+@pytest.mark.parametrize("solver", [AUTO, FAST])
+def test_too_little_capacity_serves_what_it_can(solver):
     problem = synthetic(6, 3, 3, seed=3)
     problem = replace(problem, capacity=problem.capacity * 2 // 3)
-    plan = solve(problem, time_limit_s=60.0)
+    plan = solve(problem, time_limit_s=60.0, solver=solver)
     assert plan.status == SHORT
     broken, own_region, total, few = plain_rows(problem, plan.targets)
     assert broken == []
@@ -165,24 +110,15 @@ def test_too_little_capacity_serves_what_it_can():
     assert len(plan.infeasible) == len(own_region) + len(total)
     assert all("no room on" in line for line in plan.infeasible)
     assert plan.unmet_total_tokens_per_s == pytest.approx([total.get(i, 0.0) for i in range(6)])
-    # Nobody goes without while others have all they asked for.
+    # No model goes without while others have all they asked for.
     assert np.all(plan.unmet_total_tokens_per_s < 0.6 * problem.need_total_tokens_per_s)
 
 
-@pytest.mark.parametrize(("size", "seed", "share"), [((10, 5, 3), 2, 0.7), ((30, 20, 5), 0, 0.65)])
-def test_room_is_made_by_moving_other_models(size, seed, share):
-    # So little capacity that rounded shares do not fit as they are.
-    problem = synthetic(*size, seed)
-    problem = replace(problem, capacity=np.ceil(problem.capacity * share).astype(int))
-    assert plain_rows(problem, plan_fast(problem).targets) == ([], {}, {}, {})
-
-
-def test_a_shortage_that_is_not_proved_says_so(monkeypatch):
-    monkeypatch.setattr(planner, "EXACT_UP_TO", 0)
+def test_a_shortage_that_is_not_proved_says_so():
     problem = synthetic(10, 5, 3, seed=1)
     problem = replace(problem, capacity=np.ceil(problem.capacity * 0.65).astype(int))
-    assert Relaxation(problem).solve() is not None
-    plan = solve(problem)
+    assert relax(problem) is not None
+    plan = solve(problem, solver=FAST)
     assert plan.status == SHORT
     assert "no whole plan was found" in plan.note
     assert plain_rows(problem, plan.targets)[0] == []
@@ -204,7 +140,85 @@ def test_nothing_to_do_is_nothing_done():
     assert done.shortage(done.instances).total_tokens_per_s.sum() == 0.0
 
 
-def test_the_fast_method_starts_from_a_given_plan_too():
-    problem = synthetic(4, 3, 2, seed=0)
-    exact = solve(problem)
-    assert problem.cost_usd(plan_fast(problem, exact.targets).targets) <= exact.cost_usd + CLOSE
+@pytest.mark.parametrize(
+    ("solver", "limits", "by"),
+    [
+        (AUTO, {AUTO: 24}, PULP),
+        (AUTO, {AUTO: 23}, ROUNDED),
+        (EXACT, {}, PULP),
+        (FAST, {}, PULP),
+        (FAST, {FAST: 23}, ROUNDED),
+    ],
+)
+def test_the_method_is_chosen_by_the_setting_and_the_size(problem, monkeypatch, solver, limits, by):
+    monkeypatch.setattr(planner, "EXACT_UP_TO", planner.EXACT_UP_TO | limits)
+    plan = solve(problem, solver=solver)
+    assert plan.solver == by
+    assert plain_rows(problem, plan.targets) == NOTHING_MISSING
+
+
+def test_a_relaxation_stopped_by_its_time_limit_is_no_bound():
+    with pytest.raises(SolverLost, match="Time limit"):
+        relax(synthetic(30, 20, 5, seed=0), time_limit_s=0.0)
+
+
+@pytest.mark.parametrize("value", [0.4, np.nan])
+def test_fractions_of_instances_are_not_taken(problem, monkeypatch, value):
+    whole = programme.whole_numbers
+    monkeypatch.setattr(programme, "whole_numbers", lambda each: whole(np.full(each.shape, value)))
+    with pytest.raises(SolverLost, match="fractions"):
+        solve_exact(problem, 0.005, 10.0)
+
+
+def test_no_plan_by_the_time_limit_is_an_error():
+    with pytest.raises(SolverLost, match="found no plan: Time limit"):
+        solve_exact(synthetic(20, 10, 4, seed=0), 0.0, 0.0)
+
+
+@pytest.mark.parametrize("limit", [0, 200])
+def test_a_plan_of_the_exact_model_that_is_short_is_not_taken(problem, monkeypatch, limit):
+    monkeypatch.setattr(planner, "HERE_UP_TO", limit)
+    for name in ("solve_exact", "solve_in_subprocess"):
+        monkeypatch.setattr(planner, name, lambda problem, *_: Solved(problem.instances, -np.inf, False))
+    plan = solve(problem, gap=0.0)
+    assert plan.solver == ROUNDED
+    assert "left a row short" in plan.note
+    assert plain_rows(problem, plan.targets) == NOTHING_MISSING
+
+
+def test_the_time_limit_holds_in_a_subprocess():
+    large = synthetic(20, 10, 4, seed=0)
+    started_s = time.monotonic()
+    with pytest.raises(OutOfTime, match="stopped after"):
+        solve_in_subprocess(large, 0.0, 0.3)
+    # No judgement of speed: without the limit this takes minutes.
+    assert time.monotonic() - started_s < 30.0
+
+
+def test_the_subprocess_answers_as_the_call_does(problem):
+    there, here = solve_in_subprocess(problem, 0.005, 60.0), solve_exact(problem, 0.005, 60.0)
+    assert there.proved
+    assert there.bound == pytest.approx(here.bound)
+    assert (there.targets == here.targets).all()
+
+
+def test_an_error_in_the_subprocess_comes_back(problem):
+    with pytest.raises(SolverLost, match="found no plan"):
+        solve_in_subprocess(replace(problem, capacity=problem.instances.sum(axis=0) // 4, spot=0), 0.005, 60.0)
+
+
+def test_a_subprocess_that_dies_costs_only_the_exact_plan(problem, monkeypatch):
+    monkeypatch.setattr(planner, "HERE_UP_TO", 0)
+    monkeypatch.setattr(exact_subprocess.sys, "executable", "/bin/false")
+    plan = solve(problem, gap=0.0)
+    assert plan.solver == ROUNDED
+    assert "HiGHS died" in plan.note
+    assert plain_rows(problem, plan.targets) == NOTHING_MISSING
+
+
+@pytest.mark.parametrize("limit", [0, 200])
+def test_no_time_left_is_the_rounded_plan(problem, monkeypatch, limit):
+    monkeypatch.setattr(planner, "HERE_UP_TO", limit)
+    plan = solve(problem, gap=0.0, time_limit_s=0.0)
+    assert (plan.solver, plan.status) == (ROUNDED, FEASIBLE)
+    assert plain_rows(problem, plan.targets) == NOTHING_MISSING

@@ -148,7 +148,7 @@ async def test_a_fork_does_what_the_fleet_did(transactional_db, monkeypatch, ord
         rows = await database_sync_to_async(ledger_of)(start)
         result = await database_sync_to_async(simulate)(start)
     held = result.requests.count - len(rows)
-    assert held == len(start.state["running"]) + len(start.state["waiting"]) > 0
+    assert held == len(start.state.running) + len(start.state.waiting) > 0
     outcomes = result.outcomes[held:]
     print(f"\n{ordering}: {held} held at the fork, {len(rows)} came in {WATCHED_S:.0f} s")
     measured = {

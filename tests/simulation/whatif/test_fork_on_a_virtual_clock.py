@@ -114,7 +114,7 @@ def fork_and_go_on(
     state = stage_start(start, Scenario.model_validate(start.scenario), 0).state
     begun = [one.computed_tokens for each in state.instances for one in each.requests if one.prefilling]
     assert start.state is not None
-    held = sorted(int(row["request_id"][1:]) for row in (*start.state["running"], *start.state["waiting"]))
+    held = sorted(int(one.request_id[1:]) for one in (*start.state.running, *start.state.waiting))
     rows = list(LedgerRow.objects.filter(arrived_at__gte=start.at).order_by("arrived_at", "pk"))
     assert len(rows) == result.requests.count - len(held) > 0.8 * after_s * per_s
     return Both(live, rows, result, held, begun)

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import inf
-from typing import Any
 
-import orjson
+import msgspec
 
 from controlplane.accounts.models import Tenant
 from controlplane.dispatch.dispatcher import Dispatcher
-from controlplane.dispatch.floor.observation import Observation
+from controlplane.dispatch.floor import Observation
 from controlplane.dispatch.live_fleet import inventory
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Evict, Finished, Left, Placed, Progress, Refused, Submit
@@ -23,7 +22,8 @@ from controlplane.dispatch.snapshot import Snapshot
 from controlplane.fleet.models import Deployment, PerformanceProfile, SloClass
 from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.gateway.upstream.payload import upstream_priority
+from controlplane.gateway.upstream.client import upstream_priority
+from scheduling.fleet.state import FleetState
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
@@ -73,12 +73,11 @@ class VirtualFleet:
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = round_trip_s
         self.observation = Observation(
             self.topology,
-            self.dispatcher.waiting_at,
+            self.dispatcher.queue.count,
             self.dispatcher.outlook,
             lambda: self.now_s,
             wall_clock=self.wall_s,
         )
-        self.dispatcher.on_submit = self.observation.arrived
         self.snapshot = Snapshot(self.dispatcher, self.observation, self.report, wall_clock=self.wall_s)
         replicas = sorted(self.topology.replicas.values(), key=lambda one: one.slot)
         self.slot_of = {one.name: one.slot for one in replicas}
@@ -99,10 +98,10 @@ class VirtualFleet:
     def wall_s(self) -> float:
         return BEGAN_AT.timestamp() + self.now_s
 
-    def seen(self) -> Any:
-        """What another process gets of the snapshot, which is taken now."""
+    def seen(self) -> FleetState:
+        """The state now, as another process reads it."""
         self.forked_s = self.now_s
-        return orjson.loads(orjson.dumps(self.snapshot()))
+        return msgspec.json.decode(msgspec.json.encode(self.snapshot()), type=FleetState)
 
     def report(self) -> dict[int, float]:
         """Have the dispatcher hear how far streams have come; when each was heard of last."""
@@ -125,7 +124,7 @@ class VirtualFleet:
             arrival_s = arrivals[0].arrived_s if arrivals else inf
             sent_s = self.sent[0][0] if self.sent else inf
             event_s, slot = min((each_s, slot) for slot, each_s in enumerate(self.events_s))
-            open_still = min(arrival_s, sent_s, event_s) < inf or self.dispatcher.waiting_count
+            open_still = min(arrival_s, sent_s, event_s) < inf or len(self.dispatcher.queue)
             if not open_still:
                 return
             sweep_s = self.swept_s + SWEEP_S

@@ -23,8 +23,8 @@ from controlplane.console.charts.spec import (
 )
 from controlplane.console.formats import count, percent, percent_fine, quantity, signed
 from controlplane.lengths import selectors
-from controlplane.lengths.models import LengthSample
-from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Measures
+from controlplane.lengths.models import LengthSample, Measures
+from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW
 from controlplane.resources.tables import Columns, table
 
 POINT_SHAPES = ("circle", "diamond", "square", "triangle-up")

@@ -11,9 +11,9 @@ from django.utils import timezone
 from controlplane.console.formats import percent
 from controlplane.console.pages.lengths.charts import source_order
 from controlplane.fleet.models.serving import LengthModelKind
-from controlplane.lengths import selectors, services, trainings
-from controlplane.lengths.models import LengthTraining, LengthVersion, VersionState
-from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Duel, Measures, Scope
+from controlplane.lengths import selectors, services, training
+from controlplane.lengths.models import LengthTraining, LengthVersion, Measures, VersionState
+from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Duel, Scope
 from controlplane.resources.filters import Order
 from controlplane.resources.tables import Columns, sorted_by
 from forecasting.lengths import TEXTLESS, rests
@@ -198,6 +198,6 @@ def kinds() -> list[Kind]:
     titles = dict(LengthModelKind.choices)
     return [
         Kind(kind, titles[kind], samples, max(0, wanted - samples), kind not in TEXTLESS, rests(kind))
-        for kind, samples, wanted in trainings.ready()
+        for kind, samples, wanted in training.ready()
         if kind in titles
     ]

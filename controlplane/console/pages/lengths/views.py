@@ -25,7 +25,7 @@ from controlplane.console.pages.lengths.charts import (
     error_over_time,
     predicted_against_actual,
 )
-from controlplane.lengths import selectors, services, training, trainings
+from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthVersion
 from controlplane.lengths.selectors import Scope
 from controlplane.resources.filters import Filters, Select, every, last_hours, model_select, sort_by
@@ -205,7 +205,7 @@ def train(request: HttpRequest) -> HttpResponse:
     kind = request.POST.get("kind", training.STUDENT)
 
     def act(reason: str) -> str:
-        trainings.ask(user_of(request), reason, kind)
+        training.ask(user_of(request), reason, kind)
         return f"A worker is training a new version of {kind}; its progress is below. It predicts in shadow first."
 
     act_with_reason(request, act, UNCHANGED)

@@ -7,7 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.lengths import training, trainings
+from controlplane.lengths import training
 from controlplane.terminal import console, progress
 from forecasting.lengths import MODELS, rests
 
@@ -54,9 +54,9 @@ class Command(BaseCommand):
         if reason := rests(options["kind"]):
             raise CommandError(reason, returncode=2)
         with progress(quiet=False) as report:
-            row = trainings.begun(options["kind"], ACTOR, options["reason"])
+            row = training.queue(options["kind"], ACTOR, options["reason"])
             try:
-                row = trainings.run(row, options["file"], replace(fitting, progress=report))
+                row = training.run(row, options["file"], replace(fitting, progress=report))
             except (ActionError, ValueError) as error:
                 raise CommandError(str(error)) from error
         version = row.version

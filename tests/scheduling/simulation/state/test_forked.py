@@ -1,18 +1,20 @@
-"""A living fleet as a begin: what its gateway cannot have seen is as the simulator would have it."""
+"""A live fleet as the start of a simulation: what its gateway cannot see is inferred as the simulator would have it."""
 
 import tomllib
 from pathlib import Path
 
 import pytest
+from msgspec import convert
 
+from scheduling.fleet.state import FleetState
 from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.scenario.file import check_scenario
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import stage
-from scheduling.simulation.staging.state import Forked, forked_state
-from scheduling.simulation.state.records import Where
+from scheduling.simulation.staging.fork import fork
+from scheduling.simulation.state.placing import Where
 from scheduling.simulation.swapping import Swapping
 from tests.scheduling.queueing.test_groups import queue_of
 from tests.scheduling.simulation.test_scenario import RIGHT
@@ -21,7 +23,7 @@ from tests.scheduling.simulation.test_staging import SHARED
 SOURCE = Path("scenario")
 INSTANCE = {
     "name": "m-east-1", "model": "m", "region": "east", "gpu": "g", "state": "READY", "since_s": -100.0, "ends_s": None,
-    "swap_group": "", "round_trips": [0.0] * 5,
+    "round_trips": [0.0] * 5,
 }  # fmt: skip
 RUNNING = {
     "request_id": "1", "model": "m", "region": "east", "served_in": "east", "slo_class": "iw", "arrival_s": -0.02,
@@ -30,11 +32,16 @@ RUNNING = {
 }  # fmt: skip
 
 
+def forked(scenario, **values):
+    """The stage of *scenario*, and the fleet of *values* on its cluster."""
+    staged = stage(scenario, SOURCE, 1)
+    state = convert({"running": [], "waiting": [], "endpoints": []} | values, FleetState)
+    return staged, fork(state, scenario, staged.cluster, list(staged.names.tenants), 1)
+
+
 def placed(**values):
     scenario = check_scenario(tomllib.loads(RIGHT), SOURCE)
-    staged = stage(scenario, SOURCE, 1)
-    forked = Forked(instances=[INSTANCE], running=[RUNNING | values], waiting=[], endpoints=[])
-    state = forked_state(forked, scenario, staged.cluster, list(staged.names.tenants), 1)
+    _, state = forked(scenario, instances=[INSTANCE], running=[RUNNING | values])
     [one] = [each for instance in state.instances for each in instance.requests]
     return one
 
@@ -56,11 +63,9 @@ def test_answers_that_are_not_streamed_fill_no_batch_beyond_its_size():
     values = tomllib.loads(RIGHT)
     values["fleet"][0]["max_num_seqs"] = 4
     scenario = check_scenario(values, SOURCE)
-    staged = stage(scenario, SOURCE, 1)
     rows = [RUNNING | {"request_id": str(at), "arrival_s": -9.0, "placed_s": -3.0 + at / 100} for at in range(6)]
     rows[5] |= {"streamed": True, "output_tokens": 7}
-    forked = Forked(instances=[INSTANCE], running=rows, waiting=[], endpoints=[])
-    state = forked_state(forked, scenario, staged.cluster, list(staged.names.tenants), 1)
+    staged, state = forked(scenario, instances=[INSTANCE], running=rows)
     [instance] = [each for each in state.instances if each.requests]
     where = [one.where for one in sorted(instance.requests, key=lambda one: one.number)]
     assert where == [Where.RUNNING] * 3 + [Where.WAITING] * 2 + [Where.RUNNING]
@@ -82,7 +87,6 @@ def forked_pair(m, other, by_queue=True):
     text = text.replace("asleep = 2", "asleep = 1").replace('regions = ["east", "west"]', 'regions = ["east"]')
     text = text.replace("[classes.iw]", "[policies]\nordering = 'qlm'\nswap_by_queue = BY\n[classes.iw]")
     scenario = check_scenario(tomllib.loads(text.replace("BY", str(by_queue).lower())), SOURCE)
-    staged = stage(scenario, SOURCE, 1)
     instances = [SHARES | m, OTHER | other]
     waiting = [
         WAITING | {"request_id": str(at), "model": model, "arrival_s": -5.0 + at}
@@ -105,9 +109,9 @@ def forked_pair(m, other, by_queue=True):
         "asked_work_s": 0.0,
         "backlog_s": 0.0,
     }
-    forked = Forked(
+    staged, state = forked(
+        scenario,
         instances=instances,
-        running=[],
         waiting=waiting,
         endpoints=[endpoint | {"model": model} for model in ("m", "other")],
         groups={
@@ -115,7 +119,6 @@ def forked_pair(m, other, by_queue=True):
             "next_number": 8,
         },
     )  # fmt: skip
-    state = forked_state(forked, scenario, staged.cluster, list(staged.names.tenants), 1)
     return Simulation(staged.cluster, staged.requests, state=state)
 
 

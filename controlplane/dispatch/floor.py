@@ -1,0 +1,480 @@
+"""The reactive floor: an endpoint that is full gets an instance more, whatever else is dead.
+
+It runs in the gateway, which has the live load in memory, and looks once a second. Under a model whose strategy is alive
+it acts only where the strategy has failed: full with all that is on the way (`scheduling.scaling.floor_move`), and it
+never takes away. Where there is none (no automatic policy, or Celery, Redis or the strategy is dead) it is the
+strategy: SageServe's reactive heuristic, out above 70 %, in below 30 % for a while.
+
+Decisions are made on the event loop from memory (`observation`, `decision`); rows are written in threads of its own, by the
+`Rows` that it is given, so neither a slow database nor a dead broker holds up a request. What it sees of each endpoint it
+publishes for the strategies in the workers, and reads in the same exchange which of them are alive (`publication`).
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import orjson
+import redis.asyncio as aioredis
+from django.conf import settings
+from redis.exceptions import RedisError
+
+from controlplane.dispatch.dispatcher import Dispatcher
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Topology
+from controlplane.dispatch.reordering import Evicted
+from controlplane.dispatch.swapping import Swapping
+from controlplane.dispatch.token_accounts import Outlook
+from controlplane.dispatch.wire import STRATEGIST_KEY, VIEWS_EXPIRE_S, VIEWS_KEY, as_inputs, as_published
+from controlplane.fleet.lifecycle.stages import stage_of
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.jobs.record import Job
+from controlplane.tuning.rules import alone, beneath
+from scheduling.scaling import EndpointView, alone_move, floor_move
+from scheduling.scaling.owner import UNCHANGED, Change, Mover
+from scheduling.scaling.reactive import is_easy
+from scheduling.scaling.view import (
+    Load,
+    Stage,
+    count_of_one,
+    demand_rate,
+    demand_seconds,
+    endpoint_view,
+    use_now,
+)
+
+logger = logging.getLogger(__name__)
+REFUSED_HOLD_S = 30.0  # moves that cannot be made for so long: what waits for an instance is refused
+RETRY_S = 2.0  # after a move that could not be made, where nothing serves or the minimum is not there
+OWN_COMMANDS_S = 2.0  # how often it looks whether a worker took its commands
+WATCH_S = 900.0  # and for how long after its last move
+WORKERS_FIRST_S = 15.0  # in which a worker would have stopped what has drained
+STOP_WAIT_S = 1.0
+PAUSE_S = 5.0  # after the database refused
+COMPLAIN_EVERY_S = 30.0
+
+
+@dataclass(slots=True)
+class EndpointMemory:
+    """What the floor remembers of one endpoint; times on the gateway's clock."""
+
+    changed_s: float
+    last: Change = UNCHANGED  # what that was
+    serving: int = 0  # ready or coming, at the last look
+    draining: int = 0
+    easy_since_s: float | None = None
+    busy: bool = False
+    restoring: bool = False  # the minimum is being brought back
+    refused_since_s: float | None = None  # moves to more could not be made since
+    retry_s: float = -math.inf  # when the next is tried
+
+    def moved(self, delta: int, now_s: float) -> None:
+        """The floor itself changes the endpoint by *delta*: when that is seen, it is no change by others."""
+        self.changed_s, self.last = now_s, Change(Mover.FLOOR, delta)
+        if delta > 0:
+            self.serving += delta
+        else:
+            self.draining -= delta
+
+
+class Observation:
+    """*waiting* says how many requests are held for an endpoint, *outlook* what its look-ahead maps predict, *short* how
+    many instances the global scheduler misses there."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        waiting: Callable[[Endpoint], int],
+        outlook: Callable[[Endpoint], Outlook],
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
+        *,
+        short: Callable[[Endpoint], int] = lambda endpoint: 0,
+    ) -> None:
+        self.topology = topology
+        self.clock, self.wall_clock = clock, wall_clock
+        self._began_s = clock()
+        self._waiting, self._outlook, self._short = waiting, outlook, short
+        self._memory: dict[int, EndpointMemory] = {}  # by index of the endpoint
+
+    def memory(self, endpoint: int) -> EndpointMemory:
+        """What is remembered of the endpoint with that index."""
+        memory = self._memory.get(endpoint)
+        if memory is None:
+            memory = self._memory[endpoint] = EndpointMemory(changed_s=self.clock())
+        return memory
+
+    def view(self, endpoint: Endpoint, members: list[Replica], now_s: float) -> EndpointView:
+        """*endpoint* as strategies see it, from memory alone."""
+        topology = self.topology
+        fleet, memory = topology.fleet, self.memory(endpoint.index)
+        wall_s = self.wall_clock()
+        # Who sleeps on shared GPUs is woken by a swap, not by scaling.
+        members = [one for one in members if not (one.spec.swap_group and one.spec.state == InstanceState.SLEEPING)]
+        stages = [
+            stage_of(one.spec.state, wall_s - one.spec.state_changed_at, bool(fleet.accepting[one.slot]))
+            for one in members
+        ]
+        since_s = [now_s - (wall_s - one.spec.state_changed_at) for one in members]
+        instances = count_of_one(stages, since_s)
+        # Somebody added or drained: that is a change as if it were our own.
+        serving, draining = instances.ready + instances.coming, instances.draining
+        if serving > memory.serving or draining > memory.draining:
+            moving = [at for at, stage in zip(since_s, stages, strict=True) if stage in (Stage.COMING, Stage.DRAINING)]
+            memory.changed_s = max(memory.changed_s, min(now_s, max(moving or since_s)))
+            memory.last = Change(Mover.ANOTHER, 1 if serving > memory.serving else -1)
+        memory.serving, memory.draining = serving, draining
+        waiting = self._waiting(endpoint)
+        use, kv_use = use_now(fleet, topology.arrays, endpoint.index, waiting, now_s)
+        tokens_per_s = demand_tokens_per_s(endpoint, now_s, now_s - self._began_s)
+        return endpoint_view(
+            endpoint.model,
+            endpoint.region,
+            instances,
+            (endpoint.spec.min_instances, endpoint.spec.max_instances),
+            Load(use, kv_use, waiting, tokens_per_s, *self._outlook(endpoint)),
+            now_s,
+            memory.changed_s,
+            short_instances=self._short(endpoint),
+            last=memory.last,
+        )
+
+
+def demand_tokens_per_s(endpoint: Endpoint, now_s: float, passed_s: float) -> float:
+    """Tokens a second asked for over the last minute, or since the start, *passed_s* ago."""
+    first, last = demand_seconds(now_s)
+    return float(demand_rate(sum(tokens for second, tokens in endpoint.demand if first <= second < last), passed_s))
+
+
+class Decision:
+    """*began_s* is when the gateway started."""
+
+    def __init__(self, topology: Topology, began_s: float) -> None:
+        self.topology = topology
+        self._began_s = began_s
+
+    def decide(
+        self,
+        endpoint: Endpoint,
+        view: EndpointView,
+        members: list[Replica],
+        memory: EndpointMemory,
+        now_s: float,
+        *,
+        strategy_alive: bool,
+    ) -> tuple[int, str]:
+        """The move that the floor wants of *endpoint* now: 1, -1 or 0, and why."""
+        tuned = endpoint.spec.tuned
+        rule = alone(tuned)
+        memory.easy_since_s = (memory.easy_since_s or now_s) if is_easy(view, rule) else None
+        if memory.busy:
+            return 0, ""
+        if self.below_minimum(endpoint, view, members, memory):
+            reason = f"Floor: {endpoint.spec.missing_instances} below its minimum of {view.min_instances}."
+            return (1, reason) if now_s >= memory.retry_s else (0, "")
+        if endpoint.spec.shares_gpus and view.ready == 0:
+            return 0, ""  # a swap brings one up (`swapping`)
+        view = view._replace(min_instances=min(view.min_instances, view.instances))  # what is missing is waited for
+        settled = now_s - self._began_s >= tuned.FLOOR_SETTLE_S
+        if view.ready == 0 or strategy_alive or not settled:
+            if view.ready == 0 and now_s < memory.retry_s:
+                return 0, ""
+            wanted = floor_move(0, view, beneath(tuned), served_elsewhere=self._served(view.model))
+            return (1, wanted.reason) if wanted is not None else (0, "")
+        easy_s = now_s - memory.easy_since_s if memory.easy_since_s is not None else 0.0
+        made = alone_move(0, view, rule, easy_s)
+        # What could not be started again stays.
+        startable = any(one.spec.launched and one.spec.state == InstanceState.READY for one in members)
+        if made is None or (made.delta < 0 and not startable):
+            return 0, ""
+        return made.delta, made.reason
+
+    def below_minimum(
+        self, endpoint: Endpoint, view: EndpointView, members: list[Replica], memory: EndpointMemory
+    ) -> bool:
+        """Whether an instance of the minimum is to be brought back now, under any strategy or none.
+
+        At once where one failed or requests wait. What an operator holds or has cordoned is not missing.
+        """
+        if not endpoint.spec.missing_instances or not endpoint.spec.launches:
+            memory.restoring = False
+            return False
+        failed = any(replica.spec.state == InstanceState.FAILED and replica.spec.launched for replica in members)
+        if failed or view.waiting > 0 or view.since_change_s >= endpoint.spec.tuned.SCALE_COOLDOWN_S:
+            memory.restoring = True
+        return memory.restoring
+
+    def _served(self, model: str) -> bool:
+        """Whether an instance of *model* is ready anywhere."""
+        topology = self.topology
+        of_model = [endpoint for endpoint in topology.endpoints if endpoint.model == model]
+        slots = [replica.slot for endpoint in of_model for replica in topology.members(endpoint)]
+        return bool(topology.fleet.accepting[slots].any())
+
+
+class Publication:
+    """One exchange with Redis at a time, on the event loop and waited for by nobody."""
+
+    def __init__(self, redis_url: str) -> None:
+        self.strategists: frozenset[str] = frozenset()  # models whose strategy is alive
+        self._redis = aioredis.from_url(redis_url, socket_timeout=1.0, socket_connect_timeout=1.0)
+        self._publishing: asyncio.Task[None] | None = None
+
+    def publish(
+        self, views: Iterable[EndpointView], running: Mapping[str, int], left_tokens: Mapping[str, int], up_s: float
+    ) -> None:
+        """Publish *views*, requests *running* and *left_tokens* by instance, and for how long the gateway is up."""
+        if self._publishing is not None and not self._publishing.done():
+            return  # Redis is slow: the next time there are newer ones
+        message = orjson.dumps(
+            {
+                "ts": time.time(),
+                "up_s": up_s,
+                "endpoints": [as_published(view) for view in views],
+                "running": running,
+                "left_tokens": left_tokens,
+            }
+        )
+        self._publishing = asyncio.create_task(self._exchange(message), name="floor publishes")
+
+    async def stop(self) -> None:
+        if self._publishing is not None:
+            self._publishing.cancel()
+            await asyncio.gather(self._publishing, return_exceptions=True)
+        await self._redis.aclose()
+
+    async def _exchange(self, message: bytes) -> None:
+        """Publish the views and read who is alive. Without Redis none is: workers have no broker then."""
+        try:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.set(VIEWS_KEY, message, ex=VIEWS_EXPIRE_S)
+                pipe.get(STRATEGIST_KEY)
+                _, alive = await pipe.execute()
+            self.strategists = frozenset(orjson.loads(alive or b"[]"))
+        except (RedisError, OSError, ValueError) as error:
+            if self.strategists:
+                logger.warning("floor: Redis does not answer, so the floor scales alone: %s", error)
+            self.strategists = frozenset()
+
+
+class Rows(Protocol):
+    """What the floor has done to rows. Each is called in a thread of its own; they raise what the database raises."""
+
+    def move(
+        self,
+        delta: int,
+        model: str,
+        region: str,
+        reason: str,
+        inputs: Mapping[str, Any],
+        load: Mapping[str, float],
+        to_minimum: bool = False,
+    ) -> object | None:
+        """One instance more (delta 1; *to_minimum* only below it) or fewer (-1); None if it cannot be made."""
+
+    def swap(self, instance_id: int, reason: str) -> object | None:
+        """Give that instance the GPUs that it shares; None if it cannot have them."""
+
+    def note_evictions(self, evictions: Sequence[Evicted]) -> None:
+        """Write an event for each."""
+
+    def take_up_commands(self, patience_s: float) -> int:
+        """Carry out the floor's own commands that waited for a worker for *patience_s*."""
+
+    def finish_drains(self, idle: Iterable[str]) -> int:
+        """Stop those of the instances *idle* (names, nothing runs there) that scaling has drained."""
+
+
+class Floor:
+    """*owns* says whether this process has the regions; *read_inventory* makes the topology agree with the rows."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        rows: Rows,
+        *,
+        owns: Callable[[], bool],
+        read_inventory: Callable[[], Awaitable[None]],
+        job: Job,
+    ) -> None:
+        self.dispatcher, self.topology, self.clock = dispatcher, dispatcher.topology, dispatcher.clock
+        self.rows = rows
+        self.job = job
+        self._owns, self._read_inventory = owns, read_inventory
+        self._began_s = self.clock()
+        self.observation = Observation(
+            self.topology,
+            dispatcher.queue.count,
+            dispatcher.outlook,
+            self.clock,
+            short=dispatcher.reordering.short_instances,
+        )
+        self.decision = Decision(self.topology, self._began_s)
+        self.swapping = Swapping(self.topology, dispatcher.queue, dispatcher.placement.pump)
+        self.publication = Publication(settings.REDIS_URL)
+        self._jobs: set[asyncio.Future[None]] = set()
+        self._looking = False
+        self._seeing: asyncio.Task[None] | None = None  # held, or the loop might drop it
+        # One look for what the last run of this process left behind.
+        self._next_look_s = self._began_s + self.topology.tuned.FLOOR_PATIENCE_S
+        self._watch_until_s = self._next_look_s + OWN_COMMANDS_S
+        self._paused_until_s = 0.0
+        self._complained_s = -math.inf
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(self.job.period_s)
+            with self.job:
+                if self._owns():
+                    self.check()
+
+    async def stop(self) -> None:
+        """Let go, after a moment for moves that are being written; a longer one ends with the process."""
+        if self._jobs:
+            await asyncio.wait(self._jobs, timeout=STOP_WAIT_S)
+        await self.publication.stop()
+
+    # Once a second
+
+    def check(self) -> None:
+        """Look at every endpoint, publish what there is to see, and ask for the moves that are wanted."""
+        topology, now_s = self.topology, self.clock()
+        members: dict[int, list[Replica]] = {}
+        for replica in topology.replicas.values():
+            members.setdefault(replica.endpoint.index, []).append(replica)
+        views = {
+            endpoint.index: self.observation.view(endpoint, members.get(endpoint.index, []), now_s)
+            for endpoint in topology.endpoints
+            if topology.serves(endpoint)
+        }
+        running = {replica.name: int(topology.fleet.running[replica.slot]) for replica in topology.replicas.values()}
+        self.publication.publish(views.values(), running, self._left_tokens(), now_s - self._began_s)
+        evicted = self.dispatcher.reordering.evicted
+        if evicted and now_s >= self._paused_until_s:
+            self._in_thread(partial(self.rows.note_evictions, [*evicted]))
+            evicted.clear()
+        if not topology.tuned.FLOOR:
+            return
+        if now_s >= self._paused_until_s:
+            for index, view in views.items():
+                endpoint, memory = topology.endpoints[index], self.observation.memory(index)
+                refused_s = memory.refused_since_s
+                endpoint.can_start = endpoint.spec.launches and (
+                    refused_s is None or now_s - refused_s < REFUSED_HOLD_S
+                )
+                alive = endpoint.model in self.publication.strategists
+                replicas = members.get(index, [])
+                delta, reason = self.decision.decide(endpoint, view, replicas, memory, now_s, strategy_alive=alive)
+                if delta:
+                    self._move(endpoint, view, replicas, delta, reason)
+            for instance_id, reason in self.swapping.wanted(now_s, time.time()):
+                self._in_thread(partial(self.rows.swap, instance_id, reason))
+        else:
+            self.swapping.keep()
+        if self._next_look_s <= now_s < self._watch_until_s and not self._looking:
+            self._next_look_s = now_s + OWN_COMMANDS_S
+            self._look_after_own(members)
+
+    # Doing it
+
+    def _move(self, endpoint: Endpoint, view: EndpointView, members: list[Replica], delta: int, reason: str) -> None:
+        memory = self.observation.memory(endpoint.index)
+        memory.busy = True
+        memory.moved(delta, self.clock())
+        self._watch_until_s = self.clock() + WATCH_S
+        load = self._left_tokens()
+        logger.info("floor: %+d %s in %s: %s", delta, endpoint.model, endpoint.region, reason)
+        to_minimum = self.decision.below_minimum(endpoint, view, members, memory)
+        made: list[object] = []
+
+        def move() -> None:
+            made.append(
+                self.rows.move(delta, endpoint.model, endpoint.region, reason, as_inputs(view), load, to_minimum)
+            )
+
+        def done() -> None:
+            memory.busy = False
+            if delta > 0 and made == [None]:
+                memory.retry_s = self.clock() + RETRY_S
+                memory.refused_since_s = memory.refused_since_s or self.clock()
+            elif made:
+                memory.refused_since_s = None
+
+        self._in_thread(move, done)
+
+    def _left_tokens(self) -> dict[str, int]:
+        """Tokens left to do by instance: of those that could go, the one with the fewest goes."""
+        left = self.topology.fleet.remaining_tokens
+        return {replica.name: int(left[replica.slot]) for replica in self.topology.replicas.values()}
+
+    def _look_after_own(self, members: dict[int, list[Replica]]) -> None:
+        """Carry out own commands that no worker took, and stop what has drained empty while no worker does."""
+        wall_s = time.time()
+        patience_s = self.topology.tuned.FLOOR_PATIENCE_S
+        idle = [
+            replica.name
+            for group in members.values()
+            for replica in group
+            if replica.spec.state == InstanceState.DRAINING
+            and not replica.requests
+            and wall_s - replica.spec.state_changed_at > WORKERS_FIRST_S + patience_s
+        ]
+
+        def look() -> None:
+            self.rows.take_up_commands(patience_s)
+            if idle:
+                self.rows.finish_drains(idle)
+
+        def done() -> None:
+            self._looking = False
+
+        self._looking = True
+        self._in_thread(look, done)
+
+    def _in_thread(self, work: Callable[[], object], done: Callable[[], None] = lambda: None) -> None:
+        """Do *work* in a thread of its own, then *done* on the event loop.
+
+        Not in Django's one thread for rows, where the ledger is written, and not in a pool, whose threads the process
+        would wait for at its end: stopping a server may take a minute.
+        """
+        loop = asyncio.get_running_loop()
+        finished: asyncio.Future[None] = loop.create_future()
+        self._jobs.add(finished)
+
+        async def see() -> None:
+            # What was written must be seen before the next decision, or it would be made again.
+            with contextlib.suppress(Exception):
+                await self._read_inventory()
+            done()
+            self._jobs.discard(finished)
+            finished.set_result(None)
+
+        def end(error: Exception | None) -> None:
+            if error is not None:
+                self._refused(error)
+            self._seeing = loop.create_task(see(), name="floor sees")
+
+        def run() -> None:
+            error = None
+            try:
+                work()
+            except Exception as caught:
+                error = caught
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the process ends
+                loop.call_soon_threadsafe(end, error)
+
+        threading.Thread(target=run, name="floor", daemon=True).start()
+
+    def _refused(self, error: Exception) -> None:
+        """The database did not take it: try again soon, and say so once in a while."""
+        now_s = self.clock()
+        self._paused_until_s = now_s + PAUSE_S
+        if now_s - self._complained_s >= COMPLAIN_EVERY_S:
+            self._complained_s = now_s
+            logger.warning("floor: a move could not be written, it will be tried again: %s", error)

@@ -1,0 +1,318 @@
+"""Which endpoint a request waits for, and giving requests out to instances: each decision is one compiled call."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.dispatch.kernels import (
+    ask,
+    choose_region,
+    dispatch,
+    dispatch_ahead,
+    insert_loose,
+    learn,
+    pull,
+    send,
+    write_loads,
+)
+from controlplane.dispatch.live_fleet.health import Breaker
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
+from controlplane.dispatch.port import Deliver, Placed
+from controlplane.dispatch.token_accounts import TokenAccounts
+from controlplane.dispatch.waiting_queue import WaitingQueue
+from controlplane.dispatch.waits import Waits
+from scheduling.compiled import uncompiled
+from scheduling.queueing.running import prefill_s
+from scheduling.routing import routers
+from scheduling.routing.candidates import (
+    ACCEPTING,
+    AHEAD,
+    ALLOWED,
+    CACHED,
+    COLUMNS,
+    DECODE,
+    IN_SECONDS,
+    INSTANCE,
+    KV,
+    KV_CAPACITY,
+    MEMORY,
+    OTHERS,
+    PEAK,
+    PREFILL,
+    QUEUED,
+    REMAINING,
+    ROOM,
+    RUNNING,
+    SCORE,
+)
+from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, POLICY_CODES, PRESERVE
+
+
+class Placement:
+    def __init__(
+        self,
+        topology: Topology,
+        queue: WaitingQueue,
+        accounts: TokenAccounts,
+        waits: Waits,
+        clock: Callable[[], float],
+        deliver: Deliver,
+    ) -> None:
+        self.topology = topology
+        self.queue = queue
+        self.accounts = accounts
+        self.waits = waits
+        self.clock = clock
+        self.deliver = deliver
+        self._candidates = np.zeros((CANDIDATES, COLUMNS))  # of the decision in hand
+
+    def choose_endpoint(self, model: str, region: str) -> Endpoint | None:
+        """The endpoint for a new request for *model* from *region*: one that serves, or soon will, or can be started.
+
+        None if there is none.
+        """
+        topology = self.topology
+        candidates = topology.candidates(model, region)
+        if candidates.size:
+            self.queue.fit()
+            spill_above = topology.endpoints[int(candidates[0])].spec.tuned.SPILL_ABOVE
+            now_s = self.clock()
+            index = int(
+                choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s)
+            )
+            if index >= 0:
+                return topology.endpoints[index]
+            endpoints: list[Endpoint] = [topology.endpoints[index] for index in candidates.tolist()]
+            for endpoint in endpoints:
+                if topology.coming(endpoint):
+                    return endpoint
+            for endpoint in endpoints:
+                if endpoint.can_start:
+                    return endpoint
+        return None
+
+    def pump(self, endpoint: Endpoint) -> None:
+        """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
+        topology, queue = self.topology, self.queue
+        policy, grouped = POLICY_CODES[endpoint.spec.routing_policy], queue.grouped(endpoint)
+        while queue.count(endpoint):
+            slot, instance, pulled = self._pull(endpoint) if grouped else (-1, -1, "")
+            if slot < 0:
+                if grouped and not queue.may_balance(endpoint):
+                    break
+                slot, instance = self._route(endpoint, policy)
+            if slot < 0:
+                break
+            prompt, output = int(queue.arrays.prompt_tokens[slot]), int(queue.arrays.output_tokens[slot])
+            request, replica = queue.take_out(slot), topology.by_slot[instance]
+            request.placed_s = self.clock()
+            ask(topology.fleet, topology.arrays, instance, prompt, output, request.placed_s)
+            request.attempts += 1
+            self.waits.placed(request, replica)
+            why = self._explain(request, endpoint, replica, pulled)
+            self.accounts.open(request, replica)
+            if replica.health.breaker is not Breaker.CLOSED:  # it takes one at a time
+                topology.settle(replica)
+            if policy == LEAST_DELAY:
+                learn(topology.fleet, queue.affinity, endpoint.index, slot, instance)
+            self.deliver(
+                Placed(
+                    request.asked.number,
+                    request.attempts,
+                    replica.name,
+                    replica.spec.state_changed_at,
+                    replica.spec.url,
+                    replica.spec.api_key,
+                    endpoint.region,
+                    endpoint.spec.ordering_policy,
+                    request.queue_key_s,
+                    request.placed_s,
+                    why,
+                    self._first_token_s(request, instance),
+                    keep_tokens=grouped,
+                )
+            )
+
+        if grouped and queue.count(endpoint):
+            insert_loose(topology.fleet, topology.arrays, queue.arrays, endpoint.index)
+
+    def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
+        """The first request of *endpoint*, and the instance that its router gives it to; (-1, -1) if none has room."""
+        topology, queue = self.topology, self.queue
+        if policy < PRESERVE:
+            return dispatch(topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates)
+        self.accounts.fit_maps()
+        return dispatch_ahead(
+            topology.fleet,
+            topology.arrays,
+            queue.arrays,
+            self.accounts.maps,
+            queue.affinity,
+            endpoint.index,
+            policy,
+            self._candidates,
+        )
+
+    def _pull(self, endpoint: Endpoint) -> tuple[int, int, str]:
+        """What an instance of *endpoint* pulls from its own virtual queue, the instance, and why in words."""
+        topology, queue = self.topology, self.queue
+        now_s = queue.moment_s
+        slot, instance = pull(topology.fleet, topology.arrays, queue.arrays, endpoint.index, now_s)
+        if slot < 0:
+            return -1, -1, ""
+        words = queue.why_pulled(slot, now_s)
+        prompt, output = int(queue.arrays.prompt_tokens[slot]), int(queue.arrays.output_tokens[slot])
+        write_loads(topology.fleet, topology.arrays, endpoint.index, prompt, output, instance, self._candidates)
+        send(topology.fleet, topology.arrays, queue.arrays, slot, instance)
+        return slot, instance, words
+
+    def pump_all(self) -> None:
+        self.queue.keep_order()
+        for endpoint in self.topology.endpoints:
+            if self.queue.count(endpoint):
+                self.pump(endpoint)
+
+    def _first_token_s(self, request: Request, instance: int) -> float:
+        """How long the first token of *request* may take at *instance*: a long prompt is not given up and begun anew."""
+        tuned = self.topology.tuned
+        prompt_s = uncompiled(prefill_s)(self.topology.fleet, instance, float(request.asked.prompt_tokens))
+        return max(tuned.FIRST_TOKEN_S, tuned.FIRST_TOKEN_FACTOR * prompt_s)
+
+    def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: str) -> dict[str, object]:
+        """What the decision in hand saw: docs/routing.md."""
+        return {
+            "instance": replica.name,
+            "region": endpoint.region,
+            "policy": endpoint.spec.routing_policy,
+            "ordering": endpoint.spec.ordering_policy,
+            "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
+            "waiting": self.queue.count(endpoint),
+            **explain(self.topology, endpoint, replica, self._candidates, pulled),
+        }
+
+
+CANDIDATES = 8  # that a trace shows
+
+Row = list[float]
+Parts = dict[str, float]
+
+
+def explain(
+    topology: Topology, endpoint: Endpoint, chosen: Replica, candidates: NDArray[np.float64], pulled: str = ""
+) -> dict[str, object]:
+    """`seen`, `chosen_because` and what is ahead, of a decision for *chosen* that wrote *candidates*.
+
+    *pulled* says why the instance took it from its virtual queue, where no router was asked.
+    """
+    policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.routing_policy]
+    first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
+    rows: list[Row] = candidates[: end - first].tolist()
+    rows = [row for row in rows if row[INSTANCE] >= 0]  # there is room for more
+    by_slot = topology.by_slot
+    if policy >= PRESERVE and len(rows) > 1:
+        rows.sort(key=lambda row: (row[ROOM] == 0, row[SCORE], row[INSTANCE]))
+    seen = []
+    for row in rows:
+        score: float | None
+        if policy >= PRESERVE:
+            score, parts = row[SCORE], _ahead_parts(row, policy)
+        else:
+            score, parts = _load_parts(row, policy)
+        seen.append(
+            {
+                "instance": by_slot[int(row[INSTANCE])].name,
+                "accepting": bool(row[ACCEPTING]),
+                "room": bool(row[ROOM]),
+                "running": int(row[RUNNING]),
+                "remaining_tokens": int(row[REMAINING]),
+                "kv_tokens": int(row[KV]),
+                "score": round(score, 4) if row[ROOM] and score is not None else None,
+                "parts": parts,
+            }
+        )
+    if policy < PRESERVE:
+        seen.sort(key=lambda each: (each["score"] is None, each["score"] or 0.0))
+    because = pulled or _because(endpoint.spec.routing_policy, chosen.name, seen, in_seconds=bool(rows[0][IN_SECONDS]))
+    round_trip_ms = topology.round_trip_ms(chosen)
+    at_chosen = next(row for row in rows if row[INSTANCE] == chosen.slot)
+    ahead = int(at_chosen[AHEAD])
+    if ahead and round_trip_ms:  # then no instance had room
+        allowed = int(at_chosen[ALLOWED])
+        because += (
+            f" All instances were full; sent early to hide a round trip of {round_trip_ms:.0f} ms"
+            f" ({ahead} of at most {allowed} ahead)."
+        )
+    return {
+        "requests_ahead": ahead,
+        "round_trip_ms": None if round_trip_ms is None else round(round_trip_ms, 3),
+        "chosen_because": because,
+        "seen": seen,
+    }
+
+
+def _ahead_parts(row: Row, policy: int) -> Parts:
+    """What makes up the score of a router that looks ahead."""
+    peak = round(row[PEAK] / row[KV_CAPACITY], 4) if row[KV_CAPACITY] else 0.0
+    if row[IN_SECONDS]:
+        return {
+            "predicted_ttft_ms": round(row[PREFILL] * 1000, 1),
+            "decode_s": round(row[DECODE], 4),
+            "others_s": round(row[OTHERS], 4),
+            "memory_s": round(row[MEMORY], 4),
+            "affinity_tokens": int(row[CACHED]),
+            "peak_kv": peak,
+        }
+    parts: Parts = {
+        "prefill_tokens": int(row[PREFILL]),
+        "decode_tokens": int(row[DECODE]),
+        "memory_tokens": round(row[MEMORY], 1),
+        "peak_kv": peak,
+    }
+    if policy == LEAST_DELAY:
+        parts["affinity_tokens"] = int(row[CACHED])
+    return parts
+
+
+def _load_parts(row: Row, policy: int) -> tuple[float | None, Parts]:
+    """The score of a router that looks at loads, and what makes it up."""
+    match policy:
+        case routers.LEAST_REQUEST:
+            running = int(row[RUNNING])
+            return running, {"requests": running}
+        case routers.MINIMUM_USE:
+            use = row[KV] / row[KV_CAPACITY] if row[KV_CAPACITY] else 0.0
+            return use, {"kv_use": round(use, 4)}
+        case routers.JOIN_SHORTEST_QUEUE:
+            remaining, queued = int(row[REMAINING]), int(row[QUEUED])
+            return remaining, {"prefill_tokens": queued, "decode_tokens": remaining - queued}
+    return None, {}
+
+
+WORDS = {
+    "least_request": ("Fewest requests", "{:,.0f}"),
+    "minimum_use": ("Least KV use", "{:.1%}"),
+    "join_shortest_queue": ("Fewest tokens left to compute", "{:,.0f}"),
+    "preserve": ("Least load", "{:,.0f} tokens"),
+    "least_delay": ("Least load", "{:,.0f} tokens"),
+}
+
+
+def _because(name: str, chosen: str, seen: list[dict[str, object]], *, in_seconds: bool) -> str:
+    with_room = [row for row in seen if row["room"]]
+    if len(with_room) == 1:
+        return "The only one shown with room." if len(seen) > 1 else "The only instance."
+    if name == "round_robin":
+        return "The next one with room."
+    what, form = ("Least delay", "{:,.2f} s") if in_seconds else WORDS[name]
+    by_name = {str(row["instance"]): row["score"] for row in with_room}
+    mine = by_name.pop(chosen, None)
+    if mine is None:
+        return f"{what}."
+    others = [(score, other) for other, score in by_name.items() if score is not None]
+    next_score, next_name = min(others)
+    because = f"{what}, {form.format(mine)}; next is {next_name} with {form.format(next_score)}."
+    cached = next((row["parts"] for row in seen if row["instance"] == chosen), {})
+    if isinstance(cached, dict) and cached.get("affinity_tokens"):
+        because = f"{because[:-1]}. {int(cached['affinity_tokens']):,} tokens of the prompt are likely cached there."
+    return because

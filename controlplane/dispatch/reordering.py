@@ -1,0 +1,305 @@
+"""The global scheduler on the living queues: looked at every second, few groups in this process, many by a Celery worker.
+
+Groups stand where they are served first as they come (earliest due first, earliest completion), so a solver that is late,
+dead or finds nothing leaves a sound order behind. What it answers is merged into the queues as they are by then.
+"""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
+from controlplane.dispatch.placement import Placement
+from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
+from scheduling.fleet.profile import Profile
+from scheduling.queueing.eviction import Eviction, wanted
+from scheduling.queueing.global_scheduler import GlobalScheduler, Reordered, solve
+from scheduling.queueing.ordering import NO_DEADLINE_S
+from scheduling.queueing.reordering.rules import PROGRAMME, SEARCH
+from scheduling.queueing.reordering.scheduler import Answer, is_small
+from scheduling.queueing.running import Running, running_of
+from scheduling.queueing.served import attainment
+from scheduling.queueing.snapshot import Snapshot, snapshot
+
+logger = logging.getLogger(__name__)
+
+IN_PROCESS_GROUPS: Final = 64
+"""More are given to a worker: the solver would keep this process from its streams for longer than a token takes."""
+PATIENCE_S: Final = 10.0
+"""For a worker's answer; then the queues are looked at again."""
+KEPT: Final = 50
+PROVE_EVERY_S: Final = 30.0
+"""How often a worker is asked at the most how far the order that the search found may be from the best."""
+
+Ask = Callable[[Snapshot, str, Callable[[Answer | None], None]], None]
+"""Have a snapshot solved elsewhere, by the search or the rule that is named; the answer, or None when there is none, comes
+to the callback, on the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What moved groups, or should have: the global scheduler, or an operator. Attainment and lateness as predicted."""
+
+    at: float  # epoch seconds
+    by: str
+    why: str
+    what: str
+    before_ratio: float | None = None
+    after_ratio: float | None = None
+    before_late_s: float | None = None  # mean of a request
+    after_late_s: float | None = None
+    took_ms: float | None = None
+    undo: int | None = None  # the group that an operator changed
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    """Requests that left an instance so that a group is in time."""
+
+    model: str
+    region: str
+    instance: str
+    group: int
+    """That gains; -1 for requests that the instance has already, beyond what it runs at once."""
+    slo_class: str
+    requests: int
+    """That gain."""
+    evicted_requests: int
+    gain_s: float
+    """Lateness that the requests of the group are spared, summed."""
+    cost_s: float
+    """Prefill of what is computed again, charged to the group."""
+    lost_tokens: int
+
+    @classmethod
+    def of(cls, evictions: Sequence[Eviction], replica: Replica, slo_class: str) -> "Evicted":
+        """*evictions* are those for one group."""
+        endpoint = replica.endpoint
+        return cls(
+            endpoint.model,
+            endpoint.region,
+            replica.name,
+            evictions[0].group,
+            slo_class,
+            len(evictions),
+            sum(len(eviction.numbers) for eviction in evictions),
+            round(sum(eviction.gain_s for eviction in evictions), 3),
+            round(sum(eviction.cost_s for eviction in evictions), 4),
+            sum(eviction.lost_tokens for eviction in evictions),
+        )
+
+    @property
+    def reason(self) -> str:
+        of_group = f"{self.slo_class or 'requests'} of group {self.group}" if self.group >= 0 else "given ahead"
+        return f"{self.requests} {of_group} would be late behind what runs on {self.instance}"
+
+    @property
+    def what(self) -> str:
+        return (
+            f"{self.evicted_requests} evicted: {self.gain_s:,.1f} s of lateness less, for {self.lost_tokens:,} tokens "
+            f"({self.cost_s:.2f} s) computed again"
+        )
+
+
+class Reordering:
+    """*clock* is that of the dispatcher."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        queue: WaitingQueue,
+        placement: Placement,
+        clock: Callable[[], float],
+        ask: Ask | None = None,
+    ) -> None:
+        self.topology = topology
+        self.queue = queue
+        self.placement = placement
+        self.clock = clock
+        self.ask = ask
+        self.scheduler = GlobalScheduler()
+        self.recent: deque[Reordered] = deque(maxlen=KEPT)
+        self.changes: deque[Change] = deque(maxlen=KEPT)  # those, answers that did not come, and what operators did
+        self.fallbacks = 0  # answers that did not come
+        self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # what no event says yet
+        self.gap: float | None = None
+        """The share of its lateness that the best of all orders might spare the one that was found last, at the most, as the
+        programme has proved; None where it has proved nothing."""
+        self._asked_s: float | None = None
+        self._proof_asked_s = -math.inf
+
+    @property
+    def pending_s(self) -> float | None:
+        """For how long an answer has been awaited; None when none is."""
+        return None if self._asked_s is None else self.clock() - self._asked_s
+
+    def short_instances(self, endpoint: Endpoint) -> int:
+        """Instances without which no order keeps in time what waits for *endpoint*."""
+        return self.scheduler.short_instances.get(endpoint.index, 0)
+
+    def look(self) -> list[int]:
+        """Reorder the queues if a group will be late; returns the numbers of requests to evict so that one is in time."""
+        self._reorder()
+        return self._evict_for_heads()
+
+    def _reorder(self) -> None:
+        if self._asked_s is not None and abs(self.clock() - self._asked_s) > PATIENCE_S:  # clocks may jump back
+            self._answered(None, None, self._asked_s)
+        if self._asked_s is not None or not any(map(self.queue.grouped, self.topology.endpoints)):
+            return
+        now_s, topology, arrays = self.queue.moment_s, self.topology, self.queue.arrays
+        if not self.scheduler.wants(arrays, now_s):
+            return
+        by = topology.tuned.REORDER_BY
+        # The programme would hold up all streams of this process: without a worker there is the search alone.
+        self.scheduler.by = SEARCH if by == PROGRAMME and self.ask is None else by
+        few = self.queue.group_count <= IN_PROCESS_GROUPS and self.scheduler.by != PROGRAMME
+        began_s = time.perf_counter()
+        running = running_in(topology, self.queue)
+        seen = snapshot(topology.fleet, topology.arrays, arrays, now_s, running=running)
+        if seen is None:
+            return
+        if self.ask is None or few:
+            answer = solve(seen, moves=self.scheduler.moves, by=self.scheduler.by)
+            reordered = self.scheduler.take(topology.fleet, topology.arrays, arrays, seen, answer, now_s)
+            self._note(seen, reordered, "in process", time.perf_counter() - began_s)
+            self._have_proved(seen, answer)
+        else:
+            asked_s = self._asked_s = self.clock()
+            self.ask(seen, self.scheduler.by, lambda answer: self._answered(seen, answer, asked_s))
+
+    def _answered(self, seen: Snapshot | None, answer: Answer | None, asked_s: float) -> None:
+        if asked_s != self._asked_s:
+            return  # it came after patience was over
+        self._asked_s = None
+        if seen is None or answer is None:
+            self.fallbacks += 1
+            logger.warning("queues: no answer from the global scheduler; groups stay by due time")
+            self.changes.append(
+                Change(time.time(), "a worker", "No worker answered", "EDF: groups stay in order of due time")
+            )
+            return
+        topology, now_s = self.topology, self.queue.moment_s
+        reordered = self.scheduler.take(topology.fleet, topology.arrays, self.queue.arrays, seen, answer, now_s)
+        self.gap = answer.gap
+        self._note(seen, reordered, "a worker", self.clock() - asked_s)
+
+    def _have_proved(self, seen: Snapshot, answer: Answer) -> None:
+        """Note how far *answer*, of the search, may be from the best order; a worker is asked where that is not plain."""
+        if answer.gap is not None:
+            self.gap = answer.gap
+            return
+        now_s = self.clock()
+        if self.ask is None or self.scheduler.by != SEARCH or not is_small(seen.problem):
+            self.gap = None
+        elif abs(now_s - self._proof_asked_s) >= PROVE_EVERY_S:
+            self._proof_asked_s, self.gap = now_s, None
+            self.ask(seen._replace(previous=answer.order), PROGRAMME, self._proved)
+
+    def _proved(self, proof: Answer | None) -> None:
+        if proof is not None:
+            self.gap = proof._replace(after=proof.before).gap  # that of the search's order, not of a better one
+
+    def _evict_for_heads(self) -> list[int]:
+        """Requests that leave their instances for groups at the head of a virtual queue that would be late."""
+        topology, queue = self.topology, self.queue
+        limit = np.zeros(queue.arrays.size.size, np.int64)
+        for endpoint in topology.endpoints:
+            if queue.grouped(endpoint) and queue.count(endpoint):
+                limit[endpoint.index] = endpoint.spec.tuned.EVICTION_LIMIT
+        if not limit.any():
+            return []
+        running = running_in(topology, queue)
+        evictions = wanted(topology.fleet, topology.arrays, queue.arrays, running, limit, queue.moment_s)
+        for key in dict.fromkeys((eviction.instance, eviction.group) for eviction in evictions):
+            mine = [eviction for eviction in evictions if (eviction.instance, eviction.group) == key]
+            evicted = Evicted.of(mine, topology.by_slot[key[0]], self._class_of(key[1]))
+            self.evicted.append(evicted)
+            self.changes.append(Change(time.time(), "the global scheduler", evicted.reason, evicted.what))
+        return [number for eviction in evictions for number in eviction.numbers]
+
+    def _class_of(self, number: int) -> str:
+        """The SLO class of the group with that number; "" if there is none."""
+        groups = self.queue.arrays.groups.groups
+        at = np.flatnonzero((groups["number"] == number) & (groups["endpoint"] >= 0))
+        return self.queue.at(int(groups["first"][at[0]])).asked.slo_class if at.size else ""
+
+    def _note(self, seen: Snapshot, reordered: Reordered, by: str, took_s: float) -> None:
+        if not reordered.moved:
+            return
+        self.recent.append(reordered)
+        lost, answer = self.queue.lost(seen), reordered.answer
+        ratios = attainment(seen, answer.before, lost), attainment(seen, answer.after, lost)
+        self.changes.append(_change(reordered, ratios, by, took_s))
+        for endpoint in self.topology.endpoints:
+            if self.queue.grouped(endpoint) and self.queue.count(endpoint):
+                self.placement.pump(endpoint)
+
+
+def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: float) -> Change:
+    """*ratios* of requests in time, before and after."""
+    before, after = reordered.answer.before, reordered.answer.after
+    late_s = [float(late) for late in before.late_s if late > 0.0 and math.isfinite(late)]
+    still = sum(1 for late in after.late_s if late > 0.0)
+    why = (
+        f"{_groups(len(late_s))} would be late, the worst by {max(late_s):,.0f} s" if late_s else "Groups would be late"
+    )
+    what = f"{reordered.moved} of {_groups(reordered.groups)} moved; {still or 'none'} late now"
+    if reordered.answer.shortage.seconds > 0.0 and still:
+        what += ", and only more instances help those"
+    return Change(
+        time.time(),
+        by,
+        why,
+        what,
+        *ratios,
+        before.lateness_s,
+        after.lateness_s,
+        took_s * 1000,
+    )
+
+
+def _groups(count: int) -> str:
+    return f"{count} group{'' if count == 1 else 's'}"
+
+
+LEAVING_S: Final = 5.0
+"""After which one that was to be evicted is taken to stay: it had begun to emit what cannot be gone on with."""
+
+
+def running_in(topology: Topology, queue: WaitingQueue) -> Running:
+    """Requests that instances of endpoints with request groups run, as the global scheduler sees them."""
+    clock_s = queue.clock()
+    return running_of(
+        _row(request, replica.slot, replica.endpoint.spec.profile, queue, clock_s)
+        for replica in topology.replicas.values()
+        if queue.grouped(replica.endpoint)
+        for request in replica.requests
+    )
+
+
+def _row(request: Request, slot: int, profile: Profile, queue: WaitingQueue, clock_s: float) -> tuple[Any, ...]:
+    """As the fields of `Running`. What an answer that is not streamed has emitted is not known, so it stays."""
+    asked, arrival_s = request.asked, queue.since_start_s(request.asked.arrived_s)
+    goes_on = asked.evictable or not request.output_tokens
+    output = request.expected_tokens - request.expected_prompt
+    due_s = first_due_of(profile, asked, request.expected_prompt, output)
+    return (
+        asked.number,
+        slot,
+        arrival_s + (due_s if due_s < math.inf else NO_DEADLINE_S),
+        asked.allowed_s,
+        asked.priority,
+        asked.prompt_tokens,
+        request.output_tokens,
+        request.expected_tokens,
+        request.evictions,
+        goes_on and asked.streamed and asked.sequences == 1,
+        request.evicting_s is not None and clock_s - request.evicting_s < LEAVING_S,
+    )

@@ -1,0 +1,314 @@
+"""The waiting queue: every request that is held, in one waiting set with a heap for each endpoint, and request groups
+where its order is QLM's.
+
+It is the only owner of who waits where. Beside a request stands how its prompt begins, as far as the gateway has said.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.dispatch.kernels import enqueue, free_slot, may_balance, waiting_tokens
+from controlplane.dispatch.live_fleet.inventory import FAILED, SwapGroupSpec
+from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
+from controlplane.dispatch.port import Submit
+from controlplane.fleet.lifecycle.states import AWAKE, COMING
+from scheduling.compiled import uncompiled
+from scheduling.fleet.profile import Profile
+from scheduling.queueing.groups import FREE_GROUPS, GROUP_ORDERS
+from scheduling.queueing.ordering import BY_SERVICE, ORDERINGS, QLM, SLACK, first_due_s, queue_key
+from scheduling.queueing.regrouping import regroup
+from scheduling.queueing.snapshot import Snapshot
+from scheduling.queueing.swapping.sharing import COMES, LEAVES, STAYS, WAITS, Swap, note_phase, share_queues
+from scheduling.queueing.virtual_queues import fit_groups, reassign
+from scheduling.queueing.waiting_set import (
+    allocate_waiting,
+    grow_waiting,
+    in_order,
+    push,
+    rekey,
+    remove,
+)
+from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
+
+
+class WaitingQueue:
+    """*clock* is that of the dispatcher; the clock of the waiting set starts with it."""
+
+    def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
+        self.topology = topology
+        self.arrays = allocate_waiting(16, 1024, topology.fleet.endpoint.size)
+        self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1024)
+        self.clock, self.began_s = clock, clock()
+        self._ordering: dict[int, int] = {}  # by endpoint: that of the keys in its heap
+        self._held: dict[int, Request] = {}  # by slot of the waiting set
+        self.by_tenant: Counter[tuple[int, str]] = Counter()
+        """How many wait, by (tenant, model)."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def grouped(self, endpoint: Endpoint) -> bool:
+        """Whether what waits for *endpoint* is in request groups."""
+        return ORDERINGS[endpoint.spec.ordering_policy] == QLM
+
+    @property
+    def group_count(self) -> int:
+        """Request groups that wait."""
+        groups = self.arrays.groups
+        return int(groups.groups.size - groups.counters[FREE_GROUPS])
+
+    def keep_order(self) -> None:
+        """Let what waits be in the order that its endpoint has by now, and in groups whose instances still pull.
+
+        Call it after any change of the topology, and every second.
+        """
+        self.fit()
+        any_grouped, limits = False, dict[int, int]()
+        for endpoint in self.topology.endpoints:
+            ordering, before = ORDERINGS[endpoint.spec.ordering_policy], self._ordering.get(endpoint.index)
+            grouped = ordering == QLM
+            if before is not None and before != ordering:
+                for request in self.of(endpoint):
+                    rekey(self.arrays, request.slot, self._key_at(request, endpoint))
+            groups, within = self.arrays.groups, GROUP_ORDERS[endpoint.spec.tuned.GROUP_ORDER]
+            if grouped != (groups.limit[endpoint.index] > 0) or (grouped and groups.within[endpoint.index] != within):
+                groups.within[endpoint.index] = within
+                limits[endpoint.index] = self._limit(endpoint) if grouped else 0
+            elif grouped:
+                groups.limit[endpoint.index] = self._limit(endpoint)
+            self._ordering[endpoint.index] = ordering
+            any_grouped = any_grouped or grouped
+        if limits:
+            regroup(self.arrays, limits)
+            for index in limits:
+                for request in self.of(self.topology.endpoints[index]):
+                    self._note_group(request)
+        self._share_queues()
+        if any_grouped:
+            reassign(self.topology.fleet, self.topology.arrays, self.arrays)
+
+    def _share_queues(self) -> None:
+        """Let instances that share GPUs have one virtual queue, where all of them are of endpoints with request groups whose
+        models are swapped by queue, and the floor, which asks for swaps, is on. One that is stopped is among them: its start
+        is a swap like any other."""
+        topology, sharing = self.topology, list[dict[int, Swap]]()
+        self._note_phases()
+        for group in topology.swap_groups if topology.tuned.FLOOR else ():
+            swaps = {one.instance_id: Swap(one.sleep_s, one.load_s) for one in group.members if one.state != FAILED}
+            replicas = [topology.replicas[key] for key in swaps if key in topology.replicas]
+            endpoints = [replica.endpoint for replica in replicas]
+            if all(self.grouped(endpoint) and endpoint.spec.tuned.SWAP_BY_QUEUE for endpoint in endpoints):
+                sharing.append({replica.slot: swaps[replica.spec.instance_id] for replica in replicas})
+        share_queues(self.arrays.groups, sharing)
+
+    def _note_phases(self) -> None:
+        """Note where the instances that share GPUs are in a swap; one that comes up is counted on after what that took
+        before, from when it was seen to."""
+        arrays, replicas, phases = self.arrays.groups, self.topology.replicas, dict[int, tuple[int, float]]()
+        for group in self.topology.swap_groups:
+            for member in group.members:
+                if (replica := replicas.get(member.instance_id)) is not None:
+                    known_s = float(arrays.swap_s[replica.slot])
+                    load_s = known_s if known_s < math.inf else member.load_s
+                    phases[replica.slot] = _phase(group, member.instance_id, member.state), load_s
+        for slot in np.flatnonzero(arrays.phase).tolist():
+            phases.setdefault(slot, (STAYS, 0.0))
+        now_s = self.moment_s
+        for slot, (phase, load_s) in phases.items():
+            note_phase(arrays, slot, phase, now_s + (load_s if phase == COMES else 0.0))
+
+    def _limit(self, endpoint: Endpoint) -> int:
+        topology = self.topology
+        batches = float(endpoint.spec.tuned.GROUP_BATCHES)
+        return int(fit_groups(topology.fleet, topology.arrays, self.arrays.groups, endpoint.index, batches))
+
+    def _key_at(self, request: Request, endpoint: Endpoint) -> float:
+        """The queue key of *request*, which has a slot, at *endpoint*."""
+        arrays, slot = self.arrays, request.slot
+        prompt, output = int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])
+        return _queue_key(endpoint, float(arrays.arrival_s[slot]), request.asked, prompt, output)
+
+    def may_balance(self, endpoint: Endpoint) -> bool:
+        """Whether what is due first for *endpoint* may go to any instance, though it may stand in the queue of one."""
+        topology = self.topology
+        return may_balance(topology.fleet, topology.arrays, self.arrays, endpoint.index, self.moment_s)
+
+    def why_pulled(self, slot: int, now_s: float) -> str:
+        """Why the request in *slot* is pulled, for the decision trace."""
+        groups = self.arrays.groups
+        group: Any = groups.groups[groups.members[slot].group]
+        slack_s = float(self.arrays.key[slot]) - now_s
+        due = f"due in {slack_s:,.1f} s" if slack_s >= 0 else f"due {-slack_s:,.1f} s ago"
+        return (
+            f"Pulled from its own virtual queue of {int(groups.queues[group.queue].groups)} request groups: "
+            f"group {int(group.number)}, {int(group.count)} waiting, the first {due}."
+        )
+
+    def since_start_s(self, clock_s: float) -> float:
+        """*clock_s* on the clock of the waiting set."""
+        return clock_s - self.began_s
+
+    @property
+    def moment_s(self) -> float:
+        """Now, on the clock of the waiting set."""
+        return self.clock() - self.began_s
+
+    def count(self, endpoint: Endpoint) -> int:
+        """Requests that wait for *endpoint*."""
+        return int(self.arrays.size[endpoint.index]) if endpoint.index < self.arrays.size.size else 0
+
+    def prompt_tokens(self, endpoint: Endpoint) -> int:
+        """Tokens of the prompts that wait for *endpoint*."""
+        return int(waiting_tokens(self.arrays, endpoint.index)) if self.count(endpoint) else 0
+
+    def of(self, endpoint: Endpoint) -> list[Request]:
+        """Those that wait for *endpoint*, in any order."""
+        slots = self.arrays.heap[endpoint.index, : self.count(endpoint)] if self.count(endpoint) else ()
+        return [self._held[int(slot)] for slot in slots]
+
+    def at(self, slot: int) -> Request:
+        """The request that waits in *slot*."""
+        return self._held[slot]
+
+    def is_lost(self, slot: int) -> bool:
+        """Whether the request in *slot* cannot be in time any more, and has been put off (`virtual_queues.put_off`)."""
+        arrays = self.arrays
+        return bool(arrays.deadline_s[slot] - arrays.arrival_s[slot] > self._held[slot].asked.allowed_s + 1e-3)
+
+    def lost(self, seen: Snapshot) -> NDArray[np.bool_]:
+        """Of the groups of *seen*, which are of requests that cannot be in time any more; of those that are gone none."""
+        groups: Any = self.arrays.groups.groups[seen.places]
+        there = (groups["number"] == seen.numbers) & (groups["endpoint"] >= 0)
+        first = groups["first"].tolist()
+        return np.array([at and self.is_lost(slot) for at, slot in zip(there.tolist(), first, strict=True)], np.bool_)
+
+    def in_order(self, endpoint: Endpoint) -> list[Request]:
+        """Those that wait for *endpoint*, in the order in which they would leave."""
+        if not self.count(endpoint):
+            return []
+        return [self._held[slot] for slot in in_order(self.arrays, endpoint.index).tolist()]
+
+    def first(self, endpoint: Endpoint, most: int) -> list[Request]:
+        """The first *most* of those, without putting all in order."""
+        count = self.count(endpoint)
+        if count <= most:
+            return self.in_order(endpoint)
+        slots = self.arrays.heap[endpoint.index, :count]
+        slots = slots[np.argpartition(self.arrays.key[slots], most)[:most]]
+        ordered = slots[np.lexsort((self.arrays.sequence[slots], self.arrays.key[slots]))]
+        return [self._held[slot] for slot in ordered.tolist()]
+
+    def add(self, request: Request, endpoint: Endpoint) -> None:
+        """Let *request* wait for *endpoint*, with a queue key by the ordering there."""
+        self.fit()
+        asked = request.asked
+        arrival_s = self.since_start_s(asked.arrived_s)
+        # A prompt that we guessed larger than any instance must not hold up the queue for ever: vLLM knows better.
+        room = endpoint.largest_kv_tokens
+        prompt, output = asked.prompt_tokens, request.predicted_tokens
+        if room and prompt + output > room:
+            prompt = min(prompt, room - 1)
+            output = room - prompt
+        request.expected_tokens, request.counted_tokens = prompt + output, 0
+        request.expected_prompt = prompt
+        key = _queue_key(endpoint, arrival_s, asked, prompt, output)
+        request.slot = enqueue(
+            self.arrays,
+            endpoint.index,
+            key,
+            arrival_s,
+            arrival_s + asked.allowed_s,
+            asked.priority,
+            prompt,
+            output,
+            asked.tenant_id,
+            -1,
+            -1,
+            -1,
+        )
+        self._held[request.slot] = request
+        self._note_group(request)
+        self.by_tenant[asked.tenant_id, asked.model] += 1
+        request.endpoint = endpoint
+        self.note_prefix(request)
+
+    def move(self, request: Request, target: Endpoint) -> None:
+        """Let *request*, which waits, wait for *target* instead, with the queue key that it has by the ordering there."""
+        remove(self.arrays, request.slot)
+        push(self.arrays, target.index, request.slot, self._key_at(request, target))
+        self._note_group(request)
+        request.endpoint = target
+
+    def _note_group(self, request: Request) -> None:
+        groups = self.arrays.groups
+        group = int(groups.members["group"][request.slot])
+        request.group = int(groups.groups["number"][group]) if group >= 0 else -1
+
+    def take_out(self, slot: int) -> Request:
+        """The request in *slot*, which has left the queue, and may have been popped already."""
+        request = self._held.pop(slot)
+        self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
+        # What was lost has been put off since it was queued.
+        asked, arrays = request.asked, self.arrays
+        request.queue_key_s = float(arrays.key[slot] - arrays.arrival_s[slot]) + asked.arrived_at
+        free_slot(self.arrays, slot)
+        request.slot = -1
+        return request
+
+    def fit(self) -> None:
+        """Let the waiting set have a heap for every endpoint and a slot to spare: kernels index without a check."""
+        endpoints, capacity = self.arrays.heap.shape
+        instances = self.topology.fleet.endpoint.size
+        full = len(self._held) >= capacity
+        if full or endpoints < len(self.topology.endpoints) or self.arrays.groups.queues.size < instances:
+            self.arrays = grow_waiting(
+                self.arrays,
+                2 * capacity if full else capacity,
+                max(endpoints, self.topology.arrays.cursor.size),
+                instances,
+            )
+        slots = self.arrays.key.size
+        if self.affinity.matched.size < instances or self.affinity.noted_count.size < slots:
+            self.affinity = grow_affinity(self.affinity, instances, slots)
+
+    def note_prefix(self, request: Request) -> None:
+        """Let the router by delay know how the prompt of *request*, which waits, begins; other routers do not look."""
+        hashes = request.asked.prefix_hashes
+        self.affinity.noted_count[request.slot] = len(hashes)
+        if hashes:
+            self.affinity.noted[request.slot, : len(hashes)] = hashes
+            self.affinity.block_tokens[request.slot] = request.asked.block_tokens
+
+
+def _phase(group: SwapGroupSpec, instance_id: int, state: str) -> int:
+    """Of one of *group* that is in *state*."""
+    if not group.in_progress or state == FAILED:
+        return STAYS
+    if instance_id != group.target:
+        return LEAVES if state in AWAKE else STAYS
+    return COMES if state in COMING else STAYS if state in AWAKE else WAITS
+
+
+def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Submit, prompt_tokens: int, output_tokens: int) -> float:
+    """The queue key of a request at *endpoint*, by its ordering and the profile that it goes by."""
+    spec = endpoint.spec
+    ordering = ORDERINGS[spec.ordering_policy]
+    due_s, service_s = first_due_of(spec.profile, asked, prompt_tokens, output_tokens), 0.0
+    if ordering in BY_SERVICE or ordering == SLACK:
+        service_s = spec.profile.service_time_s(prompt_tokens, 1 if ordering == SLACK else output_tokens)
+    return uncompiled(queue_key)(
+        ordering, arrival_s, arrival_s + due_s, asked.priority, service_s, spec.ordering_stretch
+    )
+
+
+def first_due_of(profile: Profile, asked: Submit, prompt_tokens: int, output_tokens: int) -> float:
+    """Seconds from its arrival until the first token of *asked* is due, of so many expected tokens; infinity for never."""
+    ttft_s = math.inf if asked.due_s is None else asked.due_s
+    if asked.end_s is None:
+        return ttft_s
+    return uncompiled(first_due_s)(ttft_s, asked.end_s, profile.decode_time_s(prompt_tokens, output_tokens))

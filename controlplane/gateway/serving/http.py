@@ -1,0 +1,212 @@
+"""Reading a request: its body within bounds, and the headers that name things."""
+
+import asyncio
+import random
+import re
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Self
+
+from msgspec import Struct
+
+from controlplane.gateway.errors import ApiError, invalid, too_large
+from controlplane.listening import Direct, direct_of
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,80}")
+NAME = re.compile(rb"[A-Za-z0-9._:/-]{1,80}")
+TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+TRACESTATE = re.compile(rb"[\x20-\x7e]{1,512}")
+DISCARD_BYTES = 2**26
+
+
+class HttpRequest(Struct, eq=False):
+    """One request as ASGI gives it."""
+
+    method: str
+    path: str
+    headers: dict[bytes, bytes]
+    receive: Any
+    request_id: str
+    """The client's own where it sent a usable one."""
+    direct: Direct | None = None
+
+    @classmethod
+    def of(cls, scope: dict[str, Any], receive: Any) -> Self:
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        # Distinct, not secret: no system call and no UUID object, 3 us of a request.
+        request_id = given.decode() if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
+        direct = direct_of(scope)
+        return cls(scope["method"], scope["path"], headers, receive, request_id, direct)
+
+    def require(self, method: str) -> None:
+        """Raise ApiError 405 for any other method; where GET is taken, HEAD is."""
+        if self.method != method and (self.method, method) != ("HEAD", "GET"):
+            allowed = "GET, HEAD" if method == "GET" else method
+            raise ApiError(
+                405,
+                f"{self.path} takes {method}, not {self.method}.",
+                code="method_not_allowed",
+                headers=((b"allow", allowed.encode()),),
+            )
+
+    def trace_context(self) -> tuple[tuple[str, str], ...]:
+        """The caller's place in a distributed trace, as W3C Trace Context has it; none for what is no such thing."""
+        parent, state = (self.headers.get(name, b"") for name in (b"traceparent", b"tracestate"))
+        if not TRACEPARENT.fullmatch(parent):
+            return ()
+        given = (("traceparent", parent.decode()),)
+        return (*given, ("tracestate", state.decode())) if TRACESTATE.fullmatch(state) else given
+
+    def name(self, header: bytes) -> str:
+        """The value of a *header* that names something (class, region, application), "" without it.
+
+        Raises ApiError 400 if it cannot be a name.
+        """
+        value = self.headers.get(header)
+        if not value:
+            return ""
+        if not NAME.fullmatch(value):
+            title = header.decode().title().replace("Slo", "SLO")
+            raise invalid(f"The header {title} must be 1 to 80 letters, digits or . _ : / -", title)
+        return value.decode()
+
+    async def body(self, most_bytes: int) -> bytes:
+        """Read the body. Raises ApiError 413 when it is larger than *most_bytes*, 415 when it is compressed.
+
+        What is too much is read and thrown away, up to `DISCARD_BYTES`: a client that is still sending when the connection
+        closes sees a reset instead of our answer.
+        """
+        encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
+        if encoding not in (b"identity", b""):
+            shown = encoding[:40].decode("ascii", "replace")
+            message = f"Bodies are taken as they are, not with Content-Encoding {shown}: send the JSON uncompressed."
+            raise ApiError(415, message, code="unsupported_encoding", param="Content-Encoding")
+        announced = int(self.headers.get(b"content-length", b"0"))
+        whole = self.direct.body(most_bytes) if self.direct is not None else None
+        if whole is not None:
+            return whole
+        chunks: list[bytes] = []
+        size = 0
+        while announced <= DISCARD_BYTES:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ApiError(499, "The client went away.", code="client_disconnected")
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size <= most_bytes and announced <= most_bytes:
+                chunks.append(chunk)
+                if not message.get("more_body"):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            elif size > DISCARD_BYTES or not message.get("more_body"):
+                break
+        raise too_large(f"The request body is larger than {most_bytes} bytes.", ((b"connection", b"close"),))
+
+    def on_disconnect(self, left: Callable[[], object]) -> Callable[[], object]:
+        """Have *left* called when the client goes away, until what is returned is called."""
+        if self.direct is not None:
+            self.direct.watch(left)
+            return partial(self.direct.watch, None)
+        return asyncio.create_task(self._disconnected(left)).cancel
+
+    async def _disconnected(self, left: Callable[[], object]) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+        left()
+
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+SSE_TYPE = b"text/event-stream; charset=utf-8"
+PING = b": ping\n\n"
+"""A comment line, which every client of a stream skips: what cuts off silent connections lets it live."""
+PING_S = 10.0
+"""A stream is never silent for longer."""
+
+
+class Responder:
+    """The answer to one request: status once, then bytes. Knows whether anything has been sent yet."""
+
+    def __init__(self, send: Send, request_id: str, direct: Direct | None = None) -> None:
+        self._send = send
+        self._direct = direct
+        self.held: list[bytes] = []
+        """What `write_now` could not write: `drain` does."""
+        self._request_id = request_id.encode()
+        self.started = self.ended = False
+        self.stream = False  # its tenant asked for one
+        self.status = 0
+        self.sequence_number: int | None = None
+        """Of the next event of a stream of the Responses API; None of any other answer."""
+        self._looked_s = asyncio.get_running_loop().time()
+        self._spoke = True  # something was written since then
+        self.more_headers: Callable[[], list[tuple[bytes, bytes]]] = list
+        """Asked when the head of an answer other than an error is written."""
+
+    @property
+    def look_in_s(self) -> float:
+        """When to `look` next: twice in `PING_S`."""
+        return max(0.0, self._looked_s + PING_S / 2 - asyncio.get_running_loop().time())
+
+    async def look(self) -> None:
+        """Write a comment line to a stream if it is time for a look, and nothing was written since the last one."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._looked_s + PING_S / 2:
+            return
+        self._looked_s, spoke, self._spoke = now_s, self._spoke, False
+        if self.stream and not spoke:
+            if not self.started:
+                await self.start(200, SSE_TYPE, stream=True)
+            await self.write(PING)
+
+    async def start(self, status: int, content_type: bytes, *, stream: bool = False) -> None:
+        headers = [(b"content-type", content_type), (b"x-request-id", self._request_id), *self.more_headers()]
+        if stream:
+            headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        self.started, self.status = True, status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, chunk: bytes) -> None:
+        self._spoke = True
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+    def write_now(self, chunk: bytes) -> bool:
+        """Write without waiting, or hold *chunk*; False if it is held, and `drain` comes before the next."""
+        self._spoke = True
+        if self._direct is not None and self.started and not self.held and self._direct.write(chunk):
+            return True
+        self.held.append(chunk)
+        return False
+
+    def write_chunk(self, chunk: bytes) -> bool:
+        """Whether *chunk*, as `Direct.write_chunk` takes it, was written; nothing is held."""
+        self._spoke = True
+        return self._direct is not None and self.started and not self.held and self._direct.write_chunk(chunk)
+
+    async def drain(self) -> None:
+        """Write what is held, once the client has read enough."""
+        held, self.held = self.held, []
+        await self.write(b"".join(held))
+
+    async def finish(self, body: bytes = b"") -> None:
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def whole(self, status: int, content_type: bytes, body: bytes) -> None:
+        await self._whole(status, [(b"content-type", content_type), *self.more_headers()], body)
+
+    async def error(self, error: ApiError) -> None:
+        """An error as a status and a body, or as an event if the stream has begun; nothing after the answer's end."""
+        if self.ended:
+            return
+        if self.started:
+            await self.finish(error.event(self.sequence_number))
+            return
+        await self._whole(error.status, error.headers(), error.body())
+
+    async def _whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        headers += ((b"content-length", b"%d" % len(body)), (b"x-request-id", self._request_id))
+        self.started, self.ended, self.status = True, True, status
+        if self._direct is None or not self._direct.answer(status, headers, body):
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})

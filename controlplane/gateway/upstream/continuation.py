@@ -1,0 +1,97 @@
+"""Going on with an answer on another instance, exactly where the last one left off.
+
+An instance that may have to give a request up is asked for the ids of the tokens that it emits (`return_token_ids`), which
+the tenant does not see. The next instance gets prompt and emitted tokens as one prompt of ids (`/v1/completions`, for a
+chat too: its template was applied before), and so computes what the first one would have: text alone may be cut into other
+tokens than those that were sampled. Tokens whose text has not come out, parts of a character, are computed again.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from controlplane.gateway.admission.validation import Call, Kind
+
+LIMITS = ("max_tokens", "max_completion_tokens", "min_tokens")
+SAMPLING = frozenset(
+    {
+        "allowed_token_ids", "bad_words", "ignore_eos", "logit_bias", "min_p", "repetition_penalty", "skip_special_tokens",
+        "spaces_between_special_tokens", "stop_token_ids", "temperature", "top_k", "top_p",
+    }
+)  # fmt: skip
+"""What says the same of a continuation. `presence_penalty` and `frequency_penalty` count what was emitted, a seed's random
+numbers would begin anew, and a stop string may lie across the border."""
+HARMLESS = frozenset(
+    {
+        "chat_template", "chat_template_kwargs", "add_generation_prompt", "add_special_tokens", "documents", "messages",
+        "metadata", "model", "n", "priority", "prompt", "service_tier", "store", "stream", "stream_options", "user",
+    }
+)  # fmt: skip
+"""What a continuation needs no more, or has of its own."""
+
+
+def evictable(call: Call, *, streamed: bool) -> bool:
+    """Whether an answer to *call* can be gone on with after tokens of it were emitted, so that nobody sees a difference.
+
+    *streamed*: by its instance.
+
+    A stream of one choice, to one prompt of text or ids, with a limit of its own and without anything that a continuation
+    would do otherwise. Any other request can be evicted until it has emitted something.
+    """
+    body = call.body
+    if not streamed or call.kind is Kind.RESPONSE or call.sequences != 1 or call.max_tokens is None:
+        return False
+    if (body.get("stream_options") or {}).keys() - {"include_usage"}:
+        return False
+    if "return_token_ids" in body:
+        return False
+    given = {name for name, value in body.items() if _asks_something(name, value)}
+    of_text = all(isinstance(content, str) for _, content in call.turns)
+    return of_text and given <= SAMPLING | HARMLESS | set(LIMITS)
+
+
+def _asks_something(name: str, value: Any) -> bool:
+    if value is None or value is False or value in ([], {}):
+        return False
+    return bool(value) or name not in ("presence_penalty", "frequency_penalty")
+
+
+@dataclass(slots=True)
+class Kept:
+    """What is kept of a stream while it may be evicted."""
+
+    prompt_ids: list[int] | None = None  # as the first instance said
+    ids: list[int] = field(default_factory=list)  # of the tokens emitted
+    shown: int = 0  # of those, up to the last one with text
+    opened: bool = False  # something has gone out: its role, or a token
+    head: dict[str, Any] = field(default_factory=dict)  # id and time, as the first event said
+    whole: bool = False  # its last token has come
+    lost_track: bool = False  # it emitted something without ids, or no text: it cannot be continued
+
+    @property
+    def resumable(self) -> bool:
+        """Whether another instance can go on, or begin."""
+        return not self.whole and not self.lost_track and (not self.opened or self.prompt_ids is not None)
+
+    def rewind(self) -> int:
+        """Forget tokens that the tenant has seen nothing of; tokens that are left."""
+        del self.ids[self.shown :]
+        return len(self.ids)
+
+    def payload(self, call: Call, priority: int) -> bytes:
+        """The body of a completion that goes on with *call*."""
+        assert self.prompt_ids is not None
+        assert call.max_tokens is not None
+        body: dict[str, Any] = {name: call.body[name] for name in SAMPLING if name in call.body}
+        body |= {
+            "model": call.model,
+            "prompt": [*self.prompt_ids, *self.ids],
+            "max_tokens": call.max_tokens - len(self.ids),
+            "min_tokens": max(0, call.min_tokens - len(self.ids)),
+            "priority": priority,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        return orjson.dumps(body)

@@ -1,0 +1,432 @@
+"""A stream on its way from an instance to the tenant: looked at, and written in the call that read it from the socket.
+
+If the tenant did not ask for a stream, it is put together on the way, and written as one answer.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import orjson
+
+from controlplane.gateway.admission.validation import Kind
+from controlplane.gateway.errors import JSON_TYPE
+from controlplane.gateway.serving.http import SSE_TYPE, Responder
+from controlplane.gateway.serving.open_requests import Ticket
+from controlplane.gateway.upstream.answers import MOST_TOKENS, EngineFailed, Said, Usage, error_of, ids_of, read, what
+from controlplane.gateway.upstream.connections import AnswerCutOff, Connection
+from controlplane.gateway.upstream.sse import Events, SentEvent
+
+TEXT = re.compile(rb'(?:content|reasoning|arguments|text)":"([^"\\]*)"')
+DATA = b"data: "
+DONE = b"[DONE]"  # the last event of a stream
+OPENING = frozenset({"response.created", "response.queued", "response.in_progress"})
+"""What vLLM says of a response before it gives the request to its engine."""
+DELTA = b".delta"  # how the names of events with a piece of a response end
+ENDED = frozenset({"response.completed", "response.incomplete"})
+LONGEST = 200  # characters of a fingerprint
+END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in
+
+
+def around_text(event: bytes) -> tuple[bytes, bytes]:
+    """(prefix, suffix) around the text of *event*, a token and no more, the suffix to the end of its HTTP chunk.
+
+    An event that begins and ends so, without a quote between, differs from it in its text alone. No bytes without a text.
+    """
+    text = TEXT.search(event)
+    return (event[: text.start(1)], event[text.end(1) :] + END) if text is not None else (b"", b"")
+
+
+class Withheld:
+    """A stream less the usage that the tenant did not ask for: the closing event without choices, or what others bear.
+
+    With the closing event vLLM moves the fingerprint of the server there, from the events that end the choices. The last of
+    those is held back until the fingerprint is known, a moment; so the tenant gets what the server would have sent without
+    us.
+    """
+
+    __slots__ = ("_held", "_left", "fingerprint")
+
+    def __init__(self, choices: int, fingerprint: str) -> None:
+        self._left = choices
+        self._held: tuple[bytes, Said] | None = None
+        self.fingerprint = fingerprint
+        """As the server last sent it; empty while it is not known, or the server has none."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether something is held back."""
+        return self._held is not None
+
+    def take(self, event: SentEvent, said: Said | None) -> bytes:
+        """What the tenant gets now that *event* came, and *said* is what it says; None of the last event of all."""
+        if said is None or (said.usage is None and not said.ends):
+            return self.rest() + event.raw + b"\n\n" if self._held is not None else event.raw + b"\n\n"
+        usage, fingerprint = isinstance(said.usage, dict), said.system_fingerprint
+        if usage and not said.choices:
+            self.fingerprint = fingerprint if isinstance(fingerprint, str) and len(fingerprint) <= LONGEST else ""
+            return b""
+        raw, passed = (_without_usage(event) if usage else event.raw), self.rest()
+        if said.ends:
+            self._left -= said.ends
+            if self._left <= 0:
+                self._held = raw, said
+                return passed
+            raw = self._stamped(raw, said)
+        return passed + raw + b"\n\n"
+
+    def rest(self) -> bytes:
+        """What has been held back, for the tenant: the next event is here, or the stream ends."""
+        held, self._held = self._held, None
+        return self._stamped(*held) + b"\n\n" if held is not None else b""
+
+    def _stamped(self, raw: bytes, said: Said) -> bytes:
+        if not self.fingerprint or said.system_fingerprint is not None or not raw.endswith(b"}"):
+            return raw
+        return b'%b,"system_fingerprint":%b}' % (raw[:-1], json.dumps(self.fingerprint).encode())
+
+
+def _without_usage(event: SentEvent) -> bytes:
+    try:
+        body = json.loads(event.data)
+    except (ValueError, RecursionError):  # numbers of thousands of digits
+        raise EngineFailed(what(event.data)) from None
+    del body["usage"]
+    return DATA + json.dumps(body, separators=(",", ":")).encode()
+
+
+MOST_SHAPES = 16
+"""With log probabilities hardly an event is like one before it: no more are looked at then."""
+
+MOST_OPENING_BYTES = 2**22
+LAST_WORD_S = 0.05
+"""How long a whole answer that is there waits for the end of its stream, with which its connection can be used again."""
+
+
+class Shape(NamedTuple):
+    """What is around the text of a token, and the text that it goes on with where a whole answer is put together."""
+
+    prefix: bytes
+    suffix: bytes
+    text: bytearray | None
+
+
+class Stream:
+    """*fingerprint*: `Withheld.fingerprint`, as the server last sent it. *began* is called at the first byte."""
+
+    __slots__ = (
+        "_began",
+        "_events",
+        "_has_begun",
+        "_open",
+        "_opening",
+        "_responder",
+        "_shapes",
+        "_shapes_left",
+        "_ticket",
+        "_unfinished",
+        "_usage",
+        "_whole",
+        "_withheld",
+        "fingerprint",
+    )
+
+    def __init__(
+        self,
+        ticket: Ticket,
+        responder: Responder,
+        usage: Usage,
+        fingerprint: str,
+        began: Callable[[Ticket], None],
+    ) -> None:
+        self.fingerprint = fingerprint
+        self._ticket, self._responder, self._usage, self._began = ticket, responder, usage, began
+        self._whole = ticket.whole
+        kept_back = not ticket.call.include_usage and self._whole is None
+        self._withheld = Withheld(ticket.call.sequences, fingerprint) if kept_back else None
+        self._events = Events()
+        self._has_begun = False
+        self._opening = b""  # said before the engine began: goes out with the first token
+        self._unfinished = ticket.call.sequences  # choices that have not ended, by their own word
+        self._open = False  # it has begun, and nothing of it is held back
+        self._shapes: tuple[Shape, ...] = ()  # of events that were a token and nothing else, the last one first
+        self._shapes_left = 0 if ticket.call.kind is Kind.RESPONSE else MOST_SHAPES  # its events are numbered
+
+    async def carry(self, connection: Connection, begun_until_s: float) -> None:
+        """Pass the answer of *connection* on to its end. Raises EngineFailed, Refusal, OSError.
+
+        A TimeoutError is one that has not begun until *begun_until_s* of the event loop's clock, whatever else it said.
+        """
+        responder = self._responder
+        self._pass(connection)
+        while True:
+            await connection.wait(responder.look_in_s)
+            if connection.complete and not self._events.between:
+                self._take(b"\n\n")  # some leave out the last empty line
+            if self._whole is not None and self._usage.whole:
+                connection.resume()
+                await connection.wait(LAST_WORD_S)
+                break
+            if responder.held:
+                if not responder.started:
+                    await responder.start(200, SSE_TYPE, stream=True)
+                await responder.drain()
+            if not self._usage.whole:  # else the tenant has everything, and may have gone
+                connection.check()
+                await responder.look()
+            if not self._has_begun and asyncio.get_running_loop().time() > begun_until_s:
+                raise TimeoutError("no token")
+            if connection.complete or connection.failed:
+                break
+            connection.resume()
+        if not self._has_begun:
+            raise AnswerCutOff("the stream ended before it began")
+        if not (self._usage.whole or self._unfinished <= 0):
+            raise AnswerCutOff("the stream ended before its last event")
+        if self._whole is not None:
+            await responder.whole(200, JSON_TYPE[1], self._whole.body())
+            return
+        rest = b""
+        if self._withheld is not None:
+            self.fingerprint = self._withheld.fingerprint
+            rest = self._withheld.rest()
+        await responder.finish(rest)
+
+    def _pass(self, connection: Connection) -> None:
+        connection.pass_to(self._take, self._take_chunk)
+
+    def _take(self, piece: bytes) -> bool:
+        """Pass on the events that end with *piece*; False if the tenant has to read first."""
+        if self._open and self._shapes and piece.endswith(b"\n\n"):
+            tokens = piece[:-2].split(b"\n\n")
+            shapes = [shape for token in tokens if (shape := self._shape_of(token)) is not None]
+            if len(shapes) == len(tokens):
+                self._ticket.output_tokens += len(tokens)
+                if self._whole is None:
+                    self._open = self._responder.write_now(piece)
+                    return self._open
+                for token, (prefix, suffix, text) in zip(tokens, shapes, strict=True):
+                    if text is not None:
+                        self._whole.append(text, token[len(prefix) : len(token) + len(END) - len(suffix)])
+                return True
+        passed: list[bytes] = []
+        failure: Exception | None = None
+        try:
+            for event in self._events.feed(piece):
+                passed.append(self._event(event))  # noqa: PERF401
+        except Exception as error:  # what came before it is passed on
+            failure = error
+        chunk = b"".join(passed)
+        taken = self._responder.write_now(chunk) if chunk else True
+        if failure is not None:
+            raise failure
+        self._open = (
+            taken and self._has_begun and self._events.between and not (self._withheld and self._withheld.holds)
+        )
+        return taken and not (self._whole and self._usage.whole)
+
+    def _shape_of(self, event: bytes) -> Shape | None:
+        """The shape of *event* if it is like an earlier token but for its text."""
+        for shape in self._shapes:
+            prefix, suffix, _ = shape
+            end = len(event) - len(suffix) + len(END)
+            if (
+                event.startswith(prefix)
+                and event.endswith(suffix[: -len(END)])
+                and len(prefix) <= end
+                and event.find(b'"', len(prefix), end) < 0
+            ):
+                return shape
+        return None
+
+    def _event(self, event: SentEvent) -> bytes:
+        """What the tenant gets now that *event* came. Raises EngineFailed, Refusal."""
+        response = self._ticket.call.kind is Kind.RESPONSE
+        if response and self._whole is not None and event.name.endswith(DELTA):  # all of it is in the last event again
+            if not self._has_begun:
+                self._begin()
+            self._ticket.output_tokens += 1
+            return b""
+        if event.data == DONE:
+            if not self._has_begun:
+                raise EngineFailed("an empty stream")
+            self._usage.whole = self._usage.whole or not response  # which ends with an event of its own
+            return self._less_usage(event, None)
+        said = self._read(event)
+        if response:
+            return self._of_response(event, said)
+        ticket, ends = self._ticket, said.ends
+        if not self._has_begun:
+            self._begin()
+            if self._ticket.call.kind is Kind.CHAT:
+                # Each choice begins with an event for its role alone.
+                ticket.output_tokens -= self._ticket.call.sequences
+        ticket.output_tokens += bool(said.choices)
+        self._unfinished -= ends
+        passed = self._less_usage(event, said)
+        if self._shapes_left and not ends and said.choices and said.usage is None and not event.name:
+            self._learn(event)
+        return passed
+
+    def _learn(self, event: SentEvent) -> None:
+        """Remember the shape of *event*, a token."""
+        self._shapes_left -= 1
+        prefix, suffix = around_text(event.raw)
+        last = self._whole.last if self._whole is not None else (None, b"")
+        if suffix and last is not None and (last[0] is None or event.raw == prefix + last[1] + suffix[: -len(END)]):
+            self._shapes = (Shape(prefix, suffix, last[0]), *self._shapes)
+
+    def _read(self, event: SentEvent) -> Said:
+        """What *event* says, its usage taken."""
+        said = read(event.data)
+        if said.choices is None or said.error is not None or said.object == "error" or event.name:
+            error = error_of(said, event.name)
+            if error is not None:
+                raise error
+        if self._ticket.call.kind is not Kind.RESPONSE:
+            if said.choices is None:
+                raise EngineFailed("an event without choices")
+            if said.ends and said.broken_off:
+                raise EngineFailed("an answer that was given up")
+        usage = said.usage_said
+        if usage is not None:
+            self._usage.take(usage)
+        return said
+
+    def _begin(self) -> None:
+        self._has_begun = True
+        self._began(self._ticket)
+
+    def _of_response(self, event: SentEvent, said: Said) -> bytes:
+        """As `_event`, of the Responses API."""
+        if not isinstance(said.type, str):
+            raise EngineFailed("an event without a type")
+        number = said.sequence_number
+        if type(number) is int and 0 <= number < MOST_TOKENS:
+            self._responder.sequence_number = number + 1
+        if self._whole is not None and said.type in ENDED:
+            self._whole.take(event, said)
+        if not self._has_begun and said.type in OPENING:
+            self._opening += event.raw + b"\n\n"
+            if len(self._opening) > MOST_OPENING_BYTES:
+                raise EngineFailed("one opening event after the other")
+            return b""
+        opening, self._opening = self._opening, b""
+        if not self._has_begun:
+            self._begin()
+        self._ticket.output_tokens += said.type.endswith(".delta")
+        self._usage.whole = self._usage.whole or said.type in ENDED
+        return opening + event.raw + b"\n\n" if self._whole is None else b""
+
+    def _less_usage(self, event: SentEvent, said: Said | None) -> bytes:
+        if self._whole is not None:
+            self._whole.take(event, said)
+            return b""
+        return event.raw + b"\n\n" if self._withheld is None else self._withheld.take(event, said)
+
+    def _take_chunk(self, chunk: bytes, begin: int) -> bool:
+        """Pass on an HTTP *chunk* as it came if it is one event like an earlier one but for its text: a token alone."""
+        if not self._open:
+            return False
+        for prefix, suffix, text in self._shapes:
+            if (
+                chunk.endswith(suffix)
+                and chunk.startswith(prefix, begin)
+                and chunk.find(b'"', begin + len(prefix), -len(suffix)) < 0
+            ):
+                if text is not None and self._whole is not None:
+                    self._whole.append(text, chunk[begin + len(prefix) : -len(suffix)])
+                elif not self._responder.write_chunk(chunk):
+                    return False
+                self._ticket.output_tokens += 1
+                return True
+        return False
+
+
+EVENT_KIND = {Kind.CHAT: "chat.completion.chunk", Kind.COMPLETION: "text_completion"}
+
+
+class KeptStream(Stream):
+    """A stream that may be evicted: each event is read, and the ids of its tokens are kept and taken out.
+
+    Where an earlier instance began, the events of this one are made to look as if that one continued: one id, one event
+    with the role, chunks of a chat though a completion continues it, and one usage.
+    """
+
+    __slots__ = ("_before", "_continued", "_kept")
+
+    def __init__(
+        self, ticket: Ticket, responder: Responder, usage: Usage, fingerprint: str, began: Callable[[Ticket], None]
+    ) -> None:
+        super().__init__(ticket, responder, usage, fingerprint, began)
+        assert ticket.kept is not None
+        self._kept = ticket.kept
+        self._continued, self._before = self._kept.opened, len(self._kept.ids)
+
+    def _pass(self, connection: Connection) -> None:
+        connection.pass_to(self._take)
+
+    def _event(self, event: SentEvent) -> bytes:
+        """What the tenant gets of *event*, the ids of its tokens kept."""
+        if event.data == DONE:
+            return super()._event(event)
+        said, kept = self._read(event), self._kept
+        try:
+            body: dict[str, Any] = orjson.loads(event.data)
+        except orjson.JSONDecodeError:
+            raise EngineFailed(what(event.data)) from None
+        if not self._has_begun:
+            self._begin()
+        if isinstance(body.get("usage"), dict):
+            self._count(body["usage"])
+        if not said.choices and self._continued:
+            body["object"] = EVENT_KIND[self._ticket.call.kind]
+        for choice in body["choices"]:
+            self._keep(body, choice)
+        self._unfinished -= said.ends
+        self._ticket.output_tokens = len(kept.ids)
+        if kept.head:
+            body |= kept.head
+        else:
+            kept.head = {name: body[name] for name in ("id", "created") if name in body}
+        data = orjson.dumps(body)
+        return self._less_usage(SentEvent(DATA + data, b"", data), said)
+
+    def _keep(self, body: dict[str, Any], choice: dict[str, Any]) -> None:
+        """Keep the tokens of *choice*, and make it one of what was asked for."""
+        kept, chat = self._kept, self._ticket.call.kind is Kind.CHAT
+        if kept.prompt_ids is None:
+            kept.prompt_ids = ids_of(choice.get("prompt_token_ids") or body.get("prompt_token_ids")) or None
+        for where in (choice, body):
+            if "prompt_token_ids" in where:
+                where["prompt_token_ids"] = None
+        delta = choice.get("delta")
+        delta = delta if isinstance(delta, dict) else {}
+        kept.opened = True
+        if delta.get("role"):
+            return
+        ids = ids_of(choice.get("token_ids"))
+        text = choice.get("text") if "text" in choice else delta.get("content")
+        choice["token_ids"] = None
+        kept.ids += ids
+        kept.whole = bool(choice.get("finish_reason"))
+        if not isinstance(text, str) or (text and not ids):
+            kept.lost_track = True
+        if text:
+            kept.shown = len(kept.ids)
+        if self._continued and chat:
+            body["object"] = EVENT_KIND[Kind.CHAT]
+            ends = {"stop_reason": choice.get("stop_reason")} if kept.whole else {}
+            said = {"delta": {"content": text}, "logprobs": None, "finish_reason": choice.get("finish_reason")}
+            body["choices"] = [{"index": 0, **said, **ends, "token_ids": None}]
+
+    def _count(self, usage: dict[str, Any]) -> None:
+        """Make of *usage* that of all instances together: the prompt of the first, and every token once."""
+        here, before = Usage(), self._before
+        here.take(usage)
+        if here.prompt_tokens is not None:
+            usage["prompt_tokens"] = self._usage.prompt_tokens = max(0, here.prompt_tokens - before)
+        if here.output_tokens is not None:
+            usage["completion_tokens"] = self._usage.output_tokens = here.output_tokens + before

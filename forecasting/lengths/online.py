@@ -1,0 +1,320 @@
+"""What is learned online from finished requests: the prior, and corrections of a length model per tenant and model.
+
+All of it works in logarithms, so that a factor too long weighs as much as a factor too short, and one request moves it by a
+bounded step: neither an outlier nor a malicious tenant can carry it away.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forecasting.lengths.features import extract
+from forecasting.lengths.query import QUANTILES, LengthQuery
+from forecasting.lengths.student import Student
+
+MOST_KEPT: Final = 4096
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class RecentlyUsed(Generic[Key, Value]):
+    """What is kept for each key, such as each (model, tenant), for the *most* recently used ones."""
+
+    def __init__(self, make: Callable[[], Value], most: int = MOST_KEPT) -> None:
+        self._make, self._most = make, most
+        self._kept: OrderedDict[Key, Value] = OrderedDict()
+
+    def __getitem__(self, key: Key) -> Value:
+        """Of *key*; new where there was none."""
+        value = self._kept.get(key)
+        if value is None:
+            value = self._kept[key] = self._make()
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+        else:
+            self._kept.move_to_end(key)
+        return value
+
+    def get(self, key: Key) -> Value | None:
+        """Of *key*, if there is one; it does not count as used."""
+        return self._kept.get(key)
+
+    def values(self) -> list[Value]:
+        return list(self._kept.values())
+
+    def items(self) -> list[tuple[Key, Value]]:
+        return list(self._kept.items())
+
+
+CHARACTERS_PER_TOKEN = 4.0  # English text under the tokenizers of Llama and GPT; only until the first answer
+OUTPUT_TOKENS = 256.0  # until the first answer
+ENOUGH = 20.0  # answers after which a narrower mean is trusted by itself
+
+
+@dataclass(slots=True)
+class _Mean:
+    """Exponentially weighted mean of the last few hundred values; `weight` counts them up to 1 / RATE."""
+
+    RATE = 0.01
+    value: float = 0.0
+    weight: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.weight = self.weight * (1.0 - self.RATE) + 1.0
+        self.value += (value - self.value) / self.weight
+
+
+class LengthPrior:
+    def __init__(self) -> None:
+        self._characters: RecentlyUsed[str, _Mean] = RecentlyUsed(_Mean)
+        self._output: RecentlyUsed[tuple[str, ...], _Mean] = RecentlyUsed(_Mean)
+
+    def prompt_tokens(self, model: str, characters: int) -> int:
+        """Tokens of a prompt of *characters*; at least 1."""
+        mean = self._characters.get(model)
+        per_token = mean.value if mean else CHARACTERS_PER_TOKEN
+        return max(1, round(characters / per_token))
+
+    def output_tokens(self, query: LengthQuery) -> int:
+        """Expected output tokens over all sequences of the request; at least one a sequence."""
+        if query.ignore_eos and query.max_tokens:
+            return query.max_tokens * query.sequences
+        estimate = OUTPUT_TOKENS
+        for key in self._keys(query):  # from wide to narrow: each narrower mean weighs in by what it has seen
+            mean = self._output.get(key)
+            if mean:
+                trust = min(1.0, mean.weight / ENOUGH)
+                estimate += trust * (mean.value - estimate)
+        if query.max_tokens:
+            estimate = min(estimate, query.max_tokens)
+        return max(1, query.min_tokens, round(estimate)) * query.sequences
+
+    def learn(self, query: LengthQuery, output_tokens: int, characters: int, prompt_tokens: int) -> None:
+        """Take in one finished request; *characters* is 0 when its prompt came as token ids."""
+        if characters and prompt_tokens:
+            self._characters[query.model].add(characters / prompt_tokens)
+        if query.ignore_eos or not output_tokens:
+            return  # a forced length says nothing of what the model would do
+        for key in self._keys(query):
+            self._output[key].add(output_tokens / query.sequences)
+
+    @staticmethod
+    def _keys(query: LengthQuery) -> tuple[tuple[str, ...], ...]:
+        return (
+            (query.model,),
+            (query.model, query.slo_class),
+            (query.model, query.tenant, query.slo_class),
+        )
+
+
+MOST_SHIFT: Final = math.log(16.0)
+"""A prediction is corrected by at most a factor of 16 either way."""
+BOUND: Final = math.log(2.0)
+"""An error further than a factor of two from the shift so far counts as one of two."""
+SHRINK: Final = 5.0
+"""Requests' worth of belief that no correction is needed."""
+RATE: Final = 0.02
+"""Least weight of a new error: the last 50 requests are what a shift stands on."""
+QUANTILE_RATE: Final = 0.05
+"""Step of a quantile's own shift, in logarithms, after many requests."""
+
+FIRST: Final = 120
+"""Requests whose errors say what is usual."""
+SLACK: Final = 0.3
+"""A change of the mean error that is none, in usual distances of an error from the mean."""
+LIMIT: Final = 30.0
+"""How far the errors' sum, less the slack, must leave what is usual: one usual distance more takes some 43 requests."""
+LEAST_DISTANCE: Final = 0.2
+"""A usual distance is at least this, in logarithms: for a model that is nearly always right a tenth is no drift."""
+MOST_ERROR: Final = math.log(32.0)
+"""One error counts as at most a factor of 32, and one excess as at most `MOST_EXCESS` usual distances."""
+MOST_EXCESS: Final = 4.0
+QUIET: Final = 400
+"""Requests after which an alarm goes out."""
+
+
+def log_ratio(real: float, predicted: float) -> float:
+    """Logarithm of *real* over *predicted*, both at least 1 token."""
+    return math.log(max(real, 1.0) / max(predicted, 1.0))
+
+
+def _within(value: float, most: float) -> float:
+    return max(-most, min(most, value))
+
+
+@dataclass(slots=True)
+class Calibration:
+    """Of one (model, tenant)."""
+
+    seen: float = 0.0
+    level: float = 0.0
+    """Bounded mean error, before shrinking."""
+    quantiles: list[float] = field(default_factory=lambda: [0.0] * len(QUANTILES))
+
+    @property
+    def shift(self) -> float:
+        return _within(self.level * self.seen / (self.seen + SHRINK), MOST_SHIFT)
+
+    def apply(self, tokens: float, quantiles: Sequence[float]) -> tuple[float, tuple[float, ...]]:
+        """(tokens, quantiles) corrected; each at least 1, the quantiles ascending."""
+        shift = self.shift
+        ends, least = [], 1.0
+        for quantile, own in zip(quantiles, self.quantiles, strict=True):
+            least = max(least, quantile * math.exp(_within(shift + own, MOST_SHIFT)))
+            ends.append(least)
+        return max(1.0, tokens * math.exp(shift)), tuple(ends)
+
+    def learn(self, tokens: float, quantiles: Sequence[float], real: float, *, cut: bool = False) -> None:
+        """A request whose length the model took for (*tokens*, *quantiles*) came to *real* tokens.
+
+        One that was *cut* by its limit is known to be at least as long: it moves nothing down.
+        """
+        _, served = self.apply(tokens, quantiles)
+        error = log_ratio(real, tokens)
+        if cut and error < self.shift:
+            return
+        step = max(RATE, 1.0 / (self.seen + 1.0))
+        # The first errors may be far from nothing, and are: the bound is on the distance of one from the others.
+        bound = BOUND if self.seen >= SHRINK else MOST_SHIFT
+        self.level = _within(self.level + step * _within(error - self.level, bound), MOST_SHIFT)
+        self.seen += 1.0
+        step = max(QUANTILE_RATE, 0.5 / math.sqrt(self.seen))
+        for index, (promised, quantile) in enumerate(zip(QUANTILES, served, strict=True)):
+            if real > quantile:
+                self.quantiles[index] = _within(self.quantiles[index] + step * promised, MOST_SHIFT)
+            elif not cut:
+                self.quantiles[index] = _within(self.quantiles[index] - step * (1.0 - promised), MOST_SHIFT)
+
+
+@dataclass(slots=True)
+class DriftAlarm:
+    """Whether errors of one (model, tenant) are still what they were.
+
+    `raised` is "", "longer", "shorter" or "wilder". After an alarm the tests start anew on what errors are now, and it goes
+    out after `QUIET` requests without another.
+    """
+
+    raised: str = ""
+    raised_at: float = 0.0
+    """In the caller's clock."""
+    _seen: int = 0
+    _since: int = 0
+    _usual: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    _sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+
+    def add(self, error: float, now: float) -> bool:
+        """Take in one logarithm of real over predicted; True if it raised an alarm."""
+        self._since += 1
+        if self.raised and self._since > QUIET:
+            self.raised = ""
+        error = _within(error, MOST_ERROR)
+        usual = self._usual
+        distance_now = abs(error - usual[0])
+        if self._seen < FIRST:
+            self._seen += 1
+            usual[0] += (error - usual[0]) / self._seen
+            usual[1] += (distance_now - usual[1]) / self._seen
+            return False
+        sums = self._sums
+        distance = max(usual[1], LEAST_DISTANCE)
+        for index, excess in enumerate((error - usual[0], usual[0] - error, distance_now - usual[1])):
+            sums[index] = max(0.0, sums[index] + _within(excess / distance, MOST_EXCESS) - SLACK)
+        if max(sums) <= LIMIT:
+            return False
+        what = ("longer", "shorter", "wilder")[sums.index(max(sums))]
+        self.raised, self.raised_at = what, now
+        self._seen = self._since = 0
+        self._usual, self._sums = [0.0, 0.0], [0.0, 0.0, 0.0]
+        return True
+
+
+BELIEF: Final = 100.0
+"""Requests' worth of belief in no correction, for a measure one standard deviation from its mean."""
+MOST_CORRECTION: Final = math.log(4.0)
+"""A correction is a factor of at most 4."""
+BOUND: Final = math.log(2.0)
+"""An error further than a factor of two from the correction so far counts as one of two."""
+MEMORY: Final = 1.0 / 5000.0
+"""What one more request takes of the weight of all before: some thousands of requests are what a correction stands on."""
+LEAST_VARIANCE: Final = 1e-5
+WEIGHT: Final = 0.5
+"""Of a measure: there are dozens, and many small corrections add up."""
+TENANTS: Final = 512
+"""That are remembered, the lately used ones: some 20 kB each."""
+
+Measures = NDArray[np.float32]
+
+
+class Adaptation:
+    """Of one tenant."""
+
+    __slots__ = ("_covariance", "_weights")
+
+    def __init__(self) -> None:
+        self._weights: NDArray[np.float64] | None = None
+        self._covariance: NDArray[np.float64] = np.zeros((0, 0))
+
+    def correction(self, measures: Measures) -> float:
+        """To be added to the logarithm of a predicted length."""
+        if self._weights is None:
+            return 0.0
+        return max(-MOST_CORRECTION, min(MOST_CORRECTION, WEIGHT * float(self._weights @ measures)))
+
+    def learn(self, measures: Measures, error: float) -> None:
+        """The logarithm of a length was *error* above the corrected prediction."""
+        if self._weights is None:
+            self._weights = np.zeros(len(measures))
+            self._covariance = np.eye(len(measures)) / BELIEF
+        row = WEIGHT * measures.astype(float)
+        moved = self._covariance @ row
+        gain = moved / (1.0 + row @ moved)
+        self._weights += gain * max(-BOUND, min(BOUND, error))
+        self._covariance -= np.outer(gain, moved)
+        # Forgetting adds to what is uncertain, but never more than there was in the beginning.
+        diagonal = self._covariance.diagonal()
+        self._covariance[np.diag_indices_from(self._covariance)] = np.clip(
+            diagonal + MEMORY * (1.0 / BELIEF - diagonal), LEAST_VARIANCE, None
+        )
+
+
+class Corrected(NamedTuple):
+    """A corrected prediction, and what is needed to learn from the real length."""
+
+    tokens: float
+    quantiles: tuple[float, ...]
+    raw_tokens: float
+    """As the model predicted."""
+    adapted: tuple[float, tuple[float, ...]]
+    """(tokens, quantiles) after the tenant's correction, before the calibration."""
+    measures: Measures
+
+
+class Online:
+    """Not for several threads. *reader* brings measures to one size: the bundled student, whatever model answers."""
+
+    def __init__(self, reader: Student) -> None:
+        self.reader = reader
+        self.adaptations: RecentlyUsed[str, Adaptation] = RecentlyUsed(Adaptation, TENANTS)
+        self.calibrations: RecentlyUsed[tuple[str, str], Calibration] = RecentlyUsed(Calibration)
+
+    def correct(self, query: LengthQuery, tokens: float, quantiles: Sequence[float]) -> Corrected:
+        """What a model predicted for *query*, corrected; each figure at least 1, quantiles ascending."""
+        measures = self.reader.scaled(extract(query).measures)
+        factor = math.exp(self.adaptations[query.tenant].correction(measures))
+        said = max(1.0, tokens * factor), tuple(max(1.0, quantile * factor) for quantile in quantiles)
+        calibrated = self.calibrations[query.model, query.tenant].apply(*said)
+        return Corrected(*calibrated, tokens, said, measures)
+
+    def learn(self, query: LengthQuery, corrected: Corrected, real: float, *, cut: bool = False) -> None:
+        """*query* came to *real* tokens; *cut*: because no more were allowed, so it is known to be at least as long."""
+        calibration = self.calibrations[query.model, query.tenant]
+        error = log_ratio(real, corrected.adapted[0]) - calibration.shift
+        if not (cut and error < 0.0):
+            self.adaptations[query.tenant].learn(corrected.measures, error)
+        calibration.learn(*corrected.adapted, real, cut=cut)

@@ -1,1 +1,0 @@
-"""Length models while they answer: budget, cache, calibration, prior."""

@@ -1,0 +1,144 @@
+"""The subprocess in which a length model answers: one socket, a batch of queries in, predictions out.
+
+Started by `predictor.SubprocessPredictor`, never by hand. It ends when its parent does: the socket closes, and Linux kills
+it should it hang just then.
+"""
+
+import ctypes
+import gc
+import importlib
+import pickle
+import signal
+import socket
+import struct
+import sys
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from forecasting.lengths.caches import EmbeddingCache, Lesson, Limits
+from forecasting.lengths.model import LengthModel
+from forecasting.lengths.query import Estimate, LengthQuery
+from forecasting.models_extra import ModelsExtraMissing
+
+SIZE: Final = struct.Struct("!I")
+DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
+
+
+def load(kind: str, file: str) -> LengthModel:
+    """The length model of *kind* in *file*, to be asked alone; the bundled student when *file* is empty.
+
+    Raises ValueError or OSError.
+    """
+    from forecasting.lengths import MODELS, bundled
+
+    if not file:
+        return bundled()
+    if kind not in MODELS:
+        raise ValueError(f"There is no length model {kind!r}; there are: {', '.join(sorted(MODELS))}.")
+    model = MODELS[kind].load(Path(file))
+    model.quantise()
+    return model
+
+
+def check(kind: str, file: str) -> None:
+    """Raise what `load` would, as far as that is known without opening an encoder."""
+    from forecasting.lengths import MODELS, Student, rests
+    from forecasting.workload.files import read_state
+
+    if kind in (Student.name, "") or kind not in MODELS:
+        load(kind, file)
+    elif (model := read_state(Path(file)).get("model")) != kind:
+        raise ValueError(f"{file}: holds {model!r}, not the length model {kind!r}.")
+    elif reason := rests(kind):
+        raise ModelsExtraMissing(reason)
+
+
+def made(call: str, arguments: tuple[str, ...]) -> Any:
+    """What *call* ("module:function") makes of *arguments*: a LengthModel."""
+    module, _, name = call.partition(":")
+    return getattr(importlib.import_module(module), name)(*arguments)
+
+
+def frame(message: Any) -> bytes:
+    raw = pickle.dumps(message, protocol=5)
+    return SIZE.pack(len(raw)) + raw
+
+
+def _read(link: socket.socket, size: int) -> bytes:
+    """Exactly *size* bytes. Raises EOFError when the other side is gone."""
+    data = bytearray()
+    while len(data) < size:
+        piece = link.recv(size - len(data))
+        if not piece:
+            raise EOFError
+        data += piece
+    return bytes(data)
+
+
+class Batch(NamedTuple):
+    """What the parent sends."""
+
+    queries: list[LengthQuery]
+    numbers: list[int]
+    """By which later lessons name the queries."""
+    lessons: list[Lesson] = []
+    limits: Limits = Limits()
+    """Of the embedding cache."""
+
+
+class BatchAnswerer:
+    """A model and, where it reads prompts by an encoder, the embedding cache before it."""
+
+    def __init__(self, model: LengthModel) -> None:
+        self.model = model
+        self.cache = EmbeddingCache()
+
+    def answer(self, batch: Batch) -> list[Estimate]:
+        """An estimate for each query; one that the model fails on costs its own answer alone."""
+        self.cache.set_limits(batch.limits)
+        for lesson in batch.lessons:
+            self.cache.learn(lesson)
+        return self._robust(batch.queries, batch.numbers)
+
+    def _robust(self, queries: list[LengthQuery], numbers: list[int]) -> list[Estimate]:
+        try:
+            return self._estimates(queries, numbers)
+        except Exception:
+            if len(queries) == 1:
+                return [Estimate(float("nan"), ())]
+        return [self._robust([query], [number])[0] for query, number in zip(queries, numbers, strict=True)]
+
+    def _estimates(self, queries: list[LengthQuery], numbers: list[int]) -> list[Estimate]:
+        (tokens, quantiles), embeddings = self.model.predict_and_embed(queries)
+        estimates = [Estimate(*each) for each in zip(tokens.tolist(), map(tuple, quantiles.tolist()), strict=False)]
+        if embeddings is not None:
+            for place, (query, number) in enumerate(zip(queries, numbers, strict=True)):
+                seen = self.cache.look_up(query, embeddings[place], number)
+                estimates[place] = (seen and seen.estimate(query.max_tokens)) or estimates[place]
+        return estimates
+
+
+def serve(link: socket.socket, answerer: BatchAnswerer) -> None:
+    """Answer batches until the other side closes."""
+    while True:
+        try:
+            (size,) = SIZE.unpack(_read(link, SIZE.size))
+            batch = pickle.loads(_read(link, size))  # noqa: S301 - from our own parent alone
+        except (EOFError, OSError):
+            return
+        link.sendall(frame(answerer.answer(batch)))
+
+
+def main(descriptor: int, call: str, *arguments: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which closes the socket
+    ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    with socket.socket(fileno=descriptor) as link:
+        answerer = BatchAnswerer(made(call, arguments))
+        answerer.answer(Batch([LengthQuery("What is compiled on the first call is compiled now.", 12)], [0]))
+        gc.freeze()
+        link.sendall(frame("ready"))
+        serve(link, answerer)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

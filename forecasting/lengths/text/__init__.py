@@ -1,1 +1,0 @@
-"""What length models see of a prompt: features, conversations, embeddings."""

@@ -1,1 +1,0 @@
-"""Data sets, fitting and scoring of length models."""

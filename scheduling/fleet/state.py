@@ -1,0 +1,167 @@
+"""The state of a live fleet at one moment, as its dispatcher knows it; a simulation can be forked from it.
+
+Times are seconds after that moment: those of the past are negative.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+
+class Condition(StrEnum):
+    """Life cycle of an instance, by the names that `simulation.cluster.world.State` has for it."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    DRAINING = "DRAINING"
+    ASLEEP = "ASLEEP"
+    EMPTY = "EMPTY"
+    FAILED = "FAILED"
+
+
+class EndedRequest(NamedTuple):
+    placed_s: float
+    ended_s: float
+    prompt_tokens: int
+    output_tokens: int
+
+
+class InstanceState(Struct):
+    name: str
+    model: str
+    region: str
+    gpu: str
+    """GPU type; in a fork with the tensor-parallel degree (`staging.fleet.gpus_as_type`)."""
+    state: Condition
+    since_s: float
+    ends_s: float | None = None
+    """When its start is expected to be over; None while nothing times its state."""
+    swap_group: str = ""
+    leaves: bool = False
+    """It gives its GPUs up in a swap in progress."""
+    waits: bool = False
+    """It gets them next."""
+    reachable: bool = True
+    heartbeat_s: float | None = None
+    kv_tokens: int = 0
+    round_trips: list[float] = []
+    """Its row of `FleetArrays.round_trips`."""
+    iteration_s: float | None = None
+    """End of its last iteration that was seen."""
+    ended: list[EndedRequest] = []
+    """Requests that ended since the oldest one without a token was placed."""
+
+
+class RequestState(Struct, kw_only=True):
+    request_id: str
+    model: str
+    region: str
+    """Of the caller."""
+    served_in: str
+    slo_class: str
+    arrival_s: float
+    prompt_tokens: int
+    predicted_tokens: int
+    sequences: int
+    attempts: int
+    expected_prompt: int
+    """Prompt tokens as the dispatcher counts them."""
+    tenant: str = ""
+    tenant_id: int = 0
+    true_output: int | None = None
+    """Output tokens, where the request has ended since."""
+
+
+class WaitingRequest(RequestState, kw_only=True):
+    expected_output: int
+
+
+class RunningRequest(RequestState, kw_only=True):
+    expected_tokens: int
+    """Prompt and output tokens that the dispatcher reserved."""
+    instance: int
+    """Index in `FleetState.instances`."""
+    placed_s: float
+    streamed: bool
+    output_tokens: int
+    ahead: int | None = None
+    """Iterations since it entered the look-ahead map; None where it is in none."""
+
+    @property
+    def expected_output(self) -> int:
+        return self.expected_tokens - self.expected_prompt
+
+
+class EndpointState(Struct):
+    model: str
+    region: str
+    ordering: str
+    cursor: int | None
+    """Instance that was given work last."""
+    changed_s: float
+    """When a scaling strategy or the floor changed the endpoint last, which one, and by how many instances."""
+    changed_by: str
+    changed_delta: int
+    asked_tokens: list[float]
+    """Tokens asked for in each of the last seconds, oldest first."""
+    asked_work_s: float
+    """Engine seconds asked for, older ones discounted (`routing.regions`)."""
+    backlog_s: float
+    """Of those, what an instance still has to compute."""
+
+
+class GroupState(Struct):
+    """A request group and its place in a virtual queue."""
+
+    endpoint: int
+    kind: int
+    number: int
+    joined: int
+    prompt_tokens: float
+    output_tokens: float
+    opened_s: float
+    hold_until_s: float
+    pinned: bool
+    is_open: bool
+    """Whether requests of its kind still join it."""
+    instance: int | None
+    """Whose virtual queue it is in."""
+    rank: int
+    members: list[int]
+    """Indices in `FleetState.waiting`, first to leave first."""
+
+
+class GroupsState(Struct):
+    """All request groups, and what the global scheduler remembers."""
+
+    groups: list[GroupState]
+    classes: list[tuple[int, int]]
+    """Priority and due time in ms of each SLO class, in the order in which kinds count them."""
+    mean_tokens: list[float]
+    """By endpoint."""
+    mean_output: list[float]
+    next_number: int
+    tried: tuple[int, int] | None = None
+    """Groups ever made and groups in use at the last search for a better order; None before the first."""
+    tried_s: float = -1e9
+    short_instances: list[tuple[int, int]] = []
+    """(endpoint, instances missing)."""
+
+
+class FleetState(Struct):
+    instances: list[InstanceState]
+    running: list[RunningRequest]
+    waiting: list[WaitingRequest]
+    """In order of arrival at their queues."""
+    endpoints: list[EndpointState]
+    groups: GroupsState | None = None
+    """None where no endpoint orders by groups."""
+    swept_s: float = 0.0
+    """When waiting requests were last checked for a better region."""
+    at: float = 0.0
+    """The moment, in epoch seconds."""
+    lengths: dict[str, list[float]] = {}
+    """By model: true over predicted output of recent requests, to draw outputs still unknown from."""
+    memory: dict[str, float] = {}
+    """What scaling strategies remember."""

@@ -1,1 +1,0 @@
-"""Ways to solve a planning problem: exact, by relaxation and local search, greedy."""

@@ -1,0 +1,362 @@
+"""Puts the state of a live fleet on the cluster of a scenario: the start of a forked simulation.
+
+A gateway sees which tokens have streamed, but not what engines compute: that is inferred (`iterations`). The scenario's
+policies may differ from those of the live fleet: queue keys are computed again, and request groups where the endpoints that
+order by them are others. Each instance takes a place of its model, region and GPU type in the cluster; the requests of an
+instance for which there is no place wait again.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from math import inf
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.fleet.profile import Profile
+from scheduling.fleet.state import Condition, FleetState, GroupsState, InstanceState, RequestState, RunningRequest
+from scheduling.queueing.ordering import ORDERINGS, QLM, SLACK, engine_priority, first_due_s, queue_key
+from scheduling.routing.requests_ahead import ROUND_TRIP_S
+from scheduling.scaling.owner import UNCHANGED, Change
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.staging.iterations import Prompt, replay
+from scheduling.simulation.staging.requests import requests_of
+from scheduling.simulation.state.placing import (
+    Fork,
+    ForkedEndpoint,
+    ForkedGroup,
+    ForkedGroups,
+    ForkedInstance,
+    ForkedRequest,
+    Queued,
+    Where,
+)
+from scheduling.simulation.workload.columns import Coded, Workload
+from scheduling.simulation.workload.requests import Requests
+
+OVERRUN: float = 1.2
+"""Expected length of an output that exceeds all known ratios, over what it has; as look-ahead maps have it."""
+FIRST_PLACED = (Condition.READY, Condition.DRAINING, Condition.LOADING)
+
+
+def fork(state: FleetState, scenario: Scenario, cluster: Cluster, tenants: list[str], seed: int) -> Fork:
+    """Put *state* on *cluster*, that of *scenario*. Appends to *tenants* those that are not in it."""
+    return _Forking(state, scenario, cluster, tenants, seed).fork()
+
+
+class _Forking:
+    def __init__(self, state: FleetState, scenario: Scenario, cluster: Cluster, tenants: list[str], seed: int) -> None:
+        self.state, self.scenario, self.cluster = state, scenario, cluster
+        self.endpoint_of = {key: at for at, key in enumerate(cluster.endpoints)}
+        self.place_of = self._places()
+        self.random = np.random.default_rng([seed, 3])
+        known = [one for one in (*state.running, *state.waiting) if (one.model, one.served_in) in self.endpoint_of]
+        known.sort(key=lambda one: one.arrival_s)
+        self.rows = {id(one): at for at, one in enumerate(known)}
+        self.requests = self._requests(known, tenants, seed)
+        self.outcomes = np.zeros(len(known), OUTCOME)
+        for name in ("ttft_s", "e2e_s", "queue_s"):
+            self.outcomes[name] = np.nan
+        self.outcomes["instance"] = self.outcomes["endpoint"] = -1
+        self.guessed: set[int] = set()
+        """Requests that do not stream, so that their tokens are estimated."""
+
+    def _places(self) -> dict[int, int]:
+        """The cluster's instance for each of the fleet's that has one."""
+        free: defaultdict[tuple[str, str, str, bool], list[int]] = defaultdict(list)
+        for at, spec in enumerate(self.cluster.instances):
+            free[spec.model, spec.region, spec.gpu_type, spec.sharing is not None].append(at)
+        rank = {condition: at for at, condition in enumerate(FIRST_PLACED)}
+        taken = {}
+        for at, one in sorted(enumerate(self.state.instances), key=lambda each: rank.get(each[1].state, len(rank))):
+            places = free[one.model, one.region, one.gpu, bool(one.swap_group)]
+            if places:
+                taken[at] = places.pop(0)
+        return taken
+
+    def _requests(self, known: Sequence[RequestState], tenants: list[str], seed: int) -> Requests:
+        """Columns of *known*, with lengths that fit their instances."""
+        longest = dict(zip(self.cluster.models, self.cluster.longest_tokens(), strict=True))
+        outputs = np.array([self._output(one) for one in known], np.int64)
+        least = np.array([_emitted(one) + 1 for one in known], np.int64)
+        limits = np.array([longest[one.model] for one in known], np.int64)
+        outputs = np.maximum(np.minimum(outputs, limits - 1), least)
+        outputs = np.minimum(outputs, np.maximum(limits - 1, 1))
+        prompts = np.array([one.prompt_tokens for one in known], np.int64)
+        prompts = np.clip(prompts, 1, np.maximum(limits - outputs, 1))
+        tenants += [name for name in dict.fromkeys(one.tenant for one in known) if name not in tenants]
+
+        def coded(values: Sequence[str], names: list[str]) -> Coded:
+            codes = {name: at for at, name in enumerate(names)}
+            return Coded(np.array([codes.get(value, 0) for value in values], np.int32), names)
+
+        workload = Workload(
+            arrival_s=np.array([one.arrival_s for one in known], np.float64),
+            prompt_tokens=prompts.astype(np.int32),
+            output_tokens=outputs.astype(np.int32),
+            model=coded([one.model for one in known], list(self.cluster.models)),
+            region=coded([one.region for one in known], list(self.scenario.regions)),
+            slo_class=coded([one.slo_class for one in known], list(self.scenario.classes)),
+            tenant=coded([one.tenant for one in known], tenants),
+            predicted_tokens=np.array([max(1, one.predicted_tokens) for one in known], np.int32),
+        )
+        return requests_of(self.scenario, self.cluster, workload, seed)
+
+    def _output(self, one: RequestState) -> int:
+        """Output tokens of *one*: known, or drawn from recent ratios to the prediction, beyond what it has emitted."""
+        if one.true_output is not None:
+            return one.true_output
+        emitted, predicted = _emitted(one), max(1, one.predicted_tokens)
+        ratios = np.asarray(self.state.lengths.get(one.model, ()), np.float64)
+        ratios = ratios[ratios * predicted > emitted]
+        if ratios.size:
+            return int(max(emitted + 1, round(float(self.random.choice(ratios)) * predicted)))
+        return int(predicted if predicted > emitted else max(emitted + 1, round(OVERRUN * emitted)))
+
+    def fork(self) -> Fork:
+        instances = [ForkedInstance(int(spec.state), loading_s=spec.start_s) for spec in self.cluster.instances]
+        for at, place in self.place_of.items():
+            self._fill_instance(instances[place], self.state.instances[at], place)
+        waiting = [self._queued(one, one.expected_output) for one in self.state.waiting if id(one) in self.rows]
+        lost = self._place_running(instances)
+        waiting += [self._queued(one, one.expected_output) for one in lost]
+        swap_targets = self._swap_targets(instances)
+        for at, place in self.place_of.items():
+            self._infer_iteration(instances[place], self.state.instances[at], place)
+        return Fork(
+            requests=self.requests,
+            outcomes=self.outcomes,
+            instances=instances,
+            endpoints=self._endpoints(),
+            waiting=waiting,
+            groups=self._groups(self.state.groups) if self.state.groups and not lost else None,
+            swept_s=self.state.swept_s,
+            swap_targets=swap_targets,
+            asked_tokens=self._asked_tokens(),
+        )
+
+    def _fill_instance(self, instance: ForkedInstance, seen: InstanceState, place: int) -> None:
+        instance.state, instance.since_s = int(State[seen.state]), min(seen.since_s, -1e-9)
+        instance.ends_s = inf if seen.ends_s is None else max(0.0, seen.ends_s)
+        if seen.state is Condition.DRAINING:
+            instance.goal, instance.goal_s = int(State.EMPTY), inf
+            sharing = self.cluster.instances[place].sharing
+            if seen.leaves and sharing is not None:
+                instance.goal, instance.goal_s = int(State.FALLING_ASLEEP), sharing.sleep_s
+        instance.round_trips = np.array(seen.round_trips, np.float64)
+        instance.round_trips[ROUND_TRIP_S] = self._round_trip_s(place)
+
+    def _round_trip_s(self, place: int) -> float:
+        spec = self.cluster.instances[place]
+        return float(self.cluster.round_trip_s((spec.model, spec.region)))
+
+    def _swap_targets(self, instances: list[ForkedInstance]) -> list[int]:
+        """By swap group: the instance that wakes once the leaving one sleeps, -1 for none. A leaving one without work falls
+        asleep at once."""
+        targets = dict.fromkeys(self.cluster.swap_groups(), -1)
+        leaving: dict[str, int] = {}
+        for at, place in self.place_of.items():
+            seen, sharing = self.state.instances[at], self.cluster.instances[place].sharing
+            if sharing is not None and seen.waits:
+                targets[sharing.group] = place
+            elif sharing is not None and seen.leaves:
+                leaving[sharing.group] = place
+        for group, place in leaving.items():
+            if targets[group] >= 0 and not instances[place].requests:
+                instances[place].state = int(State.FALLING_ASLEEP)
+                instances[place].ends_s = instances[targets[group]].ends_s = instances[place].goal_s
+        return [place if group in leaving else -1 for group, place in targets.items()]
+
+    def _place_running(self, instances: list[ForkedInstance]) -> list[RunningRequest]:
+        """Give *instances* the requests that they run; returns those without an instance."""
+        lost = []
+        # Requests whose tokens are estimated fill no batch beyond its size.
+        decoding = Counter(one.instance for one in self.state.running if one.streamed and one.output_tokens)
+        for number, one in enumerate(sorted(self.state.running, key=lambda each: each.placed_s)):
+            if (request := self.rows.get(id(one))) is None:
+                continue
+            if (place := self.place_of.get(one.instance)) is None:
+                lost.append(one)
+                continue
+            spec, round_trip_s = self.cluster.instances[place], self._round_trip_s(place)
+            key = spec.model, spec.region
+            produced = _produced(one, spec.engine.profile, round_trip_s)
+            if produced and not one.streamed:
+                produced = produced if decoding[one.instance] < spec.engine.max_num_seqs else 0
+                decoding[one.instance] += 1
+                self.guessed.add(request)
+            reaches_s = one.placed_s + round_trip_s
+            queue_key_s = self._key(request, self.endpoint_of[key], one.expected_prompt, one.expected_output)
+            ordering = ORDERINGS[self.cluster.of(self.cluster.ordering, key)]
+            instances[place].requests.append(
+                ForkedRequest(
+                    request,
+                    Where.RUNNING if produced else Where.SENT if reaches_s > 0 else Where.WAITING,
+                    expected_prompt=one.expected_prompt,
+                    expected_tokens=one.expected_tokens,
+                    produced_tokens=min(produced, int(self.requests.output_tokens[request]) - 1),
+                    computed_tokens=int(self.requests.prompt_tokens[request]) if produced else 0,
+                    priority=int(engine_priority(ordering, int(self.requests.priority[request]), queue_key_s)),
+                    number=number,
+                    ahead=_ahead(one, produced),
+                    reaches_s=reaches_s,
+                )
+            )
+            outcome = self.outcomes[request]
+            outcome["state"], outcome["instance"], outcome["endpoint"] = Outcome.RUNNING, place, self.endpoint_of[key]
+            outcome["attempts"] = max(1, one.attempts)
+            outcome["queue_s"] = one.placed_s - one.arrival_s
+        return lost
+
+    def _infer_iteration(self, instance: ForkedInstance, seen: InstanceState, place: int) -> None:
+        """When the iteration in progress at *instance* began, and how much of prompts without a token is computed.
+
+        The iteration began when the last one ended, if that was seen; otherwise the time is drawn.
+        """
+        engine = self.cluster.instances[place].engine
+        running = [one for one in instance.requests if one.where is Where.RUNNING]
+        pending = [one for one in instance.requests if one.where is Where.WAITING]
+        if not running and not pending:
+            return
+        pending.sort(key=lambda one: _engine_order(engine, one))
+        begun, come = (tuple(self._prompt(one) for one in each) for each in (running, pending))
+        computed: tuple[int, ...] = (0,) * len(come)
+        context = sum(one.tokens + one.produced for one in begun)
+        if seen.iteration_s is not None or not running:
+            trip_s = self._round_trip_s(place)
+            gone = tuple(
+                Prompt(each.prompt_tokens, each.placed_s + trip_s, each.output_tokens, each.ended_s)
+                for each in seen.ended
+            )
+            ended_s = -inf if seen.iteration_s is None else seen.iteration_s
+            begins_s, computed = replay(
+                engine, begun, come, gone, ended_s, any(one.request in self.guessed for one in running)
+            )
+        else:
+            decode_s = engine.profile.step_time_s(0, len(running), context)
+            first_s = min((one.reaches_s for one in come), default=None)
+            begins_s = -float(self.random.uniform(0.0, 1.0)) * decode_s if first_s is None else first_s + decode_s / 2
+        for one, tokens in zip(pending, computed, strict=True):
+            if tokens:
+                one.where, one.prefilling, one.computed_tokens = Where.RUNNING, True, tokens
+        # Running ones first, and of them the one that is half prefilled last: it was admitted last.
+        instance.requests.sort(
+            key=lambda one: (one.where is not Where.RUNNING, one.where is Where.SENT, one.prefilling)
+        )
+        # The iteration is not over: one that should be ends at once.
+        left = sum(one.tokens - tokens for one, tokens in zip(come, computed, strict=True) if one.reaches_s <= begins_s)
+        budget = engine.max_num_batched_tokens - len(running)
+        step_s = engine.profile.step_time_s(min(left, budget), len(running), context)
+        instance.begins_s = float(np.clip(begins_s, -0.999 * step_s, -1e-6))
+
+    def _prompt(self, one: ForkedRequest) -> Prompt:
+        return Prompt(int(self.requests.prompt_tokens[one.request]), one.reaches_s, one.produced_tokens)
+
+    def _queued(self, one: RequestState, output_tokens: int) -> Queued:
+        request, endpoint = self.rows[id(one)], self.endpoint_of[one.model, one.served_in]
+        self.outcomes[request]["endpoint"] = endpoint
+        self.outcomes[request]["attempts"] = one.attempts
+        key = self._key(request, endpoint, one.expected_prompt, output_tokens)
+        return Queued(request, endpoint, key, one.expected_prompt, output_tokens)
+
+    def _key(self, request: int, endpoint: int, prompt_tokens: int, output_tokens: int) -> float:
+        """Queue key of *request* at *endpoint*."""
+        key, of = self.cluster.endpoints[endpoint], self.cluster.of
+        arrival_s, profile = float(self.requests.arrival_s[request]), self.cluster.yardstick(key)
+        ordering = ORDERINGS[of(self.cluster.ordering, key)]
+        end_s, decode_s = float(self.requests.end_s[request]), profile.decode_time_s(prompt_tokens, output_tokens)
+        return float(
+            queue_key(
+                ordering,
+                arrival_s,
+                arrival_s + first_due_s(float(self.requests.deadline_s[request]), end_s, decode_s),
+                int(self.requests.priority[request]),
+                profile.service_time_s(prompt_tokens, 1 if ordering == SLACK else output_tokens),
+                float(of(self.cluster.ordering_stretch, key)),
+            )
+        )
+
+    def _endpoints(self) -> list[ForkedEndpoint]:
+        known = {(one.model, one.region): one for one in self.state.endpoints}
+        forked = []
+        for key in self.cluster.endpoints:
+            if (one := known.get(key)) is None:
+                forked.append(ForkedEndpoint(-1, 0.0, 0.0, -inf, UNCHANGED))
+                continue
+            cursor = -1 if one.cursor is None else self.place_of.get(one.cursor, -1)
+            last = Change(one.changed_by, one.changed_delta)
+            forked.append(ForkedEndpoint(cursor, one.asked_work_s, one.backlog_s, one.changed_s, last))
+        return forked
+
+    def _asked_tokens(self) -> NDArray[np.float64]:
+        known = {(one.model, one.region): one.asked_tokens for one in self.state.endpoints}
+        none = [0.0] * max((len(each) for each in known.values()), default=1)
+        return np.array([known.get(key, none) for key in self.cluster.endpoints], np.float64)
+
+    def _groups(self, groups: GroupsState) -> ForkedGroups | None:
+        """The request groups as they stand; None where the endpoints that order by groups are others."""
+        cluster, seen = self.cluster, self.state.endpoints
+        ordered = {key for key in cluster.endpoints if ORDERINGS[cluster.of(cluster.ordering, key)] == QLM}
+        was = {(one.model, one.region) for one in seen if ORDERINGS[one.ordering] == QLM}
+        if ordered != was & set(self.endpoint_of):
+            return None
+        kept = (at for at, one in enumerate(self.state.waiting) if id(one) in self.rows)
+        places = {at: place for place, at in enumerate(kept)}
+        mean_tokens, mean_output = [0.0] * len(cluster.endpoints), [0.0] * len(cluster.endpoints)
+        numbers, shared = {}, cluster.shared_queues(ordered)
+        for at, one in enumerate(seen):
+            if (endpoint := self.endpoint_of.get((one.model, one.region))) is not None:
+                numbers[at] = endpoint
+                mean_tokens[endpoint], mean_output[endpoint] = groups.mean_tokens[at], groups.mean_output[at]
+
+        def queue_of(instance: int | None) -> int:
+            place = -1 if instance is None else self.place_of.get(instance, -1)
+            return shared.get(place, place)
+
+        return ForkedGroups(
+            groups=[
+                ForkedGroup(
+                    one, numbers[one.endpoint], queue_of(one.instance), [places[member] for member in one.members]
+                )
+                for one in groups.groups
+                if one.endpoint in numbers
+            ],
+            mean_tokens=mean_tokens,
+            mean_output=mean_output,
+            classes=groups.classes,
+            next_number=groups.next_number,
+            tried=groups.tried or (-1, -1),
+            tried_s=groups.tried_s,
+            short_instances={numbers[at]: count for at, count in groups.short_instances if at in numbers},
+        )
+
+
+def _emitted(one: RequestState) -> int:
+    return one.output_tokens if isinstance(one, RunningRequest) else 0
+
+
+def _ahead(one: RunningRequest, produced: int) -> int | None:
+    """Iterations of *one* in its look-ahead map, which a request enters with its first token; None before that.
+
+    A gateway has answers that do not stream in the map from the start, for it does not see their first token.
+    """
+    if not produced:
+        return None
+    return produced - 1 if one.ahead is None else one.ahead
+
+
+def _produced(one: RunningRequest, profile: Profile, round_trip_s: float) -> int:
+    """Output tokens of *one* so far; of an answer that does not stream, as many as its profile would have made."""
+    if one.streamed:
+        return one.output_tokens // max(1, one.sequences)
+    left_s = -one.placed_s - round_trip_s - profile.service_time_s(one.prompt_tokens, 1)
+    step_s = profile.decode_a_s + profile.decode_b_s_per_sequence + profile.decode_c_s_per_token * one.prompt_tokens
+    return 0 if left_s < 0 else min(1 + int(left_s / step_s), max(1, one.predicted_tokens))
+
+
+def _engine_order(engine: EngineConfig, one: ForkedRequest) -> tuple[float, float, int]:
+    """Order of the engine's own queue."""
+    return one.priority if engine.policy == "priority" else 0, one.reaches_s, one.number
