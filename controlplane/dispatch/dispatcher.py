@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from controlplane.dispatch.kernels import note_end
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.inventory import Inventory
-from controlplane.dispatch.live_fleet.topology import Ended, Endpoint, Estimate, Replica, Request, Topology
+from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
 from controlplane.dispatch.placement import Placement
 from controlplane.dispatch.port import (
     BUSY,
@@ -43,6 +43,7 @@ from controlplane.dispatch.suspects import Suspects
 from controlplane.dispatch.token_accounts import Outlook, TokenAccounts
 from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import Waits
+from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.ordering import hold_s
 from scheduling.routing.regions import better_home, pressure
 
@@ -234,7 +235,9 @@ class Dispatcher:
             self.topology.note_success(replica, now_s)
             for failed, why in request.unproved:
                 self.topology.note_failure(failed, why, now_s)
-            replica.ended.append(Ended(request.placed_s, now_s, request.asked.prompt_tokens, finished.output_tokens))
+            replica.ended.append(
+                EndedRequest(request.placed_s, now_s, request.asked.prompt_tokens, finished.output_tokens)
+            )
             replica.endpoint.finished_s.append(now_s)
             replica.round_trip.request_ended(now_s - request.placed_s)
             note_end(self.topology.fleet, replica.slot, self.queue.moment_s)

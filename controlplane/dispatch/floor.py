@@ -5,9 +5,9 @@ it acts only where the strategy has failed: full with all that is on the way (`s
 never takes away. Where there is none (no automatic policy, or Celery, Redis or the strategy is dead) it is the
 strategy: SageServe's reactive heuristic, out above 70 %, in below 30 % for a while.
 
-Decisions are made on the event loop from memory (`observation`, `decision`); rows are written in threads of its own, by the
-`Rows` that it is given, so neither a slow database nor a dead broker holds up a request. What it sees of each endpoint it
-publishes for the strategies in the workers, and reads in the same exchange which of them are alive (`publication`).
+Decisions are made on the event loop from memory; rows are written in separate threads, by `Rows`, so neither a slow
+database nor a dead broker holds up a request. The view of each endpoint is published for the strategies in the workers, and
+the same exchange reads which of them are alive.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ COMPLAIN_EVERY_S = 30.0
 
 @dataclass(slots=True)
 class EndpointMemory:
-    """What the floor remembers of one endpoint; times on the gateway's clock."""
+    """State of one endpoint between two checks; times on the gateway's clock."""
 
     changed_s: float
     last: Change = UNCHANGED  # what that was
@@ -104,7 +104,7 @@ class Observation:
         self._memory: dict[int, EndpointMemory] = {}  # by index of the endpoint
 
     def memory(self, endpoint: int) -> EndpointMemory:
-        """What is remembered of the endpoint with that index."""
+        """The memory of the endpoint with that index."""
         memory = self._memory.get(endpoint)
         if memory is None:
             memory = self._memory[endpoint] = EndpointMemory(changed_s=self.clock())
@@ -123,7 +123,7 @@ class Observation:
         ]
         since_s = [now_s - (wall_s - one.spec.state_changed_at) for one in members]
         instances = count_of_one(stages, since_s)
-        # Somebody added or drained: that is a change as if it were our own.
+        # A change by another process counts like our own.
         serving, draining = instances.ready + instances.coming, instances.draining
         if serving > memory.serving or draining > memory.draining:
             moving = [at for at, stage in zip(since_s, stages, strict=True) if stage in (Stage.COMING, Stage.DRAINING)]
@@ -189,7 +189,7 @@ class Decision:
             return (1, wanted.reason) if wanted is not None else (0, "")
         easy_s = now_s - memory.easy_since_s if memory.easy_since_s is not None else 0.0
         made = alone_move(0, view, rule, easy_s)
-        # What could not be started again stays.
+        # An instance that could not be started again stays.
         startable = any(one.spec.launched and one.spec.state == InstanceState.READY for one in members)
         if made is None or (made.delta < 0 and not startable):
             return 0, ""
@@ -219,7 +219,7 @@ class Decision:
 
 
 class Publication:
-    """One exchange with Redis at a time, on the event loop and waited for by nobody."""
+    """Publishes views, and reads which strategies are alive: one exchange with Redis at a time, never awaited."""
 
     def __init__(self, redis_url: str) -> None:
         self.strategists: frozenset[str] = frozenset()  # models whose strategy is alive
@@ -264,7 +264,7 @@ class Publication:
 
 
 class Rows(Protocol):
-    """What the floor has done to rows. Each is called in a thread of its own; they raise what the database raises."""
+    """The rows that the floor changes. Each call runs in a separate thread and raises what the database raises."""
 
     def move(
         self,
@@ -379,7 +379,7 @@ class Floor:
             self.swapping.keep()
         if self._next_look_s <= now_s < self._watch_until_s and not self._looking:
             self._next_look_s = now_s + OWN_COMMANDS_S
-            self._look_after_own(members)
+            self._run_own_commands(members)
 
     # Doing it
 
@@ -413,7 +413,7 @@ class Floor:
         left = self.topology.fleet.remaining_tokens
         return {replica.name: int(left[replica.slot]) for replica in self.topology.replicas.values()}
 
-    def _look_after_own(self, members: dict[int, list[Replica]]) -> None:
+    def _run_own_commands(self, members: dict[int, list[Replica]]) -> None:
         """Carry out own commands that no worker took, and stop what has drained empty while no worker does."""
         wall_s = time.time()
         patience_s = self.topology.tuned.FLOOR_PATIENCE_S
@@ -438,7 +438,7 @@ class Floor:
         self._in_thread(look, done)
 
     def _in_thread(self, work: Callable[[], object], done: Callable[[], None] = lambda: None) -> None:
-        """Do *work* in a thread of its own, then *done* on the event loop.
+        """Do *work* in a separate thread, then *done* on the event loop.
 
         Not in Django's one thread for rows, where the ledger is written, and not in a pool, whose threads the process
         would wait for at its end: stopping a server may take a minute.
@@ -448,7 +448,7 @@ class Floor:
         self._jobs.add(finished)
 
         async def see() -> None:
-            # What was written must be seen before the next decision, or it would be made again.
+            # The rows must be read before the next decision, or it would be made again.
             with contextlib.suppress(Exception):
                 await self._read_inventory()
             done()

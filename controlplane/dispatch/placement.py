@@ -1,4 +1,4 @@
-"""Which endpoint a request waits for, and giving requests out to instances: each decision is one compiled call."""
+"""The endpoint of a request, and its instance: each decision is one compiled call. Also the trace that explains it."""
 
 from collections.abc import Callable
 
@@ -155,7 +155,7 @@ class Placement:
         )
 
     def _pull(self, endpoint: Endpoint) -> tuple[int, int, str]:
-        """What an instance of *endpoint* pulls from its own virtual queue, the instance, and why in words."""
+        """The slot that an instance of *endpoint* pulls from its virtual queue, the instance, and the reason."""
         topology, queue = self.topology, self.queue
         now_s = queue.moment_s
         slot, instance = pull(topology.fleet, topology.arrays, queue.arrays, endpoint.index, now_s)
@@ -174,13 +174,13 @@ class Placement:
                 self.pump(endpoint)
 
     def _first_token_s(self, request: Request, instance: int) -> float:
-        """How long the first token of *request* may take at *instance*: a long prompt is not given up and begun anew."""
+        """Time limit of the first token of *request* at *instance*: a long prompt has longer."""
         tuned = self.topology.tuned
         prompt_s = uncompiled(prefill_s)(self.topology.fleet, instance, float(request.asked.prompt_tokens))
         return max(tuned.FIRST_TOKEN_S, tuned.FIRST_TOKEN_FACTOR * prompt_s)
 
     def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: str) -> dict[str, object]:
-        """What the decision in hand saw: docs/routing.md."""
+        """The decision trace: docs/routing.md."""
         return {
             "instance": replica.name,
             "region": endpoint.region,
@@ -252,7 +252,7 @@ def explain(
 
 
 def _ahead_parts(row: Row, policy: int) -> Parts:
-    """What makes up the score of a router that looks ahead."""
+    """Parts of the score of a router that looks ahead."""
     peak = round(row[PEAK] / row[KV_CAPACITY], 4) if row[KV_CAPACITY] else 0.0
     if row[IN_SECONDS]:
         return {

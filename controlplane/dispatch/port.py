@@ -1,4 +1,4 @@
-"""What passes between the HTTP side and the decision side: plain records, each of which can be serialised.
+"""Records between the HTTP side and the decision side, each of which can be serialised.
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished` and `Left`; the dispatcher answers with `Moved`, `Waiting`,
 `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, and lists what may be asked for in `ServedModels`. A request is
@@ -19,7 +19,7 @@ CUT = "cut"
 DEAD = "dead"
 """Its engine died, though its server still answers heartbeats."""
 ERROR = "error"
-"""It answered with an error of its own, or with what makes no sense."""
+"""It answered with an internal error, or with nonsense."""
 BUSY = "busy"
 """It takes no more for a while, by its own word."""
 INSTANCES_BUSY = "instances_busy"
@@ -37,7 +37,7 @@ class Record(Struct, frozen=True, gc=False):
 
 
 class Submit(Record, frozen=True):
-    """What was asked: a request to be queued and placed."""
+    """A request to be queued and placed."""
 
     number: int
     request_id: str
@@ -69,16 +69,16 @@ class Submit(Record, frozen=True):
 
 
 class Progress(Record, frozen=True):
-    """How far streams have come, many at once: never a record for a token."""
+    """Progress of many streams: never a record for one token."""
 
     tokens: tuple[tuple[int, int], ...] = ()
-    """(number, output tokens so far) of those that began or went on since the last time."""
+    """(number, output tokens so far) of those with new tokens."""
     headers: tuple[tuple[int, float], ...] = ()
     """(number, seconds from its placement to the headers of its answer)."""
 
 
 class Prefix(Record, frozen=True):
-    """How the prompt of a request begins, where that was not said with its `Submit`."""
+    """Prefix hashes of a request whose `Submit` had none."""
 
     number: int
     hashes: tuple[int, ...]  # of its leading blocks
@@ -86,7 +86,7 @@ class Prefix(Record, frozen=True):
 
 
 class Finished(Record, frozen=True):
-    """It was answered whole, and leaves."""
+    """It was answered completely, and leaves."""
 
     number: int
     output_tokens: int = 0  # of all its sequences
@@ -101,9 +101,8 @@ class Left(Record, frozen=True):
     reason: str = ""  # in words
     wait_s: float = 1.0  # of a busy instance: until it may take requests again, as it said
     evicted: bool = False  # as `Evict` asked
-    kept_tokens: int = (
-        0  # output tokens in all that it has and does not lose: with *again*, the next instance goes on there
-    )
+    kept_tokens: int = 0
+    """Output tokens that it keeps: with *again*, the next instance continues there."""
 
 
 # From the dispatcher
@@ -114,7 +113,7 @@ class Moved(Record, frozen=True):
 
     number: int
     region: str
-    predicted_tokens: int  # output that is reckoned with: what may come
+    predicted_tokens: int  # output: what may come
     came_from: str = ""  # the region in which it waited before
     pressure: float | None = None  # there
     own_region: str = ""  # where its caller's demand counts; empty where it was said before
@@ -154,7 +153,7 @@ class Placed(Record, frozen=True):
 
 
 class PrefixWanted(Record, frozen=True):
-    """It waits, and a router has come to go by how its prompt begins: `Prefix` is the answer."""
+    """It waits, and its router now needs its prefix: `Prefix` is the answer."""
 
     number: int
 
@@ -182,7 +181,7 @@ class Evict(Record, frozen=True):
 
 
 class Lost(Record, frozen=True):
-    """Its instance was given up, or is somebody else now."""
+    """Its instance was given up, or is another one now."""
 
     number: int
 

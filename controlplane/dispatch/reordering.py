@@ -17,6 +17,7 @@ import numpy as np
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.placement import Placement
 from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
+from controlplane.dispatch.wire import QueueChange
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.eviction import Eviction, wanted
 from scheduling.queueing.global_scheduler import GlobalScheduler, Reordered, solve
@@ -30,12 +31,12 @@ from scheduling.queueing.snapshot import Snapshot, snapshot
 logger = logging.getLogger(__name__)
 
 IN_PROCESS_GROUPS: Final = 64
-"""More are given to a worker: the solver would keep this process from its streams for longer than a token takes."""
+"""More groups are solved by a worker: the solver would hold up streams for longer than a token takes."""
 PATIENCE_S: Final = 10.0
-"""For a worker's answer; then the queues are looked at again."""
+"""Longest wait for a worker's answer."""
 KEPT: Final = 50
 PROVE_EVERY_S: Final = 30.0
-"""How often a worker is asked at the most how far the order that the search found may be from the best."""
+"""Shortest time between two proofs of the gap by a worker."""
 
 Ask = Callable[[Snapshot, str, Callable[[Answer | None], None]], None]
 """Have a snapshot solved elsewhere, by the search or the rule that is named; the answer, or None when there is none, comes
@@ -43,24 +44,8 @@ to the callback, on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """What moved groups, or should have: the global scheduler, or an operator. Attainment and lateness as predicted."""
-
-    at: float  # epoch seconds
-    by: str
-    why: str
-    what: str
-    before_ratio: float | None = None
-    after_ratio: float | None = None
-    before_late_s: float | None = None  # mean of a request
-    after_late_s: float | None = None
-    took_ms: float | None = None
-    undo: int | None = None  # the group that an operator changed
-
-
-@dataclass(frozen=True, slots=True)
 class Evicted:
-    """Requests that left an instance so that a group is in time."""
+    """Requests evicted from an instance so that a group is in time."""
 
     model: str
     region: str
@@ -125,9 +110,11 @@ class Reordering:
         self.ask = ask
         self.scheduler = GlobalScheduler()
         self.recent: deque[Reordered] = deque(maxlen=KEPT)
-        self.changes: deque[Change] = deque(maxlen=KEPT)  # those, answers that did not come, and what operators did
+        self.changes: deque[QueueChange] = deque(
+            maxlen=KEPT
+        )  # those, answers that did not come, and what operators did
         self.fallbacks = 0  # answers that did not come
-        self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # what no event says yet
+        self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # not written as events yet
         self.gap: float | None = None
         """The share of its lateness that the best of all orders might spare the one that was found last, at the most, as the
         programme has proved; None where it has proved nothing."""
@@ -182,7 +169,7 @@ class Reordering:
             self.fallbacks += 1
             logger.warning("queues: no answer from the global scheduler; groups stay by due time")
             self.changes.append(
-                Change(time.time(), "a worker", "No worker answered", "EDF: groups stay in order of due time")
+                QueueChange(time.time(), "a worker", "No worker answered", "EDF: groups stay in order of due time")
             )
             return
         topology, now_s = self.topology, self.queue.moment_s
@@ -191,7 +178,7 @@ class Reordering:
         self._note(seen, reordered, "a worker", self.clock() - asked_s)
 
     def _have_proved(self, seen: Snapshot, answer: Answer) -> None:
-        """Note how far *answer*, of the search, may be from the best order; a worker is asked where that is not plain."""
+        """Set the gap of *answer*, of the search; a worker is asked to prove it where it is not known."""
         if answer.gap is not None:
             self.gap = answer.gap
             return
@@ -221,7 +208,7 @@ class Reordering:
             mine = [eviction for eviction in evictions if (eviction.instance, eviction.group) == key]
             evicted = Evicted.of(mine, topology.by_slot[key[0]], self._class_of(key[1]))
             self.evicted.append(evicted)
-            self.changes.append(Change(time.time(), "the global scheduler", evicted.reason, evicted.what))
+            self.changes.append(QueueChange(time.time(), "the global scheduler", evicted.reason, evicted.what))
         return [number for eviction in evictions for number in eviction.numbers]
 
     def _class_of(self, number: int) -> str:
@@ -242,7 +229,7 @@ class Reordering:
                 self.placement.pump(endpoint)
 
 
-def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: float) -> Change:
+def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: float) -> QueueChange:
     """*ratios* of requests in time, before and after."""
     before, after = reordered.answer.before, reordered.answer.after
     late_s = [float(late) for late in before.late_s if late > 0.0 and math.isfinite(late)]
@@ -253,7 +240,7 @@ def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: 
     what = f"{reordered.moved} of {_groups(reordered.groups)} moved; {still or 'none'} late now"
     if reordered.answer.shortage.seconds > 0.0 and still:
         what += ", and only more instances help those"
-    return Change(
+    return QueueChange(
         time.time(),
         by,
         why,
@@ -287,7 +274,7 @@ def running_in(topology: Topology, queue: WaitingQueue) -> Running:
 def _row(request: Request, slot: int, profile: Profile, queue: WaitingQueue, clock_s: float) -> tuple[Any, ...]:
     """As the fields of `Running`. What an answer that is not streamed has emitted is not known, so it stays."""
     asked, arrival_s = request.asked, queue.since_start_s(request.asked.arrived_s)
-    goes_on = asked.evictable or not request.output_tokens
+    resumable = asked.evictable or not request.output_tokens
     output = request.expected_tokens - request.expected_prompt
     due_s = first_due_of(profile, asked, request.expected_prompt, output)
     return (
@@ -300,6 +287,6 @@ def _row(request: Request, slot: int, profile: Profile, queue: WaitingQueue, clo
         request.output_tokens,
         request.expected_tokens,
         request.evictions,
-        goes_on and asked.streamed and asked.sequences == 1,
+        resumable and asked.streamed and asked.sequences == 1,
         request.evicting_s is not None and clock_s - request.evicting_s < LEAVING_S,
     )

@@ -1,4 +1,4 @@
-"""Having the order of the queues solved by a Celery worker: the problem goes with the task, the answer comes by Redis.
+"""The order of the queues solved by a Celery worker: the problem goes with the task, the answer comes through Redis.
 
 What comes back is checked before it is used: compiled code follows an order without looking, and a group that stands in it
 twice, or does not exist, would destroy the queues.
@@ -42,7 +42,7 @@ def pack(**arrays: Any) -> str:
 
 
 def unpack(text: str | bytes) -> dict[str, Any]:
-    """What was packed. ValueError for anything else."""
+    """Inverse of `pack`. Raises ValueError for anything else."""
     try:
         with np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False) as arrays:
             return dict(arrays)
@@ -106,7 +106,7 @@ def read_answer(text: str | bytes, problem: Problem) -> Answer:
 
 
 class CelerySolver:
-    """Asks workers, each in a task of its own."""
+    """Asks workers, one asyncio task per problem."""
 
     def __init__(self, redis_url: str) -> None:
         self._redis = aioredis.from_url(redis_url, socket_timeout=PATIENCE_S + 2, socket_connect_timeout=1.0)

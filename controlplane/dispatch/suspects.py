@@ -1,4 +1,4 @@
-"""Requests that ran where an engine ended: tried one by one, cleared by success, and refused when a second one ends.
+"""Suspects: requests that ran where an engine ended. Tried one by one, cleared by success, refused when a second one ends.
 
 The evidence is in docs/health.md. A request is known by its fingerprint, so that one that is sent again is known too.
 """
@@ -17,9 +17,9 @@ from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import InstanceState
 
 TRIAL_S: Final = 10.0
-"""For so long one suspect at most is tried of a model, if it is not cleared before."""
+"""The longest trial; one suspect per model is tried at a time."""
 CHECK_S: Final = 5.0
-"""A request that was cut off is held no longer for the look whether its server is still there."""
+"""The longest time that a request that was cut off is held for the check of its server."""
 MOST_ENDS: Final = 1000
 MOST: Final = 10_000
 """Fingerprints remembered; beyond it the oldest are forgotten."""
@@ -63,7 +63,7 @@ class Suspects:
         return bool(deaths.instances)
 
     def refusal(self, asked: Submit) -> Refused | None:
-        """What is answered to a request under which two engines ended."""
+        """The refusal of a request under which two engines ended; None for any other."""
         if not self.is_suspect(asked):
             return None
         deaths = self._deaths[asked.fingerprint]
@@ -131,7 +131,7 @@ class Suspects:
         trial = self._on_trial.get(replica.spec.model)
         if trial is not None and trial[0].asked.fingerprint in again:
             alone = trial[0].asked.fingerprint
-            for each in again - {alone}:  # they only ran beside it
+            for each in again - {alone}:  # they only ran at the same time
                 self._deaths[each].instances.pop()
             again = {alone}
         elif len(again) > 1:  # who of them it was is not known yet

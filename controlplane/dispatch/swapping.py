@@ -1,4 +1,4 @@
-"""Which swaps the floor asks for: the rules of `scheduling.scaling.swapping` on the groups of the inventory."""
+"""Swaps that the floor asks for: the rules of `scheduling.scaling.swapping` on the groups of the inventory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_que
 RETRY_S = 5.0
 """After a swap was asked for: until the rows show it, or it could not be made."""
 REFUSED_S = 30.0
-"""After one by queue that could not be made: who is awake goes on for so long."""
+"""After a swap by queue that could not be made: for so long the instance that is awake serves on."""
 AT_REST = frozenset({InstanceState.SLEEPING, InstanceState.STOPPED})
 
 
@@ -61,7 +61,7 @@ class Swapping:
                 yield swap
 
     def keep(self) -> None:
-        """No swap can be asked for now: let who is awake go on with what waits for its model."""
+        """No swap can be asked for now: let the instance that is awake serve its model."""
         for group in self.topology.swap_groups:
             self._keep(self._shared(group))
 
@@ -91,7 +91,7 @@ class Swapping:
         fleet, waiting, clock_s = self.topology.fleet, self._queue.arrays, self._queue.since_start_s(now_s)
         swap = swap_by_queue(fleet, waiting, shared.queue, shared.serves, holder, resting, clock_s)
         if swap is None:
-            self._go_on(shared)
+            self._pump_served(shared)
         return swap
 
     def _shared(self, group: SwapGroupSpec) -> _Shared | None:
@@ -115,9 +115,9 @@ class Swapping:
         """Let the model that is awake or comes up be served first."""
         if shared is not None and shared.serves != NONE:
             put_first(self._queue.arrays.groups, shared.queue, shared.serves)
-            self._go_on(shared)
+            self._pump_served(shared)
 
-    def _go_on(self, shared: _Shared) -> None:
+    def _pump_served(self, shared: _Shared) -> None:
         """Give out what waits for the model that has the GPUs."""
         if shared.serves != NONE:
             self._pump(self.topology.endpoints[shared.serves])

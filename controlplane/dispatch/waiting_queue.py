@@ -1,7 +1,7 @@
 """The waiting queue: every request that is held, in one waiting set with a heap for each endpoint, and request groups
 where its order is QLM's.
 
-It is the only owner of who waits where. Beside a request stands how its prompt begins, as far as the gateway has said.
+It is the only owner of the waiting set. A request carries its prefix hashes, where the gateway has sent them.
 """
 
 import math
@@ -47,7 +47,7 @@ class WaitingQueue:
         self._ordering: dict[int, int] = {}  # by endpoint: that of the keys in its heap
         self._held: dict[int, Request] = {}  # by slot of the waiting set
         self.by_tenant: Counter[tuple[int, str]] = Counter()
-        """How many wait, by (tenant, model)."""
+        """Waiting requests by (tenant, model)."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -176,12 +176,12 @@ class WaitingQueue:
         return self._held[slot]
 
     def is_lost(self, slot: int) -> bool:
-        """Whether the request in *slot* cannot be in time any more, and has been put off (`virtual_queues.put_off`)."""
+        """Whether the request in *slot* can no longer be in time, and was put off (`virtual_queues.put_off`)."""
         arrays = self.arrays
         return bool(arrays.deadline_s[slot] - arrays.arrival_s[slot] > self._held[slot].asked.allowed_s + 1e-3)
 
     def lost(self, seen: Snapshot) -> NDArray[np.bool_]:
-        """Of the groups of *seen*, which are of requests that cannot be in time any more; of those that are gone none."""
+        """Mask of the groups of *seen* whose requests can no longer be in time."""
         groups: Any = self.arrays.groups.groups[seen.places]
         there = (groups["number"] == seen.numbers) & (groups["endpoint"] >= 0)
         first = groups["first"].tolist()
@@ -253,7 +253,7 @@ class WaitingQueue:
         """The request in *slot*, which has left the queue, and may have been popped already."""
         request = self._held.pop(slot)
         self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
-        # What was lost has been put off since it was queued.
+        # A lost request has been put off since it was queued.
         asked, arrays = request.asked, self.arrays
         request.queue_key_s = float(arrays.key[slot] - arrays.arrival_s[slot]) + asked.arrived_at
         free_slot(self.arrays, slot)

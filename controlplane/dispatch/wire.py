@@ -1,9 +1,10 @@
-"""What is published to Redis for others to read: keys, channels, how long they live, names of columns.
+"""The published state in Redis: keys, channels, expiry times, names of columns.
 
 Writers and readers of all apps import it from here, so it imports nothing of theirs.
 """
 
 import math
+from dataclasses import dataclass, fields
 from typing import Any
 
 SUMMARY_KEY = "pilothouse:summary"
@@ -14,10 +15,10 @@ HISTORY_EVERY_S = 5.0
 HISTORY_LENGTH = 720  # one hour
 
 WAITING_KEY = "pilothouse:waiting"
-"""Requests that wait, with place and expected wait; for tenants, each of whom sees its own."""
+"""Waiting requests with position and expected wait; each tenant sees its own."""
 
 VIEWS_KEY = "pilothouse:endpoints"
-"""What the gateway sees of every endpoint, for the strategies; gone soon after the gateway."""
+"""Views of every endpoint, for the strategies; gone soon after the gateway."""
 VIEWS_EXPIRE_S = 10
 STRATEGIST_KEY = "pilothouse:strategies"
 """Names of the models whose strategy looked at them lately; written by the workers, gone soon after them."""
@@ -70,7 +71,7 @@ GROUP_COLUMNS = (
     "slo_class",
     "count",
     "tokens",
-    "start_s",  # from now, as the global scheduler reckons; null where nothing serves it
+    "start_s",  # from now, as the global scheduler predicts; null where nothing serves it
     "service_s",
     "due_s",  # from now, its deadline; null without one
     "slack_s",  # until it would be late; null without a deadline
@@ -99,19 +100,26 @@ QUEUE_COLUMNS = (
     "fallbacks",
 )
 """Of regions: what waits there, predicted for this order and for FCFS, and how the global scheduler does."""
-REORDER_COLUMNS = (
-    "at",
-    "by",
-    "why",
-    "what",
-    "before_ratio",
-    "after_ratio",
-    "before_late_s",
-    "after_late_s",
-    "took_ms",
-    "undo",  # number of the group that an operator changed, while that can be undone
-)
-"""Newest first; attainment and mean lateness as predicted before and after."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueChange:
+    """A change of the queues' order by the global scheduler or an operator, with predicted attainment and lateness."""
+
+    at: float  # epoch seconds
+    by: str
+    why: str
+    what: str
+    before_ratio: float | None = None
+    after_ratio: float | None = None
+    before_late_s: float | None = None  # mean of a request
+    after_late_s: float | None = None
+    took_ms: float | None = None
+    undo: int | None = None  # the group that an operator changed
+
+
+REORDER_COLUMNS = tuple(field.name for field in fields(QueueChange))
+"""Newest first."""
 
 HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
 

@@ -39,7 +39,7 @@ class ApiError(Exception):
         return orjson.dumps({"error": self.fields()})
 
     def fields(self) -> dict[str, object]:
-        """What OpenAI's error body says."""
+        """The fields of OpenAI's error body."""
         fields: dict[str, object] = {
             "message": self.message,
             "type": self.type,
@@ -67,7 +67,7 @@ class ApiError(Exception):
     def event(self, sequence_number: int | None = None) -> bytes:
         """The error as a server-sent event, for a stream whose status has already been sent.
 
-        With a *sequence_number* in the form of the Responses API, and beside it in that of chats, by which its SDKs raise.
+        With a *sequence_number* in the form of the Responses API, and also in that of chats, by which its SDKs raise.
         """
         if sequence_number is None:
             return b"data: " + self.body() + b"\n\n"

@@ -53,8 +53,8 @@ from scheduling.scaling import FLOOR, view
 COLLECT_AFTER = (50_000, 20, 50)  # allocations; a thousand streams hold so much that collecting often stalls the loop
 SWITCH_S = 0.0005
 """How long the event loop waits for a thread that computes, such as the ledger's writer, to let go of the interpreter. With
-Python's own 5 ms, callbacks beside such a thread took twice as long (41 us on average instead of 20, at worst 50 ms)."""
-COUNT_S = 0.1  # how often the arrays learn how far streams have come
+Python's own 5 ms, callbacks next to such a thread took twice as long (41 us on average instead of 20, at worst 50 ms)."""
+COUNT_S = 0.1  # period in which tokens of streams are counted
 SWEEP_S = 1.0
 NOTE_USE_S = 30.0
 
@@ -67,7 +67,7 @@ class Gateway:
         self.clock = loop_clock
         self.jobs = jobs = Jobs()
         self.topology = Topology()
-        self.keys = Keys(settings.KEY_CACHE_S)
+        self.keys = Keys()
         self.limits = Limits()
         self.ledger = Ledger(settings.LEDGER_FLUSH_S, Path(settings.STATE_DIR))
         self.ledger.job = jobs.add("flush-ledger", settings.LEDGER_FLUSH_S, "database")
@@ -185,7 +185,7 @@ class Gateway:
             self.floor.run(),
         ):
             self._tasks.append(asyncio.create_task(work))
-        # What is loaded by now stays: without this, each full collection walks half a million objects (100 ms).
+        # Everything loaded by now stays: without this, each full collection walks half a million objects (100 ms).
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)

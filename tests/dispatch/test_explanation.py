@@ -1,6 +1,5 @@
 """Why this instance: what the decision trace of a request says, by policy."""
 
-import numpy as np
 import pytest
 from channels.db import database_sync_to_async
 
@@ -97,15 +96,3 @@ async def test_by_delay_the_second_prompt_goes_where_its_beginning_is(served):
             assert chosen["parts"]["predicted_ttft_ms"] < other["parts"]["predicted_ttft_ms"]
     assert "likely cached there" in placed[1]["chosen_because"]
     assert "s; next is" in placed[0]["chosen_because"]
-
-
-@pytest.mark.parametrize("gateway_options", [{"regions": ["east"]}])
-async def test_streams_leave_nothing_behind(served):
-    await set_policy(served, "least_delay", profile=True)
-    topology = served.gateway.topology
-    for stream in (True, False):
-        await (await served.chat(stream=stream, max_tokens=5)).read()
-    await until(lambda: not topology.fleet.running.any())
-    for left in (topology.fleet.queued_prompt_tokens, topology.fleet.remaining_tokens, topology.fleet.kv_tokens):
-        assert not np.any(left)
-    assert not served.gateway.dispatcher.accounts.maps.active.any()

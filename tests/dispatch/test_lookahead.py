@@ -4,7 +4,6 @@ import asyncio
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.token_accounts import FIRST_REQUESTS, TokenAccounts
@@ -102,21 +101,3 @@ async def test_a_live_stream_moves_the_map(served) -> None:
         served.gateway.floor.observation.view(replica.endpoint, [replica], served.gateway.clock()).overloaded_instances
         == 0
     )
-
-
-@pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 2}])
-async def test_what_waits_for_a_small_cache_is_seen_coming(served, gateway_options) -> None:
-    script = served.backends[0].script
-    script.hold = asyncio.Event()
-    topology = served.gateway.topology
-    (replica,) = topology.replicas.values()
-    # In one piece, so that they count as soon as they are given out.
-    asked = [asyncio.create_task(served.chat(max_tokens=50, prompt_logprobs=1)) for _ in range(6)]
-    await until(lambda: len(served.gateway.dispatcher.queue) == 4)
-    endpoint = replica.endpoint
-    assert served.gateway.dispatcher.outlook(endpoint).overloaded_instances == 0
-    topology.fleet.kv_capacity_tokens[replica.slot] = 50
-    assert served.gateway.dispatcher.outlook(endpoint).overloaded_instances == 1
-    script.hold.set()
-    for each in asked:
-        await (await each).read()

@@ -77,17 +77,6 @@ async def test_nothing_is_said_before_anything_is_known(served):
     assert (row.queue_position, row.estimated_wait_s) == (1, None)
 
 
-async def test_running_sequences_and_their_tokens_are_counted_out_again(served):
-    served.backends[0].script.tokens, served.backends[0].script.token_s = 1000, 0.01
-    (endpoint,) = served.gateway.topology.endpoints
-    response = await served.chat(stream=True)
-    await until(lambda: endpoint.running_output_tokens > 3)
-    assert endpoint.running_sequences == 1
-    response.close()
-    await until(lambda: served.gateway.active == 0)
-    assert (endpoint.running_sequences, endpoint.running_output_tokens) == (0, 0)
-
-
 async def test_nothing_is_learned_from_waits_before_lengths_are_known(served):
     """Answers count with 256 tokens at first, and have three: the waits would say that all is eighty times as fast."""
     backend = served.backends[0]

@@ -434,12 +434,6 @@ async def test_a_stream_that_speaks_has_no_pings(served, quick_pings):
         assert b"ping" not in await response.read()
 
 
-async def test_an_answer_that_is_not_streamed_has_no_pings(served, quick_pings):
-    served.backends[0].script.first_token_s = 0.6
-    async with await served.chat() as response:
-        assert b"ping" not in await response.read()
-
-
 async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_over(served, monkeypatch):
     """And is not begun anew where it takes longer: elsewhere it would take as long."""
     monkeypatch.setattr(served.gateway.upstream, "silence_s", 0.1)

@@ -62,11 +62,22 @@ async def connected(answer, connect_s=5.0):
         listening.close()
 
 
-async def body_of(connections, origin, silence_s=None):
-    connection = await connections.get(origin)
+async def ask(connection, silence_s=None):
+    connection.send(HEAD, b"{}", silence_s)
+    while not connection.headers_came:
+        connection.check()
+        await connection.wait()
+
+
+async def body_of(connections, origin):
+    connection, pieces = await connections.get(origin), []
     try:
-        await connection.ask(HEAD, b"{}", silence_s)
-        return connection.status, await connection.body()
+        await ask(connection)
+        connection.pass_to(lambda piece: pieces.append(piece) is None)
+        while not connection.complete:
+            connection.check()
+            await connection.wait()
+        return connection.status, b"".join(pieces)
     finally:
         connections.put_back(connection)
 
@@ -138,7 +149,7 @@ def test_silence_ends_a_stream_but_not_while_nobody_takes(run):
     async def test():
         async with connected(stall) as (connections, origin, _):
             connection = await connections.get(origin)
-            await connection.ask(HEAD, b"{}", 0.25)
+            await ask(connection, 0.25)
             taken = []
             connection.pass_to(lambda piece: taken.append(piece) or len(taken) != 1)
             await connection.wait()
@@ -173,7 +184,7 @@ def test_nothing_is_read_while_nothing_is_taken(run):
     async def test():
         async with connected(flood) as (connections, origin, _):
             connection = await connections.get(origin)
-            await connection.ask(HEAD, b"{}", None)
+            await ask(connection)
             connection.pass_to(lambda piece: False)
             await asyncio.sleep(0.5)
             before = sent
@@ -188,7 +199,7 @@ def test_what_the_taker_raises_is_the_answers_end(run):
     async def test():
         async with connected(CHUNKED + b"5\r\nhello\r\n0\r\n\r\n") as (connections, origin, _):
             connection = await connections.get(origin)
-            await connection.ask(HEAD, b"{}", None)
+            await ask(connection)
 
             def refuse(piece):
                 raise ValueError(piece)
@@ -210,7 +221,7 @@ def test_connecting_fails_in_time(run):
             connection.close()
             await asyncio.sleep(0)
             with pytest.raises(AnswerCutOff):
-                await connection.ask(HEAD, b"{}", None)
+                await ask(connection)
         with pytest.raises(OSError):  # nobody listens there any more
             await connections.get(origin)
         with socket.socket() as full:  # nobody accepts, and no more than one may wait for it

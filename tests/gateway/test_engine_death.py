@@ -68,7 +68,7 @@ async def test_after_it_the_stream_ends_with_our_error(served):
     assert (error["code"], error["type"]) == ("upstream_interrupted", "server_error")
     assert "EngineCore" not in error["message"]
     (row,) = await served.rows()
-    assert (row.outcome, row.error_code) == ("failed", "upstream_interrupted")
+    assert (row.outcome, row.error_code, row.slo_met) == ("failed", "upstream_interrupted", False)
 
 
 @pytest.mark.parametrize("include_usage", [True, False])

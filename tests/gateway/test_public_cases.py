@@ -31,8 +31,10 @@ async def test_a_client_that_left_has_given_its_slot_back(served, streamed):
         backend.script.first_token_s, backend.script.tokens = 0.0, 1
         async with await served.chat() as response:
             assert response.status == 200
-    outcomes = [row.outcome for row in await served.rows()]
-    assert outcomes == ["cancelled", "done"] * 10
+    outcomes = [(row.outcome, row.error_code) for row in await served.rows()]
+    assert outcomes == [("cancelled", "client_disconnected"), ("done", "")] * 10
+    fleet = served.gateway.topology.fleet
+    assert (fleet.running.sum(), fleet.kv_tokens.sum(), fleet.remaining_tokens.sum()) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("gateway_options", [{"max_concurrent_requests": 10, "max_num_seqs": 100}])
@@ -94,16 +96,6 @@ async def test_details_of_usage_are_passed_on(served, streamed):
         text = await response.text()
     said = json.loads(text.split("data: ")[-2]) if streamed else json.loads(text)
     assert said["usage"] == usage
-
-
-async def test_last_words_and_finish_in_one_event(served):
-    """C60: what has both is not held longer than the usage takes to come."""
-    closing = {"id": "c", "choices": [], "usage": USAGE}
-    plays(served, stream(chunk(), chunk("a b", "stop"), closing, DONE))
-    async with await served.chat(stream=True) as response:
-        events = (await response.text()).split("\n\n")
-    assert json.loads(events[1].removeprefix("data: "))["choices"][0] == chunk("a b", "stop")["choices"][0]
-    assert events[2:] == ["data: [DONE]", ""]
 
 
 async def test_what_only_an_instance_knows_reaches_it_as_it_was_sent(served):

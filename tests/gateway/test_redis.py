@@ -122,13 +122,13 @@ class TestWithRedis:
                 assert response.status == 200
 
     async def test_serving_goes_on_without_redis_and_publishing_resumes(self, served, redis_server):
-        await until(lambda: served.gateway.publisher.connected)
+        await until(lambda: served.gateway.publisher.job.ok)
         redis_server.stop()
-        await until(lambda: not served.gateway.publisher.connected)
+        await until(lambda: not served.gateway.publisher.job.ok)
         assert (await served.chat()).status == 200
         assert served.gateway.lease.held
         redis_server.start()
-        await until(lambda: served.gateway.publisher.connected)
+        await until(lambda: served.gateway.publisher.job.ok)
 
 
 async def test_a_lease_that_ran_out_is_taken(redis_server, monkeypatch):

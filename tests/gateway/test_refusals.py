@@ -61,14 +61,6 @@ def test_texts_are_found_wherever_they_stand():
     assert without_quotations("The model `m-large` does not exist", {"model": "m-large"}).count("m-large") == 1
 
 
-async def test_a_refusal_is_in_the_ledger(served):
-    served.backends[0].script.status = 400
-    answer = await served.chat()
-    assert (await answer.json())["error"]["message"] == "scripted"
-    (row,) = await served.rows()
-    assert (row.outcome, row.error_code, row.error_message) == ("failed", "refused_by_instance", "scripted")
-
-
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_instances_said_is_in_the_trace_and_not_in_the_answer(served, stream):
     """The caller learns that it failed; which instance it was, and what it said, is for the fleet's people."""

@@ -1,7 +1,6 @@
 """A request's way through the gateway, against scripted backends."""
 
 import asyncio
-import json
 
 import openai
 import pytest
@@ -34,31 +33,6 @@ async def test_plain_answer_usage_and_ledger_row(served):
     assert (minute.requests, minute.prompt_tokens, minute.output_tokens) == (1, 7, 3)
 
 
-async def test_stream_passes_every_event_and_withholds_the_usage_nobody_asked_for(served):
-    async with await served.chat(stream=True) as response:
-        assert response.status == 200
-        assert response.headers["Content-Type"].startswith("text/event-stream")
-        text = await response.text()
-    events = [line[6:] for line in text.split("\n\n") if line]
-    assert events[-1] == "[DONE]"
-    chunks = [json.loads(event) for event in events[:-1]]
-    assert [chunk["choices"][0]["delta"]["content"] for chunk in chunks] == ["", "t0 ", "t1 ", "t2 "]
-    assert served.backends[0].bodies[0]["stream_options"] == {"include_usage": True}
-    (row,) = await served.rows()
-    assert (row.streamed, row.output_tokens, row.prompt_tokens) == (True, 3, 7)
-    assert 0 < row.ttft_ms <= row.e2e_ms
-
-
-async def test_stream_keeps_the_usage_that_was_asked_for(served):
-    async with open_sdk(served) as client:
-        stream = await client.chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "hi"}], stream=True, stream_options={"include_usage": True}
-        )
-        chunks = [chunk async for chunk in stream]
-    assert chunks[-1].usage.completion_tokens == 3
-    assert len(chunks) == 5
-
-
 async def test_unknown_fields_reach_the_instance_untouched(served):
     body = b'{ "model":"m", "prompt":"hi", "guided_regex":"[a-z]+", "big":12345678901234567890, "nested":{"a":[1.50]} }'
     async with served.http.post(f"{served.url}/v1/completions", data=body, headers=served.headers) as response:
@@ -85,19 +59,6 @@ async def test_who_leaves_with_the_whole_answer_has_not_gone_away(served):
     await until(lambda: served.gateway.active == 0)
     (row,) = await served.rows()
     assert (row.outcome, row.error_code, row.output_tokens, row.prompt_tokens) == ("done", "", 3, 7)
-
-
-async def test_disconnect_aborts_upstream_and_is_written_down(served):
-    served.backends[0].script.tokens, served.backends[0].script.token_s = 1000, 0.05
-    response = await served.chat(stream=True)
-    await response.content.readany()
-    response.close()
-    await until(lambda: served.backends[0].aborted == 1)
-    await until(lambda: served.gateway.active == 0)
-    (row,) = await served.rows()
-    assert (row.outcome, row.error_code) == ("cancelled", "client_disconnected")
-    fleet = served.gateway.topology.fleet
-    assert (fleet.running.sum(), fleet.kv_tokens.sum(), fleet.remaining_tokens.sum()) == (0, 0, 0)
 
 
 async def test_disconnect_while_queued_leaves_the_queue(served):
@@ -151,27 +112,6 @@ class TestTwoInstances:
                     assert "[DONE]" in await response.text()
         assert {row.outcome for row in await served.rows()} == {"done"}
         assert any(row.attempts == 2 and "lost" in row.trace[0] for row in await served.rows())
-
-    async def test_a_stream_that_breaks_midway_ends_with_an_error_event(self, served):
-        for backend in served.backends:
-            backend.script.die = "midway"
-        async with open_sdk(served, max_retries=0) as client:
-            stream = await client.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": "hi"}], stream=True
-            )
-            with pytest.raises(openai.APIError, match="before the answer was complete"):
-                async for _ in stream:
-                    pass
-        (row,) = await served.rows()
-        assert (row.outcome, row.error_code, row.slo_met) == ("failed", "upstream_interrupted", False)
-
-    async def test_busy_answers_are_tried_elsewhere_and_then_said(self, served):
-        served.backends[0].script.status = served.backends[1].script.status = 503
-        async with await served.chat() as response:
-            assert response.status in (502, 503)
-            assert response.headers["Retry-After"]
-        (row,) = await served.rows()
-        assert row.outcome == "failed"
 
     async def test_a_silent_instance_is_failed_and_its_requests_move(self, served):
         doomed, other = served.backends
@@ -333,7 +273,7 @@ async def test_a_clean_stop_loses_no_row(served):
 
 
 async def test_health_endpoints_answer(served):
-    await until(lambda: not served.gateway.publisher.connected)
+    await until(lambda: not served.gateway.publisher.job.ok)
     async with served.http.get(f"{served.url}/healthz") as response:
         assert response.status == 200
     async with served.http.get(f"{served.url}/readyz") as response:

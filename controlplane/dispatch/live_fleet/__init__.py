@@ -1,1 +1,1 @@
-"""What the gateway knows of the fleet: instances and endpoints, their heartbeats, round trips and look-ahead maps."""
+"""The live fleet: inventory, instances and endpoints, heartbeats, health."""

@@ -1,4 +1,4 @@
-"""What an instance does, as its health: signs of life, work that goes on, and the outcomes of its requests.
+"""Measurements of an instance: signs of life, progress, outcomes of its requests, and its dispatch round trip.
 
 docs/health.md has the rules. Nothing here knows of other instances: `Topology` decides who may rest.
 """
@@ -27,7 +27,7 @@ LONGEST_REST_S: Final = 300.0
 FORGIVEN_S: Final = 600.0
 """After so long without a rest, the next one is a first one again."""
 TRIED_AGAIN_S: Final = 60.0
-"""After which one that was wedged, and has nothing to do any more, is tried with one request."""
+"""After which an instance that was wedged, and is idle, is tried with one request."""
 LONGEST_BUSY_S: Final = 60.0
 """A longer `Retry-After` of an instance is not believed."""
 
@@ -40,7 +40,7 @@ class Breaker(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something about an instance or a model that is to become an event."""
+    """An event about an instance or a model, not written yet."""
 
     kind: str
     name: str
@@ -54,9 +54,9 @@ class Health:
     """Moments are those of the gateway's clock."""
 
     heard_s: float = -math.inf
-    """When anything came from it last: an answered heartbeat, headers, a token, an answer."""
+    """The last sign of life: an answered heartbeat, headers, a token, an answer."""
     served_s: float = -math.inf
-    """When a token or a whole answer came."""
+    """The last token or whole answer."""
     slow: bool = False  # it is silent, but for too short a time to fail
     breaker: Breaker = Breaker.CLOSED
     reason: str = ""
@@ -85,8 +85,8 @@ class Health:
         """It stands still with work."""
         self._wedged_s = now_s
 
-    def goes_on(self, metrics: VllmMetrics, now_s: float) -> bool:
-        """Whether its work went on after it was wedged, or nothing has run there since for long enough to try."""
+    def progresses(self, metrics: VllmMetrics, now_s: float) -> bool:
+        """Whether it made progress after it was wedged, or was idle for long enough to try it."""
         return self._wedged_s is None or (not metrics.running and now_s - self._wedged_s >= TRIED_AGAIN_S)
 
     # Outcomes of requests
@@ -148,7 +148,7 @@ class Health:
         self.breaker, self.reason = Breaker.HALF_OPEN, f"is tried with one request {why}"
 
     def takes(self, running: int) -> bool:
-        """Whether it takes another request beside *running* ones."""
+        """Whether it takes another request while *running* ones run."""
         return self.breaker is Breaker.CLOSED or (self.breaker is Breaker.HALF_OPEN and not running)
 
 

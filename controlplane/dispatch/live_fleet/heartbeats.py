@@ -36,18 +36,18 @@ logger = logging.getLogger(__name__)
 S = InstanceState
 ACTOR = "gateway"
 ROUND_S = 1.5
-"""An answer that takes longer holds up nobody: it is waited for beside the next rounds."""
+"""A slower answer does not hold up the round: it is awaited during the next ones."""
 METRICS_S = 30.0
 HEALTH_S = 1.5
 DOUBT_S = 0.05
-"""Before the look at a server that cut a request off: one that ends closes its sockets one by one."""
+"""Pause before the check of a server that cut a request off: one that ends closes its sockets one by one."""
 TOKENS_FLOW_S = 1.0
 SLOW_S = 3.0
-"""Silent for so long, an instance takes nothing more while another of its endpoint serves."""
+"""Silence after which an instance takes nothing more while another of its endpoint serves."""
 SILENT_S = 10.0
-"""Silent for so long, it fails. One whose server refuses connections does after `HEARTBEAT_FAILURES` of them."""
+"""Silence after which it fails. One that refuses connections fails after `HEARTBEAT_FAILURES` of them."""
 IDENTIFY_EVERY_S = 10.0
-"""How often one that answers, but is not what it is registered as, is looked at again."""
+"""How often an instance that is not what it is registered as is checked again."""
 HISTORY_S = 60.0  # over which preemptions and prefix hits are rates
 TOKENS_S = 10.0  # over which tokens are
 
@@ -158,7 +158,7 @@ class Heartbeats:
             await self._answered(replica, metrics, now_s)
 
     async def _missed(self, replica: Replica, error: Exception, began_s: float) -> None:
-        """`/metrics` was not answered, of *error*. What else says that *replica* lives?"""
+        """`/metrics` was not answered, of *error*: look for other signs of life of *replica*."""
         gone = _says_gone(error)
         healthy = not gone and await self._is_healthy(replica)
         if self._was_forgotten(replica):
@@ -208,7 +208,7 @@ class Heartbeats:
             return await response.read()
 
     async def _look_at_work(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> None:
-        """Give *replica* up while work runs there and nothing comes of it; take it back when it goes on."""
+        """Give *replica* up while work runs there without progress; take it back when it makes progress."""
         still_s = replica.health.still_s(metrics, now_s)
         limit_s = self.topology.tuned.WEDGED_S
         if still_s >= limit_s and not replica.lost and replica.spec.state in (S.READY, S.DRAINING):
@@ -217,7 +217,7 @@ class Heartbeats:
             )
             replica.health.wedge(now_s)
             self.dispatcher.died(replica)
-        elif replica.wedged and replica.lost == replica.wedged and replica.health.goes_on(metrics, now_s):
+        elif replica.wedged and replica.lost == replica.wedged and replica.health.progresses(metrics, now_s):
             replica.lost = ""
 
     async def _obstacle(self, replica: Replica, metrics: VllmMetrics) -> str:
@@ -290,7 +290,7 @@ class Heartbeats:
         return True
 
     async def _silent(self, replica: Replica, why: str, *, gone: bool) -> None:
-        """Its server is gone, or says that it is not well. While tokens come, that says nothing."""
+        """Its server is gone, or not well. Ignored while tokens come."""
         now_s = self.clock()
         if now_s - replica.health.served_s < max(TOKENS_FLOW_S, settings.HEARTBEAT_S):
             replica.silent_count = 0
@@ -334,7 +334,7 @@ class Heartbeats:
             await database_sync_to_async(self._write_move)(replica.spec, to, reason, inputs)
             self.refresh()
         except ActionError as error:
-            logger.info("gateway: %s (somebody was faster)", error)
+            logger.info("gateway: %s (another process was faster)", error)
             self.refresh()
         finally:
             replica.moving = False
@@ -386,7 +386,7 @@ class Heartbeats:
 
 
 def _says_gone(error: Exception) -> bool:
-    """Whether *error* says that nothing listens at the address any more; silence, or a network that is away, does not."""
+    """Whether *error* means that nothing listens at the address; silence, or an unreachable network, does not."""
     if isinstance(error, TimeoutError | Answered):
         return False
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error

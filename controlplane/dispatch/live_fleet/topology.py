@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -22,6 +21,7 @@ from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.tuning.rules import look_ahead
 from controlplane.tuning.selectors import Values
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
+from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.regions import by_preference, latency_ms
@@ -33,7 +33,7 @@ from workers.vllm.metrics import VllmMetrics
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What was said of a request when it began to wait."""
+    """The estimated wait of a request, and what a later comparison needs."""
 
     endpoint: Endpoint
     position: int  # in its queue; 1: the next to be given out
@@ -105,15 +105,6 @@ class Endpoint:
         return self.spec.region
 
 
-class Ended(NamedTuple):
-    """A request that an instance has ended, with moments on the clock: they say how far prompts there are."""
-
-    placed_s: float
-    ended_s: float
-    prompt_tokens: int
-    output_tokens: int
-
-
 @dataclass(slots=True, eq=False)
 class Replica:
     """A live instance: its slot in the fleet arrays, what runs there, what it last said of itself."""
@@ -123,7 +114,7 @@ class Replica:
     spec: InstanceSpec
     reachable: bool = True
     wedged: str = ""  # why it is lost, if its work stands still
-    lost: str = ""  # why it will answer no request any more, though its server still answers heartbeats
+    lost: str = ""  # why it will answer no request, though its server still answers heartbeats
     silent_count: int = 0  # heartbeats missed in a row
     missed_s: float = -math.inf  # when the last of them was, on the clock
     in_doubt: bool = False  # it failed a request in a way that asks for a look
@@ -136,7 +127,7 @@ class Replica:
     output_tokens_per_s: float = 0.0  # as its counters grow
     prompt_tokens_per_s: float = 0.0
     round_trip: RoundTrip = field(default_factory=RoundTrip)
-    ended: deque[Ended] = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last requests that it ended
+    ended: deque[EndedRequest] = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last ones
     requests: set[Request] = field(default_factory=set)
 
     @property
@@ -175,7 +166,7 @@ class Topology:
         self.doubted = asyncio.Event()
         """Set with `Replica.in_doubt` of any."""
         self.notices: deque[Notice] = deque(maxlen=MOST_NOTICES)
-        """What is to become events."""
+        """Events to be written."""
         self._active: set[tuple[str, str]] = set()
         self._endpoint_of: dict[tuple[str, str], Endpoint] = {}
         self._candidates: dict[tuple[str, str], NDArray[np.int32]] = {}
@@ -197,7 +188,7 @@ class Topology:
         return indices
 
     def own_region(self, model: str, region: str) -> str:
-        """Where demand of a caller in *region* counts: there, or at the endpoint it would have first. Empty without any."""
+        """The region in which demand of a caller in *region* counts: that of the preferred endpoint. Empty without any."""
         candidates = self.candidates(model, region)
         return self.endpoints[int(candidates[0])].region if candidates.size else ""
 
@@ -267,7 +258,7 @@ class Topology:
             and not replica.lost
             and self.serves(replica.endpoint)
             and self.fleet.kv_capacity_tokens[replica.slot] > 0
-            and not (replica.metrics and replica.metrics.sleeping)  # it would hang until somebody wakes it
+            and not (replica.metrics and replica.metrics.sleeping)  # it would hang until it is woken
             and replica.health.takes(len(replica.requests))
             and not replica.health.slow
         )
@@ -312,7 +303,7 @@ class Topology:
         self.settle(replica)
 
     def end_rests(self, now_s: float) -> None:
-        """Try those whose rest is over, and those that nobody is left to stand in for. Call it once a second."""
+        """Try instances whose rest is over, and those without which none serves. Call it once a second."""
         for replica in self.replicas.values():
             health = replica.health
             if health.breaker is not Breaker.CLOSED:
@@ -374,7 +365,7 @@ class Topology:
         if endpoint is None:  # its deployment is not active; what runs there may finish
             endpoint = self._add_endpoint(EndpointSpec(spec.model, spec.region, "join_shortest_queue", "priority", 0))
         replica = self.replicas.get(spec.instance_id)
-        if replica is not None and replica.spec.url != spec.url:  # nothing it said of itself holds any more
+        if replica is not None and replica.spec.url != spec.url:  # nothing known of it holds
             if replica.requests:  # they run, or hang, where it was
                 lost.append(replica)
                 self.fleet.accepting[replica.slot] = 0
@@ -394,7 +385,7 @@ class Topology:
             replica.lost, replica.wedged, replica.health = "", "", Health()
             if was_wedged:
                 replica.health.try_one("after it was wedged")
-            forget(self.fleet, replica.slot)  # started anew, or asleep meanwhile: nothing is cached there
+            forget(self.fleet, replica.slot)  # restarted, or asleep meanwhile: nothing is cached there
         replica.spec = spec
         self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs
         self.fleet.ahead_limit[replica.slot] = spec.requests_ahead_limit

@@ -1,11 +1,12 @@
-"""What operators do to a request group that waits: pin, bump, hold, evict, and back again; each with its price.
+"""Actions of operators on a waiting request group: pin, bump, hold, evict and undo, each with its price.
 
-A price is how predicted starts and attainment change: the action is made on the arrays, the queues are read again, and it
-is taken back, all within one call on the event loop.
+The price is the change of predicted starts and attainment: the action is applied to the arrays, the queues are read again,
+and it is undone, all within one call on the event loop.
 """
 
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -13,8 +14,8 @@ import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Request
-from controlplane.dispatch.queues.view import UNDO_S, group_rows, see
-from controlplane.dispatch.reordering import Change
+from controlplane.dispatch.queues.view import UNDO_S, Row, group_rows, see
+from controlplane.dispatch.wire import QueueChange
 from controlplane.fleet.lifecycle.states import ActionError
 from scheduling.queueing.groups import NONE, put_before, unqueue
 from scheduling.queueing.reordering.evaluate import Score
@@ -27,7 +28,7 @@ SHOWN_LATER: Final = 3
 Z_P90: Final = 1.2816
 """The standard normal quantile."""
 SHOWN_MEMBERS: Final = 5_000
-"""Members of a group that are looked at for whose they are."""
+"""Members of a group whose tenants are counted."""
 
 
 class GroupAction(StrEnum):
@@ -39,11 +40,11 @@ class GroupAction(StrEnum):
     HOLD = "hold"
     """Not given out before a moment; those behind it go first."""
     RELEASE = "release"
-    """Not held any more."""
+    """End a hold."""
     EVICT = "evict"
     """Its requests that run leave their instances, and it is last in its queue. Cannot be undone."""
     UNDO = "undo"
-    """What an operator did to it in the last half minute."""
+    """Undo an action of the last half minute."""
 
 
 DONE: Final = {
@@ -59,7 +60,7 @@ DONE: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a group stands and how."""
+    """Position and marks of a group."""
 
     queue: int
     place: int  # from 0
@@ -69,7 +70,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What the queues are predicted to come to."""
+    """The predicted outcome of the queues."""
 
     attainment_ratio: float
     lateness_s: float  # mean of a request
@@ -96,31 +97,21 @@ class QueueOperations:
     def detail(self, number: int) -> dict[str, Any]:
         """The row of the group, whose requests it has, when they came, and the price of each action that is possible."""
         at = self._find(number)
-        seen = see(self.dispatcher)
-        if seen is None:
-            raise gone(number)
-        rows = group_rows(self.dispatcher, seen, worth(seen))
-        row = next((row for row in rows if row["number"] == number), None)
-        if row is None:
-            raise gone(number)
-        tenants: dict[int, int] = {}
-        members, slot = self.dispatcher.queue.arrays.groups.members, int(self._groups["first"][at])
-        oldest_at, first = time.time(), self.dispatcher.queue.at(slot)
-        for _ in range(SHOWN_MEMBERS):
-            request = self.dispatcher.queue.at(slot)
-            tenants[request.asked.tenant_id] = tenants.get(request.asked.tenant_id, 0) + 1
-            oldest_at = min(oldest_at, request.asked.arrived_at)
-            slot = int(members["following"][slot])
-            if slot < 0:
-                break
+        row, rows, _ = self._read(number)
+        queue, slot = self.dispatcher.queue, int(self._groups["first"][at])
+        first, members = queue.at(slot), []
+        while slot >= 0 and len(members) < SHOWN_MEMBERS:
+            members.append(queue.at(slot).asked)
+            slot = int(queue.arrays.groups.members["following"][slot])
+        tenants = Counter(asked.tenant_id for asked in members)
         wait = self.dispatcher.waits.of(first).wait
         return row | {
             "of": sum(other["instance"] == row["instance"] for other in rows),
             "prompt_tokens": round(float(self._groups["prompt_tokens"][at])),
             "output_tokens": round(float(self._groups["output_tokens"][at])),
             "running": len(self._running(number)),
-            "oldest_at": oldest_at,
-            "tenants": sorted(([tenant, count] for tenant, count in tenants.items()), key=lambda pair: -pair[1]),
+            "oldest_at": min(asked.arrived_at for asked in members),
+            "tenants": [list(pair) for pair in tenants.most_common()],
             "first_wait_s": wait.mean_s if wait else None,
             "first_wait_p90_s": wait.quantile_s(Z_P90) if wait else None,
             "can_undo": self._can_undo(number),
@@ -139,7 +130,7 @@ class QueueOperations:
         return actions
 
     def price(self, number: int, action: GroupAction, hold_s: float = 0.0) -> Price:
-        """What *action* would change; nothing is changed. Raises ActionError where it cannot be done."""
+        """The price of *action*; nothing is changed. Raises ActionError where it cannot be done."""
         at = self._checked(number, action, hold_s)
         before, starts = self._worth(number)
         standing = self._standing(at)
@@ -147,7 +138,7 @@ class QueueOperations:
         try:
             after, starts_after = self._worth(number)
         finally:
-            self._set_back(at, standing)
+            self._restore(at, standing)
         later = [
             {**row, "later_s": round(start_s - starts[other][1], 1)}
             for other, (row, start_s) in starts_after.items()
@@ -162,10 +153,7 @@ class QueueOperations:
     ) -> dict[str, Any]:
         """Do *action* on the group: its row as it was, and the price. Raises ActionError where it cannot be done."""
         at = self._find(number)
-        rows = self._rows()
-        row = rows.get(number)
-        if row is None:
-            raise gone(number)
+        row, _, _ = self._read(number)
         if action == GroupAction.UNDO:
             price = self._undone(number, at)
         else:
@@ -215,27 +203,27 @@ class QueueOperations:
             if request.group == number and (request.asked.evictable or not request.output_tokens)
         ]
 
-    def _rows(self) -> dict[int, dict[str, Any]]:
-        seen = see(self.dispatcher)
-        rows = group_rows(self.dispatcher, seen, worth(seen)) if seen else []
-        return {row["number"]: row for row in rows}
+    def _read(self, number: int) -> tuple[Row, list[Row], Score]:
+        """The row of the group, those of all groups, and the score of the queues now."""
+        if (seen := see(self.dispatcher)) is not None:
+            score = worth(seen)
+            rows = group_rows(self.dispatcher, seen, score)
+            for row in rows:
+                if row["number"] == number:
+                    return row, rows, score
+        raise gone(number)
 
-    def _worth(self, number: int) -> tuple[Worth, dict[int, tuple[dict[str, Any], float]]]:
-        """Of the queues now, and by group how it is named and when it starts."""
-        seen = see(self.dispatcher)
-        if seen is None:
-            raise gone(number)
-        score: Score = worth(seen)
-        rows = group_rows(self.dispatcher, seen, score)
+    def _worth(self, number: int) -> tuple[Worth, dict[int, tuple[Row, float]]]:
+        """The worth of the queues now, and the name and start of each group."""
+        own, rows, score = self._read(number)
         names = ("number", "count", "slo_class", "model")
         starts = {
             row["number"]: ({name: row[name] for name in names}, row["start_s"])
             for row in rows
             if row["start_s"] is not None
         }
-        own = starts.get(number)
         late = sum(row["risk"] == "late" for row in rows)
-        return Worth(round(score.attainment, 4), round(score.lateness_s, 2), late, own[1] if own else None), starts
+        return Worth(round(score.attainment, 4), round(score.lateness_s, 2), late, own["start_s"]), starts
 
     def _standing(self, at: int) -> Standing:
         this, place, before = self._groups[at], 0, int(self._groups["preceding"][at])
@@ -265,8 +253,8 @@ class QueueOperations:
                 put_before(arrays, at, queue, NONE)
                 self._groups["pinned"][at] = 0
 
-    def _set_back(self, at: int, standing: Standing) -> None:
-        """As it stood: among those that stand in that queue now, at the same place from the front."""
+    def _restore(self, at: int, standing: Standing) -> None:
+        """Put the group back to the same place from the front, among those that stand in that queue now."""
         arrays = self.dispatcher.queue.arrays.groups
         unqueue(arrays, at)
         after = int(arrays.queues["first"][standing.queue])
@@ -286,20 +274,20 @@ class QueueOperations:
             raise ActionError(f"Nothing was done to group {number} in the last {UNDO_S:.0f} s")
         _, standing = self._undo.pop(number)
         before, _ = self._worth(number)
-        self._set_back(at, standing)
+        self._restore(at, standing)
         after, _ = self._worth(number)
         return Price(before, after, (), 0, 0)
 
     def _note(
         self, row: dict[str, Any], action: GroupAction, operator: str, hold_s: float, reason: str, price: Price
     ) -> None:
-        """Among the last changes; an older one of this group cannot be undone any more."""
+        """List the action among the last changes; an older one of this group can no longer be undone."""
         changes = self.dispatcher.reordering.changes
         number, clock_s = row["number"], self.dispatcher.clock()
         self._undo = {each: kept for each, kept in self._undo.items() if kept[0] >= clock_s}
         for place, change in enumerate(changes):
             if change.undo == number:
-                changes[place] = Change(**{**asdict(change), "undo": None})
+                changes[place] = replace(change, undo=None)
         what = f"{DONE[action]} group {number}: {row['count']} {row['slo_class']} of {row['model']}"
         if action == GroupAction.HOLD:
             what += f", for {hold_s:.0f} s"
@@ -307,7 +295,7 @@ class QueueOperations:
             worst = price.later[0]
             what += f"; {price.later_groups} later, the most by {worst['later_s']:.0f} s"
         changes.append(
-            Change(
+            QueueChange(
                 time.time(), operator, reason or f"{operator} {DONE[action]} it", what[:1].upper() + what[1:],
                 price.before.attainment_ratio, price.after.attainment_ratio, price.before.lateness_s,
                 price.after.lateness_s, undo=number if number in self._undo else None,

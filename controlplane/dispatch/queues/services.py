@@ -1,4 +1,4 @@
-"""What operators do to request groups, from the console or by REST; each is one event with before and after."""
+"""Actions of operators on request groups, from the console or by REST; each is an event with before and after."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def act(number: int, action: GroupAction, user: User, reason: str = "", hold_s: 
 
 
 def sentence(done: dict[str, Any], action: GroupAction) -> str:
-    """What was done, and what it costs."""
+    """The action and its price, in a sentence."""
     group, price = done["group"], done["price"]
     before, after = price["before"]["attainment_ratio"], price["after"]["attainment_ratio"]
     met = "stays" if before == after else f"{before:.1%} to"

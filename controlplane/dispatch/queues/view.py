@@ -1,4 +1,4 @@
-"""The queues of every region as the gateway publishes them: groups in order, instances, totals, the last changes."""
+"""The queues of every region as published: groups in order, instances, totals, the last changes."""
 
 import math
 import time
@@ -20,7 +20,7 @@ RISK_S: Final = 15.0
 UNDO_S: Final = 30.0
 SHOWN_CHANGES: Final = 12
 FCFS_GROUPS: Final = 256
-"""With more, what FCFS would come to is not reckoned: that takes the gateway's own thread."""
+"""With more groups the FCFS attainment is not computed: that takes time of the event loop."""
 
 Row = dict[str, Any]
 Tables = dict[str, dict[str, list[Any]]]

@@ -86,7 +86,7 @@ class SloTerms:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a key allows."""
+    """The rights of a key."""
 
     key_id: int
     tenant_id: int
@@ -136,7 +136,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What a request may name."""
+    """Names that a request may use."""
 
     classes: frozenset[str] = frozenset()
     """Names and tiers of every SLO class."""
@@ -178,10 +178,9 @@ def _load(hashes: Iterable[str]) -> tuple[dict[str, Grant], Words]:
 
 
 class Keys:
-    """A cache of checked keys. Call `refresh` every `max_age_s`; a revoked key stops working within that time."""
+    """A cache of checked keys. A revoked key stops working at the next `refresh`."""
 
-    def __init__(self, max_age_s: float) -> None:
-        self.max_age_s = max_age_s
+    def __init__(self) -> None:
         self.words = Words()
         self._grants: dict[str, Grant | None] = {}  # None: no such usable key, remembered until the next refresh
         self._checked_s = time.monotonic()

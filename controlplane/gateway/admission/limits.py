@@ -9,7 +9,7 @@ from controlplane.gateway.errors import too_many
 
 @dataclass(slots=True)
 class TenantUse:
-    """What a tenant has going on. The bucket holds one minute's tokens and refills evenly."""
+    """Current use of a tenant. The bucket holds one minute's tokens and refills evenly."""
 
     concurrent: int = 0
     tokens: float = 0.0

@@ -1,8 +1,8 @@
-"""What a request body must look like before anything is queued for it.
+"""Validation of a request body, before anything is queued for it.
 
-Only what we act on, and what would otherwise fail late or cost much, is checked; every other field passes through to
-vLLM untouched. What vLLM takes is taken: JSON as Python's own parser reads it, and fields as vLLM's pydantic models do,
-numbers and truth as text among them. Each error names the field, as `param` in the OpenAI error body.
+Only fields that we act on, or that would otherwise fail late or cost much, are checked; every other field passes through to
+vLLM untouched. Everything that vLLM takes is taken: JSON as Python's own parser reads it, and fields as vLLM's pydantic
+models do, numbers and truth as text among them. Each error names the field, as `param` in the OpenAI error body.
 """
 
 import json
@@ -71,7 +71,7 @@ def response_turns(body: dict[str, Any]) -> list[Turn]:
 
 
 def _item(item: Any, where: str) -> Turn:
-    """One item of a Responses input: a message, a tool call, its output, reasoning, or whatever vLLM knows beside."""
+    """One item of a Responses input: a message, a tool call, its output, reasoning, or another item of vLLM."""
     if not isinstance(item, dict):
         raise invalid(f"`{where}` must be an object.", where, "invalid_type")
     kind = item.get("type", "message")
@@ -209,7 +209,7 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = No
 
 
 def _read(raw: bytes, max_depth: int) -> tuple[dict[str, Any], bytes]:
-    """(object, body as it goes on) of the JSON in *raw*."""
+    """The object of the JSON in *raw*, and the body to pass on."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -262,7 +262,7 @@ def _check_depth(body: dict[str, Any], max_depth: int) -> None:
 
 
 def _media(body: dict[str, Any]) -> Iterator[str]:
-    """What parts of messages hold beside text: `{"image_url": {"url": …}}` in a chat, `{"image_url": …}` in a response."""
+    """Media in parts of messages: `{"image_url": {"url": …}}` in a chat, `{"image_url": …}` in a response."""
     turns = body.get("messages") or body.get("input")
     for turn in turns if isinstance(turns, list) else ():
         content = turn.get("content") if isinstance(turn, dict) else None

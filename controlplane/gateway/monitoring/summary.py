@@ -1,4 +1,4 @@
-"""The live summary: what the gateway knows, several times a second, for consoles and metrics; and an hour of its history.
+"""The live summary, published several times a second for consoles and metrics, and an hour of its history.
 
 `snapshot` is built from memory alone. The publisher writes it to Redis (`pilothouse:summary`, `pilothouse:live`,
 `pilothouse:history`); while Redis is away the gateway serves on and nothing is queued up.
@@ -190,7 +190,7 @@ class Summary:
 
 
 def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
-    """Those that wait, for tenants: the first `MOST_WAITING` of each queue, and how many there are by tenant and model."""
+    """Waiting requests, for tenants: the first `MOST_WAITING` of each queue, and how many there are by tenant and model."""
     rows = []
     for request, estimate in dispatcher.waiting_now(MOST_WAITING):
         asked, wait = request.asked, estimate.wait
@@ -212,7 +212,7 @@ def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
 
 
 def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of *snapshot* for the charts."""
+    """The part of *snapshot* that is kept for the charts."""
     instances, endpoints = snapshot["instances"], snapshot["endpoints"]
     return {
         "ts": snapshot["ts"],
@@ -265,11 +265,6 @@ class Publisher:
         finally:
             listener.cancel()
 
-    @property
-    def connected(self) -> bool:
-        """Whether Redis took the last summary."""
-        return self.job.ok
-
     async def stop(self) -> None:
         await self._redis.aclose()
 
@@ -286,7 +281,7 @@ class Publisher:
         self.held.clear()
 
     async def _listen(self) -> None:
-        """Read the inventory again whenever somebody says that it changed."""
+        """Read the inventory again at each notice of a change."""
         while True:
             with contextlib.suppress(RedisError, OSError):
                 async with self._redis.pubsub() as messages:

@@ -1,4 +1,4 @@
-"""What the gateway has seen in the last minutes: counts and latency histograms over sliding windows, in flat arrays.
+"""Counts and latency histograms over sliding windows of the last minutes, in flat arrays; attainment by SLO class.
 
 One `Windows` holds a ring of one-second slices for a growing set of groups (the fleet, each model, each endpoint, each
 instance). What is recorded is first held in small dictionaries, by the groups that it counts for together, and written to

@@ -28,7 +28,7 @@ NOT_SERVED = {
     "Moderation is": ("moderations",),
     "vLLM's own control paths are": ("load", "invocations", "inference/v1/generate", "server_info", "sleep", "wake_up"),
 }
-"""What clients of OpenAI and vLLM ask for beside that; under `/v1/` or without it, which is where vLLM has some of it."""
+"""Other paths of OpenAI and vLLM, under `/v1/` or without it, where vLLM has some of them."""
 PATHS_NOT_SERVED = {
     f"{prefix}/{path}": what for what, paths in NOT_SERVED.items() for path in paths for prefix in ("/v1", "")
 }

@@ -1,6 +1,6 @@
 """A completion from its body to its end: checked, predicted, counted in, placed, carried, and written to the ledger.
 
-What is decided about it comes from the dispatcher as records (`controlplane.dispatch.port`), by `OpenRequests`.
+Decisions come from the dispatcher as records (`controlplane.dispatch.port`), through `OpenRequests`.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class Catalog:
         return model
 
     def page(self, name: str) -> bytes:
-        """What `/v1/models/NAME` answers, or `/v1/models` without a *name*: those of some endpoint. Raises ApiError 404."""
+        """The answer of `/v1/models/NAME`, or of `/v1/models` without a *name*. Raises ApiError 404."""
         models = {key: model for key, model in sorted(self._models.items()) if model.has_endpoint}
         if not name:
             return orjson.dumps({"object": "list", "data": [_card(model) for model in models.values()]})

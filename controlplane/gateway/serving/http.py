@@ -131,7 +131,7 @@ class Responder:
         self._send = send
         self._direct = direct
         self.held: list[bytes] = []
-        """What `write_now` could not write: `drain` does."""
+        """Chunks that `write_now` could not write: `drain` does."""
         self._request_id = request_id.encode()
         self.started = self.ended = False
         self.stream = False  # its tenant asked for one

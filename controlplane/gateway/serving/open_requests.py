@@ -1,7 +1,7 @@
 """The requests that this process carries, as the dispatcher knows them: each by its number, by records alone.
 
-What the dispatcher decides is put down on the ticket, whose task waits for it. How far streams have come is counted on the
-tickets themselves and handed over together, some ten times a second.
+Decisions of the dispatcher are written to the ticket, whose task waits for them. Tokens of streams are counted on the
+tickets and reported together, ten times a second.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class OpenRequests:
         ticket.first_token_s = now_s if first_token_s is None else min(ticket.placed_s + first_token_s, now_s)
 
     def report(self) -> None:
-        """Report how far every stream has come since the last call. Call it some ten times a second."""
+        """Report the tokens of every stream. Call it some ten times a second."""
         moved = []
         for ticket in self.streaming:
             if ticket.output_tokens != ticket.reported_tokens:
@@ -274,13 +274,13 @@ class OpenRequests:
         self.streaming.discard(ticket)
         placement = ticket.placement
         if placement is not None and placement.done() and not placement.cancelled():
-            placement.exception()  # it may leave before it heard: nobody else will ask
+            placement.exception()  # retrieved here: its task may have left before
         return self._tickets.pop(ticket.asked.number, None) is not None
 
     # From the dispatcher
 
     def take(self, record: OfRequest) -> None:
-        """Put down what was decided. A request that has left meanwhile hears nothing."""
+        """Write a decision to its ticket. Ignored for a request that has left meanwhile."""
         ticket = self._tickets.get(record.number)
         if ticket is None:
             return

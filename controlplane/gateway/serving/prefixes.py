@@ -1,4 +1,4 @@
-"""How a prompt begins, as hashes of its leading blocks: what the router by delay compares prompts by.
+"""Prefix hashes of a prompt, by its leading blocks: the router by delay compares prompts by them.
 
 Text is cut every `BLOCK_CHARACTERS`, token ids every `BLOCK_IDS`; only the blocks that `scheduling.routing.prefix_affinity`
 notes are hashed, each with all that comes before it, so a prompt of any length costs at most 64 hashes of 61,440 characters.
@@ -20,7 +20,7 @@ from scheduling.routing.prefix_affinity import MOST_NOTED, covered
 BLOCK_CHARACTERS = 256
 BLOCK_IDS = 64
 PLACES = tuple(uncompiled(covered)(number) for number in range(MOST_NOTED + 1))
-"""Where noted blocks end, in blocks."""
+"""Ends of the noted blocks, in blocks."""
 LONGEST = PLACES[-1] * BLOCK_CHARACTERS
 
 
@@ -37,7 +37,7 @@ def leading_hashes(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
 
 
 def _conversation(call: Call) -> str:
-    """The begin of a conversation as a chat template would lay it out: tools, then each turn's role and text."""
+    """The start of a conversation as a chat template lays it out: tools, then each turn's role and text."""
     pieces, size = [], 0
     for piece in _pieces(call):
         pieces.append(piece[: LONGEST - size])

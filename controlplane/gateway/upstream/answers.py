@@ -1,4 +1,4 @@
-"""What an instance says, as bounded values: the one place where its bytes become ours.
+"""Answers of an instance as bounded values: the only place where its bytes are parsed.
 
 Nothing that comes from an instance is of a type or a size before it is read here. What is no answer to what was asked raises
 `EngineFailed`, which names what came instead; a usage that cannot be one counts as not said.
@@ -143,7 +143,7 @@ class Said(Struct, gc=False):
 
     @property
     def ends(self) -> int:
-        """How many choices have their end in it."""
+        """Choices that end in it."""
         choices = self.choices
         if not choices:
             return 0
@@ -217,7 +217,7 @@ def read(data: bytes) -> Said:
 
 
 def what(data: bytes) -> str:
-    """What *data*, which were to be a JSON object of a certain form, are: nothing of what they say."""
+    """The kind of *data*, which should have been a certain JSON object, without its content."""
     text = data.strip()
     if not text:
         return "nothing"
@@ -244,7 +244,7 @@ def whole(data: bytes, kind: Kind) -> Said:
 
 
 def refusal(status: int, data: bytes) -> Refusal | None:
-    """What an answer with a *status* other than 200 says about the call; None if it says nothing of it."""
+    """The refusal in an answer with a *status* other than 200; None if it is not about the call."""
     if not (400 <= status < 500 or status == NOT_IMPLEMENTED) or status in NOT_OF_THE_REQUEST:
         return None
     try:
@@ -253,7 +253,7 @@ def refusal(status: int, data: bytes) -> Refusal | None:
         said = None
     error = _fields(said) if said is not None else None
     if error is None:
-        if status == 404:  # nobody's model: no vLLM is there
+        if status == 404:  # not about the model: no vLLM is there
             return None
         error = {"message": f"The instance refused the request with status {status}."}
     return _refusal(status, error)
@@ -350,7 +350,7 @@ def without_quotations(message: str, body: dict[str, Any]) -> str:
     pieces = [message[at : at + WINDOW] for at in range(0, len(message), WINDOW)]
     quoted = [len(piece) == WINDOW and piece in whole for piece in pieces]
     kept = [
-        LEFT_OUT if any(quoted[max(0, at - 1) : at + 2]) else piece  # a quotation begins and ends beside what was found
+        LEFT_OUT if any(quoted[max(0, at - 1) : at + 2]) else piece  # a quotation extends into the neighbours
         for at, piece in enumerate(pieces)
     ]
     joined = re.sub(f"(?:{LEFT_OUT}\\s*){{2,}}", LEFT_OUT, "".join(kept))

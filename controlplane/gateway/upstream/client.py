@@ -1,7 +1,7 @@
-"""Carrying one request to its instance and the answer back, byte for byte.
+"""Carry one request to its instance and the answer back, byte for byte.
 
-Streams are passed on as they come, event by event; what an instance says is read in `answers` alone. When the tenant did not
-ask for usage, we ask vLLM for it and keep it to ourselves. An engine that dies below its API server is an instance lost,
+Streams are passed on event by event; answers of an instance are parsed in `answers` alone. When the tenant did not ask for
+usage, we ask vLLM for it and keep it to ourselves. An engine that dies below its API server is an instance lost,
 whether vLLM says so by a status or inside a stream, and so is a server that gives no answer.
 """
 
@@ -42,7 +42,7 @@ MOST_SERVERS = 10_000
 
 
 class Server:
-    """What is kept of one start of an instance's server."""
+    """One start of an instance's server."""
 
     __slots__ = ("fingerprint", "heads", "origin")
 
@@ -249,12 +249,12 @@ def _failure_of(error: OSError, *, was_sent: bool) -> str:
 
 
 def _seconds(retry_after: bytes) -> float:
-    """What an instance's header says; a second where it gives a date, or nothing."""
+    """Seconds of a Retry-After header; one second for a date, or nothing."""
     return float(retry_after) if retry_after.isdigit() and len(retry_after) < 7 else 1.0
 
 
 def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str = "") -> Exception:
-    """What a failure of its instance means for *ticket*: another try while it can begin anew or go on, or an error."""
+    """The exception for a failed instance: another try while *ticket* can start over or be resumed, or an error."""
     ticket.interrupted = None
     reason = f"{placed.instance}: {reason}"
     if not ticket.has_shown or (ticket.kept is not None and ticket.kept.resumable):
@@ -294,7 +294,7 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
         if token_ids:
             changed["return_token_ids"] = True
         if ask_usage:
-            # Alone, vLLM takes `continuous_usage_stats` for nothing: with our wish beside it every event would have usage.
+            # vLLM ignores `continuous_usage_stats` alone: together with our wish every event would have a usage.
             options = body.get("stream_options") or {}
             changed["stream_options"] = {"include_usage": True} | {
                 name: value

@@ -1,6 +1,6 @@
 """HTTP/1.1 connections to instances, kept open between requests: no more of a client than the data path needs.
 
-A general client costs a request some 70 us of processor time and a token of a stream about 8 us (a timer set anew at each
+A general client costs a request some 70 us of processor time and a token of a stream about 8 us (a timer set again at each
 read, a buffer, a future and a task woken through a dozen coroutines). Here a stream's bytes go from the socket's callback to
 what takes them in one call, and silence is watched by one timer that looks when bytes last came.
 """
@@ -14,9 +14,9 @@ import httptools
 from yarl import URL
 
 IDLE_S = 30.0
-"""A connection that nobody used for so long is closed."""
+"""A connection that was idle for so long is closed."""
 MOST_HEAD_BYTES = 2**20
-"""What an instance sends, and more than one read of a socket, until the headers of its answer are whole."""
+"""Limit of the headers of an answer, more than one read of a socket."""
 JOINED_BYTES = 2**16  # larger bodies are a write of their own: joining would copy them
 
 Take = Callable[[bytes], bool]
@@ -34,7 +34,7 @@ class AnswerCutOff(ConnectionError):
 
 
 class NotHttp(AnswerCutOff):
-    """What came is not HTTP."""
+    """The bytes are not HTTP."""
 
 
 class Connection(asyncio.Protocol):
@@ -89,13 +89,6 @@ class Connection(asyncio.Protocol):
 
     # A request
 
-    async def ask(self, head: bytes, body: bytes, silence_s: float | None) -> None:
-        """`send`, and wait for the headers of the answer."""
-        self.send(head, body, silence_s)
-        while not self.headers_came:
-            self.check()
-            await self.wait()
-
     def send(self, head: bytes, body: bytes, silence_s: float | None) -> None:
         """Send a request. *silence_s*: its answer fails with `TimeoutError` if no byte came for so long."""
         transport = self._transport
@@ -120,13 +113,6 @@ class Connection(asyncio.Protocol):
             self._silence_timer.cancel()
         self._silence_s = silence_s
         self._silence_timer = self._loop.call_later(silence_s, self._listen)
-
-    async def body(self) -> bytes:
-        """All of the answer's body."""
-        while not self.complete:
-            self.check()
-            await self.wait()
-        return b"".join(self._pieces)
 
     def pass_to(self, take: Take, take_chunk: TakeChunk | None = None) -> None:
         """Give the body to *take* from now on, what is here already at once. What it raises is the answer's end.
@@ -182,7 +168,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # What the event loop calls
+    # Called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class has the same methods
@@ -222,7 +208,7 @@ class Connection(asyncio.Protocol):
         else:
             self._fail(AnswerCutOff(str(error) if error else "the connection was closed before the answer's end"))
 
-    # What the parser calls
+    # Called by the parser
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
@@ -302,11 +288,11 @@ class Connection(asyncio.Protocol):
 
 
 MOST_ALONE_BYTES = 4096
-"""A longer chunk is nobody's token."""
+"""A longer chunk is no token."""
 
 
 def _size_line(whole_bytes: int) -> bytes:
-    """How an HTTP chunk of *whole_bytes* in all begins that holds something; empty if none is so long."""
+    """The size line of an HTTP chunk of *whole_bytes* in all; empty if none is so long."""
     sizes = (whole_bytes - digits - 4 for digits in (1, 2, 3))
     return next((b"%x\r\n" % size for size in sizes if size > 0 and len(b"%x" % size) == whole_bytes - size - 4), b"")
 
@@ -316,14 +302,14 @@ SIZE_LINES = tuple(map(_size_line, range(MOST_ALONE_BYTES)))
 
 
 def chunk_begin(data: bytes) -> int:
-    """Where what the HTTP chunk *data* holds begins; 0 if *data* is not one such chunk, whole, with something in it, or
+    """Index of the content of the HTTP chunk *data*; 0 if *data* is not one such chunk, whole, with something in it, or
     longer than `MOST_ALONE_BYTES`."""
     line = SIZE_LINES[len(data)] if len(data) < MOST_ALONE_BYTES else b""
     return len(line) if line and data.startswith(line) and data.endswith(b"\r\n") else 0
 
 
 class Origin:
-    """Where a server's connections go, and those that wait for the next request."""
+    """Address of a server, and its idle connections."""
 
     __slots__ = ("host", "idle", "name", "port", "tls")
 

@@ -1,4 +1,4 @@
-"""Going on with an answer on another instance, exactly where the last one left off.
+"""Resume an answer on another instance, exactly where the last one left off.
 
 An instance that may have to give a request up is asked for the ids of the tokens that it emits (`return_token_ids`), which
 the tenant does not see. The next instance gets prompt and emitted tokens as one prompt of ids (`/v1/completions`, for a
@@ -21,22 +21,22 @@ SAMPLING = frozenset(
     }
 )  # fmt: skip
 """What says the same of a continuation. `presence_penalty` and `frequency_penalty` count what was emitted, a seed's random
-numbers would begin anew, and a stop string may lie across the border."""
+numbers would start over, and a stop string may lie across the border."""
 HARMLESS = frozenset(
     {
         "chat_template", "chat_template_kwargs", "add_generation_prompt", "add_special_tokens", "documents", "messages",
         "metadata", "model", "n", "priority", "prompt", "service_tier", "store", "stream", "stream_options", "user",
     }
 )  # fmt: skip
-"""What a continuation needs no more, or has of its own."""
+"""Fields that a continuation does not need, or sets itself."""
 
 
 def evictable(call: Call, *, streamed: bool) -> bool:
-    """Whether an answer to *call* can be gone on with after tokens of it were emitted, so that nobody sees a difference.
+    """Whether a partly streamed answer to *call* can be resumed on another instance, without a difference to its tenant.
 
     *streamed*: by its instance.
 
-    A stream of one choice, to one prompt of text or ids, with a limit of its own and without anything that a continuation
+    A stream of one choice, to one prompt of text or ids, with an explicit limit and without anything that a continuation
     would do otherwise. Any other request can be evicted until it has emitted something.
     """
     body = call.body
@@ -59,7 +59,7 @@ def _asks_something(name: str, value: Any) -> bool:
 
 @dataclass(slots=True)
 class Kept:
-    """What is kept of a stream while it may be evicted."""
+    """The part of a stream that is kept while it may be evicted."""
 
     prompt_ids: list[int] | None = None  # as the first instance said
     ids: list[int] = field(default_factory=list)  # of the tokens emitted
@@ -71,7 +71,7 @@ class Kept:
 
     @property
     def resumable(self) -> bool:
-        """Whether another instance can go on, or begin."""
+        """Whether another instance can continue, or start."""
         return not self.whole and not self.lost_track and (not self.opened or self.prompt_ids is not None)
 
     def rewind(self) -> int:
@@ -80,7 +80,7 @@ class Kept:
         return len(self.ids)
 
     def payload(self, call: Call, priority: int) -> bytes:
-        """The body of a completion that goes on with *call*."""
+        """The body of a completion that continues *call*."""
         assert self.prompt_ids is not None
         assert call.max_tokens is not None
         body: dict[str, Any] = {name: call.body[name] for name in SAMPLING if name in call.body}

@@ -10,7 +10,7 @@ MOST_EVENT_BYTES = 2**26
 
 
 class SentEvent(NamedTuple):
-    """One event as it is passed on: lines end with LF, comments and fields that nobody reads are gone."""
+    """One event as it is passed on: lines end with LF, comments and unused fields are gone."""
 
     raw: bytes
     """Without the empty line behind it."""

@@ -23,7 +23,7 @@ TEXT = re.compile(rb'(?:content|reasoning|arguments|text)":"([^"\\]*)"')
 DATA = b"data: "
 DONE = b"[DONE]"  # the last event of a stream
 OPENING = frozenset({"response.created", "response.queued", "response.in_progress"})
-"""What vLLM says of a response before it gives the request to its engine."""
+"""Events of a response that vLLM sends before its engine has the request."""
 DELTA = b".delta"  # how the names of events with a piece of a response end
 ENDED = frozenset({"response.completed", "response.incomplete"})
 LONGEST = 200  # characters of a fingerprint
@@ -61,7 +61,7 @@ class Withheld:
         return self._held is not None
 
     def take(self, event: SentEvent, said: Said | None) -> bytes:
-        """What the tenant gets now that *event* came, and *said* is what it says; None of the last event of all."""
+        """The bytes for the tenant, now that *event* came, which says *said*; None for the last event of all."""
         if said is None or (said.usage is None and not said.ends):
             return self.rest() + event.raw + b"\n\n" if self._held is not None else event.raw + b"\n\n"
         usage, fingerprint = isinstance(said.usage, dict), said.system_fingerprint
@@ -78,7 +78,7 @@ class Withheld:
         return passed + raw + b"\n\n"
 
     def rest(self) -> bytes:
-        """What has been held back, for the tenant: the next event is here, or the stream ends."""
+        """The held bytes, for the tenant: the next event is here, or the stream ends."""
         held, self._held = self._held, None
         return self._stamped(*held) + b"\n\n" if held is not None else b""
 
@@ -102,11 +102,11 @@ MOST_SHAPES = 16
 
 MOST_OPENING_BYTES = 2**22
 LAST_WORD_S = 0.05
-"""How long a whole answer that is there waits for the end of its stream, with which its connection can be used again."""
+"""How long a complete answer waits for the end of its stream, so that its connection can be used again."""
 
 
 class Shape(NamedTuple):
-    """What is around the text of a token, and the text that it goes on with where a whole answer is put together."""
+    """The bytes around the text of a token, and the text that it extends where a whole answer is put together."""
 
     prefix: bytes
     suffix: bytes
@@ -242,7 +242,7 @@ class Stream:
         return None
 
     def _event(self, event: SentEvent) -> bytes:
-        """What the tenant gets now that *event* came. Raises EngineFailed, Refusal."""
+        """The bytes for the tenant, now that *event* came. Raises EngineFailed, Refusal."""
         response = self._ticket.call.kind is Kind.RESPONSE
         if response and self._whole is not None and event.name.endswith(DELTA):  # all of it is in the last event again
             if not self._has_begun:
@@ -252,7 +252,7 @@ class Stream:
         if event.data == DONE:
             if not self._has_begun:
                 raise EngineFailed("an empty stream")
-            self._usage.whole = self._usage.whole or not response  # which ends with an event of its own
+            self._usage.whole = self._usage.whole or not response  # which has another last event
             return self._less_usage(event, None)
         said = self._read(event)
         if response:
@@ -279,7 +279,7 @@ class Stream:
             self._shapes = (Shape(prefix, suffix, last[0]), *self._shapes)
 
     def _read(self, event: SentEvent) -> Said:
-        """What *event* says, its usage taken."""
+        """Read *event* and take its usage."""
         said = read(event.data)
         if said.choices is None or said.error is not None or said.object == "error" or event.name:
             error = error_of(said, event.name)
@@ -369,7 +369,7 @@ class KeptStream(Stream):
         connection.pass_to(self._take)
 
     def _event(self, event: SentEvent) -> bytes:
-        """What the tenant gets of *event*, the ids of its tokens kept."""
+        """The bytes of *event* for the tenant; the ids of its tokens are kept."""
         if event.data == DONE:
             return super()._event(event)
         said, kept = self._read(event), self._kept

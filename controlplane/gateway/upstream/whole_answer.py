@@ -17,7 +17,7 @@ from controlplane.gateway.upstream.sse import SentEvent
 MOST_TOOL_CALLS = 2**12
 NULL: Final = b"null"
 TEXTS: Final = frozenset({"content", "reasoning", "reasoning_content", "refusal", "text"})
-"""What comes in pieces; of all else the last word counts, but for lists of a choice."""
+"""Fields that come in pieces; of all others the last value counts, except lists of a choice."""
 REASONS: Final = {
     "use_beam_search": "a beam search has no stream",
     "best_of": "the best of several has no stream",
@@ -38,7 +38,7 @@ def not_streamed(call: Call) -> str:
     if body.get("prompt_logprobs") is not None:
         return REASONS["prompt_logprobs"]
     # vLLM's parsers of streams keep what does not parse to themselves, and leave arguments as they were written; of a whole
-    # answer it reads arguments as JSON and writes them anew, and what does not parse is content. So too of a named tool.
+    # answer it reads arguments as JSON and writes them again, and what does not parse is content. So too of a named tool.
     if body.get("tools") and body.get("tool_choice") != "none":
         return "tool calls are parsed in another way in streams"
     return ""
@@ -78,7 +78,7 @@ class _Tool:
 
 
 class _Choice:
-    """What has come of one choice."""
+    """One choice, as received so far."""
 
     __slots__ = ("fields", "lists", "logprobs", "message", "texts", "tools")
 
@@ -177,7 +177,7 @@ class WholeAnswer:
     def _join(
         self, choice: _Choice, rest: dict[str, Any], given: dict[str, Raw], texts: list[tuple[bytearray, bytes]]
     ) -> bool:
-        """Go on with *choice*; whether there was nothing but pieces of text, which are put in *texts*."""
+        """Extend *choice*; returns whether there was nothing but pieces of text, which are put in *texts*."""
         alone = True
         for name, raw in given.items():
             value = bytes(raw)
@@ -208,7 +208,7 @@ class WholeAnswer:
         return alone
 
     def _extend(self, lists: dict[str, bytearray], name: str, value: bytes) -> None:
-        """Go on with the list *name*, of which *value* is a part."""
+        """Extend the list *name* by *value*."""
         if value == NULL:
             return
         if not value.startswith(b"["):
@@ -258,7 +258,7 @@ class WholeAnswer:
         return {"index": index, "message": message} | ends | {"routed_experts": None} | choice.fields | lists
 
     def _prompt_ids(self, index: int) -> Any:
-        """What is said once for all choices of a prompt."""
+        """Token ids of the prompt, sent once for all of its choices."""
         first = index - index % (self._call.body.get("n") or 1)
         return self._choices[first].fields.get("prompt_token_ids") if first in self._choices else None
 
