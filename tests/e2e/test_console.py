@@ -478,7 +478,7 @@ def test_events_come_folded_and_opened_steps_stay_open(console, open_page):
     expect_live(page)
     step("stopped", "provisioning")
     step("provisioning", "loading")
-    first = page.locator("table.events tbody tr").first
+    first = page.locator(".events-table tbody tr").first
     expect(first).to_contain_text(f"{row.name}: stopped to loading")
     first.locator("summary").click()
     step("loading", "ready")

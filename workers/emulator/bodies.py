@@ -6,7 +6,7 @@ for messages of a wrong form vLLM lists each message type that it tried.
 """
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -177,12 +177,34 @@ Body = CompletionBody | ChatBody | ResponseBody
 BODIES: dict[Kind, type[Body]] = {body.kind: body for body in (CompletionBody, ChatBody, ResponseBody)}
 
 
+class RpcBody(_Body):
+    method: str
+
+
+class AdapterName(_Body):
+    lora_name: str
+
+
+class AdapterBody(AdapterName):
+    lora_path: str
+    load_inplace: bool = False
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
 def read_body(kind: Kind, content_type: str, raw: bytes) -> Body:
     """Decode and check types. Raises ApiError as vLLM answers."""
     if content_type != "application/json":
         raise malformed(["Unsupported Media Type: Only 'application/json' is allowed"], None)
     if not raw:
         raise malformed([entry("missing", "body", "Field required", None)], "body")
+    data = decoded(raw)
+    _check_raw(kind, data)
+    return validated(BODIES[kind], data)
+
+
+def decoded(raw: bytes) -> dict[str, Any]:
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -190,9 +212,12 @@ def read_body(kind: Kind, content_type: str, raw: bytes) -> Body:
     if not isinstance(data, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
         raise malformed([entry("model_attributes_type", "body", message, data)], "body")
-    _check_raw(kind, data)
+    return data
+
+
+def validated(model: type[Model], data: dict[str, Any]) -> Model:
     try:
-        return BODIES[kind].model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
         raise _invalid(error) from None
 
