@@ -20,10 +20,13 @@ Html = dict[str, str]
 EVENTS_SHOWN = 5
 OPERATORS_TOPICS = frozenset({"system"})
 INSTANCE_CELLS: Final = (
-    ("status", "mark"), ("use_ratio", "bar"), ("use_ratio", "percent"), ("running", "running_of"), ("running", "count"),
-    ("waiting", "count"), ("kv_ratio", "percent"), ("output_tokens_per_s", "quantity"), ("ttft_p95_ms", "milliseconds"),
-    ("itl_p95_ms", "milliseconds"), ("preemptions_per_min", "count"), ("prefix_hit_ratio", "percent"),
-    ("heartbeat_at", "age"), ("requests_ahead", "count"), ("round_trip_ms", "milliseconds"),
+    ("status", "mark"), ("use_ratio", "percent"), ("waiting", "count"), ("kv_ratio", "percent"),
+    ("output_tokens_per_s", "quantity"), ("ttft_p95_ms", "milliseconds"), ("itl_p95_ms", "milliseconds"),
+    ("preemptions_per_min", "count"), ("heartbeat_at", "age"),
+)  # fmt: skip
+TABLE_CELLS: Final = (*INSTANCE_CELLS, ("use_ratio", "bar"), ("running", "running_of"), ("prefix_hit_ratio", "percent"))
+PAGE_CELLS: Final = (
+    *INSTANCE_CELLS, ("running", "count"), ("requests_ahead", "count"), ("round_trip_ms", "milliseconds"),
 )  # fmt: skip
 ENDPOINT_CELLS: Final = (("kv_ratio", "percent"), ("output_tokens_per_s", "quantity"))
 MODEL_CELLS: Final = (
@@ -84,7 +87,11 @@ def _overview(state: LiveState, model: str) -> Html:
 
 def _instances(state: LiveState, _: str) -> Html:
     tables = state.tables
-    return _cells(tables["instances"], INSTANCE_CELLS) | _cells(tables["endpoints"], ENDPOINT_CELLS)
+    return _cells(tables["instances"], TABLE_CELLS) | _cells(tables["endpoints"], ENDPOINT_CELLS)
+
+
+def _instance(state: LiveState, key: str) -> list[dict[str, Any]]:
+    return [row for row in state.tables["instances"] if str(row["id"]) == key]
 
 
 def _queues(state: LiveState, region: str) -> Html:
@@ -122,6 +129,10 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
     "": (_everywhere, _nothing),
     "overview": (_overview, _nothing),
     "instances": (_instances, lambda state, _: [(row["id"], row["status"]) for row in state.tables["instances"]]),
+    "instance": (
+        lambda state, key: _cells(_instance(state, key), PAGE_CELLS),
+        lambda state, key: [row["status"] for row in _instance(state, key)],
+    ),
     "queues": (_queues, _drawn_queues),
     "lengths": (_lengths, _nothing),
     "system": (

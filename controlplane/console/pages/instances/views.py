@@ -141,7 +141,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         chart = next((chart for chart in charts if chart.key == request.GET.get("table")), charts[0])
         return chart.csv(f"{row.name}-{chart.key}")
     context = {
-        **live_context(state, "instances,events"),
+        **live_context(state, f"instance:{row.pk},events"),
         "filters": filters,
         "instance": row,
         "sharing": swap_statuses(name=row.swap_group.name)[0] if row.swap_group else None,
