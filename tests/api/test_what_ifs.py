@@ -9,9 +9,8 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 
 from controlplane.console.live import what_ifs as live
 from controlplane.console.live.fragments import is_topic
-from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif import services, working
 from controlplane.simulation.whatif.models import TraceFile, WhatIf
-from controlplane.simulation.whatif.runs import working
 from tests.simulation.whatif import rows
 
 pytestmark = pytest.mark.django_db

@@ -187,7 +187,7 @@ def predictors() -> list[Predictor]:
         output = np.clip(random.lognormal(np.log(110), 1.0, 4000), 2, LONGEST).astype(int)
         said = np.clip(output * random.lognormal(0.0, 0.8, 4000), 1, LONGEST)
         return [Predictor("drawn, no LENGTH_DATA_DIR", output, np.rint(said).astype(int))]
-    from controlplane.experiments.ssjf_jobs import read_lengths
+    from controlplane.experiments.ssjf import read_lengths
     from forecasting.lengths import bundled
     from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, read_sets
 

@@ -18,29 +18,28 @@ from controlplane.experiments.experiment import (
     percent,
     seconds,
 )
-from controlplane.experiments.qlm.mixes import MIXES, mixes
 from controlplane.experiments.qlm.systems import (
     BASELINES,
-    SWAPPING_EDF,
-    SYSTEMS,
-    WITHOUT,
-    Made,
-    full_per_s,
-    measured,
-    nodes,
-    one_model,
-)
-from controlplane.experiments.qlm.workloads import (
     BATCH_1,
     BATCH_2,
     CLASSES,
     INTERACTIVE,
     MISTRAL_A10,
     MISTRAL_A100,
+    MIXES,
+    SWAPPING_EDF,
+    SYSTEMS,
     TUNED,
     VICUNA_A100,
+    WITHOUT,
+    Made,
     Stream,
     draw,
+    full_per_s,
+    measured,
+    mixes,
+    nodes,
+    one_model,
 )
 from controlplane.experiments.shared.measures import Row, rounded
 from controlplane.experiments.shared.scenes import ServedModel
