@@ -1,4 +1,4 @@
-"""What every console template knows: the user's navigation, and how fresh the live numbers are."""
+"""Context of every console template: the user's navigation, and how fresh the live numbers are."""
 
 import time
 from dataclasses import dataclass

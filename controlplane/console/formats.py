@@ -159,7 +159,7 @@ def period(seconds: float | None) -> str:
 
 
 def seconds(value_s: float | None) -> str:
-    """What is measured in parts of a second: "0.6 s", "12.3 s"."""
+    """A short duration: "0.6 s", "12.3 s"."""
     return NONE if value_s is None else f"{fixed(value_s, 1)} s"
 
 

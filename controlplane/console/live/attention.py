@@ -1,4 +1,4 @@
-"""What needs an operator's eye now, worst first: the list of the overview and the badges of the navigation."""
+"""Problems for operators to look at, worst first: the list of the overview and the badges of the navigation."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ JOBS_NAMED = 3  # beyond these, jobs in trouble are one line
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the rows add to the live numbers, endpoints by (model, region)."""
+    """Facts from the database that live numbers are held against; endpoints by (model, region)."""
 
     queue_bounds: dict[tuple[str, str], int] = field(default_factory=dict)
     min_instances: dict[tuple[str, str], int] = field(default_factory=dict)

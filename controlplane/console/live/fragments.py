@@ -71,7 +71,7 @@ def _tiles(of: tuple[tiles.Tile, ...], row: dict[str, Any] | None, live: str) ->
 
 
 def _everywhere(state: LiveState, _: str) -> Html:
-    """What every page has: badges of the navigation, and numbers of models."""
+    """Fragments of every page: badges of the navigation, and numbers of models."""
     badges = {f"badge/{name}": badge(state.attention, name) for name in BADGES} if state.known else {}
     return badges | _cells((row for row in state.tables["tiles"] if row["scope"]), MODEL_CELLS)
 

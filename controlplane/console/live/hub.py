@@ -127,7 +127,7 @@ class LiveHub:
     def draw(self, topics: Iterable[str]) -> tuple[LiveState, dict[str, str], dict[str, str]]:
         """The newest state, its fragments of *topics*, and by topic the mark of what pages show beyond them.
 
-        Each topic is drawn once for each state, whoever asks.
+        Each topic is drawn once for each state, for all connections.
         """
         html: dict[str, str] = {}
         marks: dict[str, str] = {}
@@ -225,7 +225,7 @@ class LiveHub:
         self._publish(replace(self._state, version=self._state.version + 1))
 
     def _do_due(self, client: redis.Redis | None) -> None:
-        """What is done from time to time between messages; *client* is None while Redis is away."""
+        """Periodic work between messages; *client* is None while Redis is away."""
         now = time.monotonic()
         if now >= self._due["known"]:
             self._due["known"] = now + KNOWN_S

@@ -35,7 +35,7 @@ def tables_of(report: Mapping[str, Any] | None) -> dict[str, list[dict[str, Any]
 
 
 def own_tables() -> dict[str, list[dict[str, Any]]]:
-    """What this process itself knows, for while nothing is published; nothing where no gateway runs in it."""
+    """Rows that this process knows itself, while nothing is published; empty where it runs no gateway."""
     return tables_of(monitor.current.report()) if monitor.current is not None else {}
 
 
@@ -48,7 +48,7 @@ def part_title(name: str) -> str:
 
 
 def trouble(job: Mapping[str, Any]) -> str:
-    """What is wrong with a row of the table `jobs`, in a sentence."""
+    """The trouble of a job, in a sentence."""
     failures = job["failures_in_a_row"]
     if failures:
         return f"{job['last_error']} ({failures} times in a row)" if failures > 1 else str(job["last_error"])

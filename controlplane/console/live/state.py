@@ -113,7 +113,7 @@ NO_ATTENTION: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class LiveState:
-    """What one moment looked like. *ts* is the gateway's clock in epoch seconds, None before the first summary."""
+    """The state of the fleet at one moment. *ts* is the gateway's clock in epoch seconds, None before the first summary."""
 
     version: int = 0
     source: Source = Source.STARTING

@@ -1,4 +1,4 @@
-"""What live pages share: their context, charts redrawn alone, and the snapshot for browsers without a websocket."""
+"""Shared by live pages: their context, charts redrawn alone, and the snapshot for browsers without a websocket."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ from controlplane.console.live.state import LiveState
 
 
 def live_context(state: LiveState, topics: str) -> dict[str, Any]:
-    """What the head of a live page needs: the badge, and what its connection subscribes to."""
+    """Context of a live page's head: the badge, and the topics of its connection."""
     return {
         "live": state,
         "freshness": freshness(state),

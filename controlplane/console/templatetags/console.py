@@ -201,7 +201,7 @@ def _span(attributes: str) -> int:
 
 
 def _labels(head: str) -> list[str]:
-    """What each column is called, as text for an attribute."""
+    """The name of each column, as text for an attribute."""
     labels: list[str] = []
     for row in head.split("<tr")[1:]:
         groups, labels = labels, []

@@ -61,7 +61,7 @@ export async function swap(ids, url = location.href, whole = false) {
 
 let timer = 0;
 
-// Rows that the pointer is on, which may come in another order, wait until it has gone: nobody clicks on another one.
+// Rows that the pointer is on, which may come in another order, wait until it has gone, so that no click hits another row.
 function underPointer(element) {
   if (!element.matches("[data-calm]:hover") || !matchMedia("(hover: hover)").matches) return false;
   element.addEventListener("pointerleave", () => refreshRegions(0), { once: true });

@@ -38,7 +38,7 @@ CHARTS_EVERY_S = 15
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the query string asks for, within what the user may see."""
+    """The scope of the query string, limited to what the user may see."""
 
     filters: Filters
     own_tenants: list[str]

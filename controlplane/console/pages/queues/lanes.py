@@ -78,7 +78,7 @@ def lanes_of(state: LiveState, region: str, model: str, slo_class: str, colour: 
 
 
 def legend(groups: Sequence[Row], colour: str) -> list[tuple[str, int]]:
-    """What the colours mean: name and number of the series."""
+    """The legend of the colours: name and number of each series."""
     kinds = sorted({row["slo_class" if colour == "class" else "model"] for row in groups})
     return [(kind, at % SERIES + 1) for at, kind in enumerate(kinds)]
 

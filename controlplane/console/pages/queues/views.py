@@ -1,4 +1,4 @@
-"""Queues: who waits, how long, who will be late, what was moved and why; and what an operator can do for one group."""
+"""Queues: requests that wait, which will be late, what was reordered and why; and actions on one request group."""
 
 from datetime import timedelta
 from typing import Any
@@ -46,7 +46,7 @@ WORDS = {
     "unpin": ("Unpin", "The global scheduler may move it again."),
     "bump": ("Bump", "It is first after what runs, and stays there."),
     "hold": ("Hold", "It will not be dispatched before then; groups behind it go first."),
-    "release": ("Release", "It is not held any more."),
+    "release": ("Release", "It is no longer held."),
     "evict": ("Evict", "Its requests that run leave their instances, wait again, and it is last in its queue."),
 }
 """Of an action: its button, and what it does."""
