@@ -42,7 +42,17 @@ PLANNING = {
     "models-open": "/models/?open=llama-3.1-8b",
 }
 """Pages that need forecasts, plans and moves."""
-EMPTY = ("overview", "instances", "requests", "usage", "keys", "events", "system", "about", *PLANNING)
+EMPTY = (
+    "overview",
+    "instances",
+    "requests",
+    "usage",
+    "keys",
+    "events",
+    "system",
+    "about",
+    *(name for name in PLANNING if name != "plan"),
+)
 LIVE = ("overview", "instances", "instance", "events", "system")
 
 
