@@ -42,17 +42,8 @@ PLANNING = {
     "models-open": "/models/?open=llama-3.1-8b",
 }
 """Pages that need forecasts, plans and moves."""
-EMPTY = (
-    "overview",
-    "instances",
-    "requests",
-    "usage",
-    "keys",
-    "events",
-    "system",
-    "about",
-    *(name for name in PLANNING if name != "plan"),
-)
+WITH_DATA = ("instance", "instance-failed", "places", "request", "event", "settings", "plan", "not-violated")
+EMPTY = tuple(name for name in PAGES | PLANNING if name not in WITH_DATA and "?" not in (PAGES | PLANNING)[name])
 LIVE = ("overview", "instances", "instance", "events", "system")
 
 
