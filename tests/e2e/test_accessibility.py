@@ -42,8 +42,11 @@ PLANNING = {
     "models-open": "/models/?open=llama-3.1-8b",
 }
 """Pages that need forecasts, plans and moves."""
-WITH_DATA = ("instance", "instance-failed", "places", "request", "event", "settings", "plan", "not-violated")
-EMPTY = tuple(name for name in PAGES | PLANNING if name not in WITH_DATA and "?" not in (PAGES | PLANNING)[name])
+WITH_DATA = {
+    "overview-table", "instance", "instance-failed", "places", "request", "usage-by-model", "event", "settings",
+    "not-violated", "forecast-tables", "plan", "models-open",
+}  # fmt: skip
+EMPTY = tuple(name for name in PAGES | PLANNING if name not in WITH_DATA)
 LIVE = ("overview", "instances", "instance", "events", "system")
 
 
