@@ -43,13 +43,13 @@ BADGES: Final = {
 """Counts of the attention list that the navigation shows, and what is counted."""
 
 
-def badge(found: dict[str, Any], name: str) -> str:
-    return render_to_string("console/parts/badge.html", {"number": found[name], "word": BADGES[name]})
+def badge(problems: dict[str, Any], name: str) -> str:
+    return render_to_string("console/parts/badge.html", {"number": problems[name], "word": BADGES[name]})
 
 
-def attention_list(found: dict[str, Any], model: str, instances: int, known: bool) -> str:
+def attention_list(problems: dict[str, Any], model: str, instances: int, known: bool) -> str:
     """The list of what needs attention, of one model or of all."""
-    shown = {**attention.of_model(found, model), "model": model, "instances": instances, "known": known}
+    shown = {**attention.of_model(problems, model), "model": model, "instances": instances, "known": known}
     return render_to_string("console/overview/attention.html", shown)
 
 

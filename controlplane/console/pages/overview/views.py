@@ -55,7 +55,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         if chart is None:
             return instances_csv(worst_first(rows))
         return chart.csv(chart.key)
-    found = state.attention if state.known else without_numbers(rows)
+    problems = state.attention if state.known else without_numbers(rows)
     context = {
         **live_context(state, f"overview:{model},instances,events"),
         "filters": filters,
@@ -68,7 +68,7 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         ],
         "charts": charts,
         "model_rows": state.model_rows(MODELS_SHOWN),
-        "attention": attention_list(found, model, len(rows), state.known),
+        "attention": attention_list(problems, model, len(rows), state.known),
         "rows": worst_first([row for row in rows if row["status"] != "stopped"])[:INSTANCES_SHOWN],
         "rows_total": len(rows),
         "usd_per_hour": usd_per_hour(model),
