@@ -64,7 +64,7 @@ MOST: Final = 32_767
 
 
 class DeployRequest(BaseModel):
-    """What is to be deployed: the body of `POST /api/deploy`, and the form of the Deploy page.
+    """A model to deploy: the body of `POST /api/deploy`, and the form of the Deploy page.
 
     Rows that exist are taken by their names; sizes of a new model that are not given are read from its source.
     """
@@ -128,7 +128,7 @@ class DeployRequest(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What would come of it, as far as it is known: None where sizes are missing. Nothing is written for it."""
+    """Expected result of a deployment; None where sizes are missing. Nothing is written for it."""
 
     weights_bytes: int | None
     kv_bytes_per_token: int | None

@@ -86,7 +86,7 @@ class DeployForm(forms.Form):
 
     @property
     def names(self) -> dict[str, list[str]]:
-        """What there is, to choose from; GPU types that are only known too."""
+        """Existing names to choose from, and the known GPU types."""
         from scheduling.fleet.profile_estimate import GPUS
 
         return {
@@ -96,7 +96,7 @@ class DeployForm(forms.Form):
         }
 
     def wanted(self) -> DeployRequest:
-        """What the valid fields say; those that are empty or wrong have the defaults, so that an estimate can be made."""
+        """The request of the valid fields; others have their defaults, so that an estimate can be made."""
         given = {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
         known = {name: value for name, value in given.items() if name in DeployRequest.model_fields}
         return DeployRequest.model_construct(**{"region": "", "gpu_type": "", "model": ""} | known)
