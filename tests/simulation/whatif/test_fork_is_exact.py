@@ -184,7 +184,7 @@ async def test_a_fork_does_what_the_fleet_did(transactional_db, monkeypatch, ord
             for each in (placed[leading], outcomes["instance"][leading])
         ]
         near = any(between) or abs(scores[rows[leading].instance] - scores[other]) <= TOKENS_BETWEEN_COUNTS
-        # Beside other tests a step of an instance is late by more than that, and the fleet and the simulation see different
+        # With other tests running a step of an instance is late by more than that, and fleet and simulation see different
         # loads: the decisions are judged in the long run, which has the machine for itself.
         assert near or ordering == "qlm" or not ALONE, (
             "by QLM an instance pulls from its own queue, whatever it has left"

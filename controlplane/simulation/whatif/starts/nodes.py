@@ -1,4 +1,4 @@
-"""What is lost with a node: the instances of a start's scenario that run on it, by the names that failures have for them."""
+"""Losses with a node: the instances of a start's scenario that run on it, by their names in failures."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
