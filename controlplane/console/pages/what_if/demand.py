@@ -11,7 +11,7 @@ from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart, Series, local
 from controlplane.console.pages.forecast.charts import demand_and_forecast
 from controlplane.console.pages.forecast.selectors import Asked, see
-from controlplane.console.pages.models.charts import EVERY_S, hours_back
+from controlplane.console.pages.models.selectors import EVERY_S, hours_back
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
 from controlplane.planning.models import Quantity
 from controlplane.simulation.whatif.changes.base import Values
