@@ -6,12 +6,24 @@ field is marked `PER_MODEL`, for one. `controlplane.tuning.selectors.tuned` give
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
+
+from scheduling.knob import Declared
+from scheduling.policy import SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,8 +227,6 @@ class Routing(Group):
     """How long a stream waits at its instance for the first token at least, however short its prompt."""
     FIRST_TOKEN_FACTOR: Annotated[float, POSITIVE] = 20.0
     """How often the time that its prompt takes by the instance's profile it waits, where that is longer."""
-    SPILL_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.7
-    """Use of a region from which on its requests may be given to another (SageServe's threshold); 1 is full."""
     REORDER_BY: Literal[
         "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
     ] = "search"
@@ -225,20 +235,26 @@ class Routing(Group):
     `shepherd` after SHEPHERD's batches."""
 
 
-class Queues(Group):
-    """Request groups"""
+def _setting(declared: Declared) -> tuple[Any, FieldInfo]:
+    """The setting that holds a knob of an endpoint's policy."""
+    knob = declared.knob
+    kind = Literal[tuple(knob.choices)] if knob.choices is not None else declared.type
+    limits = {"ge": knob.ge, "gt": knob.gt, "le": knob.le, "allow_inf_nan": False if kind is float else None}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    return Annotated[kind, Field(**given), PER_MODEL], Field(declared.default, description=knob.help)
 
-    GROUP_BATCHES: Annotated[float, POSITIVE, PER_MODEL] = 4.0
-    """Batches that a request group of the order `qlm` has at the most (QLM's delta): with fewer the global scheduler decides
-    more finely and takes longer."""
-    GROUP_ORDER: Annotated[Literal["arrival", "length"], PER_MODEL] = "arrival"
-    """In which order requests leave their group: as they came, or the shortest predicted first."""
-    EVICTION_LIMIT: Annotated[int, Field(ge=0, le=100), PER_MODEL] = 0
-    """How often the global scheduler may evict one request, so that a group that is due sooner is in time; 0 is never. What
-    it had computed is computed again, unless its server keeps it in CPU memory (vLLM's `--kv-offloading-size`)."""
-    SWAP_BY_QUEUE: Annotated[bool, PER_MODEL] = True
-    """Instances that share GPUs have one virtual queue together, and the model of its first request group is swapped to;
-    where it is off for a model among them, each has its own and swaps are made on demand. Of the order `qlm`."""
+
+if TYPE_CHECKING:
+
+    class EndpointPolicies(Group): ...
+
+else:
+    EndpointPolicies = create_model(
+        "EndpointPolicies",
+        __base__=Group,
+        __doc__="Endpoint policies",
+        **{name: _setting(declared) for name, declared in SETTINGS.items()},
+    )
 
 
 class Floor(Group):
@@ -266,21 +282,6 @@ class Floor(Group):
         if out_above <= in_below:
             raise ValueError(f"FLOOR_OUT_ABOVE must be above FLOOR_IN_BELOW, {in_below:g}")
         return out_above
-
-
-class LookAhead(Group):
-    """Looking ahead"""
-
-    LOOKAHEAD_ITERATIONS: Annotated[int, Field(ge=1, le=2048), PER_MODEL] = 100
-    """Iterations of an instance that the routers `preserve` and `least_delay` and PreServe's scaler look ahead."""
-    LOOKAHEAD_MEMORY_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.8
-    """Use of the KV cache in one of them from which on these routers count a risk (PreServe's T_mem); 1 is full."""
-    LOOKAHEAD_BETA: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 1.0
-    """What a token beyond it weighs for the router `preserve` (PreServe's beta)."""
-    LOOKAHEAD_OVERLOAD_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.95
-    """Use of the KV cache above which PreServe's scaler sees an overload, for which it adds an instance; 1 is full."""
-    LOOKAHEAD_OVERLOAD_SHARE: Annotated[Share, PER_MODEL] = 0.1
-    """Share of the iterations that use must be above it for."""
 
 
 class Lengths(Group):
@@ -332,10 +333,10 @@ class Lengths(Group):
     """Share of a shadow's answers that may come later than requests wait; with more it is rejected."""
 
 
-GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, Queues, Floor, LookAhead, Lengths)
+GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, EndpointPolicies, Floor, Lengths)
 
 
-class Tunable(Lengths, LookAhead, Floor, Queues, Routing, Marks, Strategies, Capability, Plans, Forecasts):
+class Tunable(Lengths, Floor, EndpointPolicies, Routing, Marks, Strategies, Capability, Plans, Forecasts):
     """Every setting that is changed at run time. Pydantic takes fields from the last base first."""
 
 

@@ -111,7 +111,7 @@ def described(model: str = "") -> list[Described]:
     default = read().given() if model else defaults()
     made = []
     for group in GROUPS:
-        for name in group.__annotations__:
+        for name in group.model_fields:
             declared = Tunable.model_fields[name]
             per_model = PER_MODEL in declared.metadata
             if model and not per_model:

@@ -9,9 +9,8 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 
 from controlplane.console.live import what_ifs as live
 from controlplane.console.live.state import is_topic, tables_in
-from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif import services, working
 from controlplane.simulation.whatif.models import TraceFile, WhatIf
-from controlplane.simulation.whatif.runs import working
 from tests.simulation.whatif import rows
 
 pytestmark = pytest.mark.django_db

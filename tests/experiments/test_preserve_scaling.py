@@ -14,7 +14,7 @@ from controlplane.experiments import sageserve
 from controlplane.experiments.shared import scenes, setting
 from controlplane.experiments.shared.demand import DemandForecasts, Seen, Windows, forecast_demand, minutes
 from controlplane.experiments.shared.measures import hours_by_model
-from controlplane.experiments.shared.planner import Expected, measured_capability, planner
+from controlplane.experiments.shared.setting import Expected, measured_capability, planner
 from scheduling.planning.bursts import arrival_cv
 from scheduling.planning.capacity import Capability
 from scheduling.scaling import PlansFor, make_strategy

@@ -17,11 +17,9 @@ from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, 
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.resources.tables import csv_response
 from controlplane.rows import narrowed
-from controlplane.simulation.whatif import plan, selectors, services, twin_errors
+from controlplane.simulation.whatif import counterfactual, plan, selectors, services, twin_errors
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import Counterfactual, TraceFile, WhatIf, WhatIfState
-from controlplane.simulation.whatif.results import files, following
-from controlplane.simulation.whatif.runs import counterfactual
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 
@@ -260,21 +258,21 @@ def get_what_if_curves(request: ApiRequest, number: int, query: Query[Comparison
 @router.get("/what-ifs/{int:number}/runs.csv", response={200: None})
 def export_what_if_runs(request: ApiRequest, number: int) -> StreamingHttpResponse:
     """Every run and scope as CSV."""
-    return csv_response(f"what-if-{number}-runs", files.RUNS_HEADER, files.runs(_row(number)))
+    return csv_response(f"what-if-{number}-runs", selectors.RUNS_HEADER, selectors.runs(_row(number)))
 
 
 @router.get("/what-ifs/{int:number}/futures.csv", response={200: None})
 def export_what_if_futures(request: ApiRequest, number: int, query: Query[ComparisonQuery]) -> StreamingHttpResponse:
     """The comparison as CSV."""
-    rows = files.futures(_row(number), query.scope)
-    return csv_response(f"what-if-{number}", files.FUTURES_HEADER, rows)
+    rows = selectors.futures(_row(number), query.scope)
+    return csv_response(f"what-if-{number}", selectors.FUTURES_HEADER, rows)
 
 
 @router.get("/what-ifs/{int:number}/report.html", response={200: None})
 def export_what_if_report(request: ApiRequest, number: int) -> HttpResponse:
     """The comparison as one HTML file with its figures, which needs nothing else."""
     # Here, since it brings Plotly, of which a web process has no need.
-    from controlplane.simulation.whatif.results import report
+    from controlplane.simulation.whatif import report
 
     disposition = f'attachment; filename="pilothouse-what-if-{number}.html"'
     return HttpResponse(report.html(_row(number)), headers={"Content-Disposition": disposition})
@@ -308,7 +306,7 @@ def undo_what_if_plan(request: ApiRequest, number: int, body: DecisionIn) -> Wha
 @router.get("/what-ifs/{int:number}/followed", response=dict[str, Any] | None)
 def follow_what_if_plan(request: ApiRequest, number: int) -> dict[str, Any] | None:
     """What was predicted of the plan, and what happens; null if it is not the plan."""
-    return following.followed(_row(number))
+    return plan.followed(_row(number))
 
 
 @router.get("/counterfactuals", response=Counterfactuals)

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Node, Region, RegionLatency, SloClass
+from scheduling.policy import COLUMNS
 
 TYPES: tuple[tuple[type[models.Field[Any, Any]], Any], ...] = (
     (models.BooleanField, bool),
@@ -216,11 +217,7 @@ DEPLOYMENT = Kind(
         "max_num_seqs",
         "max_num_batched_tokens",
         "gpu_memory_utilization",
-        "routing_policy",
-        "ordering_policy",
-        "ordering_stretch",
-        "requests_ahead_limit",
-        "queue_bound",
+        *COLUMNS,
         "vllm_args",
         "environment",
         "secrets",

@@ -4,21 +4,26 @@ Policies and bounds change at once, by whom may change them. Instances are propo
 operator approves as any other plan. Everything is one event, and one `undo` takes it back.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
 from django.db import transaction
+from django.db.models import Sum
 from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 
 from controlplane.accounts.models import Role, User
 from controlplane.events.services import record
 from controlplane.fleet.inventory import services as rows_of_fleet
 from controlplane.fleet.inventory.kinds import DEPLOYMENT
-from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.lifecycle.states import COMING, ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Model
+from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning import bundles, services
+from controlplane.planning import selectors as planning
 from controlplane.planning.execution import plan_rollout
 from controlplane.planning.models import WHAT_IF, PlanStatus, ScalingPlan
 from controlplane.planning.plans import inventory
@@ -273,3 +278,113 @@ def _proposals(row: WhatIf, future: Future) -> list[int]:
         )  # fmt: skip
         keys.append(plan.pk)
     return keys
+
+
+MOST_ROWS: Final = 20_000
+"""Newest requests by which the present is measured."""
+
+
+def is_in_force(row: WhatIf) -> bool:
+    """Whether a future of *row* is the plan."""
+    return bool(row.plan and not row.plan.get("undone_at"))
+
+
+def followed(row: WhatIf) -> dict[str, Any] | None:
+    """The plan's prediction and what was measured since *row* became the plan; None if it is not.
+
+    since, until, over (whether the simulated time has passed), assumed (what the future took for given beyond the plan),
+    requests, slo_met, ttft_p95_ms and both as predicted for the whole horizon, instances (by model and region: began,
+    predicted for this time, ready, starting, draining), plans that it proposed, and slo_met of each minute. A future that
+    assumed another demand, a loss or other prices predicted another world than the one that came: its predictions are None.
+    """
+    if not is_in_force(row):
+        return None
+    since, began = parse_datetime(row.plan["at"]), parse_datetime(str(row.start["at"]))
+    assert since is not None
+    assert began is not None
+    now, end = timezone.now(), began + timedelta(seconds=row.horizon_s)
+    until = max(since, min(now, end))
+    models = list(row.start["scenario"]["models"])
+    asked = LedgerRow.objects.filter(arrived_at__gte=since, arrived_at__lt=until, repeated=False, model__in=models)
+    came = list(asked.order_by("-arrived_at").values_list("slo_met", "ttft_ms")[:MOST_ROWS])
+    judged = [met for met, _ in came if met is not None]
+    ttft_ms = [value for _, value in came if value is not None]
+    rows = selectors.comparison(row)["futures"]
+    future = next(each for each in rows if each["letter"] == row.plan["letter"])
+    assumed = [*row.plan["assumed"], *selectors.edits_in_words(row)]
+
+    def predicted(name: str) -> float | None:
+        return None if assumed or future[name] is None else float(future[name]["mean"])
+
+    minutes = MinuteRow.objects.filter(minute__gte=since, minute__lt=until, model__in=models).order_by("minute")
+    sums = minutes.values("minute").annotate(met=Sum("slo_met"), judged=Sum("slo_judged"))
+    return {
+        "since": since,
+        "until": until,
+        "over": now >= end,
+        "assumed": assumed,
+        "requests": len(came),
+        "slo_met": sum(judged) / len(judged) if judged else None,
+        "predicted_slo_met": predicted("slo_met"),
+        "ttft_p95_ms": float(np.percentile(ttft_ms, 95)) if ttft_ms else None,
+        "predicted_ttft_p95_ms": predicted("ttft_p95_ms"),
+        "instances": _instances(row, (until - began).total_seconds(), not assumed),
+        "plans": _plans(row),
+        "minutes": [{"at": each["minute"], "slo_met": each["met"] / each["judged"]} for each in sums if each["judged"]],
+    }
+
+
+def ready_since(row: WhatIf, region: str = "") -> list[tuple[datetime, int]]:
+    """Ready instances of the models of *row*, in *region* or in all, as steps from its start until now or its end."""
+    began = parse_datetime(str(row.start["at"]))
+    assert began is not None
+    until = min(timezone.now(), began + timedelta(seconds=row.horizon_s))
+    count: dict[str, int] = {}
+    changes = [
+        (at, model, sum(ready.values()))
+        for model in row.start["scenario"]["models"]
+        for at, ready in planning.ready_over_time(model, region, began)
+    ]
+    steps: dict[datetime, int] = {}
+    for at, model, ready in sorted(changes, key=lambda each: each[0]):
+        if at > until:
+            break
+        count[model] = ready
+        steps[at] = sum(count.values())
+    return [*steps.items(), (until, sum(count.values()))]
+
+
+def _instances(row: WhatIf, after_s: float, comparable: bool) -> list[dict[str, Any]]:
+    series = selectors.curves(row)[row.plan["letter"]]["series"]
+    at = max(0, int(np.searchsorted(series["t_s"], after_s, side="right")) - 1)
+    there: dict[tuple[str, str], Counter[str]] = {}
+    for (model, region, _), states in planning.instances_by_place().items():
+        there.setdefault((model, region), Counter()).update(states)
+    return [
+        {
+            "model": model,
+            "region": region,
+            "began": ready[0],
+            "predicted": ready[at] if comparable else None,
+            "ready": states[InstanceState.READY],
+            "starting": sum(states[state] for state in COMING),
+            "draining": states[InstanceState.DRAINING],
+        }
+        for key, ready in sorted(series["ready"].items())
+        for model, _, region in [key.rpartition(" ")]
+        for states in [there.get((model, region), Counter())]
+    ]
+
+
+def _plans(row: WhatIf) -> list[dict[str, Any]]:
+    rows = ScalingPlan.objects.filter(pk__in=row.plan["plans"]).select_related("model").order_by("pk")
+    return [
+        {
+            "id": each.pk,
+            "model": each.model.name,
+            "status": each.status,
+            "targets": each.targets,
+            "moves": each.moves.count(),
+        }
+        for each in rows
+    ]

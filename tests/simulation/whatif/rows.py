@@ -6,9 +6,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif import services, working
 from controlplane.simulation.whatif.models import Counterfactual, Future, FutureSeed, TraceFile, TwinError, WhatIf
-from controlplane.simulation.whatif.runs import working
 from tests.scheduling.simulation.test_scenario import RIGHT
 
 

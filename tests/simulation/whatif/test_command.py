@@ -7,10 +7,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from controlplane.events.models import Event
-from controlplane.simulation.whatif import selectors, services
+from controlplane.simulation.whatif import selectors, services, working
 from controlplane.simulation.whatif.management.commands import whatif
 from controlplane.simulation.whatif.models import FutureSeed, WhatIfState
-from controlplane.simulation.whatif.runs import working
 from tests.simulation.whatif import rows
 
 pytestmark = pytest.mark.django_db

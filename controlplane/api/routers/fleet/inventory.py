@@ -29,13 +29,12 @@ from controlplane.fleet.models import (
     GpuType,
     Model,
     Node,
-    OrderingPolicy,
     Region,
     RegionLatency,
-    RoutingPolicy,
     SloClass,
     SloKind,
 )
+from scheduling.policy import COLUMNS
 
 router = Router(auth=VIEWERS, tags=["Inventory"])
 
@@ -93,17 +92,13 @@ class DeploymentOut(RowSchema):
     class Meta:
         model = Deployment
         fields = ("id", "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances",
-                  "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "ordering_stretch",
-                  "queue_bound", "vllm_args", "active")  # fmt: skip
+                  "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", *COLUMNS,
+                  "vllm_args", "active")  # fmt: skip
 
     instances_total: int
     """Instances that are not stopped."""
     instances_ready: int
     expected_kv_tokens: int
-    routing_policy: RoutingPolicy
-    ordering_policy: OrderingPolicy
-    requests_ahead_limit: int | None
-    """Requests that an instance is given beyond what it runs; null: as many as is measured."""
     environment: dict[str, str]
     secret_names: list[str]
     """Environment variables whose values are not shown."""

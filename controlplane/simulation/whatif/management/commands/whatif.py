@@ -8,10 +8,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.simulation.whatif import selectors, services
+from controlplane.simulation.whatif import selectors, services, working
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import WhatIf
-from controlplane.simulation.whatif.runs import working
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.scenario import ScenarioError

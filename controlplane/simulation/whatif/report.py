@@ -1,6 +1,6 @@
-"""A what-if as one HTML file that needs nothing else: the table, and figures that Plotly's own script in it draws."""
+"""A what-if as one HTML file that needs nothing else: its table, and figures drawn by Plotly's own script in it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from controlplane.simulation.whatif import selectors
 from controlplane.simulation.whatif.changes.base import region_title
-from controlplane.simulation.whatif.models import WhatIf
+from controlplane.simulation.whatif.models import LETTERS, WhatIf
 
 COLOURS: Final = ("#111111", "#0b62d6", "#00704a", "#e07040", "#b1187c", "#6b5b10")
 DASHES: Final = ("solid", "solid", "solid", "dash", "dot", "dashdot")
@@ -21,15 +21,23 @@ table { border-collapse: collapse; width: 100%; } th, td { border-bottom: 1px so
 text-align: right; } th:nth-child(-n+3), td:nth-child(-n+3) { text-align: left; }
 .numbers :is(th, td):nth-child(3) { text-align: right; } small { color: #586070; }
 """
+HEADS: Final = (
+    "", "Future", "Changes against now", "SLO met", "TTFT p95", "Goodput", "Cost an hour", "Instance-hours", "Queue peak",
+    "Verdict",
+)  # fmt: skip
+Future = dict[str, Any]
 
 
 def html(row: WhatIf) -> str:
     """The whole file, some 4 MB, most of which is Plotly."""
     made, curves = selectors.comparison(row), selectors.curves(row)
     futures = [each for each in made["futures"] if each["seeds_done"]]
+    cost = _against_cost(futures, "slo_met", 100, "Cost against SLO met", "SLO met, %")
+    cost.add_hline(y=100 * made["target"], line={"dash": "dash", "color": "#b00020"}, annotation_text="SLO target")
+    goodput = "Cost against goodput: output tokens of requests that kept their promise"
     figures = [
-        _cost(futures, made["target"]),
-        _goodput(futures),
+        cost,
+        _against_cost(futures, "goodput_tokens_per_s", 1, goodput, "tokens/s"),
         _ttft(futures, curves),
         *_over_time(futures, curves, "ready", "Instances ready", "instances"),
         *_over_time(futures, curves, "waiting", "Waiting requests", "requests"),
@@ -44,7 +52,7 @@ def html(row: WhatIf) -> str:
         f"<p>{row.horizon_s / 3600:g} h from {escape(str(row.start.get('at', '')))}, {row.seeds} seeds with the same"
         f" requests in each future. State: {row.state}. Written {timezone.now():%F %H:%M} UTC.</p>",
         f"<p>In all futures: {escape(shared)}.</p>" if shared else "",
-        _table(made["futures"]),
+        _table(HEADS, map(_cells, made["futures"])),
         "<p><small>Means over seeds with 95% intervals; in brackets with the error of the simulation too.</small></p>",
         *drawn,
         _regret(made["regret"], {each["letter"]: each["name"] for each in futures}),
@@ -55,103 +63,67 @@ def html(row: WhatIf) -> str:
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(parts)}</body></html>'
 
 
-def _table(futures: Sequence[dict[str, Any]]) -> str:
-    titles = (
-        "",
-        "Future",
-        "Changes against now",
-        "SLO met",
-        "TTFT p95",
-        "Goodput",
-        "Cost an hour",
-        "Instance-hours",
-        "Queue peak",
-        "Verdict",
-    )
-    rows = []
-    for each in futures:
-        slo = each["slo_met"]
-        met = UNKNOWN
-        if slo:
-            met = (
-                f"{100 * slo['mean']:.2f}% <small>{100 * slo['low']:.2f} to {100 * slo['high']:.2f}"
-                f" ({100 * slo['wide_low']:.2f} to {100 * slo['wide_high']:.2f})</small>"
-            )
-        cells = (
-            escape(each["letter"]),
-            escape(each["name"]),
-            escape("; ".join(each["changes"]) or "no change"),
-            met,
-            _mean(each, "ttft_p95_ms", "{:,.0f} ms"),
-            _mean(each, "goodput_tokens_per_s", "{:,.0f} tok/s"),
-            _mean(each, "cost_usd_per_h", "${:,.2f}"),
-            _mean(each, "instance_hours", "{:,.1f}"),
-            _mean(each, "queue_peak", "{:,.0f}"),
-            escape(each["verdict"]),
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]], attributes: str = "") -> str:
+    head = "".join(f"<th>{title}</th>" for title in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for cells in rows)
+    return f"<table{attributes}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cells(future: Future) -> tuple[str, ...]:
+    def mean(name: str, form: str) -> str:
+        return UNKNOWN if future[name] is None else form.format(future[name]["mean"])
+
+    met, slo = UNKNOWN, future["slo_met"]
+    if slo:
+        met = (
+            f"{100 * slo['mean']:.2f}% <small>{100 * slo['low']:.2f} to {100 * slo['high']:.2f}"
+            f" ({100 * slo['wide_low']:.2f} to {100 * slo['wide_high']:.2f})</small>"
         )
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{title}</th>" for title in titles)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def _mean(future: dict[str, Any], name: str, form: str) -> str:
-    value = future[name]
-    return UNKNOWN if value is None else form.format(value["mean"])
+    return (
+        escape(future["letter"]),
+        escape(future["name"]),
+        escape("; ".join(future["changes"]) or "no change"),
+        met,
+        mean("ttft_p95_ms", "{:,.0f} ms"),
+        mean("goodput_tokens_per_s", "{:,.0f} tok/s"),
+        mean("cost_usd_per_h", "${:,.2f}"),
+        mean("instance_hours", "{:,.1f}"),
+        mean("queue_peak", "{:,.0f}"),
+        escape(future["verdict"]),
+    )
 
 
 def _style(letter: str) -> dict[str, Any]:
-    at = "ABCDEF".index(letter)
+    at = LETTERS.index(letter)
     return {"color": COLOURS[at], "dash": DASHES[at]}
 
 
-def _cost(futures: Sequence[dict[str, Any]], target: float) -> go.Figure:
+def _against_cost(futures: Sequence[Future], column: str, factor: float, title: str, unit: str) -> go.Figure:
     figure = go.Figure()
     for each in futures:
-        slo, cost = each["slo_met"], each["cost_usd_per_h"]
-        if slo is None:
+        gain, cost = each[column], each["cost_usd_per_h"]
+        if gain is None or cost is None:
             continue
-        low, high = 100 * (slo["mean"] - slo["wide_low"]), 100 * (slo["wide_high"] - slo["mean"])
-        error = {"type": "data", "symmetric": False, "array": [high], "arrayminus": [low]}
         figure.add_scatter(
             x=[cost["mean"]],
-            y=[100 * slo["mean"]],
-            error_y=error,
+            y=[factor * gain["mean"]],
+            error_y={
+                "type": "data",
+                "symmetric": False,
+                "array": [factor * (gain["wide_high"] - gain["mean"])],
+                "arrayminus": [factor * (gain["mean"] - gain["wide_low"])],
+            },
             mode="markers+text",
             name=f"{each['letter']} {each['name']}",
             text=[each["letter"]],
             textposition="top right",
             marker={"color": _style(each["letter"])["color"], "size": 11},
         )
-    figure.add_hline(y=100 * target, line={"dash": "dash", "color": "#b00020"}, annotation_text="SLO target")
-    figure.update_layout(
-        title="Cost against SLO met", xaxis_title="USD an hour", yaxis_title="SLO met, %", template="simple_white"
-    )
+    figure.update_layout(title=title, xaxis_title="USD an hour", yaxis_title=unit, template="simple_white")
     return figure
 
 
-def _goodput(futures: Sequence[dict[str, Any]]) -> go.Figure:
-    figure = go.Figure()
-    for each in futures:
-        good, cost = each["goodput_tokens_per_s"], each["cost_usd_per_h"]
-        if good is None or cost is None:
-            continue
-        ends = {"array": [good["wide_high"] - good["mean"]], "arrayminus": [good["mean"] - good["wide_low"]]}
-        figure.add_scatter(
-            x=[cost["mean"]],
-            y=[good["mean"]],
-            error_y={"type": "data", "symmetric": False, **ends},
-            mode="markers+text",
-            name=f"{each['letter']} {each['name']}",
-            text=[each["letter"]],
-            textposition="top right",
-            marker={"color": _style(each["letter"])["color"], "size": 11},
-        )
-    title = "Cost against goodput: output tokens of requests that kept their promise"
-    figure.update_layout(title=title, xaxis_title="USD an hour", yaxis_title="tokens/s", template="simple_white")
-    return figure
-
-
-def _ttft(futures: Sequence[dict[str, Any]], curves: dict[str, dict[str, Any]]) -> go.Figure:
+def _ttft(futures: Sequence[Future], curves: dict[str, dict[str, Any]]) -> go.Figure:
     figure = go.Figure()
     for each in futures:
         points = curves.get(each["letter"], {}).get("ttft", [])
@@ -165,7 +137,7 @@ def _ttft(futures: Sequence[dict[str, Any]], curves: dict[str, dict[str, Any]]) 
 
 
 def _over_time(
-    futures: Sequence[dict[str, Any]], curves: dict[str, dict[str, Any]], quantity: str, title: str, unit: str
+    futures: Sequence[Future], curves: dict[str, dict[str, Any]], quantity: str, title: str, unit: str
 ) -> list[go.Figure]:
     """One figure a region: *quantity* of all its models."""
     regions = dict.fromkeys(key.rpartition(" ")[2] for of in curves.values() for key in of["series"][quantity])
@@ -189,17 +161,19 @@ def _regret(regret: dict[str, Any] | None, names: dict[str, str]) -> str:
     """Dollars above the best future of each seed, the least regretted first."""
     if regret is None:
         return ""
-    head = "".join(
-        f"<th>{title}</th>" for title in ("", "Future", *map("Seed {}".format, regret["seeds"]), "Mean", "Worst")
-    )
-    rows = []
-    for each in sorted(regret["rows"], key=lambda each: each["mean"]):
-        cells = "".join(f"<td>${value:,.2f}</td>" for value in (*each["usd"], each["mean"], each["worst"]))
-        rows.append(f"<tr><td>{each['letter']}</td><td>{escape(names[each['letter']])}</td>{cells}</tr>")
+    heads = ("", "Future", *map("Seed {}".format, regret["seeds"]), "Mean", "Worst")
+    rows = [
+        (
+            each["letter"],
+            escape(names[each["letter"]]),
+            *map("${:,.2f}".format, (*each["usd"], each["mean"], each["worst"])),
+        )
+        for each in sorted(regret["rows"], key=lambda each: each["mean"])
+    ]
+    numbers = _table(heads, rows, ' class="numbers"')
     return (
         f"<h2>Regret</h2><p>Cost plus ${regret['usd_per_1000_missed']:g} per 1,000 missed requests, above the best future of"
-        f' that seed. {escape(regret["sentence"])}</p><table class="numbers"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
+        f" that seed. {escape(regret['sentence'])}</p>{numbers}"
     )
 
 

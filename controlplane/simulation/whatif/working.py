@@ -24,9 +24,9 @@ from django.utils import timezone
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.jobs.broker import send_task
+from controlplane.simulation.whatif import results
 from controlplane.simulation.whatif.changes.applying import Changed, applied, parsed
 from controlplane.simulation.whatif.models import Future, FutureSeed, Phase, WhatIf, WhatIfState
-from controlplane.simulation.whatif.runs import decisions, packing
 from controlplane.simulation.whatif.start import Start, stage_start
 from scheduling.simulation.measures.columns import MOST_SAMPLES, Counted
 from scheduling.simulation.staging.scaling import follows_plans
@@ -129,7 +129,7 @@ def work() -> int | None:
             raise
         return int(row.pk)
     if _end(row, WhatIfState.DONE, phase=Phase.WAITING, progress=1.0, error="", **ended):
-        decisions.compare(row)
+        results.compare(row)
     settle(what_if.pk)
     return int(row.pk)
 
@@ -161,11 +161,11 @@ def _in_order(rows: list[FutureSeed]) -> list[int]:
     Later seeds of which this process has made one come before others, since futures of a seed share what is worked out.
     """
 
-    unbegun = {(row.future.what_if_id, row.seed) for row in rows if row.future.letter == decisions.BASELINE}
+    unbegun = {(row.future.what_if_id, row.seed) for row in rows if row.future.letter == results.BASELINE}
 
     def after(row: FutureSeed) -> tuple[datetime | None, int, int, bool, bool]:
         future, what_if, of = row.future, row.future.what_if, (row.future.what_if_id, row.seed)
-        is_later, is_first = future.letter != decisions.BASELINE, row.seed == decisions.FIRST_SEED
+        is_later, is_first = future.letter != results.BASELINE, row.seed == results.FIRST_SEED
         whose = 0 if is_first or of in _seeds else 1 if of in unbegun else 2
         long = is_later and _plans(what_if.pk, what_if.created_at, future)
         return what_if.submitted_at, whose, row.seed, is_later, long == is_first
@@ -196,9 +196,9 @@ def made(row: FutureSeed) -> dict[str, Any]:
     with beat.goes_on():
         ran = simulate(made_of.scenario, staged, progress=beat.simulated)
     beat.phase(Phase.MEASURING, SIMULATED_SHARE)
-    values = packing.packed(ran, counted_of(what_if, made_of))
+    values = results.packed(ran, counted_of(what_if, made_of))
     if start.kind == "scenario":
-        values["result"]["simulated"] = packing.simulated(ran)
+        values["result"]["simulated"] = results.simulated(ran)
     return values
 
 

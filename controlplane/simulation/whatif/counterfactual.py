@@ -20,9 +20,9 @@ from controlplane.simulation.whatif.changes.applying import applied
 from controlplane.simulation.whatif.changes.base import Change
 from controlplane.simulation.whatif.changes.policies import PolicyChange
 from controlplane.simulation.whatif.models import Counterfactual
-from controlplane.simulation.whatif.runs.working import GRACE_S
 from controlplane.simulation.whatif.start import Start, stage_start
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
+from controlplane.simulation.whatif.working import GRACE_S
 from controlplane.tuning.selectors import tuned
 from scheduling.bundles import BUNDLES
 from scheduling.simulation.measures.columns import MOST_SAMPLES, Counted, columns
