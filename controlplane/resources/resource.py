@@ -179,7 +179,7 @@ class Resource:
             if each.control is not None and (viewer.sees_fleet or not each.fleet)
         ]
         sorting = [column.name for column in self.columns if column.sorts]
-        filters = Filters(query, *(control for _, control in controls), sort_by(sorting, ""))
+        filters = Filters(query, *(control for _, control in controls), *([sort_by(sorting, "")] if sorting else []))
         rows = self.rows(viewer)
         for each, control in controls:
             given = filters[control.name]
