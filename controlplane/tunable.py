@@ -32,7 +32,7 @@ class Unit:
 
 
 class PerModel:
-    """Marks a setting that one model may have a value of its own of."""
+    """Marks a setting that can be overridden per model."""
 
 
 PER_MODEL: Final = PerModel()
@@ -81,13 +81,13 @@ class Forecasts(Group):
     FORECAST_WINDOW_S: WholeMinutes = 600
     """Length of the windows of demand, in whole minutes."""
     FORECAST_WINDOWS: PositiveCount = 6
-    """Windows that are forecast: how far plans look ahead."""
+    """Windows that are forecast: the horizon of plans."""
     FORECAST_EVERY_S: PositiveSeconds = 600.0
     """Time between forecasts."""
     FORECAST_HISTORY_DAYS: PositiveDays = 14.0
     """Demand from which forecasters learn."""
     FORECAST_REFIT_S: Seconds = 86_400.0
-    """Time after which a forecaster is fitted anew; between, it takes in what is new."""
+    """Time after which a forecaster is refitted; between, it takes in what is new."""
     FORECAST_KEEP_HOURS: Hours = 12.0
     """How long forecasts are kept as they were made; then those of a series within an hour become one row, with the last
     forecast of each window."""
@@ -114,13 +114,13 @@ class Plans(Group):
     PLAN_EVERY_S: Seconds = 0.0
     """Time between scaling plans; 0 is each strategy's own: `pilothouse` 20 minutes, PreServe's 10, the others an hour."""
     PLAN_DEMAND: Annotated[Literal["strategy", "mean", "upper_80", "upper_95"], PER_MODEL] = "strategy"
-    """What of a forecast plans are made for: its mean, an upper bound, or what the model's `strategy` asks for
+    """Level of the forecast that plans cover: its mean, an upper bound, or what the model's `strategy` asks for
     (`pilothouse` for more than the mean, the others for the mean)."""
     PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.1
-    """Share of the last hour's non-interactive load that plans keep room for beside the forecast of interactive work:
+    """Share of the last hour's non-interactive load that plans keep room for, besides forecast interactive work:
     SageServe's tenth (section 6.4). The rest takes what interactive work leaves; 1 keeps room for all of it."""
     PLAN_EPSILON: Share = 0.8
-    """Share of its own demand that each region must be able to serve; the rest may be served elsewhere."""
+    """Share of local demand that each region must be able to serve; the rest may be served elsewhere."""
     PLAN_SOLVER: Literal["auto", "exact", "fast"] = "auto"
     """How plans are solved: `exact` by the exact model (PuLP, by HiGHS), `fast` by its rounded relaxation unless the fleet
     is tiny, `auto` by the exact model up to 2,000 places. Simulations are `fast`."""
@@ -140,7 +140,7 @@ class Capability(Group):
     CAPABILITY_WINDOWS: Annotated[PositiveCount, PER_MODEL] = 12
     """Windows with kept promises from which on they are believed; before, a simulation of the performance profile is."""
     CAPABILITY_INSTANCES: Annotated[int, Field(ge=1, le=64), PER_MODEL] = 8
-    """Instances of the largest fleet that this simulation looks at, beside smaller ones."""
+    """Instances of the largest fleet that this simulation looks at, in addition to smaller ones."""
     CAPABILITY_MOST_ABOVE: Annotated[float, Field(ge=1, allow_inf_nan=False), PER_MODEL] = 1.1
     """How many times the most that an instance of these fleets served one of a larger fleet is planned to."""
 
@@ -161,7 +161,7 @@ class Strategies(Group):
     REPLAY_EVERY_S: Seconds = 86_400.0
     """Time between replays of the ledger under every bundle, and how much of it one replays; 0 is never."""
     TWIN_ERROR_EVERY_S: Seconds = 3600.0
-    """Time between two looks how far the simulator is from what was measured, each of the requests since the last; 0 is
+    """Time between measurements of the error of the simulator, each on the requests since the last; 0 is
     never."""
     REFIT_PROFILES: bool = False
     """Take over a performance profile that is fitted to the ledger where the simulator is off and the fit is not; otherwise
@@ -174,7 +174,7 @@ class Marks(Group):
     SCALE_IN_BELOW: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.3
     """Use below which strategies that go by use take an instance away: SageServe's, and all others without a plan."""
     SCALE_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.7
-    """Use above which they add one; 1 is full. `pilothouse` has a mark of its own."""
+    """Use above which they add one; 1 is full. `pilothouse` has its own mark."""
     SCALE_COOLDOWN_S: Annotated[Seconds, PER_MODEL] = 15.0
     """Least time between two changes of an endpoint by use, of strategy and floor alike; who scaled it owns it so long."""
     SCALE_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
@@ -230,7 +230,7 @@ class Routing(Group):
     REORDER_BY: Literal[
         "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
     ] = "search"
-    """What puts the request groups of the order `qlm` into virtual queues: the global scheduler's search; after it, by a
+    """Method that puts request groups of the order `qlm` into virtual queues: the global scheduler's search; after it, by a
     Celery worker, the exact `programme` where there are few groups; or a simple rule in its place to compare with,
     `shepherd` after SHEPHERD's batches."""
 
@@ -346,7 +346,7 @@ def unit_of(field: FieldInfo) -> str:
 
 
 def limits_of(field: FieldInfo) -> str:
-    """What a value must be, in words: one of some, or within bounds."""
+    """The allowed values, in words."""
     limits = [f"`{word}`" for word in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
     for limit in field.metadata:
         match limit:

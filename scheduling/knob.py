@@ -38,7 +38,7 @@ class Knob:
     choices: Mapping[str, str] | None = None
     """Allowed names with their titles; arrays hold the place of a name."""
     absent: int = 0
-    """What arrays hold for None."""
+    """The value in arrays for None."""
     setting: str = ""
     """The per-model setting that holds it live."""
     column: Column | None = None
@@ -55,7 +55,7 @@ class Declared(NamedTuple):
     knob: Knob
 
     def problem(self, value: Any) -> str:
-        """What is wrong with *value*, as the end of a sentence; empty if nothing is."""
+        """The reason to refuse *value*, as the end of a sentence; empty if it is in range."""
         knob = self.knob
         if value is None and self.optional:
             return ""

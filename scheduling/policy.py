@@ -175,7 +175,7 @@ LIVE_CHOICES: Final = {
     for knob in [each.knob]
     if knob.choices is not None and knob.column is not None
 }
-"""What a live deployment can have in its columns of names, with titles."""
+"""Names that the columns of a live deployment can hold, with titles."""
 SETTINGS: Final = {
     each.knob.setting: each
     for struct in (EndpointPolicy, *nested(EndpointPolicy).values())

@@ -1,4 +1,4 @@
-"""What the gateway reads of the inventory: plain values, read in one go, so that the event loop never touches a row."""
+"""The inventory as plain values, read in one go so that the event loop never touches a row."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -72,7 +72,7 @@ class InstanceSpec:
     """How long its start takes, as those before it did, where it is on its way; None otherwise."""
     start_began_at: float = 0.0  # epoch seconds
     profile: Profile | None = None
-    """Coefficients of its step time, where somebody has measured; routers that reckon in seconds go by it."""
+    """Coefficients of its step time, where measured; routers that predict seconds use it."""
     api_key: str = field(default="", repr=False)
     """The token that its server asks for; "" for none."""
 
@@ -88,11 +88,11 @@ class SwapMemberSpec:
     state: str
     state_changed_at: float  # epoch seconds
     swap_s: float
-    """How long a swap to it takes when nothing runs any more on who is awake: as measured, else usual."""
+    """Time of a swap to it once the awake member is drained: as measured, else usual."""
     sleep_s: float
-    """In which it leaves the GPUs when nothing runs on it any more, and"""
+    """Time to leave the GPUs once drained."""
     load_s: float
-    """in which it comes up from where its weights are, or would be."""
+    """Time to come up from where its weights are, or would be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ def _swap_groups() -> tuple[SwapGroupSpec, ...]:
 
 
 def _measured(row: PerformanceProfile | None) -> Profile | None:
-    """The coefficients of *row*; None where nobody has measured, or the row makes no sense."""
+    """The coefficients of *row*; None without a valid measurement."""
     try:
         return None if row is None else row.coefficients()
     except ValueError:

@@ -90,7 +90,7 @@ class Kind:
         return "/".join(str(key[name]) for name in self.key)
 
     def values_of(self, row: models.Model) -> dict[str, Any]:
-        """What *row* holds in the fields that may be written, other rows by their names."""
+        """Writable fields of *row*, other rows by their names."""
         return {name: self._read(row, name) for name in (*self.fixed, *self.fields)}
 
     def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class PerformanceProfile(models.Model):
         return f"{self.model} on {self.tensor_parallel} x {self.gpu_type}"
 
     def coefficients(self) -> "Profile":
-        """What simulator and emulator compute with. Raises ValueError naming a coefficient that is impossible."""
+        """Coefficients for simulator and emulator. Raises ValueError naming a coefficient that is impossible."""
         from scheduling.fleet.profile import Profile  # brings Numba, which few commands need
 
         return Profile(**{field.name: getattr(self, field.name) for field in fields(Profile)})

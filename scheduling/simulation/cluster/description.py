@@ -50,7 +50,7 @@ class InstanceSpec:
     state: State = State.READY
     """At rest: EMPTY, READY, SPOT or ASLEEP."""
     dispatch_max_num_seqs: int | None = None
-    """What the dispatcher gives it at once; the engine's own limit if None."""
+    """Most requests that the dispatcher gives it at once; the engine's limit if None."""
     dispatch_kv_tokens: int | None = None
     """KV tokens that the dispatcher counts on; the engine's own if None."""
     start_s: float | None = None
@@ -115,7 +115,7 @@ class Cluster:
     share_spot: bool = True
     """Whether an instance that one model lends out as spot may be redeployed for another."""
     catalog: Mapping[tuple[str, str], EngineConfig] = field(default_factory=dict)
-    """Engines by (model, GPU type) for redeploying and swapping, beside those of the instances."""
+    """Engines by (model, GPU type) for redeploying and swapping, in addition to those of the instances."""
     swap_memory_bytes: Mapping[str, float] = field(default_factory=dict)
     """CPU memory for the weights of those that sleep, by swap group; without end where none is given."""
     endpoints: list[EndpointKey] = field(init=False, default_factory=list)

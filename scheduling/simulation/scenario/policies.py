@@ -127,7 +127,7 @@ class Policies(PolicyKeys):
     """Policies of all endpoints."""
 
     bundle: BundleName | None = None
-    """Of each model that has none of its own; keys given here, in `[scaling]`, `[planner]` or `[forecast]` count more."""
+    """Default for models without a bundle; keys given here, in `[scaling]`, `[planner]` or `[forecast]` count more."""
     reordering: Reordering = SEARCH
     """Of `qlm`: what the global scheduler goes by, its search or a simple rule in its place."""
     share_spot: bool = True

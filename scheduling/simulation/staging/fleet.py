@@ -61,7 +61,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
         except ValueError as error:
             raise Misfit(("profiles", number), str(error)) from error
     instances: list[InstanceSpec] = []
-    # Those that are ready have the first numbers of a model in a region, whatever places the groups before have beside them.
+    # Ready instances have the first numbers of a model in a region, before the empty places of earlier groups.
     ready: Counter[EndpointKey] = Counter()
     rest: Counter[EndpointKey] = Counter()
     for group in scenario.fleet:

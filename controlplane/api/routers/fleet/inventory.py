@@ -41,7 +41,7 @@ router = Router(auth=VIEWERS, tags=["Inventory"])
 
 class MessageOut(Described):
     message: str
-    """What happened, in one sentence."""
+    """The result, in one sentence."""
 
 
 class RegionOut(RowSchema):
@@ -167,7 +167,7 @@ RESOURCES = (
 
 
 class Reasoned(BaseModel):
-    """What every body has, whatever else."""
+    """Common fields of bodies."""
 
     reason: str
 
@@ -303,7 +303,7 @@ def add_cordon(path: str, word: str, model: type[Node] | type[Region]) -> None:
         carry_out.__name__, carry_out.__doc__ = f"{verb}_{word}", about
         router.post(f"/{path}/{{name}}/{verb}", response=MessageOut)(carry_out)
 
-    operation("cordon", fleet.cordon, "Nothing is started there any more; what runs goes on. 409 if it is cordoned.")
+    operation("cordon", fleet.cordon, "Nothing new is started there; running instances stay. 409 if it is cordoned.")
     operation("uncordon", fleet.uncordon, "Instances may be started there again. 409 if it is not cordoned.")
 
 

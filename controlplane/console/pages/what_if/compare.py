@@ -20,6 +20,7 @@ from controlplane.console.formats import (
     usd_signed,
 )
 from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
+from scheduling.compiling import Progress
 
 Row = dict[str, Any]
 COLORS: Final = ("var(--text)", "var(--s1)", "var(--s3)", "var(--s2)", "var(--s4)", "var(--s5)")
@@ -116,6 +117,20 @@ def _row(one: Row, done: Row, target: float, left: float) -> Row:
         "cells": cells(one, at),
         "verdict": verdict(one, done),
     }
+
+
+def in_words(done: Row, compiling: Progress | None) -> str:
+    """The progress of a what-if: runs, the time it took, the time to go; and whether they wait for kernels."""
+    words = [f"{done['runs_done']} of {done['runs']} runs"]
+    if done["ahead"]:
+        words.append(f"{done['ahead']} other what-if{'s' * (done['ahead'] > 1)} first")
+    if done["elapsed_s"] is not None:
+        words.append(f"{duration(done['elapsed_s'])} elapsed")
+    if compiling and not done["runs_done"]:
+        words.append(f"runs wait for the simulator: {compiling}, once for each version")
+    if done["eta_s"]:
+        words.append(f"about {duration(done['eta_s'])} left. Results below change until all are done")
+    return f"{'; '.join(words)}."
 
 
 def said(done: Row) -> str:

@@ -19,12 +19,12 @@ from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import back
 from controlplane.console.charts.spec import Chart
-from controlplane.console.formats import NONE, duration, milliseconds, percent_fine, points_signed, signed
+from controlplane.console.formats import NONE, milliseconds, percent_fine, points_signed, signed
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.pages.what_if import charts as drawn
-from controlplane.console.pages.what_if.compare import facts, heat, hidden_of, rows_of, sentence, state_of
+from controlplane.console.pages.what_if.compare import facts, heat, hidden_of, in_words, rows_of, sentence, state_of
 from controlplane.console.selectors.replay import replay
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning.models import ScalingPlan
@@ -37,7 +37,6 @@ from controlplane.simulation.whatif.models import LETTERS, Future, WhatIf, WhatI
 from controlplane.simulation.whatif.plan import followed, ready_since
 from controlplane.simulation.whatif.results import Compared, compared, kept_of
 from controlplane.simulation.whatif.working import OPEN, edited_time
-from scheduling.compiling import Progress
 
 SHOWN: Final = 100
 MORE_SEEDS: Final = 5
@@ -171,13 +170,6 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
     return back(request, "console:what-if", pk)
 
 
-def _drawn(progress: dict[str, Any]) -> str:
-    """Seeds that are done and states, of the whole and of each future, as `whatif.js` reads them of the live table."""
-    seeds = [progress["runs_done"], *(each["seeds_done"] for each in progress["futures"])]
-    states = [progress["state"], *(each["state"] for each in progress["futures"])]
-    return f"{','.join(map(str, seeds))} {','.join(map(str, states))}"
-
-
 class _Seen:
     """One what-if as one address shows it."""
 
@@ -243,7 +235,7 @@ class _Seen:
         regret = self.compared["regret"]
         names = {each["letter"]: each["name"] for each in self.every}
         return {
-            **live_context(hub.state(), f"overview,what-if:{row.pk}"),
+            **live_context(hub.state(), f"what-if:{row.pk}"),
             "what_if": row,
             "run": self._run(facts(row, edits, known[0] if known else None, "Every future sees the same requests")),
             "remarks": row.start.get("remarks", [])[1:],
@@ -292,11 +284,10 @@ class _Seen:
         }
         return {
             "verdict": state_of(row.state, texts.get(WhatIfState(row.state), "")),
-            "text": _in_words(done, kernels.progress() if row.state in OPEN else None),
+            "text": in_words(done, kernels.progress() if row.state in OPEN else None),
             "open": row.state in OPEN,
             "missing": row.state not in OPEN and any(each["state"] in MISSING for each in done["futures"]),
             "share": done["done"] if row.state in OPEN else None,
-            "drawn": _drawn(done),
             "facts": about,
         }
 
@@ -355,20 +346,6 @@ class _Seen:
             of = {"at": LETTERS.index(each["letter"]), "kept": each["letter"] in kept}
             shown.append(each | of | {"clock": f"{at:%H:%M}", "tone": tone})
         return shown
-
-
-def _in_words(done: dict[str, Any], compiling: Progress | None) -> str:
-    """The progress of a what-if: runs, the time it took, the time to go; and whether they wait for kernels."""
-    words = [f"{done['runs_done']} of {done['runs']} runs"]
-    if done["ahead"]:
-        words.append(f"{done['ahead']} other what-if{'s' * (done['ahead'] > 1)} first")
-    if done["elapsed_s"] is not None:
-        words.append(f"{duration(done['elapsed_s'])} elapsed")
-    if compiling and not done["runs_done"]:
-        words.append(f"runs wait for the simulator: {compiling}, once for each version")
-    if done["eta_s"]:
-        words.append(f"about {duration(done['eta_s'])} left. Results below change until all are done")
-    return f"{'; '.join(words)}."
 
 
 def _price(text: str) -> float | None:
