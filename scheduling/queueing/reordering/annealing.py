@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled, compiled_inline
+from scheduling.compiled import compiled, compiled_inline, compiled_without_gil
 from scheduling.queueing.reordering.problem import Floats, Ints
 from scheduling.queueing.reordering.rows import Rows, Terms, loaded_at, refresh, serve
 from scheduling.struct_of_arrays import struct_of_arrays
@@ -157,7 +157,7 @@ def keep(rows: Rows, best: Best) -> None:
     best.cost[2], best.cost[3] = best.cost[0], best.cost[1]
 
 
-@compiled
+@compiled_without_gil
 def anneal(
     terms: Terms, rows: Rows, best: Best, random: NDArray[np.uint64], moves: int, hot: float, cold: float
 ) -> None:
