@@ -76,7 +76,7 @@ class Placement:
         candidates = topology.candidates(model, region)
         if candidates.size:
             self.queue.fit()
-            spill_above = topology.endpoints[int(candidates[0])].spec.tuned.SPILL_ABOVE
+            spill_above = topology.endpoints[int(candidates[0])].spec.policy.region_threshold
             now_s = self.clock()
             index = int(
                 choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s)
@@ -95,7 +95,7 @@ class Placement:
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
         topology, queue = self.topology, self.queue
-        policy, grouped = POLICY_CODES[endpoint.spec.routing_policy], queue.grouped(endpoint)
+        policy, grouped = POLICY_CODES[endpoint.spec.policy.routing], queue.grouped(endpoint)
         while queue.count(endpoint):
             slot, instance, pulled = self._pull(endpoint) if grouped else (-1, -1, "")
             if slot < 0:
@@ -125,7 +125,7 @@ class Placement:
                     replica.spec.url,
                     replica.spec.api_key,
                     endpoint.region,
-                    endpoint.spec.ordering_policy,
+                    endpoint.spec.policy.ordering,
                     request.queue_key_s,
                     request.placed_s,
                     why,
@@ -184,8 +184,8 @@ class Placement:
         return {
             "instance": replica.name,
             "region": endpoint.region,
-            "policy": endpoint.spec.routing_policy,
-            "ordering": endpoint.spec.ordering_policy,
+            "policy": endpoint.spec.policy.routing,
+            "ordering": endpoint.spec.policy.ordering,
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
             "waiting": self.queue.count(endpoint),
             **explain(self.topology, endpoint, replica, self._candidates, pulled),
@@ -205,7 +205,7 @@ def explain(
 
     *pulled* says why the instance took it from its virtual queue, where no router was asked.
     """
-    policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.routing_policy]
+    policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.policy.routing]
     first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
     rows: list[Row] = candidates[: end - first].tolist()
     rows = [row for row in rows if row[INSTANCE] >= 0]  # there is room for more
@@ -233,7 +233,7 @@ def explain(
         )
     if policy < PRESERVE:
         seen.sort(key=lambda each: (each["score"] is None, each["score"] or 0.0))
-    because = pulled or _because(endpoint.spec.routing_policy, chosen.name, seen, in_seconds=bool(rows[0][IN_SECONDS]))
+    because = pulled or _because(endpoint.spec.policy.routing, chosen.name, seen, in_seconds=bool(rows[0][IN_SECONDS]))
     round_trip_ms = topology.round_trip_ms(chosen)
     at_chosen = next(row for row in rows if row[INSTANCE] == chosen.slot)
     ahead = int(at_chosen[AHEAD])

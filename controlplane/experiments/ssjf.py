@@ -24,7 +24,7 @@ from controlplane.terminal import Column, table
 from forecasting.lengths import bundled
 from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, DataMissing, proxy_predictions, read_sets
 from scheduling.fleet.profile import Profile
-from scheduling.queueing.ordering import STRETCH
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
@@ -36,6 +36,7 @@ TRACES: Final = {
     "mooncake": ("mooncake/conversation_trace.jsonl", "mooncake"),
 }
 
+STRETCH: Final = EndpointPolicy().ordering_stretch
 ORDERINGS: Final = ("fcfs", "ssjf", "shortest", "sjf")
 """`shortest` is the paper's SSJF, `ssjf` ours, which ages, and `sjf` the oracle."""
 MODES: Final = ("none", "dynamic", "continuous")

@@ -21,7 +21,7 @@ class Swapping:
     """Call it with the simulation at every look; it does nothing where no GPUs are shared.
 
     Instances of endpoints with request groups share a virtual queue, and its order says who is swapped to; of others, and
-    where one of them has `Cluster.swap_by_queue` off, that is decided on demand.
+    where one of them has `swap_by_queue` off, that is decided on demand.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -30,7 +30,7 @@ class Swapping:
             if group >= 0:
                 groups.setdefault(group, []).append(instance)
         cluster = simulation.cluster
-        self._groups, self._by_queue = groups, [cluster.of(cluster.swap_by_queue, key) for key in cluster.endpoints]
+        self._groups, self._by_queue = groups, [cluster.policy(key).swap_by_queue for key in cluster.endpoints]
         self._share(simulation)
 
     def __call__(self, simulation: Simulation) -> None:

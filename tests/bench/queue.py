@@ -132,12 +132,11 @@ def view_ms() -> float:
 
     django.setup()
     from controlplane.dispatch.queues.view import QueuesView
-    from controlplane.tunable import Tunable
     from tests.dispatch.test_reordering import Served
 
     instances = tuple(range(1, 51))
     served = Served(instances=instances)
-    served.apply("qlm", instances, Tunable().model_copy(update={"GROUP_BATCHES": 0.9}))
+    served.apply("qlm", instances, group_batches=0.9)
     while served.dispatcher.queue.group_count < 1000:  # a request each
         served.ask(60.0 + served.number % 12 * 300.0)
     view, used_s = QueuesView(served.dispatcher), []

@@ -10,6 +10,7 @@ import pytest
 
 from controlplane.dispatch.port import Waiting
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.workload.requests import make_requests
@@ -45,7 +46,9 @@ def served(ordering, instances):
         max_model_len=400,
         profile=Profile(0.004, 0.001, 1e-5, 0.0, 0.01, 1e-4, 0.0),
     )
-    fleet = simulated.Cluster([simulated.InstanceSpec("m", "here", engine)] * instances, ordering=ordering)
+    fleet = simulated.Cluster(
+        [simulated.InstanceSpec("m", "here", engine)] * instances, policies=EndpointPolicy(ordering=ordering)
+    )
     count = BURST * instances
     output = np.clip(np.exp(random.normal(np.log(40), 0.45, BURSTS * count)).astype(int), 1, 200)
     interactive = np.arange(BURSTS * count) % 2 == 0

@@ -11,6 +11,7 @@ import pytest
 
 from controlplane.fleet.lifecycle.states import InstanceState as S
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.workload.requests import make_requests
@@ -60,7 +61,7 @@ def fleet_of(ordering, instances):
         profile=Profile(0.004, 0.001, 1e-5, 0.0, 0.01, 1e-4, 0.0),
     )  # fmt: skip
     specs = [simulated.InstanceSpec("m", "here", engine)] * instances
-    return simulated.Cluster(specs, ordering=ordering, queue_bound=100_000)
+    return simulated.Cluster(specs, policies=EndpointPolicy(ordering=ordering, queue_bound=100_000))
 
 
 def served(ordering, due_s, *, counted, last_s=LAST_S):

@@ -44,7 +44,9 @@ from controlplane.experiments.qlm.systems import (
 from controlplane.experiments.shared.measures import Row, rounded
 from controlplane.experiments.shared.scenes import ServedModel
 from controlplane.terminal import Column, table
-from scheduling.queueing.groups import GROUP_BATCHES
+from scheduling.policy import EndpointPolicy
+
+DELTA: Final = EndpointPolicy().group_batches
 
 GPUS: Final = 50
 NODES: Final = 12
@@ -102,7 +104,7 @@ def on_one_model(part: EvaluationPart, scale: float) -> Iterator[Run]:
     """W_A: interactive requests at a load of what the fleet ends, Batch-1 beside, and Batch-2 that waits at the begin."""
     for value in part.values:
         case: dict[str, Any] = {
-            "load": part.load, "mega": 0.0, "waiting_s": WAITING_S, "group_batches": GROUP_BATCHES, "a10": None,
+            "load": part.load, "mega": 0.0, "waiting_s": WAITING_S, "group_batches": DELTA, "a10": None,
         } | {part.varies: value}  # fmt: skip
         count = max(1, round(GPUS * scale))
         a10s = 0 if case["a10"] is None else round(case["a10"] * count)
@@ -192,7 +194,7 @@ PARTS: Final = {
         (0.0, 20.0, 40.0, 80.0, 160.0), ("qlm", *BASELINES), on_one_model, "waiting_s", SIZE_LOAD,
     ),
     "delta": EvaluationPart(
-        "W_A, batches in a request group (delta)", "delta", (0.0625, 0.25, 1.0, GROUP_BATCHES, 16.0), ("qlm",),
+        "W_A, batches in a request group (delta)", "delta", (0.0625, 0.25, 1.0, DELTA, 16.0), ("qlm",),
         on_one_model, "group_batches",
     ),
     "mixes": EvaluationPart(

@@ -31,7 +31,7 @@ PROGRESS_STEPS = 200
 
 
 class PastDemand(NamedTuple):
-    """What was asked of each endpoint in the minutes before the begin, (endpoints, minutes), oldest first."""
+    """Demand by endpoint in the minutes before the start, (endpoints, minutes), oldest first."""
 
     prompt: NDArray[np.float64]
     """Tokens a second, of the interactive classes."""
@@ -64,11 +64,11 @@ class Stage:
     sample_s: float
     until_s: float
     state: Fork | None = None
-    """What runs and waits at the begin, in the place of an idle fleet."""
+    """Running and waiting requests at the start; None: an idle fleet."""
     recent: Requests | None = None
-    """Requests before the begin, by whose lengths and bursts planners know what an instance serves; None: those to come."""
+    """Requests before the start, from whose lengths and bursts planners measure capability; None: those to come."""
     past: PastDemand | None = None
-    """By which planners forecast from the begin on; None: nothing was asked before."""
+    """History from which planners forecast at the start; None: no demand before."""
 
     def run(
         self,
@@ -112,7 +112,7 @@ class Stage:
 
 
 SOURCE = Path("scenario")
-"""What errors call a scenario that is no file."""
+"""Name in errors of a scenario that is no file."""
 
 
 def stage(scenario: Scenario, path: Path = SOURCE, seed: int | None = None, workload: Workload | None = None) -> Stage:
@@ -150,5 +150,5 @@ def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None)
 
 
 def past_requests(scenario: Scenario, path: Path, staged: Stage) -> Requests:
-    """Demand in whole weeks before the begin of *staged*, for a forecaster to learn from."""
+    """Demand in whole weeks before the start of *staged*, for a forecaster to learn from."""
     return requests_of(scenario, staged.cluster, past_of(scenario, path.parent, staged.seed), staged.seed)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduling.fleet.profile import Profile
 from scheduling.lookahead.maps import add, allocate, finish, token
 from scheduling.lookahead.rule import LookAheadRule
+from scheduling.policy import EndpointPolicy
 from scheduling.routing.regions import filled
 from scheduling.scaling import FLOOR, Advice, Floored, Reactive, make_strategy
 from scheduling.scaling.reactive import reactive_move
@@ -151,7 +152,8 @@ def test_what_is_an_overload_is_each_endpoint_s_own_rule():
         ("m", "north"): LookAheadRule(iterations=1),
     }
     requests = make_requests(np.zeros(60), 200, 100, region=np.arange(60) % 3)
-    simulation = Simulation(Cluster(specs, look_ahead=rules), requests)
+    policies = {key: EndpointPolicy(look_ahead=rule) for key, rule in rules.items()}
+    simulation = Simulation(Cluster(specs, policies=policies), requests)
     control = Control(simulation, make_strategy("preserve"), bounds=Bounds(1, 5))
     simulation.advance(1.0)
     east, west, north = control.views(simulation)

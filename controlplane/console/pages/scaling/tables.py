@@ -14,6 +14,7 @@ from controlplane.planning.models import ScalingPlan
 from controlplane.planning.parts import resting
 from controlplane.planning.titles import title_of
 from scheduling.bundles import BUNDLES, Bundle
+from scheduling.policy import SETTINGS
 
 OUT_OF_SERVICE = (
     InstanceState.DRAINING,
@@ -170,8 +171,7 @@ WORDS = {
     "length_model": "length model",
     "FORECASTER": "forecaster",
     "PLAN_DEMAND": "demand planned for",
-    "SPILL_ABOVE": "spills above",
-    "EVICTION_LIMIT": "evictions of a request",
+    **{name: declared.knob.title for name, declared in SETTINGS.items()},
 }
 """What a bundle sets, as the page names it."""
 
