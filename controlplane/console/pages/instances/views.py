@@ -118,7 +118,7 @@ def instances(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return instances_csv(rows)
     context = {
-        **live_context(state, "overview,instances"),
+        **live_context(state, "instances"),
         "filters": filters,
         "rows": rows[:ROWS_SHOWN],
         "rows_total": len(rows),
@@ -141,7 +141,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         chart = next((chart for chart in charts if chart.key == request.GET.get("table")), charts[0])
         return chart.csv(f"{row.name}-{chart.key}")
     context = {
-        **live_context(state, "overview,instances,events"),
+        **live_context(state, f"instance:{row.pk},events"),
         "filters": filters,
         "instance": row,
         "sharing": swap_statuses(name=row.swap_group.name)[0] if row.swap_group else None,
