@@ -215,7 +215,7 @@ def _change(interval: Row | None, at: int, text: Any, least: float) -> str:
 
 
 def sentence(one: Row, target: float) -> str:
-    """What the chosen future gains over now, and whether it holds."""
+    """The chosen future's gain over now, and whether it holds."""
     met, cost = one["slo_met"], one["cost_usd_per_h"]
     if met is None or cost is None:
         return "Nothing of it is simulated yet."

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
@@ -292,7 +292,7 @@ class _Seen:
         }
 
     def _stale(self) -> list[str]:
-        """What differs now from when it began, while that still matters."""
+        """Differences from when it started, while they matter."""
         row = self.row
         if row.start.get("kind") != "fleet" or row.plan or row.state == WhatIfState.DRAFT:
             return []
@@ -304,7 +304,7 @@ class _Seen:
         return plan.changed_since(row)
 
     def _choice(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        """What the chosen future would have of the fleet, and whether it can become the plan."""
+        """The changes of the fleet that the chosen future needs, and whether it can become the plan."""
         row = self.row
         future = row.futures.get(letter=chosen["letter"])
         keys = selectors.full_diff(row, future)
@@ -373,20 +373,6 @@ def _regret_table(seen: _Seen) -> Table:
     return Table(header, [[each["letter"], *each["usd"], each["mean"], each["worst"]] for each in regret["rows"]])
 
 
-class Endpoint(NamedTuple):
-    """Instances of a model in a region: ready at the fork, predicted for now, and as they are."""
-
-    model: str
-    region: str
-    began: str
-    predicted: str
-    ready: int
-    moving: str
-    difference: str
-    """Of ready from predicted, in words."""
-    agrees: bool
-
-
 def plan_made(row: WhatIf) -> str:
     """Who made which future the plan, and whether it still is; empty if none ever was."""
     if not row.plan:
@@ -398,7 +384,7 @@ def plan_made(row: WhatIf) -> str:
 
 
 def following(row: WhatIf) -> dict[str, Any] | None:
-    """What the page shows of it; None if no future of *row* is the plan."""
+    """Prediction and measurement of the plan; None if no future of *row* is the plan."""
     came = followed(row)
     if came is None:
         return None
@@ -427,7 +413,7 @@ def following(row: WhatIf) -> dict[str, Any] | None:
 @require_safe
 @fleet_role(Role.VIEWER)
 def panel(request: HttpRequest, pk: int) -> HttpResponse:
-    """What comes of the plan alone, for a page of that what-if with the same query; empty once none is the plan."""
+    """The panel that follows the plan, for a page with the same query; empty once none is the plan."""
     row = get_object_or_404(WhatIf, pk=pk)
     came = following(row)
     if came is None:
@@ -447,21 +433,22 @@ def _instances(endpoints: list[dict[str, Any]]) -> tuple[str, str, str]:
     return "Ready instances", f"{ready}", f"predicted {sum(each['predicted'] for each in endpoints):.1f} for now"
 
 
-def _endpoint(each: dict[str, Any], titles: dict[str, str]) -> Endpoint:
+def _endpoint(each: dict[str, Any], titles: dict[str, str]) -> dict[str, Any]:
+    """Instances of a model in a region: ready at the fork, predicted for now, and present."""
     # Predictions are means over seeds: a difference below a half is none.
     known = each["predicted"] is not None
     more = round(each["ready"] - each["predicted"]) if known else 0
     moving = [f"{each[name]} {name}" for name in ("starting", "draining") if each[name]]
-    return Endpoint(
-        model=each["model"],
-        region=titles.get(each["region"], each["region"]),
-        began=f"{round(each['began']):d}",
-        predicted=f"{round(each['predicted'], 1):g}" if known else NONE,
-        ready=each["ready"],
-        moving=", ".join(moving),
-        difference=f"{signed(more)} against predicted" if more else "as predicted" if known else "not comparable",
-        agrees=not more,
-    )
+    return {
+        "model": each["model"],
+        "region": titles.get(each["region"], each["region"]),
+        "began": f"{round(each['began']):d}",
+        "predicted": f"{round(each['predicted'], 1):g}" if known else NONE,
+        "ready": each["ready"],
+        "moving": ", ".join(moving),
+        "difference": f"{signed(more)} against predicted" if more else "as predicted" if known else "not comparable",
+        "agrees": not more,
+    }
 
 
 KINDS: Final = {
