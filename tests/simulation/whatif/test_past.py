@@ -61,7 +61,7 @@ def first_forecast(past, **forecast):
     staged = stage_start(start, Scenario.model_validate(start.scenario), 1)
     planner = planner_of(Scenario.model_validate(start.scenario), Path("scenario"), staged)
     staged.run(advisor=planner)
-    plan = planner.plans[0]
+    plan = planner.made[0]
     assert plan.demand.start_s == 0.0
     return {key: each.mean for key, each in plan.demand.of.items()}
 
