@@ -46,7 +46,7 @@ from scheduling.routing.candidates import (
     RUNNING,
     SCORE,
 )
-from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, POLICY_CODES, PRESERVE
+from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, POLICY_CODES
 
 
 class Placement:
@@ -140,7 +140,7 @@ class Placement:
     def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
         """The first request of *endpoint*, and the instance that its router gives it to; (-1, -1) if none has room."""
         topology, queue = self.topology, self.queue
-        if policy < PRESERVE:
+        if policy not in LOOK_AHEAD:
             return dispatch(topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates)
         self.accounts.fit_maps()
         return dispatch_ahead(
@@ -210,12 +210,12 @@ def explain(
     rows: list[Row] = candidates[: end - first].tolist()
     rows = [row for row in rows if row[INSTANCE] >= 0]  # there is room for more
     by_slot = topology.by_slot
-    if policy >= PRESERVE and len(rows) > 1:
+    if policy in LOOK_AHEAD and len(rows) > 1:
         rows.sort(key=lambda row: (row[ROOM] == 0, row[SCORE], row[INSTANCE]))
     seen = []
     for row in rows:
         score: float | None
-        if policy >= PRESERVE:
+        if policy in LOOK_AHEAD:
             score, parts = row[SCORE], _ahead_parts(row, policy)
         else:
             score, parts = _load_parts(row, policy)
@@ -231,7 +231,7 @@ def explain(
                 "parts": parts,
             }
         )
-    if policy < PRESERVE:
+    if policy not in LOOK_AHEAD:
         seen.sort(key=lambda each: (each["score"] is None, each["score"] or 0.0))
     because = pulled or _because(endpoint.spec.policy.routing, chosen.name, seen, in_seconds=bool(rows[0][IN_SECONDS]))
     round_trip_ms = topology.round_trip_ms(chosen)

@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from controlplane.console.live.deltas import rows_of
+from controlplane.console.live.state import rows_of
 from controlplane.dispatch import reordering, solving
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec

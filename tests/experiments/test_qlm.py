@@ -74,7 +74,7 @@ def test_the_workload_is_what_it_says():
     assert (requests.deadline_s == np.array(SLO_S)[requests.slo_class]).all()
     mega = requests.prompt_tokens + requests.output_tokens >= MEGA_TOKENS[0]
     assert mega.mean() == pytest.approx(0.1, abs=0.02)
-    assert np.unique(requests.predicted_tokens).size == 2  # nobody knows an output beforehand
+    assert np.unique(requests.predicted_tokens).size == 2  # no output is known beforehand
 
 
 def test_systems_differ_in_what_they_are_named_for():
@@ -87,7 +87,7 @@ def test_systems_differ_in_what_they_are_named_for():
     assert policies["shepherd"]["batching"]["mode"] == "dynamic"
     assert policies["shepherd+evictions"] == policies["qlm"] | {"reordering": "shepherd"}
     ruled = {each["eviction_limit"] for each in policies.values() if "reordering" in each}
-    assert ruled == {systems.EVICTIONS}, "a rule in the place of the search evicts as it does"
+    assert ruled == {systems.EVICTIONS}, "a rule that replaces the search evicts as it does"
     assert policies["edf"] == {"ordering": "deadline"}
     assert len(clusters["without-balance"].endpoints) == 3
     assert clusters["without-pulling"].instances[0].dispatch_max_num_seqs > 10_000

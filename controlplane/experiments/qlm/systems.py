@@ -92,7 +92,7 @@ TUNED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Poisson arrivals from time 0 on; *waiting* requests are there from the begin."""
+    """Poisson arrivals from time 0 on; *waiting* requests are there from the start."""
 
     slo_class: int
     requests_per_s: float
@@ -150,7 +150,7 @@ def draw(streams: Sequence[Stream], duration_s: float, seed: int, mega_share: fl
 
 
 EVICTIONS: Final = 2
-"""Of one request at the most, as in the bundle *QLM*."""
+"""Most evictions of one request, as in the bundle *QLM*."""
 WITH_EVICTIONS: Final = "+evictions"
 SWAPPING_EDF: Final = "edf-swapping"
 BASELINES: Final = ("edf", "fcfs", "shepherd")
@@ -192,7 +192,7 @@ def policies_of(system: str, served: Sequence[ServedModel], requests: Requests) 
 
 
 def batch_size(served: ServedModel, requests: Requests) -> int:
-    """Requests in a fixed batch: what memory holds of long ones, and at the most what the engine runs."""
+    """Requests in a fixed batch: what memory holds of long ones, but no more than the engine runs."""
     tokens = np.percentile(requests.prompt_tokens + requests.output_tokens, BATCH_PERCENTILE)
     return max(1, min(served.max_num_seqs, int(served.kv_tokens / tokens)))
 
@@ -202,7 +202,7 @@ def one_model(instances: Sequence[tuple[ServedModel, str]], system: str, request
     queue = {"queue": "fcfs"} if system in ("fcfs", "without-pulling") else {}
     groups = [served.group(gpu=gpu, **queue) for served, gpu in instances]
     if system == "without-balance":
-        # Each instance is a model of its own, and requests are dealt to these one after another, as they come.
+        # Each instance is a separate model, and requests are dealt to these one after another, as they come.
         groups = [group | {"model": f"{group['model']} {at}"} for at, group in enumerate(groups)]
         requests = requests._replace(model=np.asarray(np.arange(requests.count) % len(groups), np.int16))
     chosen = policies_of(system, [served for served, _ in instances], requests) | policies
@@ -211,7 +211,7 @@ def one_model(instances: Sequence[tuple[ServedModel, str]], system: str, request
 
 def nodes(count: int, system: str, requests: Requests) -> Made:
     """*count* nodes of four A100 for the models of W_B, of which each node has one at a time; under `shepherd` and
-    `without-swapping` every model has nodes of its own, and the models with the tightest SLO most."""
+    `without-swapping` every model has separate nodes, and the models with the tightest SLO most."""
     if system not in ("shepherd", "without-swapping"):
         return nodes_of(TUNED, count, system, requests)
     tightest_first = sorted(range(len(TUNED)), key=lambda at: TUNED[at].slo_class)
@@ -397,7 +397,7 @@ def mix_per_s(mix: Mix, served: ServedModel) -> float:
 def mixes(
     names: Sequence[str], loads: Sequence[float], variations: Sequence[float], scale: float
 ) -> Iterator[tuple[str, str, float, Callable[[int], Made]]]:
-    """What is varied, the system, requests a second, and from a seed to fleet and requests."""
+    """The value varied, the system, requests a second, and fleet and requests by seed."""
     for name in names:
         mix, count = MIXES[name], max(1, round(MIX_INSTANCES[name] * scale))
         each = [mix_per_s(mix, tuned.base) for tuned in mix.models] or [mix_per_s(mix, mix.served)]

@@ -41,7 +41,7 @@ class Expected:
     seen: Seen
 
     def demand(self, streams: Sequence[Endpoint], plans_for: PlansFor, now_s: float) -> Demand:
-        """What the callers of *streams* are expected to ask for; they are the rows of the forecasts.
+        """Expected demand of *streams*, which are the rows of the forecasts.
 
         Room is kept for all of the other work of the hour behind (beta), as live, since nothing holds that back.
         """
@@ -96,7 +96,7 @@ def measured_capability(
     sizes: Sequence[int] = SIZES,
     seed: int = 0,
 ) -> Capability:
-    """What an instance with *engine* serves of the mix of *clients*, *percentile* of whose requests keep *ttft_s* and
+    """Capability of an instance with *engine* for the mix of *clients*, *percentile* of whose requests keep *ttft_s* and
     *normalised_s*, when their arrivals have *cv*."""
     random = np.random.default_rng([seed, 3])
     shares = np.array([client.requests_per_s for client in clients])

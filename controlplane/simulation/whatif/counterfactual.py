@@ -1,4 +1,4 @@
-"""Counterfactual replay: the last day of the ledger under each bundle, beside the same day under the policies as they are.
+"""Counterfactual replay: the last day of the ledger under each bundle, compared with that day under the present policies.
 
 A day is `REPLAY_EVERY_S` long, and the fleet begins as it is now, with nothing on the way: what is compared is what each
 bundle would make of the same requests, not what was measured.
@@ -115,31 +115,33 @@ def _kept(
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ReplaySummary:
     """The newest replay in a sentence, and its rows, the cheapest first."""
 
     sentence: str
     rows: list[Counterfactual]
 
 
-def newest() -> Said | None:
+def newest() -> ReplaySummary | None:
     """Of the last day that was replayed; None before the first."""
     last = Counterfactual.objects.order_by("-made_at", "-pk").first()
     return said(list(Counterfactual.objects.filter(round=last.round))) if last else None
 
 
-def said(rows: list[Counterfactual]) -> Said:
+def said(rows: list[Counterfactual]) -> ReplaySummary:
     """Which of *rows* would have been the cheapest, misses at USD_PER_MISS, in words."""
     ordered = sorted(rows, key=lambda row: row.cost_usd + USD_PER_MISS * row.missed)
     best = ordered[0]
     span = _span(best.to_at - best.from_at)
     if best.bundle == AS_IT_WAS or (best.saved_usd == 0 and best.fewer_missed == 0):
-        return Said(f"Over {span}, no other bundle would have been cheaper than the policies that there are.", ordered)
+        return ReplaySummary(
+            f"Over {span}, no other bundle would have been cheaper than the policies that there are.", ordered
+        )
     money = f"${abs(best.saved_usd):,.2f} {'less' if best.saved_usd >= 0 else 'more'}"
     misses = f"{abs(best.fewer_missed):,} {'miss' if abs(best.fewer_missed) == 1 else 'misses'}"
     more = f"{misses} {'fewer' if best.fewer_missed >= 0 else 'more'}" if best.fewer_missed else "as many misses"
     title = BUNDLES[best.bundle].title if best.bundle in BUNDLES else best.bundle
-    return Said(f"Over {span}, {title} would have been cheapest: {money}, {more}.", ordered)
+    return ReplaySummary(f"Over {span}, {title} would have been cheapest: {money}, {more}.", ordered)
 
 
 def _span(lasts: timedelta) -> str:

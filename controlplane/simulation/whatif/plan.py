@@ -41,24 +41,24 @@ PARTS: Final = {
     "forecaster": "FORECASTER",
     "demand_level": "PLAN_DEMAND",
 }
-"""What rows call the parts of a change of policy."""
+"""Column of each part of a change of policy."""
 SOON_S: Final = 900.0
 """Instances that the future has ready so long from now are proposed."""
 VALID: Final = timedelta(hours=1)
 
 
 @dataclass(slots=True)
-class Wanted:
-    """What is written: by model its values, by deployment its bounds; and what of the future is only an assumption."""
+class PlanChanges:
+    """Values by model and bounds by deployment to write, and assumptions of the future."""
 
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     bounds: dict[int, dict[str, int]] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
 
 
-def wanted(row: WhatIf, future: Future) -> Wanted:
-    """What *future* would have of the fleet. Raises ActionError naming what the fleet has not."""
-    made = Wanted()
+def wanted(row: WhatIf, future: Future) -> PlanChanges:
+    """The changes of the fleet that *future* needs. Raises ActionError naming what the fleet lacks."""
+    made = PlanChanges()
     for change, words in zip(parsed(future.changes), selectors.changes_in_words(row, future), strict=True):
         match change:
             case PolicyChange():
@@ -96,18 +96,18 @@ def _deployments(change: BoundsChange) -> list[Deployment]:
 
 
 def obstacles(row: WhatIf, future: Future) -> list[str]:
-    """What *future* rests on that is not so any more, in words; none where it can become the plan."""
+    """Conditions of *future* that have changed, in words; none where it can become the plan."""
     now = selectors.present_scenario()
     then, texts = row.start["scenario"], list[str]()
     for model in then["models"]:
         if model not in now["models"]:
-            texts.append(f"{model} is not served any more")
+            texts.append(f"{model} is no longer served")
     for group in then["fleet"]:
         own = [each for each in now["fleet"] if each["model"] == group["model"]]
         for region in group["regions"]:
             here = [each for each in own if region in each["regions"] and each["gpu"] == group["gpu"]]
             if own and not here:
-                texts.append(f"{group['model']} has no deployment on {group['gpu']} in {region} any more")
+                texts.append(f"{group['model']} has no deployment on {group['gpu']} in {region} now")
             elif own and group["instances"] and not any(each["instances"] for each in here):
                 texts.append(f"no instance of {group['model']} is left in {region}")
     texts += _policies_changed(then, now)
@@ -130,7 +130,7 @@ def _policies_changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def changed_since(row: WhatIf) -> list[str]:
-    """What differs now from when *row* began, of which a plan need not fail: how many instances there are."""
+    """Numbers of instances that differ from when *row* started; a plan need not fail by them."""
     now, then = (_ready(one) for one in (selectors.present_scenario(), row.start["scenario"]))
     return [
         f"{model} in {region} has {now.get((model, region), 0)} instances, and had {count}"

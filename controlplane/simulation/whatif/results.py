@@ -13,8 +13,7 @@ from controlplane.simulation.running import Simulated
 from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from scheduling.simulation.measures.columns import Counted, by_class, columns, over_time, ttft_counts
-from scheduling.simulation.measures.differences import Difference, Log, differences
-from scheduling.simulation.measures.pairs import Pair, around
+from scheduling.simulation.measures.differences import Difference, Log, Pair, around, differences
 
 MOST_LOGGED: Final = 3_000_000
 """Requests of a run whose decisions are kept for a comparison."""
@@ -41,11 +40,11 @@ def packed(ran: Simulated, counted: Mapping[str, Counted]) -> dict[str, Any]:
     curves = {
         "ttft": {name: ttft_counts(result, each) for name, each in counted.items()},
         "series": series,
-        "moves": [row for row in ran.tables()["moves"].rows if row[4]],
+        "moves": [row for row in ran.moves.rows if row[4]],
     }
     log = None
     if staged.requests.count <= MOST_LOGGED:
-        log = _written(Log.of(result, staged.names.regions, staged.names.models, staged.promises, ran.made, series))
+        log = _written(Log.of(result, staged.names.regions, staged.names.models, staged.promises, series))
     return {"result": kept, "curves": zlib.compress(json.dumps(curves).encode()), "log": log}
 
 
@@ -58,7 +57,7 @@ def simulated(ran: Simulated) -> dict[str, Any]:
 
 
 def curves_of(blob: bytes | memoryview | None) -> dict[str, Any]:
-    """What `packed` kept as curves; empty for none."""
+    """The curves that `packed` kept; empty for none."""
     return dict(json.loads(zlib.decompress(blob))) if blob else {}
 
 
@@ -135,7 +134,7 @@ def compare(row: FutureSeed) -> None:
 
 
 def effects_over_seeds(future: Future) -> dict[str, list[Effect]]:
-    """What came of each first difference from A, by its kind and region, in every seed that is done: nothing in a seed in
+    """Effects of each first difference from A, by its kind and region, in every seed that is done: none in a seed in
     which there was no such difference.
     """
     runs = future.runs.filter(state=WhatIfState.DONE).order_by("seed").values_list(f"result__{EFFECTS}", flat=True)
@@ -145,13 +144,13 @@ def effects_over_seeds(future: Future) -> dict[str, list[Effect]]:
 
 
 def kept_of(row: WhatIf) -> set[str]:
-    """Letters of the futures whose decisions are kept beside those of A."""
+    """Letters of the futures whose decisions are kept with those of A."""
     kept = FutureSeed.objects.filter(future__what_if=row, seed=FIRST_SEED, pairs__isnull=False)
     return set(kept.values_list("future__letter", flat=True))
 
 
 def compared(row: WhatIf, letter: str) -> dict[tuple[str, str], Compared]:
-    """What A and the future *letter* decide around each first difference, by (kind, region); empty if none is kept."""
+    """Decisions of A and the future *letter* around each first difference, by (kind, region); empty if none is kept."""
     kept = FutureSeed.objects.filter(future__what_if=row, future__letter=letter, seed=FIRST_SEED)
     blob = kept.values_list("pairs", flat=True).first()
     if not blob:
@@ -188,7 +187,7 @@ def signed(value: float, digits: int) -> str:
 
 
 def _effect(difference: Difference) -> str:
-    """What came of it in the fifteen minutes after, in words."""
+    """Its effect in the fifteen minutes after, in words."""
     if difference.slo_met and abs(1000 * difference.slo_met) >= abs(difference.waiting):
         return f"{signed(100 * difference.slo_met, 1)} pt SLO met within 15 min, in this seed"
     return f"{signed(difference.waiting, 0)} waiting within 15 min, in this seed"

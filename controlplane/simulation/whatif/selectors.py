@@ -61,7 +61,7 @@ def present_scenario() -> dict[str, Any]:
 
 
 def progress(pk: int) -> dict[str, Any] | None:
-    """How far the what-if *pk* is: state, done (share), eta_s, runs, runs_done, and a row for each future.
+    """Progress of the what-if *pk*: state, done (share), eta_s, runs, runs_done, and a row for each future.
 
     A future's row: letter, name, state, phase, done, seed (the one at work), seeds, seeds_done, eta_s, took_s, error. None
     if there is no such what-if.
@@ -141,12 +141,12 @@ def _ahead(row: WhatIf) -> int:
 
 
 def changes_in_words(row: WhatIf, future: Future) -> list[str]:
-    """What *future* changes against now, a sentence each; of changes that cannot be, what is wrong with them."""
+    """The changes of *future* against now, a sentence each; of an impossible one, what is wrong."""
     return _in_words(row, future.changes, "changes")
 
 
 def edits_in_words(row: WhatIf) -> list[str]:
-    """What all futures of *row* share."""
+    """The changes that all futures of *row* share."""
     return _in_words(row, row.edits, "edits")
 
 
@@ -228,7 +228,7 @@ def _slo_met(of: dict[int, dict[str, Any]], error: float) -> Interval | None:
 
 
 def _results(row: WhatIf) -> dict[str, dict[int, dict[str, Any]]]:
-    """What came of each run that is done, by letter and seed."""
+    """The result of each run that is done, by letter and seed."""
     results: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     runs = FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.DONE)
     for letter, seed, result in runs.order_by("seed").values_list("future__letter", "seed", "result"):

@@ -1,7 +1,7 @@
-"""What workers do: take the next run that waits, simulate it, keep what came of it; any worker, any number of them.
+"""Work of Celery workers: take the next run that waits, simulate it, keep its result; any number of workers.
 
-A run is leased to the process that takes it, which beats as it goes on. One that falls silent is interrupted and taken by
-another: a run is deterministic by its seed, so that its numbers are the same whichever process made them.
+A run is leased to the process that takes it, which sends heartbeats meanwhile. A silent run is interrupted and taken by
+another process: it is deterministic by its seed, so its numbers are the same in any process.
 """
 
 import logging
@@ -46,7 +46,7 @@ MOST_MESSAGES: Final = 16
 """Sent at once; each run that ends sends for the next."""
 OPEN: Final = (WhatIfState.QUEUED, WhatIfState.RUNNING, WhatIfState.INTERRUPTED)
 LARGE: Final = ("result", "curves", "log", "pairs", "future__what_if__start")
-"""What rows that are looked at are read without: a start alone takes milliseconds to read."""
+"""Columns that lists of runs are read without: a start alone takes milliseconds to read."""
 STAGED_SHARE, SIMULATED_SHARE = 0.1, 0.95
 """Of a run's progress: when it is staged, and when it is simulated."""
 _seeds: deque[tuple[int, int]] = deque(maxlen=64)
@@ -54,7 +54,7 @@ _seeds: deque[tuple[int, int]] = deque(maxlen=64)
 
 
 class Ended(Exception):
-    """The run is not this worker's any more: it was cancelled."""
+    """The run was taken from this worker: it was cancelled."""
 
 
 @dataclass(slots=True)
@@ -72,8 +72,8 @@ class Beat:
             raise Ended
 
     @contextmanager
-    def goes_on(self) -> Iterator[None]:
-        """Beat by a thread of its own meanwhile: a run says nothing for minutes where kernels are compiled first."""
+    def heartbeat(self) -> Iterator[None]:
+        """Send heartbeats from a separate thread: a run is silent for minutes where kernels are compiled first."""
         over = Event()
 
         def beat() -> None:
@@ -82,7 +82,7 @@ class Beat:
                     alive = FutureSeed.objects.filter(pk=self.pk, state=WhatIfState.RUNNING)
                     alive.update(heartbeat_at=timezone.now())
             except DatabaseError as error:
-                logger.warning("what-if: run %d cannot say that it goes on: %s", self.pk, error)
+                logger.warning("what-if: run %d cannot send a heartbeat: %s", self.pk, error)
             finally:
                 connections.close_all()
 
@@ -193,7 +193,7 @@ def made(row: FutureSeed) -> dict[str, Any]:
     edits = made_of.edits(row.seed, what_if.horizon_s)
     staged = stage_start(start, made_of.scenario, row.seed, edits, what_if.horizon_s)
     beat.phase(Phase.SIMULATING, STAGED_SHARE)
-    with beat.goes_on():
+    with beat.heartbeat():
         ran = simulate(made_of.scenario, staged, progress=beat.simulated)
     beat.phase(Phase.MEASURING, SIMULATED_SHARE)
     values = results.packed(ran, counted_of(what_if, made_of))
@@ -220,7 +220,7 @@ def changed(what_if: WhatIf, future: Future, start: Start) -> Changed:
 
 
 def counted_of(what_if: WhatIf, changed: Changed) -> dict[str, Counted]:
-    """What the comparison counts, by name: all of the horizon, interactive classes alone, and each in the edited time."""
+    """Scopes of the comparison by name: all of the horizon, interactive classes alone, and each in the edited time."""
     kinds = [one.kind for one in changed.scenario.classes.values()]
     shown = frozenset(number for number, kind in enumerate(kinds) if kind == "interactive")
     whole = Counted(what_if.warmup_s, what_if.horizon_s)
@@ -241,7 +241,7 @@ def edited_time(what_if: WhatIf) -> tuple[float, float] | None:
 
 
 def settle(pk: int) -> None:
-    """Note that the what-if *pk* has ended, if none of its runs is open any more."""
+    """Note that the what-if *pk* has ended, if none of its runs is open."""
     with transaction.atomic():
         row = WhatIf.objects.select_for_update().defer("start").get(pk=pk)
         runs = FutureSeed.objects.filter(future__what_if=row)

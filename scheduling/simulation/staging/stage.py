@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.measures.results import Names, Price, Promise
+from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
 from scheduling.simulation.simulator import Happening, Simulation
@@ -22,7 +23,7 @@ from scheduling.simulation.staging.misfit import Misfit
 from scheduling.simulation.staging.requests import promise_of, requests_of
 from scheduling.simulation.staging.scaling import Scaled, scaled_of
 from scheduling.simulation.state.placing import Fork
-from scheduling.simulation.strategies import Advisor, StrategyRun, run_strategy
+from scheduling.simulation.strategies import Advisor, run_strategy
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.requests import Requests
@@ -76,7 +77,7 @@ class Stage:
         advisor: Advisor | None = None,
         decisions: bool = False,
         progress: Callable[[int, int], None] | None = None,
-    ) -> StrategyRun:
+    ) -> Result:
         """Simulate it. *advisor* makes the plans that strategies follow; ValueError if one does and there is none."""
         if self.scaled is None:
             simulation = Simulation(
@@ -89,10 +90,9 @@ class Stage:
             )
             tick_s = max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
             swaps = Swapping(simulation) if self.cluster.swap_groups() else None
-            result = simulation.run(
+            return simulation.run(
                 swaps, LOOK_S if swaps else tick_s, self.until_s, progress, happenings=self.happenings
             )
-            return StrategyRun("", result, [])
         return run_strategy(
             self.cluster,
             self.requests,

@@ -39,7 +39,7 @@ def arrivals(*streams, horizon_s: float = 1200.0):
 
 def test_the_mean_over_seeds_is_the_forecast_and_seeds_differ_within_the_band():
     counts = np.array([len(drawn(arrivals(stream()), seed)) for seed in range(60)])
-    # The second window goes on: 1,200 s at 2 requests a second, between 80 % bounds of 1 and 3, drawn within the 95 %.
+    # The second window continues: 1,200 s at 2 requests a second, between 80 % bounds of 1 and 3, drawn within the 95 %.
     assert counts.mean() == pytest.approx(2400, rel=0.15)
     assert counts.min() > 2400 * (1 - 0.5 * 1.96 / 1.2816) - 200
     assert counts.max() < 2400 * (1 + 0.5 * 1.96 / 1.2816) + 200

@@ -134,7 +134,7 @@ def test_it_is_refused_where_what_it_rests_on_has_gone(asked, operator, deployme
     with pytest.raises(ActionError, match="Since it began, this has changed: routing of"):
         plan.make_plan(asked, "B", operator)
     Deployment.objects.update(active=False)
-    assert plan.obstacles(asked, future)[0] == f"{MODEL} is not served any more"
+    assert plan.obstacles(asked, future)[0] == f"{MODEL} is no longer served"
     assert not ScalingPolicy.objects.exists()
 
 

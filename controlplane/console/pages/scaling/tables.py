@@ -1,4 +1,4 @@
-"""What the scaling page shows: instances as they are and as planned, what they cost, and why, ready for a template."""
+"""The scaling page's data: instances present and planned, their cost, and the reasons."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -173,7 +173,7 @@ WORDS = {
     "PLAN_DEMAND": "demand planned for",
     **{name: declared.knob.title for name, declared in SETTINGS.items()},
 }
-"""What a bundle sets, as the page names it."""
+"""The page's names of the settings in a bundle."""
 
 
 def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
@@ -200,7 +200,7 @@ def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
 
 
 def _changes(present: bundles.Present, bundle: Bundle, of: str = "") -> str:
-    """What *bundle* would change, as "router preserve instead of least_delay"; of a custom one, what it has instead."""
+    """The changes that *bundle* would make: "router preserve instead of least_delay"; of a custom one, its own values."""
     said = []
     for each in present.differences(bundle):
         first, second = (each.present, each.bundled) if of else (each.bundled, each.present)

@@ -26,7 +26,7 @@ from controlplane.console.formats import duration
 from controlplane.console.pages.forecast.charts import demand_and_forecast
 from controlplane.console.pages.forecast.selectors import Asked as Outlook
 from controlplane.console.pages.forecast.selectors import see
-from controlplane.console.pages.models.charts import EVERY_S, hours_back
+from controlplane.console.pages.models.selectors import EVERY_S, hours_back
 from controlplane.console.pages.what_if import forms
 from controlplane.console.pages.what_if.forms import (
     ALL_FUTURES,
@@ -37,13 +37,13 @@ from controlplane.console.pages.what_if.forms import (
     OWN_FUTURE,
     USUAL_HORIZON,
     USUAL_PRESETS,
-    Asked,
+    FormRequest,
     asked,
     cells_of,
     start_of,
     window_of,
 )
-from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, Kind, Values, rows_of
+from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, RowKind, Values, rows_of
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
 from controlplane.planning.models import Quantity
@@ -111,7 +111,7 @@ def _draft(data: QueryDict) -> WhatIf | None:
 
 
 def _kept(
-    request: HttpRequest, draft: WhatIf | None, wanted: Asked, data: QueryDict, scenario: Values
+    request: HttpRequest, draft: WhatIf | None, wanted: FormRequest, data: QueryDict, scenario: Values
 ) -> HttpResponseBase:
     """Keep the form as it is, with what is wrong in it, and keep editing it."""
     values = _values(request, wanted, data, scenario) | {"start": {}}
@@ -120,8 +120,8 @@ def _kept(
     return redirect(f"{row.asked}&draft={row.pk}")
 
 
-def _values(request: HttpRequest, wanted: Asked, data: QueryDict, scenario: Values) -> Values:
-    """What of the form a row keeps, less its start."""
+def _values(request: HttpRequest, wanted: FormRequest, data: QueryDict, scenario: Values) -> Values:
+    """The values of the form that a row keeps, without its start."""
     try:
         words = in_words(scenario, parsed([*wanted.start.get("tenants", []), *wanted.edits], "edits"))
     except (ChangeError, KeyError):  # a draft may be wrong, and there may be no fleet to speak of
@@ -138,7 +138,7 @@ def _values(request: HttpRequest, wanted: Asked, data: QueryDict, scenario: Valu
     }
 
 
-def _run(request: HttpRequest, wanted: Asked, data: QueryDict, scenario: Values, draft: WhatIf | None) -> int:
+def _run(request: HttpRequest, wanted: FormRequest, data: QueryDict, scenario: Values, draft: WhatIf | None) -> int:
     user = user_of(request)
     start = begun(_begin(wanted.start, wanted.horizon_s), wanted.horizon_s)
     values = _values(request, wanted, data, scenario) | {"start": start.model_dump(mode="json")}
@@ -166,7 +166,7 @@ def address_of(data: QueryDict, scenario: Values) -> str:
 
 
 def _horizons(asked_s: float) -> list[tuple[str, str]]:
-    """What the form offers, and what an address or another what-if asks for in addition."""
+    """The horizons that the form offers, and the one that an address or another what-if asks for."""
     own = (f"{asked_s:g}", duration(asked_s))
     return sorted([*HORIZONS, *([] if own[0] in dict(HORIZONS) else [own])], key=lambda one: float(one[0]))
 
@@ -196,7 +196,7 @@ def _begin(start: Values, horizon_s: float) -> Begin:
         raise ActionError(f"{first['loc'][0]}: {first['msg']}") from error
 
 
-def _shown(wanted: Asked, now: Start | None) -> list[dict[str, Any]]:
+def _shown(wanted: FormRequest, now: Start | None) -> list[dict[str, Any]]:
     """The futures in words; what is wrong with one is among the errors."""
     shown, values = [], now.scenario if now else {}
     for letter, one in zip(LETTERS, wanted.futures, strict=False):
@@ -216,14 +216,14 @@ def _shown(wanted: Asked, now: Start | None) -> list[dict[str, Any]]:
     return shown
 
 
-def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
+def _form(data: QueryDict, values: Values, wanted: FormRequest) -> dict[str, Any]:
     presets = data.getlist("preset") if "chosen" in data else list(USUAL_PRESETS)
     baselines = {preset.name for preset in BASELINES}
     gpu_types, regions, prices = cells_of(data, values)
     since, until = window_of(data)
     ledger = wanted.start["kind"] == "ledger"  # whose horizon is its window
 
-    def parts(kinds: tuple[Kind, ...]) -> list[tuple[Kind, list[dict[str, str]]]]:
+    def parts(kinds: tuple[RowKind, ...]) -> list[tuple[RowKind, list[dict[str, str]]]]:
         return [(kind, rows_of(kind, data)) for kind in kinds]
 
     return {
@@ -282,17 +282,17 @@ def _applies_to(chosen: str) -> list[tuple[str, list[tuple[str, str, bool]]]]:
     return [(label, [(value, title, value == chosen) for value, title in options]) for label, options in groups]
 
 
-def _demand(wanted: Asked, values: Values) -> Chart:
+def _demand(wanted: FormRequest, values: Values) -> Chart:
     return demand_chart(wanted.edits, sorted(values.get("models", ())), wanted.horizon_s)
 
 
-def _chart(wanted: Asked, values: Values) -> dict[str, Any]:
+def _chart(wanted: FormRequest, values: Values) -> dict[str, Any]:
     chart = _demand(wanted, values)
     tops = " ".join(str(shape["y1"]) for shape in chart.shapes)
     return {"demand_chart": chart, "demand_now": local(timezone.localtime(timezone.now())), "demand_tops": tops}
 
 
-def _side(wanted: Asked, shown: list[dict[str, Any]], now: Start | None, trouble: str) -> dict[str, Any]:
+def _side(wanted: FormRequest, shown: list[dict[str, Any]], now: Start | None, trouble: str) -> dict[str, Any]:
     runs = len(shown) * wanted.seeds
     shared = [*wanted.start.get("tenants", []), *wanted.edits]
     known = (

@@ -17,7 +17,7 @@ QUANTITIES: Final = (("ready", "Instances"), ("waiting", "Waiting requests"))
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What cost is drawn against: a column of the comparison, times *factor*."""
+    """Quantity that cost is drawn against: a column of the comparison, times *factor*."""
 
     column: str
     title: str
@@ -27,7 +27,7 @@ class Gain:
     form: str
     """Of a value in a sentence."""
     bars: str
-    """What its intervals are."""
+    """Meaning of its intervals."""
 
 
 GAINS: Final = {
@@ -129,7 +129,7 @@ def _ticks(against: str) -> dict[str, Any]:
 def _ranges(
     known: Sequence[Row], gain: Gain, level: Sequence[float]
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """What the axes of cost and of what is gained reach over, with room for labels and intervals."""
+    """Ranges of the axes of cost and gain, with room for labels and intervals."""
     lows = [*(_gained(row, gain, "wide_low") for row in known), *level] or [0.0]
     highs = [_gained(row, gain, "wide_high") for row in known] or [1.0]
     top = 100.0 if level else max(highs)

@@ -1,4 +1,4 @@
-"""What the what-if form says: from the fields that were filled in to a request for `services.submit`, and back to words.
+"""The what-if form: from its fields to a request for `services.submit`, and back to words.
 
 The address holds the whole draft, so that it can be sent and reloaded; the same fields are posted to run it.
 """
@@ -18,7 +18,7 @@ from controlplane.console.pages.what_if.rows import (
     OF_FLEET,
     TENANT,
     Column,
-    Kind,
+    RowKind,
     Values,
     amount,
     changes_of,
@@ -45,14 +45,14 @@ MOST_SEEDS: Final = 20
 USUAL_PRESETS: Final = ("pilothouse",)
 CUSTOM_PARTS: Final = ("routing", "ordering", "strategy", "forecaster")
 OWN_FUTURE, ALL_FUTURES, CUSTOM_FUTURE = "own", "all", "custom"
-"""What edits of the fleet apply to, other than the name of a preset: a future that has its policies too."""
+"""Targets of edits of the fleet, other than the name of a preset, whose policies the future has too."""
 PRICES: Final = {"price:": "usd_per_hour", "spot:": "spot_usd_per_hour"}
 """Fields of prices by their begin, and the key of a GPU type that each is."""
 AS_NOW: Final = "As now"
 
 
 @dataclass(slots=True)
-class Asked:
+class FormRequest:
     """A request as the form has it; *errors* by where they are: a field, or the title of a row."""
 
     title: str
@@ -67,8 +67,8 @@ class Asked:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def asked(data: QueryDict, now: Values) -> Asked:
-    """What *data* asks for, *now* being the scenario that it begins from."""
+def asked(data: QueryDict, now: Values) -> FormRequest:
+    """The request of *data*, *now* being the scenario that it starts from."""
     errors: dict[str, str] = {}
 
     def number(name: str, usual: float, least: float, most: float) -> float:
@@ -83,7 +83,7 @@ def asked(data: QueryDict, now: Values) -> Asked:
             return usual
         return value
 
-    def changes(kinds: tuple[Kind, ...]) -> list[Values]:
+    def changes(kinds: tuple[RowKind, ...]) -> list[Values]:
         made = []
         for kind in kinds:
             try:
@@ -126,7 +126,7 @@ def asked(data: QueryDict, now: Values) -> Asked:
         name = f"{policies.title}, other fleet" if policies else "Other fleet"
         taken = [dict(change) for change in policies.changes] if policies else []
         futures.append({"name": fleet_name or name, "changes": [*taken, *fleet]})
-    return Asked(
+    return FormRequest(
         title=data.get("title", "").strip()[:160],
         start=start,
         horizon_s=horizon_s,
@@ -263,7 +263,7 @@ FIELDS: Final = {
 }
 """By key of a scenario's `[trace]`; `models` is NAMES."""
 NUMBERS: Final = {"speed": (float, "times", "any"), "limit": (int, "requests", "1")}
-"""What makes a value of the text, its unit and the step of the field."""
+"""Type of the value, its unit and the step of the field."""
 SHOWN: Final = 8
 """Names of a kind that are listed."""
 
@@ -274,7 +274,7 @@ def _pair(row: Mapping[str, str]) -> Values:
     return {"theirs": row["theirs"], "ours": row["model"]}
 
 
-NAMES: Final = Kind(
+NAMES: Final = RowKind(
     "trace-name",
     "Models by other names",
     (Column("theirs", "Name in the trace"), MODEL),
@@ -309,19 +309,19 @@ def field_of(key: str) -> str:
 
 
 def label_of(key: str) -> str:
-    """What an error of *key* is listed as."""
+    """Label of an error of *key*."""
     return f"Trace, {FIELDS.get(key, NAMES.title if key == 'models' else key)}"
 
 
 def misfits(start: Start, scenario: Scenario) -> dict[str, str]:
-    """What of the trace that *start* takes does not fit *scenario*, by the label of the field; of other starts nothing."""
+    """Problems of the trace of *start* with *scenario*, by the label of the field; none of other starts."""
     if start.arrivals["kind"] != "file":
         return {}
     return {label_of(key): what for key, what in traces.misfits(start.arrivals, scenario).items()}
 
 
 def fields(data: QueryDict, values: Values, errors: Mapping[str, str]) -> list[dict[str, Any]]:
-    """What the page draws: name, label, value, error, and the options of a select or the unit of a number."""
+    """Fields of the page: name, label, value, error, and the options of a select or the unit of a number."""
     regions = list(values.get("regions", {}))
     classes = list(values.get("classes", {}))
     options = {
@@ -349,7 +349,7 @@ def fields(data: QueryDict, values: Values, errors: Mapping[str, str]) -> list[d
 
 
 def about(start: Values) -> str:
-    """What a trace is and which names it has, in a sentence or two; empty if there is none."""
+    """A trace and the names it has, in a sentence or two; empty if there is none."""
     pk = str(start.get("trace") or "")
     row = TraceFile.objects.defer("content").filter(pk=pk).first() if pk.isdecimal() else None
     if row is None:

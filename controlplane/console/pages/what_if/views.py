@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
@@ -19,12 +19,12 @@ from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import back
 from controlplane.console.charts.spec import Chart
-from controlplane.console.formats import NONE, duration, milliseconds, percent_fine, points_signed, signed
+from controlplane.console.formats import NONE, milliseconds, percent_fine, points_signed, signed
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.pages.what_if import charts as drawn
-from controlplane.console.pages.what_if.compare import facts, heat, hidden_of, rows_of, sentence, state_of
+from controlplane.console.pages.what_if.compare import facts, heat, hidden_of, in_words, rows_of, sentence, state_of
 from controlplane.console.selectors.replay import replay
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.planning.models import ScalingPlan
@@ -37,7 +37,6 @@ from controlplane.simulation.whatif.models import LETTERS, Future, WhatIf, WhatI
 from controlplane.simulation.whatif.plan import followed, ready_since
 from controlplane.simulation.whatif.results import Compared, compared, kept_of
 from controlplane.simulation.whatif.working import OPEN, edited_time
-from scheduling.compiling import Progress
 
 SHOWN: Final = 100
 MORE_SEEDS: Final = 5
@@ -171,13 +170,6 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
     return back(request, "console:what-if", pk)
 
 
-def _drawn(progress: dict[str, Any]) -> str:
-    """Seeds that are done and states, of the whole and of each future, as `whatif.js` reads them of the live table."""
-    seeds = [progress["runs_done"], *(each["seeds_done"] for each in progress["futures"])]
-    states = [progress["state"], *(each["state"] for each in progress["futures"])]
-    return f"{','.join(map(str, seeds))} {','.join(map(str, states))}"
-
-
 class _Seen:
     """One what-if as one address shows it."""
 
@@ -243,7 +235,7 @@ class _Seen:
         regret = self.compared["regret"]
         names = {each["letter"]: each["name"] for each in self.every}
         return {
-            **live_context(hub.state(), f"overview,what-if:{row.pk}"),
+            **live_context(hub.state(), f"what-if:{row.pk}"),
             "what_if": row,
             "run": self._run(facts(row, edits, known[0] if known else None, "Every future sees the same requests")),
             "remarks": row.start.get("remarks", [])[1:],
@@ -292,16 +284,15 @@ class _Seen:
         }
         return {
             "verdict": state_of(row.state, texts.get(WhatIfState(row.state), "")),
-            "text": _in_words(done, kernels.progress() if row.state in OPEN else None),
+            "text": in_words(done, kernels.progress() if row.state in OPEN else None),
             "open": row.state in OPEN,
             "missing": row.state not in OPEN and any(each["state"] in MISSING for each in done["futures"]),
             "share": done["done"] if row.state in OPEN else None,
-            "drawn": _drawn(done),
             "facts": about,
         }
 
     def _stale(self) -> list[str]:
-        """What differs now from when it began, while that still matters."""
+        """Differences from when it started, while they matter."""
         row = self.row
         if row.start.get("kind") != "fleet" or row.plan or row.state == WhatIfState.DRAFT:
             return []
@@ -313,7 +304,7 @@ class _Seen:
         return plan.changed_since(row)
 
     def _choice(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        """What the chosen future would have of the fleet, and whether it can become the plan."""
+        """The changes of the fleet that the chosen future needs, and whether it can become the plan."""
         row = self.row
         future = row.futures.get(letter=chosen["letter"])
         keys = selectors.full_diff(row, future)
@@ -357,20 +348,6 @@ class _Seen:
         return shown
 
 
-def _in_words(done: dict[str, Any], compiling: Progress | None) -> str:
-    """The progress of a what-if: runs, the time it took, the time to go; and whether they wait for kernels."""
-    words = [f"{done['runs_done']} of {done['runs']} runs"]
-    if done["ahead"]:
-        words.append(f"{done['ahead']} other what-if{'s' * (done['ahead'] > 1)} first")
-    if done["elapsed_s"] is not None:
-        words.append(f"{duration(done['elapsed_s'])} elapsed")
-    if compiling and not done["runs_done"]:
-        words.append(f"runs wait for the simulator: {compiling}, once for each version")
-    if done["eta_s"]:
-        words.append(f"about {duration(done['eta_s'])} left. Results below change until all are done")
-    return f"{'; '.join(words)}."
-
-
 def _price(text: str) -> float | None:
     """Dollars, 0 or more; None for anything else."""
     try:
@@ -396,20 +373,6 @@ def _regret_table(seen: _Seen) -> Table:
     return Table(header, [[each["letter"], *each["usd"], each["mean"], each["worst"]] for each in regret["rows"]])
 
 
-class Endpoint(NamedTuple):
-    """Instances of a model in a region: ready at the fork, predicted for now, and as they are."""
-
-    model: str
-    region: str
-    began: str
-    predicted: str
-    ready: int
-    moving: str
-    difference: str
-    """Of ready from predicted, in words."""
-    agrees: bool
-
-
 def plan_made(row: WhatIf) -> str:
     """Who made which future the plan, and whether it still is; empty if none ever was."""
     if not row.plan:
@@ -421,7 +384,7 @@ def plan_made(row: WhatIf) -> str:
 
 
 def following(row: WhatIf) -> dict[str, Any] | None:
-    """What the page shows of it; None if no future of *row* is the plan."""
+    """Prediction and measurement of the plan; None if no future of *row* is the plan."""
     came = followed(row)
     if came is None:
         return None
@@ -450,7 +413,7 @@ def following(row: WhatIf) -> dict[str, Any] | None:
 @require_safe
 @fleet_role(Role.VIEWER)
 def panel(request: HttpRequest, pk: int) -> HttpResponse:
-    """What comes of the plan alone, for a page of that what-if with the same query; empty once none is the plan."""
+    """The panel that follows the plan, for a page with the same query; empty once none is the plan."""
     row = get_object_or_404(WhatIf, pk=pk)
     came = following(row)
     if came is None:
@@ -470,21 +433,22 @@ def _instances(endpoints: list[dict[str, Any]]) -> tuple[str, str, str]:
     return "Ready instances", f"{ready}", f"predicted {sum(each['predicted'] for each in endpoints):.1f} for now"
 
 
-def _endpoint(each: dict[str, Any], titles: dict[str, str]) -> Endpoint:
+def _endpoint(each: dict[str, Any], titles: dict[str, str]) -> dict[str, Any]:
+    """Instances of a model in a region: ready at the fork, predicted for now, and present."""
     # Predictions are means over seeds: a difference below a half is none.
     known = each["predicted"] is not None
     more = round(each["ready"] - each["predicted"]) if known else 0
     moving = [f"{each[name]} {name}" for name in ("starting", "draining") if each[name]]
-    return Endpoint(
-        model=each["model"],
-        region=titles.get(each["region"], each["region"]),
-        began=f"{round(each['began']):d}",
-        predicted=f"{round(each['predicted'], 1):g}" if known else NONE,
-        ready=each["ready"],
-        moving=", ".join(moving),
-        difference=f"{signed(more)} against predicted" if more else "as predicted" if known else "not comparable",
-        agrees=not more,
-    )
+    return {
+        "model": each["model"],
+        "region": titles.get(each["region"], each["region"]),
+        "began": f"{round(each['began']):d}",
+        "predicted": f"{round(each['predicted'], 1):g}" if known else NONE,
+        "ready": each["ready"],
+        "moving": ", ".join(moving),
+        "difference": f"{signed(more)} against predicted" if more else "as predicted" if known else "not comparable",
+        "agrees": not more,
+    }
 
 
 KINDS: Final = {

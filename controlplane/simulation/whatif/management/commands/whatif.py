@@ -79,8 +79,8 @@ class Command(BaseCommand):
             self._watch(row, options["here"], options["json"])
         except KeyboardInterrupt:
             self.stderr.write(
-                f"What-if {row.pk} goes on where workers run. `manage.py whatif {row.pk}` follows it again, --here makes its"
-                f" runs, and `manage.py whatif --cancel {row.pk}` cancels it."
+                f"What-if {row.pk} continues where workers run. `manage.py whatif {row.pk}` follows it again, --here makes"
+                f" its runs, and `manage.py whatif --cancel {row.pk}` cancels it."
             )
             raise SystemExit(INTERRUPTED) from None
         row.refresh_from_db()
