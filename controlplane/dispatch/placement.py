@@ -1,6 +1,7 @@
 """The endpoint of a request, and its instance: each decision is one compiled call. Also the trace that explains it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,23 +50,17 @@ from scheduling.routing.candidates import (
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, POLICY_CODES, PRESERVE
 
 
+@dataclass(eq=False)
 class Placement:
-    def __init__(
-        self,
-        topology: Topology,
-        queue: WaitingQueue,
-        accounts: TokenAccounts,
-        waits: Waits,
-        clock: Callable[[], float],
-        deliver: Deliver,
-    ) -> None:
-        self.topology = topology
-        self.queue = queue
-        self.accounts = accounts
-        self.waits = waits
-        self.clock = clock
-        self.deliver = deliver
-        self._candidates = np.zeros((CANDIDATES, COLUMNS))  # of the decision in hand
+    topology: Topology
+    queue: WaitingQueue
+    accounts: TokenAccounts
+    waits: Waits
+    clock: Callable[[], float]
+    deliver: Deliver
+
+    def __post_init__(self) -> None:
+        self._candidates = np.zeros((CANDIDATES, COLUMNS))  # of the current decision
 
     def choose_endpoint(self, model: str, region: str) -> Endpoint | None:
         """The endpoint for a new request for *model* from *region*: one that serves, or soon will, or can be started.

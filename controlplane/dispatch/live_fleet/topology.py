@@ -126,6 +126,9 @@ class Replica:
     moving: bool = False  # a change of state is being written
     output_tokens_per_s: float = 0.0  # as its counters grow
     prompt_tokens_per_s: float = 0.0
+    readings: deque[tuple[float, VllmMetrics]] = field(default_factory=deque)  # of the last minute, by monotonic time
+    obstacle: str = ""  # as its row says of a start by others: why it is not taken to be there
+    identified_s: float = -math.inf  # when it was found to be another server
     round_trip: RoundTrip = field(default_factory=RoundTrip)
     ended: deque[EndedRequest] = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last ones
     requests: set[Request] = field(default_factory=set)

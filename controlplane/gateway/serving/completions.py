@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import orjson
@@ -72,33 +73,19 @@ def _card(model: ServedModel) -> dict[str, object]:
     }
 
 
+@dataclass(eq=False)
 class Completions:
-    def __init__(
-        self,
-        *,
-        keys: Keys,
-        limits: Limits,
-        catalog: Catalog,
-        lengths: LengthService,
-        requests: OpenRequests,
-        upstream: Upstream,
-        records: Records,
-        clock: Callable[[], float],
-        max_depth: int,
-        most_body_bytes: int,
-        stream_all: bool,
-    ) -> None:
-        self.stream_all = stream_all  # from instances, what tenants do not stream too
-        self.max_depth = max_depth  # of a body's JSON
-        self.most_body_bytes = most_body_bytes  # without media
-        self.keys = keys
-        self.limits = limits
-        self.catalog = catalog
-        self.lengths = lengths
-        self.requests = requests
-        self.upstream = upstream
-        self.records = records
-        self.clock = clock
+    keys: Keys
+    limits: Limits
+    catalog: Catalog
+    lengths: LengthService
+    requests: OpenRequests
+    upstream: Upstream
+    records: Records
+    clock: Callable[[], float]
+    max_depth: int  # of a body's JSON
+    most_body_bytes: int  # without media
+    stream_all: bool  # stream from instances also answers that tenants do not stream
 
     async def complete(self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind) -> None:
         """Answer the body *raw*. Raises the ApiError that the tenant is to be answered with."""
@@ -230,13 +217,13 @@ class Completions:
                     usage = await self.upstream.carry(ticket, placed, body, responder)
                     break
                 except Evicted:
-                    self.requests.evicted(ticket)
-                except InstanceBusy as busy:
-                    ticket.busy = busy.error
-                    self.requests.place_again(ticket, str(busy), busy.failure, busy.wait_s)
+                    self.requests.place_again(ticket, evicted=True)
                 except InstanceLost as lost:
                     came = lost.came
-                    self.requests.place_again(ticket, str(lost), lost.failure)
+                    wait_s = 1.0
+                    if isinstance(lost, InstanceBusy):
+                        ticket.busy, wait_s = lost.error, lost.wait_s
+                    self.requests.place_again(ticket, reason=str(lost), failure=lost.failure, wait_s=wait_s)
             self._settle_usage(ticket, usage)
             ticket.move(TicketState.DONE)
         except RefusedByInstance as refused:

@@ -192,20 +192,18 @@ class OpenRequests:
         ticket.placement = asyncio.get_running_loop().create_future()
         self._send(ticket.asked)
 
-    def place_again(self, ticket: Ticket, reason: str, failure: str, wait_s: float = 1.0) -> None:
-        """*ticket* was sent no byte by its instance, or what it was sent is kept. The others are as in `Left`."""
-        ticket.trace[-1]["lost"] = reason
-        self._again(ticket, failure=failure, reason=reason, wait_s=wait_s)
-
-    def evicted(self, ticket: Ticket) -> None:
-        """*ticket* has left its instance, as `Evict` asked."""
-        ticket.evictions += 1
-        ticket.trace[-1]["evicted"] = {"tokens_seen": ticket.output_tokens}
-        self._again(ticket, evicted=True)
-
-    def _again(
+    def place_again(
         self, ticket: Ticket, *, failure: str = "", reason: str = "", wait_s: float = 1.0, evicted: bool = False
     ) -> None:
+        """*ticket* has left its instance, which failed it or as `Evict` asked, and can start over or be resumed.
+
+        The arguments are those of `Left`.
+        """
+        if evicted:
+            ticket.evictions += 1
+            ticket.trace[-1]["evicted"] = {"tokens_seen": ticket.output_tokens}
+        else:
+            ticket.trace[-1]["lost"] = reason
         ticket.output_tokens = ticket.kept.rewind() if ticket.kept is not None else 0
         if ticket.kept is None or not ticket.kept.opened:
             ticket.first_token_s, ticket.first_token_heard = 0.0, False
@@ -213,17 +211,7 @@ class OpenRequests:
         self.streaming.discard(ticket)
         ticket.placement = asyncio.get_running_loop().create_future()
         number, kept_tokens = ticket.asked.number, ticket.output_tokens
-        self._send(
-            Left(
-                number,
-                again=True,
-                failure=failure,
-                reason=reason,
-                wait_s=wait_s,
-                evicted=evicted,
-                kept_tokens=kept_tokens,
-            )
-        )
+        self._send(Left(number, True, failure, reason, wait_s, evicted, kept_tokens))
 
     def headers_came(self, ticket: Ticket) -> None:
         """The instance of *ticket* begins to answer."""
