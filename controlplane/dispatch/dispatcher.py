@@ -144,9 +144,12 @@ class Dispatcher:
 
         Refused with 503 if nothing serves its model or soon will, with 429 if the queue there is full.
         """
-        self.topology.count_demand(asked, self.clock())
-        endpoint = self.placement.choose_endpoint(asked.model, asked.region)
-        own_region = self.topology.own_region(asked.model, asked.region)
+        candidates, own_region = self.topology.candidates(asked.model, asked.region), ""
+        if candidates.size:
+            preferred = self.topology.endpoints[int(candidates[0])]
+            preferred.count_demand(asked, self.clock())
+            own_region = preferred.spec.region
+        endpoint = self.placement.choose_endpoint(candidates)
         suspect = self.suspects.is_suspect(asked)
         if suspect and (refusal := self.suspects.refusal(asked)) is not None:
             self.deliver(refusal)
@@ -165,7 +168,7 @@ class Dispatcher:
     def _enqueue(self, request: Request, endpoint: Endpoint) -> None:
         self.queue.add(request, endpoint)
         number, own_region, request.own_region = request.asked.number, request.own_region, ""
-        self.deliver(Moved(number, endpoint.region, request.predicted_tokens, own_region=own_region))
+        self.deliver(Moved(number, endpoint.spec.region, request.predicted_tokens, own_region=own_region))
         self.placement.pump(endpoint)
         if request.slot >= 0:
             self.waits.note(request)
@@ -328,7 +331,7 @@ class Dispatcher:
             return
         request.output_tokens, request.evicting_s = 0, None
         with self.topology.without(request.failed_at if elsewhere else ()):
-            endpoint = self.placement.choose_endpoint(asked.model, asked.region)
+            endpoint = self.placement.choose_endpoint(self.topology.candidates(asked.model, asked.region))
             if endpoint is None:
                 self._drop(request, _none_serves(asked))
                 return

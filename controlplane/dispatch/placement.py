@@ -62,30 +62,19 @@ class Placement:
     def __post_init__(self) -> None:
         self._candidates = np.zeros((CANDIDATES, COLUMNS))  # of the current decision
 
-    def choose_endpoint(self, model: str, region: str) -> Endpoint | None:
-        """The endpoint for a new request for *model* from *region*: one that serves, or soon will, or can be started.
-
-        None if there is none.
-        """
+    def choose_endpoint(self, candidates: NDArray[np.int32]) -> Endpoint | None:
+        """The endpoint of *candidates* for a new request: one that serves, or soon will, or can be started, or none."""
+        if not candidates.size:
+            return None
         topology = self.topology
-        candidates = topology.candidates(model, region)
-        if candidates.size:
-            self.queue.fit()
-            spill_above = topology.endpoints[int(candidates[0])].spec.tuned.SPILL_ABOVE
-            now_s = self.clock()
-            index = int(
-                choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s)
-            )
-            if index >= 0:
-                return topology.endpoints[index]
-            endpoints: list[Endpoint] = [topology.endpoints[index] for index in candidates.tolist()]
-            for endpoint in endpoints:
-                if topology.coming(endpoint):
-                    return endpoint
-            for endpoint in endpoints:
-                if endpoint.can_start:
-                    return endpoint
-        return None
+        self.queue.fit()
+        spill_above, now_s = topology.endpoints[int(candidates[0])].spec.tuned.SPILL_ABOVE, self.clock()
+        index = choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s)
+        if index >= 0:
+            return topology.endpoints[int(index)]
+        endpoints = [topology.endpoints[at] for at in candidates.tolist()]
+        startable = (endpoint for endpoint in endpoints if endpoint.can_start)
+        return next(filter(topology.coming, endpoints), None) or next(startable, None)
 
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
@@ -115,11 +104,11 @@ class Placement:
                 Placed(
                     request.asked.number,
                     request.attempts,
-                    replica.name,
+                    replica.spec.name,
                     replica.spec.state_changed_at,
                     replica.spec.url,
                     replica.spec.api_key,
-                    endpoint.region,
+                    endpoint.spec.region,
                     endpoint.spec.ordering_policy,
                     request.queue_key_s,
                     request.placed_s,
@@ -177,8 +166,8 @@ class Placement:
     def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: str) -> dict[str, object]:
         """The decision trace: docs/routing.md."""
         return {
-            "instance": replica.name,
-            "region": endpoint.region,
+            "instance": replica.spec.name,
+            "region": endpoint.spec.region,
             "policy": endpoint.spec.routing_policy,
             "ordering": endpoint.spec.ordering_policy,
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
@@ -216,7 +205,7 @@ def explain(
             score, parts = _load_parts(row, policy)
         seen.append(
             {
-                "instance": by_slot[int(row[INSTANCE])].name,
+                "instance": by_slot[int(row[INSTANCE])].spec.name,
                 "accepting": bool(row[ACCEPTING]),
                 "room": bool(row[ROOM]),
                 "running": int(row[RUNNING]),
@@ -228,7 +217,9 @@ def explain(
         )
     if policy < PRESERVE:
         seen.sort(key=lambda each: (each["score"] is None, each["score"] or 0.0))
-    because = pulled or _because(endpoint.spec.routing_policy, chosen.name, seen, in_seconds=bool(rows[0][IN_SECONDS]))
+    because = pulled or _because(
+        endpoint.spec.routing_policy, chosen.spec.name, seen, in_seconds=bool(rows[0][IN_SECONDS])
+    )
     round_trip_ms = topology.round_trip_ms(chosen)
     at_chosen = next(row for row in rows if row[INSTANCE] == chosen.slot)
     ahead = int(at_chosen[AHEAD])

@@ -216,7 +216,6 @@ class TestAlone:
         await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
         await release(managed, sent)
 
-
     async def test_a_slow_launcher_holds_up_no_request(self, managed, launcher):
         launcher.delay_s = 1.0
         sent = await fill(managed, 5)
@@ -244,7 +243,6 @@ class TestAlone:
         await looks(managed)
         assert launcher.calls == []
         await release(managed, sent)
-
 
     async def test_it_can_be_turned_off(self, managed, launcher, monkeypatch):
         monkeypatch.setattr(settings, "FLOOR", False)

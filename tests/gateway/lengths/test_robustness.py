@@ -147,5 +147,3 @@ async def test_deep_conversations_and_odd_bodies_are_served(served):
         )
         assert response.status == 200, await response.text()
     assert served.gateway.lengths.failed["failed"] == 0
-
-
