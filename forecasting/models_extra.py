@@ -16,7 +16,7 @@ class ModelsExtraMissing(ValueError):
 
 
 def is_installed() -> bool:
-    """Whether it can be imported; nothing is."""
+    """True if it can be imported; nothing is imported here."""
     return all(find_spec(name) is not None for name in PACKAGES)
 
 

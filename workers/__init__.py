@@ -1,1 +1,1 @@
-"""What runs beside, or on behalf of, the web process: Celery tasks, vLLM instances, the emulated fleet."""
+"""Processes besides the web process: Celery tasks, vLLM instances, the emulated fleet."""

@@ -15,7 +15,7 @@ from controlplane.jobs.schedule import beat_periods
 logger = logging.getLogger(__name__)
 
 WAKE_S = 1.0
-"""How soon a new period is seen."""
+"""Until a new period is seen."""
 
 
 class Scheduler(PersistentScheduler):
@@ -29,7 +29,7 @@ class Scheduler(PersistentScheduler):
         def _remove_db(self) -> None: ...
         def _open_schedule(self) -> Any: ...
 
-    _heap: Any  # Celery's: entries by when they are due; None has it made anew
+    _heap: Any  # Celery's: entries by when they are due; None has it rebuilt
 
     unsent = 0  # messages that could not be sent since the last that could
 
@@ -67,6 +67,6 @@ class Scheduler(PersistentScheduler):
             self.unsent = 0
 
     def _destroy_open_corrupted_schedule(self, exc: Exception) -> Any:
-        logger.warning("beat: the schedule file cannot be read and is made anew: %s: %s", type(exc).__name__, exc)
+        logger.warning("beat: the schedule file cannot be read and is rebuilt: %s: %s", type(exc).__name__, exc)
         self._remove_db()
         return self._open_schedule()

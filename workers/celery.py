@@ -24,7 +24,7 @@ os.environ.setdefault("CELERY_SKIP_CHECKS", "true")
 
 
 def without_traceback_of_a_lost_process(record: logging.LogRecord) -> bool:
-    """A process of the pool that was killed has no traceback to show: Celery's is of its own supervision."""
+    """A process of the pool that was killed has no traceback to show: Celery's is of the supervising process."""
     if WorkerLostError.__name__ in record.getMessage():  # what was raised is wrapped, with the traceback as a text
         record.exc_info = record.exc_text = None
     return True
@@ -49,10 +49,9 @@ def packages() -> list[str]:
 
 @functools.cache
 def load_kernels() -> None:
-    """Have in memory what tasks that plan, order or simulate compute with, if this worker takes such tasks. Once; it goes on
-    without what cannot be loaded.
+    """Load the kernels of tasks that plan, order or simulate, once, if this worker takes such tasks. A failure is logged.
 
-    A process of the pool that loads it for itself takes two seconds and 60 MB of its own.
+    A process of the pool that loads them itself takes two seconds and another 60 MB.
     """
     if not COMPUTED_FROM & set(app.amqp.queues.consume_from):
         return
@@ -77,7 +76,7 @@ def share_memory(**_: Any) -> None:
 
 @signals.task_postrun.connect
 def give_memory_back(task: Any, **_: Any) -> None:
-    """What a long task has freed goes back to the machine: glibc keeps it, in one process of the pool after another."""
+    """Return memory that a long task has freed to the machine: glibc would keep it in each process of the pool."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if task.soft_time_limit and trim is not None:
         trim(0)

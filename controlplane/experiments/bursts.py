@@ -56,17 +56,17 @@ class Bursts(Experiment):
         for demand in settings["demands"]:
             scene = DAYS[demand](settings["scale"])
             for capability in settings["capabilities"]:
-                setting = sageserve.prepare(scene, days, seed, False, forecaster, progress, capability == "smooth")
-                rows = sageserve.run(setting, settings["strategies"], progress)
+                made = sageserve.prepare(scene, days, seed, False, forecaster, progress, capability == "smooth")
+                rows = sageserve.run(made, settings["strategies"], progress)
                 runs.append(
                     {
                         "demand": demand,
                         "capability": capability,
-                        "requests": len(setting.workload),
-                        "models": {name: rounded(asdict(one)) for name, one in setting.capability.items()},
-                        "cv": [round(cv, 2) for cv in setting.cvs],
+                        "requests": len(made.workload),
+                        "models": {name: rounded(asdict(one)) for name, one in made.capability.items()},
+                        "cv": [round(cv, 2) for cv in made.cvs],
                         "ttft_s": scene.promises[INTERACTIVE].ttft_s,
-                        "rows": [rounded(asdict(row)) for row in rows],
+                        "rows": [rounded(row) for row in rows],
                     }
                 )
         return {**{name: settings[name] for name in ("days", "scale", "seed", "forecaster")}, "runs": runs}

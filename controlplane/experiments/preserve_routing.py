@@ -12,8 +12,10 @@ The second scene asks what prefixes are worth: Mooncake's conversations, whose b
 that cache them.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,13 +34,11 @@ from controlplane.experiments.experiment import (
     Settings,
     share,
 )
-from controlplane.experiments.shared.measures import rounded
-from controlplane.experiments.shared.scenes import LLAMA_2_7B, ServedModel
+from controlplane.experiments.shared.measures import Row, rounded
+from controlplane.experiments.shared.scenes import LLAMA_2_7B, ServedModel, fleet
 from controlplane.terminal import Column, table
 from forecasting.lengths.datasets import DataMissing, proxy_predictions
 from scheduling.fleet.profile import Profile
-from scheduling.simulation.cluster.description import Cluster, InstanceSpec
-from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.result import Result as Simulated
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
@@ -59,6 +59,9 @@ ROUTERS: Final = (
 )
 BASELINES: Final = ("round_robin", "least_request", "minimum_use")
 """Those that the paper compares itself with."""
+OURS: Final = ("join_shortest_queue", "preserve", "least_delay")
+"""Compared with the best of those."""
+LATENCIES: Final = ("ttft_mean", "ttft_p99", "normalised_mean", "normalised_p99")
 DEPTHS: Final = ("deep", "shallow")
 PREDICTIONS: Final = ("predicted", "true")
 SLO_FACTOR: Final = 3.0
@@ -78,33 +81,16 @@ BUSY: Final = 12_000
 """Requests that all come at once, to find that rate."""
 MOONCAKE: Final = "mooncake/conversation_trace.jsonl"
 MOONCAKE_SPEEDS: Final = (0.6, 0.8, 1.0, 1.2)
-MOONCAKE_MODEL: Final = Profile(0.0303, 0.0184, 5.573e-5, 7.87e-10, 0.0069, 2.03e-4, 6.6e-9)
-"""Llama-3.1-8B on four A100, as in the scaling scenes."""
-MOONCAKE_KV_TOKENS: Final = 2_200_000
+MOONCAKE_MODEL: Final = ServedModel(
+    "llama-3.1-8b", Profile(0.0303, 0.0184, 5.573e-5, 7.87e-10, 0.0069, 2.03e-4, 6.6e-9), 2_200_000, 256, 262_144,
+    batched_tokens=8192, block_tokens=MOONCAKE_BLOCK_TOKENS, queue="fcfs", prefix_caching=True,
+)  # fmt: skip
+"""On four A100, as in the scaling scenes."""
 PAPER: Final = {
     "llama-2-7b": {"ttft_mean": -0.711, "normalised_p99": -0.591, "violations": -0.893},
     "llama-2-13b": {"normalised_p99": -0.458, "violations": -0.618},
 }
 """PreServe against the second best baseline (least request), at the load where that one keeps 88.8 % of the promises."""
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A router's line: the mean over seeds of each measure; seconds, requests a second, shares."""
-
-    scene: str
-    depth: str
-    predictions: str
-    requests_per_s: float
-    router: str
-    ttft_mean_s: float
-    ttft_p99_s: float
-    normalised_mean_s: float
-    normalised_p99_s: float
-    slo_met: float
-    preemptions: float
-    cached: float
-    """Of all prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,74 +139,61 @@ def transferred(rows: NDArray[np.int64], outputs: NDArray[np.int64]) -> NDArray[
     return np.maximum(np.rint(np.quantile(outputs, np.clip(share, 0.0, 1.0))), 1).astype(np.int64)
 
 
-def cluster(engine: EngineConfig, router: str, depth: str) -> Cluster:
-    """INSTANCES of *engine*; where they queue themselves, the dispatcher's limits are none."""
-    spec = InstanceSpec("model", "here", engine)
-    if depth == "deep":
-        spec = replace(spec, dispatch_max_num_seqs=100_000, dispatch_kv_tokens=1 << 40)
-    return Cluster([spec] * INSTANCES, routing=router)
+def outcome(
+    model: ServedModel, requests: Requests, router: str = "join_shortest_queue", depth: str = "shallow"
+) -> Simulated:
+    """*requests* on INSTANCES of *model* by *router*; where they queue by themselves, the dispatcher has no limits."""
+    cluster = fleet([model.group(instances=INSTANCES)], deep=depth == "deep", policies={"routing": router})
+    return Simulation(cluster, requests).run()
 
 
-def alone_s(engine: EngineConfig, lengths: Lengths) -> float:
+def alone_s(model: ServedModel, lengths: Lengths) -> float:
     """Mean normalised latency of requests that come one at a time."""
     drawn = lengths.requests(0.5, 0, true=True)
     far = drawn._replace(arrival_s=np.arange(drawn.count, dtype=np.float64) * 120.0)
-    result = Simulation(Cluster([InstanceSpec("model", "here", engine)]), far).run()
+    result = Simulation(fleet([model.group()]), far).run()
     return float(np.mean(result.outcomes["e2e_s"] / drawn.output_tokens))
 
 
-def full_per_s(engine: EngineConfig, lengths: Lengths) -> float:
+def full_per_s(model: ServedModel, lengths: Lengths) -> float:
     """Requests a second that INSTANCES end while they never run out of work."""
     drawn = lengths.requests(BUSY / DURATION_S, 0, true=True)
-    at_once = drawn._replace(arrival_s=np.zeros(drawn.count))
-    result = Simulation(cluster(engine, "join_shortest_queue", "shallow"), at_once).run()
+    result = outcome(model, drawn._replace(arrival_s=np.zeros(drawn.count)))
     end_s = np.sort(result.outcomes["e2e_s"])
     return float(drawn.count * 0.9 / end_s[int(drawn.count * 0.9)])  # the last ones leave instances idle
 
 
-def measured(result: Simulated, slo_s: float) -> tuple[float, ...]:
-    """The measures of a `Line`, in its order."""
+def measured(result: Simulated, slo_s: float) -> dict[str, float]:
+    """Seconds and shares of a run; `cached` of all prompt tokens."""
     outcomes, output = result.outcomes, result.requests.output_tokens
     ttft_s, normalised_s = outcomes["ttft_s"], outcomes["e2e_s"] / output
-    return (
-        float(ttft_s.mean()),
-        float(np.percentile(ttft_s, 99)),
-        float(normalised_s.mean()),
-        float(np.percentile(normalised_s, 99)),
-        float((normalised_s <= slo_s).mean()),
-        float(outcomes["preemptions"].sum()),
-        float(outcomes["cached_tokens"].sum() / result.requests.prompt_tokens.sum()),
-    )
+    return {
+        "ttft_mean_s": float(ttft_s.mean()),
+        "ttft_p99_s": float(np.percentile(ttft_s, 99)),
+        "normalised_mean_s": float(normalised_s.mean()),
+        "normalised_p99_s": float(np.percentile(normalised_s, 99)),
+        "slo_met": float((normalised_s <= slo_s).mean()),
+        "preemptions": float(outcomes["preemptions"].sum()),
+        "cached": float(outcomes["cached_tokens"].sum() / result.requests.prompt_tokens.sum()),
+    }
 
 
-def run(
-    engine: EngineConfig, slo_s: float, traces: Sequence[Requests], depth: str, about: tuple[str, str, float]
-) -> list[Line]:
-    """A line for each router, over all of *traces*; *about*: scene, predictions, requests a second."""
-    scene, predictions, per_s = about
-    lines = []
+def run(model: ServedModel, slo_s: float, traces: Sequence[Requests], about: Row) -> list[Row]:
+    """A row for each router: *about*, which says the depth, and the mean of each measure over *traces*."""
+    rows = []
     for router in ROUTERS:
-        measures = [measured(Simulation(cluster(engine, router, depth), trace).run(), slo_s) for trace in traces]
-        lines.append(Line(scene, depth, predictions, per_s, router, *np.mean(measures, axis=0).tolist()))
-    return lines
+        measures = [measured(outcome(model, trace, router, about["depth"]), slo_s) for trace in traces]
+        means = {name: float(np.mean([each[name] for each in measures])) for name in measures[0]}
+        rows.append({**about, "router": router, **means})
+    return rows
 
 
-def prefixes(settings: Settings, progress: Progress) -> list[Line]:
+def prefixes(settings: Settings, progress: Progress) -> list[Row]:
     """Mooncake's conversations at several speeds, their lengths predicted with a log-normal error of 0.5."""
     try:
         workload = load_trace(settings["data"] / MOONCAKE, "mooncake")
     except TraceError as error:
         raise ValueError(str(error)) from error
-    engine = EngineConfig(
-        max_num_seqs=256,
-        max_num_batched_tokens=8192,
-        block_size_tokens=MOONCAKE_BLOCK_TOKENS,
-        kv_blocks=MOONCAKE_KV_TOKENS // MOONCAKE_BLOCK_TOKENS,
-        policy="fcfs",
-        max_model_len=262_144,
-        profile=MOONCAKE_MODEL,
-        prefix_caching=True,
-    )
     first, hashes = workload.prefix_first, workload.prefix_hashes
     assert first is not None
     assert hashes is not None
@@ -228,7 +201,7 @@ def prefixes(settings: Settings, progress: Progress) -> list[Line]:
     blocks = [hashes[at : at + count].tolist() for at, count in zip(first[:-1].tolist(), full.tolist(), strict=True)]
     factor = np.exp(0.5 * np.random.default_rng([settings["seed"], 55]).standard_normal(len(workload)))
     predicted = np.clip(np.rint(workload.output_tokens * factor), 1, 8192)
-    lines = []
+    rows = []
     for at, speed in enumerate(MOONCAKE_SPEEDS):
         progress("prefixes", at, len(MOONCAKE_SPEEDS))
         trace = make_requests(
@@ -240,50 +213,41 @@ def prefixes(settings: Settings, progress: Progress) -> list[Line]:
         )
         per_s = round(trace.count / float(trace.arrival_s[-1]), 2)
         for depth in DEPTHS:
-            lines += run(engine, 0.2, [trace], depth, ("mooncake", "predicted", per_s))
-    return lines
+            about = {"scene": "mooncake", "depth": depth, "predictions": "predicted", "requests_per_s": per_s}
+            rows += run(MOONCAKE_MODEL, 0.2, [trace], about)
+    return rows
 
 
-def changes(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
+def changes(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     """What PreServe's router and ours change, by model and depth, at the load that the paper speaks of.
 
     That is the one at which `least_request` keeps as near as can be to 88.8 % of the promises; the change is that against
     the baseline which is the best in the measure.
     """
     result: dict[str, dict[str, Any]] = {}
-    for scene in PAPER:
-        for depth in DEPTHS:
-            for predictions in PREDICTIONS:
-                here = [
-                    line for line in lines if (line.scene, line.depth, line.predictions) == (scene, depth, predictions)
-                ]
-                least = [line for line in here if line.router == "least_request"]
-                if not least:
-                    continue
-                per_s = min(least, key=lambda line: abs(line.slo_met - NEAR_ATTAINMENT)).requests_per_s
-                at_load = {line.router: line for line in here if line.requests_per_s == per_s}
-                key = f"{scene}, {depth}, {predictions}"
-                result[key] = {
-                    "requests_per_s": per_s,
-                    "least_request_slo_met": round(at_load["least_request"].slo_met, 4),
-                }
-                for router in ("join_shortest_queue", "preserve", "least_delay"):
-                    result[key][router] = _change(at_load[router], [at_load[name] for name in BASELINES])
+    for key in product(PAPER, DEPTHS, PREDICTIONS):
+        here = [row for row in rows if (row["scene"], row["depth"], row["predictions"]) == key]
+        least = [row for row in here if row["router"] == "least_request"]
+        if not least:
+            continue
+        near = min(least, key=lambda row: abs(row["slo_met"] - NEAR_ATTAINMENT))
+        at_load = {row["router"]: row for row in here if row["requests_per_s"] == near["requests_per_s"]}
+        baselines = [at_load[name] for name in BASELINES]
+        result[", ".join(key)] = {
+            "requests_per_s": near["requests_per_s"],
+            "least_request_slo_met": round(near["slo_met"], 4),
+            **{router: _change(at_load[router], baselines) for router in OURS},
+        }
     return result
 
 
-def _change(line: Line, baselines: Sequence[Line]) -> dict[str, float | None]:
-    def against(mine: float, theirs: Sequence[float]) -> float | None:
-        best = min(theirs)
-        return round(mine / best - 1.0, 4) if best > 0 else None
+def _change(row: Row, baselines: Sequence[Row]) -> dict[str, float | None]:
+    def against(measure: Callable[[Row], float]) -> float | None:
+        best = min(map(measure, baselines))
+        return round(measure(row) / best - 1.0, 4) if best > 0 else None
 
-    return {
-        "ttft_mean": against(line.ttft_mean_s, [each.ttft_mean_s for each in baselines]),
-        "ttft_p99": against(line.ttft_p99_s, [each.ttft_p99_s for each in baselines]),
-        "normalised_mean": against(line.normalised_mean_s, [each.normalised_mean_s for each in baselines]),
-        "normalised_p99": against(line.normalised_p99_s, [each.normalised_p99_s for each in baselines]),
-        "violations": against(1.0 - line.slo_met, [1.0 - each.slo_met for each in baselines]),
-    }
+    changed = {name: against(itemgetter(f"{name}_s")) for name in LATENCIES}
+    return {**changed, "violations": against(lambda each: 1.0 - each["slo_met"])}
 
 
 COLUMNS: Final = (
@@ -310,32 +274,29 @@ class PreserveRouting(Experiment):
     def run(self, settings: Settings, progress: Progress) -> Result:
         """Both scenes. ValueError where the data is not there."""
         lengths = Lengths.read(settings["data"])
-        lines: list[Line] = []
+        rows: list[Row] = []
         about: dict[str, Any] = {}
-        total, done = len(MODELS) * len(DEPTHS) * len(PREDICTIONS) * len(LOADS), 0
-        for model in MODELS:
-            engine = model.engine()
-            slo_s, full = SLO_FACTOR * alone_s(engine, lengths), full_per_s(engine, lengths)
-            about[model.name] = {"slo_s": slo_s, "full_per_s": full}
-            for depth in DEPTHS:
-                for predictions in PREDICTIONS:
-                    for load in LOADS:
-                        progress("routing", done, total)
-                        per_s = round(load * full * settings["scale"], 2)
-                        traces = [
-                            lengths.requests(per_s, FIRST_SEED + settings["seed"] + at, true=predictions == "true")
-                            for at in range(SEEDS)
-                        ]
-                        lines += run(engine, slo_s, traces, depth, (model.name, predictions, per_s))
-                        done += 1
-        lines += prefixes(settings, progress)
+        cases = list(product(MODELS, DEPTHS, PREDICTIONS, LOADS))
+        for done, (model, depth, predictions, load) in enumerate(cases):
+            if model.name not in about:
+                slo_s, full = SLO_FACTOR * alone_s(model, lengths), full_per_s(model, lengths)
+                about[model.name] = {"slo_s": slo_s, "full_per_s": full}
+            progress("routing", done, len(cases))
+            per_s = round(load * full * settings["scale"], 2)
+            traces = [
+                lengths.requests(per_s, FIRST_SEED + settings["seed"] + at, true=predictions == "true")
+                for at in range(SEEDS)
+            ]
+            case = {"scene": model.name, "depth": depth, "predictions": predictions, "requests_per_s": per_s}
+            rows += run(model, slo_s, traces, case)
+        rows += prefixes(settings, progress)
         return {
             "paper": "preserve-routing",
             "seed": settings["seed"],
             "scale": settings["scale"],
             "about": {name: rounded(values) for name, values in about.items()},
-            "rows": [rounded(asdict(line)) for line in lines],
-            "found": changes(lines),
+            "rows": [rounded(row) for row in rows],
+            "found": changes(rows),
             "reported": PAPER,
         }
 
@@ -350,7 +311,7 @@ class PreserveRouting(Experiment):
             console.print(
                 f"[bold]{key}[/], at {here['requests_per_s']:g}/s (least request: {here['least_request_slo_met']:.1%})"
             )
-            for router in ("join_shortest_queue", "preserve", "least_delay"):
+            for router in OURS:
                 said = ", ".join(f"{name} {change:+.1%}" for name, change in here[router].items() if change is not None)
                 console.print(f"  {router}: {said}")
 

@@ -7,10 +7,10 @@ peak is the highest of those.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from rich.console import Console
@@ -28,28 +28,22 @@ from controlplane.experiments.experiment import (
     seconds,
     share,
 )
-from controlplane.experiments.shared.capability import measured_capability
-from controlplane.experiments.shared.demand import BURSTS_OVER_S, Floats, Seen, check_days, forecast_demand, minutes
-from controlplane.experiments.shared.measures import rounded
-from controlplane.experiments.shared.memory_scaling import HybridByMemory, ReactiveByMemory, run_by_memory
-from controlplane.experiments.shared.planner import Expected, planner
-from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene, preserve
+from controlplane.experiments.shared.demand import Floats
+from controlplane.experiments.shared.measures import Row, percentiles, rounded
+from controlplane.experiments.shared.scenes import DAY_S, preserve
+from controlplane.experiments.shared.setting import Setting, prepare
 from controlplane.terminal import Column, table
 from forecasting.workload import FORECASTERS, rests
-from scheduling.planning.bursts import arrival_cv
-from scheduling.planning.capacity import Capability
-from scheduling.scaling import FLOOR, ByEndpoint, make_strategy
-from scheduling.simulation.cluster.description import Cluster
+from scheduling.scaling import FLOOR, Advice, ByEndpoint, EndpointView, Hybrid, make_strategy
+from scheduling.scaling.endpoint import Wish
 from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.lookahead import memory_held
 from scheduling.simulation.measures.results import latency_s
 from scheduling.simulation.result import Result as Simulated
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.strategies import Bounds, run_strategy
-from scheduling.simulation.workload.columns import Workload
+from scheduling.simulation.strategies import Bounds, Control, run_strategy
 from scheduling.simulation.workload.generator import random_bursts
-from scheduling.simulation.workload.requests import Requests
 
-WINDOW_S: Final = 600.0
 SERVICES: Final = ("code-like", "chat-like")
 STRATEGIES: Final = ("static", "reactive", "proactive", "hybrid", "hybrid_mean", "preserve", "lt_ua", "pilothouse")
 """`hybrid` looks at the fullest instance, `hybrid_mean` at all together."""
@@ -61,7 +55,6 @@ SLO_S: Final = 0.2
 """Of normalised latency: end-to-end seconds by output token."""
 PERCENTILE: Final = 98.0
 """Of requests that keep it where capability is measured: answers of two tokens break it at any load."""
-HISTORY_DAYS: Final = 7
 USD_PER_HOUR: Final = 1.0
 """Of an instance, for the planner: they are all alike."""
 SURGES: Final = 3
@@ -78,159 +71,131 @@ PAPER: Final = {
 MEASURES: Final = {"peak_normalised": "peak_normalised_s", "instance_hours": "instance_hours"}
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A strategy's line of one service."""
-
-    service: str
-    depth: str
-    strategy: str
-    instance_hours: float
-    peak_normalised_s: float
-    """The highest mean of normalised latency over five minutes, by arrival."""
-    peak_minute_normalised_s: float
-    """The same over a minute."""
-    normalised_mean_s: float
-    slo_met: float
-    ttft_p95_s: float
-    scale_outs: int
-    scale_ins: int
-    unserved: int
-    wall_s: float
+OUT_ABOVE: Final = 0.95
+"""Of KV memory: the mark that section 3.2.1 names for "the current instance status (i.e., KV memory usage)". The paper does
+not say whose use, nor when its baselines scale down: the fullest instance's and all together are measured, and down goes one
+below 30 %, PreServe's own mark."""
+TICK_S: Final = 5.0
+"""As often as PreServe's own second tier looks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What the runs of one service share."""
+@dataclass(kw_only=True)
+class ReactiveByMemory(ByEndpoint):
+    """One out above 95 % of memory, one in below 30 %, at most one in 15 s."""
 
-    service: str
-    scene: Scene
-    days: float
-    seed: int
-    workload: Workload
-    expected: Expected
-    capability: Capability
+    name: str = field(default="reactive", init=False)
+    uses_advice: bool = field(default=False, init=False)
+    tick_s: float = TICK_S
+    out_above: float = OUT_ABOVE
+
+    def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
+        return self._by_use(view)
 
 
-def prepare(service: str, scale: float, days: float, seed: int, forecaster: str, progress: Progress) -> Setting:
-    """Draw a weekday's demand, forecast prompt and output tokens separately, and run Algorithm 1."""
-    check_days(days, WINDOW_S)
-    scene = preserve(service, scale)
-    progress("drawing the demand", 0, 2)
-    drawn = scene.demand(HISTORY_DAYS, seed + 1000)
-    past, other = (minutes(drawn, scene.streams, [name], HISTORY_DAYS * DAY_S) for name in (INTERACTIVE, OTHER))
-    progress("drawing the demand", 1, 2)
+@dataclass(kw_only=True)
+class HybridByMemory(Hybrid):
+    """The plan at the begin of each window, and the same marks within it, never below the plan."""
+
+    tick_s: float = TICK_S
+    out_above: float = OUT_ABOVE
+
+    def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
+        delta, why = super()._advised(now_s, view, advice)
+        if delta < 0 and view.instances + delta < advice.target_instances:
+            return 0, ""
+        return delta, why
+
+
+class MemoryControl(Control):
+    """Give a strategy KV memory as use: that of the fullest instance, or of all together."""
+
+    fullest = True
+
+    def views(self, simulation: Simulation) -> list[EndpointView]:
+        views = super().views(simulation)
+        mean, most = np.zeros(len(views)), np.zeros(len(views))
+        world = simulation.world
+        memory_held(world.fleet, world.endpoints, world.engines, mean, most)
+        use = most if self.fullest else mean
+        return [view._replace(use=float(use[at])) for at, view in enumerate(views)]
+
+
+class MeanMemoryControl(MemoryControl):
+    fullest = False
+
+
+def setting_of(service: str, settings: Settings, progress: Progress) -> Setting:
+    """A weekday of *service* with its surges, forecast, and Algorithm 1."""
+    days, seed = settings["days"], settings["seed"]
     surges = random_bursts(days * DAY_S, max(1, round(SURGES * days)), SURGE_S, factor=SURGE_FACTOR, seed=seed)
-    workload = scene.demand(days, seed, surges)
-    came, more = (minutes(workload, scene.streams, [name], days * DAY_S) for name in (INTERACTIVE, OTHER))
-    seen = Seen(came.after(past.last(BURSTS_OVER_S)), more.after(other.last(BURSTS_OVER_S)), BURSTS_OVER_S)
-    progress("measuring what instances serve", 0, 1)
-    capability = measured_capability(
-        scene.models[0].engine(),
-        scene.clients,
-        normalised_s=SLO_S,
-        percentile=PERCENTILE,
-        cv=arrival_cv(past.requests[0]),
-        seed=seed,
-    )
-    history, actual = past.longer(WINDOW_S), came.longer(WINDOW_S)
-    prompt, output = (
-        forecast_demand(
-            forecaster, getattr(history, quantity), getattr(actual, quantity), WINDOW_S,
-            partial(progress, f"forecasting {quantity} tokens by {forecaster}"),
-        )
-        for quantity in ("prompt", "output")
+    return prepare(
+        preserve(service, settings["scale"]), days, seed, settings["forecaster"], progress,
+        weeks=1, bursts=surges, normalised_s=SLO_S, percentile=PERCENTILE,
     )  # fmt: skip
-    return Setting(service, scene, days, seed, workload, Expected(prompt, output, seen), capability)
 
 
-def run(setting: Setting, names: Sequence[str], progress: Progress) -> list[Row]:
+def run(service: str, setting: Setting, names: Sequence[str], progress: Progress) -> list[Row]:
     """Simulate the service under each of *names* at both depths; `static` keeps all instances."""
-    scene, rows = setting.scene, []
+    rows = []
     for depth in DEPTHS:
         for name in names:
             if name in NOT_AT[depth]:
                 continue
             began_s = time.monotonic()
-            cluster = _cluster(replace(scene, ready=scene.instances) if name == "static" else scene, depth)
-            requests = scene.requests(cluster, setting.workload, setting.seed)
-
-            def report(done: int, total: int, about: str = f"{name}, {depth}") -> None:
-                progress(f"{setting.service}: simulating {about}", done, total)
-
-            result = _simulate(setting, name, depth, cluster, requests, report)
-            rows.append(_row(setting, name, depth, result, time.monotonic() - began_s))
+            result = _simulate(setting, name, depth, partial(progress, f"{service}: simulating {name}, {depth}"))
+            about = {"service": service, "depth": depth, "strategy": name}
+            rows.append(about | _measured(result) | {"wall_s": time.monotonic() - began_s})
     return rows
 
 
-def _cluster(scene: Scene, depth: str) -> Cluster:
-    cluster = scene.cluster()
-    if depth == "shallow":
-        return cluster
-    instances = [replace(spec, dispatch_max_num_seqs=100_000, dispatch_kv_tokens=1 << 40) for spec in cluster.instances]
-    return replace(cluster, instances=instances, routing="preserve")
-
-
-def _simulate(
-    setting: Setting, name: str, depth: str, cluster: Cluster, requests: Requests, progress: Callable[[int, int], None]
-) -> Simulated:
-    until_s = setting.days * DAY_S
+def _simulate(setting: Setting, name: str, depth: str, progress: Any) -> Simulated:
+    scene, deep = setting.scene, depth == "deep"
+    if name == "static":
+        scene = replace(scene, ready=scene.instances)
+    cluster = scene.cluster(deep=deep)
+    requests = scene.requests(cluster, setting.workload, setting.seed)
     if name == "static":
         simulation = Simulation(cluster, requests, seed=setting.seed)
-        return simulation.run(tick_s=3600.0, until_s=until_s, progress=progress)
-    strategy = _strategy(name, depth)
-    bounds = Bounds(setting.scene.min_instances, setting.scene.max_instances)
-    advisor = None
-    if strategy.uses_advice:
-        scene, model = setting.scene, setting.scene.models[0].name
-        advisor = planner(
-            scene.streams,
-            setting.expected,
-            strategy.plans_for,
-            {model: setting.capability},
-            scene.instances,
-            USD_PER_HOUR,
-        )
-    if isinstance(strategy, ReactiveByMemory | HybridByMemory):
-        return run_by_memory(
-            cluster, requests, strategy, fullest=name != "hybrid_mean", bounds=bounds, advisor=advisor,
-            seed=setting.seed, until_s=until_s, progress=progress,
-        )  # fmt: skip
+        return simulation.run(tick_s=3600.0, until_s=setting.until_s, progress=progress)
+    strategy, control = _strategy(name, deep)
     return run_strategy(
-        cluster, requests, strategy, bounds=bounds, floor=FLOOR if depth == "shallow" else None, advisor=advisor,
-        seed=setting.seed, until_s=until_s, progress=progress,
-    ).result  # fmt: skip
+        cluster,
+        requests,
+        strategy,
+        bounds=Bounds(scene.min_instances, scene.max_instances),
+        floor=None if deep else FLOOR,
+        advisor=setting.planner(strategy.plans_for, USD_PER_HOUR) if strategy.uses_advice else None,
+        seed=setting.seed,
+        until_s=setting.until_s,
+        progress=progress,
+        control=control,
+    ).result
 
 
-def _strategy(name: str, depth: str) -> ByEndpoint:
-    if depth == "deep" and name == "reactive":
-        return ReactiveByMemory()
-    if depth == "deep" and name in ("hybrid", "hybrid_mean"):
-        return HybridByMemory()
-    return make_strategy(name)
+def _strategy(name: str, deep: bool) -> tuple[ByEndpoint, type[Control]]:
+    if deep and name == "reactive":
+        return ReactiveByMemory(), MemoryControl
+    if deep and name in ("hybrid", "hybrid_mean"):
+        return HybridByMemory(), MeanMemoryControl if name == "hybrid_mean" else MemoryControl
+    return make_strategy(name), Control
 
 
-def _row(setting: Setting, name: str, depth: str, result: Simulated, wall_s: float) -> Row:
-    normalised_s = latency_s(result, "normalised")
-    arrival_s = result.requests.arrival_s
+def _measured(result: Simulated) -> Row:
+    """`peak_normalised_s` is the highest mean of normalised latency over five minutes of arrivals."""
+    normalised_s, arrival_s = latency_s(result, "normalised"), result.requests.arrival_s
     hours = result.state_s.sum(axis=0) / 3600
     known = np.isfinite(normalised_s)
-    ttft_s = latency_s(result, "ttft")
-    return Row(
-        service=setting.service,
-        depth=depth,
-        strategy=name,
-        instance_hours=float(hours.sum() - hours[State.EMPTY] - hours[State.SPOT]),
-        peak_normalised_s=_highest_mean(arrival_s[known], normalised_s[known], PEAK_S),
-        peak_minute_normalised_s=_highest_mean(arrival_s[known], normalised_s[known], 60.0),
-        normalised_mean_s=float(normalised_s[known].mean()) if known.any() else float("nan"),
-        slo_met=float(np.count_nonzero(normalised_s <= SLO_S)) / max(1, normalised_s.size),
-        ttft_p95_s=float(np.nanpercentile(ttft_s, 95)) if known.any() else float("nan"),
-        scale_outs=result.counters["scale_outs"],
-        scale_ins=result.counters["scale_ins"],
-        unserved=int(np.count_nonzero(~known)),
-        wall_s=wall_s,
-    )
+    return {
+        "instance_hours": float(hours.sum() - hours[State.EMPTY] - hours[State.SPOT]),
+        "peak_normalised_s": _highest_mean(arrival_s[known], normalised_s[known], PEAK_S),
+        "peak_minute_normalised_s": _highest_mean(arrival_s[known], normalised_s[known], 60.0),
+        "normalised_mean_s": float(normalised_s[known].mean()) if known.any() else float("nan"),
+        "slo_met": float(np.count_nonzero(normalised_s <= SLO_S)) / max(1, normalised_s.size),
+        "ttft_p95_s": percentiles(latency_s(result, "ttft"), 95)[0],
+        "scale_outs": result.counters["scale_outs"],
+        "scale_ins": result.counters["scale_ins"],
+        "unserved": int(np.count_nonzero(~known)),
+    }
 
 
 def _highest_mean(arrival_s: Floats, values: Floats, window_s: float) -> float:
@@ -248,8 +213,8 @@ def changes(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 
     "both" is of the sum over the services: the paper gives means of both.
     """
-    by = {(row.depth, row.service, row.strategy): row for row in rows}
-    services = list(dict.fromkeys(row.service for row in rows))
+    by = {(row["depth"], row["service"], row["strategy"]): row for row in rows}
+    services = list(dict.fromkeys(row["service"] for row in rows))
     result: dict[str, dict[str, float]] = {}
     for name in PAPER:
         value, base = name.split("_against_")
@@ -258,7 +223,7 @@ def changes(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
             for label, summed in [*((each, [each]) for each in services), ("both", services)]:
                 if all((depth, each, strategy) in by for each in summed for strategy in ("preserve", base)):
                     ours, theirs = (
-                        sum(getattr(by[depth, each, strategy], MEASURES[value]) for each in summed)
+                        sum(by[depth, each, strategy][MEASURES[value]] for each in summed)
                         for strategy in ("preserve", base)
                     )
                     result[name][f"{label}, {depth}"] = round(ours / theirs - 1, 4)
@@ -302,11 +267,9 @@ class PreserveScaling(Experiment):
     def run(self, settings: Settings, progress: Progress) -> Result:
         rows, services = [], []
         for service in SERVICES:
-            setting = prepare(
-                service, settings["scale"], settings["days"], settings["seed"], settings["forecaster"], progress
-            )
-            rows += run(setting, settings["strategies"], progress)
-            capability = setting.capability
+            setting = setting_of(service, settings, progress)
+            rows += run(service, setting, settings["strategies"], progress)
+            (capability,) = setting.capability.values()
             services.append(
                 {
                     "service": service,
@@ -326,7 +289,7 @@ class PreserveScaling(Experiment):
             "paper": self.name,
             **{name: settings[name] for name in ("days", "scale", "seed", "forecaster")},
             "services": services,
-            "rows": [rounded(asdict(row)) for row in rows],
+            "rows": [rounded(row) for row in rows],
             "found": changes(rows),
             "reported": PAPER,
         }

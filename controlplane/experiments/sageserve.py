@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import inf
 from typing import Any, Final
@@ -23,40 +22,24 @@ from controlplane.experiments.experiment import (
     seconds,
     share,
 )
-from controlplane.experiments.shared.capability import measured_capability
-from controlplane.experiments.shared.demand import (
-    BURSTS_OVER_S,
-    DemandForecasts,
-    Seen,
-    check_days,
-    forecast_demand,
-    minutes,
-)
-from controlplane.experiments.shared.measures import Row, measure_run, rounded
-from controlplane.experiments.shared.planner import Expected, planner
-from controlplane.experiments.shared.scenes import DAY_S, INTERACTIVE, OTHER, Scene
-from controlplane.experiments.shared.scenes import sageserve as sageserve_scene
+from controlplane.experiments.shared import scenes, setting
+from controlplane.experiments.shared.measures import Row, of_run, rounded
+from controlplane.experiments.shared.scenes import INTERACTIVE, OTHER, Scene
+from controlplane.experiments.shared.setting import Setting
 from controlplane.terminal import Column, table
 from forecasting.workload import BEST, FORECASTERS, rests
-from scheduling.planning.advisor import SimulatedPlanner
-from scheduling.planning.bursts import POISSON_CV, arrival_cv
-from scheduling.planning.capacity import Capability
-from scheduling.planning.simulated_capability import SIZES
-from scheduling.scaling import FLOOR, ByEndpoint, Floor, PlansFor, make_strategy
+from scheduling.scaling import FLOOR, ByEndpoint, Floor, make_strategy
 from scheduling.scaling.view import Instances, Load, endpoint_view
 from scheduling.simulation.cluster.description import EndpointKey
 from scheduling.simulation.strategies import Bounds, Demand, run_strategy
-from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.generator import Burst, random_bursts
 
-WINDOW_S: Final = 600.0
 PAPERS: Final = ("per_arrival", "siloed")
 """The paper's baselines in its own form: the reactive heuristic on every arrival, without patience and without a floor."""
 STRATEGIES: Final = (*PAPERS, "reactive", "lt_i", "lt_u", "lt_ua", "preserve", "pilothouse", "foreknown", "static")
 """The others in their live form; `foreknown` is the oracle: LT-I every window, by the demand that will come. `static` keeps
 the most that this asks for in any window, all the time."""
 HISTORY_WEEKS: Final = 2
-SMOOTH_SIZES: Final = (4,)
 BURSTS_A_DAY: Final = 2
 BURST_S: Final = 600.0
 BURST_FACTOR: Final = 8.0
@@ -69,136 +52,67 @@ PAPER: Final = {
 """Change against reactive that the paper reports: figures 11 and 15, Llama-2 on a peak day."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What all runs of a reproduction share."""
-
-    scene: Scene
-    days: float
-    seed: int
-    workload: Workload
-    expected: Expected
-    foreknown: Expected
-    capability: dict[str, Capability]
-    """By model."""
-    cvs: list[float]
-    """Of the arrivals of each stream over the week before."""
-
-
 def prepare(
     scene: Scene, days: float, seed: int, bursts: bool, forecaster: str, progress: Progress, smooth: bool = False
 ) -> Setting:
-    """Draw the demand, measure what instances serve, and forecast its windows.
-
-    *smooth*: instances are measured as if arrivals were, four together, and nothing is reserved for bursts.
-    """
-    check_days(days, WINDOW_S)
-    streams = scene.streams
-    past = []
-    for week in range(HISTORY_WEEKS):
-        progress("drawing the demand", week, HISTORY_WEEKS + 1)
-        drawn = scene.demand(7, seed + 1000 * (HISTORY_WEEKS - week))
-        past.append(minutes(drawn, streams, [INTERACTIVE], 7 * DAY_S))
-    other_before = minutes(drawn, streams, [OTHER], 7 * DAY_S)
-    cvs = [arrival_cv(requests) for requests in past[-1].requests]
-    progress("drawing the demand", HISTORY_WEEKS, HISTORY_WEEKS + 1)
-    workload = scene.demand(days, seed, burst_times(scene, days, seed) if bursts else ())
-    came, other = (minutes(workload, streams, [name], days * DAY_S) for name in (INTERACTIVE, OTHER))
-    seen = Seen(came.after(past[-1].last(BURSTS_OVER_S)), other.after(other_before.last(BURSTS_OVER_S)), BURSTS_OVER_S)
-    history, actual = past[-1].after(*past[:-1]).longer(WINDOW_S), came.longer(WINDOW_S)
-    capability = {}
-    for at, model in enumerate(scene.models):
-        progress("measuring what instances serve", at, len(scene.models))
-        mix = [client for client in scene.clients if client.model == model.name]
-        own_cvs = [cv for cv, (name, _) in zip(cvs, streams, strict=True) if name == model.name]
-        capability[model.name] = measured_capability(
-            model.engine(),
-            mix,
-            ttft_s=scene.promises[INTERACTIVE].ttft_s,
-            cv=POISSON_CV if smooth else max(own_cvs),
-            sizes=SMOOTH_SIZES if smooth else SIZES,
-            seed=seed,
-        )
-    prompt, output = (
-        forecast_demand(
-            forecaster, getattr(history, quantity), getattr(actual, quantity), WINDOW_S,
-            partial(progress, f"forecasting {quantity} tokens by {forecaster}"),
-        )
-        for quantity in ("prompt", "output")
+    """As `setting.prepare`, with the promise of interactive requests, and the bursts of section 7.3.4 if *bursts*."""
+    return setting.prepare(
+        scene, days, seed, forecaster, progress,
+        weeks=HISTORY_WEEKS, bursts=burst_times(days, seed) if bursts else (), smooth=smooth,
+        ttft_s=scene.promises[INTERACTIVE].ttft_s,
     )  # fmt: skip
-    known_prompt, known_output = (
-        DemandForecasts.foreknown(rates, WINDOW_S) for rates in (actual.prompt, actual.output)
-    )
-    return Setting(
-        scene,
-        days,
-        seed,
-        workload,
-        Expected(prompt, output, seen),
-        Expected(known_prompt, known_output, seen),
-        capability,
-        cvs,
-    )
 
 
-def burst_times(scene: Scene, days: float, seed: int) -> list[Burst]:
+def burst_times(days: float, seed: int) -> list[Burst]:
     """Two a day, of eight times the load, on every model (section 7.3.4)."""
     count = max(1, round(BURSTS_A_DAY * days))
-    return random_bursts(days * DAY_S, count, BURST_S, factor=BURST_FACTOR, seed=seed)
+    return random_bursts(days * scenes.DAY_S, count, BURST_S, factor=BURST_FACTOR, seed=seed)
 
 
-def advisor(setting: Setting, strategy: ByEndpoint, foreknown: bool = False) -> SimulatedPlanner:
-    """The planner that *strategy* follows; that of the oracle plans every window by what will come in it."""
-    scene, plans_for, expected = setting.scene, strategy.plans_for, setting.expected
-    if foreknown:
-        plans_for, expected = PlansFor(period_s=WINDOW_S, horizon_s=WINDOW_S), setting.foreknown
-    capacity = scene.instances * len(scene.models)
-    return planner(scene.streams, expected, plans_for, setting.capability, capacity, scene.usd_per_hour)
-
-
-def peaks(setting: Setting) -> dict[EndpointKey, int]:
+def peaks(made: Setting) -> dict[EndpointKey, int]:
     """The most instances of each endpoint that foreknown demand asks for in any window."""
-    oracle = advisor(setting, make_strategy("lt_i"), foreknown=True)
-    least, most = setting.scene.min_instances, setting.scene.max_instances
-    spare = Instances(0, 0, 0, setting.scene.instances, -inf)
-    views = [
-        endpoint_view(*key, spare, (least, most), Load(0.0, 0.0, 0, 0.0), 0.0, -inf) for key in setting.scene.streams
-    ]
-    asked = [oracle.advise(at * WINDOW_S, views) for at in range(len(setting.foreknown.prompt.mean))]
+    scene = made.scene
+    oracle = made.planner(make_strategy("lt_i").plans_for, scene.usd_per_hour, foreknown=True)
+    spare, bounds = Instances(0, 0, 0, scene.instances, -inf), (scene.min_instances, scene.max_instances)
+    views = [endpoint_view(*key, spare, bounds, Load(0.0, 0.0, 0, 0.0), 0.0, -inf) for key in scene.streams]
+    asked = [oracle.advise(at * setting.WINDOW_S, views) for at in range(len(made.foreknown.prompt.mean))]
     return {
         key: max(advice.target_instances for advised in asked if (advice := advised[at]) is not None)
-        for at, key in enumerate(setting.scene.streams)
+        for at, key in enumerate(scene.streams)
     }
 
 
-def run(setting: Setting, names: Sequence[str], progress: Progress, floor: Floor | None = FLOOR) -> list[Row]:
-    """Simulate the demand under each of *names*."""
-    scene, rows = setting.scene, []
+def run(made: Setting, names: Sequence[str], progress: Progress, floor: Floor | None = FLOOR) -> list[Row]:
+    """Simulate the demand under each of *names*: a row each."""
+    scene, rows, demand = made.scene, [], None
     within = Bounds(scene.min_instances, scene.max_instances)
     promises = [scene.promises[INTERACTIVE], scene.promises[OTHER]]
-    demand = None
     for name in names:
         cluster = scene.cluster(siloed=name == "siloed")
-        requests = scene.requests(cluster, setting.workload, setting.seed)
-        strategy = make_strategy({"foreknown": "lt_i", "per_arrival": "reactive", "static": "reactive"}.get(name, name))
+        requests = scene.requests(cluster, made.workload, made.seed)
+        strategy: ByEndpoint = make_strategy(
+            {"foreknown": "lt_i", "per_arrival": "reactive", "static": "reactive"}.get(name, name)
+        )
+        planner = None
+        if strategy.uses_advice:
+            planner = made.planner(strategy.plans_for, scene.usd_per_hour, name == "foreknown")
         if name not in PAPERS and demand is None:
             demand = Demand(cluster, requests, interactive=(True, False))
         began_s = time.monotonic()
-        made = run_strategy(
+        came = run_strategy(
             cluster,
             requests,
             strategy,
-            bounds={key: Bounds(peak, peak) for key, peak in peaks(setting).items()} if name == "static" else within,
+            bounds={key: Bounds(peak, peak) for key, peak in peaks(made).items()} if name == "static" else within,
             floor=floor,
-            advisor=advisor(setting, strategy, name == "foreknown") if strategy.uses_advice else None,
+            advisor=planner,
             demand=demand,
-            seed=setting.seed,
-            until_s=setting.days * DAY_S,
+            seed=made.seed,
+            until_s=made.until_s,
             progress=partial(progress, f"simulating {name}"),
             per_arrival=name in PAPERS,
         )
-        row = measure_run(made, promises, scene.usd_per_hour, time.monotonic() - began_s)
-        rows.append(replace(row, strategy=name))
+        rows.append(of_run(name, came.result, promises, scene.usd_per_hour, time.monotonic() - began_s))
     return rows
 
 
@@ -206,20 +120,20 @@ def against_reactive(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
     """Change of hours, hours of the busiest model, waste and TTFT against the paper's reactive heuristic (`per_arrival`), by
     strategy; empty without that. None where it had none.
     """
-    base = next((row for row in rows if row.strategy == "per_arrival"), None)
+    base = next((row for row in rows if row["strategy"] == "per_arrival"), None)
     if base is None:
         return {}
-    busiest = next(iter(base.hours_by_model))
+    busiest = next(iter(base["hours_by_model"]))
 
     def change(value: float, before: float) -> float | None:
         return round(value / before - 1, 4) if before > 1e-6 else None
 
     return {
-        row.strategy: {
-            "instance_hours": change(row.instance_hours, base.instance_hours),
-            "busiest_hours": change(row.hours_by_model[busiest], base.hours_by_model[busiest]),
-            "waste_hours": change(row.waste_hours, base.waste_hours),
-            "ttft_p95_s": change(row.ttft_p95_s, base.ttft_p95_s),
+        row["strategy"]: {
+            "instance_hours": change(row["instance_hours"], base["instance_hours"]),
+            "busiest_hours": change(row["hours_by_model"][busiest], base["hours_by_model"][busiest]),
+            "waste_hours": change(row["waste_hours"], base["waste_hours"]),
+            "ttft_p95_s": change(row["ttft_p95_s"], base["ttft_p95_s"]),
         }
         for row in rows
         if row is not base
@@ -245,7 +159,7 @@ class SageServe(Experiment):
     )
 
     def run(self, settings: Settings, progress: Progress) -> Result:
-        scene = sageserve_scene(settings["scale"])
+        scene = scenes.sageserve(settings["scale"])
         demands = ("plain", "bursts") if settings["demand"] == "both" else (settings["demand"],)
         return {
             "paper": self.name,
@@ -288,26 +202,19 @@ class SageServe(Experiment):
 
 def _run_demand(scene: Scene, demand: str, settings: Settings, progress: Progress) -> dict[str, Any]:
     """Result of all strategies under *demand*, plain or bursts."""
-    setting = prepare(
-        scene,
-        settings["days"],
-        settings["seed"],
-        demand == "bursts",
-        settings["forecaster"],
-        progress,
-    )
-    rows = run(setting, settings["strategies"], progress, None if settings["no_floor"] else FLOOR)
+    made = prepare(scene, settings["days"], settings["seed"], demand == "bursts", settings["forecaster"], progress)
+    rows = run(made, settings["strategies"], progress, None if settings["no_floor"] else FLOOR)
     return {
         "demand": demand,
-        "requests": len(setting.workload),
-        "capability_tokens_per_s": [round(each.total_tokens_per_s, 1) for each in setting.capability.values()],
-        "reserve": [round(each.reserve, 3) for each in setting.capability.values()],
-        "cv": [round(each.cv, 2) for each in setting.capability.values()],
+        "requests": len(made.workload),
+        "capability_tokens_per_s": [round(each.total_tokens_per_s, 1) for each in made.capability.values()],
+        "reserve": [round(each.reserve, 3) for each in made.capability.values()],
+        "cv": [round(each.cv, 2) for each in made.capability.values()],
         "forecast_error": {
             f"{quantity} tokens, {each.forecaster}": round(each.error, 4)
-            for quantity, each in (("prompt", setting.expected.prompt), ("output", setting.expected.output))
+            for quantity, each in (("prompt", made.expected.prompt), ("output", made.expected.output))
         },
-        "rows": [rounded(asdict(row)) for row in rows],
+        "rows": [rounded(row) for row in rows],
         "against_reactive": against_reactive(rows),
     }
 

@@ -9,7 +9,6 @@ the last token, and every ordering has the same batching rules.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,13 +17,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from controlplane.experiments.experiment import SEED, Comparison, Experiment, Option, Progress, Result, Settings
-from controlplane.experiments.shared.measures import rounded
+from controlplane.experiments.shared.measures import Row, rounded
+from controlplane.experiments.shared.scenes import ServedModel, fleet
 from controlplane.experiments.ssjf_jobs import draw_jobs, gamma_gaps, read_lengths, student_lengths, trace_gaps
 from controlplane.terminal import Column, table
 from scheduling.fleet.profile import Profile
 from scheduling.queueing.ordering import STRETCH
-from scheduling.simulation.cluster.description import Batching, Cluster, InstanceSpec
-from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
 
@@ -65,25 +64,6 @@ PAPER: Final[dict[str, dict[str, dict[str, tuple[float, float | None]]]]] = {
 """Of SSJF and of the oracle, by what varies and by mode of batching (section 4.2); of rounds that of the fifth."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One run. Throughputs are requests a second."""
-
-    varied: str
-    mode: str
-    value: float | str
-    ordering: str
-    stretch: float
-    jct_mean_s: float
-    jct_p50_s: float
-    jct_p99_s: float
-    wait_most_s: float
-    throughput: float
-    """Over the whole run: all requests by the time from the first arrival to the last token."""
-    throughput_arriving: float
-    """Requests that ended before the last one came, by the time that they came in."""
-
-
 Plan = tuple[str, str, float | str, int, float, float, int, tuple[Path, str] | None]
 
 
@@ -109,21 +89,13 @@ def _plans(folder: Path) -> Iterable[Plan]:
 
 
 def cluster(mode: str, batch: int, ordering: str, stretch: float) -> Cluster:
-    engine = EngineConfig(
-        max_num_seqs=batch,
-        max_num_batched_tokens=CONTEXT,
-        block_size_tokens=16,
-        kv_blocks=batch * CONTEXT // 16,
-        policy="fcfs",
-        max_model_len=CONTEXT,
-        profile=PROFILE,
-    )
-    batching = {
-        "none": Batching("none"),
-        "dynamic": Batching("dynamic", batch, WAIT_S),
-        "continuous": Batching(),
-    }[mode]
-    return Cluster([InstanceSpec("m", "here", engine)], ordering=ordering, ordering_stretch=stretch, batching=batching)
+    """One instance that runs *batch* requests at once, with the given *mode* of batching."""
+    served = ServedModel("m", PROFILE, batch * CONTEXT, batch, CONTEXT, batched_tokens=CONTEXT, queue="fcfs")
+    batching: dict[str, Any] = {"mode": mode}
+    if mode == "dynamic":
+        batching |= {"max_batch_size": batch, "wait_timeout_s": WAIT_S}
+    policies = {"ordering": ordering, "ordering_stretch": stretch, "batching": batching}
+    return fleet([served.group()], policies=policies)
 
 
 def _capacity(jobs: tuple[NDArray[np.int64], ...], mode: str, batch: int) -> float:
@@ -134,26 +106,21 @@ def _capacity(jobs: tuple[NDArray[np.int64], ...], mode: str, batch: int) -> flo
     return float(prompt.size / outcomes["e2e_s"].max())
 
 
-def _row(
-    requests: Requests, varied: str, mode: str, value: float | str, batch: int, ordering: str, stretch: float
-) -> Row:
+def _measured(requests: Requests, mode: str, batch: int, ordering: str, stretch: float) -> dict[str, float]:
+    """Seconds, and requests a second: of all requests over the whole run, from the first arrival to the last token
+    (`throughput`), and of those that ended before the last one came."""
     outcomes = Simulation(cluster(mode, batch, ordering, stretch), requests).run().outcomes
     jct_s, ended_s = outcomes["e2e_s"], requests.arrival_s + outcomes["e2e_s"]
     first_s, last_s = float(requests.arrival_s[0]), float(requests.arrival_s[-1])
     p50, p99 = np.percentile(jct_s, [50, 99])
-    return Row(
-        varied=varied,
-        mode=mode,
-        value=value,
-        ordering=ordering,
-        stretch=stretch,
-        jct_mean_s=float(jct_s.mean()),
-        jct_p50_s=float(p50),
-        jct_p99_s=float(p99),
-        wait_most_s=float(outcomes["queue_s"].max()),
-        throughput=float(jct_s.size / (ended_s.max() - first_s)),
-        throughput_arriving=float(np.count_nonzero(ended_s <= last_s) / (last_s - first_s)),
-    )
+    return {
+        "jct_mean_s": float(jct_s.mean()),
+        "jct_p50_s": float(p50),
+        "jct_p99_s": float(p99),
+        "wait_most_s": float(outcomes["queue_s"].max()),
+        "throughput": float(jct_s.size / (ended_s.max() - first_s)),
+        "throughput_arriving": float(np.count_nonzero(ended_s <= last_s) / (last_s - first_s)),
+    }
 
 
 def against_fcfs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
@@ -161,17 +128,17 @@ def against_fcfs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str,
 
     JCT as a reduction, throughputs as factors.
     """
-    by_arrival = {(row.varied, row.mode, row.value): row for row in rows if row.ordering == "fcfs"}
+    by_arrival = {(row["varied"], row["mode"], row["value"]): row for row in rows if row["ordering"] == "fcfs"}
     gathered: dict[tuple[str, str, str], list[tuple[float, float, float]]] = {}
     for row in rows:
-        before = by_arrival.get((row.varied, row.mode, row.value))
-        if before is None or row.ordering == "fcfs":
+        before = by_arrival.get((row["varied"], row["mode"], row["value"]))
+        if before is None or row["ordering"] == "fcfs":
             continue
-        gathered.setdefault((row.varied, row.mode, row.ordering), []).append(
+        gathered.setdefault((row["varied"], row["mode"], row["ordering"]), []).append(
             (
-                1 - row.jct_mean_s / before.jct_mean_s,
-                row.throughput / before.throughput,
-                row.throughput_arriving / max(before.throughput_arriving, 1e-9),
+                1 - row["jct_mean_s"] / before["jct_mean_s"],
+                row["throughput"] / before["throughput"],
+                row["throughput_arriving"] / max(before["throughput_arriving"], 1e-9),
             )
         )
     changes: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
@@ -266,7 +233,8 @@ class Ssjf(Experiment):
             if varied == "stretch" and value == STRETCHES[0]:
                 chosen += [("shortest", STRETCH), ("sjf", STRETCH)]
             for ordering, stretch in chosen:
-                rows.append(_row(requests, varied, mode, value, batch, ordering, float(stretch)))
+                case = {"varied": varied, "mode": mode, "value": value, "ordering": ordering, "stretch": float(stretch)}
+                rows.append(case | _measured(requests, mode, batch, ordering, float(stretch)))
         progress("ssjf", len(plans), len(plans))
         return {
             "paper": "ssjf",
@@ -277,7 +245,7 @@ class Ssjf(Experiment):
             "prediction_error_tokens": round(float(np.abs(lengths.predicted - lengths.output).mean()), 1),
             "capacity_per_s": {f"{mode}, batch {batch}, round {rounds}": round(value, 3)
                                for (mode, batch, rounds, student), value in capacity.items() if not student},
-            "rows": [rounded(asdict(row)) for row in rows],
+            "rows": [rounded(row) for row in rows],
             "found": against_fcfs(rows),
             "reported": PAPER,
         }  # fmt: skip

@@ -14,7 +14,7 @@ BY_MODEL = name_filter("model", Model.objects.all)
 
 
 def decision(verb: str, button: str, title: str, question: str) -> "AdminAction[LengthVersion]":
-    """What operators decide about versions, through the services."""
+    """An operator's decision about versions, through the services."""
 
     def act(row: LengthVersion, user: User, reason: str) -> str:
         version = getattr(services, verb)(row, user, reason)
@@ -36,7 +36,7 @@ class LengthVersionAdmin(ReadOnlyAdmin[LengthVersion]):
             "put_in_shadow",
             "Put in shadow",
             "Put rejected versions into the shadow again",
-            "The versions predict beside the active one and are judged anew.",
+            "The versions predict in shadow again and are judged again.",
         ),
         decision("reject", "Reject", "Reject versions", "The versions are rejected; what is active stays."),
         decision(

@@ -40,7 +40,7 @@ Measured = tuple[float, str, str, str, tuple[float, float, float], float, bool]
 
 
 class Budgets(NamedTuple):
-    """How long a request of one model waits for its predicted length at most, in seconds."""
+    """Longest wait of a request of one model for its predicted length, in seconds."""
 
     usual_s: float
     encoder_s: float
@@ -51,7 +51,7 @@ class Budgets(NamedTuple):
 
 
 def quick(kind: str) -> bool:
-    """Whether models of *kind* may answer on the event loop, and be loaded in a gateway at all."""
+    """True if models of *kind* may answer on the event loop, and be loaded in a gateway at all."""
     return kind in MODELS and MODELS[kind].quick
 
 

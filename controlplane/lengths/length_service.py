@@ -151,7 +151,7 @@ class LengthService:
         )
 
     def budgets(self, model: str) -> Budgets:
-        """How long a request of *model* waits for its predicted length at most."""
+        """Longest waits of a request of *model* for its predicted length."""
         budgets = self._budgets.get(model)
         if budgets is None:
             tuned = self._values.of(model)

@@ -92,7 +92,7 @@ class LengthTraining(models.Model):
     done = models.PositiveIntegerField(default=0, help_text="Of `steps`, in this step.")
     steps = models.PositiveIntegerField(default=0)
     started_at = models.DateTimeField(null=True, blank=True)
-    seen_at = models.DateTimeField(null=True, blank=True, help_text="When it last said how far it is.")
+    seen_at = models.DateTimeField(null=True, blank=True, help_text="When it last reported progress.")
     ended_at = models.DateTimeField(null=True, blank=True)
     version = models.ForeignKey(LengthVersion, on_delete=models.SET_NULL, null=True, blank=True, related_name="+")
     error = models.TextField(blank=True, help_text="Why there is no version.")
@@ -259,7 +259,7 @@ sums_of = attrgetter(*Measures.NAMES)
 
 
 class LengthMinute(models.Model):
-    """How one predictor fared in one minute, for requests of (model, tenant) by the length that they came to have."""
+    """Errors of one predictor in one minute, for requests of (model, tenant) by their real length."""
 
     minute = models.DateTimeField(db_index=True)
     model = models.CharField(max_length=160)

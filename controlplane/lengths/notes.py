@@ -1,4 +1,4 @@
-"""What a gateway noted of predicted lengths, written in batches: measures by the minute, samples, drift alarms.
+"""Notes of a gateway on predicted lengths, written in batches: measures by the minute, samples, drift alarms.
 
 A gateway gathers in memory (`Notes`) and hands over every few seconds; all of one batch is written in one transaction.
 """

@@ -1,4 +1,4 @@
-"""How length predictions fared, and which versions there are: everything that pages and the API read of the rows.
+"""Errors of length predictions, and versions: everything that pages and the API read of the rows.
 
 Every figure is a sum over `LengthMinute` (one row a minute, model, tenant, predictor and length bucket), so that a week
 costs in memory what an hour costs. A request is counted by what answered it, and once more by the shadow, if there was

@@ -1,7 +1,7 @@
 """Writes of output lengths: versions of the length model, from their first row to promotion, rejection and rollback.
 
 One version is active, or none: then the student that comes with the package answers, which is called `student 0`. A version
-is trained into the shadow, predicts beside the active one and is judged on what they both said; every move is an event.
+is trained into the shadow, predicts the same requests as the active one, and is judged on those; every move is an event.
 """
 
 import uuid
@@ -78,7 +78,7 @@ def add(
     folder.mkdir(parents=True, exist_ok=True)
     written = folder / f"{model.name}-{uuid.uuid4().hex}.npz"
     try:
-        # Before the transaction: an encoder's weights take seconds, in which nobody else could write.
+        # Before the transaction: an encoder's weights take seconds, which blocks other writers.
         model.save(written)
         with transaction.atomic():
             number = (LengthVersion.objects.aggregate(most=Max("number"))["most"] or 0) + 1
@@ -109,7 +109,7 @@ def add(
         written.unlink(missing_ok=True)
 
 
-# Moves. Files are read before the transaction, in which nobody else could write: those of encoders take a while.
+# Moves. Files are read before the transaction, which blocks other writers: those of encoders take a while.
 
 
 def promote(version: LengthVersion, actor: User | str, reason: str = "") -> LengthVersion:

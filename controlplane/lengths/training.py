@@ -315,7 +315,7 @@ def ask(actor: User, reason: str = "", kind: str = STUDENT) -> LengthTraining:
     """Have a worker train a version of *kind* now. ActionError for too few samples, or where one is pending or running."""
     check_samples(kind)
     if LengthTraining.objects.filter(kind=kind, state__in=OPEN).exists():
-        raise ActionError(f"A training of {kind} waits or runs already; the Lengths page shows how far it has come.")
+        raise ActionError(f"A training of {kind} waits or runs already; the Lengths page shows its progress.")
     row = queue(kind, actor.get_username(), reason)
     record("length_version.training_asked", actor=actor, reason=reason, inputs={"kind": kind})
     if not send_task(TASK, row.pk, expires_s=WAITS_S):
@@ -407,7 +407,7 @@ def end_lost(now: datetime) -> int:
 
 
 def has_requested() -> bool:
-    """Whether a requested training is pending."""
+    """True while a requested training is pending."""
     return LengthTraining.objects.filter(state=TrainingState.QUEUED).exclude(asked_by="").exists()
 
 

@@ -1,4 +1,4 @@
-"""How long a request will be: prompt tokens before an instance counts them, output tokens before they are produced.
+"""Predicted lengths of requests: prompt tokens before an instance counts them, output tokens before they are produced.
 
 Models of output length share one interface, `LengthModel`; `MODELS` has them by name. The data path asks a `Student`.
 scikit-learn is imported only when a model is fitted that needs it, torch and transformers when one on an encoder is opened.

@@ -1,4 +1,4 @@
-"""What a cheap length model sees of a prompt: known n-grams and a few dozen measures, in tens of microseconds.
+"""Features of a prompt for cheap length models: known n-grams and a few dozen measures, in tens of microseconds.
 
 Of a conversation the last message is read, and of the others only their number and sizes count; where it is not known which
 message is the last, all of the text. Of a long one the first `FIRST` and the last `LAST` characters are read, since the task
@@ -34,7 +34,7 @@ UNITS: Final = {
     "characters": ("characters", "letters", "chars"),
     "tokens": ("tokens", "minutes", "minute"),
 }  # fmt: skip
-"""What a number before the word asks for."""
+"""Units that a number before the word counts."""
 
 CATEGORIES: Final = {
     "brief": ("brief", "briefly", "short", "concise", "concisely", "succinct", "quick", "quickly", "only", "just", "simple",
@@ -73,7 +73,7 @@ MEASURES: Final = (
     "log_tools", "knows_conversation", "log_system", "log_answers", "log_mean_answer", "log_last_answer",
 )  # fmt: skip
 """Names of the measures, in their order."""
-BESIDE: Final = MEASURES.index("log_tools")
+NOT_OF_TEXT: Final = MEASURES.index("log_tools")
 """The first of those that are not of the text."""
 
 
@@ -202,14 +202,14 @@ def measures(
     values[17] = counts[kernels.ENDS_ASKING]
     values[18] = counts[kernels.ENDS_COLON]
     values[19 : 19 + len(UNITS)] = demands
-    values[19 + len(UNITS) : BESIDE] = categories
-    values[BESIDE:] = 0.0
-    values[BESIDE] = max(query.tools, 0)
+    values[19 + len(UNITS) : NOT_OF_TEXT] = categories
+    values[NOT_OF_TEXT:] = 0.0
+    values[NOT_OF_TEXT] = max(query.tools, 0)
     if query.conversation is not None:
-        beside = query.conversation
-        mean = beside.answered_characters / max(beside.answers, 1)
-        values[BESIDE + 1 :] = (1.0, beside.system_characters, beside.answers, mean, beside.last_answer_characters)
-    for part in (slice(0, 3), slice(4, 11), slice(19, 19 + len(UNITS)), BESIDE, slice(BESIDE + 2, None)):
+        rest = query.conversation
+        mean = rest.answered_characters / max(rest.answers, 1)
+        values[NOT_OF_TEXT + 1 :] = (1.0, rest.system_characters, rest.answers, mean, rest.last_answer_characters)
+    for part in (slice(0, 3), slice(4, 11), slice(19, 19 + len(UNITS)), NOT_OF_TEXT, slice(NOT_OF_TEXT + 2, None)):
         values[part] = np.log1p(values[part])
     return values.astype(np.float16).astype(np.float32)
 
@@ -224,7 +224,7 @@ def packed(features: Features, fingerprint: int) -> bytes:
 
 
 def unpacked(data: bytes, vocabulary: Vocabulary) -> Features:
-    """What `packed` kept. Raises ValueError for bytes of another version or vocabulary, or that are none of ours."""
+    """Features from bytes of `packed`. Raises ValueError for other bytes, and for another version or vocabulary."""
     if len(data) < 2 * HEAD or len(data) % 2:
         raise ValueError("These bytes hold no features of a prompt.")
     version, width, opening, low, high = (int(value) for value in np.frombuffer(data, "<u2", HEAD))

@@ -19,7 +19,7 @@ from forecasting.workload.files import StateError, read_state, write_state
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
-    """How a model is fitted and what that may cost; a kind uses the fields that concern it."""
+    """Effort of fitting a model; a kind uses the fields that concern it."""
 
     encoder: str = MINILM
     """A setting of `Encoder`."""
@@ -53,11 +53,11 @@ class LengthModel(ABC):
     version: ClassVar[int] = 1
     """Of its file."""
     reads_text: ClassVar[bool] = True
-    """Whether it needs samples with their text to learn."""
+    """It needs samples with their text to learn."""
     on_encoder: ClassVar[bool] = False
-    """Whether it reads prompts by an encoder: some milliseconds each, and the models extra."""
+    """It reads prompts by an encoder: some milliseconds each, and the models extra."""
     quick: ClassVar[bool] = False
-    """Whether one prediction takes well under a millisecond."""
+    """One prediction takes well under a millisecond."""
 
     def __init__(self, fitting: Fitting = DEFAULT) -> None:
         self.fitting = fitting
@@ -78,7 +78,7 @@ class LengthModel(ABC):
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """What its file holds."""
+        """Contents of its file."""
 
     @classmethod
     @abstractmethod

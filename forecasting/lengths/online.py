@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 
 
 class RecentlyUsed(Generic[Key, Value]):
-    """What is kept for each key, such as each (model, tenant), for the *most* recently used ones."""
+    """A value per key, such as (model, tenant), for the *most* recently used keys."""
 
     def __init__(self, make: Callable[[], Value], most: int = MOST_KEPT) -> None:
         self._make, self._most = make, most
@@ -129,7 +129,7 @@ FIRST: Final = 120
 SLACK: Final = 0.3
 """A change of the mean error that is none, in usual distances of an error from the mean."""
 LIMIT: Final = 30.0
-"""How far the errors' sum, less the slack, must leave what is usual: one usual distance more takes some 43 requests."""
+"""Sum of errors less the slack that raises an alarm: one usual distance more takes some 43 requests."""
 LEAST_DISTANCE: Final = 0.2
 """A usual distance is at least this, in logarithms: for a model that is nearly always right a tenth is no drift."""
 MOST_ERROR: Final = math.log(32.0)
@@ -194,9 +194,9 @@ class Calibration:
 
 @dataclass(slots=True)
 class DriftAlarm:
-    """Whether errors of one (model, tenant) are still what they were.
+    """Notices a change of the errors of one (model, tenant).
 
-    `raised` is "", "longer", "shorter" or "wilder". After an alarm the tests start anew on what errors are now, and it goes
+    `raised` is "", "longer", "shorter" or "wilder". After an alarm the tests start again on the present errors, and it goes
     out after `QUIET` requests without another.
     """
 
@@ -241,7 +241,7 @@ MOST_CORRECTION: Final = math.log(4.0)
 BOUND: Final = math.log(2.0)
 """An error further than a factor of two from the correction so far counts as one of two."""
 MEMORY: Final = 1.0 / 5000.0
-"""What one more request takes of the weight of all before: some thousands of requests are what a correction stands on."""
+"""Weight that one more request takes from all before: a correction stands on some thousands of requests."""
 LEAST_VARIANCE: Final = 1e-5
 WEIGHT: Final = 0.5
 """Of a measure: there are dozens, and many small corrections add up."""
@@ -304,7 +304,7 @@ class Online:
         self.calibrations: RecentlyUsed[tuple[str, str], Calibration] = RecentlyUsed(Calibration)
 
     def correct(self, query: LengthQuery, tokens: float, quantiles: Sequence[float]) -> Corrected:
-        """What a model predicted for *query*, corrected; each figure at least 1, quantiles ascending."""
+        """Correct a model's prediction for *query*; each figure at least 1, quantiles ascending."""
         measures = self.reader.scaled(extract(query).measures)
         factor = math.exp(self.adaptations[query.tenant].correction(measures))
         said = max(1.0, tokens * factor), tuple(max(1.0, quantile * factor) for quantile in quantiles)

@@ -89,7 +89,7 @@ class Ours(LengthModel):
         return rows
 
     def _features(self, queries: Sequence[LengthQuery]) -> list[Features]:
-        """What the student sees, with the components after the measures."""
+        """The student's features, with the components after the measures."""
         assert self.network.vocabulary is not None
         texts = list(dict.fromkeys(query.text for query in queries))
         places = {text: place for place, text in enumerate(texts)}

@@ -127,7 +127,7 @@ def hard_queries() -> list[LengthQuery]:
 
 
 def fast_enough(model: LengthModel, most_s: float) -> bool:
-    """Whether *model* answers in line: its slowest kind of prompt, each at its best of nine, takes at most *most_s*.
+    """True if *model* may answer in line: its slowest kind of prompt, best of nine, takes at most *most_s*.
 
     Processor time of this thread counts: on a busy machine, a subprocess would wait for a core as well.
     """
@@ -153,7 +153,7 @@ class Predictor(ABC):
     own_process = False
     restarts = 0
     too_slow = False
-    """Whether it should be asked in a subprocess from now on."""
+    """It should be asked in a subprocess from now on."""
 
     def __init__(self) -> None:
         self.timing = Timing()

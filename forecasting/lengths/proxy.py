@@ -151,7 +151,7 @@ class Proxy(LengthModel):
         self.names = Names()
         self.head: Weights = {}
         self.facts: dict[str, Any] = {}
-        """What decoding needs to know of the lengths fitted to."""
+        """Facts on the lengths fitted to that decoding needs."""
         self.spread = Spread()
 
     # What a sub-class defines.

@@ -1,4 +1,4 @@
-"""What a length model is asked, what it answers, and what it learns from."""
+"""Queries of length models, their estimates, and the samples that they learn from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class Conversation(NamedTuple):
     """The messages of a conversation before the last one; sizes are characters of whole messages."""
 
     asked_characters: int
-    """How many of the last characters of the query's text are the last message: what is to be answered now."""
+    """Characters at the end of the query's text that are the last message: the question to be answered."""
     system_characters: int = 0
     answers: int = 0
     """Messages of the assistant."""

@@ -1,4 +1,4 @@
-"""How well predicted lengths fit real ones: the measures of PreServe (section 5.2.2) and SSJF (section 4.3), and ours."""
+"""Measures of predicted lengths against real ones: PreServe's (section 5.2.2), SSJF's (section 4.3), and ours."""
 
 from typing import Any
 

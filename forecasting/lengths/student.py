@@ -32,7 +32,7 @@ FURTHEST: Final = 4.0
 
 
 class Scaling:
-    """How measures are brought to one size. Of what was seen so far: means, variances, bounds, and of how many samples."""
+    """Scaling of measures to one size, by means, variances, bounds and the number of samples seen so far."""
 
     def __init__(
         self,
@@ -177,12 +177,12 @@ class Student(LengthModel):
         train(self, rows, samples)
 
     def features(self, query: LengthQuery) -> bytes:
-        """What to keep of *query*'s prompt so that a student can learn from it without its text."""
+        """Bytes of *query*'s prompt from which a student can learn without its text."""
         vocabulary = self._known()
         return packed(vocabulary.features(extract(query)), vocabulary.fingerprint)
 
     def can_read(self, query: LengthQuery) -> bool:
-        """Whether the features of *query*, if it has any, were made by this student's vocabulary."""
+        """True if the features of *query*, if it has any, are of this student's vocabulary."""
         try:
             self._read(query)
         except ValueError:

@@ -81,7 +81,7 @@ class TrainingRows:
     target: Floats
     """Log-lengths."""
     cut: NDArray[np.bool_]
-    """Whether the answer was cut, so that it is at least so long."""
+    """The answer was cut, so it is at least so long."""
 
     def of(self, chosen: NDArray[np.int64]) -> "TrainingRows":
         columns = (self.measures, self.models, self.tenants, self.target, self.cut)
@@ -104,7 +104,7 @@ class ForwardPass:
     kept_text: Floats | float = 1.0
     kept_first: Floats | float = 1.0
     kept_second: Floats | float = 1.0
-    """What of text and hidden units was kept, scaled so that their mean stays."""
+    """Dropout of text and hidden units, scaled so that their mean stays."""
 
 
 def forward(
@@ -368,7 +368,7 @@ def _network(
 
 
 def _start(student: "Student", place: int, scaling: Scaling, lengths: NDArray[np.float64], measures: int) -> Weights:
-    """What network *place* begins with: the weights that it has, with a row of zeros for each new name, else random ones."""
+    """First weights of network *place*: its present ones with a row of zeros per new name, else random ones."""
     names = (("models", student.models), ("tenants", student.tenants))
     if student.scaling is not None:
         begin = student.scaling.moved(student.networks[place], scaling)

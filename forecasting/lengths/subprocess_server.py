@@ -54,7 +54,7 @@ def check(kind: str, file: str) -> None:
 
 
 def made(call: str, arguments: tuple[str, ...]) -> Any:
-    """What *call* ("module:function") makes of *arguments*: a LengthModel."""
+    """Call *call* ("module:function") with *arguments*; it returns a LengthModel."""
     module, _, name = call.partition(":")
     return getattr(importlib.import_module(module), name)(*arguments)
 
@@ -76,7 +76,7 @@ def _read(link: socket.socket, size: int) -> bytes:
 
 
 class Batch(NamedTuple):
-    """What the parent sends."""
+    """A message of the parent."""
 
     queries: list[LengthQuery]
     numbers: list[int]

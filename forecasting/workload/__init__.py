@@ -4,22 +4,20 @@ from pathlib import Path
 from typing import Final
 
 from forecasting import models_extra
+from forecasting.workload.arima import Arima, SeasonalArima
 from forecasting.workload.backtesting import backtest
+from forecasting.workload.blend import Blend
+from forecasting.workload.ets import Ets
+from forecasting.workload.fallback import Fallback
 from forecasting.workload.files import StateError, read_state
-from forecasting.workload.forecast import Forecast
-from forecasting.workload.forecasters.arima import Arima, SeasonalArima
-from forecasting.workload.forecasters.blend import Blend
-from forecasting.workload.forecasters.calibrated import Calibrated
-from forecasting.workload.forecasters.ets import Ets
-from forecasting.workload.forecasters.fallback import Fallback
-from forecasting.workload.forecasters.mlstm import Mlstm
-from forecasting.workload.forecasters.naive import Naive
+from forecasting.workload.forecaster import Forecast, Forecaster, Naive
+from forecasting.workload.mlstm import Mlstm
 from forecasting.workload.series import Series
 
 BEST: Final = Blend.name
 """The forecaster that is used where none is named."""
 
-FORECASTERS: Final[dict[str, type[Calibrated]]] = {
+FORECASTERS: Final[dict[str, type[Forecaster]]] = {
     forecaster.name: forecaster for forecaster in (Naive, Arima, SeasonalArima, Ets, Mlstm, Blend)
 }
 
@@ -35,7 +33,7 @@ def usable(name: str) -> str:
     return BEST if not name or rests(name) else name
 
 
-def load(path: Path) -> Calibrated:
+def load(path: Path) -> Forecaster:
     """The forecaster in a file that `save` wrote, whichever it is. Raises StateError if there is none, OSError as `open`."""
     state = read_state(path)
     forecaster = FORECASTERS.get(str(state.get("forecaster")))

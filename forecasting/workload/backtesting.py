@@ -1,4 +1,4 @@
-"""How well forecasters would have done on data that is known by now.
+"""Errors that forecasters would have made on known data.
 
 Rolling origin: each forecaster is fitted on the first windows, then before every further window it forecasts the next few,
 and is given what came. It fits itself again once a day, as it does live. Nothing that lies after an origin is seen at it.
@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload.forecast import Forecast, Forecaster
+from forecasting.workload.forecaster import Forecast, Forecaster
 from forecasting.workload.series import Series
 
 PINBALL_LEVELS: Final = (0.025, 0.1, 0.5, 0.9, 0.975)
@@ -59,7 +59,7 @@ def backtest(
     rows = []
     for name, make in forecasters.items():
         forecaster = make()
-        getattr(forecaster, "prepare", lambda: None)()
+        forecaster.prepare()
         started_s = time.perf_counter()
         forecaster.fit(series.part(0, fit_windows))
         fit_s = time.perf_counter() - started_s
@@ -71,7 +71,7 @@ def backtest(
             "windows": int(judged.sum()),
             "zero_windows": int(np.count_nonzero(actual == 0)),
             "note": forecasts[-1].note,
-            "parameters": _parameters(forecaster),
+            "parameters": forecaster.describe(),
             **_errors(forecasts, actual, horizon),
             "one_origin_mean_ape": float(np.mean(_ape(once, actual)[judged])),
             "one_origin_max_ape": float(np.max(_ape(once, actual)[judged])),
@@ -152,8 +152,3 @@ def _by_horizon(reduce: Callable[[Values], Any], values: Values) -> list[float |
 def _ape(said: Values, actual: Values) -> Values:
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.abs(said - actual) / actual)
-
-
-def _parameters(forecaster: Forecaster) -> str:
-    describe = getattr(forecaster, "describe", None)
-    return str(describe()) if describe else ""

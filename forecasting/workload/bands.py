@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting.workload.files import StateError
-from forecasting.workload.forecast import LEVELS
-from forecasting.workload.forecasters.points import LEAST_RATE
+from forecasting.workload.series import LEAST_RATE
 
+LEVELS: Final = (0.80, 0.95)  # shares of the outcomes that the two bands should hold
 MEMORY: Final = 216  # scores kept by horizon
 STEP: Final = 0.015  # by which a quantile moves after a miss
 SCALE_DECAY: Final = 0.95  # of the mean size of errors, by window
@@ -204,7 +204,7 @@ class Bands:
     def load(cls, state: dict[str, Any]) -> "Bands":
         bands = cls(int(state["reach"]), np.empty(0))
         if state.keys() != vars(bands).keys():
-            raise StateError("bands of another version: fit the forecaster anew")
+            raise StateError("bands of another version: fit the forecaster again")
         for name, value in state.items():
             setattr(bands, name, np.array(value) if isinstance(value, np.ndarray) else value)
         return bands

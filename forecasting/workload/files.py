@@ -1,4 +1,4 @@
-"""A forecaster's state in one file: NumPy's .npz, with everything that is no array as JSON beside the arrays."""
+"""A forecaster's state in one file: NumPy's .npz, with everything that is no array as JSON in a header."""
 
 import json
 import os

@@ -1,8 +1,8 @@
 """Demand as a series of windows: how many prompt or output tokens a second were asked for in each.
 
-A window that was not measured is a gap (NaN), which is not the same as a window in which nobody asked for anything (0).
+A window that was not measured is a gap (NaN), which is not the same as a window without demand (0).
 Three things make gaps: minutes in which nothing was written down at all, windows of which too little is known, and
-windows beside a gap that were only partly collected (`without_partial`).
+windows next to a gap that were only partly collected (`without_partial`).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -13,13 +13,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+Values = NDArray[np.float64]
+
+LEAST_RATE: Final = 1e-6  # tokens a second; a mean below it is none, and nothing is divided by it
 DAY_S: Final = 86_400.0
 MINUTE_S: Final = 60.0
 QUANTITIES: Final = ("prompt", "output")
 
 MOST_WINDOWS: Final = 4_000_000  # of a series; beyond it a time stamp is wrong
 KNOWN_SHARE: Final = 0.5  # of a wider window that must be known for its mean to count
-PARTIAL_SHARE: Final = 0.05  # of the usual rate, under which a window beside a gap is taken as partly collected
+PARTIAL_SHARE: Final = 0.05  # of the usual rate, under which a window next to a gap is taken as partly collected
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ class Series:
 
 
 def windows_in_a_day(window_s: float) -> int:
-    """How many windows until the same time of the next day; at least 1."""
+    """Windows until the same time of the next day; at least 1."""
     return max(1, round(DAY_S / window_s))
 
 
@@ -207,7 +210,7 @@ def without_partial(series: Series, *, share: float = PARTIAL_SHARE) -> Series:
         return series
     reach = windows_in_a_day(series.window_s)
     low = gap.copy()
-    # The median is only needed where a window is low beside everything else: most are not.
+    # The median is only needed where a window is far below the highest: most are not.
     for index in np.flatnonzero(~gap & (values < share * np.nanmax(values))):
         around = values[max(0, index - reach) : index + reach + 1]
         low[index] = values[index] < share * float(np.nanmedian(around))

@@ -312,12 +312,13 @@ def run_strategy(
     per_arrival: bool = False,
     state: Fork | None = None,
     interactive: Sequence[bool] = (),
+    control: type[Control] = Control,
 ) -> StrategyRun:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.
 
     *sample_s*, *decisions* and *state* are those of `Simulation`, *happenings* those of its `run`, *interactive* is that of
-    `Demand`, where none is given. *per_arrival*: the
-    reactive strategies decide as in the paper, on every arrival, without patience and without a floor.
+    `Demand`, where none is given. *per_arrival*: the reactive strategies decide as in the paper, on every arrival, without
+    patience and without a floor. *control* decides what the strategy sees.
 
     ValueError if the strategy follows advice and *advisor* is None. Other errors are those of `Simulation`.
     """
@@ -336,15 +337,15 @@ def run_strategy(
     simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state)
     floored = Floored(strategy, floor) if floor else strategy
     demand = demand or Demand(cluster, simulation.requests, state.asked_tokens if state else None, interactive)
-    control = Control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor, state=state)
-    control(simulation)
+    at_work = control(simulation, floored, bounds=bounds, advisor=advisor, demand=demand, floor=floor, state=state)
+    at_work(simulation)
     every_s = _common_s(strategy.tick_s, look_s(floor)) if floor else strategy.tick_s
     if cluster.swap_groups():
         every_s = _common_s(every_s, LOOK_S)
     last_s = min(until_s, float(requests.arrival_s[-1])) if requests.count else PROGRESS_S
     seldom = progress and _seldom(progress, min(PROGRESS_S, last_s / PROGRESS_STEPS) / every_s)
-    result = simulation.run(control, every_s, until_s, seldom, happenings)
-    return StrategyRun(strategy.name, result, control.moves)
+    result = simulation.run(at_work, every_s, until_s, seldom, happenings)
+    return StrategyRun(strategy.name, result, at_work.moves)
 
 
 PROGRESS_S: Final = 3600.0

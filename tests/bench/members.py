@@ -23,8 +23,8 @@ import numpy as np
 from rich.table import Table
 
 from forecasting.workload import FORECASTERS, Series
-from forecasting.workload.forecasters.blend import NAMES, BlendModel
-from forecasting.workload.forecasters.points import PointModel
+from forecasting.workload.blend import NAMES, BlendModel
+from forecasting.workload.forecaster import PointModel
 from forecasting.workload.series import from_trace, windows_in_a_day, without_partial
 from scheduling.simulation.workload.traces import load_trace
 

@@ -10,7 +10,7 @@ from django.core.management import CommandError, call_command
 from rich.console import Console
 
 from controlplane.experiments import preserve_routing
-from controlplane.experiments.preserve_routing import DEPTHS, PREDICTIONS, ROUTERS, Line, changes, transferred
+from controlplane.experiments.preserve_routing import DEPTHS, PREDICTIONS, ROUTERS, changes, transferred
 
 
 @pytest.fixture
@@ -102,12 +102,15 @@ def test_errors_are_transferred_by_rank():
 
 
 def test_the_load_spoken_of_is_the_one_where_least_request_is_near_the_papers():
-    lines = [
-        Line("llama-2-7b", "deep", "true", per_s, router, *([1.0 + 0.1 * at] * 4), slo_met, 0.0, 0.0)
+    rows = [
+        {
+            "scene": "llama-2-7b", "depth": "deep", "predictions": "true", "requests_per_s": per_s, "router": router,
+            **{f"{name}_s": 1.0 + 0.1 * at for name in preserve_routing.LATENCIES}, "slo_met": slo_met,
+        }
         for per_s, slo_met in ((7.0, 0.99), (8.0, 0.9), (9.0, 0.5))
         for at, router in enumerate(ROUTERS)
-    ]
-    (here,) = changes(lines).values()
+    ]  # fmt: skip
+    (here,) = changes(rows).values()
     assert here["requests_per_s"] == 8.0
     assert here["preserve"]["ttft_mean"] == pytest.approx(0.4)
     assert here["preserve"]["violations"] == pytest.approx(0.0)

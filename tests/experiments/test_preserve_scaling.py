@@ -11,11 +11,10 @@ from django.core.management import CommandError, call_command
 
 from controlplane.experiments import preserve_scaling as preserve
 from controlplane.experiments import sageserve
-from controlplane.experiments.shared import scenes
-from controlplane.experiments.shared.capability import measured_capability
+from controlplane.experiments.shared import scenes, setting
 from controlplane.experiments.shared.demand import DemandForecasts, Seen, Windows, forecast_demand, minutes
 from controlplane.experiments.shared.measures import hours_by_model
-from controlplane.experiments.shared.planner import Expected, planner
+from controlplane.experiments.shared.planner import Expected, measured_capability, planner
 from scheduling.planning.bursts import arrival_cv
 from scheduling.planning.capacity import Capability
 from scheduling.scaling import PlansFor, make_strategy
@@ -42,7 +41,7 @@ def without_times(value):
 @pytest.fixture(autouse=True)
 def _short_history(monkeypatch):
     monkeypatch.setattr(sageserve, "HISTORY_WEEKS", 1)
-    monkeypatch.setattr(sageserve, "WINDOW_S", 1800.0)  # a third of the windows to walk through
+    monkeypatch.setattr(setting, "WINDOW_S", 1800.0)  # a third of the windows to walk through
 
 
 @pytest.mark.nightly

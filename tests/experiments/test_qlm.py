@@ -1,6 +1,7 @@
 """`manage.py reproduce qlm` on a small fleet: every part is run, and what is compared is what was measured."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 
 import numpy as np
@@ -10,19 +11,21 @@ from rich.console import Console
 
 from controlplane.experiments.qlm import evaluation, mixes, systems
 from controlplane.experiments.qlm.evaluation import PARTS, Qlm
-from controlplane.experiments.qlm.systems import measured, one_model, with_policy
+from controlplane.experiments.qlm.systems import measured, one_model, policies_of
 from controlplane.experiments.qlm.workloads import BATCH_2, INTERACTIVE, MEGA_TOKENS, SLO_S, VICUNA_A100, Stream, draw
-from scheduling.simulation.cluster.description import Batching
 
 
 @pytest.fixture
 def small(monkeypatch):
-    for name, value in {
-        "ARRIVING_S": 4.0, "ARRIVING_B_S": 4.0, "LOADS": (0.5, 1.5), "LOADS_B": (0.2,), "LOADS_FEW": (0.2,),
-        "WAITING_S": 3.0, "WAITING_B_S": 2.0, "MEGA_SHARES": (0.2,), "A10_SHARES": (0.5,), "SIZES_S": (0.0, 60.0),
-        "DELTAS": (0.25,), "MIX_LOADS": (1.3,), "MIX_VARIATIONS": (3.0,),
-    }.items():  # fmt: skip
+    for name, value in {"ARRIVING_S": 4.0, "ARRIVING_B_S": 4.0, "WAITING_S": 3.0, "WAITING_B_S": 2.0}.items():
         monkeypatch.setattr(evaluation, name, value)
+    monkeypatch.setattr(evaluation, "MIX_VARIATIONS", (3.0,))
+    for name, values in {
+        "single": (0.5, 1.5), "multi": (0.2,), "few": (0.2,), "mega": (0.2,), "gpus": (0.5,), "size": (0.0, 60.0),
+        "delta": (0.25,), "mixes": (1.3,),
+    }.items():  # fmt: skip
+        monkeypatch.setitem(PARTS, name, replace(PARTS[name], values=values))
+    systems.full_per_s.cache_clear()
     for module in (systems, mixes):
         monkeypatch.setattr(module, "AT_ONCE", 200)
     monkeypatch.setattr(mixes, "ARRIVING_S", 4.0)
@@ -49,7 +52,7 @@ def test_every_part_is_run_and_compared(small):
     assert compared["requests in time over EDF, one model, points, at the most"] == pytest.approx(max(gains))
     console = Console(file=StringIO(), width=250)
     Qlm().show(console, result)
-    assert all(title in console.file.getvalue() for title in evaluation.TITLES.values())
+    assert all(part.title in console.file.getvalue() for part in PARTS.values())
 
 
 def test_the_workload_is_what_it_says():
@@ -68,16 +71,16 @@ def test_systems_differ_in_what_they_are_named_for():
     requests = draw([Stream(INTERACTIVE, 10.0)], 10.0, 1)
     fleet = [(VICUNA_A100, "A100")] * 3
     clusters = {name: one_model(fleet, name, requests)[0] for name in (*systems.SYSTEMS, *systems.WITHOUT)}
-    assert clusters["qlm"].eviction_limit == systems.EVICTIONS
-    assert clusters["without-eviction"].eviction_limit == 0
-    assert clusters["shepherd"].batching.mode == "dynamic"
-    assert clusters["shepherd+evictions"].batching == Batching()
-    assert clusters["shepherd+evictions"].reordering == "shepherd"
-    ruled = {name: cluster.eviction_limit for name, cluster in clusters.items() if cluster.reordering != "search"}
-    assert set(ruled.values()) == {systems.EVICTIONS}, "a rule in the place of the search evicts as it does"
+    policies = {name: policies_of(name, [VICUNA_A100], requests) for name in clusters}
+    assert policies["qlm"] == {"ordering": "qlm", "eviction_limit": systems.EVICTIONS}
+    assert policies["without-eviction"]["eviction_limit"] == 0
+    assert policies["shepherd"]["batching"]["mode"] == "dynamic"
+    assert policies["shepherd+evictions"] == policies["qlm"] | {"reordering": "shepherd"}
+    ruled = {each["eviction_limit"] for each in policies.values() if "reordering" in each}
+    assert ruled == {systems.EVICTIONS}, "a rule in the place of the search evicts as it does"
+    assert policies["edf"] == {"ordering": "deadline"}
     assert len(clusters["without-balance"].endpoints) == 3
     assert clusters["without-pulling"].instances[0].dispatch_max_num_seqs > 10_000
-    assert with_policy("edf", [1]) == {"ordering": "deadline"}
 
 
 def test_the_paper_s_edf_swaps_as_it_pleases(monkeypatch):
@@ -90,8 +93,8 @@ def test_the_paper_s_edf_swaps_as_it_pleases(monkeypatch):
         if system.startswith("edf")
     }
     lines = {name: measured(made[name], "mixes", "", name, 1.0) for name in ("edf", "edf-swapping")}
-    assert lines["edf-swapping"].swaps > 2 * lines["edf"].swaps
-    assert lines["edf-swapping"].attainment != lines["edf"].attainment
+    assert lines["edf-swapping"]["swaps"] > 2 * lines["edf"]["swaps"]
+    assert lines["edf-swapping"]["attainment"] != lines["edf"]["attainment"]
 
 
 @pytest.mark.parametrize("variation", [1.0, 3.0])
@@ -108,7 +111,7 @@ def test_where_deadlines_differ_every_system_is_another_one(monkeypatch, name):
     came = {}
     for _, system, per_s, made in mixes.mixes([name], [2.0], [1.0], 0.5):
         line = measured(made(1), "mixes", "", system, per_s)
-        came.setdefault((line.attainment, line.ttft_p99_s, line.goodput), []).append(system)
+        came.setdefault((line["attainment"], line["ttft_p99_s"], line["goodput"]), []).append(system)
     alike = [systems for systems in came.values() if len(systems) > 1]
     # Of instances that are alike the one that is free first is the one that is done first.
     assert alike == ([["edf+evictions", "edf-earliest-completion+evictions"]] if name == "short answers" else [])

@@ -17,19 +17,19 @@ def _short_history(monkeypatch):
 def test_foreknown_plans_for_the_demand_that_comes_and_keeps_its_name():
     setting = sageserve.prepare(scenes.sageserve(0.03), 0.03, 1, False, "seasonal_naive", lambda *step: None)
     came = minutes(setting.workload, setting.scene.streams, [scenes.INTERACTIVE], 0.03 * 86_400).longer(600.0)
-    advisor = sageserve.advisor(setting, make_strategy("lt_i"), foreknown=True)
+    advisor = setting.planner(make_strategy("lt_i").plans_for, 1.0, foreknown=True)
     assert {advisor.settings.period_of(plans_for) for plans_for in advisor.follows.values()} == {600.0}
     for at in range(came.total.shape[1]):
         known = advisor.demand_at(at * 600.0)
         assert known.windows == 1
         assert [float(known.of[stream].kept[0]) for stream in setting.scene.streams] == came.total[:, at].tolist()
     (row,) = sageserve.run(setting, ["foreknown"], lambda *step: None)
-    assert row.strategy == "foreknown"
-    assert row.instance_hours < sageserve.run(setting, ["reactive"], lambda *step: None)[0].instance_hours * 1.05
+    assert row["strategy"] == "foreknown"
+    (reactive,) = sageserve.run(setting, ["reactive"], lambda *step: None)
+    assert row["instance_hours"] < 1.05 * reactive["instance_hours"]
     for name in ("lt_ua", "preserve", "pilothouse"):
-        strategy = make_strategy(name)
-        follows = sageserve.advisor(setting, strategy).follows
-        assert set(follows.values()) == {strategy.plans_for}
+        plans_for = make_strategy(name).plans_for
+        assert set(setting.planner(plans_for, 1.0).follows.values()) == {plans_for}
 
 
 def test_our_own_plans_keep_more_than_they_add_for():

@@ -146,7 +146,7 @@ class TestForecasts:
     def test_where_a_forecaster_fails_a_simpler_one_stands_in_and_the_row_says_so(
         self, make_minutes, monkeypatch, settings, caplog
     ):
-        from forecasting.workload.forecasters.blend import BlendModel
+        from forecasting.workload.blend import BlendModel
 
         def fails(*_):
             raise IndexError("index 20 is out of bounds")

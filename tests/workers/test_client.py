@@ -9,43 +9,6 @@ from tests.workers.conftest import Emulator, eventually
 from workers.vllm.client import VllmClient, VllmError
 
 
-async def test_reads(emulator: Emulator) -> None:
-    await emulator.ready(max_model_len=777)
-    async with VllmClient(f"{emulator.url}/one/") as client:
-        assert await client.health()
-        assert await client.version() == "0.32.0"
-        assert await client.server_load() == 0
-        assert (await client.metrics()).model_name == "m"
-        (card,) = await client.models()
-        assert (card.id, card.max_model_len, card.parent) == ("m", 777, None)
-
-
-async def test_sleep_and_wake(emulator: Emulator) -> None:
-    await emulator.ready()
-    client = VllmClient(f"{emulator.url}/one", emulator.session)
-    assert not await client.is_sleeping()
-    await client.sleep(level=2, mode="wait")
-    assert await client.is_sleeping()
-    assert (await client.metrics()).sleeping
-    await client.wake_up(["weights"])
-    await client.reload_weights()
-    assert await client.is_sleeping()
-    await client.wake_up(["kv_cache"])
-    await client.reset_prefix_cache()
-    assert not await client.is_sleeping()
-
-
-async def test_adapters(emulator: Emulator) -> None:
-    await emulator.ready()
-    client = VllmClient(f"{emulator.url}/one", emulator.session)
-    await client.load_lora_adapter("poet", "team/poet")
-    assert [(card.id, card.parent) for card in await client.models()] == [("m", None), ("poet", "m")]
-    await client.unload_lora_adapter("poet")
-    with pytest.raises(VllmError, match="cannot be found") as caught:
-        await client.unload_lora_adapter("poet")
-    assert caught.value.status == 404
-
-
 async def test_nobody_there(unused_tcp_port: int) -> None:
     async with VllmClient(f"http://127.0.0.1:{unused_tcp_port}") as client:
         assert not await client.health()

@@ -27,31 +27,9 @@ async def finishing_order(emulator: Emulator, priorities: list[int]) -> list[int
     return order
 
 
-async def test_priority_order(emulator: Emulator) -> None:
-    await emulator.ready(max_num_seqs=1, profile={**FAST, "decode_a_s": 0.005})
-    assert await finishing_order(emulator, [3, -1, 2, -7]) == [-7, -1, 2, 3]
-
-
 async def test_fcfs_ignores_priority(emulator: Emulator) -> None:
     await emulator.ready(max_num_seqs=1, scheduling_policy="fcfs", profile={**FAST, "decode_a_s": 0.005})
     assert await finishing_order(emulator, [3, -1, 2]) == [3, -1, 2]
-
-
-@pytest.mark.parametrize("stream", [True, False])
-async def test_disconnect_frees_the_request(emulator: Emulator, stream: bool) -> None:
-    await emulator.ready(profile=SLOW)
-    asked = {"model": "m", "prompt": [1] * 50, "max_tokens": 900, "ignore_eos": True, "stream": stream}
-    call = asyncio.create_task(emulator.session.post(f"{emulator.url}/one/v1/completions", json=asked))
-    await emulator.in_work(1, 0)
-    assert (await emulator.metrics()).kv_usage_ratio > 0
-    if stream:
-        (await call).close()
-    else:
-        call.cancel()
-    await emulator.in_work(0, 0)
-    m = await emulator.metrics()
-    assert m.kv_usage_ratio == 0
-    assert sum(m.success_total.values()) == 0  # vLLM does not count these either
 
 
 async def test_disconnect_while_waiting(emulator: Emulator) -> None:
@@ -65,27 +43,11 @@ async def test_disconnect_while_waiting(emulator: Emulator) -> None:
     assert (await first)[0] == 200
 
 
-async def test_admission(emulator: Emulator) -> None:
-    await emulator.ready(max_num_queued_reqs=3, profile=SLOW)
-    tasks = [asyncio.create_task(emulator.complete(max_tokens=20)) for _ in range(3)]
-    await emulator.in_work(3, 0)
-    async with emulator.session.post(
-        f"{emulator.url}/one/v1/completions", json={"model": "m", "prompt": "x"}
-    ) as response:
-        assert response.status == 503
-        assert "Retry-After" not in response.headers
-        error = (await response.json())["error"]
-    assert error == {
-        "message": "The engine is currently busy and cannot accept new requests. Please try again later or on a different "
-        "instance.",
-        "type": "Service Unavailable",
-        "param": None,
-        "code": 503,
-    }
+async def test_admission_counts_sequences_and_what_it_refuses(emulator: Emulator) -> None:
+    await emulator.ready(max_num_queued_reqs=3)
+    assert (await emulator.complete(n=4))[0] == 503
     page = (await emulator.call("GET", "/one/metrics"))[1].decode()
     assert 'admission_rejections_total{model_name="m",reason="max_num_queued_reqs"} 1.0' in page
-    assert [status for status, _ in await asyncio.gather(*tasks)] == [200] * 3
-    assert (await emulator.complete(n=4))[0] == 503
     assert (await emulator.complete(n=3))[0] == 200
 
 
@@ -102,30 +64,6 @@ async def test_preemption_shows_in_metrics_and_loses_no_token(emulator: Emulator
     assert m.prompt_tokens_total == 32
 
 
-async def test_metrics_add_up(emulator: Emulator) -> None:
-    await emulator.ready()
-    before = await emulator.metrics()
-    assert (before.kv_cache_size_tokens, before.block_size, before.num_gpu_blocks) == (65_536, 16, 4096)
-    await asyncio.gather(*(emulator.complete(prompt=[1] * 20, max_tokens=7) for _ in range(10)))
-    m = await emulator.metrics()
-    assert m.prompt_tokens_total == 200
-    assert m.generation_tokens_total == 70
-    assert m.success_total["length"] == 10
-    assert (m.ttft_s.count, m.itl_s.count, m.e2e_s.count) == (10, 60, 10)
-    assert m.ttft_s.counts[-1] == 10
-    assert m.e2e_s.sum >= m.ttft_s.sum > 0
-    assert (m.running, m.waiting, m.kv_usage_ratio) == (0, 0, 0)
-
-
-async def test_prefix_cache(emulator: Emulator) -> None:
-    await emulator.ready(enable_prefix_caching=True)
-    prompt = list(range(100))
-    await emulator.complete(prompt=prompt)
-    await emulator.complete(prompt=prompt)
-    m = await emulator.metrics()
-    assert (m.prefix_queries_total, m.prefix_hits_total) == (200, 96)  # six full blocks of 16
-
-
 async def test_load_is_counted_only_when_asked(emulator: Emulator) -> None:
     await emulator.ready("counting", enable_server_load_tracking=True, profile=SLOW)
     await emulator.ready("plain", profile=SLOW)
@@ -135,22 +73,6 @@ async def test_load_is_counted_only_when_asked(emulator: Emulator) -> None:
         assert await emulator.call("GET", f"/{name}/load") == (200, {"server_load": expected})
         await task
         assert await emulator.call("GET", f"/{name}/load") == (200, {"server_load": 0})
-
-
-async def test_requests_hang_while_asleep(emulator: Emulator) -> None:
-    await emulator.ready()
-    assert await emulator.call("POST", "/one/sleep?level=1") == (200, {"status": "sleeping", "level": 1})
-    assert await emulator.call("GET", "/one/is_sleeping") == (200, {"is_sleeping": True})
-    assert (await emulator.call("GET", "/one/health"))[0] == 200
-    task = asyncio.create_task(emulator.complete())
-    await eventually(lambda: emulator.fleet.instances["one"].unfinished == 1)
-    m = await emulator.metrics()
-    assert (m.sleeping, m.running, m.waiting) == (True, 0, 0)
-    await asyncio.sleep(0.05)
-    assert not task.done()
-    assert await emulator.call("POST", "/one/wake_up") == (200, {"status": "awake", "tags": None})
-    assert (await task)[0] == 200
-    assert not (await emulator.metrics()).sleeping
 
 
 async def test_a_caller_who_leaves_while_asleep_is_forgotten(emulator: Emulator) -> None:
@@ -167,19 +89,6 @@ async def running_stream(emulator: Emulator, tokens: int) -> asyncio.Task[list[d
     task = asyncio.create_task(emulator.stream(max_tokens=tokens, stream_options=usage))
     await emulator.in_work(1, 0)
     return task
-
-
-async def test_sleep_aborts(emulator: Emulator) -> None:
-    await emulator.ready(profile=SLOW)
-    streamed = await running_stream(emulator, 900)
-    await emulator.call("POST", "/one/sleep?mode=abort")
-    events = await streamed
-    assert events[-2]["choices"][0]["finish_reason"] == "abort"
-    assert events[-1]["usage"]["completion_tokens"] < 900
-    m = await emulator.metrics()
-    assert m.success_total["abort"] == 1
-    await emulator.call("POST", "/one/wake_up")
-    assert (await emulator.complete())[0] == 200
 
 
 async def test_sleep_waits(emulator: Emulator) -> None:

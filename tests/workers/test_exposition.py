@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.workers.conftest import DATA, spec
-from workers.emulator.protocol.exposition import Metrics, token_bounds
+from workers.emulator.metrics import Metrics, token_bounds
 from workers.vllm.metrics import parse
 
 RECORDED = (DATA / "vllm-0.32.0-metrics.txt").read_text()
@@ -64,13 +64,13 @@ def test_prometheus_can_read_it() -> None:
 
 def test_numbers_arrive() -> None:
     metrics = Metrics(spec(block_size_tokens=16, kv_blocks=1000, max_model_len=1024))
-    metrics.gauges.running, metrics.gauges.waiting, metrics.gauges.kv_usage = 3, 4, 0.25
-    metrics.gauges.sleep_level = 1
+    metrics.running, metrics.waiting, metrics.kv_usage = 3, 4, 0.25
+    metrics.sleep_level = 1
     metrics.finished["stop"] = 7
     metrics.preemptions = 2
-    metrics.ttft_s.observe(0.005)
-    metrics.ttft_s.observe(0.006)
-    metrics.itl_s.observe(0.03, times=5)
+    metrics.observe("time_to_first_token_seconds", 0.005)
+    metrics.observe("time_to_first_token_seconds", 0.006)
+    metrics.observe("inter_token_latency_seconds", 0.03, times=5)
     m = parse(metrics.render())
     assert (m.running, m.waiting, m.kv_usage_ratio, m.sleeping) == (3, 4, 0.25, True)
     assert (m.success_total["stop"], m.preemptions_total) == (7, 2)

@@ -1,12 +1,10 @@
 """The parser against a page recorded from vLLM 0.32 on CPU, and against pages that are wrong."""
 
-import math
-
 import pytest
 
-from tests.oracles.histograms import quantile, since
+from tests.oracles.histograms import quantile
 from tests.workers.conftest import DATA
-from workers.vllm.metrics import Histogram, VllmMetrics, parse
+from workers.vllm.metrics import VllmMetrics, parse
 
 PAGE = (DATA / "vllm-0.32.0-metrics.txt").read_text()
 
@@ -84,40 +82,6 @@ def test_kv_capacity_from_blocks_when_tokens_are_not_given() -> None:
     assert (m.kv_cache_size_tokens, m.block_size, m.num_gpu_blocks) == (1600, 16, 100)
     unknown = parse('vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0')
     assert unknown.kv_cache_size_tokens == 0
-
-
-def histogram(*counts: float, total_s: float = 1.0) -> Histogram:
-    return Histogram((0.1, 0.5, 1.0, math.inf), counts, total_s, counts[-1])
-
-
-def test_quantiles_are_linear_inside_a_bucket() -> None:
-    h = histogram(0, 10, 20, 20)
-    assert quantile(h, 0.25) == pytest.approx(0.3)
-    assert quantile(h, 0.5) == pytest.approx(0.5)
-    assert quantile(h, 0.75) == pytest.approx(0.75)
-    assert quantile(h, 1.0) == pytest.approx(1.0)
-
-
-def test_quantile_in_the_open_bucket_is_the_last_bound() -> None:
-    assert quantile(histogram(0, 0, 1, 10), 0.99) == 1.0
-
-
-def test_quantile_of_nothing() -> None:
-    assert quantile(Histogram(), 0.5) is None
-    assert quantile(histogram(0, 0, 0, 0), 0.5) is None
-
-
-def test_window_between_two_readings() -> None:
-    window = since(histogram(1, 5, 8, 9, total_s=4.0), histogram(1, 2, 4, 4, total_s=1.0))
-    assert window.counts == (0, 3, 4, 5)
-    assert (window.sum, window.count) == (3.0, 5)
-
-
-def test_window_over_a_restart_is_the_new_reading() -> None:
-    after = histogram(1, 1, 1, 1)
-    assert since(after, histogram(1, 5, 8, 9)) is after
-    assert since(after, None) is after
-    assert since(after, Histogram()) is after
 
 
 ODD = ["1e308", "-1", "NaN", "+Inf", "1" * 5000, "0x10", "²", "٣", "1_000", "", "2147483648", "9007199254740993", "-0"]

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from tests.workers.conftest import spec
-from workers.emulator.protocol.bodies import Kind, read_body
-from workers.emulator.protocol.errors import ApiError
-from workers.emulator.protocol.generation import Generation, resolve
+from workers.emulator.bodies import ApiError, Kind, read_body
+from workers.emulator.generation import Generation, resolve
 
 SPEC = spec(max_model_len=1024)
 MESSAGES = [{"role": "user", "content": "Hello engine"}]
@@ -33,45 +32,18 @@ def entry(**fields: object) -> str:
     return f"1 validation error:\n  {fields}"
 
 
-UNPARSABLE = "Input should be a valid integer, unable to parse string as an integer"
-
 BAD_VALUES: list[tuple[dict[str, Any], str, str | None]] = [
-    ({"max_tokens": 0}, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", "max_tokens"),
-    ({"max_tokens": -1}, "max_tokens must be at least 1, got -1. (parameter=max_tokens, value=-1)", "max_tokens"),
-    (
-        {"max_tokens": 5000},
-        "max_tokens=5000 cannot be greater than max_model_len=1024. Please request fewer output tokens. "
-        "(parameter=max_tokens, value=5000)",
-        "max_tokens",
-    ),
-    (
-        {"max_tokens": 2, "min_tokens": 5},
-        "min_tokens must be less than or equal to max_tokens=2, got 5.",
-        None,
-    ),
     ({"min_tokens": -1}, "min_tokens must be greater than or equal to 0, got -1.", None),
     (
         {"temperature": -1},
         "temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)",
         "temperature",
     ),
-    (
-        {"temperature": 3},
-        "temperature must be in [0, 2], got 3.0. (parameter=temperature, value=3.0)",
-        "temperature",
-    ),
-    ({"top_p": 2}, "top_p must be in (0, 1], got 2.0. (parameter=top_p, value=2.0)", "top_p"),
     ({"top_k": -2}, "top_k must be 0 (disable), or at least 1, got -2.", None),
     ({"min_p": 2}, "min_p must be in [0, 1], got 2.0.", None),
     ({"presence_penalty": 3}, "presence_penalty must be in [-2, 2], got 3.0.", None),
     ({"repetition_penalty": 0}, "repetition_penalty must be greater than zero, got 0.0.", None),
-    ({"n": 0}, "n must be at least 1, got 0.", None),
     ({"stop": ""}, "stop cannot contain an empty string.", None),
-    (
-        {"stream_options": {"include_usage": True}},
-        "Stream options can only be defined when `stream=True`. (parameter=stream_options)",
-        "stream_options",
-    ),
 ]
 
 
@@ -83,11 +55,6 @@ def test_bad_values(kind: Kind, fields: dict[str, Any], message: str, param: str
 
 BAD_TYPES: list[tuple[dict[str, Any], str, str]] = [
     (
-        {"max_tokens": "many"},
-        entry(type="int_parsing", loc="body.max_tokens", msg=UNPARSABLE, input="many"),
-        "body.max_tokens",
-    ),
-    (
         {"max_tokens": 3.5},
         entry(
             type="int_from_float",
@@ -96,11 +63,6 @@ BAD_TYPES: list[tuple[dict[str, Any], str, str]] = [
             input="3.5",
         ),
         "body.max_tokens",
-    ),
-    (
-        {"priority": "high"},
-        entry(type="int_parsing", loc="body.priority", msg=UNPARSABLE, input="high"),
-        "body.priority",
     ),
     (
         {"stop": 5},
@@ -137,24 +99,7 @@ def test_numbers_in_strings_and_booleans_are_taken_as_vllm_takes_them() -> None:
     ("prompt", "message", "param"),
     [
         (..., "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt"),
-        ("", "Either prompt or prompt_embeds must be provided and non-empty. (parameter=prompt)", "prompt"),
-        ([], "You must pass at least one prompt", None),
-        ([[]], "The decoder prompt cannot be empty", None),
         (["a", ""], "The decoder prompt cannot be empty", None),
-        (
-            [5] * 2000,
-            "This model's maximum context length is 1024 tokens. However, your prompt contains 2000 input tokens, which "
-            "exceeds this limit even without any output tokens. Please reduce the length of the input prompt. "
-            "(parameter=input_tokens, value=2000)",
-            "input_tokens",
-        ),
-        (
-            "x" * 4097,
-            "This model's maximum context length is 1024 tokens. However, your prompt contains 4097 characters (more "
-            "than 4096 characters, which is the upper bound for 1024 input tokens). Please reduce the length of the "
-            "input prompt. (parameter=input_text, value=4097)",
-            "input_text",
-        ),
         ([5] * 1024, "max_tokens must be at least 1, got 0. (parameter=max_tokens, value=0)", "max_tokens"),
         ([2**40], f"Token id {2**40} is out of vocabulary", None),
     ],
@@ -178,11 +123,6 @@ def test_messages_of_a_wrong_form(messages: object) -> None:
     assert (code, kind) == (400, "Bad Request")
     assert param is not None
     assert param.startswith("body.messages")
-
-
-def test_empty_conversation() -> None:
-    message = "Cannot apply chat template to an empty conversation. Provide at least one message."
-    assert refused("chat", messages=[]) == (400, "BadRequestError", message, None)
 
 
 def test_tools_without_a_parser() -> None:

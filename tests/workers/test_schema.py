@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.emulator.protocol.schema import example
+from workers.emulator.content import example
 
 NUMBERS = st.integers(0, 2**64 - 1)
 NODE: dict[str, Any] = {

@@ -3,5 +3,5 @@
     python -m workers.emulator --port 8100
 
 For the demonstration fleet, for tests and for benchmarks; no model is loaded and the answers are prose of no meaning.
-Differences from vLLM are listed in `workers/emulator/protocol/generation.py` (requests) and `exposition.py` (metrics).
+Differences from vLLM are listed in `workers/emulator/generation.py` (requests) and `metrics.py`.
 """

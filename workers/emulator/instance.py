@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
+from workers.emulator.answers import Answer, Sequence, StreamAnswer
+from workers.emulator.bodies import ApiError
 from workers.emulator.content import Content
-from workers.emulator.protocol.answers import Answer, Sequence, StreamAnswer
-from workers.emulator.protocol.errors import ApiError
-from workers.emulator.protocol.exposition import Metrics
+from workers.emulator.metrics import Metrics
 from workers.emulator.spec import InstanceSpec
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ SleepMode = Literal["abort", "wait", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with a server: `factor` stretches its steps, or is how many seconds its metrics take; `ratio` of its
+    """A fault of a server: `factor` stretches its steps, or is the seconds that its metrics take; `ratio` of its
     requests get a 500, or bytes that are no answer."""
 
     kind: FaultKind = "none"
@@ -206,7 +206,7 @@ class EmulatedInstance:
                 request_id=sequence.engine_id,
                 prompt_tokens=sequence.prompt.tokens + sequence.produced,
                 output_tokens=sequence.output_tokens - sequence.produced,
-                priority=sequence.answer.generation.priority,
+                priority=sequence.answer.generation.body.priority,
                 arrival_s=sequence.arrival_s,
                 prefix_hashes=sequence.prompt.prefix_hashes(self.spec.block_size_tokens)
                 if self.spec.enable_prefix_caching
@@ -240,7 +240,7 @@ class EmulatedInstance:
             self.reset_prefix_cache()
         if level == 1:
             await asyncio.sleep(self.spec.sleep_s)
-        self.metrics.gauges.sleep_level = level
+        self.metrics.sleep_level = level
         self.metrics.sleep_operation("sleep", time.perf_counter() - started)
 
     async def _drained(self) -> None:
@@ -254,13 +254,13 @@ class EmulatedInstance:
             raise
 
     async def wake_up(self, tags: list[str] | None) -> bool:
-        """vLLM's `/wake_up`: wake all, or only *tags*; True when nothing sleeps any more."""
+        """vLLM's `/wake_up`: wake all, or only *tags*; True when everything is awake."""
         started = time.perf_counter()
-        if "weights" in self._asleep_tags & set(tags or self._asleep_tags) and self.metrics.gauges.sleep_level == 1:
+        if "weights" in self._asleep_tags & set(tags or self._asleep_tags) and self.metrics.sleep_level == 1:
             await asyncio.sleep(self.spec.wake_s)
         self._asleep_tags -= set(tags) if tags is not None else set(self._asleep_tags)
         if not self._asleep_tags:
-            self.metrics.gauges.sleep_level = None
+            self.metrics.sleep_level = None
             self._awake.set()
             self._release()
         self.metrics.sleep_operation("wake", time.perf_counter() - started)
@@ -335,7 +335,7 @@ class EmulatedInstance:
         return end_s if late_s < GIVE_UP_S else end_s + late_s
 
     def _note_step(self, step: StepResult, now_s: float) -> None:
-        """What a step's beginning shows: who was admitted and preempted, and the gauges."""
+        """Note what the beginning of a step shows: admitted and preempted requests, and the gauges."""
         for request_id in step.admitted:
             sequence = self._sequences[request_id]
             if sequence.admitted_s is None:
@@ -358,20 +358,20 @@ class EmulatedInstance:
             if sequence.last_token_s == previous_s:
                 same += 1
             elif sequence.produced:
-                metrics.itl_s.observe(now_s - sequence.last_token_s)
+                metrics.observe("inter_token_latency_seconds", now_s - sequence.last_token_s)
             else:
                 sequence.first_token_s = now_s
-                metrics.ttft_s.observe(now_s - sequence.arrival_s)
+                metrics.observe("time_to_first_token_seconds", now_s - sequence.arrival_s)
                 metrics.prompt_tokens += sequence.prompt.tokens
             sequence.last_token_s = now_s
             sequence.answer.token(sequence)
         if same:
-            metrics.itl_s.observe(now_s - previous_s, same)
+            metrics.observe("inter_token_latency_seconds", now_s - previous_s, same)
         for request_id in step.finished:
             if request_id in sequences:
                 self._end(sequences[request_id], now_s)
         metrics.generation_tokens += len(step.emitted)
-        metrics.step_tokens.observe(step.prefill_tokens + step.decode_sequences)
+        metrics.observe("iteration_tokens_total", step.prefill_tokens + step.decode_sequences)
         self._note_gauges()
 
     def _end(self, sequence: Sequence, now_s: float) -> None:
@@ -381,16 +381,16 @@ class EmulatedInstance:
         metrics.sequence_ended(sequence, now_s)
         siblings = sequence.answer.sequences[sequence.index - sequence.index % generation.n :][: generation.n]
         if all(s.engine_id not in self._sequences for s in siblings):
-            metrics.request_n.observe(generation.n)
-            metrics.request_max_generation_tokens.observe(max(s.produced for s in siblings))
+            metrics.observe("request_params_n", generation.n)
+            metrics.observe("request_max_num_generation_tokens", max(s.produced for s in siblings))
         sequence.answer.ended(sequence)
 
     def _note_gauges(self, finishing: int = 0) -> None:
         """vLLM sets its gauges once a step; *finishing* requests end with the step that runs now."""
-        gauges = self.metrics.gauges
-        gauges.running = self._engine.running + finishing
-        gauges.waiting = self._engine.waiting
-        gauges.kv_usage = self._engine.kv_usage
-        self.metrics.preemptions = self._engine.preemptions_total + self._recomputed
-        self.metrics.prefix_queries = self._engine.prefix_queried_tokens_total
-        self.metrics.prefix_hits = self._engine.prefix_hit_tokens_total
+        metrics, engine = self.metrics, self._engine
+        metrics.running = engine.running + finishing
+        metrics.waiting = engine.waiting
+        metrics.kv_usage = engine.kv_usage
+        metrics.preemptions = engine.preemptions_total + self._recomputed
+        metrics.prefix_queries = engine.prefix_queried_tokens_total
+        metrics.prefix_hits = engine.prefix_hit_tokens_total

@@ -1,8 +1,8 @@
-"""How long an answer a prompt asks for, so that lengths of emulated answers can be predicted from prompts, as real ones can.
+"""Lengths that prompts ask for, so that emulated answers can be predicted from prompts, as real ones can.
 
 A prompt that says nothing of it, and every prompt given as token ids, is answered at the length of the instance's own
 specification. Otherwise the instruction decides: a number of words that it names, the length of the text that is to be
-transformed, or the kind of answer that it wants. A prompt has a length of its own about that, and each answer to it
+transformed, or the kind of answer that it wants. Each prompt has its usual length around that, and each answer to it
 differs a little, as in the public sets of repeated prompts.
 """
 
@@ -32,21 +32,21 @@ INSTRUCTIONS: tuple[tuple[re.Pattern[str], float], ...] = tuple(
         (r"\bessay\b|\bstory\b|\breport\b|\bin detail\b", 780.0),
     )
 )
-"""What an instruction says, and the median tokens of its answers; the first that fits counts."""
+"""Instructions, and the median tokens of their answers; the first match counts."""
 
 _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedLength:
-    """The median length that a prompt asks for, in tokens, and how far prompts of its kind lie from it."""
+    """The median length that a prompt asks for, in tokens, and the spread of prompts of its kind."""
 
     tokens: float
     sigma: float
 
 
 def read(prompt: str, prompt_tokens: int) -> RequestedLength | None:
-    """What *prompt* asks for; None when it does not say."""
+    """The length that *prompt* asks for; None when it does not say."""
     ends = (prompt[:READ_CHARACTERS] + "\n" + prompt[READ_CHARACTERS:][-READ_CHARACTERS:]).lower()
     if named := WORDS.search(ends):
         return RequestedLength(max(1.0, float(named[1])), TRANSFORMED_SIGMA)

@@ -3,8 +3,8 @@
     http://127.0.0.1:8100/<name>/v1/chat/completions      as of a vLLM server at http://127.0.0.1:8100/<name>
     http://127.0.0.1:8100/emulator/instances              admin, from this machine only
 
-A connection to a server that is loading, crashed or absent is closed without an answer: on a port of its own it would be
-refused.
+A connection to a server that is loading, crashed or absent is closed without an answer: a real server's
+port would refuse it.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ import orjson
 from aiohttp import web
 
 from workers.emulator import service
+from workers.emulator.answers import CutError
+from workers.emulator.bodies import ApiError
 from workers.emulator.instance import EmulatedInstance, Fault, FaultKind
-from workers.emulator.protocol.answers import CutError
-from workers.emulator.protocol.errors import ApiError
 from workers.emulator.spec import InstanceSpec, SpecError, check_name, read_spec
 
 MAX_BODY_BYTES = 64 * 2**20
@@ -60,7 +60,7 @@ class Fleet:
         self._seed = seed
 
     def put(self, name: str, spec: InstanceSpec) -> bool:
-        """Have a server *name* like *spec*: True when it was made (or started anew after a crash).
+        """Have a server *name* like *spec*: True when it was made (or started again after a crash).
 
         Raises SpecError when a living one of that name is different.
         """
@@ -188,15 +188,15 @@ def _url(request: web.Request, name: str) -> str:
 
 
 def _described(request: web.Request, instance: EmulatedInstance) -> dict[str, object]:
-    gauges = instance.metrics.gauges
+    metrics = instance.metrics
     return {
         "name": instance.name,
         "url": _url(request, instance.name),
         "model": instance.spec.model,
         "state": instance.state,
-        "running": gauges.running,
-        "waiting": gauges.waiting,
-        "kv_usage": gauges.kv_usage,
+        "running": metrics.running,
+        "waiting": metrics.waiting,
+        "kv_usage": metrics.kv_usage,
         "fault": {"kind": instance.fault.kind, "factor": instance.fault.factor, "ratio": instance.fault.ratio},
         "spec": instance.spec.model_dump(),
     }

@@ -1,4 +1,4 @@
-"""What one emulated server answers: vLLM's HTTP surface on top of `EmulatedInstance`."""
+"""vLLM's HTTP surface on top of `EmulatedInstance`."""
 
 import asyncio
 import json
@@ -12,12 +12,10 @@ from typing import cast
 import orjson
 from aiohttp import web
 
+from workers.emulator.answers import CutError, PlainAnswer, PlainResponse, StreamAnswer, StreamResponse
+from workers.emulator.bodies import ApiError, Kind, ResponseBody, entry, malformed, read_body
+from workers.emulator.generation import resolve
 from workers.emulator.instance import EmulatedInstance, SleepMode
-from workers.emulator.protocol.answers import CutError, PlainAnswer, StreamAnswer
-from workers.emulator.protocol.bodies import Kind, ResponseBody, read_body
-from workers.emulator.protocol.errors import ApiError, entry, malformed
-from workers.emulator.protocol.generation import resolve
-from workers.emulator.protocol.responses import PlainResponse, StreamResponse
 
 VERSION = "0.32.0"
 JSON = "application/json"
@@ -156,7 +154,7 @@ async def _answer(instance: EmulatedInstance, request: web.Request, kind: Kind) 
     if instance.spec.enable_request_id_headers:
         headers["X-Request-Id"] = given_id or uuid.uuid4().hex
 
-    if not generation.stream:
+    if not body.stream:
         plain = (PlainResponse if kind == "response" else PlainAnswer)(generation, request_id, model, int(time.time()))
         instance.submit(plain)
         try:

@@ -1,4 +1,4 @@
-"""What an emulated instance is: the body of `PUT /emulator/instances/<name>` and an entry of the configuration file."""
+"""Specifications of emulated instances: bodies of `PUT /emulator/instances/<name>`, entries of the configuration file."""
 
 import re
 from typing import Annotated, Literal, Self
@@ -63,7 +63,7 @@ class InstanceSpec(BaseModel):
 
     @model_validator(mode="after")
     def _bounds(self) -> Self:
-        """What vLLM refuses to start with."""
+        """Refuse what vLLM refuses to start with."""
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError("max_num_batched_tokens must be at least max_num_seqs")
         if self.kv_tokens < self.max_model_len:

@@ -21,7 +21,7 @@ The answer is seldom to hurry. Slow the one that can wait, let the one with peri
 under every keel, and say plainly how long the others will have to stay. People accept a delay that was announced much
 more easily than a promise that was broken. In the afternoon one engine runs hot, so its share of the work is moved to
 the others before it stops by itself. The log records when that happened, why it was decided, and what the load was
-before and after. Somebody will ask next week, and a short honest line is worth more than a long excuse. When the night
+before and after. The owners will ask next week, and a short honest line is worth more than a long excuse. When the night
 watch arrives the queue is short again. The officer explains what was seen, what was done and what is still uncertain,
 then hands over the wheel. Tomorrow will look like today until it does not, and the difference is usually visible in the
 numbers a little earlier than on the horizon.

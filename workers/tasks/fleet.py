@@ -174,7 +174,7 @@ def claim(command_id: int) -> InstanceCommand | None:
 
 
 def launcher_for(instance: Instance) -> ServerLauncher:
-    """Who starts and stops *instance*. Raises LaunchError for one that is started elsewhere."""
+    """The launcher of *instance*. Raises LaunchError for one that is started elsewhere."""
     match instance.launcher:
         case Launcher.EMULATED:
             return EmulatedLauncher(f"http://127.0.0.1:{settings.EMULATOR_PORT}")

@@ -24,7 +24,7 @@ LINKS_KEPT = timedelta(days=1)
 def prune_ledger() -> int:
     """Delete request rows older than `PILOTHOUSE_LEDGER_KEEP_DAYS`, oldest first; minute rows stay. Returns how many.
 
-    One run deletes at most `BATCH_ROWS` x `MOST_BATCHES`; the next goes on from there.
+    One run deletes at most `BATCH_ROWS` x `MOST_BATCHES`; the next one continues.
     """
     oldest_kept = timezone.now() - timedelta(days=settings.LEDGER_KEEP_DAYS)
     return delete_in_batches(LedgerRow.objects.filter(arrived_at__lt=oldest_kept).order_by("arrived_at"))

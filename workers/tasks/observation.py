@@ -1,4 +1,4 @@
-"""Looking at servers beside the gateway's heartbeats: how far a start has come, what each one is, how long its log is."""
+"""Observing servers in addition to the gateway's heartbeats: phases of starts, engines, logs."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ async def _measure_all(instances: list[Instance]) -> list[dict[str, Any] | None]
 
 
 async def _measure(instance: Instance) -> dict[str, Any] | None:
-    """What the server is: from `/version`, `/metrics`, its log and `/proc`. None when it does not answer."""
+    """Facts on the server from `/version`, `/metrics`, its log and `/proc`. None when it does not answer."""
     try:
         async with VllmClient(instance.url, api_key=instance.token) as client:
             version, metrics = await client.version(), await client.metrics()
@@ -71,7 +71,7 @@ async def _measure(instance: Instance) -> dict[str, Any] | None:
 
 
 def _on_this_machine(instance: Instance) -> dict[str, Any]:
-    """What only its own machine knows; nothing on another one."""
+    """Facts that only its own machine knows; empty on another one."""
     assert instance.process_id is not None
     processes = hardware.processes_of(instance.process_id)
     path = engine_logs.path_of(instance)

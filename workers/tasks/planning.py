@@ -112,7 +112,7 @@ def record_capacity() -> int:
 
 @app.task
 def finish_drains() -> int:
-    """Stop instances that scaling has drained and on which nothing runs any more; returns how many."""
+    """Stop idle instances that scaling has drained; returns how many."""
     rows = executor.drained()
     if not rows:
         return 0
@@ -152,7 +152,7 @@ def prune_planning() -> int:
 
 
 def due(newest: datetime | None, every_s: float, now: datetime) -> bool:
-    """Whether it is time again; half a look early counts, since beat comes late as often as early."""
+    """True when it is time again; half a look early counts, since beat comes late as often as early."""
     return newest is None or (now - newest).total_seconds() >= every_s - look_s() / 2
 
 
@@ -165,7 +165,7 @@ def attempt(what: str, make: Callable[[datetime], Sized], now: datetime) -> None
 
 @contextlib.contextmanager
 def only_one(name: str) -> Iterator[bool]:
-    """Whether this process may do *name* now: no other process of this machine does. The lock ends with its process.
+    """Lock *name* on this machine; yields False while another process holds it. The lock ends with its process.
 
     Between machines the rows are locked by the process that moves something; two that plan at once cost one plan too many.
     """

@@ -7,5 +7,5 @@ from workers.celery import app
 
 @app.task
 def advance_rollouts() -> int:
-    """Make the next move of every rollout; returns how many are in progress. Each is a transaction of its own."""
+    """Make the next move of every rollout; returns how many are in progress. One transaction each."""
     return sum(rollouts.advance(row).ended_at is None for row in open_rollouts())

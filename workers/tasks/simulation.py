@@ -60,6 +60,6 @@ def judge_twin() -> int:
 
 @contextlib.contextmanager
 def slot() -> Iterator[bool]:
-    """Whether this process may make a run now."""
+    """Yields True if this process may make a run now."""
     with contextlib.ExitStack() as stack:
         yield any(stack.enter_context(only_one(f"what_if_{number}")) for number in range(settings.WHAT_IF_PROCESSES))

@@ -8,5 +8,5 @@ from workers.celery import app
 
 @app.task
 def advance_swaps() -> int:
-    """Make the next move of every swap; returns how many are in progress. Each is a transaction of its own."""
+    """Make the next move of every swap; returns how many are in progress. One transaction each."""
     return sum(swaps.advance(row).state == SwapState.IN_PROGRESS for row in open_swaps())

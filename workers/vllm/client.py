@@ -101,7 +101,7 @@ class VllmClient:
         return bool((await self._json("GET", "/is_sleeping")).get("is_sleeping"))
 
     async def reload_weights(self) -> None:
-        """Load the weights anew from where they came: what a server needs that slept at level 2."""
+        """Reload the weights: needed after a sleep at level 2."""
         await self._call("POST", "/collective_rpc", body={"method": "reload_weights"})
 
     async def reset_prefix_cache(self) -> None:

@@ -22,7 +22,7 @@ def version(distribution_name: str) -> str:
 
 if __name__ == "__main__":
     importlib.metadata.version = version
-    sys.path.pop(0)  # our own modules beside this one
+    sys.path.pop(0)  # our own modules in this folder
     sys.argv[0] = "vllm"
     from vllm.entrypoints.cli.main import main
 

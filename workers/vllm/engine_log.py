@@ -1,4 +1,4 @@
-"""Reading the log of a vLLM server: how far its start has come, what went wrong first; and keeping it within bounds.
+"""Reading the log of a vLLM server: the phase of its start, the first error; and keeping it within bounds.
 
 Lines are those of vLLM 0.32. The log is append-only and belongs to one start: the launcher rotates the last one.
 """
@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-KEPT = 2  # earlier logs beside the present one: NAME.log.1 is the latest of them
+KEPT = 2  # earlier logs besides the present one: NAME.log.1 is the latest of them
 LARGEST_BYTES = 8 * 2**20
 TAIL_BYTES = 256 * 1024
 LONGEST_ERROR = 400
@@ -51,7 +51,7 @@ PLAIN = re.compile(r"(Worker proc \S+ died unexpectedly[^,]*|engine core exited 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a server measures of itself when it starts; None where its log does not say."""
+    """Figures that a server logs when it starts; None where its log does not say."""
 
     weights_gib: float | None = None
     kv_gib: float | None = None
@@ -141,7 +141,7 @@ def rotate_log(path: Path) -> None:
 
 
 def shorten(path: Path, largest_bytes: int = LARGEST_BYTES) -> bool:
-    """If the log has grown too large, keep its end in NAME.log.1 and empty it; the server goes on appending to it.
+    """If the log has grown too large, keep its end in NAME.log.1 and empty it; the server keeps appending to it.
 
     Lines written between the copy and the cut are lost, as with logrotate's copytruncate.
     """

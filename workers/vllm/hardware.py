@@ -1,4 +1,4 @@
-"""What a machine has for vLLM: its GPUs as `nvidia-smi` lists them, or its CPUs; and what processes take of them."""
+"""A machine's hardware for vLLM: GPUs as `nvidia-smi` lists them, or CPUs; and what processes use of it."""
 
 import os
 import shutil
@@ -116,7 +116,7 @@ def _memory_bytes(meminfo: str) -> int:
 
 
 def _nvidia_smi(query: tuple[str, ...]) -> str | None:
-    """What it prints; None where there is no such program."""
+    """Its output; None where there is no such program."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

@@ -46,7 +46,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """What to start. Names are vLLM's flags; sizes are in tokens, times in seconds."""
+    """A server to start. Names are vLLM's flags; sizes are in tokens, times in seconds."""
 
     name: str
     model: str  # the name in requests: vLLM's --served-model-name
@@ -81,7 +81,7 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """What runs now: its base address without `/v1`, and the leader of its process group if it is a process."""
+    """A running server: its base address without `/v1`, and the leader of its process group if it is a process."""
 
     url: str
     process_id: int | None
@@ -161,7 +161,7 @@ class EmulatedLauncher:
 class ProcessLauncher:
     """vLLM servers as processes of this machine, started with *vllm_python*.
 
-    Each has a pid file `<run_dir>/<name>.json` and a log `<run_dir>/<name>.log`, and is the leader of its own session:
+    Each has a pid file `<run_dir>/<name>.json` and a log `<run_dir>/<name>.log`, and leads its session:
     it outlives the process that started it, and its engine processes are stopped with it. Each has a port and GPUs that no
     other one has. Linux only, as vLLM is.
     """
@@ -212,7 +212,7 @@ class ProcessLauncher:
                 self._pid_file(name).unlink(missing_ok=True)
 
     async def end_failed(self, name: str, seen: Record) -> bool:
-        """End what is left of the failed server *name*, unless it has been started anew since *seen*; whether it did.
+        """End what is left of the failed server *name*, unless it was started again since *seen*; True if it did.
 
         Its pid file stays: the instance may be started again or stopped.
         """
@@ -223,7 +223,7 @@ class ProcessLauncher:
         return True
 
     def record(self, name: str) -> Record | None:
-        """What was started as *name*, whether or not it still runs."""
+        """The record of the last start of *name*, running or not."""
         return self._read(_checked(name))
 
     async def alive(self, name: str) -> bool:
@@ -231,7 +231,7 @@ class ProcessLauncher:
         return record is not None and processes.runs(record)
 
     def _others(self, name: str) -> dict[str, Record]:
-        """By name, what was started here beside *name*, if any process of it is left: one that loads has no port yet."""
+        """By name, other servers started here of which a process is left: one that loads has no port yet."""
         records = {file.stem: self._read(file.stem) for file in self._run_dir.glob("*.json") if file.stem != name}
         return {other: record for other, record in records.items() if record and processes.members(record)}
 
@@ -241,7 +241,7 @@ class ProcessLauncher:
         rotate_log(log_file)
         log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            # Not subprocess.Popen: nobody in this process will wait for it, and Popen objects insist on that.
+            # Not subprocess.Popen: no thread of this process will wait for it, as Popen objects expect.
             command = arguments(self._python, spec, port)
             return os.posix_spawn(
                 command[0],

@@ -1,4 +1,4 @@
-"""What a model takes: weights, KV cache and context, read from its `config.json` as vLLM would load it.
+"""Sizes of a model: weights, KV cache and context, read from its `config.json` as vLLM would load it.
 
 The configuration is read by transformers' own AutoConfig, from a folder or a repository of the hub (offline: from its
 cache). No code of the repository is run and no weights are loaded. Weights are counted from the headers of safetensors
@@ -112,7 +112,7 @@ def _kv_heads(config: Any, heads: int) -> int:
 
 
 def _layers(config: Any) -> Iterator[str]:
-    """The kind of each layer that has a KV cache of its own."""
+    """The kind of each layer that has a KV cache."""
     count = int(config.num_hidden_layers)
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if not kinds:

@@ -1,8 +1,8 @@
 """The processes of a vLLM server on this machine: found however they rename themselves, and ended without a trace.
 
-A server is an API server with an engine and its workers below it. Each is started as the leader of a session of its own
-and with a mark in its environment; both are inherited. What is left of a server whose leader died is found by either
-in `/proc`, since vLLM's processes change their titles, are given to another parent, and may open sessions of their own.
+A server is an API server with an engine and its workers below it. Each leads a session and has a mark in its
+environment; both are inherited. What is left of a server whose leader died is found by either in `/proc`, since vLLM's
+processes change their titles, are given to another parent, and may open new sessions.
 Linux only, as vLLM is.
 """
 
@@ -26,7 +26,7 @@ KILL_WAIT_S = 5.0
 TRACKER_S = 2.0
 """The resource tracker removes what the processes that it served have left, as soon as the last of them is gone."""
 TRACKER = b"multiprocessing.resource_tracker"
-SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (a file system of its own, not a place for our files)
+SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (a file system, not a place for our files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def runs(record: Record) -> bool:
         return False
     if stat.lives:
         return True
-    with suppress(ChildProcessError):  # somebody else's child
+    with suppress(ChildProcessError):  # another process's child
         os.waitpid(record.process_id, os.WNOHANG)
     return False
 
@@ -69,7 +69,7 @@ def members(record: Record) -> list[int]:
     if record.boot_id != boot_id():
         return []
     leader = _stat(record.process_id)
-    # As long as one of them lives, the kernel gives the session's number to nobody else.
+    # As long as one of them lives, the kernel does not reuse the session's number.
     ours = leader is None or leader.started_ticks == record.started_ticks
     mark = f"{MARK}={record.mark}".encode() if record.mark else b""
     process_ids = []
@@ -99,7 +99,7 @@ async def end(record: Record, grace_s: float) -> list[str]:
             await _until(lambda: not members(record), FOLLOW_S)
         left = members(record)
         segments |= _shared_memory(left)
-    # What holds memory goes first. The resource tracker then sees that nobody is left, cleans up after them and ends.
+    # What holds memory goes first. The resource tracker then sees that all are gone, cleans up after them and ends.
     trackers = {process_id for process_id in left if TRACKER in _read(process_id, "cmdline")}
     _kill(process_id for process_id in left if process_id not in trackers)
     if trackers:
@@ -126,7 +126,7 @@ class _Stat:
 
 
 def _stat(process_id: int) -> _Stat | None:
-    """What the kernel says of a process (proc(5)); its start is in clock ticks since boot. None if there is none."""
+    """The kernel's facts on a process (proc(5)); its start is in clock ticks since boot. None if there is none."""
     try:
         text = Path(f"/proc/{process_id}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -149,7 +149,7 @@ def _kill(process_ids: Iterable[int]) -> None:
 
 
 async def _until(true: Callable[[], bool], limit_s: float) -> bool:
-    """Whether *true* came true within *limit_s*. Not our children: there is no event to wait for."""
+    """Poll *true* for at most *limit_s*; its last value. Not our children: there is no event to wait for."""
     deadline = time.monotonic() + limit_s
     while not (came := true()) and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)

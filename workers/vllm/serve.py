@@ -1,4 +1,4 @@
-"""How a vLLM server is started: its command line and environment, and whether vLLM would take them."""
+"""Starting a vLLM server: command line, environment, and vLLM's verdict on the flags."""
 
 import hashlib
 import json

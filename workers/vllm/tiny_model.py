@@ -25,8 +25,8 @@ CHAT_TEMPLATE = (
 
 # Written for this file: enough different words and digits for 1,024 merges.
 TRAINING_TEXT = """
-A pilot house is the room from which a ship is steered. It stands high, with windows on all sides, so that whoever has
-the watch can see the bow, the sea and the weather. On the desk lie the chart and the log; beside the wheel are the
+A pilot house is the room from which a ship is steered. It stands high, with windows on all sides, so that the officer of
+the watch can see the bow, the sea and the weather. On the desk lie the chart and the log; next to the wheel are the
 compass, the engine telegraph and the voice pipe to the engine room. Nothing in it makes the ship go. It is the place
 where what is known about the ship, the water and the voyage comes together, and from which orders are given.
 
@@ -34,7 +34,7 @@ A fleet of language model servers has engines too. Each one holds the weights of
 prefill step and then writes one token after another in decode steps. Its memory holds keys and values of every token of
 every request that is running, so the number of requests that it can run at once depends on how long they are. When that
 memory is full, something has to give way: a request is stopped, its memory is freed, and later it starts from the
-beginning. When too much is asked at once, requests wait, and whoever sent them waits as well.
+beginning. When too much is asked at once, requests wait, and their senders wait as well.
 
 Some requests are urgent: a person is looking at the screen, and the first word should appear within half a second.
 Others may take an hour, or a night, as long as they are done before the morning. Treating them all alike wastes either
@@ -58,7 +58,7 @@ another policy, and learnt from. That is all the magic there is: see clearly, th
 Storms are a good teacher. The captain reduces speed early, warns everybody below deck, closes the doors that can be
 closed and keeps enough room to turn. Afterwards the crew compares the barometer's numbers with the wind that really
 blew, corrects the tables, repairs what broke, and explains to the newest sailor which signs were visible beforehand.
-Nobody becomes experienced by reading alone, yet nobody who refuses to read becomes so without expensive damage.
+No sailor becomes experienced by reading alone, yet none who refuses to read becomes so without expensive damage.
 
 Shipping companies also calculate fuel, wages, insurance, harbour dues and penalties for late delivery. Sometimes a
 slower voyage is cheaper; sometimes an additional vessel pays for itself within 48 hours. Comparing both requires

@@ -1,7 +1,8 @@
 """`manage.py reproduce qlm`: every part of section 8, and the paper's figures beside ours."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from rich.console import Console
@@ -23,7 +24,7 @@ from controlplane.experiments.qlm.systems import (
     SWAPPING_EDF,
     SYSTEMS,
     WITHOUT,
-    Line,
+    Made,
     full_per_s,
     measured,
     nodes,
@@ -41,152 +42,50 @@ from controlplane.experiments.qlm.workloads import (
     Stream,
     draw,
 )
-from controlplane.experiments.shared.measures import rounded
+from controlplane.experiments.shared.measures import Row, rounded
 from controlplane.experiments.shared.scenes import ServedModel
 from controlplane.terminal import Column, table
 from scheduling.queueing.groups import GROUP_BATCHES
-from scheduling.simulation.cluster.description import Cluster
-from scheduling.simulation.workload.requests import Requests
 
 GPUS: Final = 50
 NODES: Final = 12
 """Of four A100 each, for W_B: 48 of the paper's 50."""
 ARRIVING_S: Final = 60.0
 ARRIVING_B_S: Final = 180.0
-LOADS: Final = (0.7, 0.9, 1.1, 1.4)
-"""Of interactive requests (W_A) or Batch-1 (W_B), times what the fleet ends in the long run."""
-LOADS_B: Final = (0.3, 0.6, 0.9, 1.2)
 FEW_NODES: Final = 3
 """Fewer than models, so that nothing is served without swaps."""
-LOADS_FEW: Final = (0.4, 0.8)
 BATCH_1_LOAD: Final = 0.2
 WAITING_S: Final = 40.0
 """Of the whole fleet: the work of the Batch-2 requests that wait at the begin."""
 WAITING_B_S: Final = 120.0
 BUSY_LOAD: Final = 1.4
 """At which one thing after another is taken from QLM, and mega prompts and group sizes are varied."""
-MEGA_SHARES: Final = (0.0, 0.05, 0.2)
-A10_SHARES: Final = (0.0, 0.2, 0.5, 1.0)
-SIZES_S: Final = (0.0, 20.0, 40.0, 80.0, 160.0)
-"""Of the whole fleet: the work that waits at the begin, as `WAITING_S` is."""
 SIZE_LOAD: Final = 0.9
-"""Of interactive requests, beside what waits: with Batch-1 a little more than the fleet ends."""
-DELTAS: Final = (0.0625, 0.25, 1.0, GROUP_BATCHES, 16.0)
-MIX_LOADS: Final = (1.0, 1.3, 1.6, 2.0)
+"""Of interactive requests, where what waits is varied: with Batch-1 a little more than the fleet ends."""
 MIX_VARIATIONS: Final = (1.0, 3.0)
-PARTS: Final = ("single", "without", "multi", "few", "mega", "gpus", "size", "delta", "mixes")
-TITLES: Final = {
-    "single": "W_A, one model on A100, over the rate of interactive requests",
-    "without": "W_A, each operation left out",
-    "multi": "W_B, five models on nodes of four A100, over the rate of Batch-1",
-    "few": f"W_B on {FEW_NODES} nodes, over the rate of Batch-1",
-    "mega": "W_C, W_A with a share of mega prompts",
-    "gpus": "W_A on A100 and A10, over the share of A10",
-    "size": "W_A, over how much waits at the begin, in seconds of the whole fleet",
-    "delta": "W_A, batches in a request group (delta)",
-    "mixes": "Mixes that nothing was chosen on, the search beside rules with evictions",
-}
-SECTIONS: Final = {"single": "8.1", "without": "8.1", "multi": "8.2", "few": "8.2"}
-VARIED: Final = {
-    "single": "load", "without": "load", "multi": "load", "few": "load", "mega": "mega", "gpus": "A10",
-    "size": "waiting s", "delta": "delta", "mixes": "mix",
-}  # fmt: skip
+
+Run = tuple[float | str, str, float, Callable[[int], Made]]
+"""The value varied, the system, requests a second of the stream whose rate is said, and fleet and requests by seed."""
 
 
-class Qlm(Experiment):
-    name = "qlm"
-    paper = "QLM"
-    section = "8"
-    measures = (
-        "SLO attainment and throughput against EDF, vLLM's FCFS and SHEPHERD's batches: one model and five, each operation"
-        " left out, mega prompts, two GPU types, queue sizes, group sizes"
-    )
-    results = "queueing.md#qlms-evaluation"
-    options = (
-        Option("parts", "parts of the evaluation, separated by commas (default all)", among=PARTS, several=True),
-        Option("scale", "factor on GPUs and demand alike", 1.0, float, above=0.0, at_most=4.0),
-        SEED,
-        Option("seeds", "runs that are averaged, with seeds from the first one on", 2, int, at_least=1),
-    )
+@dataclass(frozen=True, slots=True)
+class EvaluationPart:
+    """*systems* at each of *values* of one parameter; the others are those of `on_one_model`."""
 
-    def run(self, settings: Settings, progress: Progress) -> Result:
-        runs = [
-            (part, varied, system, per_s, made)
-            for part in settings["parts"]
-            for varied, system, per_s, made in PART_RUNS[part](settings["scale"])
-        ]
-        rows = []
-        for at, (part, varied, system, per_s, made) in enumerate(runs):
-            progress(f"{part} {system}", at, len(runs))
-            lines = [
-                measured(made(seed), part, varied, system, per_s)
-                for seed in range(settings["seed"], settings["seed"] + settings["seeds"])
-            ]
-            rows.append(rounded(mean_of(lines)))
-        progress("done", len(runs), len(runs))
-        return {**{name: settings[name] for name in ("parts", "scale", "seed", "seeds")}, "rows": rows}
-
-    def show(self, console: Console, result: Result) -> None:
-        console.print(
-            f"[bold]QLM, section 8[/], scale {result['scale']:g}, the mean of {result['seeds']} seeds from"
-            f" {result['seed']} on."
-        )
-        for part in result["parts"]:
-            rows = [row for row in result["rows"] if row["part"] == part]
-            if part == "mixes":
-                console.print(table(TITLES[part], mix_columns(rows), side_by_side(rows)))
-            else:
-                console.print(table(TITLES[part], columns(part), rows))
-
-    def compare(self, result: Result) -> list[Comparison]:
-        of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
-
-        def most(part: str, other: str, name: str, relative: bool = False) -> float | None:
-            """The most that `qlm` has more than *other*, over what is varied; *relative*: as a share of what that has."""
-            gains = []
-            for (which, varied, system), row in of.items():
-                beside = of.get((part, varied, other))
-                if which == part and system == "qlm" and beside is not None:
-                    gain = row[name] - beside[name]
-                    gains.append(gain / beside[name] if relative else gain)
-            return max(gains) if gains else None
-
-        rows = [
-            ("requests in time over vLLM, one model, points", "single", 0.9, "fcfs", "attainment"),
-            ("requests in time over EDF, one model, points", "single", 0.4, "edf", "attainment"),
-            ("requests in time over SHEPHERD-like, one model, points", "single", 0.9, "shepherd", "attainment"),
-            ("throughput over vLLM, one model", "single", 0.2, "fcfs", "throughput"),
-            ("throughput over EDF, one model", "single", 0.2, "edf", "throughput"),
-            ("throughput over SHEPHERD-like, one model", "single", 0.5, "shepherd", "throughput"),
-            (
-                "requests in time without eviction, one model, points lost",
-                "without",
-                0.8,
-                "without-eviction",
-                "attainment",
-            ),
-            ("requests in time over EDF, five models, points", "multi", 0.9, "edf", "attainment"),
-            ("throughput over EDF, five models", "multi", 3.0, "edf", "throughput"),
-            ("requests in time over EDF, five models on three nodes, points", "few", 0.9, "edf", "attainment"),
-            ("throughput over EDF, five models on three nodes", "few", 3.0, "edf", "throughput"),
-            ("throughput by swapping, five models", "multi", 3.0, "without-swapping", "throughput"),
-        ]
-        return [
-            Comparison(
-                f"{measure}, at the most",
-                SECTIONS[part],
-                paper,
-                most(part, other, name, name != "attainment"),
-            )
-            for measure, part, paper, other, name in rows
-        ]
+    title: str
+    head: str
+    """Of the column with the values."""
+    values: Sequence[float]
+    systems: Sequence[str]
+    runs: Callable[["EvaluationPart", float], Iterator[Run]]
+    """By the scale of GPUs and demand."""
+    varies: str = "load"
+    load: float = BUSY_LOAD
+    """Of interactive requests (W_A) or Batch-1 (W_B), times what the fleet ends in the long run."""
+    section: str = ""
 
 
-Run = tuple[float | str, str, float, Any]
-"""What is varied, the system, requests a second of the stream whose rate is said, and from a seed to fleet and requests."""
-
-
-def mean_of(lines: Sequence[Line]) -> dict[str, Any]:
+def mean_of(rows: Sequence[Row]) -> Row:
     """The mean of each measure; what is the same in all stays."""
 
     def mean(values: Sequence[Any]) -> Any:
@@ -197,117 +96,47 @@ def mean_of(lines: Sequence[Line]) -> dict[str, Any]:
         total = sum(values) / len(values)
         return round(total) if isinstance(values[0], int) else total
 
-    rows = [asdict(line) for line in lines]
     return {name: mean([row[name] for row in rows]) for name in rows[0]}
 
 
-def workload_a(rate: float, load: float, seed: int, mega: float = 0.0, waiting_s: float | None = None) -> Requests:
-    """W_A: *load* of the *rate* that the fleet ends as interactive requests, Batch-1 beside, and Batch-2 that waits: what
-    the fleet ends in *waiting_s* seconds, or the usual."""
+def on_one_model(part: EvaluationPart, scale: float) -> Iterator[Run]:
+    """W_A: interactive requests at a load of what the fleet ends, Batch-1 beside, and Batch-2 that waits at the begin."""
+    for value in part.values:
+        case: dict[str, Any] = {
+            "load": part.load, "mega": 0.0, "waiting_s": WAITING_S, "group_batches": GROUP_BATCHES, "a10": None,
+        } | {part.varies: value}  # fmt: skip
+        count = max(1, round(GPUS * scale))
+        a10s = 0 if case["a10"] is None else round(case["a10"] * count)
+        a100 = VICUNA_A100 if case["a10"] is None else MISTRAL_A100
+        served = [(MISTRAL_A10, "A10")] * a10s + [(a100, "A100")] * (count - a10s)
+        rate = sum(full_per_s(model) for model, _ in served)
+        for system in part.systems:
+            yield value, system, case["load"] * rate, partial(_workload_a, case, served, rate, system)
+
+
+def _workload_a(
+    case: Mapping[str, Any], served: Sequence[tuple[ServedModel, str]], rate: float, system: str, seed: int
+) -> Made:
     streams = [
-        Stream(INTERACTIVE, load * rate),
+        Stream(INTERACTIVE, case["load"] * rate),
         Stream(BATCH_1, BATCH_1_LOAD * rate),
-        Stream(BATCH_2, 0.0, waiting=round((WAITING_S if waiting_s is None else waiting_s) * rate)),
+        Stream(BATCH_2, 0.0, waiting=round(case["waiting_s"] * rate)),
     ]
-    return draw(streams, ARRIVING_S, seed, mega)
+    requests = draw(streams, ARRIVING_S, seed, case["mega"])
+    return one_model(served, system, requests, group_batches=case["group_batches"])
 
 
-def _fleet(scale: float, a10_share: float | None = None) -> tuple[list[tuple[ServedModel, str]], float]:
-    """(how each of the GPUs serves the one model, GPU type), and what all of them end in a second."""
-    count = max(1, round(GPUS * scale))
-    a10s = 0 if a10_share is None else round(a10_share * count)
-    a100 = VICUNA_A100 if a10_share is None else MISTRAL_A100
-    served = [(MISTRAL_A10, "A10")] * a10s + [(a100, "A100")] * (count - a10s)
-    return served, sum(full_per_s(model) for model, _ in served)
-
-
-def single(scale: float) -> Iterator[Run]:
-    fleet, rate = _fleet(scale)
-    for load in LOADS:
-        for system in SYSTEMS:
-            yield (
-                load,
-                system,
-                load * rate,
-                lambda seed, of=(load, system): one_model(fleet, of[1], workload_a(rate, of[0], seed)),
-            )
-
-
-def without(scale: float) -> Iterator[Run]:
-    fleet, rate = _fleet(scale)
-    for system in ("qlm", *WITHOUT):
-        yield (
-            BUSY_LOAD,
-            system,
-            BUSY_LOAD * rate,
-            lambda seed, system=system: one_model(fleet, system, workload_a(rate, BUSY_LOAD, seed)),
-        )
-
-
-def mega(scale: float) -> Iterator[Run]:
-    fleet, rate = _fleet(scale)
-    for share in MEGA_SHARES:
-        for system in ("qlm", "edf", "fcfs"):
-            yield (
-                share,
-                system,
-                BUSY_LOAD * rate,
-                lambda seed, of=(share, system): one_model(fleet, of[1], workload_a(rate, BUSY_LOAD, seed, of[0])),
-            )
-
-
-def gpus(scale: float) -> Iterator[Run]:
-    for share in A10_SHARES:
-        fleet, rate = _fleet(scale, share)
-        for system in ("qlm", "without-balance"):
-            yield (
-                share,
-                system,
-                BUSY_LOAD * rate,
-                lambda seed, of=(fleet, system, rate): one_model(of[0], of[1], workload_a(of[2], BUSY_LOAD, seed)),
-            )
-
-
-def size(scale: float) -> Iterator[Run]:
-    fleet, rate = _fleet(scale)
-    for waiting_s in SIZES_S:
-        for system in ("qlm", *BASELINES):
-            yield (
-                waiting_s,
-                system,
-                SIZE_LOAD * rate,
-                lambda seed, of=(waiting_s, system): one_model(
-                    fleet, of[1], workload_a(rate, SIZE_LOAD, seed, waiting_s=of[0])
-                ),
-            )
-
-
-def delta(scale: float) -> Iterator[Run]:
-    fleet, rate = _fleet(scale)
-    for batches in DELTAS:
-        yield (
-            batches,
-            "qlm",
-            BUSY_LOAD * rate,
-            lambda seed, batches=batches: one_model(
-                fleet, "qlm", workload_a(rate, BUSY_LOAD, seed), group_batches=batches
-            ),
-        )
-
-
-def multi(scale: float) -> Iterator[Run]:
+def multi(part: EvaluationPart, scale: float) -> Iterator[Run]:
     """W_B where each model can have a node of its own."""
-    count = max(len(TUNED), round(NODES * scale))
-    yield from _several_models(count, LOADS_B, ("qlm", *BASELINES, SWAPPING_EDF, "without-swapping"))
+    yield from _several_models(part, max(len(TUNED), round(NODES * scale)))
 
 
-def few(scale: float) -> Iterator[Run]:
+def few(part: EvaluationPart, scale: float) -> Iterator[Run]:
     """W_B on fewer nodes than there are models. Fixed batches have no swaps."""
-    systems = ("qlm", "edf", SWAPPING_EDF, "fcfs", "edf-per-queue+evictions", "edf-earliest-completion+evictions")
-    yield from _several_models(FEW_NODES, LOADS_FEW, systems)
+    yield from _several_models(part, FEW_NODES)
 
 
-def _several_models(count: int, loads: Sequence[float], systems: Sequence[str]) -> Iterator[Run]:
+def _several_models(part: EvaluationPart, count: int) -> Iterator[Run]:
     """Two models of Batch-1 at a rate each, three of Batch-2 with requests that wait at the begin, on *count* nodes."""
     per_s = [full_per_s(each.base) for each in TUNED]
     first = [at for at, each in enumerate(TUNED) if each.slo_class == BATCH_1]
@@ -315,34 +144,73 @@ def _several_models(count: int, loads: Sequence[float], systems: Sequence[str]) 
     rate = count * len(first) / sum(1.0 / per_s[at] for at in first)
     waiting = WAITING_B_S * count / sum(1.0 / per_s[at] for at in second)
 
-    def made(seed: int, load: float, system: str) -> tuple[Cluster, Requests]:
+    def made(load: float, system: str, seed: int) -> Made:
         streams = [Stream(BATCH_1, load * rate / len(first), at) for at in first]
         streams += [Stream(BATCH_2, 0.0, at, waiting=round(waiting)) for at in second]
         return nodes(count, system, draw(streams, ARRIVING_B_S, seed))
 
-    for load in loads:
-        for system in systems:
-            yield load, system, load * rate, lambda seed, of=(load, system): made(seed, *of)
+    for load in part.values:
+        for system in part.systems:
+            yield load, system, load * rate, partial(made, load, system)
 
 
-def all_mixes(scale: float) -> Iterator[Run]:
-    yield from mixes(tuple(MIXES), MIX_LOADS, MIX_VARIATIONS, scale)
+def all_mixes(part: EvaluationPart, scale: float) -> Iterator[Run]:
+    yield from mixes(tuple(MIXES), part.values, MIX_VARIATIONS, scale)
 
 
-PART_RUNS: Final = {
-    "single": single, "without": without, "multi": multi, "few": few, "mega": mega, "gpus": gpus, "size": size,
-    "delta": delta, "mixes": all_mixes,
+FEW_SYSTEMS: Final = (
+    "qlm",
+    "edf",
+    SWAPPING_EDF,
+    "fcfs",
+    "edf-per-queue+evictions",
+    "edf-earliest-completion+evictions",
+)
+PARTS: Final = {
+    "single": EvaluationPart(
+        "W_A, one model on A100, over the rate of interactive requests", "load", (0.7, 0.9, 1.1, 1.4), SYSTEMS,
+        on_one_model, section="8.1",
+    ),
+    "without": EvaluationPart(
+        "W_A, each operation left out", "load", (BUSY_LOAD,), ("qlm", *WITHOUT), on_one_model, section="8.1"
+    ),
+    "multi": EvaluationPart(
+        "W_B, five models on nodes of four A100, over the rate of Batch-1", "load", (0.3, 0.6, 0.9, 1.2),
+        ("qlm", *BASELINES, SWAPPING_EDF, "without-swapping"), multi, section="8.2",
+    ),
+    "few": EvaluationPart(
+        f"W_B on {FEW_NODES} nodes, over the rate of Batch-1", "load", (0.4, 0.8), FEW_SYSTEMS, few, section="8.2"
+    ),
+    "mega": EvaluationPart(
+        "W_C, W_A with a share of mega prompts", "mega", (0.0, 0.05, 0.2), ("qlm", "edf", "fcfs"), on_one_model, "mega"
+    ),
+    "gpus": EvaluationPart(
+        "W_A on A100 and A10, over the share of A10", "A10", (0.0, 0.2, 0.5, 1.0), ("qlm", "without-balance"),
+        on_one_model, "a10",
+    ),
+    "size": EvaluationPart(
+        "W_A, over how much waits at the begin, in seconds of the whole fleet", "waiting s",
+        (0.0, 20.0, 40.0, 80.0, 160.0), ("qlm", *BASELINES), on_one_model, "waiting_s", SIZE_LOAD,
+    ),
+    "delta": EvaluationPart(
+        "W_A, batches in a request group (delta)", "delta", (0.0625, 0.25, 1.0, GROUP_BATCHES, 16.0), ("qlm",),
+        on_one_model, "group_batches",
+    ),
+    "mixes": EvaluationPart(
+        "Mixes that nothing was chosen on, the search beside rules with evictions", "mix", (1.0, 1.3, 1.6, 2.0), (),
+        all_mixes,
+    ),
 }  # fmt: skip
 
 
 def columns(part: str) -> Sequence[Column]:
     """Those of the table of *part*."""
     shown: str | Callable[[Any], str] = "{:g}"
-    if VARIED[part] in ("mega", "A10", "mix"):
+    if part in ("mega", "gpus", "mixes"):
         shown = str if part == "mixes" else lambda value: percent(value, sign=False)
     classes = CLASSES[1:] if part in ("multi", "few") else CLASSES
     return (
-        Column(VARIED[part], "varied", shown),
+        Column(PARTS[part].head, "varied", shown),
         Column("req/s", "requests_per_s", "{:,.0f}"),
         Column("system", "system"),
         Column("in time", "attainment", lambda value: percent(value, sign=False)),
@@ -387,3 +255,89 @@ def _share_of(system: str) -> Column:
 def _of_class(name: str) -> Column:
     """The share of requests of a class that were in time."""
     return Column(name, lambda row: row["by_class"].get(name), lambda value: percent(value, sign=False))
+
+
+class Qlm(Experiment):
+    name = "qlm"
+    paper = "QLM"
+    section = "8"
+    measures = (
+        "SLO attainment and throughput against EDF, vLLM's FCFS and SHEPHERD's batches: one model and five, each operation"
+        " left out, mega prompts, two GPU types, queue sizes, group sizes"
+    )
+    results = "queueing.md#qlms-evaluation"
+    options = (
+        Option("parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True),
+        Option("scale", "factor on GPUs and demand alike", 1.0, float, above=0.0, at_most=4.0),
+        SEED,
+        Option("seeds", "runs that are averaged, with seeds from the first one on", 2, int, at_least=1),
+    )
+
+    def run(self, settings: Settings, progress: Progress) -> Result:
+        runs = [
+            (part, varied, system, per_s, made)
+            for part in settings["parts"]
+            for varied, system, per_s, made in PARTS[part].runs(PARTS[part], settings["scale"])
+        ]
+        rows = []
+        for at, (part, varied, system, per_s, made) in enumerate(runs):
+            progress(f"{part} {system}", at, len(runs))
+            seeds = range(settings["seed"], settings["seed"] + settings["seeds"])
+            rows.append(rounded(mean_of([measured(made(seed), part, varied, system, per_s) for seed in seeds])))
+        progress("done", len(runs), len(runs))
+        return {**{name: settings[name] for name in ("parts", "scale", "seed", "seeds")}, "rows": rows}
+
+    def show(self, console: Console, result: Result) -> None:
+        console.print(
+            f"[bold]QLM, section 8[/], scale {result['scale']:g}, the mean of {result['seeds']} seeds from"
+            f" {result['seed']} on."
+        )
+        for part in result["parts"]:
+            rows = [row for row in result["rows"] if row["part"] == part]
+            if part == "mixes":
+                console.print(table(PARTS[part].title, mix_columns(rows), side_by_side(rows)))
+            else:
+                console.print(table(PARTS[part].title, columns(part), rows))
+
+    def compare(self, result: Result) -> list[Comparison]:
+        of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
+
+        def most(part: str, other: str, name: str, relative: bool = False) -> float | None:
+            """The most that `qlm` has more than *other*, over what is varied; *relative*: as a share of what that has."""
+            gains = []
+            for (which, varied, system), row in of.items():
+                beside = of.get((part, varied, other))
+                if which == part and system == "qlm" and beside is not None:
+                    gain = row[name] - beside[name]
+                    gains.append(gain / beside[name] if relative else gain)
+            return max(gains) if gains else None
+
+        rows = [
+            ("requests in time over vLLM, one model, points", "single", 0.9, "fcfs", "attainment"),
+            ("requests in time over EDF, one model, points", "single", 0.4, "edf", "attainment"),
+            ("requests in time over SHEPHERD-like, one model, points", "single", 0.9, "shepherd", "attainment"),
+            ("throughput over vLLM, one model", "single", 0.2, "fcfs", "throughput"),
+            ("throughput over EDF, one model", "single", 0.2, "edf", "throughput"),
+            ("throughput over SHEPHERD-like, one model", "single", 0.5, "shepherd", "throughput"),
+            (
+                "requests in time without eviction, one model, points lost",
+                "without",
+                0.8,
+                "without-eviction",
+                "attainment",
+            ),
+            ("requests in time over EDF, five models, points", "multi", 0.9, "edf", "attainment"),
+            ("throughput over EDF, five models", "multi", 3.0, "edf", "throughput"),
+            ("requests in time over EDF, five models on three nodes, points", "few", 0.9, "edf", "attainment"),
+            ("throughput over EDF, five models on three nodes", "few", 3.0, "edf", "throughput"),
+            ("throughput by swapping, five models", "multi", 3.0, "without-swapping", "throughput"),
+        ]
+        return [
+            Comparison(
+                f"{measure}, at the most",
+                PARTS[part].section,
+                paper,
+                most(part, other, name, name != "attainment"),
+            )
+            for measure, part, paper, other, name in rows
+        ]

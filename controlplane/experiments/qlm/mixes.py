@@ -4,17 +4,16 @@ Lengths, profiles, promises and seeds are others than those of the paper's workl
 gamma distributed gaps, of a coefficient of variation of 1 (Poisson) or more (bursts); an output is predicted with an error.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from controlplane.experiments.qlm.systems import nodes_of, one_model
+from controlplane.experiments.qlm.systems import Made, ends_per_s, nodes_of, one_model
 from controlplane.experiments.qlm.workloads import LLAMA_NODE, MISTRAL_A10, MISTRAL_NODE, VICUNA_NODE, Tuned
 from controlplane.experiments.shared.scenes import ServedModel
-from scheduling.simulation.cluster.description import Cluster, InstanceSpec
-from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import Requests, make_requests
 
 ARRIVING_S: Final = 120.0
@@ -72,9 +71,9 @@ MIXES: Final = {
         (15.0, 60.0, 600.0),
         (0.3, 0.4, 0.3),
         (
-            Tuned("first", MISTRAL_NODE, 0, 14.5e9),
-            Tuned("second", VICUNA_NODE, 0, 26e9),
-            Tuned("third", LLAMA_NODE, 0, 138e9),
+            Tuned("first", MISTRAL_NODE, 0, 14.5),
+            Tuned("second", VICUNA_NODE, 0, 26.0),
+            Tuned("third", LLAMA_NODE, 0, 138.0),
         ),
     ),
 }
@@ -92,16 +91,12 @@ def arrivals(per_s: float, variation: float, random: np.random.Generator) -> Any
 def full_per_s(mix: Mix, served: ServedModel) -> float:
     """Requests a second that an instance ends while it never runs out of work."""
     requests = mix.requests(np.zeros(AT_ONCE), np.random.default_rng(FIRST_SEED))
-    result = Simulation(
-        Cluster([InstanceSpec("m", "here", served.engine())]), requests._replace(model=requests.model * 0)
-    ).run()
-    end_s = np.sort(result.outcomes["e2e_s"])
-    return float(0.9 * AT_ONCE / end_s[int(0.9 * AT_ONCE)])
+    return ends_per_s(served, requests._replace(model=requests.model * 0))
 
 
 def mixes(
     names: Sequence[str], loads: Sequence[float], variations: Sequence[float], scale: float
-) -> Iterator[tuple[str, str, float, Any]]:
+) -> Iterator[tuple[str, str, float, Callable[[int], Made]]]:
     """What is varied, the system, requests a second, and from a seed to fleet and requests."""
     for name in names:
         mix, count = MIXES[name], max(1, round(INSTANCES[name] * scale))
@@ -114,11 +109,11 @@ def mixes(
                         f"{name}, load {load:g}, CV {variation:g}",
                         system,
                         load * rate,
-                        lambda seed, of=(mix, count, load * rate, variation, system): _made(seed, *of),
+                        partial(_made, mix, count, load * rate, variation, system),
                     )
 
 
-def _made(seed: int, mix: Mix, count: int, per_s: float, variation: float, system: str) -> tuple[Cluster, Requests]:
+def _made(mix: Mix, count: int, per_s: float, variation: float, system: str, seed: int) -> Made:
     random = np.random.default_rng([FIRST_SEED, seed])
     requests = mix.requests(arrivals(per_s, variation, random), random)
     if mix.models:

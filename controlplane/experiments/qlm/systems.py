@@ -1,4 +1,4 @@
-"""The systems that QLM's evaluation compares, as clusters of the simulator, and what is measured of a run.
+"""The systems that QLM's evaluation compares, as fleets of the simulator, and what is measured of a run.
 
 `qlm` has all four operations: an instance pulls from its own virtual queue, what runs is evicted for what would be late, the
 global scheduler balances queues, and models are exchanged in the order of the queues. Each `without-` lacks one of them.
@@ -7,30 +7,20 @@ deadline, and `edf-swapping` the paper's: it exchanges models for whatever is du
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 
-from controlplane.experiments.qlm.workloads import (
-    CLASSES,
-    CPU_BYTES,
-    INTERACTIVE,
-    SLEEP_S,
-    TUNED,
-    Stream,
-    Tuned,
-    draw,
-)
-from controlplane.experiments.shared.scenes import ServedModel
+from controlplane.experiments.qlm.workloads import CLASSES, CPU_GB, INTERACTIVE, SLEEP_S, TUNED, Stream, Tuned, draw
+from controlplane.experiments.shared.scenes import ServedModel, fleet
 from scheduling.scaling.swapping import LOOK_S
-from scheduling.simulation.cluster.description import Batching, Cluster, InstanceSpec, Sharing
+from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.requests import Requests
 
-HERE: Final = "here"
 EVICTIONS: Final = 2
 """Of one request at the most, as in the bundle *QLM*."""
 WITH_EVICTIONS: Final = "+evictions"
@@ -46,53 +36,31 @@ SYSTEMS: Final = (
 WITHOUT: Final = ("without-pulling", "without-eviction", "without-balance", "without-search")
 BATCH_PERCENTILE: Final = 95.0
 """Of a request's tokens, by which fixed batches are sized, so that they fit the memory."""
-MANY: Final = 100_000
-"""Requests that an instance is given at once where it queues by itself."""
+LONGEST_S: Final = 4 * 3600.0
+"""After which what still waits is counted as not served."""
+AT_ONCE: Final = 2000
+"""Requests that all come together, to find what an instance ends in the long run."""
+
+Made = tuple[Cluster, Requests]
+"""A fleet under a system, and what it is asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """What came of a run. Seconds, requests a second, shares of requests."""
-
-    part: str
-    varied: float | str
-    system: str
-    requests: int
-    requests_per_s: float
-    """Of the stream whose rate is varied."""
-    attainment: float
-    """Of all requests: first token within the SLO of the class."""
-    by_class: dict[str, float]
-    ttft_p99_s: float
-    """Of the class with the tightest SLO."""
-    throughput: float
-    """Requests that ended, by the time until the last one did."""
-    goodput: float
-    """Of those, the ones in time."""
-    most_waiting: int
-    """Requests that waited at once."""
-    swaps: int
-    evictions: int
-    reorderings: int
-
-
-def with_policy(system: str, sizes: Sequence[int]) -> dict[str, object]:
-    """The policies of `Cluster` that make *system*; *sizes* are those of fixed batches, by model."""
+def policies_of(system: str, served: Sequence[ServedModel], requests: Requests) -> dict[str, Any]:
+    """The policies of a scenario that make *system*; fixed batches are sized for all of *served*."""
     if system in ("fcfs", "priority"):
         return {"ordering": system}
     if system in ("edf", SWAPPING_EDF):
         return {"ordering": "deadline"}
     if system == "shepherd":
-        return {"ordering": "deadline", "batching": Batching("dynamic", min(sizes), 0.5)}
-    options: dict[str, object] = {
-        "ordering": "qlm",
-        "eviction_limit": 0 if system == "without-eviction" else EVICTIONS,
-    }
+        size = min(batch_size(each, requests) for each in served)
+        batching = {"mode": "dynamic", "max_batch_size": size, "wait_timeout_s": 0.5}
+        return {"ordering": "deadline", "batching": batching}
+    policies = {"ordering": "qlm", "eviction_limit": 0 if system == "without-eviction" else EVICTIONS}
     if system == "without-search":
-        options["reordering"] = "edf-per-queue"
+        return {**policies, "reordering": "edf-per-queue"}
     if system.endswith(WITH_EVICTIONS):
-        options["reordering"] = system.removesuffix(WITH_EVICTIONS)
-    return options
+        return {**policies, "reordering": system.removesuffix(WITH_EVICTIONS)}
+    return policies
 
 
 def batch_size(served: ServedModel, requests: Requests) -> int:
@@ -101,30 +69,55 @@ def batch_size(served: ServedModel, requests: Requests) -> int:
     return max(1, min(served.max_num_seqs, int(served.kv_tokens / tokens)))
 
 
-def one_model(
-    instances: Sequence[tuple[ServedModel, str]], system: str, requests: Requests, **options: object
-) -> tuple[Cluster, Requests]:
-    """A fleet of one model, (how it is served, GPU type) by instance, under *system*, and what it is asked."""
-    specs = []
-    for served, gpu in instances:
-        engine = served.engine()
-        if system in ("fcfs", "without-pulling"):
-            engine = replace(engine, policy="fcfs")
-        specs.append(InstanceSpec(served.name, HERE, engine, gpu))
-    if system == "without-pulling":
-        specs = [replace(spec, dispatch_max_num_seqs=MANY, dispatch_kv_tokens=MANY * MANY) for spec in specs]
+def one_model(instances: Sequence[tuple[ServedModel, str]], system: str, requests: Requests, **policies: Any) -> Made:
+    """One model, (how it is served, GPU type) by instance, under *system* with further *policies*."""
+    queue = {"queue": "fcfs"} if system in ("fcfs", "without-pulling") else {}
+    groups = [served.group(gpu=gpu, **queue) for served, gpu in instances]
     if system == "without-balance":
         # Each instance is a model of its own, and requests are dealt to these one after another, as they come.
-        specs = [replace(spec, model=f"{spec.model} {at}") for at, spec in enumerate(specs)]
-        dealt = np.arange(requests.count, dtype=np.int16) % len(specs)
-        requests = requests._replace(model=np.asarray(dealt, np.int16))
-    sizes = [batch_size(served, requests) for served, _ in instances]
-    return Cluster(specs, sweeps=True, **(with_policy(system, sizes) | options)), requests  # type: ignore[arg-type]
+        groups = [group | {"model": f"{group['model']} {at}"} for at, group in enumerate(groups)]
+        requests = requests._replace(model=np.asarray(np.arange(requests.count) % len(groups), np.int16))
+    chosen = policies_of(system, [served for served, _ in instances], requests) | policies
+    return fleet(groups, deep=system == "without-pulling", sweeps=True, policies=chosen), requests
 
 
-def measured(result_of: tuple[Cluster, Requests], part: str, varied: float | str, system: str, per_s: float) -> Line:
-    """Run *system* to the end of the last request."""
-    cluster, requests = result_of
+def nodes(count: int, system: str, requests: Requests) -> Made:
+    """*count* nodes of four A100 for the models of W_B, of which each node has one at a time; under `shepherd` and
+    `without-swapping` every model has nodes of its own, and the models with the tightest SLO most."""
+    if system not in ("shepherd", "without-swapping"):
+        return nodes_of(TUNED, count, system, requests)
+    tightest_first = sorted(range(len(TUNED)), key=lambda at: TUNED[at].slo_class)
+    of_node = [tightest_first[at % len(TUNED)] for at in range(max(count, len(TUNED)))]
+    groups = [TUNED[at].base.group(model=TUNED[at].name, gpu="A100") for at in sorted(of_node)]
+    policies = policies_of("qlm" if system == "without-swapping" else system, [each.base for each in TUNED], requests)
+    return fleet(groups, sweeps=True, policies=policies), requests
+
+
+def nodes_of(models: Sequence[Tuned], count: int, system: str, requests: Requests) -> Made:
+    """*count* nodes for *models*, of which each node has one at a time."""
+    queue = {"queue": "fcfs"} if system == "fcfs" else {}
+    groups = []
+    for node in range(count):
+        for at, each in enumerate(models):
+            awake = at == node % len(models)
+            sharing = {
+                "group": f"node {node}", "sleep_s": SLEEP_S, "wake_s": each.wake_s, "reload_s": each.reload_s,
+                "weights_gb": each.weights_gb,
+            }  # fmt: skip
+            state = {"instances": int(awake), "asleep": int(not awake)}
+            groups.append(each.base.group(model=each.name, gpu="A100", sharing=sharing, **state, **queue))
+    memory = {f"node {node}": {"cpu_memory_gb": CPU_GB} for node in range(count)}
+    policies = policies_of(system, [each.base for each in models], requests)
+    return fleet(groups, sweeps=True, swap_groups=memory, policies=policies), requests
+
+
+def measured(made: Made, part: str, varied: float | str, system: str, per_s: float) -> dict[str, Any]:
+    """Run *system* to the end of the last request: seconds, requests a second, shares of requests.
+
+    `requests_per_s` is that of the stream whose rate is varied, `ttft_p99_s` that of the class with the tightest SLO;
+    `attainment` is the share of all requests whose first token came within the SLO of their class, `goodput` of these.
+    """
+    cluster, requests = made
     simulation = Simulation(cluster, requests, sample_s=1.0)
     swaps: Callable[[Simulation], None] | None = Swapping(simulation) if cluster.swap_groups() else None
     if swaps is not None and system == SWAPPING_EDF:
@@ -136,22 +129,20 @@ def measured(result_of: tuple[Cluster, Requests], part: str, varied: float | str
     there = np.unique(slo_class).tolist()
     last_s = float((requests.arrival_s + np.where(done, outcomes["e2e_s"], 0.0)).max())
     assert result.series is not None
-    return Line(
-        part=part,
-        varied=varied,
-        system=system,
-        requests=requests.count,
-        requests_per_s=per_s,
-        attainment=float(in_time.mean()),
-        by_class={CLASSES[each]: float(in_time[slo_class == each].mean()) for each in there},
-        ttft_p99_s=float(np.nanpercentile(outcomes["ttft_s"][slo_class == there[0]], 99)),
-        throughput=float(done.sum() / last_s),
-        goodput=float(in_time.sum() / last_s),
-        most_waiting=int(result.series["waiting"].sum(axis=-1).max()),
-        swaps=result.counters["swaps"],
-        evictions=result.counters.get("evictions", 0),
-        reorderings=result.counters["reorderings"],
-    )
+    return {
+        "part": part,
+        "varied": varied,
+        "system": system,
+        "requests": requests.count,
+        "requests_per_s": per_s,
+        "attainment": float(in_time.mean()),
+        "by_class": {CLASSES[each]: float(in_time[slo_class == each].mean()) for each in there},
+        "ttft_p99_s": float(np.nanpercentile(outcomes["ttft_s"][slo_class == there[0]], 99)),
+        "throughput": float(done.sum() / last_s),
+        "goodput": float(in_time.sum() / last_s),
+        "most_waiting": int(result.series["waiting"].sum(axis=-1).max()),
+        **{name: result.counters[name] for name in ("swaps", "evictions", "reorderings")},
+    }
 
 
 def by_deadline_alone(simulation: Simulation) -> None:
@@ -176,51 +167,18 @@ def by_deadline_alone(simulation: Simulation) -> None:
             free.append(members)
     for members, endpoint in zip(free, wanted, strict=False):
         target = next(each for each in members if simulation.fleet.endpoint[each] == endpoint)
-        lives_on = simulation.states[target] in (State.ASLEEP, State.EMPTY)
-        if lives_on:
+        if simulation.states[target] in (State.ASLEEP, State.EMPTY):
             simulation.lives.swap_to(target)
 
 
-LONGEST_S: Final = 4 * 3600.0
-"""After which what still waits is counted as not served."""
+def ends_per_s(served: ServedModel, requests: Requests) -> float:
+    """Requests a second that one instance ends of *requests*, which are there at once; the last ones leave it idle."""
+    result = Simulation(fleet([served.group()]), requests).run()
+    end_s, most = np.sort(result.outcomes["e2e_s"]), 0.9 * requests.count
+    return float(most / end_s[int(most)])
 
 
-AT_ONCE: Final = 2000
-"""Requests that all come together, to find what an instance ends in the long run."""
-
-
+@lru_cache
 def full_per_s(served: ServedModel) -> float:
-    """Requests a second that one instance ends while it never runs out of work."""
-    requests = draw([Stream(INTERACTIVE, 0.0, waiting=AT_ONCE)], 1.0, 0)
-    result = Simulation(Cluster([InstanceSpec(served.name, HERE, served.engine())]), requests).run()
-    end_s = np.sort(result.outcomes["e2e_s"])
-    return float(0.9 * AT_ONCE / end_s[int(0.9 * AT_ONCE)])  # the last ones leave it idle
-
-
-def nodes(count: int, system: str, requests: Requests) -> tuple[Cluster, Requests]:
-    """*count* nodes of four A100 for the models of W_B, of which each node has one at a time; under `shepherd` and
-    `without-swapping` every model has nodes of its own, and the models with the tightest SLO most."""
-    if system not in ("shepherd", "without-swapping"):
-        return nodes_of(TUNED, count, system, requests)
-    tightest_first = sorted(range(len(TUNED)), key=lambda at: TUNED[at].slo_class)
-    of_node = [tightest_first[at % len(TUNED)] for at in range(max(count, len(TUNED)))]
-    specs = [InstanceSpec(TUNED[at].name, HERE, TUNED[at].base.engine(), "A100") for at in sorted(of_node)]
-    sizes = [batch_size(each.base, requests) for each in TUNED]
-    options = with_policy("qlm" if system == "without-swapping" else system, sizes)
-    return Cluster(specs, sweeps=True, **options), requests  # type: ignore[arg-type]
-
-
-def nodes_of(models: Sequence[Tuned], count: int, system: str, requests: Requests) -> tuple[Cluster, Requests]:
-    """*count* nodes for *models*, of which each node has one at a time."""
-    specs = [_sharing(each, node, at == node % len(models)) for node in range(count) for at, each in enumerate(models)]
-    memory = {f"node {node}": CPU_BYTES for node in range(count)}
-    if system == "fcfs":
-        specs = [replace(spec, engine=replace(spec.engine, policy="fcfs")) for spec in specs]
-    options = with_policy(system, [batch_size(each.base, requests) for each in models])
-    return Cluster(specs, sweeps=True, swap_memory_bytes=memory, **options), requests  # type: ignore[arg-type]
-
-
-def _sharing(tuned: Tuned, node: int, awake: bool) -> InstanceSpec:
-    sharing = Sharing(f"node {node}", SLEEP_S, tuned.wake_s, tuned.reload_s, tuned.weights_bytes)
-    state = State.READY if awake else State.ASLEEP
-    return InstanceSpec(tuned.name, HERE, tuned.base.engine(), "A100", state=state, sharing=sharing)
+    """The same of interactive requests."""
+    return ends_per_s(served, draw([Stream(INTERACTIVE, 0.0, waiting=AT_ONCE)], 1.0, 0))

@@ -53,28 +53,28 @@ class Tuned:
     name: str
     base: ServedModel
     slo_class: int
-    weights_bytes: float
+    weights_gb: float
 
     @property
     def wake_s(self) -> float:
         """From CPU memory, at 20 GB/s for each GPU, and two seconds more."""
-        return 2.0 + self.weights_bytes / 80e9
+        return 2.0 + self.weights_gb / 80
 
     @property
     def reload_s(self) -> float:
         """From storage, at 3 GB/s, and five seconds more."""
-        return 5.0 + self.weights_bytes / 3e9
+        return 5.0 + self.weights_gb / 3
 
 
 SLEEP_S: Final = 2.0
-CPU_BYTES: Final = 320e9
+CPU_GB: Final = 320.0
 """Of a node, for models that sleep: what the paper reserves for Llama-70B (section 8.3)."""
 TUNED: Final = (
-    Tuned("mistral-7b-a", MISTRAL_NODE, BATCH_1, 14.5e9),
-    Tuned("llama-70b-a", LLAMA_NODE, BATCH_1, 138e9),
-    Tuned("vicuna-13b-b", VICUNA_NODE, BATCH_2, 26e9),
-    Tuned("vicuna-13b-c", VICUNA_NODE, BATCH_2, 26e9),
-    Tuned("llama-70b-d", LLAMA_NODE, BATCH_2, 138e9),
+    Tuned("mistral-7b-a", MISTRAL_NODE, BATCH_1, 14.5),
+    Tuned("llama-70b-a", LLAMA_NODE, BATCH_1, 138.0),
+    Tuned("vicuna-13b-b", VICUNA_NODE, BATCH_2, 26.0),
+    Tuned("vicuna-13b-c", VICUNA_NODE, BATCH_2, 26.0),
+    Tuned("llama-70b-d", LLAMA_NODE, BATCH_2, 138.0),
 )
 """Batch-1 of two models, Batch-2 of three, as section 8 has them."""
 

@@ -1,6 +1,6 @@
-"""What is reported of a strategy's run."""
+"""Measures of a strategy's run, as a row of a table."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
@@ -10,42 +10,12 @@ from controlplane.experiments.shared.scenes import SILO
 from scheduling.simulation.cluster.world import UNPAID, Outcome, State
 from scheduling.simulation.measures.results import PROVISIONING, Promise, kept, latency_s
 from scheduling.simulation.result import Result
-from scheduling.simulation.strategies import StrategyRun
 
 INTERACTIVE_CLASS = 0
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A strategy's line. Latencies are those of interactive requests."""
-
-    strategy: str
-    instance_hours: float
-    """Paid: in any state but lent out or empty."""
-    waste_hours: float
-    """Of those, between the decision to add an instance and its first request."""
-    draining_hours: float
-    usd: float
-    ttft_p50_s: float
-    ttft_p95_s: float
-    ttft_p99_s: float
-    e2e_p95_s: float
-    slo_met: float
-    """Share of interactive requests that kept their class's promises."""
-    done: int
-    unserved: int
-    """Refused or failed, or still waiting at the end."""
-    forwarded: int
-    """To another region."""
-    scale_outs: int
-    scale_ins: int
-    redeploys: int
-    hours_by_model: dict[str, float]
-    """`instance_hours` by the model that an instance had at the time."""
-    wall_s: float
-
-
-def rounded(values: dict[str, Any]) -> dict[str, Any]:
+def rounded(values: Mapping[str, Any]) -> Row:
     """*values* for JSON: floats to four places, null where there is none."""
 
     def one(value: Any) -> Any:
@@ -58,39 +28,42 @@ def rounded(values: dict[str, Any]) -> dict[str, Any]:
     return {name: one(value) for name, value in values.items()}
 
 
-def measure_run(run: StrategyRun, promises: list[Promise], usd_per_hour: float, wall_s: float) -> Row:
-    """The line of *run*, whose requests of class 0 are the interactive ones."""
-    result = run.result
-    outcomes = result.outcomes
+def percentiles(values: Any, *wanted: float) -> list[float]:
+    """The *wanted* percentiles of *values*, NaN left out."""
+    known = values[np.isfinite(values)]
+    return [float(each) for each in np.percentile(known, wanted)] if known.size else [float("nan")] * len(wanted)
+
+
+def of_run(strategy: str, result: Result, promises: list[Promise], usd_per_hour: float, wall_s: float) -> Row:
+    """A strategy's row. Latencies and `slo_met` are those of interactive requests, which are of class 0.
+
+    Paid are hours in any state but lent out or empty (`instance_hours`), of those without use between the decision to add
+    an instance and its first request `waste_hours`. Unserved are requests refused, failed or still waiting at the end,
+    forwarded those taken by another region.
+    """
+    outcomes, counters = result.outcomes, result.counters
     interactive = result.requests.slo_class == INTERACTIVE_CLASS
     judged, met = kept(result, promises)
     judged &= interactive
-    ttft_s, e2e_s = (latency_s(result, name)[interactive] for name in ("ttft", "e2e"))
-    ttft = np.nanpercentile(ttft_s, [50, 95, 99]) if np.isfinite(ttft_s).any() else np.full(3, np.nan)
+    ttft = percentiles(latency_s(result, "ttft")[interactive], 50, 95, 99)
     hours = result.state_s.sum(axis=0) / 3600
     paid = float(hours.sum() - hours[list(UNPAID)].sum())
     done = int(np.count_nonzero(outcomes["state"] == Outcome.DONE))
-    counters = result.counters
-    return Row(
-        strategy=run.strategy,
-        instance_hours=paid,
-        waste_hours=float(hours[list(PROVISIONING)].sum()),
-        draining_hours=float(hours[State.DRAINING]),
-        usd=paid * usd_per_hour,
-        ttft_p50_s=float(ttft[0]),
-        ttft_p95_s=float(ttft[1]),
-        ttft_p99_s=float(ttft[2]),
-        e2e_p95_s=float(np.nanpercentile(e2e_s, 95)) if np.isfinite(e2e_s).any() else float("nan"),
-        slo_met=float(np.count_nonzero(met & judged)) / max(1, int(np.count_nonzero(judged))),
-        done=done,
-        unserved=int(outcomes.size - done),
-        forwarded=counters["forwarded"],
-        scale_outs=counters["scale_outs"],
-        scale_ins=counters["scale_ins"],
-        redeploys=counters["redeploys"],
-        hours_by_model=hours_by_model(result),
-        wall_s=wall_s,
-    )
+    return {
+        "strategy": strategy,
+        "instance_hours": paid,
+        "waste_hours": float(hours[list(PROVISIONING)].sum()),
+        "draining_hours": float(hours[State.DRAINING]),
+        "usd": paid * usd_per_hour,
+        **dict(zip(("ttft_p50_s", "ttft_p95_s", "ttft_p99_s"), ttft, strict=True)),
+        "e2e_p95_s": percentiles(latency_s(result, "e2e")[interactive], 95)[0],
+        "slo_met": float(np.count_nonzero(met & judged)) / max(1, int(np.count_nonzero(judged))),
+        "done": done,
+        "unserved": int(outcomes.size - done),
+        **{name: counters[name] for name in ("forwarded", "scale_outs", "scale_ins", "redeploys")},
+        "hours_by_model": hours_by_model(result),
+        "wall_s": wall_s,
+    }
 
 
 def hours_by_model(result: Result) -> dict[str, float]:
@@ -99,11 +72,9 @@ def hours_by_model(result: Result) -> dict[str, float]:
     names = [model.removesuffix(SILO) for model, _ in cluster.endpoints]
     hours = dict.fromkeys(names, 0.0)
     now = [(0.0, names[cluster.endpoints.index((spec.model, spec.region))], spec.state) for spec in cluster.instances]
-    for change in result.changes.tolist():
-        time_s, instance, endpoint, _, after = change
+    ends = [(result.end_s, instance, -1, 0, State.READY) for instance in range(len(now))]
+    for time_s, instance, endpoint, _, after in [*result.changes.tolist(), *ends]:
         since_s, name, state = now[instance]
         hours[name] += (time_s - since_s) / 3600 * (state not in UNPAID)
         now[instance] = (time_s, names[endpoint], State(after))
-    for since_s, name, state in now:
-        hours[name] += (result.end_s - since_s) / 3600 * (state not in UNPAID)
     return hours

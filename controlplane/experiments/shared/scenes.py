@@ -1,25 +1,29 @@
-"""The fleets and the demand that the reproductions run on, described once."""
+"""The fleets of experiments as scenarios, and the demand that several of them share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from scheduling.fleet.profile import Profile
-from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
-from scheduling.simulation.cluster.world import State
+from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.measures.results import Promise
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.staging.fleet import cluster_of
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.generator import Burst, Client, LengthsByClass, Lognormal, generate
 from scheduling.simulation.workload.requests import Requests, make_requests
 
 DAY_S = 86_400.0
 INTERACTIVE, OTHER = "interactive", "non-interactive"
-BLOCK_TOKENS = 16
+HERE = "here"
 SILO = " (non-interactive)"
 """Put behind a model's name for the pool of its other work, where pools are separate."""
+NO_LIMITS = {"dispatch_max_num_seqs": 100_000, "dispatch_kv_tokens": 1 << 40}
+"""Of an instance that is given everything at once and queues by itself, as in the papers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +35,56 @@ class ServedModel:
     kv_tokens: int
     max_num_seqs: int
     context_tokens: int
+    gpu: str = "vm"
+    batched_tokens: int = 2048
+    block_tokens: int = 16
+    queue: str = "priority"
+    prefix_caching: bool = False
+
+    def group(self, **table: Any) -> dict[str, Any]:
+        """A table `[[fleet]]` of such instances, and the model itself: what *table* does not say is one instance."""
+        return {
+            "served": self, "model": self.name, "regions": [HERE], "gpu": self.gpu, "instances": 1,
+            "kv_tokens": self.kv_tokens, "max_num_seqs": self.max_num_seqs,
+            "max_num_batched_tokens": max(self.batched_tokens, self.max_num_seqs),
+            "block_size_tokens": self.block_tokens, "queue": self.queue, "prefix_caching": self.prefix_caching, **table,
+        }  # fmt: skip
 
     def engine(self) -> EngineConfig:
-        return EngineConfig(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=max(2048, self.max_num_seqs),
-            block_size_tokens=BLOCK_TOKENS,
-            kv_blocks=self.kv_tokens // BLOCK_TOKENS,
-            policy="priority",
-            max_model_len=self.context_tokens,
-            profile=self.profile,
-        )
+        return fleet([self.group()]).instances[0].engine
+
+
+def fleet(groups: Sequence[dict[str, Any]], *, deep: bool = False, sweeps: bool = False, **tables: Any) -> Cluster:
+    """The fleet of the scenario with *groups*, those of `ServedModel.group`, and further *tables*.
+
+    *deep*: instances are given everything at once. *sweeps*: what waits is looked at every second, as live.
+    """
+    profiles = {(group["model"], group["gpu"]): group["served"].profile for group in groups}
+    values = {
+        "models": {group["model"]: {"context_tokens": group["served"].context_tokens} for group in groups},
+        "gpus": {gpu: {} for _, gpu in profiles},
+        "regions": {region: {} for group in groups for region in group["regions"]},
+        "profiles": [
+            {
+                "model": model,
+                "gpu": gpu,
+                "prefill": {
+                    "t0_s": one.prefill_t0_s, "a_s": one.prefill_a_s, "b_s_per_token": one.prefill_b_s_per_token,
+                    "c_s_per_token2": one.prefill_c_s_per_token2,
+                },
+                "decode": {
+                    "a_s": one.decode_a_s, "b_s_per_sequence": one.decode_b_s_per_sequence,
+                    "c_s_per_token": one.decode_c_s_per_token,
+                },
+            }
+            for (model, gpu), one in profiles.items()
+        ],
+        "fleet": [{name: value for name, value in group.items() if name != "served"} for group in groups],
+        "classes": {INTERACTIVE: {}},
+        **tables,
+    }  # fmt: skip
+    made = replace(cluster_of(Scenario.model_validate(values)), sweeps=sweeps)
+    return replace(made, instances=[replace(each, **NO_LIMITS) for each in made.instances]) if deep else made
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +94,6 @@ class Scene:
     models: Sequence[ServedModel]
     regions: Mapping[str, float]
     """By how many hours the day peaks later in each."""
-    latency_s: Sequence[Sequence[float]]
     clients: Sequence[Client]
     instances: int
     """Of each model in each region, lent out or not."""
@@ -63,7 +105,7 @@ class Scene:
     max_instances: int
     usd_per_hour: float
     promises: Mapping[str, Promise]
-    delays: Delays
+    delays: Mapping[str, float]
     prediction_error: float = 0.0
 
     @property
@@ -75,25 +117,26 @@ class Scene:
         """Requests of *days* from the midnight before a Monday."""
         return generate(self.clients, days * DAY_S, shifts_h=self.regions, bursts=bursts, seed=seed)
 
-    def cluster(self, siloed: bool = False) -> Cluster:
-        """The fleet; *siloed*: with a pool of its own for work that is not interactive."""
-        specs: list[InstanceSpec] = []
+    def cluster(self, siloed: bool = False, deep: bool = False) -> Cluster:
+        """The fleet; *siloed*: with separate pools for work that is not interactive; *deep* as in `fleet`, by PreServe's
+        router."""
+        groups = []
         for model in self.models:
-            pools = {model.name: self.instances}
+            pools = {model.name: (self.ready, self.instances)}
             if siloed:
-                pools = {model.name: self.instances - self.silo, model.name + SILO: self.silo}
-            for name, count in pools.items():
-                ready = min(self.ready if name == model.name else self.min_instances, count)
-                states = [State.READY] * ready + [State.SPOT] * (count - ready)
-                for region in self.regions:
-                    specs += [InstanceSpec(name, region, model.engine(), "vm", state=state) for state in states]
-        return Cluster(
-            specs,
-            regions=list(self.regions),
-            latency_s=np.array(self.latency_s),
-            ordering="priority",
-            delays=self.delays,
-        )
+                pools = {
+                    model.name: (self.ready, self.instances - self.silo),
+                    model.name + SILO: (self.min_instances, self.silo),
+                }
+            for name, (most, count) in pools.items():
+                ready = min(most, count)
+                groups.append(model.group(model=name, regions=list(self.regions), instances=ready, spot=count - ready))
+        policies = {"ordering": "priority"} | ({"routing": "preserve"} if deep else {})
+        latency_ms = {region: LATENCY_MS.get(region, {}) for region in self.regions}
+        latency_ms = {
+            name: {to: ms for to, ms in row.items() if to in self.regions} for name, row in latency_ms.items()
+        }
+        return fleet(groups, deep=deep, policies=policies, latency_ms=latency_ms, delays=dict(self.delays))
 
     def requests(self, cluster: Cluster, workload: Workload, seed: int) -> Requests:
         """*workload* for *cluster*: interactive work first, lengths within contexts, and what a dispatcher would predict."""
@@ -107,20 +150,22 @@ class Scene:
             random = np.random.default_rng([seed, 7])
             spread = np.exp(self.prediction_error * random.standard_normal(len(workload), np.float32))
             predicted = np.clip(np.rint(output * spread), 1, longest - prompt).astype(np.int32)
-        other = workload.slo_class.codes == _place(workload.slo_class.names, OTHER)
-        names = np.array([cluster.models.index(name) for name in workload.model.names], np.int16)
-        model = names[workload.model.codes]
+        other = np.array([name == OTHER for name in workload.slo_class.names])[workload.slo_class.codes]
+
+        def numbers(names: Sequence[str], among: Sequence[str]) -> Any:
+            return np.array([among.index(name) for name in names], np.int16)
+
+        model = numbers(workload.model.names, cluster.models)[workload.model.codes]
         if self.models[0].name + SILO in cluster.models:
-            silos = np.array([cluster.models.index(name + SILO) for name in workload.model.names], np.int16)
+            silos = numbers([name + SILO for name in workload.model.names], cluster.models)
             model = np.where(other, silos[workload.model.codes], model)
-        regions = np.array([cluster.regions.index(name) for name in workload.region.names], np.int16)
         return make_requests(
             workload.arrival_s,
             prompt,
             output,
             predicted_tokens=predicted,
             model=model,
-            region=regions[workload.region.codes],
+            region=numbers(workload.region.names, cluster.regions)[workload.region.codes],
             slo_class=other.astype(np.int16),
             priority=other.astype(np.int32),
         )
@@ -129,10 +174,6 @@ class Scene:
         """With *scale* times the demand, on the same fleet."""
         clients = [replace(client, requests_per_s=client.requests_per_s * scale) for client in self.clients]
         return replace(self, clients=clients)
-
-
-def _place(names: Sequence[str], name: str) -> int:
-    return names.index(name) if name in names else -1
 
 
 # SageServe, section 7.1: four models, three regions, twenty instances of each, each on a VM with eight A100-80GB. Profiles
@@ -152,7 +193,8 @@ SAGESERVE_MODELS = (
 USD_PER_HOUR = 98.32
 """Of an eight-GPU VM, as section 7.3.1 counts it."""
 REGIONS = {"us-east": 0.0, "us-central": 1.0, "us-west": 3.0}
-LATENCY_S = ((0.0, 0.03, 0.06), (0.03, 0.0, 0.035), (0.06, 0.035, 0.0))
+LATENCY_MS = {"us-east": {"us-central": 30.0, "us-west": 60.0}, "us-central": {"us-west": 35.0}}
+"""One way; the same back."""
 SHARES = {"us-east": 0.42, "us-central": 0.25, "us-west": 0.33}
 
 
@@ -187,7 +229,6 @@ def sageserve(scale: float = 1.0) -> Scene:
     scene = Scene(
         models=SAGESERVE_MODELS,
         regions=REGIONS,
-        latency_s=LATENCY_S,
         clients=[
             *_clients("llama-2-70b", 9.0, Lognormal(1300, 3200, 16, 3500), Lognormal(280, 1000, 4, 1500)),
             *_clients("bloom-176b", 5.5, Lognormal(1300, 2800, 16, 3500), Lognormal(250, 800, 4, 1500)),
@@ -201,7 +242,7 @@ def sageserve(scale: float = 1.0) -> Scene:
         max_instances=26,
         usd_per_hour=USD_PER_HOUR,
         promises={INTERACTIVE: Promise(ttft_s=2.0), OTHER: Promise(deadline_s=DAY_S)},
-        delays=Delays(spot_median_s=60.0, spot_max_s=300.0, local_weights_s=600.0, remote_weights_s=7200.0),
+        delays={"spot_median_s": 60.0, "spot_max_s": 300.0, "local_weights_s": 600.0, "remote_weights_s": 7200.0},
         prediction_error=0.4,
     )
     return scene.scaled(scale)
@@ -219,7 +260,6 @@ def two_models(scale: float = 1.0) -> Scene:
         scene,
         models=SAGESERVE_MODELS[:2],
         regions=regions,
-        latency_s=((0.0, 0.06), (0.06, 0.0)),
         clients=[replace(client, regions={region: SHARES[region] for region in regions}) for client in clients],
         instances=16,
         min_instances=1,
@@ -259,9 +299,8 @@ def judged(kind: str, cv: float, regions: int, scale: float = 1.0) -> Scene:
         )
         for at, (share, lengths, swing, peak_h) in enumerate(parts)
     ]  # fmt: skip
-    latency_s = [row[:regions] for row in LATENCY_S[:regions]]
     scene = replace(
-        sageserve(), models=(model,), regions={name: REGIONS[name] for name in names}, latency_s=latency_s, clients=clients,
+        sageserve(), models=(model,), regions={name: REGIONS[name] for name in names}, clients=clients,
         instances=16, ready=2, min_instances=1, max_instances=16,
     )  # fmt: skip
     return scene.scaled(scale)
@@ -313,7 +352,6 @@ def preserve(service: str, scale: float = 1.0) -> Scene:
     return Scene(
         models=(LLAMA_2_7B,),
         regions={"here": 0.0},
-        latency_s=((0.0,),),
         clients=clients,
         instances=8,
         ready=2,
@@ -323,6 +361,6 @@ def preserve(service: str, scale: float = 1.0) -> Scene:
         usd_per_hour=0.0,
         promises={INTERACTIVE: Promise()},
         # A cold start takes "dozens of seconds".
-        delays=Delays(spot_median_s=40.0, spot_max_s=60.0),
+        delays={"spot_median_s": 40.0, "spot_max_s": 60.0},
         prediction_error=0.0,
     )

@@ -30,7 +30,7 @@ class Migration(migrations.Migration):
                 ('done', models.PositiveIntegerField(default=0, help_text='Of `steps`, in this step.')),
                 ('steps', models.PositiveIntegerField(default=0)),
                 ('started_at', models.DateTimeField(blank=True, null=True)),
-                ('seen_at', models.DateTimeField(blank=True, help_text='When it last said how far it is.', null=True)),
+                ('seen_at', models.DateTimeField(blank=True, help_text='When it last reported progress.', null=True)),
                 ('ended_at', models.DateTimeField(blank=True, null=True)),
                 ('error', models.TextField(blank=True, help_text='Why there is no version.')),
                 ('version', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to='lengths.lengthversion')),

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.workload import BEST, FORECASTERS, Series, load
-from forecasting.workload.forecasters import arima, mlstm
+from forecasting.workload import BEST, FORECASTERS, Series, arima, load, mlstm
 from tests.examples import at_night_but, costly
 from tests.forecasting.workload.demand import daily
 from tests.forecasting.workload.test_forecasters import ALL, QUICK, check

@@ -7,7 +7,7 @@ import pytest
 
 from forecasting.workload import FORECASTERS, Series, backtest
 from forecasting.workload.backtesting import PINBALL_LEVELS
-from forecasting.workload.forecast import Forecast
+from forecasting.workload.forecaster import Forecast
 from forecasting.workload.series import without_partial
 from tests.forecasting.workload.demand import daily
 
@@ -21,6 +21,12 @@ class LastSeen:
 
     def __init__(self):
         self.seen = []
+
+    def prepare(self):
+        pass
+
+    def describe(self):
+        return ""
 
     def fit(self, series):
         self.seen = list(series.tokens_per_s)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from forecasting.workload import FORECASTERS, Fallback
-from forecasting.workload.forecasters.blend import BlendModel
-from forecasting.workload.forecasters.ets import EtsModel
-from forecasting.workload.forecasters.points import SeasonalNaive
+from forecasting.workload.blend import BlendModel
+from forecasting.workload.ets import EtsModel
+from forecasting.workload.forecaster import SeasonalNaive
 from tests.forecasting.workload.demand import daily
 from tests.forecasting.workload.test_forecasters import check
 

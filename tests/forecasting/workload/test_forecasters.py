@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.workload import BEST, FORECASTERS, Series, StateError, load
+from forecasting.workload import BEST, FORECASTERS, Series, StateError, arima, load, mlstm
 from forecasting.workload.files import FORMAT, write_state
-from forecasting.workload.forecasters import arima, mlstm
 from tests.examples import costly
 from tests.forecasting.workload.demand import daily
 

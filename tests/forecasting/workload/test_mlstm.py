@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forecasting.workload.forecasters import mlstm
-from forecasting.workload.forecasters.mlstm import WINDOWS, MlstmModel, cell, first_weights, run, train
+from forecasting.workload import mlstm
+from forecasting.workload.mlstm import WINDOWS, MlstmModel, cell, first_weights, run, train
 
 
 def plain_cell(weights, x, h, c):

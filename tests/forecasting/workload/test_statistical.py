@@ -8,9 +8,9 @@ import warnings
 import numpy as np
 import pytest
 
-from forecasting.workload.forecasters import arima, ets
-from forecasting.workload.forecasters.arima import ArimaModel, SeasonalArimaModel
-from forecasting.workload.forecasters.ets import FORMS, EtsModel
+from forecasting.workload import arima, ets
+from forecasting.workload.arima import ArimaModel, SeasonalArimaModel
+from forecasting.workload.ets import FORMS, EtsModel
 from tests.forecasting.workload.demand import daily
 
 SEASON = 12

@@ -63,8 +63,8 @@ class Command(BaseCommand):
         assert version is not None
         measures = version.measures
         active = measures["active_mae"]
-        beside = "" if active is None else f", {measures['active']} {active:.1f}"
+        against = "" if active is None else f", {measures['active']} {active:.1f}"
         console(self.stdout).print(
             f"{version} is {version.state}: trained on {version.samples:,} samples; mean absolute error of"
-            f" {measures['mae']:.1f} tokens on {measures['held_out']:,} held-out ones{beside}."
+            f" {measures['mae']:.1f} tokens on {measures['held_out']:,} held-out ones{against}."
         )

@@ -1,4 +1,4 @@
-"""What a request asks the engine for, checked against the server's limits as vLLM 0.32 does.
+"""Requests as the engine gets them, checked against the server's limits as vLLM 0.32 does.
 
 Fields whose effect cannot be emulated without a model (log probabilities, beam search, grammars, token ids in
 the answer, prompt embeddings) are answered with 501 instead of an answer that lacks what was asked for.
@@ -7,14 +7,13 @@ the answer, prompt embeddings) are answered with 501 instead of an answer that l
 import math
 import zlib
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
 from workers.emulator import text
-from workers.emulator.protocol.bodies import Body, ChatBody, CompletionBody, Kind, ResponseBody
-from workers.emulator.protocol.errors import ApiError, wrong
+from workers.emulator.bodies import ApiError, Body, ChatBody, CompletionBody, Kind, ResponseBody, wrong
 from workers.emulator.spec import InstanceSpec
 
 MAX_TOKEN_ID = 2**31 - 1  # an emulated vocabulary has every id that fits
@@ -72,27 +71,48 @@ class Tool:
 class Generation:
     """A checked request: `n` sequences for each prompt. Lengths in tokens."""
 
-    kind: Kind
+    body: Body
     prompts: tuple[Prompt, ...]
-    n: int
     max_tokens: tuple[int, ...]  # for each prompt, cut to the context
-    min_tokens: int
-    ignore_eos: bool
-    stop: tuple[str, ...]
-    include_stop: bool
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    priority: int
-    seed: int | None
-    greedy: bool
-    echo: bool
-    token_ids: bool = False  # those of prompt and answer are asked for
     tools: tuple[Tool, ...] = ()  # those that may be called
     must_call: bool = False
     named: bool = False  # the caller named the tool
-    schema: dict[str, Any] | None = None  # what the answer's JSON has to fit, if it is to be JSON
-    asked: dict[str, Any] = field(default_factory=dict)  # what a response repeats of its request
+    schema: dict[str, Any] | None = None  # of an answer that must be JSON
+
+    @property
+    def kind(self) -> Kind:
+        return self.body.kind
+
+    @property
+    def n(self) -> int:
+        return 1 if self.body.n is None else self.body.n
+
+    @property
+    def min_tokens(self) -> int:
+        return 0 if isinstance(self.body, ResponseBody) else self.body.min_tokens
+
+    @property
+    def stop(self) -> list[str]:
+        return [self.body.stop] if isinstance(self.body.stop, str) else self.body.stop or []
+
+    @property
+    def include_usage(self) -> bool:
+        options = self.body.stream_options
+        return bool(options and options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        options = self.body.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
+
+    @property
+    def echo(self) -> bool:
+        return isinstance(self.body, CompletionBody) and bool(self.body.echo)
+
+    @property
+    def token_ids(self) -> bool:
+        """The ids of prompt and answer are wanted."""
+        return bool(self.body.return_token_ids)
 
 
 def resolve(body: Body, spec: InstanceSpec) -> Generation:
@@ -123,35 +143,7 @@ def resolve(body: Body, spec: InstanceSpec) -> Generation:
         for prompt in prompts
     )
     _check_sampling(body, min(max_tokens))
-    options = body.stream_options
-    include_usage = bool(options and options.include_usage)
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    return Generation(
-        kind=_KINDS[type(body)],
-        prompts=prompts,
-        n=1 if body.n is None else body.n,
-        max_tokens=max_tokens,
-        min_tokens=0 if isinstance(body, ResponseBody) else body.min_tokens,
-        ignore_eos=body.ignore_eos,
-        stop=tuple(stop),
-        include_stop=body.include_stop_str_in_output,
-        stream=bool(body.stream),
-        include_usage=include_usage,
-        continuous_usage=include_usage and bool(options and options.continuous_usage_stats),
-        priority=body.priority,
-        seed=body.seed,
-        greedy=body.temperature == 0,
-        echo=isinstance(body, CompletionBody) and bool(body.echo),
-        token_ids=bool(body.return_token_ids),
-        tools=tools,
-        must_call=must_call,
-        named=named,
-        schema=_schema(body),
-        asked=_repeated(body) if isinstance(body, ResponseBody) else {},
-    )
-
-
-_KINDS: dict[type[Body], Kind] = {CompletionBody: "completion", ChatBody: "chat", ResponseBody: "response"}
+    return Generation(body, prompts, max_tokens, tools, must_call, named, _schema(body))
 
 
 def _check_emulated(body: Body) -> None:
@@ -215,28 +207,6 @@ def _tools(body: Body, spec: InstanceSpec) -> tuple[tuple[Tool, ...], bool, bool
         wanted = f'function "{name}"' if name else f'"{choice}"'
         raise wrong(f"tool_choice={wanted} requires --tool-call-parser to be set")
     return tuple(tool for tool in tools if name in ("", tool.name)), choice != "auto", bool(name)
-
-
-_TOOL_FIELDS = {"allowed_callers", "async", "defer_loading", "description", "output_schema"}
-
-
-def _repeated(body: ResponseBody) -> dict[str, Any]:
-    """What a response says of its request, defaults filled in as vLLM does."""
-    return {
-        "instructions": body.instructions,
-        "metadata": body.metadata,
-        "parallel_tool_calls": True if body.parallel_tool_calls is None else body.parallel_tool_calls,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
-        "tool_choice": body.tool_choice if body.tools else "none",
-        "tools": [{"strict": None} | tool | dict.fromkeys(_TOOL_FIELDS - tool.keys()) for tool in body.tools],
-        "top_p": 1.0 if body.top_p is None else body.top_p,
-        "service_tier": body.service_tier,
-        "text": body.text,
-        "truncation": body.truncation or "disabled",
-        "user": body.user,
-        "presence_penalty": body.presence_penalty or 0.0,
-        "frequency_penalty": body.frequency_penalty or 0.0,
-    }
 
 
 def _templated(messages: list[tuple[str, str]], tools: list[dict[str, Any]]) -> Prompt:
@@ -345,5 +315,5 @@ def _check_sampling(body: Body, max_tokens: int) -> None:
         raise wrong(f"min_tokens must be greater than or equal to 0, got {body.min_tokens}.")
     if body.min_tokens > max_tokens:
         raise wrong(f"min_tokens must be less than or equal to max_tokens={max_tokens}, got {body.min_tokens}.")
-    if any(not item for item in ([body.stop] if isinstance(body.stop, str) else body.stop or [])):
+    if body.stop == "" or "" in (body.stop or ()):
         raise wrong("stop cannot contain an empty string.")

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload.forecasters.calibrated import Calibrated
-from forecasting.workload.forecasters.points import LEAST_RATE, PointModel, Values, filled
+from forecasting.workload.forecaster import Forecaster, PointModel, filled
+from forecasting.workload.series import LEAST_RATE, Values
 
 LEAST_WINDOWS: Final = 30
 SEARCH_WINDOWS: Final = 432  # the last ones, on which orders are searched
@@ -218,17 +218,10 @@ class ArimaModel(PointModel):
                 memory[:-1] = memory[1:]
                 memory[-1] = value
 
-    def state(self) -> dict[str, Any]:
-        return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
-
     def restore(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else value)
-        if self.order is not None:
-            p, d, q = self.order
-            self.order = p, d, q
-        seasonal_p, seasonal_d, seasonal_q, m = self.seasonal_order
-        self.seasonal_order = seasonal_p, seasonal_d, seasonal_q, m
+        super().restore(state)
+        self.order = self.order and tuple(self.order)  # JSON has lists only
+        self.seasonal_order = tuple(self.seasonal_order)
 
 
 def _last(values: Values, count: int) -> Values:
@@ -240,13 +233,13 @@ class SeasonalArimaModel(ArimaModel):
     seasonal = True
 
 
-class Arima(Calibrated):
+class Arima(Forecaster):
     slow_to_fit = True
     name = "arima"
     model_class = ArimaModel
 
 
-class SeasonalArima(Calibrated):
+class SeasonalArima(Forecaster):
     slow_to_fit = True
     name = "seasonal_arima"
     model_class = SeasonalArimaModel

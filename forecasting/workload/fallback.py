@@ -7,14 +7,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload.forecast import Forecast
-from forecasting.workload.forecasters.calibrated import Calibrated
-from forecasting.workload.forecasters.ets import Ets
-from forecasting.workload.forecasters.naive import Naive
+from forecasting.workload.ets import Ets
+from forecasting.workload.forecaster import Forecast, Forecaster, Naive
 from forecasting.workload.series import Series
 
-SIMPLER: Final[tuple[type[Calibrated], ...]] = (Ets, Naive)
-"""What stands in, in this order."""
+SIMPLER: Final[tuple[type[Forecaster], ...]] = (Ets, Naive)
+"""Substitutes, in this order."""
 
 
 class Fallback:
@@ -24,11 +22,11 @@ class Fallback:
     new object, so that a forecaster that fails is not fitted again for every window. What the simplest raises is raised.
     """
 
-    def __init__(self, forecaster: Calibrated, failed: Sequence[str] = ()) -> None:
+    def __init__(self, forecaster: Forecaster, failed: Sequence[str] = ()) -> None:
         self.forecaster = forecaster
         self.failed = list(failed)
         self.error: Exception | None = None
-        """What was raised last; None when nothing failed since this object was made."""
+        """The last exception; None when nothing failed since this object was made."""
 
     def fit(self, series: Series) -> None:
         while True:
@@ -39,7 +37,7 @@ class Fallback:
                 self._replace(error)
 
     def refit(self, series: Series) -> None:
-        """See `Calibrated.refit`."""
+        """See `Forecaster.refit`."""
         try:
             self.forecaster.refit(series)
         except Exception as error:

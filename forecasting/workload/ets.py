@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from forecasting.workload.forecasters.calibrated import Calibrated
-from forecasting.workload.forecasters.points import LEAST_RATE, PointModel, Values, filled
+from forecasting.workload.forecaster import Forecaster, PointModel, filled
+from forecasting.workload.series import LEAST_RATE, Values
 
 LEAST_WINDOWS: Final = 20
 FIT_WINDOWS: Final = 2016  # the last ones
@@ -113,14 +113,7 @@ class EtsModel(PointModel):
             seasons,
         )
 
-    def state(self) -> dict[str, Any]:
-        return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, np.array(value) if isinstance(value, np.ndarray) else value)
-
-
-class Ets(Calibrated):
+class Ets(Forecaster):
     name = "ets"
     model_class = EtsModel

@@ -1,4 +1,4 @@
-"""PreServe's workload predictor: a multiplicative LSTM over the last k windows, trained anew every day.
+"""PreServe's workload predictor: a multiplicative LSTM over the last k windows, trained again every day.
 
 The cell is that of Krause, Lu, Murray and Renals, "Multiplicative LSTM for sequence modelling" (2016). From input x, last
 output h and cell state c, with * element by element:
@@ -22,13 +22,13 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from forecasting import models_extra
-from forecasting.workload.forecasters.calibrated import Calibrated
-from forecasting.workload.forecasters.points import LEAST_RATE, PointModel, Values, filled
+from forecasting.workload.forecaster import Forecaster, PointModel, filled
+from forecasting.workload.series import LEAST_RATE, Values
 
 WINDOWS: Final = 24  # k
 HIDDEN: Final = 32
 EPOCHS: Final = 40
-EPOCHS_AGAIN: Final = 10  # of daily training, which goes on from where the last one ended
+EPOCHS_AGAIN: Final = 10  # of daily training, which continues from the last weights
 BATCH: Final = 64
 LEARNING_RATE: Final = 5e-3
 LARGEST_GRADIENT: Final = 1.0
@@ -115,13 +115,6 @@ class MlstmModel(PointModel):
             "shift": self.weights["shift"] * ratio + (self.low - low) / span,
         }
 
-    def state(self) -> dict[str, Any]:
-        return {"weights": dict(self.weights), "low": self.low, "span": self.span, "last": self.last.copy()}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.weights = {name: np.array(value) for name, value in state["weights"].items()}
-        self.low, self.span, self.last = float(state["low"]), float(state["span"]), np.array(state["last"])
-
 
 def train(inputs: Values, targets: Values, weights: Weights) -> Weights:
     """Weights that predict *targets* (n,) from *inputs* (n, k), by Adam on the squared error, from *weights* if any.
@@ -187,7 +180,7 @@ def _torch_run(weights: dict[str, Any], inputs: Any) -> Any:
     return h @ weights["out"] + weights["shift"]
 
 
-class Mlstm(Calibrated):
+class Mlstm(Forecaster):
     slow_to_fit = True
     needs_models_extra = True
     name = "mlstm"

@@ -5,7 +5,7 @@ which one it is changes with the service and from day to day. So none is chosen:
 a loss, exponentially forgotten by window, and another by time of day, forgotten by day: what was right in the night says
 little of the morning. The forecast is the mean of their logarithms with weights exp(-loss), and horizons between are
 interpolated. The weighting is that of prediction with expert advice (Cesa-Bianchi and Lugosi, "Prediction, Learning, and
-Games", 2006); the opinions are in `experts`, `regression` and `trees`. The trees start with almost as much weight as all
+Games", 2006); the opinions are in `experts` and `trees`. The trees start with almost as much weight as all
 others together: these say much the same in many ways, and would outvote them by number.
 """
 
@@ -15,21 +15,18 @@ from typing import Any, Final
 
 import numpy as np
 
+from forecasting.workload.experts import NAMES as SIMPLE
+from forecasting.workload.experts import OFFSET_SHARE, Index, Regression, Trail, opinions
 from forecasting.workload.files import StateError
-from forecasting.workload.forecasters.calibrated import Calibrated
-from forecasting.workload.forecasters.experts import NAMES as SIMPLE
-from forecasting.workload.forecasters.experts import OFFSET_SHARE, Index, Trail, opinions
-from forecasting.workload.forecasters.points import PointModel, Values
-from forecasting.workload.forecasters.regression import NAMES as REGRESSIONS
-from forecasting.workload.forecasters.regression import Regression
-from forecasting.workload.forecasters.trees import NAMES as TREES
-from forecasting.workload.forecasters.trees import Boosted, Forest
-from forecasting.workload.series import DAY_S
+from forecasting.workload.forecaster import Forecaster, PointModel
+from forecasting.workload.series import DAY_S, Values
+from forecasting.workload.trees import NAMES as TREES
+from forecasting.workload.trees import Boosted, Forest
 
 LEAST_WINDOWS: Final = 12
 GRID: Final = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36, 72, 144)  # horizons at which losses are kept
 LEARNED: Final = tuple(horizon for horizon in GRID if horizon <= 36)
-NAMES: Final = (*SIMPLE, *REGRESSIONS, *TREES)
+NAMES: Final = (*SIMPLE, "regression", *TREES)
 TREE_SHARES: Final = (0.2, 0.2)
 """Of the weight that opinions have before any loss; the others have equal parts of the rest."""
 MEMORY: Final = 0.99  # of losses, by window
@@ -80,7 +77,7 @@ class BlendModel(PointModel):
         self._learn(count)
 
     def _learn(self, end: int) -> None:
-        """What learns does so from windows before index *end*."""
+        """Fit the regression and the trees on windows before index *end*."""
         assert self.trail is not None
         self.regression.fit(self.trail, end)
         self.forest.fit(self.trail, end)
@@ -170,13 +167,13 @@ class BlendModel(PointModel):
         assert self.trail is not None
         return np.concatenate([
             opinions(self.trail, origins, horizons),
-            self.regression.predict(self.trail, origins, horizons),
+            self.regression.predict(self.trail, origins, horizons)[None],
             self.forest.predict(self.trail, origins, horizons)[None],
             self.boosted.predict(self.trail, origins, horizons)[None],
         ])  # fmt: skip
 
     def _loss(self, targets: Index) -> Values:
-        """How wrong every opinion was on *targets*, at every horizon of the grid: (opinions, grid, targets).
+        """Losses of every opinion on *targets*, at every horizon of the grid: (opinions, grid, targets).
 
         An opinion that had nothing to say is as wrong as the worst that had; gaps cost nothing.
         """
@@ -205,7 +202,7 @@ class BlendModel(PointModel):
 
     def restore(self, state: dict[str, Any]) -> None:
         if state.keys() != self.state().keys():
-            raise StateError("a blend of another version: fit the forecaster anew")
+            raise StateError("a blend of another version: fit the forecaster again")
         self.trail = Trail.load(state["trail"]) if state["trail"] else None
         self.regression, self.forest = Regression.load(state["regression"]), Forest.load(state["forest"])
         self.boosted = Boosted.load(state["boosted"])
@@ -220,6 +217,6 @@ def between_grid(horizon: int) -> Values:
     return np.stack([np.interp(horizons, GRID, unit) for unit in np.eye(len(GRID))])
 
 
-class Blend(Calibrated):
+class Blend(Forecaster):
     name = "blend"
     model_class = BlendModel

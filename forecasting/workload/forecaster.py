@@ -1,6 +1,14 @@
-"""A point model made into a forecaster: fitted on time, none below 0, with bands, and a stand-in where data is short."""
+"""Forecasts, the models that make them, and the forecaster around a model.
+
+A `PointModel` gives one number per window. `Forecaster` keeps it fitted, bounds it, puts bands around it, and lets a simpler
+model stand in while there is too little to learn from.
+"""
 
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -9,17 +17,143 @@ from numpy.typing import NDArray
 
 from forecasting.workload.bands import GROWTH, Bands
 from forecasting.workload.files import read_state, write_state
-from forecasting.workload.forecast import Forecast
-from forecasting.workload.forecasters.points import Level, PointModel, SeasonalNaive
-from forecasting.workload.series import Series, windows_in_a_day
+from forecasting.workload.series import Series, Values, windows_in_a_day
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Tokens a second expected in each of the next windows, with bands; arrays of (horizon,), none below 0.
+
+    `mean` is the one number to plan with. It is the middle of what is expected, not inflated for safety: for that there
+    are the upper ends.
+    """
+
+    start_s: float  # seconds since 1970 (UTC) of the first window's begin
+    window_s: float
+    mean: NDArray[np.float64]
+    lower_80: NDArray[np.float64]
+    upper_80: NDArray[np.float64]
+    lower_95: NDArray[np.float64]
+    upper_95: NDArray[np.float64]
+    forecaster: str
+    note: str = ""  # why a simpler model stood in, if one did
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+
+LEVEL_WINDOWS: Final = 6  # whose mean is the present level
+
+
+class PointModel(ABC):
+    """One series' model. Values are tokens a second, NaN for gaps; `season` is the windows of a day."""
+
+    reach: ClassVar[int] = 36
+    """Windows ahead for which bands are learned."""
+
+    @classmethod
+    @abstractmethod
+    def least(cls, season: int) -> int:
+        """Known windows that it needs."""
+
+    @abstractmethod
+    def fit(self, values: Values, season: int) -> None:
+        """Learn from all *values*, oldest first. Fitted before, it keeps what is costly to find."""
+
+    @abstractmethod
+    def append(self, value: float) -> None:
+        """Take in the window that followed, without learning again."""
+
+    @abstractmethod
+    def path(self, horizon: int) -> Values:
+        """The next *horizon* windows; the caller replaces values below 0 and infinite ones."""
+
+    def prepare(self) -> None:  # noqa: B027  # most need nothing
+        """Import what takes long, so that it is not counted as fitting."""
+
+    def walk(self, values: Values) -> Values:
+        """Take in *values* one after another: the `reach` windows that were forecast before each, (len(values), reach)."""
+        paths = np.empty((len(values), self.reach))
+        for index, value in enumerate(values):
+            paths[index] = self.path(self.reach)
+            self.append(float(value))
+        return paths
+
+    def tried(self) -> Sequence[str]:
+        """Words on what was found, such as the orders of a model."""
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        return deepcopy(vars(self))
+
+    def restore(self, state: dict[str, Any]) -> None:
+        vars(self).update(deepcopy(state))
+
+
+class Level(PointModel):
+    """The mean of the last known windows, flat: all that a handful of points can carry. Without any, 0."""
+
+    def __init__(self) -> None:
+        self.recent: list[float] = []
+
+    @classmethod
+    def least(cls, season: int) -> int:
+        return 0
+
+    def fit(self, values: Values, season: int) -> None:
+        self.recent = [float(value) for value in values[~np.isnan(values)][-LEVEL_WINDOWS:]]
+
+    def append(self, value: float) -> None:
+        if not np.isnan(value):
+            self.recent = [*self.recent[1 - LEVEL_WINDOWS :], value]
+
+    def path(self, horizon: int) -> Values:
+        return np.full(horizon, np.mean(self.recent) if self.recent else 0.0)
+
+
+class SeasonalNaive(PointModel):
+    """The last known value at this time of day; where there is none, the latest known window."""
+
+    def __init__(self) -> None:
+        self.day: Values = np.empty(0)  # the last known value by time of day
+        self.at = 0  # time of day of the next window
+        self.latest = 0.0
+
+    @classmethod
+    def least(cls, season: int) -> int:
+        return season
+
+    def fit(self, values: Values, season: int) -> None:
+        self.day, self.at, self.latest = np.full(season, np.nan), 0, 0.0
+        for value in values:
+            self.append(float(value))
+
+    def append(self, value: float) -> None:
+        if not np.isnan(value):
+            self.day[self.at] = self.latest = value
+        self.at = (self.at + 1) % len(self.day)
+
+    def path(self, horizon: int) -> Values:
+        path = self.day[(self.at + np.arange(horizon)) % len(self.day)]
+        return np.where(np.isnan(path), self.latest, path)
+
+
+def filled(values: Values) -> Values:
+    """*values* with gaps bridged by straight lines; before the first known window, that one's value. All gaps: zeros."""
+    known = ~np.isnan(values)
+    if not known.any():
+        return np.zeros(len(values))
+    index = np.arange(len(values))
+    return np.interp(index, index[known], values[known])
+
 
 HISTORY_DAYS: Final = 28
 MOST_HISTORY: Final = 12_000  # windows kept, whatever their width: eight days of minutes
 CALIBRATION_WINDOWS: Final = 288  # at the end of what is fitted on, forecast as if they had not been seen
 
 
-class Calibrated:
-    """The forecaster of a point model; see `forecasting.workload.forecast.Forecaster`.
+class Forecaster:
+    """One series, one point model: fit it on what is known, give it what followed, ask it at any time.
 
     `fit` first fits on all but the last windows (at most a third), forecasts those window by window to learn the bands,
     then fits on everything. `update` moves the model on and fits again when a day has come since.
@@ -71,7 +205,7 @@ class Calibrated:
         self.fit_s = time.perf_counter() - started_s
 
     def refit(self, series: Series) -> None:
-        """Fit anew on *series*, which ends where what is known does. What was learned of its own errors stays."""
+        """Fit again on *series*, which ends where the known windows do. The bands keep what they learned."""
         if self.bands is None or self._own_can_take_over():
             self.fit(series)
             return
@@ -122,7 +256,7 @@ class Calibrated:
         self._own.prepare()
 
     def describe(self) -> str:
-        """What the model found when it was fitted, in words; may be empty."""
+        """The model's findings of the fit, in words; may be empty."""
         return ", ".join(self._used.tried())
 
     def _ask(self, bands: Bands) -> None:
@@ -208,3 +342,10 @@ def _trimmed(values: NDArray[np.float64], season: int) -> NDArray[np.float64]:
     known = np.flatnonzero(~np.isnan(values))
     first = int(known[0]) if known.size else len(values)
     return np.array(values[max(first, len(values) - min(HISTORY_DAYS * season, MOST_HISTORY)) :])
+
+
+class Naive(Forecaster):
+    """The baseline: what was measured at the same time of the day before."""
+
+    name = "seasonal_naive"
+    model_class = SeasonalNaive

@@ -15,9 +15,8 @@ from typing import Any, Final, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload.forecasters.experts import Index, Trail
-from forecasting.workload.forecasters.points import Values
-from forecasting.workload.forecasters.regression import LAGS, columns
+from forecasting.workload.experts import LAGS, Index, Trail, days_before, recent_columns, thinned
+from forecasting.workload.series import Values
 
 TREES: Final = 40
 LEAST_IN_LEAF: Final = 15
@@ -74,10 +73,7 @@ class Trees(ABC):
         for horizon in self.horizons:
             first = max(*LAGS, trail.season, end - FIT_DAYS * trail.season)
             origins = np.arange(first, end - horizon)
-            origins = origins[trail.known[origins + horizon]]
-            if len(origins) > MOST_ROWS:
-                origins = origins[:: -(-len(origins) // MOST_ROWS)]
-            rows.append((horizon, origins))
+            rows.append((horizon, thinned(origins[trail.known[origins + horizon]], MOST_ROWS)))
         if sum(len(origins) for _, origins in rows) < LEAST_ROWS:
             self._clear()
             return
@@ -175,11 +171,17 @@ def _rounded_down(thresholds: Values) -> NDArray[np.float32]:
 
 
 def _table(trail: Trail, origin: Index, horizon: Index) -> NDArray[np.float32]:
-    """What the trees look at: (rows, columns)."""
+    """The trees' features: (rows, columns)."""
     now = trail.z[origin]
+    days = []
+    for back in range(1, DAYS + 1):
+        then = np.maximum(origin - back * trail.season, 0)
+        days += [trail.z[np.minimum(then + horizon, origin)] - trail.z[then], trail.z[then] - now]
     angle = 2 * np.pi * ((origin + horizon) % trail.season) / trail.season
     return np.column_stack([
-        columns(trail, origin, horizon, DAYS)[:, 1:],
+        recent_columns(trail, origin)[:, 1:],
+        *days,
+        np.nan_to_num(days_before(trail, origin, horizon, DAYS, 1)[0][-1]),
         (trail.means[:, origin] - now).T,
         (trail.medians[:, origin] - now).T,
         np.sin(angle),

@@ -1,15 +1,64 @@
-"""Bodies of generation requests, read as vLLM 0.32 reads them.
+"""Bodies of generation requests, read as vLLM 0.32 reads them, and its error bodies, in its words.
 
-The fields that change what an emulated server does are read; unknown ones are ignored, as vLLM ignores them.
+Fields that change what an emulated server does are read; unknown ones are ignored, as vLLM ignores them. vLLM validates with
+pydantic and prints its error entries, and so does the emulator: kinds and texts of most errors are equal to the letter, but
+for messages of a wrong form vLLM lists each message type that it tried.
 """
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from workers.emulator.protocol.errors import ApiError, entry, malformed, wrong
+MAX_REPORTED_ERRORS = 10
+MAX_INPUT_CHARACTERS = 200
+
+
+class ApiError(Exception):
+    """An answer with an OpenAI-shaped error body."""
+
+    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+
+    def body(self) -> bytes:
+        return orjson.dumps(
+            {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}}
+        )
+
+
+def wrong(message: str, param: str | None = None, value: object = None, *, repeat: bool = True) -> ApiError:
+    """vLLM's 400 for a value that it understood and cannot accept; it repeats parameter and value in the text."""
+    if param is not None and repeat:
+        message += f" (parameter={param})" if value is None else f" (parameter={param}, value={value})"
+    return ApiError(400, "BadRequestError", message, param)
+
+
+def entry(kind: str, location: str, message: str, value: object, context: dict[str, Any] | None = None) -> str:
+    """One validation error as vLLM prints it: a Python dictionary."""
+    fields = {"type": kind, "loc": location, "msg": message, "input": _summary(value)}
+    return str({**fields, "ctx": context} if context else fields)
+
+
+def _summary(value: object) -> object:
+    if isinstance(value, list | dict):
+        return f"<{type(value).__name__} of {len(value)} items>"
+    shown = str(value)
+    return shown if len(shown) <= MAX_INPUT_CHARACTERS else shown[:MAX_INPUT_CHARACTERS] + "...[truncated]"
+
+
+def malformed(entries: list[str], param: str | None) -> ApiError:
+    """vLLM's 400 for a body that it could not read."""
+    count = len(entries)
+    label = "error" if count == 1 else "errors"
+    lines = [f"{count} validation {label}:", *(f"  {entry}" for entry in entries[:MAX_REPORTED_ERRORS])]
+    if count > MAX_REPORTED_ERRORS:
+        lines.append(f"  ...and {count - MAX_REPORTED_ERRORS} more {label}")
+    return ApiError(400, "Bad Request", "\n".join(lines), param)
+
 
 INT64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 NATURAL = Annotated[int, Field(ge=0)]
@@ -55,8 +104,9 @@ class ChatTool(_Body):
 
 
 class GenerationBody(_Body):
-    """What both calls share."""
+    """Fields of all three calls."""
 
+    kind: ClassVar[Kind]
     model: str | None = None
     frequency_penalty: float | None = None
     ignore_eos: bool = False
@@ -81,6 +131,7 @@ class GenerationBody(_Body):
 
 
 class CompletionBody(GenerationBody):
+    kind = "completion"
     echo: bool | None = False
     logprobs: int | None = None
     max_tokens: int | None = 16
@@ -91,6 +142,7 @@ class CompletionBody(GenerationBody):
 
 
 class ChatBody(GenerationBody):
+    kind = "chat"
     messages: list[Message]
     echo: bool = False
     logprobs: bool | None = False
@@ -102,6 +154,7 @@ class ChatBody(GenerationBody):
 
 
 class ResponseBody(GenerationBody):
+    kind = "response"
     background: bool | None = False
     input: str | list[dict[str, Any]]
     instructions: str | None = None
@@ -121,7 +174,7 @@ class ResponseBody(GenerationBody):
 
 
 Body = CompletionBody | ChatBody | ResponseBody
-BODIES: dict[Kind, type[Body]] = {"completion": CompletionBody, "chat": ChatBody, "response": ResponseBody}
+BODIES: dict[Kind, type[Body]] = {body.kind: body for body in (CompletionBody, ChatBody, ResponseBody)}
 
 
 def read_body(kind: Kind, content_type: str, raw: bytes) -> Body:
@@ -145,7 +198,7 @@ def read_body(kind: Kind, content_type: str, raw: bytes) -> Body:
 
 
 def _check_raw(kind: Kind, data: dict[str, Any]) -> None:
-    """What vLLM checks before the types."""
+    """Check what vLLM checks before the types."""
     if kind == "completion" and data.get("prompt") in (None, "") and not data.get("prompt_embeds"):
         raise wrong("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if kind != "response" and data.get("stream_options") and not data.get("stream"):

@@ -1,8 +1,8 @@
 """Simple opinions on what a series does next, for many moments and horizons at once.
 
 All work on the logarithm z of the rate: demand grows and falls by factors. An opinion is made of what is true now (the last
-window, exponential means, medians that a single burst does not move), of how the days before went on from this time of day
-(a difference of z, smoothed over a few windows and averaged over days or taken from a week ago), or of both.
+window, exponential means, medians that a single burst does not move), of how earlier days continued from this time of day
+(a difference of z, smoothed over a few windows and averaged over days), or of both.
 
 `Trail` holds z and all running means of it; `opinions` answers for pairs of (origin, horizon), so that the same code makes
 one forecast, and thousands of past ones at once when it is asked how good each opinion has been.
@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload.forecasters.points import LEAST_RATE, Values
+from forecasting.workload.series import LEAST_RATE, Values
 
 OFFSET_SHARE: Final = 0.01  # of the mean rate; added so that a rate of 0 has a logarithm
 SMOOTHING: Final = (0.3, 0.5, 0.7)  # of the exponential means
@@ -84,9 +84,9 @@ class Trail:
         return out
 
     def _next(self, z: Values, opening: bool) -> float:
-        """What a gap after *z* is bridged with; *opening* says that it is the gap's first window.
+        """The value that bridges a gap after *z*; *opening*: it is the gap's first window.
 
-        It starts from the median of the last windows (a burst just before the collector stopped is no level), goes on as the
+        It starts from the median of the last windows (a burst just before the collector stopped is no level), goes as the
         smoothed day before did from there, and is pulled to what is usual at that time.
         """
         count, width = len(z), self.widths[1]
@@ -146,8 +146,8 @@ def _trailing(z: Values, count: int) -> Values:
 
 NAMES: Final = (
     "last", "mean", "median 3", "median 5",
-    "last, day", "last, 3 days", "mean, 3 days", "mean, 2 days wide", "median 3, 3 days", "last, week",
-    "day", "3 days", "week", "back to 3 days fast", "back to 3 days slowly",
+    "last, day", "last, 3 days", "mean, 3 days", "mean, 2 days wide",
+    "day", "3 days", "back to 3 days fast", "back to 3 days slowly",
     "back to the day's level", "back to 4 days' level",
 )  # fmt: skip
 FAST, SLOW = 0.85, 0.97  # of the distance to a profile or level that is left after one window of ten minutes
@@ -159,43 +159,125 @@ def opinions(trail: Trail, origins: Index, horizons: Index) -> Values:
     Both are broadcast. NaN where an opinion has too little behind it. Only windows up to the origin are looked at.
     """
     origin, horizon = np.broadcast_arrays(origins, horizons)
-    day, week = trail.season, 7 * trail.season
     last = trail.z[origin]
     mean = trail.means[SMOOTHING.index(0.5), origin]
     short, long = trail.medians[:, origin]
     day_level, days_level = trail.levels[:, origin]
-    (raw_1,), then_1 = days_before(trail, origin, horizon, day, 1, 0)
-    (_, _, smooth_3), then_3 = days_before(trail, origin, horizon, day, 3, 1)
-    (_, wide_2), _ = days_before(trail, origin, horizon, day, 2, 2)
-    (weekly,), then_week = days_before(trail, origin, horizon, week, 1, 1)
-    away = last - (then_3 - smooth_3)  # how far the last window lies above the profile at its own time of day
+    (raw_1,), then_1 = days_before(trail, origin, horizon, 1, 0)
+    (_, _, smooth_3), then_3 = days_before(trail, origin, horizon, 3, 1)
+    (_, wide_2), _ = days_before(trail, origin, horizon, 2, 2)
+    away = last - (then_3 - smooth_3)  # distance of the last window from the profile at its time of day
     return np.stack([
         last, mean, short, long,
-        last + raw_1, last + smooth_3, mean + smooth_3, mean + wide_2, short + smooth_3, last + weekly,
-        then_1, then_3, then_week, then_3 + away * FAST**horizon, then_3 + away * SLOW**horizon,
+        last + raw_1, last + smooth_3, mean + smooth_3, mean + wide_2,
+        then_1, then_3, then_3 + away * FAST**horizon, then_3 + away * SLOW**horizon,
         day_level + (last - day_level) * FAST**horizon, days_level + (last - days_level) * SLOW**horizon,
     ])  # fmt: skip
 
 
-def days_before(
-    trail: Trail, origin: Index, horizon: Index, period: int, periods: int, smoothing: int
-) -> tuple[Values, Values]:
-    """What smoothed z did on the last *periods* (days, weeks) over *horizon* from the time of *origin*.
+def days_before(trail: Trail, origin: Index, horizon: Index, days: int, smoothing: int) -> tuple[Values, Values]:
+    """How smoothed z developed on the last *days* over *horizon* from the time of *origin*.
 
-    First how it moved, (periods, ...): row k is the mean over the last k + 1 of them. Then its value at the end of the
-    horizon, the mean over all of them. Periods that are not there are left out of the means; NaN without any.
+    First its move, (days, ...): row k is the mean over the last k + 1 days. Then its value at the end of the horizon, the
+    mean over all days. Days without data are left out of the means; NaN without any.
     """
     width, smooth = trail.widths[smoothing], trail.smooth[smoothing]
-    # The nearest period whose smoothed value ends at or before the origin, and those before it.
-    back = -(-(horizon + width) // period) + np.arange(periods).reshape(-1, *(1,) * origin.ndim)
-    now = origin - back * period
+    # The nearest day whose smoothed value ends at or before the origin, and those before it.
+    back = -(-(horizon + width) // trail.season) + np.arange(days).reshape(-1, *(1,) * origin.ndim)
+    now = origin - back * trail.season
     usable = now >= width
     if not usable.any():  # as for all of the first day
         return np.full(usable.shape, np.nan), np.full(usable.shape[1:], np.nan)
-    # Where there is no such period, any window may be read: a short trail has none at `width`, and nothing is made of it.
+    # Where there is no such day, any window may be read: nothing is made of it.
     before, after = smooth[np.where(usable, now, 0)], smooth[np.where(usable, now + horizon, 0)]
     count = np.cumsum(usable, axis=0)
     with np.errstate(invalid="ignore"):
         moved = np.cumsum(np.where(usable, after - before, 0.0), axis=0) / count
         value = np.where(usable, after, 0.0).sum(axis=0) / count[-1]
     return moved, value
+
+
+LAGS: Final = (1, 2, 3, 5, 8)
+RIDGE: Final = 5.0  # in units of one window's weight, on columns of unit size
+ROUNDS: Final = 6  # of reweighting
+SMALLEST_ERROR: Final = 0.01  # in logarithms; smaller ones weigh no more
+FIT_DAYS: Final = 14
+MOST_ROWS: Final = 3000
+LEAST_ROWS: Final = 60
+COLUMNS: Final = 1 + len(LAGS) + len(LEVEL_DAYS)
+
+
+class Regression:
+    """Regression of the move of z over a horizon on its last moves and its distance to the levels.
+
+    Least absolute deviations (so that bursts do not steer it) with a small ridge, by iteratively reweighted least squares;
+    one set of coefficients per horizon of a grid, between which horizons are interpolated.
+    """
+
+    def __init__(self, horizons: tuple[int, ...]) -> None:
+        self.horizons = horizons
+        self.weights = np.full((len(horizons), COLUMNS), np.nan)
+        self._interpolate()
+
+    def fit(self, trail: Trail, end: int) -> None:
+        """Learn from windows before index *end*; horizons with too few windows keep no coefficients."""
+        for row, horizon in enumerate(self.horizons):
+            origins = np.arange(max(*LAGS, end - FIT_DAYS * trail.season - horizon), end - horizon)
+            origins = thinned(origins[trail.known[origins + horizon]], MOST_ROWS)
+            self.weights[row] = np.nan
+            if len(origins) >= LEAST_ROWS and horizon + trail.widths[1] <= trail.season:
+                moved = trail.z[origins + horizon] - trail.z[origins]
+                self.weights[row] = _least_absolute(recent_columns(trail, origins), moved)
+        self._interpolate()
+
+    def _interpolate(self) -> None:
+        """Coefficients at every horizon from 0 to the last of the grid: (last + 1, columns)."""
+        horizons = np.arange(self.horizons[-1] + 1)
+        self.between = np.stack([np.interp(horizons, self.horizons, column) for column in self.weights.T], axis=-1)
+
+    def predict(self, trail: Trail, origins: Index, horizons: Index) -> Values:
+        """z at *horizons* after *origins*; NaN where nothing was learned or the horizon is beyond the grid."""
+        origin, horizon = np.broadcast_arrays(origins, horizons)
+        last = self.horizons[-1]
+        usable = (horizon <= last) & (origin >= max(LAGS))
+        if not usable.any() or np.isnan(self.between).all():
+            return np.full(origin.shape, np.nan)
+        moved = (recent_columns(trail, origin) * self.between[np.minimum(horizon, last)]).sum(axis=-1)
+        return np.where(usable, trail.z[origin] + moved, np.nan)
+
+    def state(self) -> dict[str, Any]:
+        return {"horizons": list(self.horizons), "weights": self.weights.copy()}
+
+    @classmethod
+    def load(cls, state: dict[str, Any]) -> "Regression":
+        regression = cls(tuple(state["horizons"]))
+        regression.weights = np.array(state["weights"])
+        regression._interpolate()
+        return regression
+
+
+def thinned(origins: Index, most: int) -> Index:
+    """*origins*, evenly thinned to about *most*."""
+    return origins if len(origins) <= most else origins[:: -(-len(origins) // most)]
+
+
+def recent_columns(trail: Trail, origin: Index) -> Values:
+    """1, the last moves, the distance to the levels: (..., columns)."""
+    now = trail.z[origin]
+    moves = [trail.z[np.maximum(origin - lag, 0)] - now for lag in LAGS]
+    return np.stack([np.ones(origin.shape), *moves, *(trail.levels[:, origin] - now)], axis=-1)
+
+
+def _least_absolute(columns: Values, target: Values) -> Values:
+    size = columns.std(axis=0) + 1e-9
+    size[0] = 1.0
+    scaled = columns / size
+    ridge = RIDGE * np.eye(columns.shape[1])
+    weight = np.ones(len(target))
+    coefficients = np.zeros(columns.shape[1])
+    for _ in range(ROUNDS):
+        weighted = scaled * weight[:, None]
+        coefficients = np.linalg.solve(scaled.T @ weighted + ridge, weighted.T @ target)
+        weight = 1.0 / np.maximum(np.abs(target - scaled @ coefficients), SMALLEST_ERROR)
+        weight /= weight.mean()
+    return np.asarray(coefficients / size)

@@ -1,1 +1,0 @@
-"""The forecasters of workload series."""
