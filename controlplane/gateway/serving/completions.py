@@ -22,14 +22,7 @@ from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket, TicketState
 from controlplane.gateway.serving.prefixes import leading_hashes
-from controlplane.gateway.upstream.answers import (
-    Evicted,
-    InstanceBusy,
-    InstanceLost,
-    Interrupted,
-    RefusedByInstance,
-    Usage,
-)
+from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.client import Upstream, payload, upstream_priority
 from controlplane.gateway.upstream.continuation import Kept, evictable
 from controlplane.gateway.upstream.whole_answer import not_streamed
@@ -216,23 +209,23 @@ class Completions:
                 try:
                     usage = await self.upstream.carry(ticket, placed, body, responder)
                     break
-                except Evicted:
+                except answers.Evicted:
                     self.requests.place_again(ticket, evicted=True)
-                except InstanceLost as lost:
+                except answers.InstanceLost as lost:
                     came = lost.came
                     wait_s = 1.0
-                    if isinstance(lost, InstanceBusy):
+                    if isinstance(lost, answers.InstanceBusy):
                         ticket.busy, wait_s = lost.error, lost.wait_s
                     self.requests.place_again(ticket, reason=str(lost), failure=lost.failure, wait_s=wait_s)
             self._settle_usage(ticket, usage)
             ticket.move(TicketState.DONE)
-        except RefusedByInstance as refused:
+        except answers.RefusedByInstance as refused:
             ticket.fail(refused)
             ticket.move(TicketState.FAILED)
         except ApiError as error:
             if came and error.code == "upstream_failed":
                 error.message += f" The last one answered with {came}."
-            if isinstance(error, Interrupted):
+            if isinstance(error, answers.Interrupted):
                 self.requests.leave(ticket, error.failure, error.reason)
             ticket.fail(error)
             never_begun = ticket.state <= TicketState.WAITING and not ticket.first_token_s
@@ -264,7 +257,7 @@ class Completions:
             await responder.look()
         return await placement
 
-    def _settle_usage(self, ticket: Ticket, usage: Usage) -> None:
+    def _settle_usage(self, ticket: Ticket, usage: answers.Usage) -> None:
         if usage.output_tokens is not None:
             ticket.output_tokens = usage.output_tokens
         self.requests.finished(ticket)

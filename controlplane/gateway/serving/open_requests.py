@@ -13,23 +13,7 @@ from itertools import count
 
 from msgspec import Struct
 
-from controlplane.dispatch.port import (
-    INSTANCES_BUSY,
-    Evict,
-    Finished,
-    Left,
-    Lost,
-    Moved,
-    OfRequest,
-    Placed,
-    Prefix,
-    PrefixWanted,
-    Progress,
-    Refused,
-    Send,
-    Submit,
-    Waiting,
-)
+from controlplane.dispatch import port
 from controlplane.gateway.admission.keys import Grant, SloTerms
 from controlplane.gateway.admission.validation import Call
 from controlplane.gateway.errors import ApiError
@@ -82,7 +66,7 @@ class Interrupt(Enum):
 class Ticket(Struct, eq=False):
     """One request on the HTTP side, from its arrival to its ledger row. Times are seconds of the event loop's clock."""
 
-    asked: Submit  # the dispatcher's part of it
+    asked: port.Submit  # the dispatcher's part of it
     grant: Grant
     terms: SloTerms
     call: Call
@@ -119,7 +103,7 @@ class Ticket(Struct, eq=False):
 
     task: asyncio.Task[object] | None = None
     interrupted: Interrupt | None = None
-    placement: asyncio.Future[Placed] | None = None
+    placement: asyncio.Future[port.Placed] | None = None
     kept: Kept | None = None  # where it may be evicted
     whole: WholeAnswer | None = None  # put together from a stream that its tenant did not ask for
     evicting: bool = False
@@ -174,7 +158,7 @@ class Ticket(Struct, eq=False):
 class OpenRequests:
     """*send* takes the records for the dispatcher."""
 
-    def __init__(self, clock: Callable[[], float], send: Send) -> None:
+    def __init__(self, clock: Callable[[], float], send: port.Send) -> None:
         self.clock = clock
         self.streaming: set[Ticket] = set()
         self._tickets: dict[int, Ticket] = {}
@@ -211,11 +195,11 @@ class OpenRequests:
         self.streaming.discard(ticket)
         ticket.placement = asyncio.get_running_loop().create_future()
         number, kept_tokens = ticket.asked.number, ticket.output_tokens
-        self._send(Left(number, True, failure, reason, wait_s, evicted, kept_tokens))
+        self._send(port.Left(number, True, failure, reason, wait_s, evicted, kept_tokens))
 
     def headers_came(self, ticket: Ticket) -> None:
         """The instance of *ticket* begins to answer."""
-        self._send(Progress(headers=((ticket.asked.number, self.clock() - ticket.placed_s),)))
+        self._send(port.Progress(headers=((ticket.asked.number, self.clock() - ticket.placed_s),)))
 
     def began(self, ticket: Ticket) -> None:
         """The first token of its instance came back: the prompt is prefilled."""
@@ -239,7 +223,7 @@ class OpenRequests:
                 ticket.reported_tokens = ticket.output_tokens
                 moved.append((ticket.asked.number, ticket.output_tokens))
         if moved:
-            self._send(Progress(tuple(moved)))
+            self._send(port.Progress(tuple(moved)))
 
     def last_heard(self) -> dict[int, float]:
         """When each stream was heard of last, by number, on the clock; all that has come is reported."""
@@ -251,12 +235,12 @@ class OpenRequests:
     def finished(self, ticket: Ticket) -> None:
         """*ticket* was answered whole."""
         if self._close(ticket):
-            self._send(Finished(ticket.asked.number, ticket.output_tokens))
+            self._send(port.Finished(ticket.asked.number, ticket.output_tokens))
 
     def leave(self, ticket: Ticket, failure: str = "", reason: str = "") -> None:
         """*ticket* ends before it is answered. Nothing happens to one that was closed, or never submitted."""
         if self._close(ticket):
-            self._send(Left(ticket.asked.number, failure=failure, reason=reason))
+            self._send(port.Left(ticket.asked.number, failure=failure, reason=reason))
 
     def _close(self, ticket: Ticket) -> bool:
         self.streaming.discard(ticket)
@@ -267,21 +251,21 @@ class OpenRequests:
 
     # From the dispatcher
 
-    def take(self, record: OfRequest) -> None:
+    def take(self, record: port.OfRequest) -> None:
         """Write a decision to its ticket. Ignored for a request that has left meanwhile."""
         ticket = self._tickets.get(record.number)
         if ticket is None:
             return
         placement = ticket.placement
         match record:
-            case Placed():
+            case port.Placed():
                 ticket.move(TicketState.PLACED)
                 ticket.placed_s, ticket.attempts = record.placed_s, record.attempt
                 ticket.region, ticket.instance = record.region, record.instance
                 ticket.trace.append(record.why)
                 if placement is not None and not placement.done():
                     placement.set_result(record)
-            case Moved():
+            case port.Moved():
                 ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
                 ticket.own_region = record.own_region or ticket.own_region
                 if record.came_from:
@@ -291,26 +275,26 @@ class OpenRequests:
                     ticket.move(TicketState.WAITING)
                     if ticket.queue_position is None:  # `Waiting` comes if it does wait
                         ticket.queue_position, ticket.estimated_wait_s, ticket.estimated_wait_p99_s = 0, 0.0, 0.0
-            case Waiting():
+            case port.Waiting():
                 ticket.queue_position = record.position
                 ticket.estimated_wait_s = record.estimated_wait_s
                 ticket.estimated_wait_p99_s = record.estimated_wait_p99_s
-            case PrefixWanted():
+            case port.PrefixWanted():
                 hashes, block_tokens = leading_hashes(ticket.call, ticket.asked.prompt_tokens)
-                self._send(Prefix(record.number, tuple(hashes), block_tokens))
-            case Refused():
+                self._send(port.Prefix(record.number, tuple(hashes), block_tokens))
+            case port.Refused():
                 ticket.region = record.region or ticket.region
                 ticket.own_region = record.own_region or ticket.own_region
                 if placement is not None and not placement.done():
-                    busy = ticket.busy if record.code == INSTANCES_BUSY else None
+                    busy = ticket.busy if record.code == port.INSTANCES_BUSY else None
                     placement.set_exception(busy or _as_error(record))
-            case Evict():
+            case port.Evict():
                 ticket.evict()
-            case Lost():
+            case port.Lost():
                 ticket.interrupt(Interrupt.INSTANCE_LOST)
 
 
-def _as_error(refused: Refused) -> ApiError:
+def _as_error(refused: port.Refused) -> ApiError:
     return ApiError(
         refused.status,
         refused.message,
