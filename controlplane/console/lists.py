@@ -1,42 +1,79 @@
-"""Lists of rows, newest first or sorted: a page of them by cursor, or all that fit as CSV."""
+"""The page of a resource: its newest rows, or sorted ones, by cursor; or all that fit as a CSV file."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponseBase
 from django.shortcuts import render
+from django.views.decorators.http import require_safe
 
-from controlplane.resources.filters import Order, number
-from controlplane.resources.tables import ROW_LIMIT, Columns, table
-from controlplane.rows import page_of, sorted_page_of
+from controlplane.accounts.models import Role, Tenant, User
+from controlplane.accounts.selectors import visible_tenants
+from controlplane.console.access.roles import View, fleet_role, may, signed_in
+from controlplane.console.live.hub import hub
+from controlplane.console.live.views import live_context
+from controlplane.resources.filters import number
+from controlplane.resources.resource import Resource
+from controlplane.resources.tables import ROW_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class PageViewer:
+    """The user of a page, as resources know a viewer."""
+
+    person: User
+    sees_fleet: bool
+
+    def tenants(self) -> QuerySet[Tenant]:
+        return visible_tenants(self.person)
+
+
+def viewer_of(request: HttpRequest) -> PageViewer:
+    return PageViewer(cast(User, request.user), may(request, Role.VIEWER))
 
 
 def list_page(
     request: HttpRequest,
-    template: str,
-    rows: QuerySet[Any],
-    columns: Columns,
-    name: str,
-    context: dict[str, Any],
-    show: Callable[[list[Any]], list[Any]] = list,
-    order: Order | None = None,
+    resource: Resource,
+    show: Callable[[list[Any]], Sequence[Any]] = list,
+    status: int = 200,
+    **more: Any,
 ) -> HttpResponseBase:
-    """The page of *rows* after the cursor, as *show* makes them, or with `?format=csv` the file *name*.
+    """The page of *resource* after the cursor, its rows as *show* makes them; with `?format=csv` its file.
 
-    Newest first; by *order*, where its field is one.
+    *more* is what its own template needs.
     """
+    viewer = viewer_of(request)
+    filters, rows = resource.listed(viewer, request.GET)
     if request.GET.get("format") == "csv":
-        return table(columns, rows.order_by("-pk")[:ROW_LIMIT].iterator(chunk_size=1000)).csv(name)
+        return resource.csv(rows, viewer.sees_fleet)
     cursor = number(request.GET.get("before", ""))
-    page = (
-        sorted_page_of(rows, order.field, order.descending, cursor) if order and order.field else page_of(rows, cursor)
-    )
-    listed = {
-        "is_sorted": bool(order and order.field),
+    page = resource.page_of(rows, filters, cursor)
+    live = resource.live
+    context = {
+        **(live_context(hub.state(), live) if live else {}),
+        "layout": "console/live_page.html" if live else "console/page.html",
+        "resource": resource,
+        "filters": filters,
+        "columns": resource.page_columns(viewer),
         "rows": show(page.rows),
         "cursor": cursor,
         "next_cursor": page.next_cursor,
+        "is_sorted": bool(filters.order.field),
         "row_limit": ROW_LIMIT,
+        # The newest page, unfiltered, grows while it is open.
+        "follows": cursor is None and not filters.narrow,
+        **more,
     }
-    return render(request, template, listed | context)
+    return render(request, resource.template, context, status=status)
+
+
+def list_view(resource: Resource, show: Callable[[list[Any]], Sequence[Any]] = list) -> View:
+    """The view of a page that needs nothing beyond its *resource*."""
+
+    def view(request: HttpRequest) -> HttpResponseBase:
+        return list_page(request, resource, show)
+
+    return require_safe((fleet_role(resource.least) if resource.least else signed_in)(view))

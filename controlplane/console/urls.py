@@ -26,7 +26,7 @@ from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
 from controlplane.console.pages.system import views as system
 from controlplane.console.pages.usage import views as usage
-from controlplane.console.pages.what_if import building, decisions, following
+from controlplane.console.pages.what_if import building
 from controlplane.console.pages.what_if import views as what_if
 
 app_name = "console"
@@ -66,8 +66,8 @@ urlpatterns = [
     path("what-if/new", building.build, name="new-what-if"),
     path("what-if/traces/", building.upload, name="upload-trace"),
     path("what-if/<int:pk>/", what_if.what_if, name="what-if"),
-    path("what-if/<int:pk>/decisions/<slug:letter>/", decisions.decisions, name="what-if-decisions"),
-    path("what-if/<int:pk>/followed", following.panel, name="what-if-followed"),
+    path("what-if/<int:pk>/decisions/<slug:letter>/", what_if.decisions, name="what-if-decisions"),
+    path("what-if/<int:pk>/followed", what_if.panel, name="what-if-followed"),
     path("what-if/<int:pk>/report", what_if.report_file, name="what-if-report"),
     path("what-if/<int:pk>/<slug:action>/", what_if.act, name="what-if-act"),
     path("console/api/what-if-charts/<int:pk>", what_if.charts, name="what-if-charts"),

@@ -135,7 +135,7 @@ class Dispatcher:
             self.deliver(refusal)
         elif endpoint is None:
             self.deliver(_none_serves(asked, own_region))
-        elif self.queue.count(endpoint) >= endpoint.spec.queue_bound:
+        elif endpoint.spec.policy.is_full(self.queue.count(endpoint)):
             self.deliver(self._full(asked, endpoint, own_region))
         else:
             request = Request(asked, self._possible(asked), endpoint, own_region=own_region)
@@ -334,7 +334,7 @@ class Dispatcher:
         if not waiting:
             return
         candidates = topology.candidates(endpoint.model, endpoint.region)
-        spill_above = endpoint.spec.tuned.SPILL_ABOVE
+        spill_above = endpoint.spec.policy.region_threshold
         for request in waiting:
             index = better_home(
                 topology.fleet, topology.arrays, candidates, queue.arrays.size, endpoint.index, spill_above, now_s

@@ -38,7 +38,7 @@ class Placement:
             return None
         topology = self.topology
         self.queue.fit()
-        spill_above, now_s = topology.endpoints[int(candidates[0])].spec.tuned.SPILL_ABOVE, self.clock()
+        spill_above, now_s = topology.endpoints[int(candidates[0])].spec.policy.region_threshold, self.clock()
         index = kernels.choose_region(
             topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s
         )
@@ -51,7 +51,7 @@ class Placement:
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
         topology, queue = self.topology, self.queue
-        policy, grouped = POLICY_CODES[endpoint.spec.routing_policy], queue.grouped(endpoint)
+        policy, grouped = POLICY_CODES[endpoint.spec.policy.routing], queue.grouped(endpoint)
         while queue.count(endpoint):
             slot, instance, pulled = self._pull(endpoint) if grouped else (-1, -1, "")
             if slot < 0:
@@ -81,7 +81,7 @@ class Placement:
                     replica.spec.url,
                     replica.spec.api_key,
                     endpoint.spec.region,
-                    endpoint.spec.ordering_policy,
+                    endpoint.spec.policy.ordering,
                     request.queue_key_s,
                     request.placed_s,
                     why,
@@ -142,8 +142,8 @@ class Placement:
         return {
             "instance": replica.spec.name,
             "region": endpoint.spec.region,
-            "policy": endpoint.spec.routing_policy,
-            "ordering": endpoint.spec.ordering_policy,
+            "policy": endpoint.spec.policy.routing,
+            "ordering": endpoint.spec.policy.ordering,
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
             "waiting": self.queue.count(endpoint),
             **explain(self.topology, endpoint, replica, self._candidates, pulled),
@@ -163,7 +163,7 @@ def explain(
 
     *pulled* says why the instance took it from its virtual queue, where no router was asked.
     """
-    policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.routing_policy]
+    policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.policy.routing]
     first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
     rows: list[Row] = candidates[: end - first].tolist()
     rows = [row for row in rows if row[columns.INSTANCE] >= 0]  # there is room for more
@@ -192,7 +192,7 @@ def explain(
     if policy < PRESERVE:
         seen.sort(key=lambda each: (each["score"] is None, each["score"] or 0.0))
     because = pulled or _because(
-        endpoint.spec.routing_policy, chosen.spec.name, seen, in_seconds=bool(rows[0][columns.IN_SECONDS])
+        endpoint.spec.policy.routing, chosen.spec.name, seen, in_seconds=bool(rows[0][columns.IN_SECONDS])
     )
     round_trip_ms = topology.round_trip_ms(chosen)
     at_chosen = next(row for row in rows if row[columns.INSTANCE] == chosen.slot)

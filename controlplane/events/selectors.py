@@ -1,6 +1,4 @@
-"""Reads of the event record: filters, and who may see what."""
-
-from datetime import datetime
+"""Reads of the event record, and who may see what."""
 
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import Model, QuerySet
@@ -8,7 +6,6 @@ from django.db.models import Model, QuerySet
 from controlplane.accounts.models import Role, User
 from controlplane.accounts.selectors import visible_api_keys
 from controlplane.events.models import Event
-from controlplane.rows import containing, narrowed
 
 
 def visible_events(user: User | AnonymousUser) -> QuerySet[Event]:
@@ -19,29 +16,6 @@ def visible_events(user: User | AnonymousUser) -> QuerySet[Event]:
         return Event.objects.all()
     keys = [str(pk) for pk in visible_api_keys(user).values_list("pk", flat=True)]
     return Event.objects.filter(subject_type="apikey", subject_id__in=keys)
-
-
-def filter_events(
-    events: QuerySet[Event],
-    *,
-    kind: str = "",
-    severity: str = "",
-    subject_type: str = "",
-    subject_id: str = "",
-    actor: str = "",
-    text: str = "",
-    since: datetime | None = None,
-    until: datetime | None = None,
-) -> QuerySet[Event]:
-    """Narrow *events*; an empty value does not narrow.
-
-    *kind* is a whole kind (`instance.moved`) or a family ending in a dot (`instance.`); each word of *text* is looked
-    for in subject, reason, kind and actor; *since* is included, *until* is not.
-    """
-    family = "kind__startswith" if kind.endswith(".") else "kind"
-    exact = {"severity": severity, "subject_type": subject_type, "subject_id": subject_id, "actor": actor}
-    events = narrowed(events, **exact, **{family: kind}, at__gte=since, at__lt=until)
-    return containing(events, text, "subject", "reason", "kind", "actor")
 
 
 def event_kinds() -> list[str]:

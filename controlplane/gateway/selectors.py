@@ -6,12 +6,10 @@ from datetime import datetime
 from statistics import fmean
 from typing import Any
 
-from django.contrib.auth.models import AnonymousUser
 from django.db.models import Case, Count, F, Q, QuerySet, Sum, When
 from django.db.models.functions import TruncMinute
 
-from controlplane.accounts.models import Tenant, User
-from controlplane.accounts.selectors import visible_tenants
+from controlplane.accounts.models import Tenant
 from controlplane.fleet.attainment import Attainment
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
@@ -20,45 +18,6 @@ from controlplane.rows import narrowed
 USAGE_COLUMNS = SERIES + SUMS
 OWN_REGION = Case(When(own_region="", then=F("region")), default=F("own_region"))
 """Region of the caller of a ledger row, or of those of a minute row."""
-
-
-def requests_of(tenants: QuerySet[Tenant] | None) -> QuerySet[LedgerRow]:
-    """Ledger rows of *tenants* (None: of all) with tenant and API key."""
-    rows = LedgerRow.objects.select_related("tenant", "api_key")
-    return rows if tenants is None else rows.filter(tenant__in=tenants)
-
-
-def visible_requests(user: User | AnonymousUser) -> QuerySet[LedgerRow]:
-    """Requests of the tenants that *user* may see: every one for the fleet's people."""
-    return requests_of(visible_tenants(user))
-
-
-def filter_requests(
-    rows: QuerySet[LedgerRow],
-    *,
-    model: str = "",
-    region: str = "",
-    slo_class: str = "",
-    tenant: str = "",
-    instance: str = "",
-    outcome: str = "",
-    slo_met: bool | None = None,
-    unserved: bool | None = None,
-    spilled: bool | None = None,
-    request_id: str = "",
-    since: datetime | None = None,
-    until: datetime | None = None,
-) -> QuerySet[LedgerRow]:
-    """Narrow *rows*; an empty value does not narrow. *since* is included, *until* is not.
-
-    *spilled* are those that another region took than that of their caller.
-    """
-    if spilled is not None:
-        elsewhere = Q(own_region__gt="", region__gt="")
-        rows = rows.filter(elsewhere if spilled else ~elsewhere)
-    rows = narrowed(rows, model=model, region=region, slo_class=slo_class, tenant__name=tenant, instance=instance)
-    rows = narrowed(rows, outcome=outcome, slo_met=slo_met, unserved=unserved, request_id=request_id)
-    return narrowed(rows, arrived_at__gte=since, arrived_at__lt=until)
 
 
 def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
@@ -90,7 +49,7 @@ def tenant_usage(
         "repeated_prompt_tokens": Sum("prompt_tokens", filter=Q(repeated=True), default=0),
         "repeated_output_tokens": Sum("output_tokens", filter=Q(repeated=True), default=0),
     }
-    rows = narrowed(filter_requests(requests_of(tenants), since=since, until=until), **names)
+    rows = narrowed(LedgerRow.objects.filter(tenant__in=tenants, arrived_at__gte=since, arrived_at__lt=until), **names)
     grouped = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values(*SERIES).order_by(*SERIES)
     # an annotation may not have the name of a column, so each sum has another one, and is renamed row by row
     counted = grouped.annotate(**{f"sum_{name}": value for name, value in sums.items()})

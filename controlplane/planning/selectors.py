@@ -64,12 +64,9 @@ def instances_by_place() -> dict[tuple[str, str, str], Counter[str]]:
 # Plans
 
 
-def plans(
-    *, model: str = "", status: str = "", strategy: str = "", since: datetime | None = None
-) -> QuerySet[ScalingPlan]:
-    """Plans that fit, newest first; an empty value does not narrow."""
-    rows = ScalingPlan.objects.select_related("model").order_by("-pk")
-    return narrowed(rows, model__name=model, status=status, strategy=strategy, made_at__gte=since)
+def plans(model: str = "") -> QuerySet[ScalingPlan]:
+    """Plans, newest first; of *model*, or all."""
+    return narrowed(ScalingPlan.objects.select_related("model").order_by("-pk"), model__name=model)
 
 
 def current_plans() -> dict[str, ScalingPlan]:
@@ -98,16 +95,13 @@ def plan_strategies() -> list[str]:
     return list(ScalingPlan.objects.order_by("strategy").values_list("strategy", flat=True).distinct())
 
 
-def moves(
-    *, model: str = "", source: str = "", region: str = "", since: datetime | None = None
-) -> QuerySet[ScalingMove]:
-    """Moves that fit, newest first; an empty value does not narrow."""
-    rows = ScalingMove.objects.select_related("plan").order_by("-pk")
-    return narrowed(rows, model=model, source=source, region=region, at__gte=since)
+def moves(model: str = "") -> QuerySet[ScalingMove]:
+    """Moves, newest first; of *model*, or all."""
+    return narrowed(ScalingMove.objects.select_related("plan").order_by("-pk"), model=model)
 
 
 def moves_since(since: datetime, model: str = "") -> int:
-    return moves(model=model, since=since).count()
+    return moves(model).filter(at__gte=since).count()
 
 
 def policies() -> list[tuple[Model, ScalingPolicy | None]]:

@@ -70,20 +70,20 @@ class Hidden:
         return value if not self.options or value in self.options else self.default
 
 
-Field = Select | Search | Day | Hidden
+Control = Select | Search | Day | Hidden
 
 
 class Filters:
     """The values by name, for views and templates (`filters.model`); iterated, each field with its value, for the form."""
 
-    def __init__(self, query: Mapping[str, str], *fields: Field) -> None:
+    def __init__(self, query: Mapping[str, str], *fields: Control) -> None:
         self._fields = fields
         self._values = {field.name: field.read(query) for field in fields}
 
     def __getitem__(self, name: str) -> str:
         return self._values[name]
 
-    def __iter__(self) -> Iterator[tuple[Field, str]]:
+    def __iter__(self) -> Iterator[tuple[Control, str]]:
         return ((field, self._values[field.name]) for field in self._fields)
 
     @property

@@ -10,7 +10,8 @@ from django.db.models import QuerySet
 
 from controlplane.fleet.models import Instance
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.gateway.selectors import OWN_REGION, filter_requests
+from controlplane.gateway.selectors import OWN_REGION
+from controlplane.rows import narrowed
 from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
 
@@ -36,7 +37,9 @@ IDLE_ROWS_ENOUGH = 30
 
 def ledger_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:
     """Rows in order of arrival, from *since* up to *until*, of one *model* or of all."""
-    return filter_requests(LedgerRow.objects.order_by("arrived_at", "pk"), since=since, until=until, model=model)
+    return narrowed(
+        LedgerRow.objects.order_by("arrived_at", "pk"), arrived_at__gte=since, arrived_at__lt=until, model=model
+    )
 
 
 def asked_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:

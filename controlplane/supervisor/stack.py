@@ -1,4 +1,4 @@
-"""What the stack consists of, in which order it starts and stops, and what ends it."""
+"""The parts of the stack, the order in which they start and stop, and what ends it."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ ALLOCATION = {"MALLOC_ARENA_MAX": "2"}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `manage.py up` was asked for."""
+    """Options of `manage.py up`."""
 
     state_dir: Path
     host: str = "127.0.0.1"

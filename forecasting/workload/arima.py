@@ -220,8 +220,11 @@ class ArimaModel(PointModel):
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self.order = self.order and tuple(self.order)  # JSON has lists only
-        self.seasonal_order = tuple(self.seasonal_order)
+        if self.order is not None:  # JSON has lists only
+            p, d, q = self.order
+            self.order = p, d, q
+        seasonal_p, seasonal_d, seasonal_q, m = self.seasonal_order
+        self.seasonal_order = seasonal_p, seasonal_d, seasonal_q, m
 
 
 def _last(values: Values, count: int) -> Values:

@@ -5,10 +5,10 @@ slot. An endpoint is all instances of one model in one region. Slots and endpoin
 caller that allocates the arrays.
 """
 
-from dataclasses import astuple
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled

@@ -37,7 +37,7 @@ class Stepping:
         return reached
 
     def _note(self, world: World) -> None:
-        """Numba has taken *world*, which nobody changes in place but for the numbers in its arrays."""
+        """Numba has taken *world*, of which only the numbers in its arrays change."""
         enter = only_entry_point(loop._enter)
         if enter is not None:
             self._world, self._enter = world, enter

@@ -182,8 +182,8 @@ def test_empty_pages_say_what_comes(reader, language_model):
         "Reactive floor alone",
     ):
         assert words in html
-    assert "No plan has been made yet" in page(reader, "plans")
-    assert "No instance has been moved by scaling yet" in page(reader, "moves")
+    assert "No plans yet" in page(reader, "plans")
+    assert "No moves yet" in page(reader, "moves")
     assert "No plan fits these filters" in page(reader, "plans", status="advice")
     assert "No move fits these filters" in page(reader, "moves", source="floor")
 

@@ -13,6 +13,7 @@ import pytest
 from controlplane.dispatch.port import Waiting
 from controlplane.fleet.lifecycle.states import InstanceState as S
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.queueing.swapping.service import drain_s
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.reference import EngineConfig
@@ -65,7 +66,7 @@ def fleet_of(ordering, instances):
         profile=Profile(0.004, 0.001, 1e-5, 0.0, 0.01, 1e-4, 0.0),
     )  # fmt: skip
     specs = [simulated.InstanceSpec("m", "here", engine)] * instances
-    return simulated.Cluster(specs, ordering=ordering, queue_bound=100_000)
+    return simulated.Cluster(specs, policies=EndpointPolicy(ordering=ordering, queue_bound=100_000))
 
 
 def judged(said, came):

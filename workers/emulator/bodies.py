@@ -6,7 +6,7 @@ for messages of a wrong form vLLM lists each message type that it tried.
 """
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -65,7 +65,7 @@ NATURAL = Annotated[int, Field(ge=0)]
 MAX_STOP_STRINGS = 4
 MAX_PROMPTS = 1024
 
-Kind = Literal["completion", "chat", "response"]
+BodyKind = Literal["completion", "chat", "response"]
 
 
 class _Body(BaseModel):
@@ -77,14 +77,14 @@ class StreamOptions(_Body):
     continuous_usage_stats: bool | None = False
 
 
-class Part(_Body):
+class ContentPart(_Body):
     type: str = "text"
     text: str | None = None
 
 
 class Message(_Body):
     role: str
-    content: str | list[Part | str] | None = None
+    content: str | list[ContentPart | str] | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
@@ -106,7 +106,7 @@ class ChatTool(_Body):
 class GenerationBody(_Body):
     """Fields of all three calls."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[BodyKind]
     model: str | None = None
     frequency_penalty: float | None = None
     ignore_eos: bool = False
@@ -174,15 +174,37 @@ class ResponseBody(GenerationBody):
 
 
 Body = CompletionBody | ChatBody | ResponseBody
-BODIES: dict[Kind, type[Body]] = {body.kind: body for body in (CompletionBody, ChatBody, ResponseBody)}
+BODIES: dict[BodyKind, type[Body]] = {body.kind: body for body in (CompletionBody, ChatBody, ResponseBody)}
 
 
-def read_body(kind: Kind, content_type: str, raw: bytes) -> Body:
+class RpcBody(_Body):
+    method: str
+
+
+class AdapterName(_Body):
+    lora_name: str
+
+
+class AdapterBody(AdapterName):
+    lora_path: str
+    load_inplace: bool = False
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_body(kind: BodyKind, content_type: str, raw: bytes) -> Body:
     """Decode and check types. Raises ApiError as vLLM answers."""
     if content_type != "application/json":
         raise malformed(["Unsupported Media Type: Only 'application/json' is allowed"], None)
     if not raw:
         raise malformed([entry("missing", "body", "Field required", None)], "body")
+    data = decoded(raw)
+    _check_raw(kind, data)
+    return validated(BODIES[kind], data)
+
+
+def decoded(raw: bytes) -> dict[str, Any]:
     try:
         data = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -190,14 +212,17 @@ def read_body(kind: Kind, content_type: str, raw: bytes) -> Body:
     if not isinstance(data, dict):
         message = "Input should be a valid dictionary or object to extract fields from"
         raise malformed([entry("model_attributes_type", "body", message, data)], "body")
-    _check_raw(kind, data)
+    return data
+
+
+def validated(model: type[Model], data: dict[str, Any]) -> Model:
     try:
-        return BODIES[kind].model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
         raise _invalid(error) from None
 
 
-def _check_raw(kind: Kind, data: dict[str, Any]) -> None:
+def _check_raw(kind: BodyKind, data: dict[str, Any]) -> None:
     """Check what vLLM checks before the types."""
     if kind == "completion" and data.get("prompt") in (None, "") and not data.get("prompt_embeds"):
         raise wrong("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")

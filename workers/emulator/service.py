@@ -1,7 +1,6 @@
 """vLLM's HTTP surface on top of `EmulatedInstance`."""
 
 import asyncio
-import json
 import os
 import random
 import time
@@ -13,7 +12,19 @@ import orjson
 from aiohttp import web
 
 from workers.emulator.answers import CutError, PlainAnswer, PlainResponse, StreamAnswer, StreamResponse
-from workers.emulator.bodies import ApiError, Kind, ResponseBody, entry, malformed, read_body
+from workers.emulator.bodies import (
+    AdapterBody,
+    AdapterName,
+    ApiError,
+    BodyKind,
+    ResponseBody,
+    RpcBody,
+    decoded,
+    entry,
+    malformed,
+    read_body,
+    validated,
+)
 from workers.emulator.generation import resolve
 from workers.emulator.instance import EmulatedInstance, SleepMode
 
@@ -112,7 +123,7 @@ def _no_response(response_id: str) -> ApiError:
     return ApiError(404, "invalid_request_error", f"Response with id '{response_id}' not found.", "response_id")
 
 
-async def _generate(instance: EmulatedInstance, request: web.Request, kind: Kind) -> web.StreamResponse:
+async def _generate(instance: EmulatedInstance, request: web.Request, kind: BodyKind) -> web.StreamResponse:
     if not instance.spec.enable_server_load_tracking:
         return await _answer(instance, request, kind)
     instance.server_load += 1
@@ -122,7 +133,7 @@ async def _generate(instance: EmulatedInstance, request: web.Request, kind: Kind
         instance.server_load -= 1
 
 
-async def _answer(instance: EmulatedInstance, request: web.Request, kind: Kind) -> web.StreamResponse:
+async def _answer(instance: EmulatedInstance, request: web.Request, kind: BodyKind) -> web.StreamResponse:
     """Check a request in vLLM's order, hand it to the engine, and send what comes out.
 
     When the caller disconnects, aiohttp cancels this coroutine and the engine drops the request.
@@ -213,9 +224,9 @@ async def is_sleeping(instance: EmulatedInstance, request: web.Request) -> web.R
 
 async def collective_rpc(instance: EmulatedInstance, request: web.Request) -> web.Response:
     """As vLLM, of the methods that its workers have only `reload_weights`."""
-    data = await _fields(request, "method")
-    if data["method"] != "reload_weights":
-        raise ApiError(500, "InternalServerError", f"'Worker' object has no attribute '{data['method']}'")
+    method = validated(RpcBody, decoded(await request.read() or b"{}")).method
+    if method != "reload_weights":
+        raise ApiError(500, "InternalServerError", f"'Worker' object has no attribute '{method}'")
     await instance.reload_weights()
     return json_response({"results": [None]})
 
@@ -226,13 +237,13 @@ async def reset_prefix_cache(instance: EmulatedInstance, request: web.Request) -
 
 async def load_lora_adapter(instance: EmulatedInstance, request: web.Request) -> web.Response:
     """As vLLM; the adapter's content is of no interest, but an absolute path must exist."""
-    data = await _fields(request, "lora_name", "lora_path")
-    name, path = data["lora_name"], data["lora_path"]
+    body = validated(AdapterBody, decoded(await request.read() or b"{}"))
+    name, path = body.lora_name, body.lora_path
     if not name or not path:
         raise ApiError(400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided.")
     if name == instance.spec.model:
         raise ApiError(400, "InvalidUserInput", f"The lora adapter '{name}' conflicts with a served base model.")
-    if name in instance.adapters and not data.get("load_inplace"):
+    if name in instance.adapters and not body.load_inplace:
         raise ApiError(
             400,
             "InvalidUserInput",
@@ -246,33 +257,12 @@ async def load_lora_adapter(instance: EmulatedInstance, request: web.Request) ->
 
 
 async def unload_lora_adapter(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    name = (await _fields(request, "lora_name"))["lora_name"]
+    name = validated(AdapterName, decoded(await request.read() or b"{}")).lora_name
     if not name:
         raise ApiError(400, "InvalidUserInput", "'lora_name' needs to be provided to unload a LoRA adapter.")
     if instance.adapters.pop(name, None) is None:
         raise ApiError(404, "NotFoundError", f"The lora adapter '{name}' cannot be found.")
     return web.Response(text=f"Success: LoRA adapter '{name}' removed successfully.", content_type=None)
-
-
-async def _fields(request: web.Request, *names: str) -> dict[str, str]:
-    """The body's string fields. Raises ApiError for what is missing or of a wrong type."""
-    try:
-        data = json.loads(await request.read() or b"{}")
-    except ValueError:
-        data = None
-    if not isinstance(data, dict):
-        message = "Input should be a valid dictionary or object to extract fields from"
-        raise malformed([entry("model_attributes_type", "body", message, data)], "body")
-    wrong = [entry("missing", f"body.{name}", "Field required", data) for name in names if name not in data]
-    wrong += [
-        entry("string_type", f"body.{name}", "Input should be a valid string", data[name])
-        for name in names
-        if name in data and not isinstance(data[name], str)
-    ]
-    if wrong:
-        first = next(name for name in names if not isinstance(data.get(name), str))
-        raise malformed(wrong, f"body.{first}")
-    return data
 
 
 def _random_id() -> str:

@@ -100,6 +100,13 @@ class Launcher(Protocol):
         """True while there is such a process (ready or not)."""
 
 
+EMULATED = (
+    "model", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "scheduling_policy", "max_num_queued_reqs",
+    "block_size_tokens", "kv_blocks", "startup_s", "sleep_s", "wake_s", "reload_s",
+)  # fmt: skip
+"""Fields of `LaunchSpec` that an emulated instance's specification has under the same name."""
+
+
 class EmulatedLauncher:
     """Instances inside an emulator (`python -m workers.emulator`) at *base_url*."""
 
@@ -110,23 +117,9 @@ class EmulatedLauncher:
     async def start(self, spec: LaunchSpec) -> Launched:
         if spec.profile is None:
             raise LaunchError(f"{spec.name}: an emulated instance needs a performance profile.")
-        body = {
-            "model": spec.model,
-            "profile": asdict(spec.profile),
-            "max_num_seqs": spec.max_num_seqs,
-            "max_num_batched_tokens": spec.max_num_batched_tokens,
-            "max_model_len": spec.max_model_len,
-            "scheduling_policy": spec.scheduling_policy,
-            "max_num_queued_reqs": spec.max_num_queued_reqs,
-            "block_size_tokens": spec.block_size_tokens,
-            "kv_blocks": spec.kv_blocks,
-            "enable_prefix_caching": spec.prefix_caching,
-            "enable_auto_tool_choice": True,
-            "startup_s": spec.startup_s,
-            "sleep_s": spec.sleep_s,
-            "wake_s": spec.wake_s,
-            "reload_s": spec.reload_s,
-        }
+        body = {name: getattr(spec, name) for name in EMULATED}
+        body |= {"profile": asdict(spec.profile), "enable_prefix_caching": spec.prefix_caching}
+        body["enable_auto_tool_choice"] = True
         if spec.front_end is not None:  # JSON has no infinity: a limit that is not known is left out
             body["front_end"] = {name: value for name, value in asdict(spec.front_end).items() if math.isfinite(value)}
         status, answer = await self._call("PUT", spec.name, body)

@@ -1,49 +1,27 @@
 """`/api`: tenants and their keys."""
 
 from datetime import datetime
-from typing import Any, TypedDict, cast
+from typing import Annotated, Any, TypedDict, cast
 
 from django.shortcuts import get_object_or_404
 from django_stubs_ext import WithAnnotations
 from ninja import Field, Router, Status
 
-from controlplane.accounts.models import ApiKey, Role, Tenant
+from controlplane.accounts.models import ApiKey, Role
 from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest
 from controlplane.api.errors import ApiError
-from controlplane.api.schemas import ActionIn, Described, Items, RowSchema, Strict
-from controlplane.rows import narrowed
+from controlplane.api.resources import add_list, schema_of
+from controlplane.api.schemas import ActionIn, Described, Strict
+from controlplane.resources.keys import KEYS, TENANTS
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Tenants"])
 
 
-class TenantOut(RowSchema):
-    class Meta:
-        model = Tenant
-        fields = ("name", "title", "operates_fleet", "default_slo_class", "max_concurrent_requests",
-                  "tokens_per_minute", "active", "created_at")  # fmt: skip
-
-    slo_classes: list[str]
-
-    @staticmethod
-    def resolve_slo_classes(row: Tenant) -> list[str]:
-        return [slo_class.name for slo_class in row.slo_classes.all()]
-
-
-class KeyOut(RowSchema):
-    class Meta:
-        model = ApiKey
-        fields = ("id", "tenant", "name", "prefix", "created_at", "expires_at", "revoked_at", "last_used_at")
-
-    usable: bool
-    role: Role | None
-    """Of a service key: what it may do over the fleet."""
-    created_by: str | None
-
-    @staticmethod
-    def resolve_created_by(row: ApiKey) -> str | None:
-        return row.created_by.get_username() if row.created_by else None
+TenantOut = schema_of(TENANTS, "TenantOut")
+KeyOut = schema_of(KEYS, "KeyOut")
+NewKey = schema_of(KEYS, "NewKey", secret=Annotated[str, Field(description="Shown in this answer and never again.")])
 
 
 class KeyIn(Strict):
@@ -53,11 +31,6 @@ class KeyIn(Strict):
     """A service key needs it, within 366 days."""
     role: Role | None = None
     """Makes a service key of a tenant that operates the fleet: it may do on `/api` what this role may. At most your own."""
-
-
-class NewKey(KeyOut):
-    secret: str
-    """Shown in this answer and never again."""
 
 
 class RevokeIn(ActionIn):
@@ -89,18 +62,8 @@ def get_me(request: ApiRequest) -> dict[str, Any]:
     }
 
 
-@router.get("/tenants", response=Items[TenantOut])
-def list_tenants(request: ApiRequest) -> dict[str, Any]:
-    """All tenants for the fleet's people, their own for others."""
-    rows = request.auth.tenants().select_related("default_slo_class").prefetch_related("slo_classes")
-    return {"items": list(rows)}
-
-
-@router.get("/keys", response=Items[KeyOut])
-def list_keys(request: ApiRequest, tenant: str = "") -> dict[str, Any]:
-    """API keys, newest first, without their secrets."""
-    rows = request.auth.api_keys()
-    return {"items": list(narrowed(rows, tenant__name=tenant))}
+add_list(router, TENANTS, TenantOut, "All tenants for the fleet's people, their own for others.", paged=False)
+add_list(router, KEYS, KeyOut, "API keys, newest first, without their secrets.", paged=False)
 
 
 @router.post("/keys", response={201: NewKey}, auth=PEOPLE)

@@ -1,8 +1,7 @@
 """`/api`: forecasts, scaling policies, plans, moves, and how strategies compare. Viewers read, operators decide."""
 
 from datetime import datetime, timedelta
-from typing import Any
-from uuid import UUID
+from typing import Annotated, Any
 
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
@@ -12,6 +11,7 @@ from ninja.pagination import paginate
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, Page, RowSchema, Strict
 from controlplane.fleet.models import Model
 from controlplane.gateway.selectors import attainments
@@ -19,15 +19,13 @@ from controlplane.planning import bundles, capacity, selectors, services
 from controlplane.planning.models import (
     Backtest,
     Forecast,
-    MoveSource,
-    PlanStatus,
     PolicyMode,
     Quantity,
-    ScalingMove,
     ScalingPlan,
     ScalingPolicy,
     StrategyComparison,
 )
+from controlplane.resources.plans import MOVES, PLANS
 from controlplane.rows import narrowed
 from scheduling.bundles import BUNDLES
 
@@ -64,7 +62,7 @@ class EndpointOut(Described):
 
 
 class ForecastOut(RowSchema):
-    """What one forecaster expects of one series. Lists have one element a window, in tokens a second."""
+    """The forecast of one series. Lists have one element a window, in tokens a second."""
 
     class Meta:
         model = Forecast
@@ -121,7 +119,7 @@ class ModelBundleOut(Described):
     """The bundle that differs in the fewest values."""
     values: dict[str, Any]
     differs: dict[str, Any]
-    """What the nearest bundle would have instead, by name."""
+    """Values of the nearest bundle that differ, by name."""
 
 
 class BundleIn(Strict):
@@ -141,37 +139,13 @@ class PartsIn(Strict):
     reason: str = Field("", max_length=255)
 
 
-class PlanOut(RowSchema):
-    class Meta:
-        model = ScalingPlan
-        fields = ("id", "made_at", "valid_until", "model", "strategy", "cost_usd_per_hour_before",
-                  "cost_usd_per_hour_after", "solver", "gap", "solve_ms", "note", "decided_by", "decided_at",
-                  "carried_out_at")  # fmt: skip
-
-    round: UUID
-    """Models that were planned together have the same."""
-    status: PlanStatus
-    targets: list[dict[str, Any]]
-    """By region and GPU type: present and planned instances, demand, what an instance serves, and why."""
-    binding: list[str]
-    """The rows that bind, in words."""
-
-
-class PlanDetail(PlanOut):
-    inputs: dict[str, Any]
-    """Demand, capability, prices and bounds that it was made from."""
-
-
-class MoveOut(RowSchema):
-    """One instance added or taken away by scaling, and why."""
-
-    class Meta:
-        model = ScalingMove
-        fields = ("id", "at", "strategy", "model", "region", "gpu_type", "instance", "delta", "reason")
-
-    plan: int | None = Field(alias="plan_id")
-    source: MoveSource
-    inputs: dict[str, Any]
+PlanOut = schema_of(PLANS, "PlanOut")
+PlanDetail = schema_of(
+    PLANS,
+    "PlanDetail",
+    inputs=Annotated[dict[str, Any], Field(description="Demand, capability, prices and bounds that it was made from.")],
+)
+MoveOut = schema_of(MOVES, "MoveOut", "One instance added or taken away by scaling, and why.")
 
 
 class ComparisonOut(RowSchema):
@@ -190,18 +164,6 @@ class ForecastQuery(Schema):
     region: str = ""
     slo_class: str = Field("", description="One class; empty: all interactive classes together.")
     quantity: Quantity | None = None
-
-
-class PlanQuery(Schema):
-    model: str = ""
-    status: PlanStatus | None = None
-    strategy: str = ""
-
-
-class MoveQuery(Schema):
-    model: str = ""
-    region: str = ""
-    source: MoveSource | None = None
 
 
 @router.get("/endpoints", response=Items[EndpointOut])
@@ -298,11 +260,14 @@ def switch_parts(request: ApiRequest, model: str, body: PartsIn) -> dict[str, An
     return _bundle(services.switch_parts(row, values, user, body.reason))
 
 
-@router.get("/scaling/plans", response=Page[PlanOut])
-@paginate(NewestFirst)
-def list_plans(request: ApiRequest, query: Query[PlanQuery]) -> QuerySet[ScalingPlan]:
-    """Scaling plans, newest first; `/api/scaling/plans/{id}` has the inputs too."""
-    return selectors.plans(model=query.model, status=query.status or "", strategy=query.strategy).defer("inputs")
+add_list(
+    router,
+    PLANS,
+    PlanOut,
+    "Scaling plans, newest first; `/api/scaling/plans/{id}` has the inputs too.",
+    path="/scaling/plans",
+    leave_out=("inputs",),
+)
 
 
 @router.get("/scaling/plans/{int:plan_id}", response=PlanDetail)
@@ -328,17 +293,19 @@ def reject_plan(request: ApiRequest, plan_id: int, body: DecisionIn) -> ScalingP
     return services.reject(get_object_or_404(selectors.plans(), pk=plan_id), user, body.reason)
 
 
-@router.get("/scaling/moves", response=Page[MoveOut])
-@paginate(NewestFirst)
-def list_moves(request: ApiRequest, query: Query[MoveQuery]) -> QuerySet[ScalingMove]:
-    """Instances that scaling added or took away, newest first, each with its reason."""
-    return selectors.moves(model=query.model, source=query.source or "", region=query.region)
+add_list(
+    router,
+    MOVES,
+    MoveOut,
+    "Instances that scaling added or took away, newest first, each with its reason.",
+    path="/scaling/moves",
+)
 
 
 @router.get("/scaling/comparisons", response=Page[ComparisonOut])
 @paginate(NewestFirst)
 def list_comparisons(request: ApiRequest) -> QuerySet[StrategyComparison]:
-    """What each strategy would have cost and achieved on the last hours of the ledger, newest first."""
+    """Cost and service of each strategy on the last hours of the ledger, newest first."""
     return StrategyComparison.objects.all()
 
 

@@ -1,6 +1,5 @@
-"""Events as lists show them and as the live connection carries them."""
+"""Events as lists show them."""
 
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -101,21 +100,8 @@ def events_of_model(events: QuerySet[Event], model: str) -> QuerySet[Event]:
     return events.filter(concerned)
 
 
-def models_of(events: Sequence[Event]) -> dict[int, str]:
-    """The model that each of *events* is about, by the event's key; events about the whole fleet are not in it."""
-    models: dict[int, str] = {}
-    for kind, (row, path) in SUBJECTS_OF_MODELS.items():
-        about = [event for event in events if event.subject_type == kind]
-        if about:
-            keys = [event.subject_id for event in about if event.subject_id.isdecimal()]
-            names = {str(pk): name for pk, name in row._default_manager.filter(pk__in=keys).values_list("pk", path)}
-            # A subject that is gone belonged to some model, if to none that can be asked for.
-            models |= {event.pk: names.get(event.subject_id, event.subject or kind) for event in about}
-    return models
-
-
 def event_row(event: Event, with_subject: bool = True, model: str = "") -> dict[str, Any]:
-    """An event as lists show it and as the live connection carries it; its subject is left out on the subject's page."""
+    """An event as lists show it; its subject is left out on the subject's page."""
     return {
         "id": event.pk,
         "at": event.at.timestamp(),
@@ -126,19 +112,11 @@ def event_row(event: Event, with_subject: bool = True, model: str = "") -> dict[
         "reason": event.reason,
         "href": reverse("console:event", args=[event.pk]),
         "model": model,
-        "routine": event.kind in ROUTINE and event.severity == Severity.INFO and event.user_id is None,
     }
 
 
 def newest_event_id() -> int:
     return Event.objects.aggregate(newest=Max("pk"))["newest"] or 0
-
-
-def events_after(event_id: int, limit: int) -> list[dict[str, Any]]:
-    """Events newer than *event_id*, oldest first, at most *limit* of the newest."""
-    newest = list(Event.objects.filter(pk__gt=event_id).order_by("-pk")[:limit])
-    models = models_of(newest)
-    return [event_row(event, model=models.get(event.pk, "")) for event in reversed(newest)]
 
 
 def latest_events(limit: int, model: str = "") -> list[dict[str, Any]]:

@@ -31,13 +31,13 @@ class Start(BaseModel):
     scenario: dict[str, Any]
     """Keys of a scenario file (docs/simulation.md), as things are now."""
     state: StoredState | None = None
-    """What runs and waits at `at`; None: nothing does."""
+    """Requests that run and wait at `at`; None: none."""
     arrivals: dict[str, Any] = {"kind": "clients"}
     """How requests come: `clients` (those of the scenario), `forecast`, `ledger` or `file`, by its `kind`."""
     past: list[dict[str, Any]] = []
-    """What was asked in the hour before (`starts.past`); empty: nothing."""
+    """Demand of the hour before (`starts.past`); empty: none."""
     remarks: list[str] = []
-    """What a reader should know of how good the start is."""
+    """Limits of the start that a reader should know."""
 
     @property
     def asks(self) -> bool:

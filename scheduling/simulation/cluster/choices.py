@@ -143,7 +143,7 @@ def choose_endpoint(world: World, request: int, now_s: float, source: int) -> in
     candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
     if candidates.size == 0:
         return -1
-    threshold = float(world.policies[candidates[0]].threshold)
+    threshold = float(world.policies[candidates[0]].region_threshold)
     chosen = first_choice(candidates, threshold, _is_below, _use, (world, now_s, source))
     if chosen != NONE:
         return chosen

@@ -70,7 +70,7 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
         decision.instance, decision.waiting = instance, waiting.size[endpoint]
         run_state.decisions += 1
     free_slot(waiting, slot)
-    if world.policies[endpoint].round_trip_s > 0.0:
+    if world.policies[endpoint].dispatch_round_trip_ms > 0.0:
         _send_off(world, endpoint, sequence, now_s)
         return
     event_s = give(world.fleet, engines, instance, sequence, now_s, instance < source)
@@ -88,7 +88,7 @@ def _sent_node(world: World, endpoint: int) -> int:
 def _send_off(world: World, endpoint: int, sequence: int, now_s: float) -> None:
     """*sequence*, just dispatched from *endpoint*, is on its way to its instance."""
     this = world.engines.sequences[sequence]
-    this.reaches_s = now_s + world.policies[endpoint].round_trip_s
+    this.reaches_s = now_s + world.policies[endpoint].dispatch_round_trip_ms / 1000.0
     this.next = NONE
     if world.sent[0, endpoint] == NONE:
         world.sent[0, endpoint] = sequence
@@ -121,7 +121,7 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
     opened = False
     while True:
         instance = shortest(world, endpoint, slot, now_s, source)
-        if instance >= 0 or opened or world.policies[endpoint].round_trip_s == 0.0:
+        if instance >= 0 or opened or world.policies[endpoint].dispatch_round_trip_ms == 0.0:
             break
         opened = open_ahead(world.fleet, world.endpoints, endpoint)
         if not opened:
@@ -301,7 +301,7 @@ def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output
         elif ordering == SJF:
             output_tokens = column(arrivals.output_tokens, request) - column(world.kept_tokens, request)
         service_s = _service_s(policy, prompt_tokens, output_tokens)
-    return queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, float(policy.stretch))
+    return queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, float(policy.ordering_stretch))
 
 
 @compiled_inline
@@ -350,7 +350,7 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
         if world.run_state[0].caches != 0:
             note_cached(world.fleet, instance, int(outcome.cached_tokens), int(this.prompt_tokens))
         world.run_state[0].ended += 1
-        if world.policies[index(world.fleet.endpoint[instance])].round_trip_s > 0.0:
+        if world.policies[index(world.fleet.endpoint[instance])].dispatch_round_trip_ms > 0.0:
             note_end(world.fleet, instance, now_s)
     release(world.fleet, instance, int(this.expected_tokens), done_tokens)
     update_totals(world.fleet, engines, instance)

@@ -10,6 +10,7 @@ from dataclasses import astuple
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import astuple as struct_astuple
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import assign_endpoint
@@ -118,13 +119,14 @@ class Lives:
         policies[endpoint].serving += coming
         assign_endpoint(fleet, self.world.endpoints, instance, endpoint)
         fleet.model[instance] = self._cluster.models.index(model)
-        one_by_one = self._cluster.of(self._cluster.batching, self._cluster.endpoints[endpoint]).mode == "none"
-        fleet.max_num_seqs[instance] = 1 if one_by_one else config.max_num_seqs
+        policy = self._cluster.policy(key)
+        fleet.max_num_seqs[instance] = 1 if policy.batching.mode == "none" else config.max_num_seqs
         fleet.kv_capacity_tokens[instance] = fleet.memory_tokens[instance] = config.kv_capacity_tokens
         fleet.profile[instance] = astuple(config.profile)
-        fleet.look_ahead[instance] = astuple(self._cluster.of(self._cluster.look_ahead, key))
-        fleet.ahead_limit[instance], fleet.round_trips[instance] = self._cluster.ahead_limit(key), 0.0
-        fleet.round_trips[instance, ROUND_TRIP_S] = self._cluster.round_trip_s(key)
+        fleet.look_ahead[instance] = struct_astuple(policy.look_ahead)
+        fleet.ahead_limit[instance] = policies[endpoint].requests_ahead_limit
+        fleet.round_trips[instance] = 0.0
+        fleet.round_trips[instance, ROUND_TRIP_S] = policy.round_trip_s
         configure(self.world.engines, instance, config)
         for each in (before, endpoint):
             capacities = fleet.kv_capacity_tokens[fleet.endpoint == each]

@@ -90,7 +90,7 @@ def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
     while waiting.size[endpoint] > 0:
         for at in range(candidates.size):
             observe_memory(fleet, endpoints, world.engines, int(candidates[at]), now_s, source)
-        threshold = float(policy.threshold)
+        threshold = float(policy.region_threshold)
         target = better_home(fleet, endpoints, candidates, waiting.size, endpoint, threshold, now_s)
         slot = peek(waiting, endpoint)
         if target < 0:

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from forecasting.workload import BEST, FORECASTERS, Series, StateError, arima, load, mlstm
 from forecasting.workload.files import FORMAT, write_state
-from tests.examples import costly
+from tests.examples import at_night_but, costly
 from tests.forecasting.workload.demand import daily
 
 WINDOW_S = 1800.0
 QUICK = ["seasonal_naive", "ets", "blend"]
 ALL = list(FORECASTERS)
-
-rates = st.lists(st.one_of(st.floats(0, 1e6), st.just(float("nan")), st.just(0.0)), max_size=70)
+LONGEST = 200
+WIDTHS_S = [60.0, 600.0, 7200.0, 86_400.0]
+COSTLY = sorted(set(ALL) - set(QUICK))
+SHAPES = ["random", "zeros", "constant", "gaps", "begins with a gap", "ends with a gap", "one burst", "tiny", "huge"]
 
 
 def check(forecast, horizon):
@@ -115,40 +117,6 @@ def test_windows_one_by_one_or_all_at_once(name):
     assert same(at_once.predict(6), one_by_one.predict(6))
     at_once.update(np.empty(0))
     assert same(at_once.predict(6), one_by_one.predict(6))
-
-
-@pytest.mark.parametrize("name", QUICK)
-@costly(20)
-@given(values=rates, following=rates, horizon=st.integers(1, 30))
-def test_whatever_came_the_forecast_is_one(name, values, following, horizon):
-    forecaster = FORECASTERS[name]()
-    forecaster.fit(Series(0.0, 7200.0, np.array(values)))
-    check(forecaster.predict(horizon), horizon)
-    forecaster.update(np.array(following))
-    forecast = forecaster.predict(horizon)
-    check(forecast, horizon)
-    assert forecast.start_s == 7200.0 * (len(values) + len(following))
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_rates_too_small_for_numbers_do_not_break_it(name):
-    for tiny in (5e-324, 1e-200, 1e-7):
-        forecaster = FORECASTERS[name]()
-        forecaster.fit(Series(0.0, 7200.0, np.array([tiny, 0.0] * 20)))
-        forecaster.update(np.array([0.0, 1e6, tiny]))
-        check(forecaster.predict(5), 5)
-
-
-@pytest.mark.parametrize("name", ["arima", "seasonal_arima", "mlstm"])
-@pytest.mark.parametrize("values", [
-    [], [np.nan] * 40, [5.0], [0.0] * 40, [7.0] * 200, [0.0, 1e9] * 16, [np.nan, 3.0] * 130,
-])  # fmt: skip
-def test_odd_series_do_not_break_the_costly_ones(name, values):
-    forecaster = FORECASTERS[name]()
-    forecaster.fit(Series(0.0, 3000.0, np.array(values)))
-    check(forecaster.predict(7), 7)
-    forecaster.update(np.array([np.nan, 0.0, 10.0]))
-    check(forecaster.predict(7), 7)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -268,3 +236,116 @@ def test_importing_the_package_imports_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# Every kind of short series
+
+
+def values_of(shape, count, seed=0):
+    """*count* rates that look as *shape* says."""
+    random = np.random.default_rng(seed)
+    values = 100.0 * random.random(count)
+    match shape:
+        case "zeros":
+            values[:] = 0.0
+        case "constant":
+            values[:] = 7.0
+        case "gaps":
+            values[random.random(count) < 0.3] = np.nan
+        case "begins with a gap":
+            values[: count // 2] = np.nan
+        case "ends with a gap":
+            values[count - count // 3 :] = np.nan
+        case "one burst":
+            values[:] = 0.0
+            values[count // 2 : count // 2 + 2] = 1e6
+        case "tiny":
+            values[:] = 1e-200 * np.arange(count)
+        case "huge":
+            values *= 1e298
+    return values
+
+
+def check_whole_life(name, series, following, horizons, path=None):
+    """Fit, forecast, take in what follows, store and load: a forecast each time, and the same after loading."""
+    forecaster = FORECASTERS[name]()
+    forecaster.fit(series)
+    for horizon in horizons:
+        check(forecaster.predict(horizon), horizon)
+    twin = forecaster
+    if path is not None:
+        forecaster.save(path)
+        twin = load(path)
+    for one in {id(each): each for each in (forecaster, twin)}.values():
+        one.update(following)
+        for horizon in horizons:
+            check(one.predict(horizon), horizon)
+    assert np.array_equal(forecaster.predict(5).mean, twin.predict(5).mean)
+    assert forecaster.predict(1).start_s == series.end_s + len(following) * series.window_s
+
+
+FOLLOWING = np.array([1.0, np.nan, 0.0, 30.0])
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_no_length_of_one_minute_windows_breaks_it(name):
+    """The demo's windows: in the first hour each number of them may be fitted on."""
+    for count in [*range(0, 64, 1 if name == BEST else 6), 97, 150, LONGEST]:
+        forecaster = FORECASTERS[name]()
+        forecaster.fit(Series(0.0, 60.0, values_of("random", count)))
+        check(forecaster.predict(10), 10)
+
+
+@pytest.mark.parametrize("width_s", at_night_but((60.0,), WIDTHS_S))
+@pytest.mark.parametrize("name", QUICK)
+def test_no_shape_breaks_it(name, width_s, tmp_path):
+    for shape in SHAPES:
+        for count in (0, 1, 13, 41):
+            series = Series(0.0, width_s, values_of(shape, count))
+            check_whole_life(name, series, FOLLOWING, (1, 7, 36, 150), tmp_path / "state.npz")
+
+
+@pytest.mark.parametrize("name", QUICK)
+@costly(15)
+@given(
+    width_s=st.sampled_from(WIDTHS_S),
+    shape=st.sampled_from(SHAPES),
+    count=st.integers(0, LONGEST),
+    seed=st.integers(0, 99),
+    following=st.lists(st.one_of(st.floats(0, 1e6), st.just(float("nan")), st.just(0.0)), max_size=12),
+    horizon=st.integers(1, 200),
+)
+def test_whatever_came_it_lives_on(name, width_s, shape, count, seed, following, horizon):
+    series = Series(0.0, width_s, values_of(shape, count, seed))
+    check_whole_life(name, series, np.array(following), (horizon,))
+
+
+@pytest.mark.parametrize("days", at_night_but((2.2,), [1.1, 2.2, 7.3]))
+@pytest.mark.parametrize("name", QUICK)
+def test_with_a_day_or_a_week_behind_it(name, days, tmp_path):
+    series = daily(days, 600.0 if days < 7 else 3600.0, gaps=0.05)
+    check_whole_life(name, series, np.append(series.tokens_per_s[:6], np.nan), (1, 36, 200), tmp_path / "state.npz")
+
+
+@pytest.mark.parametrize("name", COSTLY)
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    at_night_but(
+        (("gaps", 29), ("gaps", 30), ("zeros", 31)),
+        [("gaps", 29), ("gaps", 30), ("zeros", 31), ("huge", 31), ("one burst", 41)],
+    ),
+)
+def test_the_costly_ones_at_the_lengths_from_which_they_speak(name, shape, count, tmp_path):
+    series = Series(0.0, 7200.0, values_of(shape, count))
+    check_whole_life(name, series, FOLLOWING, (1, 36), tmp_path / "state.npz")
+
+
+@pytest.mark.parametrize("name", sorted(FORECASTERS))
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_in_the_first_minutes_nothing_is_expected_far_beyond_what_came(name, count):
+    """A plan for the upper end of the band must not ask for thirty times the fleet because two minutes are known."""
+    forecaster = FORECASTERS[name]()
+    forecaster.fit(Series(0.0, 60.0, np.array([3000.0, 2000.0, 2500.0, 2800.0, 2200.0])[:count]))
+    forecast = forecaster.predict(60)
+    assert forecast.upper_95.max() <= 6000.0
+    assert forecast.upper_80[:4].max() <= 2.2 * forecast.mean.max()

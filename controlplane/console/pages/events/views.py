@@ -2,64 +2,19 @@
 
 import json
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
+from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
-from controlplane.console.lists import list_page
-from controlplane.console.live.hub import hub
-from controlplane.console.live.views import live_context
+from controlplane.console.lists import list_view
 from controlplane.console.selectors.event_steps import folded
 from controlplane.console.selectors.events import event_title, subject_href
-from controlplane.events.models import Severity
-from controlplane.events.selectors import event_kinds, filter_events, visible_events
-from controlplane.resources.filters import Filters, Hidden, Search, Select, every, last_hours, number
-from controlplane.resources.tables import Columns
+from controlplane.events.selectors import visible_events
+from controlplane.resources.events import EVENTS
 
-COLUMNS: Columns = {
-    "Event": "pk",
-    "At (UTC)": "at",
-    "Kind": "kind",
-    "Severity": "severity",
-    "Actor": "actor",
-    "Subject type": "subject_type",
-    "Subject id": "subject_id",
-    "Subject": "subject",
-    "Reason": "reason",
-    "Before (JSON)": "before",
-    "After (JSON)": "after",
-    "Inputs (JSON)": "inputs",
-}
-
-
-@require_safe
-@fleet_role(Role.VIEWER)
-def events(request: HttpRequest) -> HttpResponseBase:
-    filters = Filters(
-        request.GET,
-        Search("q", "Search in subject, reason, kind and actor", length=120),
-        Select("kind", "Kind", every("kinds", event_kinds())),
-        Select("severity", "Severity", every("severities", Severity.choices)),
-        Select("hours", "When", [("", "Any time"), *last_hours(1, 24, 168)]),
-        Hidden("actor"),
-    )
-    rows = filter_events(
-        visible_events(request.user),
-        kind=filters["kind"],
-        severity=filters["severity"],
-        actor=filters["actor"],
-        text=filters["q"],
-        since=filters.since,
-    )
-    context = {
-        **live_context(hub.state(), "overview,events"),
-        "filters": filters,
-        # The newest page, unfiltered, grows while it is open.
-        "follows": number(request.GET.get("before", "")) is None and not filters.narrow,
-    }
-    return list_page(request, "console/events/events.html", rows, COLUMNS, "events", context, folded)
+events = list_view(EVENTS, folded)
 
 
 @require_safe

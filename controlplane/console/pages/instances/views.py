@@ -29,7 +29,7 @@ from controlplane.fleet.rollouts.selectors import statuses
 from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
 from controlplane.fleet.swaps.selectors import statuses as swap_statuses
-from controlplane.gateway.selectors import visible_requests
+from controlplane.gateway.models import LedgerRow
 from controlplane.resources.filters import CHART_RANGE, Filters, Search, Select, every, model_select, sort_by
 from controlplane.resources.names import model_names, region_names
 from controlplane.resources.tables import Columns, moment, sorted_by, table
@@ -118,7 +118,7 @@ def instances(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return instances_csv(rows)
     context = {
-        **live_context(state, "overview,instances"),
+        **live_context(state, "instances"),
         "filters": filters,
         "rows": rows[:ROWS_SHOWN],
         "rows_total": len(rows),
@@ -141,7 +141,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         chart = next((chart for chart in charts if chart.key == request.GET.get("table")), charts[0])
         return chart.csv(f"{row.name}-{chart.key}")
     context = {
-        **live_context(state, "overview,instances,events"),
+        **live_context(state, f"instance:{row.pk},events"),
         "filters": filters,
         "instance": row,
         "sharing": swap_statuses(name=row.swap_group.name)[0] if row.swap_group else None,
@@ -153,7 +153,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         "charts": charts,
         "timeline": timeline(row),
         "events": [event_row(event, with_subject=False) for event in events_about(row, limit=8)],
-        "requests": visible_requests(request.user).filter(instance=row.name)[:REQUESTS_SHOWN],
+        "requests": LedgerRow.objects.select_related("tenant").filter(instance=row.name)[:REQUESTS_SHOWN],
         "actions": _actions(row) if may(request, Role.OPERATOR) else [],
         "cordoned": cordon_of(row),
         "commands": [

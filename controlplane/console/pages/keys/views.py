@@ -13,28 +13,15 @@ from django.views.decorators.debug import sensitive_variables
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from controlplane.accounts import handover
-from controlplane.accounts.models import Role, Tenant
+from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
-from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys, visible_api_keys
+from controlplane.accounts.selectors import manageable_api_keys, tenants_with_managed_keys
 from controlplane.accounts.services import create_api_key, revoke_api_key
 from controlplane.console.access.roles import may, signed_in
 from controlplane.console.actions import act_with_reason
+from controlplane.console.lists import list_page
 from controlplane.console.pages.keys import examples
-from controlplane.resources.filters import Hidden
-from controlplane.resources.tables import ROW_LIMIT, Columns, table
-
-ROWS_SHOWN = 200
-COLUMNS: Columns = {
-    "Name": "name",
-    "Key": "prefix",
-    "Tenant": "tenant.name",
-    "Role over the fleet": "role",
-    "Created by": lambda key: key.created_by.get_username() if key.created_by else None,
-    "Created (UTC)": "created_at",
-    "Last used (UTC)": "last_used_at",
-    "Expires (UTC)": "expires_at",
-    "Revoked (UTC)": "revoked_at",
-}
+from controlplane.resources.keys import KEYS
 
 
 @never_cache
@@ -62,26 +49,16 @@ def keys(request: HttpRequest) -> HttpResponseBase:
             errors = error.message_dict
         else:
             return handover.redirect_with(request, reverse("console:key-created", args=[key.pk]), secret)
-    rows = visible_api_keys(request.user)
-    show = Hidden("show", ("usable", "all"), "usable").read(request.GET)
-    if show == "usable":
-        rows = rows.filter(revoked_at__isnull=True)
-    if request.GET.get("format") == "csv":
-        return table(COLUMNS, rows[:ROW_LIMIT].iterator(chunk_size=1000)).csv("api-keys")
-    context = {
-        "rows": rows[:ROWS_SHOWN],
-        "rows_total": rows.count(),
-        "rows_limit": ROWS_SHOWN,
-        "show": show,
-        "managed": managed,
-        "manageable": set(manageable_api_keys(request.user).values_list("pk", flat=True)) if managed else set(),
-        "errors": errors,
-        "given": request.POST
-        or {"name": f"{request.user.get_username()}, {date_format(timezone.localdate(), 'j M Y')}"},
-        "roles": [role for role in Role if may(request, role)],
-        "several_tenants": Tenant.objects.count() > 1,
-    }
-    return render(request, "console/keys/keys.html", context, status=422 if errors else 200)
+    return list_page(
+        request,
+        KEYS,
+        status=422 if errors else 200,
+        managed=managed,
+        manageable=set(manageable_api_keys(request.user).values_list("pk", flat=True)) if managed else set(),
+        errors=errors,
+        given=request.POST or {"name": f"{request.user.get_username()}, {date_format(timezone.localdate(), 'j M Y')}"},
+        roles=[role for role in Role if may(request, role)],
+    )
 
 
 @require_safe

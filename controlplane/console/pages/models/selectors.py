@@ -9,7 +9,6 @@ from typing import Any
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import MINUS, percent
 from controlplane.console.live.attention import slo_level
-from controlplane.console.live.deltas import rows_of
 from controlplane.console.live.state import SATURATED, LiveState
 from controlplane.console.pages.models.charts import demand_and_capacity
 from controlplane.console.pages.scaling.tables import WORDS
@@ -211,7 +210,7 @@ def _endpoints(
     of_deployment: dict[int, list[Instance]] = defaultdict(list)
     for instance in Instance.objects.filter(deployment__in=rows):
         of_deployment[instance.deployment_id].append(instance)
-    live = {(row["model"], row["region"]): row for row in rows_of(state.tables["endpoints"])}
+    live = {(row["model"], row["region"]): row for row in state.tables["endpoints"]}
     loads = state.instance_rows()
     measured = endpoint_loads(now)
     served, moved = attainments(now - SLO_OVER), _moved(now)

@@ -150,9 +150,7 @@ def overview_charts(state: LiveState, filters: Filters) -> list[Chart]:
 
     def build() -> list[Chart]:
         samples = history.latest(state.history, int(minutes))
-        table = state.tables["instances"]
-        pairs = zip(table["name"], table["model"], strict=True)
-        names = [name for name, own in pairs if model in ("", own)]
+        names = [row["name"] for row in state.tables["instances"] if model in ("", row["model"])]
         return [
             time_to_first_token(samples, model),
             demand(samples, model, demand_kind),

@@ -14,44 +14,31 @@ from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.plans import inputs
 from controlplane.console.pages.plans.cards import card_of, cards_of, with_undone, without_place
-from controlplane.console.pages.plans.tables import MOVES, PLANS, TARGETS
 from controlplane.console.selectors.events import event_row
 from controlplane.events.selectors import events_about
 from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts.selectors import generated_past
-from controlplane.planning.models import MoveSource, PlanStatus, ScalingPlan
-from controlplane.planning.titles import title_of
-from controlplane.resources.filters import Filters, Select, every, last_hours, model_select
-from controlplane.resources.names import model_names, place_titles, region_names
-from controlplane.resources.tables import table
+from controlplane.planning.models import ScalingPlan
+from controlplane.resources.names import place_titles
+from controlplane.resources.plans import MOVES, PLANS
+from controlplane.resources.tables import Columns, table
+
+TARGETS: Columns = {
+    "Region": "region",
+    "GPU type": "gpu_type",
+    "Present (instances)": "present",
+    "Planned (instances)": "target",
+    "Change (instances)": "delta",
+    "Demand (tok/s)": "demand_tokens_per_s",
+    "Reason": "why",
+}
 
 
 @require_safe
 @fleet_role(Role.VIEWER)
 def plans(request: HttpRequest) -> HttpResponseBase:
-    filters = Filters(
-        request.GET,
-        model_select(model_names()),
-        Select("status", "Status", every("statuses", PlanStatus.choices)),
-        Select(
-            "strategy", "Strategy", every("strategies", [(name, title_of(name)) for name in planning.plan_strategies()])
-        ),
-        Select("hours", "Made", [("", "Any time"), *last_hours(1, 6, 24, 168)]),
-    )
-    rows = planning.plans(
-        model=filters["model"], status=filters["status"], strategy=filters["strategy"], since=filters.since
-    )
     titles, now = place_titles(), timezone.now()
-    context = {**live_context(hub.state(), "overview,events"), "filters": filters, "generated": generated_past(now)}
-    return list_page(
-        request,
-        "console/plans/plans.html",
-        rows,
-        PLANS,
-        "plans",
-        context,
-        lambda plans: cards_of(plans, titles, now),
-    )
+    return list_page(request, PLANS, lambda plans: cards_of(plans, titles, now), generated=generated_past(now))
 
 
 @require_safe
@@ -72,7 +59,7 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return table(TARGETS, targets).csv(f"plan-{row.pk}")
     context = {
-        **live_context(hub.state(), "overview,events"),
+        **live_context(hub.state(), "events"),
         "titles": titles,
         "card": card_of(row, titles, timezone.now()),
         "plan": row,
@@ -89,15 +76,4 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
 @require_safe
 @fleet_role(Role.VIEWER)
 def moves(request: HttpRequest) -> HttpResponseBase:
-    filters = Filters(
-        request.GET,
-        model_select(model_names()),
-        Select("region", "Region", every("regions", region_names())),
-        Select("source", "Asked by", [("", "Asked by anything"), *MoveSource.choices]),
-        Select("hours", "Moved", [("", "Any time"), *last_hours(1, 6, 24, 168)]),
-    )
-    rows = planning.moves(
-        model=filters["model"], region=filters["region"], source=filters["source"], since=filters.since
-    )
-    context = {**live_context(hub.state(), "overview,events"), "filters": filters, "titles": place_titles()}
-    return list_page(request, "console/plans/moves.html", rows, MOVES, "moves", context, with_undone)
+    return list_page(request, MOVES, with_undone, titles=place_titles())

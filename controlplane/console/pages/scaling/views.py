@@ -18,7 +18,6 @@ from controlplane.console.charts.spec import Chart
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.plans.cards import cards_of, with_undone
-from controlplane.console.pages.plans.tables import MOVES, PLANS
 from controlplane.console.pages.scaling import tables
 from controlplane.console.pages.scaling.charts import cost_against_service
 from controlplane.fleet.lifecycle.states import ActionError
@@ -32,7 +31,8 @@ from controlplane.planning.models import PlanStatus, PolicyMode, ScalingPlan, St
 from controlplane.planning.titles import title_of
 from controlplane.resources.filters import Filters, model_select
 from controlplane.resources.names import model_names, place_titles
-from controlplane.resources.tables import ROW_LIMIT, Columns, table
+from controlplane.resources.plans import MOVES, PLANS
+from controlplane.resources.tables import Columns, table
 from controlplane.tuning.selectors import tuned
 
 PLANS_SHOWN = 8
@@ -95,7 +95,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     operator = may(request, Role.OPERATOR)
     policies = [(row, policy) for row, policy in planning.policies() if model in ("", row.name)]
     context = {
-        **live_context(hub.state(), "overview,events"),
+        **live_context(hub.state(), "events"),
         "filters": filters,
         "now": now,
         "titles": titles,
@@ -132,9 +132,9 @@ def _csv(
     if name == "comparison":
         return table(COMPARISON, compared).csv("strategies")
     if name == "moves":
-        return table(MOVES, planning.moves(model=model)[:ROW_LIMIT]).csv("moves")
+        return MOVES.csv(planning.moves(model))
     if name == "plans":
-        return table(PLANS, planning.plans(model=model)[:ROW_LIMIT]).csv("plans")
+        return PLANS.csv(planning.plans(model))
     cells = [{"line": line, "cell": cell} for line in matrix.lines for cell in line.cells if cell.deployed]
     return table(MATRIX, cells).csv("instances-planned")
 

@@ -1,4 +1,4 @@
-"""What was asked in the hour before a what-if begins: its planners forecast from the begin on as live ones do."""
+"""Demand of the hour before a what-if starts: its planners forecast from the start as live ones do."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -22,7 +22,7 @@ SERIES: Final = ("prompt", "output", "requests", "other")
 def past_demand(at: datetime) -> list[dict[str, Any]]:
     """Of each endpoint with requests, by its callers' region: `model`, `region`, and for each of the last minutes before
     *at* the tokens of prompts and outputs and the number of requests of interactive classes, and all tokens of `other`
-    (non-interactive) ones; as JSON. A minute in which nobody counted has none."""
+    (non-interactive) ones; as JSON. A minute that was not counted has none."""
     until = last_complete(at, MINUTE_S)
     since = until - timedelta(minutes=MINUTES)
     separate, opportunistic = set(other_classes()), set(other_classes(SloKind.OPPORTUNISTIC))
@@ -33,7 +33,7 @@ def past_demand(at: datetime) -> list[dict[str, Any]]:
         "minute", "model", "own", "slo_class", *columns
     ):
         if slo_class in opportunistic:
-            continue  # nobody plans for them
+            continue  # plans leave them out
         of = asked.setdefault(
             (model, region), {"model": model, "region": region} | {name: [0] * MINUTES for name in SERIES}
         )

@@ -8,9 +8,10 @@ from io import StringIO
 import numpy as np
 import pytest
 
+from scheduling.policy import Batching
 from scheduling.queueing.waiting_set import in_order
 from scheduling.scaling import Reactive
-from scheduling.simulation.cluster.description import Batching, Delays, Sharing
+from scheduling.simulation.cluster.description import Delays, Sharing
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.simulator import Pause, Simulation
 from scheduling.simulation.workload.requests import make_requests

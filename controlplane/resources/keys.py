@@ -1,0 +1,72 @@
+"""Tenants and their API keys. The secret of a key is never among the columns."""
+
+from django.db.models import QuerySet
+
+from controlplane.accounts.models import ApiKey, Role, Tenant
+from controlplane.resources.filters import Hidden
+from controlplane.resources.resource import Column, Filter, Resource, Viewer
+
+
+def visible_keys(viewer: Viewer) -> QuerySet[ApiKey]:
+    return ApiKey.objects.filter(tenant__in=viewer.tenants()).select_related("tenant", "created_by", "account")
+
+
+def visible_tenants(viewer: Viewer) -> QuerySet[Tenant]:
+    return viewer.tenants().select_related("default_slo_class").prefetch_related("slo_classes")
+
+
+def by_state(rows: QuerySet[ApiKey], shown: str) -> QuerySet[ApiKey]:
+    return rows.filter(revoked_at__isnull=True) if shown == "usable" else rows
+
+
+KEYS = Resource(
+    name="keys",
+    noun="key",
+    title="API keys",
+    file="api-keys",
+    model=ApiKey,
+    rows=visible_keys,
+    columns=(
+        Column("id"),
+        Column("name", "Name"),
+        Column("prefix", "Key", draw="console/keys/prefix_cell.html"),
+        Column("tenant", "Tenant", "tenant.name"),
+        Column(
+            "role",
+            "Role over the fleet",
+            label="May",
+            type=Role | None,
+            draw="console/keys/role_cell.html",
+            about="Of a service key: what it may do over the fleet.",
+        ),
+        Column(
+            "created_by",
+            "Created by",
+            lambda key: key.created_by.get_username() if key.created_by else None,
+            type=str | None,
+        ),
+        Column("created_at", "Created (UTC)", draw="moment"),
+        Column("last_used_at", "Last used (UTC)", draw="console/keys/last_used_cell.html"),
+        Column("expires_at", "Expires (UTC)"),
+        Column("revoked_at", "Revoked (UTC)"),
+        Column("usable", type=bool, label="State", draw="console/keys/state_cell.html"),
+    ),
+    filters=(
+        Filter("tenant", "tenant__name"),
+        Filter("show", by_state, rest=False, control=Hidden("show", ("usable", "all"), "usable")),
+    ),
+    page=("name", "prefix", "tenant", "role", "created_by", "created_at", "last_used_at", "usable"),
+    template="console/keys/keys.html",
+    actions="console/keys/actions.html",
+)
+TENANTS = Resource(
+    name="tenants",
+    noun="tenant",
+    model=Tenant,
+    rows=visible_tenants,
+    columns=(
+        *(Column(name) for name in ("name", "title", "operates_fleet", "default_slo_class", "max_concurrent_requests")),
+        *(Column(name) for name in ("tokens_per_minute", "active", "created_at")),
+        Column("slo_classes", source=lambda row: [each.name for each in row.slo_classes.all()], type=list[str]),
+    ),
+)

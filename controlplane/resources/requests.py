@@ -1,0 +1,137 @@
+"""Requests of the ledger: the columns of a finished request, and what lists of them are narrowed by."""
+
+from typing import Any
+
+from django.db.models import Q, QuerySet
+
+from controlplane.fleet.models import SloClass
+from controlplane.gateway.models import LedgerRow, Outcome
+from controlplane.resources.filters import Control, Hidden, Search, Select, every, model_select
+from controlplane.resources.names import model_names, region_names
+from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range
+
+DEMAND = {"unserved": "Demand not served", "spilled": "From another region"}
+"""Choices of the page beyond the outcomes: what became of the demand."""
+
+
+def visible_requests(viewer: Viewer) -> QuerySet[LedgerRow]:
+    """All requests for those who see the fleet, else those of the viewer's tenants."""
+    rows = LedgerRow.objects.select_related("tenant", "api_key")
+    return rows if viewer.sees_fleet else rows.filter(tenant__in=viewer.tenants())
+
+
+def spilled(rows: QuerySet[LedgerRow], given: bool) -> QuerySet[LedgerRow]:
+    """Those that another region took than that of their caller, or all others."""
+    elsewhere = Q(own_region__gt="", region__gt="")
+    return rows.filter(elsewhere if given else ~elsewhere)
+
+
+def by_outcome(rows: QuerySet[LedgerRow], given: str) -> QuerySet[LedgerRow]:
+    match given:
+        case "unserved":
+            return rows.filter(unserved=True)
+        case "spilled":
+            return spilled(rows, True)
+    return rows.filter(outcome=given)
+
+
+def tenant_control(viewer: Viewer) -> Control:
+    tenants = {tenant.name: str(tenant) for tenant in viewer.tenants()}
+    if len(tenants) > 1:
+        return Select("tenant", "Tenant", every("tenants", tenants.items()))
+    return Hidden("tenant", tenants)
+
+
+def region_control(viewer: Viewer) -> Control:
+    """The list of all regions is for those who see the fleet."""
+    if viewer.sees_fleet:
+        return Select("region", "Region", every("regions", region_names()), free=40)
+    return Hidden("region", length=40)
+
+
+def class_control(_viewer: Viewer) -> Control:
+    return Select("class", "SLO class", every("classes", SloClass.objects.values_list("name", flat=True)), free=40)
+
+
+def model_control(_viewer: Viewer) -> Control:
+    return model_select(model_names(), free=160)
+
+
+REQUESTS = Resource(
+    name="requests",
+    noun="request",
+    model=LedgerRow,
+    rows=visible_requests,
+    columns=(
+        Column("id"),
+        Column("request_id", "Request", href="console:request", own_page=True, draw="id", most=17),
+        Column("arrived_at", "Arrived (UTC)", draw="moment"),
+        Column("ended_at", "Ended (UTC)", draw="moment", rest=False),
+        Column("tenant", "Tenant", "tenant.name"),
+        Column("api_key", "API key", "api_key.prefix", rest=False),
+        Column("model", "Model"),
+        Column("slo_class", "SLO class", label="Class"),
+        Column("region", "Region"),
+        Column(
+            "own_region", "Own region", "caller_region", about="Where its caller is, and where it counts as demand."
+        ),
+        Column("application"),
+        Column("run"),
+        Column("unit"),
+        Column("streamed", "Streamed"),
+        Column("outcome", "Outcome", type=Outcome, draw="console/requests/outcome_cell.html"),
+        Column("status_code", "Status"),
+        Column("error_code", "Error"),
+        Column("error_message", "Error message"),
+        Column("prompt_tokens", "Prompt (tokens)", draw="count", tip="Tokens"),
+        Column("output_tokens", "Output (tokens)", draw="count", tip="Tokens"),
+        Column("predicted_prompt_tokens", "Predicted prompt (tokens)"),
+        Column("predicted_output_tokens", "Predicted output (tokens)"),
+        Column("queue_ms", "Queue (ms)", draw="milliseconds", sorts=True),
+        Column("ttft_ms", "TTFT (ms)", draw="milliseconds", sorts=True),
+        Column("itl_ms", "ITL (ms)", draw="milliseconds", sorts=True),
+        Column("e2e_ms", "E2E (ms)", draw="milliseconds", sorts=True),
+        Column("slo_met", "SLO met", label="SLO", draw="console/requests/slo_cell.html"),
+        Column("unserved", "Unserved"),
+        Column("retry"),
+        Column("repeated"),
+        Column("queue_position"),
+        Column("estimated_wait_s"),
+        Column("estimated_wait_p99_s"),
+        Column("evictions"),
+        Column("instance", "Instance", href="console:instance", draw="id", fleet=True),
+        Column("attempts", "Attempts", fleet=True),
+        Column("trace", type=list[Any], fleet=True),
+    ),
+    filters=(
+        Filter("request_id", control=Search("q", "Request id", "Request id")),
+        Filter("model", control=model_control),
+        Filter(
+            "outcome",
+            by_outcome,
+            Outcome,
+            Select("outcome", "Outcome", every("outcomes", [*Outcome.choices, *DEMAND.items()])),
+        ),
+        Filter("slo_class", control=class_control),
+        Filter(
+            "slo_met",
+            type=bool,
+            control=Select("slo", "SLO", [("", "SLO: all"), ("missed", "SLO missed"), ("met", "SLO met")]),
+            values={"missed": False, "met": True},
+            about="Of those that were judged.",
+        ),
+        Filter("region", control=region_control),
+        Filter("tenant", "tenant__name", control=tenant_control),
+        *in_range("arrived_at", "Arrived", 1, 6, 24, 168),
+        Filter("instance", control=Hidden("instance"), fleet=True),
+        Filter("unserved", type=bool, about="Demand that got no token."),
+        Filter("spilled", spilled, bool, about="Of a caller in another region than the one that took it."),
+    ),
+    page=(
+        *("request_id", "arrived_at", "ended_at", "outcome", "slo_met", "tenant", "model", "slo_class", "instance"),
+        *("prompt_tokens", "output_tokens", "queue_ms", "ttft_ms", "itl_ms", "e2e_ms"),
+    ),
+    caption="Most recently finished first",
+    sorted_captions=("Slowest first", "Fastest first"),
+    template="console/requests/requests.html",
+)
