@@ -12,7 +12,7 @@ from controlplane.console.pages.about import views as about
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.forecast import views as forecast
-from controlplane.console.pages.instances import places, rollouts, swaps
+from controlplane.console.pages.instances import actions
 from controlplane.console.pages.instances import views as instances
 from controlplane.console.pages.keys import views as keys
 from controlplane.console.pages.lengths import views as lengths
@@ -37,10 +37,10 @@ urlpatterns = [
     path("instances/", instances.instances, name="instances"),
     path("instances/<slug:name>/", instances.instance, name="instance"),
     path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
-    path("swaps/<slug:name>/", swaps.act, name="swap"),
-    path("places/", places.places, name="places"),
-    path("places/<slug:kind>/<int:pk>/<slug:action>/", places.act, name="place"),
-    path("rollouts/<int:pk>/<slug:action>/", rollouts.act, name="rollout"),
+    path("swaps/<slug:name>/", actions.swap, name="swap"),
+    path("places/", actions.places, name="places"),
+    path("places/<slug:kind>/<int:pk>/<slug:action>/", actions.act_on_place, name="place"),
+    path("rollouts/<int:pk>/<slug:action>/", actions.act_on_rollout, name="rollout"),
     path("models/", models.models, name="models"),
     path("models/deploy/", deploy.deploy, name="deploy"),
     path("models/deployed/<int:pk>/", deploy.deployed, name="deployed"),

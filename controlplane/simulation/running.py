@@ -17,7 +17,6 @@ from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import SOURCE, Stage, stage
-from scheduling.simulation.state import work
 
 MOVE_COLUMNS: Final = ("time_s", "model", "region", "wanted", "done", "reason")
 PLAN_COLUMNS: Final = (
@@ -152,14 +151,13 @@ def warm_up() -> None:
 
     Called before a worker's processes are forked, which then share it, and whose first run takes no longer than the next.
     """
-    if all(map(_on_disk, (loop._enter, work.begin_work))):
+    if _on_disk(loop.enter):
         run_small()
 
 
 def run_small() -> None:
     """Simulate a little of everything with its planner."""
-    staged = simulate(Scenario.model_validate(SMALL)).staged
-    work.warm_up(Simulation(staged.cluster, staged.requests).world)
+    simulate(Scenario.model_validate(SMALL))
 
 
 def _on_disk(kernel: Any) -> bool:

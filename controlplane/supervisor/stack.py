@@ -161,7 +161,7 @@ class Stack:
                 kernels = group.create_task(self._compile("requests"))
                 await self._prepare("database", "static", *(("demo", "emulated") if plan.demo else ()), "vllm", "link")
                 group.create_task(self.keeper.start(self._beat()))
-                await kernels  # those of planning and the simulator come while the stack runs
+                await kernels  # those of the simulator come while the stack runs
                 for part in (self._web(), self._celery(redis_url)):
                     group.create_task(self.keeper.start(part))
         except* PartError as errors:
@@ -241,7 +241,7 @@ class Stack:
 
     async def _compile_the_rest(self) -> None:
         try:
-            await self._compile("planning", "simulation", background=True)
+            await self._compile("simulation", background=True)
         except PartError as error:  # the first process that needs one compiles it
             self.screen.trouble(str(error))
 

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.direct import Repeated
+from scheduling.compiled import direct
 from scheduling.lookahead.rule import ITERATIONS
 from scheduling.scaling import (
     FLOOR,
@@ -149,7 +149,7 @@ class Control:
         marks = [floor_of(floor, key) for key in cluster.endpoints] if floor else []
         self._above = np.array([each.above for each in marks])
         self._cooldown_s = np.array([each.cooldown_s for each in marks])
-        self._any_below_floor = Repeated(any_below_floor)
+        self._any_below_floor = direct(any_below_floor)
         self.moves: list[MadeMove] = []
         self._advisor = advisor
         self._demand = demand or Demand(cluster, simulation.requests, state.asked_tokens if state else None)

@@ -464,7 +464,7 @@ def test_queries_do_not_grow_with_rows(
 
 
 def test_the_timeline_has_no_gaps(make_instance):
-    from controlplane.console.pages.instances.timeline import WIDTH, timeline
+    from controlplane.console.pages.instances.charts import WIDTH, timeline
 
     now = timezone.now()
     row = make_instance()

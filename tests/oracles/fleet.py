@@ -33,7 +33,7 @@ WORKS = (State.READY, State.DRAINING)
 
 
 class Command(NamedTuple):
-    """What somebody has done to the fleet at a moment: a method of `Simulation` by its name, and its arguments."""
+    """A command to the fleet at a moment: a method of `Simulation` by its name, and its arguments."""
 
     time_s: float
     name: str
@@ -204,7 +204,7 @@ class ReferenceFleet:
             self._give(endpoint, server)
 
     def _route(self, endpoint: int) -> Server | None:
-        """The server for the first request; None if nobody waits or nobody has room."""
+        """The server for the first request; None if none waits or none has room."""
         name = self.cluster.policy(self.cluster.endpoints[endpoint]).routing
         number = self._queues[endpoint].peek()
         if number < 0:

@@ -227,7 +227,7 @@ class ReferenceLives:
         self.drain(server, now_s, (State.FALLING_ASLEEP, lasts_s), (State.ASLEEP, NEVER))
 
     def _renew(self, server: Server) -> None:
-        """Its engine starts anew: nothing is cached any more."""
+        """Its engine starts again, with an empty cache."""
         for name in self.totals:
             self.totals[name] += getattr(server.engine, f"{name}_total")
         server.engine = ReferenceEngine(server.config)

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from enum import Enum, IntEnum
 from itertools import count
 
-from msgspec import Struct
-
 from controlplane.dispatch import port
 from controlplane.gateway.admission.keys import Grant, SloTerms
 from controlplane.gateway.admission.validation import Call
 from controlplane.gateway.errors import ApiError
+from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.upstream.answers import RefusedByInstance
 from controlplane.gateway.upstream.connections import Connection
@@ -63,7 +62,7 @@ class Interrupt(Enum):
     INSTANCE_LOST = "the instance stopped answering"
 
 
-class Ticket(Struct, eq=False):
+class Ticket(RequestRecord, eq=False, kw_only=True):
     """One request on the HTTP side, from its arrival to its ledger row. Times are seconds of the event loop's clock."""
 
     asked: port.Submit  # the dispatcher's part of it
@@ -71,35 +70,19 @@ class Ticket(Struct, eq=False):
     terms: SloTerms
     call: Call
     query: LengthQuery
-    retry: int = 0  # by the client's SDK, as it says
     length: Prediction | None = None
-    application: str = ""
-    run: str = ""
-    unit: str = ""
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     in_one_piece: str = ""  # why its instance does not stream it
 
     state: TicketState = TicketState.ACCEPTED
-    prompt_tokens: int = 0  # predicted, until the instance says
     predicted_tokens: float = 0.0  # output
-    region: str = ""  # where it waits or runs
-    own_region: str = ""  # of its caller, where it counts as demand
-    instance: str = ""  # the last one
-    queue_position: int | None = None  # when it was queued, as the next two; 0: it did not wait
-    estimated_wait_s: float | None = None  # None while queued: the pace was unknown
-    estimated_wait_p99_s: float | None = None
-    attempts: int = 0
-    evictions: int = 0  # times that it was taken from an instance and queued again
     placed_s: float = 0.0
     first_token_s: float = 0.0
     first_token_heard: bool = False  # else that is when the whole answer came
     finished_s: float = 0.0
-    output_tokens: int = 0
-    reported_tokens: int | None = None  # of those, reported to the dispatcher; None: not even its start
+    reported_tokens: int | None = None  # output tokens reported to the dispatcher; None: not even its start
     status: int = 0  # where it differs from the answer's
-    error_code: str = ""
-    error_message: str = ""  # as its tenant was answered
-    trace: list[dict[str, object]] = []
+    steps: list[dict[str, object]] = []  # of its decision trace
 
     task: asyncio.Task[object] | None = None
     interrupted: Interrupt | None = None
@@ -112,7 +95,10 @@ class Ticket(Struct, eq=False):
     busy: ApiError | None = None  # from the last instance that could take no more
 
     def __post_init__(self) -> None:
-        self.prompt_tokens, self.predicted_tokens = self.asked.prompt_tokens, self.asked.predicted_tokens
+        asked = self.asked
+        self.request_id, self.arrived_at = asked.request_id, asked.arrived_at
+        self.prompt_tokens = self.predicted_prompt_tokens = asked.prompt_tokens
+        self.predicted_tokens = asked.predicted_tokens
 
     def move(self, to: TicketState) -> None:
         """Raises IllegalTicketMove, naming both states."""
@@ -185,9 +171,9 @@ class OpenRequests:
         """
         if evicted:
             ticket.evictions += 1
-            ticket.trace[-1]["evicted"] = {"tokens_seen": ticket.output_tokens}
+            ticket.steps[-1]["evicted"] = {"tokens_seen": ticket.output_tokens}
         else:
-            ticket.trace[-1]["lost"] = reason
+            ticket.steps[-1]["lost"] = reason
         ticket.output_tokens = ticket.kept.rewind() if ticket.kept is not None else 0
         if ticket.kept is None or not ticket.kept.opened:
             ticket.first_token_s, ticket.first_token_heard = 0.0, False
@@ -262,7 +248,7 @@ class OpenRequests:
                 ticket.move(TicketState.PLACED)
                 ticket.placed_s, ticket.attempts = record.placed_s, record.attempt
                 ticket.region, ticket.instance = record.region, record.instance
-                ticket.trace.append(record.why)
+                ticket.steps.append(record.why)
                 if placement is not None and not placement.done():
                     placement.set_result(record)
             case port.Moved():
@@ -270,7 +256,7 @@ class OpenRequests:
                 ticket.own_region = record.own_region or ticket.own_region
                 if record.came_from:
                     moved = f"{record.came_from} to {record.region}"
-                    ticket.trace.append({"moved": moved, "pressure": record.pressure})
+                    ticket.steps.append({"moved": moved, "pressure": record.pressure})
                 else:
                     ticket.move(TicketState.WAITING)
                     if ticket.queue_position is None:  # `Waiting` comes if it does wait

@@ -146,7 +146,7 @@ class Upstream:
             raise _lost(ticket, placed, f"answered with {failure.reason}", ERROR, failure.reason) from failure
         except OSError as error:  # TimeoutError and ConnectionError too
             if isinstance(error, TimeoutError) and connection is not None and not ticket.first_token_s:
-                ticket.trace[-1]["lost"] = f"{placed.instance}: {error}"
+                ticket.steps[-1]["lost"] = f"{placed.instance}: {error}"
                 raise ApiError(  # elsewhere it would take as long
                     504,
                     "The instance that was given this request sent no token for too long.",
@@ -247,7 +247,7 @@ def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str =
     reason = f"{placed.instance}: {reason}"
     if not ticket.has_shown or (ticket.kept is not None and ticket.kept.resumable):
         return answers.InstanceLost(reason, failure, came)
-    ticket.trace[-1]["lost"] = reason
+    ticket.steps[-1]["lost"] = reason
     return answers.Interrupted(failure, reason)
 
 

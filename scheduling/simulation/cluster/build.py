@@ -15,7 +15,7 @@ from scheduling.queueing.virtual_queues import fit_groups
 from scheduling.queueing.waiting_set import allocate_waiting
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, Affinity, allocate_affinity
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
-from scheduling.routing.routers import LEAST_DELAY, PRESERVE
+from scheduling.routing.routers import LEAST_DELAY, LOOK_AHEAD
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.event_queue import allocate_events
 from scheduling.simulation.cluster.world import (
@@ -101,7 +101,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
             endpoints,
             max(1, min(count, held_at_once)),
             requests,
-            anticipate=bool((policies["routing"] >= PRESERVE).any()),
+            anticipate=bool(np.isin(policies["routing"], LOOK_AHEAD).any()),
         ),
         events=allocate_events(nodes + cluster.sweeps),
         arrivals=_arrivals(requests),

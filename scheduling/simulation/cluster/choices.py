@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled_inline, index
+from scheduling.compiled import compiled_inline, compiled_internal, index
 from scheduling.routing.regions import asked_work_s, backlog_s, first_choice, fullness
 from scheduling.routing.routers import has_room, shortest_queue
 from scheduling.scaling.reactive import reactive_move
@@ -135,7 +135,7 @@ def _use(seen: Moment, endpoint: int) -> float:
     return _fullness(world, endpoint, 0, backlog_s(world.endpoints, endpoint, now_s), now_s)
 
 
-@compiled_inline
+@compiled_internal
 def choose_endpoint(world: World, request: int, now_s: float, source: int) -> int:
     """The endpoint for *request* by the global router; -1 if nothing serves its model or soon will."""
     model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)

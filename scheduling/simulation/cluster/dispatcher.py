@@ -19,7 +19,7 @@ from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import ask, note_cached
 from scheduling.routing.requests_ahead import close_ahead, note_end, open_ahead
-from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, PRESERVE, has_room, prefilled, release
+from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, has_room, prefilled, release
 from scheduling.simulation.cluster.choices import choose_endpoint, column, shortest
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_endpoint, observe_memory, update_totals
@@ -29,7 +29,7 @@ from scheduling.simulation.engine.sequences import free_sequence, take_sequence
 from scheduling.simulation.engine.state import GIVEN, NONE
 
 
-@compiled_inline
+@compiled_internal
 def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> None:
     """Hand the request in *slot*, just dispatched, to *instance*."""
     waiting, engines, arrivals = world.waiting, world.engines, world.arrivals
@@ -185,7 +185,7 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             instance = index(world.endpoints.members[at])
             if busy[instance] != 0:
                 fleet.accepting[instance] = 0
-        if policy.routing >= PRESERVE:
+        if policy.routing in LOOK_AHEAD:
             slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
         else:
             slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, int(policy.routing))
@@ -208,7 +208,7 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             given += 1
 
 
-@compiled_inline
+@compiled_internal
 def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
     """Dispatch requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
     if world.policies[endpoint].batch_size > 0:
@@ -236,7 +236,7 @@ def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             instance = _shortest(world, endpoint, slot, now_s, source)
             if instance >= 0:
                 send(fleet, world.endpoints, waiting, slot, instance)
-        elif routing >= PRESERVE:
+        elif routing in LOOK_AHEAD:
             slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
         else:
             slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing)
@@ -304,7 +304,7 @@ def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output
     return queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, float(policy.ordering_stretch))
 
 
-@compiled_inline
+@compiled_internal
 def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
     """Let *request* wait at *endpoint*; where that is *bounded*, refuse it if the queue there is full."""
     policy, arrivals, waiting = world.policies[endpoint], world.arrivals, world.waiting

@@ -37,9 +37,9 @@ WATCHED_S = float(os.environ.get("FORK_WATCHED_S", "90"))
 INSTANCES, SEQUENCES = 3, 4
 PER_S = 2.2
 ALONE = WATCHED_S >= 600
-"""The long run has the machine for itself, the short one runs with other tests."""
+"""The long run has the machine for itself, the short one runs next to other tests."""
 MOST = 0.10 if ALONE else 0.20
-"""Of TTFT. In a minute or two with others up to 14 % were measured, in ten minutes 0.3 and 4.5 %."""
+"""Of TTFT. In a minute or two next to others up to 14 % were measured, in ten minutes 0.3 and 4.5 %."""
 TOKENS_BETWEEN_COUNTS = 2 * SEQUENCES
 """By which what is left to compute may differ: of each sequence on both instances the token of a step."""
 STEP_S = 0.13

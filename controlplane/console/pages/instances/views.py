@@ -14,8 +14,7 @@ from controlplane.console.actions import act_with_reason
 from controlplane.console.formats import STATUS_WORDS
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
-from controlplane.console.pages.instances.charts import instance_charts
-from controlplane.console.pages.instances.timeline import timeline
+from controlplane.console.pages.instances.charts import instance_charts, timeline
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows, worst_first
 from controlplane.events.selectors import events_about

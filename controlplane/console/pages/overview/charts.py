@@ -25,7 +25,7 @@ from controlplane.console.formats import count, milliseconds, percent, quantity
 from controlplane.console.live import history, tiles
 from controlplane.console.live.history import Sample
 from controlplane.console.live.state import LiveState
-from controlplane.console.pages.models.charts import EVERY_S, demand_and_capacity
+from controlplane.console.pages.models.selectors import EVERY_S, demand_and_capacity
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.resources.filters import Filters
 from controlplane.resources.names import region_names

@@ -26,7 +26,7 @@ from controlplane.console.formats import duration
 from controlplane.console.pages.forecast.charts import demand_and_forecast
 from controlplane.console.pages.forecast.selectors import Asked as Outlook
 from controlplane.console.pages.forecast.selectors import see
-from controlplane.console.pages.models.charts import EVERY_S, hours_back
+from controlplane.console.pages.models.selectors import EVERY_S, hours_back
 from controlplane.console.pages.what_if import forms
 from controlplane.console.pages.what_if.forms import (
     ALL_FUTURES,

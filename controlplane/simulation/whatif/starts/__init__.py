@@ -1,1 +1,1 @@
-"""Starts other than the live fleet, and the traces uploaded for them."""
+"""Starts other than the live fleet, and uploaded traces."""
