@@ -17,32 +17,7 @@ from scheduling.compiled import uncompiled
 from scheduling.queueing.running import prefill_s
 from scheduling.routing import candidates as columns
 from scheduling.routing import routers
-<<<<<<< HEAD
-from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, POLICY_CODES, PRESERVE
-=======
-from scheduling.routing.candidates import (
-    ACCEPTING,
-    AHEAD,
-    ALLOWED,
-    CACHED,
-    COLUMNS,
-    DECODE,
-    IN_SECONDS,
-    INSTANCE,
-    KV,
-    KV_CAPACITY,
-    MEMORY,
-    OTHERS,
-    PEAK,
-    PREFILL,
-    QUEUED,
-    REMAINING,
-    ROOM,
-    RUNNING,
-    SCORE,
-)
 from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, POLICY_CODES
->>>>>>> main
 
 
 @dataclass(eq=False)
@@ -121,15 +96,10 @@ class Placement:
     def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
         """The first request of *endpoint*, and the instance that its router gives it to; (-1, -1) if none has room."""
         topology, queue = self.topology, self.queue
-<<<<<<< HEAD
-        if policy < PRESERVE:
+        if policy not in LOOK_AHEAD:
             return kernels.dispatch(
                 topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates
             )
-=======
-        if policy not in LOOK_AHEAD:
-            return dispatch(topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates)
->>>>>>> main
         self.accounts.fit_maps()
         return kernels.dispatch_ahead(
             topology.fleet,
@@ -198,23 +168,13 @@ def explain(
     rows: list[Row] = candidates[: end - first].tolist()
     rows = [row for row in rows if row[columns.INSTANCE] >= 0]  # there is room for more
     by_slot = topology.by_slot
-<<<<<<< HEAD
-    if policy >= PRESERVE and len(rows) > 1:
+    if policy in LOOK_AHEAD and len(rows) > 1:
         rows.sort(key=lambda row: (row[columns.ROOM] == 0, row[columns.SCORE], row[columns.INSTANCE]))
     seen = []
     for row in rows:
         score: float | None
-        if policy >= PRESERVE:
-            score, parts = row[columns.SCORE], _ahead_parts(row, policy)
-=======
-    if policy in LOOK_AHEAD and len(rows) > 1:
-        rows.sort(key=lambda row: (row[ROOM] == 0, row[SCORE], row[INSTANCE]))
-    seen = []
-    for row in rows:
-        score: float | None
         if policy in LOOK_AHEAD:
-            score, parts = row[SCORE], _ahead_parts(row, policy)
->>>>>>> main
+            score, parts = row[columns.SCORE], _ahead_parts(row, policy)
         else:
             score, parts = _load_parts(row, policy)
         seen.append(
