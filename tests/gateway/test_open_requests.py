@@ -131,7 +131,7 @@ async def test_a_request_that_lost_its_instance_is_placed_again(side):
     ticket = side.ticket()
     side.placed(ticket)
     first = ticket.placement
-    side.requests.place_again(ticket, "m-0: it died", DEAD)
+    side.requests.place_again(ticket, reason="m-0: it died", failure=DEAD)
     assert side.records[-1] == Left(0, again=True, failure=DEAD, reason="m-0: it died")
     assert ticket.placement is not first
     side.placed(ticket, attempt=2)

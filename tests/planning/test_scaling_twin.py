@@ -193,7 +193,7 @@ class Live:
         until = int(np.searchsorted(asked.arrival_s, self.now_s))
         for at in range(self.requests, until):
             arrived_s = float(asked.arrival_s[at])
-            self.topology.count_demand(
+            self.topology.endpoints[int(self.topology.candidates(MODEL, REGIONS[asked.region[at]])[0])].count_demand(
                 Submit(
                     at, str(at), MODEL, REGIONS[asked.region[at]], tenant_id=1, priority=0, due_s=None, arrived_at=arrived_s,
                     arrived_s=arrived_s, prompt_tokens=int(asked.prompt_tokens[at]),

@@ -108,6 +108,22 @@ class Endpoint:
     def region(self) -> str:
         return self.spec.region
 
+    def count_demand(self, asked: Submit, now_s: float) -> None:
+        """Count the tokens of *asked*, whose caller prefers this endpoint, wherever it is served.
+
+        Of interactive classes: forecasts are of those, and demand is held against them (SageServe 6.4, 6.5.1).
+        """
+        if not asked.interactive:
+            return
+        predicted = asked.predicted_tokens if math.isfinite(asked.predicted_tokens) else 0.0
+        second, tokens, demand = int(now_s), asked.prompt_tokens + int(predicted), self.demand
+        if demand and demand[-1][0] == second:
+            demand[-1] = (second, demand[-1][1] + tokens)
+        else:
+            demand.append((second, tokens))
+            while demand[0][0] < second - DEMAND_WINDOW_S:
+                demand.popleft()
+
 
 @dataclass(slots=True, eq=False)
 class Replica:
@@ -130,6 +146,9 @@ class Replica:
     moving: bool = False  # a change of state is being written
     output_tokens_per_s: float = 0.0  # as its counters grow
     prompt_tokens_per_s: float = 0.0
+    readings: deque[tuple[float, VllmMetrics]] = field(default_factory=deque)  # of the last minute, by monotonic time
+    obstacle: str = ""  # as its row says of a start by others: why it is not taken to be there
+    identified_s: float = -math.inf  # when it was found to be another server
     round_trip: RoundTrip = field(default_factory=RoundTrip)
     ended: deque[EndedRequest] = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last ones
     requests: set[Request] = field(default_factory=set)
@@ -202,24 +221,6 @@ class Topology:
     def coming(self, endpoint: Endpoint) -> bool:
         """Whether an instance of *endpoint* is there or on its way, or a swap can bring one up."""
         return endpoint.spec.shares_gpus or any(one.spec.state in PRESENT for one in self.members(endpoint))
-
-    def count_demand(self, asked: Submit, now_s: float) -> None:
-        """Count a request's tokens as demand of the endpoint that its caller prefers, wherever it is served.
-
-        Of interactive classes: forecasts are of those, and demand is held against them (SageServe 6.4, 6.5.1).
-        """
-        candidates = self.candidates(asked.model, asked.region)
-        if not candidates.size or not asked.interactive:
-            return
-        demand = self.endpoints[int(candidates[0])].demand
-        predicted = asked.predicted_tokens if math.isfinite(asked.predicted_tokens) else 0.0
-        second, tokens = int(now_s), asked.prompt_tokens + int(predicted)
-        if demand and demand[-1][0] == second:
-            demand[-1] = (second, demand[-1][1] + tokens)
-        else:
-            demand.append((second, tokens))
-            while demand[0][0] < second - DEMAND_WINDOW_S:
-                demand.popleft()
 
     def apply(self, inventory: Inventory) -> list[Replica]:
         """Make the live picture agree with *inventory*; returns the instances whose requests are lost."""
