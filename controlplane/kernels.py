@@ -26,7 +26,7 @@ from scheduling.compiling import progress as progress_of
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("scheduling", "forecasting")
 BACKGROUND: Final = 10
-"""How nice a process is that compiles beside a stack that runs."""
+"""Niceness of a process that compiles while a stack runs."""
 
 
 def sources() -> Iterator[Path]:
@@ -105,7 +105,7 @@ def compile_orders() -> None:
 
 
 def compile_simulation() -> None:
-    """The simulator's loop, what strategies see of endpoints, and what a fork begins with. Django is not set up here."""
+    """The simulator's loop, and what strategies see of endpoints. Django is not set up here."""
     import numpy as np
 
     from controlplane.simulation.running import SMALL
@@ -113,7 +113,6 @@ def compile_simulation() -> None:
     from scheduling.simulation.scenario import Scenario
     from scheduling.simulation.simulator import Simulation
     from scheduling.simulation.staging import stage
-    from scheduling.simulation.state import work
 
     for strategy in (
         "preserve",
@@ -124,7 +123,6 @@ def compile_simulation() -> None:
         staged.run(advisor=_Silent())
     world = Simulation(staged.cluster, staged.requests).world
     memory_held(world.fleet, world.endpoints, world.engines, np.zeros(1), np.zeros(1))  # what experiments scale by
-    work.warm_up(world)
 
 
 class _Silent:
@@ -136,7 +134,6 @@ class _Silent:
 
 PARTS: Final[dict[str, dict[str, Callable[[], None]]]] = {
     "requests": {"requests": compile_requests, "orders": compile_orders},
-    "planning": {},
     "simulation": {"simulation": compile_simulation},
 }
 
@@ -152,7 +149,7 @@ def base() -> Path | None:
 
 
 def progress() -> Progress | None:
-    """How far the process is that compiles kernels on this machine now; None if none does."""
+    """Progress of the process that compiles kernels on this machine now; None if none does."""
     if (folder := base()) is None:
         return None
     return next((now for group in GROUPS if (now := progress_of(folder, group))), None)

@@ -6,12 +6,24 @@ field is marked `PER_MODEL`, for one. `controlplane.tuning.selectors.tuned` give
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MultipleOf
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import NoDecode
+
+from scheduling.knob import Declared
+from scheduling.policy import SETTINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +32,7 @@ class Unit:
 
 
 class PerModel:
-    """Marks a setting that one model may have a value of its own of."""
+    """Marks a setting that can be overridden per model."""
 
 
 PER_MODEL: Final = PerModel()
@@ -69,13 +81,13 @@ class Forecasts(Group):
     FORECAST_WINDOW_S: WholeMinutes = 600
     """Length of the windows of demand, in whole minutes."""
     FORECAST_WINDOWS: PositiveCount = 6
-    """Windows that are forecast: how far plans look ahead."""
+    """Windows that are forecast: the horizon of plans."""
     FORECAST_EVERY_S: PositiveSeconds = 600.0
     """Time between forecasts."""
     FORECAST_HISTORY_DAYS: PositiveDays = 14.0
     """Demand from which forecasters learn."""
     FORECAST_REFIT_S: Seconds = 86_400.0
-    """Time after which a forecaster is fitted anew; between, it takes in what is new."""
+    """Time after which a forecaster is refitted; between, it takes in what is new."""
     FORECAST_KEEP_HOURS: Hours = 12.0
     """How long forecasts are kept as they were made; then those of a series within an hour become one row, with the last
     forecast of each window."""
@@ -102,13 +114,13 @@ class Plans(Group):
     PLAN_EVERY_S: Seconds = 0.0
     """Time between scaling plans; 0 is each strategy's own: `pilothouse` 20 minutes, PreServe's 10, the others an hour."""
     PLAN_DEMAND: Annotated[Literal["strategy", "mean", "upper_80", "upper_95"], PER_MODEL] = "strategy"
-    """What of a forecast plans are made for: its mean, an upper bound, or what the model's `strategy` asks for
+    """Level of the forecast that plans cover: its mean, an upper bound, or what the model's `strategy` asks for
     (`pilothouse` for more than the mean, the others for the mean)."""
     PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.1
-    """Share of the last hour's non-interactive load that plans keep room for beside the forecast of interactive work:
+    """Share of the last hour's non-interactive load that plans keep room for, besides forecast interactive work:
     SageServe's tenth (section 6.4). The rest takes what interactive work leaves; 1 keeps room for all of it."""
     PLAN_EPSILON: Share = 0.8
-    """Share of its own demand that each region must be able to serve; the rest may be served elsewhere."""
+    """Share of local demand that each region must be able to serve; the rest may be served elsewhere."""
     PLAN_SOLVER: Literal["auto", "exact", "fast"] = "auto"
     """How plans are solved: `exact` by the exact model (PuLP, by HiGHS), `fast` by its rounded relaxation unless the fleet
     is tiny, `auto` by the exact model up to 2,000 places. Simulations are `fast`."""
@@ -128,7 +140,7 @@ class Capability(Group):
     CAPABILITY_WINDOWS: Annotated[PositiveCount, PER_MODEL] = 12
     """Windows with kept promises from which on they are believed; before, a simulation of the performance profile is."""
     CAPABILITY_INSTANCES: Annotated[int, Field(ge=1, le=64), PER_MODEL] = 8
-    """Instances of the largest fleet that this simulation looks at, beside smaller ones."""
+    """Instances of the largest fleet that this simulation looks at, in addition to smaller ones."""
     CAPABILITY_MOST_ABOVE: Annotated[float, Field(ge=1, allow_inf_nan=False), PER_MODEL] = 1.1
     """How many times the most that an instance of these fleets served one of a larger fleet is planned to."""
 
@@ -149,7 +161,7 @@ class Strategies(Group):
     REPLAY_EVERY_S: Seconds = 86_400.0
     """Time between replays of the ledger under every bundle, and how much of it one replays; 0 is never."""
     TWIN_ERROR_EVERY_S: Seconds = 3600.0
-    """Time between two looks how far the simulator is from what was measured, each of the requests since the last; 0 is
+    """Time between measurements of the error of the simulator, each on the requests since the last; 0 is
     never."""
     REFIT_PROFILES: bool = False
     """Take over a performance profile that is fitted to the ledger where the simulator is off and the fit is not; otherwise
@@ -162,7 +174,7 @@ class Marks(Group):
     SCALE_IN_BELOW: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.3
     """Use below which strategies that go by use take an instance away: SageServe's, and all others without a plan."""
     SCALE_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.7
-    """Use above which they add one; 1 is full. `pilothouse` has a mark of its own."""
+    """Use above which they add one; 1 is full. `pilothouse` has its own mark."""
     SCALE_COOLDOWN_S: Annotated[Seconds, PER_MODEL] = 15.0
     """Least time between two changes of an endpoint by use, of strategy and floor alike; who scaled it owns it so long."""
     SCALE_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
@@ -215,30 +227,34 @@ class Routing(Group):
     """How long a stream waits at its instance for the first token at least, however short its prompt."""
     FIRST_TOKEN_FACTOR: Annotated[float, POSITIVE] = 20.0
     """How often the time that its prompt takes by the instance's profile it waits, where that is longer."""
-    SPILL_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.7
-    """Use of a region from which on its requests may be given to another (SageServe's threshold); 1 is full."""
     REORDER_BY: Literal[
         "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
     ] = "search"
-    """What puts the request groups of the order `qlm` into virtual queues: the global scheduler's search; after it, by a
+    """Method that puts request groups of the order `qlm` into virtual queues: the global scheduler's search; after it, by a
     Celery worker, the exact `programme` where there are few groups; or a simple rule in its place to compare with,
     `shepherd` after SHEPHERD's batches."""
 
 
-class Queues(Group):
-    """Request groups"""
+def _setting(declared: Declared) -> tuple[Any, FieldInfo]:
+    """The setting that holds a knob of an endpoint's policy."""
+    knob = declared.knob
+    kind = Literal[tuple(knob.choices)] if knob.choices is not None else declared.type
+    limits = {"ge": knob.ge, "gt": knob.gt, "le": knob.le, "allow_inf_nan": False if kind is float else None}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    return Annotated[kind, Field(**given), PER_MODEL], Field(declared.default, description=knob.help)
 
-    GROUP_BATCHES: Annotated[float, POSITIVE, PER_MODEL] = 4.0
-    """Batches that a request group of the order `qlm` has at the most (QLM's delta): with fewer the global scheduler decides
-    more finely and takes longer."""
-    GROUP_ORDER: Annotated[Literal["arrival", "length"], PER_MODEL] = "arrival"
-    """In which order requests leave their group: as they came, or the shortest predicted first."""
-    EVICTION_LIMIT: Annotated[int, Field(ge=0, le=100), PER_MODEL] = 0
-    """How often the global scheduler may evict one request, so that a group that is due sooner is in time; 0 is never. What
-    it had computed is computed again, unless its server keeps it in CPU memory (vLLM's `--kv-offloading-size`)."""
-    SWAP_BY_QUEUE: Annotated[bool, PER_MODEL] = True
-    """Instances that share GPUs have one virtual queue together, and the model of its first request group is swapped to;
-    where it is off for a model among them, each has its own and swaps are made on demand. Of the order `qlm`."""
+
+if TYPE_CHECKING:
+
+    class EndpointPolicies(Group): ...
+
+else:
+    EndpointPolicies = create_model(
+        "EndpointPolicies",
+        __base__=Group,
+        __doc__="Endpoint policies",
+        **{name: _setting(declared) for name, declared in SETTINGS.items()},
+    )
 
 
 class Floor(Group):
@@ -266,21 +282,6 @@ class Floor(Group):
         if out_above <= in_below:
             raise ValueError(f"FLOOR_OUT_ABOVE must be above FLOOR_IN_BELOW, {in_below:g}")
         return out_above
-
-
-class LookAhead(Group):
-    """Looking ahead"""
-
-    LOOKAHEAD_ITERATIONS: Annotated[int, Field(ge=1, le=2048), PER_MODEL] = 100
-    """Iterations of an instance that the routers `preserve` and `least_delay` and PreServe's scaler look ahead."""
-    LOOKAHEAD_MEMORY_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.8
-    """Use of the KV cache in one of them from which on these routers count a risk (PreServe's T_mem); 1 is full."""
-    LOOKAHEAD_BETA: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 1.0
-    """What a token beyond it weighs for the router `preserve` (PreServe's beta)."""
-    LOOKAHEAD_OVERLOAD_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 0.95
-    """Use of the KV cache above which PreServe's scaler sees an overload, for which it adds an instance; 1 is full."""
-    LOOKAHEAD_OVERLOAD_SHARE: Annotated[Share, PER_MODEL] = 0.1
-    """Share of the iterations that use must be above it for."""
 
 
 class Lengths(Group):
@@ -332,10 +333,10 @@ class Lengths(Group):
     """Share of a shadow's answers that may come later than requests wait; with more it is rejected."""
 
 
-GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, Queues, Floor, LookAhead, Lengths)
+GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, EndpointPolicies, Floor, Lengths)
 
 
-class Tunable(Lengths, LookAhead, Floor, Queues, Routing, Marks, Strategies, Capability, Plans, Forecasts):
+class Tunable(Lengths, Floor, EndpointPolicies, Routing, Marks, Strategies, Capability, Plans, Forecasts):
     """Every setting that is changed at run time. Pydantic takes fields from the last base first."""
 
 
@@ -345,7 +346,7 @@ def unit_of(field: FieldInfo) -> str:
 
 
 def limits_of(field: FieldInfo) -> str:
-    """What a value must be, in words: one of some, or within bounds."""
+    """The allowed values, in words."""
     limits = [f"`{word}`" for word in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
     for limit in field.metadata:
         match limit:

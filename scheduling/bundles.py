@@ -5,7 +5,12 @@ docs/routing.md (routers), docs/ordering.md, docs/scaling.md, docs/forecasting.m
 """
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
+
+from scheduling.policy import EndpointPolicy
+
+SAID: Final = ("routing", "ordering", "region_threshold", "eviction_limit")
+"""Knobs that every bundle says, so that nothing of the one before it stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,15 +20,17 @@ class Bundle:
     name: str
     title: str
     about: str
-    router: str
-    order: str
+    policy: dict[str, Any]
+    """Knobs of `scheduling.policy.EndpointPolicy`."""
     strategy: str
     parameters: dict[str, float] = field(default_factory=dict)
     forecaster: str
     length_model: str = ""
-    spill_above: float = 0.7
     plan_demand: str = "strategy"
-    eviction_limit: int = 0
+
+    def __post_init__(self) -> None:
+        usual = {name: getattr(EndpointPolicy(), name) for name in SAID}
+        object.__setattr__(self, "policy", usual | self.policy)
 
 
 SAGESERVE: Final = "to the instance with the least tokens left, by the priority of the class"
@@ -34,8 +41,7 @@ BUNDLES: Final = {
             name="sageserve-lt-ua",
             title="SageServe LT-UA",
             about=f"Requests go {SAGESERVE}; instances follow hourly plans by ARIMA, towards them by use and by the gap.",
-            router="join_shortest_queue",
-            order="priority",
+            policy={"routing": "join_shortest_queue", "ordering": "priority"},
             strategy="lt_ua",
             forecaster="arima",
         ),
@@ -43,8 +49,7 @@ BUNDLES: Final = {
             name="sageserve-reactive",
             title="SageServe reactive",
             about=f"Requests go {SAGESERVE}; an instance comes above 70% use and goes below 30%, whatever is forecast.",
-            router="join_shortest_queue",
-            order="priority",
+            policy={"routing": "join_shortest_queue", "ordering": "priority"},
             strategy="reactive",
             forecaster="blend",
         ),
@@ -53,8 +58,7 @@ BUNDLES: Final = {
             title="PreServe",
             about="Requests go, as they come, where the look-ahead map has the least load; instances follow the mLSTM's "
             "next window, and one comes for each that the map shows overloaded.",
-            router="preserve",
-            order="fcfs",
+            policy={"routing": "preserve", "ordering": "fcfs"},
             strategy="preserve",
             forecaster="mlstm",
             length_model="preserve",
@@ -64,8 +68,7 @@ BUNDLES: Final = {
             title="SSJF",
             about="The shortest predicted request goes first, with aging, to the instance with the least tokens left. The "
             "paper has one instance: here they come and go by use alone.",
-            router="join_shortest_queue",
-            order="ssjf",
+            policy={"routing": "join_shortest_queue", "ordering": "ssjf"},
             strategy="reactive",
             forecaster="blend",
             length_model="ssjf-reg-l1",
@@ -76,19 +79,16 @@ BUNDLES: Final = {
             about="Requests wait in groups, in a virtual queue for each instance, in the order that keeps the most in time; "
             "what runs and can wait leaves for what would be late. The paper has a fixed fleet: here instances come and go "
             "by use.",
-            router="join_shortest_queue",
-            order="qlm",
+            policy={"routing": "join_shortest_queue", "ordering": "qlm", "eviction_limit": 2},
             strategy="reactive",
             forecaster="blend",
-            eviction_limit=2,
         ),
         Bundle(
             name="pilothouse",
             title="Pilothouse",
             about="The shortest predicted request goes first, where it delays itself and others the least, with prefixes; "
             "instances follow plans of the blend's band and pooled load.",
-            router="least_delay",
-            order="ssjf",
+            policy={"routing": "least_delay", "ordering": "ssjf"},
             strategy="pilothouse",
             forecaster="blend",
         ),

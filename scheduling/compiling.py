@@ -1,8 +1,8 @@
-"""Who compiles kernels on this machine: one process for each group of them, and others that need one meanwhile wait.
+"""Locks for compiling: one process compiles a group of kernels, and others that need one of them wait.
 
-`controlplane.kernels` compiles a group as a whole, before what serves or computes is started. It holds the group's lock, a
-file beside the compiled kernels, and says in that file how far it is. A process that calls a kernel of the group which is
-not on disk yet would compile the same for itself, beside it and slower; it waits instead, and says so in its log.
+`controlplane.kernels` compiles a group as a whole, before services start. It holds the group's lock, a file next to the
+compiled kernels, and writes its progress there. A process that calls a kernel of the group which is not on disk yet waits
+for it, and logs that, instead of compiling the same.
 """
 
 import fcntl
@@ -17,10 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-GROUPS: Final = ("requests", "planning", "simulation")
-"""In the order in which they are compiled: of a request's way through the gateway, of plans, of the simulator."""
-PACKAGES: Final = {"planning": "scheduling.planning.", "simulation": "scheduling.simulation."}
-"""Where the kernels of a group are; all others are of `requests`."""
+GROUPS: Final = ("requests", "simulation")
+"""In the order in which they are compiled: of a request's way through the gateway, of the simulator."""
 COMPILES: Final = "PILOTHOUSE_COMPILES_KERNELS"
 """Set in the environment of processes that compile under a lock which another one holds for them."""
 POLL_S: Final = 0.2
@@ -29,7 +27,7 @@ WRITE_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the process that holds a group's lock is."""
+    """Progress of the process that holds a group's lock."""
 
     group: str
     process_id: int
@@ -45,7 +43,7 @@ class Progress:
 
 def group_of(module: str) -> str:
     """The group of kernels in the module of that name."""
-    return next((group for group, package in PACKAGES.items() if module.startswith(package)), "requests")
+    return "simulation" if module.startswith("scheduling.simulation.") else "requests"
 
 
 def _lock_file(base: Path, group: str) -> Path:
@@ -54,7 +52,7 @@ def _lock_file(base: Path, group: str) -> Path:
 
 @contextmanager
 def compiling(base: Path, group: str) -> Iterator[None]:
-    """Hold the lock of *group* in the folder *base*, waiting for another process that does; and say how far it is."""
+    """Hold the lock of *group* in the folder *base*, after any other process that does, and write the progress."""
     base.mkdir(parents=True, exist_ok=True)
     _lock_file(base, group).touch()
     with _lock_file(base, group).open("r+b") as file:
@@ -91,7 +89,7 @@ def _modified_s(path: Path) -> float:
 
 
 def progress(base: Path, group: str) -> Progress | None:
-    """How far the process is that compiles *group* now; None if none does."""
+    """Progress of the process that compiles *group* now; None if none does."""
     try:
         with _lock_file(base, group).open("rb") as file:
             try:
@@ -104,7 +102,7 @@ def progress(base: Path, group: str) -> Progress | None:
 
 
 def wait_for(kernel: Any, folder: Path | None) -> None:
-    """Wait until *kernel*, a function, is in *folder* or nobody compiles its group any more."""
+    """Wait until *kernel*, a function, is in *folder* or no process compiles its group."""
     if folder is None or os.environ.get(COMPILES):
         return
     group = group_of(kernel.__module__)

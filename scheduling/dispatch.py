@@ -32,7 +32,7 @@ from scheduling.queueing.waiting_set import (
 )
 from scheduling.routing import predictive, requests_ahead
 from scheduling.routing.candidates import COLUMNS, write_loads
-from scheduling.routing.regions import THRESHOLD, ask, better_home, choose_region, pressure
+from scheduling.routing.regions import ask, better_home, choose_region, pressure
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import (
     POLICIES,
@@ -132,8 +132,8 @@ def warm_up() -> None:
         router(fleet, endpoints, 0, 1, 1)
     has_room(fleet, 0, 1, 1)
     peek(waiting, 0)
-    choose_region(fleet, endpoints, np.zeros(1, np.int32), waiting.size, THRESHOLD, 0.0)
-    better_home(fleet, endpoints, np.zeros(1, np.int32), waiting.size, 0, THRESHOLD, 0.0)
+    choose_region(fleet, endpoints, np.zeros(1, np.int32), waiting.size, 0.7, 0.0)
+    better_home(fleet, endpoints, np.zeros(1, np.int32), waiting.size, 0, 0.7, 0.0)
     pressure(fleet, endpoints, 0, 0, 0.0)
     ask(fleet, endpoints, 0, 1, 1, 0.0)
     index_members(fleet, endpoints)

@@ -30,23 +30,23 @@ def kernel(source):
     kernel = source.parent / "cache" / "kernels-source-0" / "kernel.nbc"
     kernel.parent.mkdir(parents=True)
     kernel.write_text("")
-    kernels.note_done(kernels.stamp(kernels.base(), "planning"), kernels.kept(0.0))
+    kernels.note_done(kernels.stamp(kernels.base(), "simulation"), kernels.kept(0.0))
     return kernel
 
 
 def done():
     kernels.state.cache_clear()
-    return "planning" not in kernels.missing()
+    return "simulation" not in kernels.missing()
 
 
 def test_it_is_done_once(source, kernel):
     assert done()
-    assert kernels.missing() == ["requests", "simulation"]
+    assert kernels.missing() == ["requests"]
     (kernel.parent / "another.nbc").write_text("")  # what a test compiled for itself
     assert done()
     os.utime(source, (1.0, 1.0))  # another checkout of the same sources
     assert done()
-    kernels.stamp(kernels.base(), "planning").unlink()
+    kernels.stamp(kernels.base(), "simulation").unlink()
     assert not done()
 
 
@@ -78,15 +78,14 @@ def test_everything_that_holds_kernels_is_looked_at():
 
 def test_every_group_has_parts_and_every_package_a_group():
     assert tuple(kernels.PARTS) == compiling.GROUPS
-    assert compiling.group_of("scheduling.planning.solvers.kernels") == "planning"
     assert compiling.group_of("scheduling.simulation.cluster.loop") == "simulation"
     assert compiling.group_of("scheduling.dispatch") == "requests"
     assert compiling.group_of("forecasting.lengths.kernels") == "requests"
 
 
 def test_parts_run_in_processes_of_their_own_and_a_failure_is_not_taken_for_done(source, monkeypatch):
-    monkeypatch.setitem(kernels.PARTS, "planning", {"nothing": lambda: None})
-    assert kernels.compile_group("planning") != 0  # the process that it starts knows no such part
+    monkeypatch.setitem(kernels.PARTS, "simulation", {"nothing": lambda: None})
+    assert kernels.compile_group("simulation") != 0  # the process that it starts knows no such part
     assert not done()
     assert kernels.progress() is None
 
@@ -95,14 +94,14 @@ def test_where_nothing_can_be_kept_nothing_is_compiled_ahead(source, monkeypatch
     source.with_name("a file").write_text("")
     monkeypatch.setattr(kernels, "cache_bases", lambda _: [source.with_name("a file") / "below"])
     assert kernels.base() is None
-    assert kernels.compile_group("planning") == 0
+    assert kernels.compile_group("simulation") == 0
     assert kernels.progress() is None
     assert kernels.missing() == list(compiling.GROUPS)
 
 
 def test_unknown_groups_are_named(capsys):
-    assert kernels.main(["plannign"]) == 2
-    assert "No group of kernels is named plannign; there are requests, planning, simulation" in capsys.readouterr().err
+    assert kernels.main(["simulatoin"]) == 2
+    assert "No group of kernels is named simulatoin; there are requests, simulation" in capsys.readouterr().err
 
 
 HOLDER = """
@@ -181,7 +180,7 @@ def test_kernels_of_other_groups_and_of_one_that_compiles_do_not_wait(holder, mo
     until(kernels.progress)
     folder = kernels.base() / "kernels-some"
     folder.mkdir()
-    monkeypatch.setattr(nothing, "__module__", "scheduling.planning.planner")
+    monkeypatch.setattr(nothing, "__module__", "scheduling.simulation.simulator")
     compiling.wait_for(nothing, folder)
     monkeypatch.undo()
     monkeypatch.setenv(compiling.COMPILES, "1")

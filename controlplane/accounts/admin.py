@@ -113,7 +113,7 @@ class UserAdmin(AuditedAdmin[User], DjangoUserAdmin[User]):
     def link_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         """The link that `sign_in_link` has just made."""
         user = get_object_or_404(User, pk=pk)
-        note = "It signs this user in once within 30 minutes, whoever opens it."
+        note = "It signs this user in once within 30 minutes, from any browser."
         return secret_page(request, self, title=f"Sign-in link for {user}", note=note)
 
 

@@ -23,7 +23,7 @@ class ReasonForm(forms.Form):
     reason = forms.CharField(
         max_length=255,
         widget=forms.TextInput(attrs={"class": "vTextField", "autofocus": True}),
-        help_text="Kept with the event, for whoever asks later.",
+        help_text="Kept with the event.",
     )
 
 

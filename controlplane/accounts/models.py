@@ -26,12 +26,12 @@ class Role(models.TextChoices):
 
 
 class User(AbstractUser):
-    """A person who signs in to the console; or, with a `service_role`, who a service key acts as, and nobody signs in as."""
+    """A user of the console; or, with a `service_role`, the account of a service key, which cannot sign in."""
 
     service_role = models.CharField(max_length=16, choices=Role.choices, blank=True, editable=False)
 
     def fleet_role(self) -> Role | None:
-        """The user's highest role over the whole fleet, or None for somebody who only sees a tenant of their own."""
+        """The user's highest role over the whole fleet, or None for a user of single tenants."""
         if self.service_role:
             return Role(self.service_role)
         if self.is_superuser:

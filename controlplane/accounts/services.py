@@ -22,7 +22,7 @@ def create_api_key(
 ) -> tuple[ApiKey, str]:
     """A new key of *tenant* and its secret. The secret is not stored: this return value is its only appearance.
 
-    With a *role* it is a service key: it acts on `/api` with that role over the fleet, as an account of its own, so that
+    With a *role* it is a service key: it acts on `/api` with that role over the fleet, as a separate account, so that
     every event names it. Raises ValidationError naming the field for an empty or overlong name, a time in the past, an
     inactive tenant, or a service key without an end, of a tenant that operates no fleet, or above its maker.
     """

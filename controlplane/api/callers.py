@@ -69,7 +69,7 @@ class ApiRequest(HttpRequest):
 
 
 class SessionCaller(APIKeyCookie):
-    """The console's session, of somebody with at least *least* over the fleet.
+    """The console's session, of a user with at least the role *least* over the fleet.
 
     Ninja checks the CSRF token of every request that is not read-only.
     """
@@ -96,7 +96,7 @@ class SessionCaller(APIKeyCookie):
 class KeyCaller(HttpBearer):
     """`Authorization: Bearer ph_…`, as on `/v1`. A request that brings a key is judged by it alone, whatever its cookies.
 
-    A key of a tenant that operates the fleet reads what its people see, as a viewer; a service key has a role of its own.
+    A key of a tenant that operates the fleet reads what its people see, as a viewer; a service key has its own role.
     """
 
     openapi_name = "api_key"

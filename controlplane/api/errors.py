@@ -60,7 +60,7 @@ def install(api: NinjaAPI) -> None:
     def invalid_request(request: HttpRequest, error: RequestError) -> HttpResponse:
         first = error.errors[0]
         names = [str(part) for part in first.get("loc", ())]
-        # ("body", "change", "queue_bound") and ("query", "limit"): the last part is what the caller wrote
+        # ("body", "change", "title") and ("query", "limit"): the last part is what the caller wrote
         field = names[-1] if len(names) > 1 else None
         return answer(request, 422, "invalid", str(first.get("msg", "invalid")), field)
 

@@ -1,4 +1,4 @@
-"""What schemas of `/api` are made of. Units stand in names; times are ISO 8601 in UTC; prices are US dollars."""
+"""Building blocks of the schemas of `/api`. Units stand in names; times are ISO 8601 in UTC; prices are US dollars."""
 
 from typing import Annotated, Any, Generic, TypeVar
 

@@ -22,7 +22,6 @@ from controlplane.api.routers import (
     queues,
     records,
     settings,
-    simulations,
     system,
     usage,
     waiting,
@@ -86,7 +85,7 @@ api.add_router("", planning.router)
 api.add_router("", queues.router)
 api.add_router("", lengths.router)
 api.add_router("", settings.router)
-api.add_router("", simulations.router)
+api.add_router("", what_ifs.simulations)
 api.add_router("", system.router)
 api.add_router("", usage.router)
 api.add_router("", waiting.router)

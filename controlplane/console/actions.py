@@ -1,4 +1,4 @@
-"""What an operator's form asks for: done with its reason, and answered in a message on the page that it was on."""
+"""Operators' actions: carried out with a reason, and answered by a message on the page of the form."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What every console template knows: the navigation that this user has, and where the live numbers stand."""
+"""Context of every console template: the user's navigation, and how fresh the live numbers are."""
 
 import time
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from django.utils import timezone
 from controlplane import __version__
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import may, role_of
+from controlplane.console.live.fragments import badge
 from controlplane.console.live.hub import hub
 from controlplane.console.live.state import SOURCE_TEXT, LiveState, Source
 
@@ -65,16 +66,13 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     return [("", (TENANTS[0], FLEET[2], SERVE[-1], PLAN[-1], TENANTS[1])), ("System", (API,))]
 
 
-def badges(attention: dict[str, Any]) -> dict[str, tuple[str, int, str]]:
-    """By entry of the navigation: the key of its count in the attention list, the count, and what is counted."""
-    words = {
-        "instances": ("instances", "down"),
-        "models": ("below", "below their SLO"),
-        "scaling": ("plans", "to approve"),
-        "system": ("system", "in trouble"),
-        "queues": ("queues", "groups at risk or late"),
-    }
-    return {entry: (key, attention[key], word) for entry, (key, word) in words.items()}
+BADGES = {"instances": "instances", "models": "below", "scaling": "plans", "system": "system", "queues": "queues"}
+"""By entry of the navigation, the fragment that counts what is wrong there."""
+
+
+def badges(attention: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    """By entry of the navigation: its badge's name and HTML."""
+    return {entry: (name, badge(attention, name)) for entry, name in BADGES.items()}
 
 
 def freshness(state: LiveState, now_s: float | None = None) -> dict[str, str]:

@@ -1,13 +1,17 @@
-"""Numbers as people read them. `static/console/js/format.js` is the twin that keeps pages fresh; a test holds them equal.
+"""Numbers, times and states as people read them, in templates, charts and live fragments.
 
-Every function of `FORMATS` takes the value and the row it stands in, and gives text; `None` is a dash. Where a unit follows,
-one space parts it from the number, so that a tile can set it smaller.
+Every function of `FORMATS` takes a value and its row and returns text or HTML; `None` is a dash. One space separates a
+number from its unit, so that a tile can set the unit smaller.
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
+
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 NONE = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -27,7 +31,7 @@ STATUS_WORDS = {
 
 
 def fixed(value: float, digits: int) -> str:
-    """*value* rounded half up to *digits* decimals, with thousands separators: the same steps as in JavaScript."""
+    """*value* rounded half up to *digits* decimals, with thousands separators."""
     scale = 10**digits
     return f"{math.floor(value * scale + 0.5) / scale:,.{digits}f}"
 
@@ -155,7 +159,7 @@ def period(seconds: float | None) -> str:
 
 
 def seconds(value_s: float | None) -> str:
-    """What is measured in parts of a second: "0.6 s", "12.3 s"."""
+    """A short duration: "0.6 s", "12.3 s"."""
     return NONE if value_s is None else f"{fixed(value_s, 1)} s"
 
 
@@ -167,6 +171,42 @@ def moment(at: datetime, this_year: int) -> str:
     """`20 Nov 12:53:47`; with its year where that is not this one. *at* is in the zone to show."""
     year = f" {at.year}" if at.year != this_year else ""
     return f"{at.day} {at:%b}{year} {at:%H:%M:%S}"
+
+
+def mark(status: str) -> SafeString:
+    """A status as shape, colour and word."""
+    return format_html(
+        '<span class="status" data-status="{}"><svg aria-hidden="true"><use href="#mark-{}"/></svg><span>{}</span></span>',
+        status,
+        status,
+        STATUS_WORDS.get(status, status),
+    )
+
+
+def bar(ratio: float | None, kind: str = "use") -> SafeString:
+    """A small horizontal bar; the number stands next to it. A bar of the kind `use` warns when nearly full."""
+    value = 0.0 if ratio is None else max(0.0, min(1.0, ratio))
+    level = "" if kind != "use" else "critical" if value > 0.98 else "warning" if value > 0.90 else ""
+    return format_html(
+        '<svg class="bar" data-level="{}" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">'
+        '<rect class="track" width="100" height="6"/><rect class="fill" width="{}" height="6"/></svg>',
+        level,
+        round(value * 100, 1),
+    )
+
+
+def ticking(attribute: str, epoch_s: float | None) -> SafeString:
+    """`5 s ago` (*attribute* `age`) or `3 h 12 min` (`since`); `clock.js` keeps it fresh."""
+    if epoch_s is None:
+        return SafeString(NONE)
+    passed = time.time() - epoch_s
+    return format_html(
+        '<time datetime="{}" data-{}="{}">{}</time>',
+        datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds"),
+        attribute,
+        round(epoch_s, 3),
+        age(passed) if attribute == "age" else duration(passed),
+    )
 
 
 def ordinal(number: int) -> str:
@@ -198,5 +238,7 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "running_of": lambda value, row: NONE if value is None else f"{count(value)} / {count(row.get('max_num_seqs'))}",
     "slo_met": lambda value, row: _of_class(percent_fine(value), row),
     "ready_of": lambda value, row: _unit(count(value), f"of {count(row.get('instances'))}"),
-    "status": lambda value, row: STATUS_WORDS.get(value, value or NONE),
+    "mark": lambda value, row: mark(value or ""),
+    "bar": lambda value, row: bar(value),
+    "age": lambda value, row: ticking("age", value),
 }

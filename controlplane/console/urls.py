@@ -13,7 +13,7 @@ from controlplane.console.pages.batches import views as batches
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
 from controlplane.console.pages.forecast import views as forecast
-from controlplane.console.pages.instances import places, rollouts, swaps
+from controlplane.console.pages.instances import actions
 from controlplane.console.pages.instances import views as instances
 from controlplane.console.pages.keys import views as keys
 from controlplane.console.pages.lengths import views as lengths
@@ -27,7 +27,7 @@ from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
 from controlplane.console.pages.system import views as system
 from controlplane.console.pages.usage import views as usage
-from controlplane.console.pages.what_if import building, decisions, following
+from controlplane.console.pages.what_if import building
 from controlplane.console.pages.what_if import views as what_if
 
 app_name = "console"
@@ -38,10 +38,10 @@ urlpatterns = [
     path("instances/", instances.instances, name="instances"),
     path("instances/<slug:name>/", instances.instance, name="instance"),
     path("instances/<slug:name>/<slug:action>/", instances.act, name="act"),
-    path("swaps/<slug:name>/", swaps.act, name="swap"),
-    path("places/", places.places, name="places"),
-    path("places/<slug:kind>/<int:pk>/<slug:action>/", places.act, name="place"),
-    path("rollouts/<int:pk>/<slug:action>/", rollouts.act, name="rollout"),
+    path("swaps/<slug:name>/", actions.swap, name="swap"),
+    path("places/", actions.places, name="places"),
+    path("places/<slug:kind>/<int:pk>/<slug:action>/", actions.act_on_place, name="place"),
+    path("rollouts/<int:pk>/<slug:action>/", actions.act_on_rollout, name="rollout"),
     path("models/", models.models, name="models"),
     path("models/deploy/", deploy.deploy, name="deploy"),
     path("models/deployed/<int:pk>/", deploy.deployed, name="deployed"),
@@ -69,8 +69,8 @@ urlpatterns = [
     path("what-if/new", building.build, name="new-what-if"),
     path("what-if/traces/", building.upload, name="upload-trace"),
     path("what-if/<int:pk>/", what_if.what_if, name="what-if"),
-    path("what-if/<int:pk>/decisions/<slug:letter>/", decisions.decisions, name="what-if-decisions"),
-    path("what-if/<int:pk>/followed", following.panel, name="what-if-followed"),
+    path("what-if/<int:pk>/decisions/<slug:letter>/", what_if.decisions, name="what-if-decisions"),
+    path("what-if/<int:pk>/followed", what_if.panel, name="what-if-followed"),
     path("what-if/<int:pk>/report", what_if.report_file, name="what-if-report"),
     path("what-if/<int:pk>/<slug:action>/", what_if.act, name="what-if-act"),
     path("console/api/what-if-charts/<int:pk>", what_if.charts, name="what-if-charts"),

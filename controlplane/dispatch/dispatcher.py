@@ -10,34 +10,12 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from controlplane.dispatch import port
 from controlplane.dispatch.kernels import note_end
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.inventory import Inventory
 from controlplane.dispatch.live_fleet.topology import Endpoint, Estimate, Replica, Request, Topology
 from controlplane.dispatch.placement import Placement
-from controlplane.dispatch.port import (
-    BUSY,
-    CUT,
-    DEAD,
-    ERROR,
-    INSTANCES_BUSY,
-    SILENT,
-    Deliver,
-    Evict,
-    Finished,
-    FromGateway,
-    Left,
-    Lost,
-    Moved,
-    Prefix,
-    PrefixWanted,
-    Progress,
-    Refused,
-    ServedModel,
-    ServedModels,
-    Submit,
-    Waiting,
-)
 from controlplane.dispatch.reordering import Ask, Reordering
 from controlplane.dispatch.suspects import Suspects
 from controlplane.dispatch.token_accounts import Outlook, TokenAccounts
@@ -54,7 +32,7 @@ class Dispatcher:
     """`take` takes the gateway's records, and *deliver* the decisions; *ask* has queues ordered by a worker."""
 
     def __init__(
-        self, topology: Topology, clock: Callable[[], float], *, deliver: Deliver, ask: Ask | None = None
+        self, topology: Topology, clock: Callable[[], float], *, deliver: port.Deliver, ask: Ask | None = None
     ) -> None:
         self.topology = topology
         self.deliver = deliver
@@ -69,18 +47,18 @@ class Dispatcher:
         self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, ask)
 
-    def take(self, record: FromGateway) -> None:
+    def take(self, record: port.FromGateway) -> None:
         """Act on a record of the gateway; decisions are delivered before this returns, or later."""
         match record:
-            case Progress():
+            case port.Progress():
                 self._progress(record)
-            case Submit():
+            case port.Submit():
                 self._submit(record)
-            case Finished():
+            case port.Finished():
                 self._finished(record)
-            case Left():
+            case port.Left():
                 self._left(record)
-            case Prefix():
+            case port.Prefix():
                 self._prefix(record)
 
     def apply_inventory(self, inventory: Inventory) -> None:
@@ -90,10 +68,12 @@ class Dispatcher:
             self.lose(replica)
         with_endpoint = {endpoint.model for endpoint in topology.endpoints}
         models = (
-            ServedModel(name, model.context_tokens, model.created_at, name in with_endpoint, name in topology.by_prefix)
+            port.ServedModel(
+                name, model.context_tokens, model.created_at, name in with_endpoint, name in topology.by_prefix
+            )
             for name, model in topology.models.items()
         )
-        self.deliver(ServedModels(tuple(models)))
+        self.deliver(port.ServedModels(tuple(models)))
 
     def pump_all(self) -> None:
         """Give out what can be given out. Call it after any change of the topology."""
@@ -131,7 +111,7 @@ class Dispatcher:
     def lose(self, replica: Replica) -> None:
         """*replica* was given up: the gateway knows for each of its requests what to do."""
         for request in list(replica.requests):
-            self.deliver(Lost(request.asked.number))
+            self.deliver(port.Lost(request.asked.number))
 
     def died(self, replica: Replica) -> None:
         """The engine of *replica* ended under the requests that ran there. Comes before `lose`."""
@@ -139,20 +119,23 @@ class Dispatcher:
 
     # Requests
 
-    def _submit(self, asked: Submit) -> None:
+    def _submit(self, asked: port.Submit) -> None:
         """Queue *asked* at its endpoint and give out what can be given out.
 
         Refused with 503 if nothing serves its model or soon will, with 429 if the queue there is full.
         """
-        self.topology.count_demand(asked, self.clock())
-        endpoint = self.placement.choose_endpoint(asked.model, asked.region)
-        own_region = self.topology.own_region(asked.model, asked.region)
+        candidates, own_region = self.topology.candidates(asked.model, asked.region), ""
+        if candidates.size:
+            preferred = self.topology.endpoints[int(candidates[0])]
+            preferred.count_demand(asked, self.clock())
+            own_region = preferred.spec.region
+        endpoint = self.placement.choose_endpoint(candidates)
         suspect = self.suspects.is_suspect(asked)
         if suspect and (refusal := self.suspects.refusal(asked)) is not None:
             self.deliver(refusal)
         elif endpoint is None:
             self.deliver(_none_serves(asked, own_region))
-        elif self.queue.count(endpoint) >= endpoint.spec.queue_bound:
+        elif endpoint.spec.policy.is_full(self.queue.count(endpoint)):
             self.deliver(self._full(asked, endpoint, own_region))
         else:
             request = Request(asked, self._possible(asked), endpoint, own_region=own_region)
@@ -165,7 +148,7 @@ class Dispatcher:
     def _enqueue(self, request: Request, endpoint: Endpoint) -> None:
         self.queue.add(request, endpoint)
         number, own_region, request.own_region = request.asked.number, request.own_region, ""
-        self.deliver(Moved(number, endpoint.region, request.predicted_tokens, own_region=own_region))
+        self.deliver(port.Moved(number, endpoint.spec.region, request.predicted_tokens, own_region=own_region))
         self.placement.pump(endpoint)
         if request.slot >= 0:
             self.waits.note(request)
@@ -173,9 +156,9 @@ class Dispatcher:
                 estimate = request.estimate = self.waits.of(request)
                 wait = estimate.wait
                 mean_s, p99_s = (wait.mean_s, wait.quantile_s()) if wait else (None, None)
-                self.deliver(Waiting(number, estimate.position, mean_s, p99_s))
+                self.deliver(port.Waiting(number, estimate.position, mean_s, p99_s))
 
-    def _possible(self, asked: Submit) -> int:
+    def _possible(self, asked: port.Submit) -> int:
         """The predicted output of *asked*, at most what may come, and all of that if the prediction is no number.
 
         Every bound on a wait rests on this: a length model may say anything.
@@ -194,9 +177,9 @@ class Dispatcher:
         most *= asked.sequences
         return int(min(max(predicted, 1), most)) if math.isfinite(predicted) else most
 
-    def _full(self, asked: Submit, endpoint: Endpoint, own_region: str) -> Refused:
+    def _full(self, asked: port.Submit, endpoint: Endpoint, own_region: str) -> port.Refused:
         wait_s = self.estimated_wait_s(endpoint)
-        return Refused(
+        return port.Refused(
             asked.number,
             429,
             "queue_full",
@@ -208,7 +191,7 @@ class Dispatcher:
             own_region=own_region,
         )
 
-    def _progress(self, progress: Progress) -> None:
+    def _progress(self, progress: port.Progress) -> None:
         fleet, now_s, requests = self.topology.fleet, self.clock(), self._requests
         for number, took_s in progress.headers:
             if (request := requests.get(number)) is not None and request.replica is not None:
@@ -222,7 +205,7 @@ class Dispatcher:
                     self.suspects.tried(request, cleared=False)
         self.accounts.advance((request, tokens - request.kept_tokens) for request, tokens in came)
 
-    def _finished(self, finished: Finished) -> None:
+    def _finished(self, finished: port.Finished) -> None:
         """Learn length and pace from a request that was answered, and release it."""
         request = self._requests.pop(finished.number, None)
         if request is None:
@@ -243,7 +226,7 @@ class Dispatcher:
             note_end(self.topology.fleet, replica.slot, self.queue.moment_s)
         self._release(request)
 
-    def _left(self, left: Left) -> None:
+    def _left(self, left: port.Left) -> None:
         """Release a request, or only from its instance, and count the failure of that instance."""
         request = self._requests.get(left.number)
         if request is None:
@@ -251,30 +234,30 @@ class Dispatcher:
         replica = request.replica
         if replica is not None and left.failure:
             self._note_failure(request, replica, left)
-        cut = replica is not None and left.failure == CUT
+        cut = replica is not None and left.failure == port.CUT
         held = replica is not None and cut and self.suspects.was_cut(request, replica, left.again)
         self._release(request)
         if left.again:
             request.evictions += left.evicted
             _keep(request, left.kept_tokens)
             if not held:
-                self._place_again(request, busy=left.failure == BUSY)
+                self._place_again(request, busy=left.failure == port.BUSY)
         else:
             self.suspects.gone(request)
             del self._requests[left.number]
 
-    def _note_failure(self, request: Request, replica: Replica, left: Left) -> None:
+    def _note_failure(self, request: Request, replica: Replica, left: port.Left) -> None:
         topology, now_s = self.topology, self.clock()
         request.failed_at.append(replica)
-        if left.failure in (SILENT, CUT):
+        if left.failure in (port.SILENT, port.CUT):
             replica.reachable = False  # until its next heartbeat
             topology.doubt(replica)
-        elif left.failure == DEAD and not replica.lost:
+        elif left.failure == port.DEAD and not replica.lost:
             replica.lost = "its engine died"
             self.died(replica)
-        if left.failure == BUSY:
+        if left.failure == port.BUSY:
             topology.note_busy(replica, left.reason, now_s, left.wait_s)
-        elif left.failure == ERROR and left.again:  # of the instance or of the request: another instance shows it
+        elif left.failure == port.ERROR and left.again:  # of the instance or of the request: another instance shows it
             request.unproved.append((replica, left.reason))
         else:
             topology.note_failure(replica, left.reason, now_s)
@@ -283,9 +266,9 @@ class Dispatcher:
         """Ask for the prefixes of waiting requests for *models*, whose router did not need them when they came."""
         for request in list(self._requests.values()):
             if request.asked.model in models and request.slot >= 0 and not request.asked.prefix_hashes:
-                self.deliver(PrefixWanted(request.asked.number))
+                self.deliver(port.PrefixWanted(request.asked.number))
 
-    def _prefix(self, prefix: Prefix) -> None:
+    def _prefix(self, prefix: port.Prefix) -> None:
         request = self._requests.get(prefix.number)
         if request is not None:
             request.asked = replace(request.asked, prefix_hashes=prefix.hashes, block_tokens=prefix.block_tokens)
@@ -320,7 +303,7 @@ class Dispatcher:
         elsewhere = self._takes_elsewhere(request)
         if busy and (failed >= MAX_ATTEMPTS or not elsewhere):
             message = f"Every instance of {asked.model!r} that could take the request is busy."
-            self._refuse(request, 503, INSTANCES_BUSY, message, 1)
+            self._refuse(request, 503, port.INSTANCES_BUSY, message, 1)
             return
         if failed >= MAX_ATTEMPTS:
             message = f"The request was tried on {failed} instances, and each failed before it answered."
@@ -328,7 +311,7 @@ class Dispatcher:
             return
         request.output_tokens, request.evicting_s = 0, None
         with self.topology.without(request.failed_at if elsewhere else ()):
-            endpoint = self.placement.choose_endpoint(asked.model, asked.region)
+            endpoint = self.placement.choose_endpoint(self.topology.candidates(asked.model, asked.region))
             if endpoint is None:
                 self._drop(request, _none_serves(asked))
                 return
@@ -351,7 +334,7 @@ class Dispatcher:
         if not waiting:
             return
         candidates = topology.candidates(endpoint.model, endpoint.region)
-        spill_above = endpoint.spec.tuned.SPILL_ABOVE
+        spill_above = endpoint.spec.policy.region_threshold
         for request in waiting:
             index = better_home(
                 topology.fleet, topology.arrays, candidates, queue.arrays.size, endpoint.index, spill_above, now_s
@@ -369,7 +352,7 @@ class Dispatcher:
             target = topology.endpoints[index]
             queue.move(request, target)
             self.deliver(
-                Moved(
+                port.Moved(
                     request.asked.number,
                     target.region,
                     request.predicted_tokens,
@@ -380,9 +363,9 @@ class Dispatcher:
             self.placement.pump(target)
 
     def _refuse(self, request: Request, status: int, code: str, message: str, retry_after_s: float) -> None:
-        self._drop(request, Refused(request.asked.number, status, code, message, retry_after_s=retry_after_s))
+        self._drop(request, port.Refused(request.asked.number, status, code, message, retry_after_s=retry_after_s))
 
-    def _drop(self, request: Request, refused: Refused) -> None:
+    def _drop(self, request: Request, refused: port.Refused) -> None:
         if request.slot >= 0:
             self.queue.take_out(request.slot)
         self.suspects.gone(request)
@@ -402,7 +385,7 @@ class Dispatcher:
         if request.output_tokens and not kept:
             return None
         request.evicting_s = self.clock()
-        self.deliver(Evict(number))
+        self.deliver(port.Evict(number))
         return request.asked.prompt_tokens + request.output_tokens
 
     # Reading
@@ -438,8 +421,8 @@ def _keep(request: Request, kept_tokens: int) -> None:
     request.kept_tokens = kept_tokens
 
 
-def _none_serves(asked: Submit, own_region: str = "") -> Refused:
-    return Refused(
+def _none_serves(asked: port.Submit, own_region: str = "") -> port.Refused:
+    return port.Refused(
         asked.number,
         503,
         "model_unavailable",

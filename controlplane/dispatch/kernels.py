@@ -1,7 +1,7 @@
-"""The compiled decisions that a request meets on its way, as the live dispatcher calls them: `scheduling.direct`."""
+"""The compiled decisions that a request meets on its way, as the live dispatcher calls them: `scheduling.compiled`."""
 
 from scheduling import dispatch as decisions
-from scheduling.direct import direct
+from scheduling.compiled import direct
 from scheduling.lookahead import maps, outlook
 from scheduling.queueing import virtual_queues, waiting_set
 from scheduling.queueing.swapping import timeline

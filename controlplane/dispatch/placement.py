@@ -1,21 +1,12 @@
 """The endpoint of a request, and its instance: each decision is one compiled call. Also the trace that explains it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.dispatch.kernels import (
-    ask,
-    choose_region,
-    dispatch,
-    dispatch_ahead,
-    insert_loose,
-    learn,
-    pull,
-    send,
-    write_loads,
-)
+from controlplane.dispatch import kernels
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica, Request, Topology
 from controlplane.dispatch.port import Deliver, Placed
@@ -24,78 +15,43 @@ from controlplane.dispatch.waiting_queue import WaitingQueue
 from controlplane.dispatch.waits import Waits
 from scheduling.compiled import uncompiled
 from scheduling.queueing.running import prefill_s
+from scheduling.routing import candidates as columns
 from scheduling.routing import routers
-from scheduling.routing.candidates import (
-    ACCEPTING,
-    AHEAD,
-    ALLOWED,
-    CACHED,
-    COLUMNS,
-    DECODE,
-    IN_SECONDS,
-    INSTANCE,
-    KV,
-    KV_CAPACITY,
-    MEMORY,
-    OTHERS,
-    PEAK,
-    PREFILL,
-    QUEUED,
-    REMAINING,
-    ROOM,
-    RUNNING,
-    SCORE,
-)
-from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, POLICY_CODES, PRESERVE
+from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, POLICY_CODES
 
 
+@dataclass(eq=False)
 class Placement:
-    def __init__(
-        self,
-        topology: Topology,
-        queue: WaitingQueue,
-        accounts: TokenAccounts,
-        waits: Waits,
-        clock: Callable[[], float],
-        deliver: Deliver,
-    ) -> None:
-        self.topology = topology
-        self.queue = queue
-        self.accounts = accounts
-        self.waits = waits
-        self.clock = clock
-        self.deliver = deliver
-        self._candidates = np.zeros((CANDIDATES, COLUMNS))  # of the decision in hand
+    topology: Topology
+    queue: WaitingQueue
+    accounts: TokenAccounts
+    waits: Waits
+    clock: Callable[[], float]
+    deliver: Deliver
 
-    def choose_endpoint(self, model: str, region: str) -> Endpoint | None:
-        """The endpoint for a new request for *model* from *region*: one that serves, or soon will, or can be started.
+    def __post_init__(self) -> None:
+        self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
 
-        None if there is none.
-        """
+    def choose_endpoint(self, candidates: NDArray[np.int32]) -> Endpoint | None:
+        """The endpoint of *candidates* for a new request: one that serves, or soon will, or can be started, or none."""
+        if not candidates.size:
+            return None
         topology = self.topology
-        candidates = topology.candidates(model, region)
-        if candidates.size:
-            self.queue.fit()
-            spill_above = topology.endpoints[int(candidates[0])].spec.tuned.SPILL_ABOVE
-            now_s = self.clock()
-            index = int(
-                choose_region(topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s)
-            )
-            if index >= 0:
-                return topology.endpoints[index]
-            endpoints: list[Endpoint] = [topology.endpoints[index] for index in candidates.tolist()]
-            for endpoint in endpoints:
-                if topology.coming(endpoint):
-                    return endpoint
-            for endpoint in endpoints:
-                if endpoint.can_start:
-                    return endpoint
-        return None
+        self.queue.fit()
+        spill_above, now_s = topology.endpoints[int(candidates[0])].spec.policy.region_threshold, self.clock()
+        index = kernels.choose_region(
+            topology.fleet, topology.arrays, candidates, self.queue.arrays.size, spill_above, now_s
+        )
+        if index >= 0:
+            return topology.endpoints[int(index)]
+        endpoints = [topology.endpoints[at] for at in candidates.tolist()]
+        startable = (endpoint for endpoint in endpoints if endpoint.can_start)
+        return next(filter(topology.coming, endpoints), None) or next(startable, None)
 
     def pump(self, endpoint: Endpoint) -> None:
         """Give out requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
         topology, queue = self.topology, self.queue
-        policy, grouped = POLICY_CODES[endpoint.spec.routing_policy], queue.grouped(endpoint)
+        policy, grouped = POLICY_CODES[endpoint.spec.policy.routing], queue.grouped(endpoint)
         while queue.count(endpoint):
             slot, instance, pulled = self._pull(endpoint) if grouped else (-1, -1, "")
             if slot < 0:
@@ -107,7 +63,7 @@ class Placement:
             prompt, output = int(queue.arrays.prompt_tokens[slot]), int(queue.arrays.output_tokens[slot])
             request, replica = queue.take_out(slot), topology.by_slot[instance]
             request.placed_s = self.clock()
-            ask(topology.fleet, topology.arrays, instance, prompt, output, request.placed_s)
+            kernels.ask(topology.fleet, topology.arrays, instance, prompt, output, request.placed_s)
             request.attempts += 1
             self.waits.placed(request, replica)
             why = self._explain(request, endpoint, replica, pulled)
@@ -115,17 +71,17 @@ class Placement:
             if replica.health.breaker is not Breaker.CLOSED:  # it takes one at a time
                 topology.settle(replica)
             if policy == LEAST_DELAY:
-                learn(topology.fleet, queue.affinity, endpoint.index, slot, instance)
+                kernels.learn(topology.fleet, queue.affinity, endpoint.index, slot, instance)
             self.deliver(
                 Placed(
                     request.asked.number,
                     request.attempts,
-                    replica.name,
+                    replica.spec.name,
                     replica.spec.state_changed_at,
                     replica.spec.url,
                     replica.spec.api_key,
-                    endpoint.region,
-                    endpoint.spec.ordering_policy,
+                    endpoint.spec.region,
+                    endpoint.spec.policy.ordering,
                     request.queue_key_s,
                     request.placed_s,
                     why,
@@ -135,15 +91,17 @@ class Placement:
             )
 
         if grouped and queue.count(endpoint):
-            insert_loose(topology.fleet, topology.arrays, queue.arrays, endpoint.index)
+            kernels.insert_loose(topology.fleet, topology.arrays, queue.arrays, endpoint.index)
 
     def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
         """The first request of *endpoint*, and the instance that its router gives it to; (-1, -1) if none has room."""
         topology, queue = self.topology, self.queue
-        if policy < PRESERVE:
-            return dispatch(topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates)
+        if policy not in LOOK_AHEAD:
+            return kernels.dispatch(
+                topology.fleet, topology.arrays, queue.arrays, endpoint.index, policy, self._candidates
+            )
         self.accounts.fit_maps()
-        return dispatch_ahead(
+        return kernels.dispatch_ahead(
             topology.fleet,
             topology.arrays,
             queue.arrays,
@@ -158,13 +116,13 @@ class Placement:
         """The slot that an instance of *endpoint* pulls from its virtual queue, the instance, and the reason."""
         topology, queue = self.topology, self.queue
         now_s = queue.moment_s
-        slot, instance = pull(topology.fleet, topology.arrays, queue.arrays, endpoint.index, now_s)
+        slot, instance = kernels.pull(topology.fleet, topology.arrays, queue.arrays, endpoint.index, now_s)
         if slot < 0:
             return -1, -1, ""
         words = queue.why_pulled(slot, now_s)
         prompt, output = int(queue.arrays.prompt_tokens[slot]), int(queue.arrays.output_tokens[slot])
-        write_loads(topology.fleet, topology.arrays, endpoint.index, prompt, output, instance, self._candidates)
-        send(topology.fleet, topology.arrays, queue.arrays, slot, instance)
+        kernels.write_loads(topology.fleet, topology.arrays, endpoint.index, prompt, output, instance, self._candidates)
+        kernels.send(topology.fleet, topology.arrays, queue.arrays, slot, instance)
         return slot, instance, words
 
     def pump_all(self) -> None:
@@ -182,10 +140,10 @@ class Placement:
     def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: str) -> dict[str, object]:
         """The decision trace: docs/routing.md."""
         return {
-            "instance": replica.name,
-            "region": endpoint.region,
-            "policy": endpoint.spec.routing_policy,
-            "ordering": endpoint.spec.ordering_policy,
+            "instance": replica.spec.name,
+            "region": endpoint.spec.region,
+            "policy": endpoint.spec.policy.routing,
+            "ordering": endpoint.spec.policy.ordering,
             "waited_ms": round((request.placed_s - request.asked.arrived_s) * 1000, 3),
             "waiting": self.queue.count(endpoint),
             **explain(self.topology, endpoint, replica, self._candidates, pulled),
@@ -205,40 +163,42 @@ def explain(
 
     *pulled* says why the instance took it from its virtual queue, where no router was asked.
     """
-    policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.routing_policy]
+    policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.policy.routing]
     first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
     rows: list[Row] = candidates[: end - first].tolist()
-    rows = [row for row in rows if row[INSTANCE] >= 0]  # there is room for more
+    rows = [row for row in rows if row[columns.INSTANCE] >= 0]  # there is room for more
     by_slot = topology.by_slot
-    if policy >= PRESERVE and len(rows) > 1:
-        rows.sort(key=lambda row: (row[ROOM] == 0, row[SCORE], row[INSTANCE]))
+    if policy in LOOK_AHEAD and len(rows) > 1:
+        rows.sort(key=lambda row: (row[columns.ROOM] == 0, row[columns.SCORE], row[columns.INSTANCE]))
     seen = []
     for row in rows:
         score: float | None
-        if policy >= PRESERVE:
-            score, parts = row[SCORE], _ahead_parts(row, policy)
+        if policy in LOOK_AHEAD:
+            score, parts = row[columns.SCORE], _ahead_parts(row, policy)
         else:
             score, parts = _load_parts(row, policy)
         seen.append(
             {
-                "instance": by_slot[int(row[INSTANCE])].name,
-                "accepting": bool(row[ACCEPTING]),
-                "room": bool(row[ROOM]),
-                "running": int(row[RUNNING]),
-                "remaining_tokens": int(row[REMAINING]),
-                "kv_tokens": int(row[KV]),
-                "score": round(score, 4) if row[ROOM] and score is not None else None,
+                "instance": by_slot[int(row[columns.INSTANCE])].spec.name,
+                "accepting": bool(row[columns.ACCEPTING]),
+                "room": bool(row[columns.ROOM]),
+                "running": int(row[columns.RUNNING]),
+                "remaining_tokens": int(row[columns.REMAINING]),
+                "kv_tokens": int(row[columns.KV]),
+                "score": round(score, 4) if row[columns.ROOM] and score is not None else None,
                 "parts": parts,
             }
         )
-    if policy < PRESERVE:
+    if policy not in LOOK_AHEAD:
         seen.sort(key=lambda each: (each["score"] is None, each["score"] or 0.0))
-    because = pulled or _because(endpoint.spec.routing_policy, chosen.name, seen, in_seconds=bool(rows[0][IN_SECONDS]))
+    because = pulled or _because(
+        endpoint.spec.policy.routing, chosen.spec.name, seen, in_seconds=bool(rows[0][columns.IN_SECONDS])
+    )
     round_trip_ms = topology.round_trip_ms(chosen)
-    at_chosen = next(row for row in rows if row[INSTANCE] == chosen.slot)
-    ahead = int(at_chosen[AHEAD])
+    at_chosen = next(row for row in rows if row[columns.INSTANCE] == chosen.slot)
+    ahead = int(at_chosen[columns.AHEAD])
     if ahead and round_trip_ms:  # then no instance had room
-        allowed = int(at_chosen[ALLOWED])
+        allowed = int(at_chosen[columns.ALLOWED])
         because += (
             f" All instances were full; sent early to hide a round trip of {round_trip_ms:.0f} ms"
             f" ({ahead} of at most {allowed} ahead)."
@@ -253,24 +213,24 @@ def explain(
 
 def _ahead_parts(row: Row, policy: int) -> Parts:
     """Parts of the score of a router that looks ahead."""
-    peak = round(row[PEAK] / row[KV_CAPACITY], 4) if row[KV_CAPACITY] else 0.0
-    if row[IN_SECONDS]:
+    peak = round(row[columns.PEAK] / row[columns.KV_CAPACITY], 4) if row[columns.KV_CAPACITY] else 0.0
+    if row[columns.IN_SECONDS]:
         return {
-            "predicted_ttft_ms": round(row[PREFILL] * 1000, 1),
-            "decode_s": round(row[DECODE], 4),
-            "others_s": round(row[OTHERS], 4),
-            "memory_s": round(row[MEMORY], 4),
-            "affinity_tokens": int(row[CACHED]),
+            "predicted_ttft_ms": round(row[columns.PREFILL] * 1000, 1),
+            "decode_s": round(row[columns.DECODE], 4),
+            "others_s": round(row[columns.OTHERS], 4),
+            "memory_s": round(row[columns.MEMORY], 4),
+            "affinity_tokens": int(row[columns.CACHED]),
             "peak_kv": peak,
         }
     parts: Parts = {
-        "prefill_tokens": int(row[PREFILL]),
-        "decode_tokens": int(row[DECODE]),
-        "memory_tokens": round(row[MEMORY], 1),
+        "prefill_tokens": int(row[columns.PREFILL]),
+        "decode_tokens": int(row[columns.DECODE]),
+        "memory_tokens": round(row[columns.MEMORY], 1),
         "peak_kv": peak,
     }
     if policy == LEAST_DELAY:
-        parts["affinity_tokens"] = int(row[CACHED])
+        parts["affinity_tokens"] = int(row[columns.CACHED])
     return parts
 
 
@@ -278,13 +238,13 @@ def _load_parts(row: Row, policy: int) -> tuple[float | None, Parts]:
     """The score of a router that looks at loads, and what makes it up."""
     match policy:
         case routers.LEAST_REQUEST:
-            running = int(row[RUNNING])
+            running = int(row[columns.RUNNING])
             return running, {"requests": running}
         case routers.MINIMUM_USE:
-            use = row[KV] / row[KV_CAPACITY] if row[KV_CAPACITY] else 0.0
+            use = row[columns.KV] / row[columns.KV_CAPACITY] if row[columns.KV_CAPACITY] else 0.0
             return use, {"kv_use": round(use, 4)}
         case routers.JOIN_SHORTEST_QUEUE:
-            remaining, queued = int(row[REMAINING]), int(row[QUEUED])
+            remaining, queued = int(row[columns.REMAINING]), int(row[columns.QUEUED])
             return remaining, {"prefill_tokens": queued, "decode_tokens": remaining - queued}
     return None, {}
 

@@ -199,7 +199,7 @@ class Reordering:
         limit = np.zeros(queue.arrays.size.size, np.int64)
         for endpoint in topology.endpoints:
             if queue.grouped(endpoint) and queue.count(endpoint):
-                limit[endpoint.index] = endpoint.spec.tuned.EVICTION_LIMIT
+                limit[endpoint.index] = endpoint.spec.policy.eviction_limit
         if not limit.any():
             return []
         running = running_in(topology, queue)

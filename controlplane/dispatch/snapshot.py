@@ -185,7 +185,7 @@ class Snapshot:
         return EndpointState(
             model=endpoint.model,
             region=endpoint.region,
-            ordering=endpoint.spec.ordering_policy,
+            ordering=endpoint.spec.policy.ordering,
             cursor=numbers.get(int(topology.arrays.cursor[endpoint.index])),
             changed_s=max(memory.changed_s - now_s, LONG_AGO_S),
             changed_by=memory.last.by,

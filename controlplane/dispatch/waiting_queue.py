@@ -54,7 +54,7 @@ class WaitingQueue:
 
     def grouped(self, endpoint: Endpoint) -> bool:
         """Whether what waits for *endpoint* is in request groups."""
-        return ORDERINGS[endpoint.spec.ordering_policy] == QLM
+        return ORDERINGS[endpoint.spec.policy.ordering] == QLM
 
     @property
     def group_count(self) -> int:
@@ -70,12 +70,12 @@ class WaitingQueue:
         self.fit()
         any_grouped, limits = False, dict[int, int]()
         for endpoint in self.topology.endpoints:
-            ordering, before = ORDERINGS[endpoint.spec.ordering_policy], self._ordering.get(endpoint.index)
+            ordering, before = ORDERINGS[endpoint.spec.policy.ordering], self._ordering.get(endpoint.index)
             grouped = ordering == QLM
             if before is not None and before != ordering:
                 for request in self.of(endpoint):
                     rekey(self.arrays, request.slot, self._key_at(request, endpoint))
-            groups, within = self.arrays.groups, GROUP_ORDERS[endpoint.spec.tuned.GROUP_ORDER]
+            groups, within = self.arrays.groups, GROUP_ORDERS[endpoint.spec.policy.group_order]
             if grouped != (groups.limit[endpoint.index] > 0) or (grouped and groups.within[endpoint.index] != within):
                 groups.within[endpoint.index] = within
                 limits[endpoint.index] = self._limit(endpoint) if grouped else 0
@@ -102,7 +102,7 @@ class WaitingQueue:
             swaps = {one.instance_id: Swap(one.sleep_s, one.load_s) for one in group.members if one.state != FAILED}
             replicas = [topology.replicas[key] for key in swaps if key in topology.replicas]
             endpoints = [replica.endpoint for replica in replicas]
-            if all(self.grouped(endpoint) and endpoint.spec.tuned.SWAP_BY_QUEUE for endpoint in endpoints):
+            if all(self.grouped(endpoint) and endpoint.spec.policy.swap_by_queue for endpoint in endpoints):
                 sharing.append({replica.slot: swaps[replica.spec.instance_id] for replica in replicas})
         share_queues(self.arrays.groups, sharing)
 
@@ -124,7 +124,7 @@ class WaitingQueue:
 
     def _limit(self, endpoint: Endpoint) -> int:
         topology = self.topology
-        batches = float(endpoint.spec.tuned.GROUP_BATCHES)
+        batches = endpoint.spec.policy.group_batches
         return int(fit_groups(topology.fleet, topology.arrays, self.arrays.groups, endpoint.index, batches))
 
     def _key_at(self, request: Request, endpoint: Endpoint) -> float:
@@ -297,12 +297,12 @@ def _phase(group: SwapGroupSpec, instance_id: int, state: str) -> int:
 def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Submit, prompt_tokens: int, output_tokens: int) -> float:
     """The queue key of a request at *endpoint*, by its ordering and the profile that it goes by."""
     spec = endpoint.spec
-    ordering = ORDERINGS[spec.ordering_policy]
+    ordering = ORDERINGS[spec.policy.ordering]
     due_s, service_s = first_due_of(spec.profile, asked, prompt_tokens, output_tokens), 0.0
     if ordering in BY_SERVICE or ordering == SLACK:
         service_s = spec.profile.service_time_s(prompt_tokens, 1 if ordering == SLACK else output_tokens)
     return uncompiled(queue_key)(
-        ordering, arrival_s, arrival_s + due_s, asked.priority, service_s, spec.ordering_stretch
+        ordering, arrival_s, arrival_s + due_s, asked.priority, service_s, spec.policy.ordering_stretch
     )
 
 

@@ -22,7 +22,7 @@ class AuditedAdmin(RoleAdmin[Row]):
     """
 
     def after_write(self, request: HttpRequest, row: Row, *, created: bool) -> None:
-        """What else has to follow a write, inside its transaction."""
+        """Hook for further work after a write, inside its transaction."""
 
     def save_model(self, request: HttpRequest, obj: Row, form: ModelForm[Row], change: bool) -> None:
         if change:

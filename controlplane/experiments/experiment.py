@@ -88,7 +88,7 @@ class Experiment(ABC):
     paper: ClassVar[str]
     section: ClassVar[str]
     measures: ClassVar[str]
-    """What it measures, in a few words."""
+    """Its measures, in a few words."""
     results: ClassVar[str]
     """Where its results stand: page and anchor under docs/."""
     options: ClassVar[Sequence[Option]]
@@ -116,7 +116,7 @@ class Experiment(ABC):
 
     @abstractmethod
     def compare(self, result: Result) -> list[Comparison]:
-        """Return the paper's figures beside those of *result*; empty where no paper reports any."""
+        """Return the paper's figures with those of *result*; empty where no paper reports any."""
 
 
 def percent(value: float | None, sign: bool = True) -> str:

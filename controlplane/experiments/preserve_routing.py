@@ -219,7 +219,7 @@ def prefixes(settings: Settings, progress: Progress) -> list[Row]:
 
 
 def changes(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """What PreServe's router and ours change, by model and depth, at the load that the paper speaks of.
+    """Changes by PreServe's router and ours, by model and depth, at the load that the paper speaks of.
 
     That is the one at which `least_request` keeps as near as can be to 88.8 % of the promises; the change is that against
     the baseline which is the best in the measure.

@@ -94,7 +94,7 @@ class ReactiveByMemory(ByEndpoint):
 
 @dataclass(kw_only=True)
 class HybridByMemory(Hybrid):
-    """The plan at the begin of each window, and the same marks within it, never below the plan."""
+    """The plan at the start of each window, and the same marks within it, never below the plan."""
 
     tick_s: float = TICK_S
     out_above: float = OUT_ABOVE
@@ -169,7 +169,7 @@ def _simulate(setting: Setting, name: str, depth: str, progress: Any) -> Simulat
         until_s=setting.until_s,
         progress=progress,
         control=control,
-    ).result
+    )
 
 
 def _strategy(name: str, deep: bool) -> tuple[ByEndpoint, type[Control]]:

@@ -112,7 +112,7 @@ def run(made: Setting, names: Sequence[str], progress: Progress, floor: Floor | 
             progress=partial(progress, f"simulating {name}"),
             per_arrival=name in PAPERS,
         )
-        rows.append(of_run(name, came.result, promises, scene.usd_per_hour, time.monotonic() - began_s))
+        rows.append(of_run(name, came, promises, scene.usd_per_hour, time.monotonic() - began_s))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""What the length model that is shipped is worth: its own file, on prompts and conversations that it was not fitted to.
+"""The worth of the shipped length model, on prompts and conversations that it was not fitted to.
 
 Predictions are raw, corrected online by the class that the live service uses, and those of a moving histogram of the
 tenant's lengths by that model. On conversations (`sharegpt_eval`: every answer of the assistant, its prompt is

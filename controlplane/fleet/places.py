@@ -1,6 +1,6 @@
 """Where instances may run: deployments and nodes are locked, then their GPUs counted. Every start comes through here.
 
-What a node has free is counted from the instances on it, so a count is worth something only while nobody else may add one.
+What a node has free is counted from the instances on it, so a count holds only under the lock.
 Locks are taken in one order by everybody: deployments, nodes, swap groups, at last (in `services`) instances, and in the
 order of their keys within each. Who moves several instances in one transaction locks all the places of their model before
 the first move: two that lock as they go along would wait for each other for ever.
@@ -18,7 +18,7 @@ from controlplane.fleet.models.hardware import gpus_of
 
 
 def obstacle(instance: Instance) -> str:
-    """Why nobody but an operator may start *instance* where it is, or nobody at all; empty if it may be started.
+    """Why automation, or even an operator, may not start *instance* where it is; empty if it may be started.
 
     Everything that starts instances asks here: `services.start` and `wake`, and before them who chooses what to start.
     """
@@ -28,7 +28,7 @@ def obstacle(instance: Instance) -> str:
 
 
 def cordon_of(instance: Instance) -> str:
-    """What stands in the way of a start by an operator too."""
+    """The obstacle to a start even by an operator; empty for none."""
     for place in (instance.node, instance.deployment.region):
         if place is not None and place.cordoned:
             return f"{place} is cordoned by {place.cordoned}: uncordon it first"
@@ -118,7 +118,7 @@ def keeps(instance: Instance) -> bool:
 
 
 def new_instance(deployment: Deployment) -> Instance:
-    """A saved row beside its siblings, to be started. *deployment* is locked.
+    """Create a further instance of *deployment*, which is locked, to be started.
 
     Raises NoRoom without free GPUs, ActionError without a sibling to copy, ValidationError when there can be none.
     """

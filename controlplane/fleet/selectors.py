@@ -36,7 +36,7 @@ def nodes() -> QuerySet[Node]:
 
 
 def usd_per_hour(model: str = "") -> float:
-    """What the instances that serve or are starting cost an hour on demand, of all models or of one."""
+    """On-demand dollars an hour of the instances that serve or start, of all models or of one."""
     rows = narrowed(Instance.objects.filter(state__in=PRESENT), deployment__model__name=model)
     gpus = F("deployment__tensor_parallel") * F("deployment__gpu_type__on_demand_usd_per_hour")
     return float(rows.aggregate(usd=Sum(gpus))["usd"] or 0)

@@ -39,7 +39,7 @@ from controlplane.jobs.broker import impatient_redis, send_task
 logger = logging.getLogger(__name__)
 
 OF_ONE_SERVER = ("url", "process_id", "kv_capacity_tokens", "startup", "engine", "launched_with", "api_key")
-"""Fields of an instance that its next server has anew."""
+"""Fields of an instance that are reset for its next server."""
 INVENTORY_CHANNEL = "pilothouse:inventory"
 RUN_COMMAND_TASK = "workers.tasks.fleet.run_command"
 ADVANCE_SWAPS_TASK = "workers.tasks.swaps.advance_swaps"
@@ -134,7 +134,7 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
     """Have the server behind *instance* started; it is ready when it answers.
 
     Returns the command, or None for a server started elsewhere, which is simply looked for again. Asking twice gives
-    the same command. Raises ActionError when the state does not allow it, or the inventory has no place for it any more.
+    the same command. Raises ActionError when the state does not allow it, or the inventory no longer has a place for it.
     """
     places.lock(Deployment.objects.filter(instances=instance.pk))
     _check_gpus_are_free(instance)
@@ -213,7 +213,7 @@ def wake(instance: Instance, actor: User | str, reason: str) -> InstanceCommand:
 
 @transaction.atomic
 def cordon(place: Node | Region, actor: User | str, reason: str) -> str:
-    """Have nothing started at *place* any more; what runs there goes on. Says so in one sentence."""
+    """Have nothing new started at *place*; running instances stay. Returns a sentence that says so."""
     return _cordon(place, by_whom(actor, reason), "cordoned", actor, reason)
 
 
@@ -388,7 +388,7 @@ def _moved(instance: Instance, row: Instance) -> Instance:
 
 
 def _withdraw(command: InstanceCommand, why: str) -> None:
-    """Let nobody carry *command* out, if nobody has begun to. Its instance is locked."""
+    """Withdraw *command* unless a worker has begun it. Its instance is locked."""
     InstanceCommand.objects.filter(pk=command.pk, state=CommandState.PENDING).update(
         state=CommandState.FAILED, error=why, finished_at=timezone.now()
     )

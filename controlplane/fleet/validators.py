@@ -1,4 +1,4 @@
-"""Checks of single values in the inventory. Each raises ValidationError with a sentence to show beside the field."""
+"""Checks of single values in the inventory. Each raises ValidationError with a sentence to show next to the field."""
 
 import ipaddress
 import re

@@ -9,7 +9,8 @@ from django.http import HttpRequest
 
 from controlplane.events.admin import ReadOnlyAdmin
 from controlplane.fleet.models import Model, Region, SloClass
-from controlplane.gateway.models import LedgerRow, MinuteRow
+from controlplane.gateway.models import SUMS, LedgerRow, MinuteRow
+from controlplane.resources.requests import REQUESTS
 
 
 def name_filter(field: str, names: Callable[[], QuerySet[Any]]) -> type[admin.SimpleListFilter]:
@@ -37,47 +38,11 @@ SERIES_FILTERS = [
 
 @admin.register(LedgerRow)
 class LedgerRowAdmin(ReadOnlyAdmin[LedgerRow]):
-    list_display = [
-        "arrived_at",
-        "request_id",
-        "tenant",
-        "model",
-        "region",
-        "slo_class",
-        "outcome",
-        "status_code",
-        "prompt_tokens",
-        "output_tokens",
-        "ttft",
-        "slo_met",
-    ]
+    list_display = REQUESTS.stored("arrived_at", *REQUESTS.page)
     list_filter = ["outcome", "arrived_at", *SERIES_FILTERS, "tenant", "slo_met"]
     list_select_related = ["tenant"]
     search_fields = ["=request_id", "=instance", "=run"]
     search_help_text = "A whole request id, instance or run"
-    fieldsets = [
-        (None, {"fields": ["request_id", "arrived_at", "tenant", "api_key", "model", "slo_class", "streamed"]}),
-        (
-            "Outcome",
-            {
-                "fields": [
-                    *("outcome", "status_code", "error_code", "error_message", "slo_met"),
-                    *("unserved", "retry", "repeated", "attempts"),
-                ]
-            },
-        ),
-        (
-            "Tokens",
-            {"fields": ["prompt_tokens", "output_tokens", "predicted_prompt_tokens", "predicted_output_tokens"]},
-        ),
-        ("Times (milliseconds)", {"fields": ["queue_ms", "ttft_ms", "itl_ms", "e2e_ms"]}),
-        ("Placement", {"fields": ["region", "own_region", "instance", "trace"]}),
-        ("Application", {"fields": ["application", "run", "unit"]}),
-    ]
-
-    @admin.display(description="TTFT (ms)", ordering="ttft_ms")
-    def ttft(self, row: LedgerRow) -> str:
-        return f"{row.ttft_ms:.0f}" if row.ttft_ms is not None else "-"
 
 
 @admin.register(MinuteRow)
@@ -88,12 +53,7 @@ class MinuteRowAdmin(ReadOnlyAdmin[MinuteRow]):
         "region",
         "own_region",
         "slo_class",
-        "requests",
-        "failed",
-        "slo_met",
-        "slo_judged",
-        "prompt_tokens",
-        "output_tokens",
+        *SUMS[:6],
         "unserved",
         "repeated",
         "generated",

@@ -45,7 +45,7 @@ from controlplane.jobs.parts import Part, PartState, merged, supervised
 from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthPrior
-from scheduling.dispatch import warm_up
+from scheduling import dispatch
 from scheduling.queueing import global_scheduler
 from scheduling.queueing.waits import waiting_in_queues, waiting_time
 from scheduling.scaling import FLOOR, view
@@ -117,8 +117,6 @@ class Gateway:
             Snapshot(self.dispatcher, self.floor.observation, self.requests.last_heard),
         )
         self.http = Application(
-            self.keys,
-            self.catalog,
             Completions(
                 keys=self.keys,
                 limits=self.limits,
@@ -132,7 +130,6 @@ class Gateway:
                 most_body_bytes=settings.MAX_BODY_BYTES,
                 stream_all=settings.STREAM_ALL,
             ),
-            self.records,
             owns=self.owns,
             most_body_bytes=max(settings.MAX_BODY_BYTES, settings.MAX_MEDIA_BODY_BYTES),
             origins=frozenset(settings.CORS_ORIGINS),
@@ -160,11 +157,8 @@ class Gateway:
 
     async def start(self) -> None:
         await asyncio.to_thread(kernels.compile_group, "requests")  # at once where that was done
-        await asyncio.to_thread(warm_up)
-        await asyncio.to_thread(waiting_time.warm_up)
-        await asyncio.to_thread(waiting_in_queues.warm_up)
-        await asyncio.to_thread(view.warm_up)
-        await asyncio.to_thread(global_scheduler.warm_up)
+        for module in (dispatch, waiting_time, waiting_in_queues, view, global_scheduler):
+            await asyncio.to_thread(module.warm_up)
         await self.upstream.start()
         await self.ledger.start()
         await self.lengths.start()

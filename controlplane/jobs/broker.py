@@ -58,7 +58,7 @@ def answering_workers(broker_url: str, timeout_s: float) -> dict[str, list[str]]
     Needs no Django: the supervisor asks too.
     """
     app = Celery(broker=broker_url, set_as_current=False)
-    # A connection of its own each time: one that was held may be to a Redis that is gone.
+    # A new connection each time: one that was held may be to a Redis that is gone.
     with app.connection_for_write(transport_options=INSPECTION_OPTIONS) as connection:
         answers = app.control.inspect(timeout=timeout_s, connection=connection).active_queues() or {}
     return {worker: sorted(queue["name"] for queue in queues) for worker, queues in sorted(answers.items())}

@@ -1,4 +1,4 @@
-"""What is remembered of periodic jobs: the runs of those that Celery runs, and what was noticed of all of them."""
+"""History of periodic jobs: the runs of those that Celery runs, and what was noticed of all of them."""
 
 from django.db import models
 

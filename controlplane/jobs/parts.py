@@ -23,7 +23,7 @@ class PartState(StrEnum):
 
 @dataclass(slots=True)
 class Part:
-    """*since* is when it came into its state (epoch seconds); *restarts* is None where nobody of ours starts it."""
+    """*since* is when it came into its state (epoch seconds); *restarts* is None where the supervisor does not start it."""
 
     name: str
     state: PartState
@@ -55,7 +55,7 @@ def supervised(folder: Path) -> dict[str, Part]:
 
 
 def merged(seen: Iterable[Part], kept: dict[str, Part]) -> list[Part]:
-    """What this process sees of each part, with what the supervisor says of its process; then those only it knows."""
+    """State of each part as this process sees it, with its process as the supervisor sees it; then parts only that knows."""
     kept, parts = dict(kept), []
     for part in seen:
         if below := kept.pop(part.name, None):

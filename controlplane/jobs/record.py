@@ -1,4 +1,4 @@
-"""What is kept of one periodic job, and what that says of it: ok, late, failing, or not run yet.
+"""The record of one periodic job, and the state it implies: ok, late, failing, or not run yet.
 
 Jobs of the web process keep a `Job` in memory; those that Celery runs keep theirs in a row (`models.JobRow`), read as the
 same `Record`. Times are epoch seconds.

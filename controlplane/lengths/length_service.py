@@ -117,7 +117,7 @@ class LengthService:
             await self.answering.take(Assigned(BUNDLED, (), {}))
         self._tasks = [
             asyncio.create_task(self._every(versions, self._refresh), name="length versions"),
-            asyncio.create_task(self._every(flushed, self._flush), name="length notes"),
+            asyncio.create_task(self._every(flushed, self.flush), name="length notes"),
         ]
 
     async def stop(self) -> None:
@@ -125,7 +125,7 @@ class LengthService:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(Exception):
-            await self._flush()
+            await self.flush()
         await self.answering.stop()
         await self.shadows.stop()
 
@@ -321,16 +321,7 @@ class LengthService:
             return places[-1]
         return random.choice(places) if places and random.random() < len(places) / drawn else None
 
-    async def flush(self) -> bool:
-        """As `_flush`; False if the database could not be written."""
-        try:
-            await self._flush()
-        except Exception as error:
-            logger.warning("lengths: notes could not be written and are held: %s", type(error).__name__)
-            return False
-        return True
-
-    async def _flush(self) -> None:
+    async def flush(self) -> None:
         """Let the shadows predict, and write what was noted, or hold it. Raises what the database raises."""
         for measured in await self.shadows.measures():
             self.notes.measure(*measured)

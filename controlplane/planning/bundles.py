@@ -8,9 +8,13 @@ from controlplane.fleet.models import Deployment, Model
 from controlplane.planning.models import ScalingPolicy
 from controlplane.tuning.selectors import Values
 from controlplane.tuning.selectors import read as read_settings
-from scheduling.bundles import BUNDLES, Bundle
+from scheduling.bundles import BUNDLES, SAID, Bundle
+from scheduling.policy import KNOBS
 
-SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", "SPILL_ABOVE", "EVICTION_LIMIT")
+HELD: Final = {name: KNOBS[name].knob for name in SAID}
+COLUMNS: Final = {knob.column.name: name for name, knob in HELD.items() if knob.column is not None}
+KNOB_SETTINGS: Final = {knob.setting: name for name, knob in HELD.items() if knob.setting}
+SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", *KNOB_SETTINGS)
 """Those that a bundle sets for its model."""
 NONE: Final = "none"
 
@@ -18,15 +22,13 @@ NONE: Final = "none"
 def values_of(bundle: Bundle) -> dict[str, Any]:
     """What a model has that has *bundle*, by the names of its rows' columns and settings."""
     return {
-        "routing_policy": bundle.router,
-        "ordering_policy": bundle.order,
+        **{column: bundle.policy[name] for column, name in COLUMNS.items()},
         "strategy": bundle.strategy,
         "parameters": bundle.parameters,
         "length_model": bundle.length_model,
         "FORECASTER": bundle.forecaster,
         "PLAN_DEMAND": bundle.plan_demand,
-        "SPILL_ABOVE": bundle.spill_above,
-        "EVICTION_LIMIT": bundle.eviction_limit,
+        **{setting: bundle.policy[name] for setting, name in KNOB_SETTINGS.items()},
     }
 
 
@@ -95,8 +97,7 @@ def _values(
 ) -> dict[str, Any]:
     rows = list(deployments)
     values: dict[str, Any] = {
-        column: ", ".join(sorted({getattr(row, column) for row in rows})) or NONE
-        for column in ("routing_policy", "ordering_policy")
+        column: ", ".join(sorted({getattr(row, column) for row in rows})) or NONE for column in COLUMNS
     }
     values |= {
         "strategy": policy.strategy if policy else NONE,

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from controlplane.fleet.models import OrderingPolicy, RoutingPolicy
 from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.planning.execution import strategies
 from controlplane.planning.titles import title_of
 from controlplane.tuning.selectors import choices_of
 from forecasting import lengths
+from scheduling.policy import LIVE_CHOICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,21 +51,21 @@ OTHERS: Final = {"none": "None"}
 """Titles of what can be there and not be chosen."""
 ROUTERS: Final = {
     "none": "It has no deployment.",
-    RoutingPolicy.ROUND_ROBIN: "Each instance of the endpoint in turn.",
-    RoutingPolicy.LEAST_REQUEST: "The instance with the fewest requests.",
-    RoutingPolicy.MINIMUM_USE: "The instance whose sequences and KV cache are used the least.",
-    RoutingPolicy.JOIN_SHORTEST_QUEUE: "The instance with the fewest tokens left to do.",
-    RoutingPolicy.PRESERVE: "The instance whose look-ahead map has the least load in the steps to come.",
-    RoutingPolicy.LEAST_DELAY: "The instance where a request delays itself and others the least, cached prefixes counted.",
+    "round_robin": "Each instance of the endpoint in turn.",
+    "least_request": "The instance with the fewest requests.",
+    "minimum_use": "The instance whose sequences and KV cache are used the least.",
+    "join_shortest_queue": "The instance with the fewest tokens left to do.",
+    "preserve": "The instance whose look-ahead map has the least load in the steps to come.",
+    "least_delay": "The instance where a request delays itself and others the least, cached prefixes counted.",
 }
 ORDERS: Final = {
     "none": "It has no deployment.",
-    OrderingPolicy.FCFS: "By arrival, whatever the class.",
-    OrderingPolicy.PRIORITY: "By the priority of the SLO class, then by arrival.",
-    OrderingPolicy.SSJF: "By class, then the shortest predicted answer first; aging lets no long one wait for ever.",
-    OrderingPolicy.DEADLINE: "The one whose deadline comes first.",
-    OrderingPolicy.SLACK: "The one with the least time to spare before its deadline.",
-    OrderingPolicy.QLM: "By groups of alike requests in virtual queues, ordered so that most meet their deadlines.",
+    "fcfs": "By arrival, whatever the class.",
+    "priority": "By the priority of the SLO class, then by arrival.",
+    "ssjf": "By class, then the shortest predicted answer first; aging lets no long one wait for ever.",
+    "deadline": "The one whose deadline comes first.",
+    "slack": "The one with the least time to spare before its deadline.",
+    "qlm": "By groups of alike requests in virtual queues, ordered so that most meet their deadlines.",
 }
 STRATEGIES: Final = {
     "reactive": "One instance more above 70% use, one less below 30%; no forecast.",
@@ -119,8 +119,8 @@ def _forecaster_rests(name: str) -> str:
 
 
 PARTS: Final = (
-    Part("routing_policy", "Router", ROUTERS, lambda: dict(RoutingPolicy.choices)),
-    Part("ordering_policy", "Order", ORDERS, lambda: dict(OrderingPolicy.choices)),
+    Part("routing_policy", "Router", ROUTERS, lambda: LIVE_CHOICES["routing_policy"]),
+    Part("ordering_policy", "Order", ORDERS, lambda: LIVE_CHOICES["ordering_policy"]),
     Part("strategy", "Strategy", STRATEGIES, lambda: _titled(strategies.names())),
     Part(
         "FORECASTER",

@@ -162,7 +162,7 @@ def give(model: Model, values: dict[str, Any], actor: User | str) -> dict[str, A
 def _give(model: Model, before: bundles.Present, differences: list[bundles.Difference], actor: User | str) -> None:
     """Write what *differences* have instead of *before* to the rows of *model*, which is locked."""
     given = {each.what: each.bundled for each in differences}
-    if policies := {name: given[name] for name in ("routing_policy", "ordering_policy") if name in given}:
+    if policies := {name: given[name] for name in bundles.COLUMNS if name in given}:
         model.deployments.update(**policies)
     if "length_model" in given:
         model.length_model = given["length_model"]

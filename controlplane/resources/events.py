@@ -62,5 +62,5 @@ EVENTS = Resource(
     empty="Every operator's action and every automatic decision is kept here with its reason. The first come when "
     "instances start.",
     row_template="console/events/event_row.html",
-    live="overview,events",
+    live="events",
 )

@@ -93,7 +93,7 @@ class Filters:
 
     @property
     def order(self) -> "Order":
-        text = self[SORT]
+        text = self._values.get(SORT, "")
         return Order(text.removeprefix("-"), text.startswith("-"))
 
     @property

@@ -76,7 +76,7 @@ PLANS = Resource(
     ),
     template="console/plans/plans.html",
     row_template="console/plans/plan_row.html",
-    live="overview,events",
+    live="events",
     refresh_s=10,
 )
 MOVES = Resource(
@@ -114,6 +114,6 @@ MOVES = Resource(
     caption="Newest first; tokens per second are of prompt and output together",
     empty="Every instance that a plan, a strategy or the reactive floor adds or removes appears here with its reason.",
     row_template="console/plans/move_row.html",
-    live="overview,events",
+    live="events",
     refresh_s=10,
 )

@@ -166,6 +166,11 @@ class Resource:
         columns = {column.name: column for column in self.columns if viewer.sees_fleet or not column.fleet}
         return [columns[name] for name in self.page if name in columns]
 
+    def stored(self, *names: str) -> tuple[str, ...]:
+        """Those of *names*, once each, that are fields of the model: columns of its admin."""
+        fields = {each.name for each in self.model._meta.get_fields()}
+        return tuple(name for name in dict.fromkeys(names) if name in fields)
+
     def listed(self, viewer: Viewer, query: Mapping[str, str]) -> tuple[Filters, QuerySet[Any]]:
         """The values of the page's form in *query*, and the rows that they leave of those that *viewer* may see."""
         controls = [
@@ -174,7 +179,7 @@ class Resource:
             if each.control is not None and (viewer.sees_fleet or not each.fleet)
         ]
         sorting = [column.name for column in self.columns if column.sorts]
-        filters = Filters(query, *(control for _, control in controls), sort_by(sorting, ""))
+        filters = Filters(query, *(control for _, control in controls), *([sort_by(sorting, "")] if sorting else []))
         rows = self.rows(viewer)
         for each, control in controls:
             given = filters[control.name]

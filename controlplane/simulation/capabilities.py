@@ -1,4 +1,4 @@
-"""What an instance serves, measured once: of one process, of all processes of a machine that need the same at the same time.
+"""Capability of an instance, measured once for all processes of a machine that need it at the same time.
 
 A what-if has several futures with the same requests, and its runs begin in several processes at once. What one of them
 measures, the others read from a file; what it is at, they leave to it, and measure something else meanwhile.
@@ -20,7 +20,7 @@ from typing import Final, TextIO
 import numpy as np
 from django.conf import settings
 
-from controlplane.simulation.forecasts import MINUTE_S, Asked
+from controlplane.simulation.forecasts import MINUTE_S, DemandMinutes
 from scheduling.compiled import ROOT, source_digest
 from scheduling.planning import simulated_capability as measuring
 from scheduling.planning.bursts import POISSON_CV, arrival_cv
@@ -94,7 +94,7 @@ def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Cap
     promise, percentile = _strictest(scenario)
     minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
     shown = [at for at, one in enumerate(scenario.classes.values()) if one.kind == "interactive"]
-    asked = Asked.of(cluster, requests, shown, minutes)
+    asked = DemandMinutes.of(cluster, requests, shown, minutes)
     endpoints = cluster.endpoints
     known: dict[tuple[str, str], Capability] = {}
     wanted: dict[tuple[str, str], Measurement] = {}
@@ -141,7 +141,7 @@ def measured(wanted: Mapping[str, Measurement], folder: Path) -> dict[str, Capab
 
 
 def _unless_busy(one: Measurement, path: Path) -> Capability | None:
-    """What is in the file *path*, which is written if it is not whole; None if another process is at it."""
+    """The capability in the file *path*, which is written if it is not whole; None while another process measures it."""
     with open(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -24,11 +24,11 @@ MINUTE_S: Final = 60.0
 
 
 @dataclass(slots=True)
-class Answer:
-    """What a forecaster said, and what it said after that, by the windows known and asked for then."""
+class CachedForecast:
+    """A forecaster's answer, and its later answers by the windows known and asked for."""
 
     band: Band | None = None
-    after: dict[tuple[int, int], "Answer"] = field(default_factory=dict)
+    after: dict[tuple[int, int], "CachedForecast"] = field(default_factory=dict)
 
 
 def forecaster_named(name: str) -> str:
@@ -45,7 +45,7 @@ def forecaster_named(name: str) -> str:
 class SeriesForecasts:
     """Forecasts of one series by the forecaster *name*, at times that only grow, by what came before each.
 
-    *minutes* are tokens a second by minute from the begin of the simulation on, *history* those of the windows before.
+    *minutes* are tokens a second by minute from the start of the simulation, *history* those of the windows before.
     """
 
     name: str
@@ -60,8 +60,8 @@ class SeriesForecasts:
     _asked: list[tuple[int, int]] = field(default_factory=list, init=False)
     """Windows known and asked for, each time."""
     _answered: int = field(default=0, init=False)
-    """How many of them by the forecaster; it is asked for the others where nobody knows the answer to the next."""
-    _last: Answer | None = field(default=None, init=False)
+    """How many of them the forecaster answered; the others it is asked when the next answer is not cached."""
+    _last: CachedForecast | None = field(default=None, init=False)
     """It stays the same until the next window is known."""
 
     def ahead(self, now_s: float, count: int) -> Band:
@@ -78,7 +78,7 @@ class SeriesForecasts:
         if not self._asked or self._asked[-1] != (now, count):
             self._asked.append((now, count))
             last = _first_answer(self._digest()) if self._last is None else self._last
-            self._last = last.after.setdefault((now, count), Answer())
+            self._last = last.after.setdefault((now, count), CachedForecast())
         assert self._last is not None
         if self._last.band is None:
             self._last.band = self._said()
@@ -99,7 +99,7 @@ class SeriesForecasts:
         return digest.digest()
 
     def _up_to(self, now: int) -> Fallback:
-        """The forecaster that knows the windows before *now*; fitted anew after `refit_s`, or with half as many more."""
+        """The forecaster that knows the windows before *now*; refitted after `refit_s`, or with half as many more."""
         grown = self.history.size + now > 1.5 * (self.history.size + self._fitted_windows)
         old = (now - self._fitted_windows) * self.window_s >= self.refit_s
         if self._fitted is None or grown or old:
@@ -118,12 +118,12 @@ class SeriesForecasts:
 
 
 @lru_cache(maxsize=512)
-def _first_answer(series: bytes) -> Answer:
+def _first_answer(series: bytes) -> CachedForecast:
     """Before anything was asked about the *series* of this digest, in this process.
 
     Futures of a what-if have the same requests: what one of them asks, the others know.
     """
-    return Answer()
+    return CachedForecast()
 
 
 def by_window(minutes: Floats, window_s: float, count: int) -> Floats:
@@ -137,16 +137,16 @@ def by_window(minutes: Floats, window_s: float, count: int) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What the callers of each endpoint's region asked for, (endpoints, minutes): tokens a second, and requests."""
+class DemandMinutes:
+    """Demand of each endpoint's region, (endpoints, minutes): tokens a second, and requests."""
 
     prompt: Floats
     output: Floats
     requests: Floats
 
     @classmethod
-    def of(cls, cluster: Cluster, requests: Requests, classes: Collection[int], minutes: int) -> "Asked":
-        """What *requests* of *classes* asked for in the first *minutes*."""
+    def of(cls, cluster: Cluster, requests: Requests, classes: Collection[int], minutes: int) -> "DemandMinutes":
+        """Demand of *requests* of *classes* in the first *minutes*."""
         endpoint_of = np.array(
             [
                 [next(iter(cluster.candidates(model, region)), 0) for region in cluster.regions]
@@ -176,7 +176,7 @@ class Asked:
         return arrival_cv(self.requests[endpoint, max(0, until - round(behind_s / MINUTE_S)) : until])
 
     def rate(self, endpoint: int, now_s: float, behind_s: float = 3600.0) -> float:
-        """Prompt and output tokens a second over the time behind *now_s*; 0 at the begin."""
+        """Prompt and output tokens a second over the time behind *now_s*; 0 at the start."""
         until = int(now_s // MINUTE_S)
         part = slice(max(0, until - round(behind_s / MINUTE_S)), until)
         total = self.prompt[endpoint, part] + self.output[endpoint, part]

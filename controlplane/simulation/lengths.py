@@ -1,4 +1,4 @@
-"""Output lengths as a version of the length model predicts them, in the place of a simulation's own."""
+"""Output lengths as a version of the length model predicts them, replacing a simulation's own."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -15,7 +15,7 @@ from controlplane.simulation.forecasts import (
     MINUTE_S,
     ORACLE,
     RECENT,
-    Asked,
+    DemandMinutes,
     SeriesForecasts,
     by_window,
     forecaster_named,
@@ -131,7 +131,7 @@ class _Expected:
             [at for at, kind in enumerate(kinds) if kind == wanted] for wanted in ("interactive", "non_interactive")
         )
         minutes = int(requests.arrival_s[-1] // MINUTE_S) + 1
-        asked, others = (Asked.of(cluster, requests, classes, minutes) for classes in (shown, other))
+        asked, others = (DemandMinutes.of(cluster, requests, classes, minutes) for classes in (shown, other))
         self._before_s = 0.0
         if staged.past is not None:
             before, asked, others = _after(staged.past, asked, others, self._window_s)
@@ -174,20 +174,22 @@ def _seen(asked: bytes) -> dict[tuple[int, float], tuple[float, float]]:
     return {}
 
 
-def _after(past: PastDemand, asked: Asked, others: Asked, window_s: float) -> tuple[int, Asked, Asked]:
-    """How many minutes before the begin are whole windows, and *asked* and *others* behind what was asked in these."""
+def _after(
+    past: PastDemand, asked: DemandMinutes, others: DemandMinutes, window_s: float
+) -> tuple[int, DemandMinutes, DemandMinutes]:
+    """How many minutes before the start are whole windows, and *asked* and *others* behind what was asked in these."""
     minutes = int(past.prompt.shape[1] * MINUTE_S // window_s * window_s // MINUTE_S)
     prompt, output, requests, other = (each[:, each.shape[1] - minutes :] for each in past)
     none = np.zeros_like(prompt)
-    before = Asked(prompt, output, requests), Asked(other, none, none)
+    before = DemandMinutes(prompt, output, requests), DemandMinutes(other, none, none)
     shown, rest = (
-        Asked(*(np.hstack(pair) for pair in zip(_series(earlier), _series(later), strict=True)))
+        DemandMinutes(*(np.hstack(pair) for pair in zip(_series(earlier), _series(later), strict=True)))
         for earlier, later in zip(before, (asked, others), strict=True)
     )
     return minutes, shown, rest
 
 
-def _series(asked: Asked) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _series(asked: DemandMinutes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return asked.prompt, asked.output, asked.requests
 
 
@@ -196,10 +198,10 @@ def _finite(band: Band) -> Band:
 
 
 def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> list[np.ndarray]:
-    """(endpoints, windows) of prompt and of output tokens in the days before the begin."""
+    """(endpoints, windows) of prompt and of output tokens in the days before the start."""
     before = past_requests(scenario, path, staged)
     minutes = 7 * 1440 * ceil(scenario.forecast.history_days / 7)
-    asked = Asked.of(staged.cluster, before, classes, minutes)
+    asked = DemandMinutes.of(staged.cluster, before, classes, minutes)
     window_s = scenario.forecast.window_s
     windows = int(minutes * MINUTE_S // window_s)
     kept = int(scenario.forecast.history_days * 86_400 // window_s)

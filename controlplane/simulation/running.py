@@ -17,15 +17,12 @@ from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.staging import SOURCE, Stage, stage
-from scheduling.simulation.state import work
-from scheduling.simulation.strategies import Made
 
 MOVE_COLUMNS: Final = ("time_s", "model", "region", "wanted", "done", "reason")
 PLAN_COLUMNS: Final = (
     "made_at_s", "valid_until_s", "model", "region", "target_instances", "soon_instances", "forecast_tokens_per_s", "solver",
 )  # fmt: skip
 CHANGE_COLUMNS: Final = ("time_s", "instance", "model", "region", "state")
-IN_JSON: Final = ("measures", "hours", "counters", "moves", "plans")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +33,20 @@ class Simulated:
     about: dict[str, Any]
     result: Result
     measures: Measures
-    made: list[Made]
-    """Moves of strategies that decide at ticks; changes by the reactive trigger on arrivals are among `tables`."""
     planner: SimulatedPlanner | None
 
-    def tables(self) -> dict[str, Table]:
-        """By name: requests (`measures`), hours, counters, series, moves, plans, and every state of each instance."""
-        cluster, measures = self.result.cluster, self.measures
-        moves = [
-            (each.time_s, *cluster.endpoints[each.endpoint], each.wanted, each.done, each.reason) for each in self.made
+    @property
+    def moves(self) -> Table:
+        endpoints = self.result.cluster.endpoints
+        rows = [
+            (each.time_s, *endpoints[each.endpoint], each.wanted, each.done, each.reason) for each in self.result.moves
         ]
-        plans = [
+        return Table(MOVE_COLUMNS, rows)
+
+    @property
+    def plans(self) -> Table:
+        """Plans that strategies followed. Windows that no strategy looked at are planned to fill it."""
+        rows = [
             (
                 each.made_at_s,
                 each.valid_until_s,
@@ -59,24 +59,33 @@ class Simulated:
             for plan in (self.planner.made if self.planner else [])
             for endpoint, each in plan.endpoints.items()
         ]
-        changes = [
+        return Table(PLAN_COLUMNS, rows)
+
+    @property
+    def changes(self) -> Table:
+        """Every instance's states, in order of time: starts, drains, reclaims, failures, redeploys."""
+        cluster = self.result.cluster
+        rows = [
             (float(time_s), cluster.instances[instance].name, *cluster.endpoints[endpoint], State(after).name.lower())
             for time_s, instance, endpoint, _, after in self.result.changes.tolist()
         ]
+        return Table(CHANGE_COLUMNS, rows)
+
+    def tables(self) -> dict[str, Table]:
+        """All but the series and the changes, by name."""
+        measures = self.measures
         return {
             "measures": measures.requests,
             "hours": measures.hours,
             "counters": measures.counters,
-            "series": measures.series,
-            "moves": Table(MOVE_COLUMNS, moves),
-            "plans": Table(PLAN_COLUMNS, plans),
-            "changes": Table(CHANGE_COLUMNS, changes),
+            "moves": self.moves,
+            "plans": self.plans,
         }
 
     def as_json(self) -> dict[str, Any]:
-        """All but the series and the changes; what could not be measured is null."""
-        tables = self.tables()
-        return {**self.about, **{name: [_finite(row) for row in tables[name].as_dicts()] for name in IN_JSON}}
+        """`tables` as objects; what could not be measured is null."""
+        tables = self.tables().items()
+        return {**self.about, **{name: [_finite(row) for row in table.as_dicts()] for name, table in tables}}
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -100,14 +109,13 @@ def simulate(
     staged = start or stage(scenario, path)
     planner = planner_of(scenario, path, staged)
     began = time.monotonic()
-    run = staged.run(advisor=planner, decisions=decisions, progress=progress)
+    result = staged.run(advisor=planner, decisions=decisions, progress=progress)
     took_s = time.monotonic() - began
-    result = run.result
     measures = Measures(result, staged.names, staged.promises, staged.prices)
     about = {
         "scenario": scenario.title or path.stem,
         "seed": staged.seed,
-        "strategy": run.strategy or "none",
+        "strategy": result.strategy or "none",
         "requests": staged.requests.count,
         "left_out": staged.left_out,
         "clipped": staged.clipped,
@@ -116,7 +124,7 @@ def simulate(
         "failures": int((result.changes["after"] == State.FAILED).sum()),
         **_hours(measures),
     }
-    return Simulated(staged, about, result, measures, run.moves, planner)
+    return Simulated(staged, about, result, measures, planner)
 
 
 def _hours(measures: Measures) -> dict[str, float]:
@@ -143,14 +151,13 @@ def warm_up() -> None:
 
     Called before a worker's processes are forked, which then share it, and whose first run takes no longer than the next.
     """
-    if all(map(_on_disk, (loop._enter, work.begin_work))):
+    if _on_disk(loop.enter):
         run_small()
 
 
 def run_small() -> None:
     """Simulate a little of everything with its planner."""
-    staged = simulate(Scenario.model_validate(SMALL)).staged
-    work.warm_up(Simulation(staged.cluster, staged.requests).world)
+    simulate(Scenario.model_validate(SMALL))
 
 
 def _on_disk(kernel: Any) -> bool:

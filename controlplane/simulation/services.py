@@ -14,7 +14,7 @@ from scheduling.fleet.profile_fitting import Fit
 
 @transaction.atomic
 def store_profiles(fits: Iterable[Fit], source: str, actor: str) -> list[PerformanceProfile]:
-    """Store a profile for every fit whose model and GPU type are in the inventory, in the place of the one that is there.
+    """Store a profile for every fit whose model and GPU type are in the inventory, replacing the one that is there.
 
     Of several fits for one setting (engines, precisions) the one with the smallest held-out error counts; errors that
     are not known count as the largest. Each change is an event with the coefficients before and after.

@@ -15,7 +15,7 @@ READ_BYTES = 64 * 1024
 
 
 class Child:
-    """A process in a session of its own, so that Ctrl-C reaches the supervisor alone and it can end the rest in order.
+    """A process in a separate session, so that Ctrl-C reaches the supervisor alone and it can end the rest in order.
 
     *on_line* is called with each line of its output, standard error included. The last one is kept in `last_line`,
     which says more about a child that died than its exit status does.

@@ -2,7 +2,7 @@
 
 The supervisor sends it, through a pipe, the process groups that it started. When the pipe closes and groups are still on
 the list, the supervisor was killed: the guard asks them to end, waits, then kills. On a clean stop the list is empty.
-It runs as a script of its own (`python -I guard.py`), so it needs the standard library only.
+It runs as a separate script (`python -I guard.py`), so it needs the standard library only.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-MARK = "PH_STACK"  # children inherit this variable, so that what they start in sessions of its own is found too
+MARK = "PH_STACK"  # children inherit this variable, so that what they start in other sessions is found too
 GRACE_S = 4.0
 
 
@@ -22,7 +22,7 @@ class Guard:
     """The supervisor's end of the pipe. *mark* is the value of `MARK` in the children's environment."""
 
     def __init__(self, mark: str) -> None:
-        # A session of its own: a signal to the terminal's processes must not reach it.
+        # A separate session: a signal to the terminal's processes must not reach it.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, mark],
             stdin=subprocess.PIPE,
@@ -66,12 +66,12 @@ def kill_marked(mark: str) -> None:
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send signal *number* (0 = only look) to *group*; False if it has no process any more."""
+    """Send signal *number* (0 = only look) to *group*; False if no process of it is left."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
         return False
-    except PermissionError:  # the number was given to somebody else's group meanwhile
+    except PermissionError:  # the number was reused for another user's group
         return False
     return True
 

@@ -16,7 +16,7 @@ PROBE_LIMIT_S = 10.0
 FIRST_BACK_OFF_S = 0.5
 LONGEST_BACK_OFF_S = 30.0
 LONGEST_PATIENCE_S = 300.0
-SETTLED_S = 60.0  # a part that lived this long starts its back-off anew
+SETTLED_S = 60.0  # a part that lived this long has its back-off reset
 
 
 class PartError(RuntimeError):
@@ -120,7 +120,7 @@ class Keeper:
         return killed
 
     def kill(self) -> None:
-        """Kill everything now: somebody pressed Ctrl-C twice."""
+        """Kill everything at once, after a second Ctrl-C."""
         for _, child in self._children.values():
             child.kill()
 
@@ -196,7 +196,7 @@ class Keeper:
                 self._hooks[part.name] = asyncio.create_task(self._after_restart(part, part.on_restart))
 
     async def _after_restart(self, part: Part, hook: Callable[[], Awaitable[None]]) -> None:
-        """Repeat *hook* until it succeeds; when *part* ends meanwhile, its next start begins anew."""
+        """Repeat *hook* until it succeeds; when *part* ends meanwhile, its next start repeats it."""
         back_off_s = FIRST_BACK_OFF_S
         while True:
             try:
@@ -219,5 +219,5 @@ class Keeper:
         status.process_id = self.process_id(part.name) if state == "running" else None
         try:
             self._publish([asdict(one) for one in self._status.values()])
-        except OSError as error:  # a full disk: the console shows what was, and the stack goes on
+        except OSError as error:  # a full disk: the console shows the last state, and the stack continues
             self.screen.trouble(f"supervisor: the parts' status cannot be written: {error}")

@@ -1,4 +1,4 @@
-"""What must be true before the first request: tables, static files, demo rows, emulated instances, a way to sign in.
+"""Preparation before the first request: tables, static files, demo rows, emulated instances, a way to sign in.
 
 `manage.py up` runs this as a child (`python -m controlplane.supervisor.prepare STEP…`), after Redis, so that it reads
 the settings that the other children read. It prints one JSON object a finished step.

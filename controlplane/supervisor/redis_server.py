@@ -26,7 +26,7 @@ class NoRedisError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class OwnRedis:
-    """A Redis for this stack alone: on loopback, with a password of its own, nothing kept on disk."""
+    """A Redis for this stack alone: on loopback, with its own password, nothing kept on disk."""
 
     binary: str
     version: str

@@ -1,4 +1,4 @@
-"""What a person reads while the stack runs: a line for each part that starts, and the children's output by name."""
+"""Output of the stack in the terminal: a line for each part that starts, and the children's output by name."""
 
 import os
 import sys

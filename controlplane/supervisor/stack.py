@@ -1,4 +1,4 @@
-"""What the stack consists of, in which order it starts and stops, and what ends it."""
+"""The parts of the stack, the order in which they start and stop, and what ends it."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ ALLOCATION = {"MALLOC_ARENA_MAX": "2"}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `manage.py up` was asked for."""
+    """Options of `manage.py up`."""
 
     state_dir: Path
     host: str = "127.0.0.1"
@@ -161,7 +161,7 @@ class Stack:
                 kernels = group.create_task(self._compile("requests"))
                 await self._prepare("database", "static", *(("demo", "emulated") if plan.demo else ()), "vllm", "link")
                 group.create_task(self.keeper.start(self._beat()))
-                await kernels  # those of planning and the simulator come while the stack runs
+                await kernels  # those of the simulator come while the stack runs
                 for part in (self._web(), self._celery(redis_url)):
                     group.create_task(self.keeper.start(part))
         except* PartError as errors:
@@ -241,7 +241,7 @@ class Stack:
 
     async def _compile_the_rest(self) -> None:
         try:
-            await self._compile("planning", "simulation", background=True)
+            await self._compile("simulation", background=True)
         except PartError as error:  # the first process that needs one compiles it
             self.screen.trouble(str(error))
 

@@ -43,7 +43,7 @@ def write_parts(folder: Path, mark: str, parts: list[dict[str, Any]]) -> None:
 
 
 def read_parts(folder: Path, mark: str) -> list[dict[str, Any]]:
-    """What the supervisor with *mark* wrote last; nothing where none runs."""
+    """The last state of the supervisor with *mark*; nothing where none runs."""
     try:
         written = json.loads((folder / PARTS_FILE).read_text())
         return list(written["parts"]) if mark and written["mark"] == mark else []

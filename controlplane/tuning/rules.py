@@ -1,19 +1,7 @@
 """The rules that settings make, with the marks that are in force: for the gateway, the workers and simulations of both."""
 
 from controlplane.tunable import Tunable
-from scheduling.lookahead.rule import LookAheadRule
 from scheduling.scaling import Floor, Reactive
-
-
-def look_ahead(tuned: Tunable) -> LookAheadRule:
-    """How far instances are looked ahead, and what is too much then."""
-    return LookAheadRule(
-        iterations=tuned.LOOKAHEAD_ITERATIONS,
-        memory_above=tuned.LOOKAHEAD_MEMORY_ABOVE,
-        beta=tuned.LOOKAHEAD_BETA,
-        overload_above=tuned.LOOKAHEAD_OVERLOAD_ABOVE,
-        overload_share=tuned.LOOKAHEAD_OVERLOAD_SHARE,
-    )
 
 
 def alone(tuned: Tunable) -> Reactive:

@@ -18,7 +18,7 @@ from controlplane.tunable import GROUPS, PER_MODEL, Tunable, limits_of, unit_of
 from controlplane.tuning.models import Setting
 
 checks: Final[list[Callable[[str, Callable[[str], Tunable]], None]]] = []
-"""What apps above have against a change of the setting of that name: each raises ValueError with a sentence. The function
+"""Checks of apps above on a change of the setting of that name: each raises ValueError with a sentence. The function
 gives the values that would be in force for a model."""
 KINDS: Final = {"bool": "boolean", "int": "integer", "float": "number", "str": "text"}
 FRESH_S = 1.0
@@ -78,7 +78,7 @@ class Latest:
         return self._values.of(model)
 
     def forget(self) -> None:
-        """Have the rows read anew when values are asked for next."""
+        """Read the rows again at the next call."""
         self._read_s = -math.inf
 
 
@@ -105,13 +105,13 @@ class Described:
 
 
 def described(model: str = "") -> list[Described]:
-    """Every setting with its value for all models; with *model* those that it may have of its own, and what it has."""
+    """Every setting with its value for all models; with *model* those that can be overridden per model, and their values."""
     rows = {(row.model.name if row.model else "", row.name): row for row in Setting.objects.select_related("model")}
     values = read().given(model)
     default = read().given() if model else defaults()
     made = []
     for group in GROUPS:
-        for name in group.__annotations__:
+        for name in group.model_fields:
             declared = Tunable.model_fields[name]
             per_model = PER_MODEL in declared.metadata
             if model and not per_model:

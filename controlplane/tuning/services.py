@@ -55,7 +55,7 @@ def _record(row: Setting, actor: User | str, reason: str, *, before: Any, after:
 
 
 def _forget() -> None:
-    """Have this process read the rows anew, now and once others see them."""
+    """Drop the cached values of this process, now and on commit."""
     selectors.latest.forget()
     transaction.on_commit(selectors.latest.forget)
 

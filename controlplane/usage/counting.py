@@ -1,4 +1,4 @@
-"""Counting usage: hours are written anew from the ledger whenever it has more of them.
+"""Counting usage: hours are rewritten from the ledger whenever it has more of them.
 
 An hour is a pure function of the ledger and of the instances' moves, so counting it again changes nothing, and rows that
 come late are in it from the next time on. An hour whose ledger is no longer kept stays as it is.
@@ -34,7 +34,7 @@ READ = ("tenant_id", "api_key_id", "model", "slo_class", "instance", "arrived_at
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look at the ledger has come to: hours that it must count, and the mark afterwards."""
+    """Hours to count after a look at the ledger, and the mark afterwards."""
 
     hours: list[datetime]
     mark: UsageMark
@@ -126,7 +126,7 @@ def count_hours(hours: Sequence[datetime], now: datetime) -> Iterator[list[Usage
 def count_hour(
     begin: datetime, end: datetime, fleet: Iterable[PaidInstance], factors: dict[str, float]
 ) -> list[UsageHour]:
-    """Rows of the hour from *begin*, of which *end* is the end or how far it has come.
+    """Rows of the hour from *begin*, up to *end*.
 
     The time of each instance is shared as `sharing.share` says; GPU-seconds are those seconds times its GPUs, dollars those
     times their price. *factors* are the price factors by SLO class, 1 for a class that is no longer there.

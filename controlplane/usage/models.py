@@ -5,15 +5,15 @@ from django.db import models
 from controlplane.accounts.models import ApiKey, Tenant
 
 SUMS = ("requests", "prompt_tokens", "output_tokens", "kv_token_s", "gpu_s", "cost_usd", "charged_usd")
-"""What an hour adds up."""
+"""Columns that an hour sums."""
 
 
 class UsageHour(models.Model):
-    """What one API key used of one model in one SLO class within an hour (UTC), and its share of the instances' cost.
+    """Use of one model in one SLO class by one API key within an hour (UTC), and its share of the instances' cost.
 
     Requests and their tokens count in the hour of arrival, KV-token-seconds, GPU-seconds and dollars in the hours in which
     they ran. What no request used has no tenant: it is idle, and all rows of an hour cost what the fleet did. `counting.py`
-    writes an hour anew whenever the ledger has more of it.
+    rewrites an hour whenever the ledger has more of it.
     """
 
     hour = models.DateTimeField(db_index=True)
@@ -49,7 +49,7 @@ class UsageHour(models.Model):
 
 
 class UsageMark(models.Model):
-    """How far usage is counted; one row.
+    """Time up to which usage is counted; one row.
 
     Ledger rows up to *ledger_pk* are counted for good. Those up to *seen_pk* are counted too and looked for once more:
     transactions of several gateways may end in another order than their keys were given.

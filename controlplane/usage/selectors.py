@@ -37,14 +37,14 @@ SHOWN: dict[str, dict[str, Any]] = {
     "tenant": {"tenant_name": F("tenant__name"), "tenant_title": F("tenant__title")},
     "key": {"key": F("api_key"), "key_name": F("api_key__name"), "key_prefix": F("api_key__prefix")},
 }
-"""What rows show of the groups that are no columns."""
+"""Fields of rows for the groups that are no columns."""
 
 
 def usage(asked: Asked, by: Sequence[str] = ()) -> "QuerySet[UsageHour, dict[str, Any]]":
     """Sums by *by*, of day, hour (both in UTC), tenant, key, model and slo_class, in their order.
 
-    What is idle is a row of its own, with `idle` true and no tenant. A key is its id, with `key_name` and
-    `key_prefix` beside it.
+    Idle time is a separate row, with `idle` true and no tenant. A key is its id, with `key_name` and
+    `key_prefix`.
     """
     values = {name: value for group in by for name, value in SHOWN.get(group, {}).items()}
     plain = [group for group in by if group not in SHOWN]
@@ -68,5 +68,5 @@ def used_models(tenants: QuerySet[Tenant] | None) -> list[str]:
 
 
 def counted_until() -> datetime | None:
-    """How far usage is counted; None before the first time."""
+    """Time up to which usage is counted; None before the first count."""
     return UsageMark.objects.values_list("counted_until", flat=True).first()

@@ -18,7 +18,7 @@ DECAY: Final = 0.999
 BIN_BASE: Final = 1.15
 """Of the histogram: each bin ends this many times further up."""
 
-Row = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 class _Grouped(LengthModel):
@@ -35,7 +35,7 @@ class _Grouped(LengthModel):
     def group(self, query: LengthQuery) -> str: ...
 
     @abstractmethod
-    def answer(self, lengths: Sequence[int]) -> Row:
+    def answer(self, lengths: Sequence[int]) -> Floats:
         """The figure and the quantiles of a group with these *lengths*, oldest first."""
 
     @property
@@ -71,7 +71,7 @@ class ClassMean(_Grouped):
     def group(self, query: LengthQuery) -> str:
         return f"{query.model} {query.slo_class}"
 
-    def answer(self, lengths: Sequence[int]) -> Row:
+    def answer(self, lengths: Sequence[int]) -> Floats:
         return np.array([np.mean(lengths), *np.quantile(lengths, QUANTILES)])
 
 
@@ -83,7 +83,7 @@ class TenantHistogram(_Grouped):
     def group(self, query: LengthQuery) -> str:
         return f"{query.model} {query.tenant}"
 
-    def answer(self, lengths: Sequence[int]) -> Row:
+    def answer(self, lengths: Sequence[int]) -> Floats:
         bins = np.floor(np.log(np.maximum(lengths, 1)) / np.log(BIN_BASE)).astype(int)
         weights = DECAY ** np.arange(len(lengths) - 1, -1, -1)
         histogram = np.bincount(bins, weights)
@@ -101,5 +101,5 @@ class PromptBuckets(_Grouped):
     def group(self, query: LengthQuery) -> str:
         return str(max(query.prompt_tokens, 1).bit_length())
 
-    def answer(self, lengths: Sequence[int]) -> Row:
+    def answer(self, lengths: Sequence[int]) -> Floats:
         return np.array([np.median(lengths), *np.quantile(lengths, QUANTILES)])

@@ -300,8 +300,8 @@ class _OpenRequest(NamedTuple):
     model: str
     embedding: NDArray[np.float32]
     numbers: int
-    slot: int
-    """Where a prompt like it was found; -1: nowhere."""
+    row: int
+    """Of the embedding of a prompt like it; -1: there is none."""
     seen: SeenLengths | None
 
 
@@ -311,8 +311,8 @@ class _EmbeddingShelf:
 
     embeddings: NDArray[np.float32]
     """(entries, width), each of length one."""
-    seen: list[SeenLengths] = field(default_factory=list)
-    used_s: list[float] = field(default_factory=list)
+    seen: OrderedDict[int, SeenLengths] = field(default_factory=OrderedDict)
+    """By row of `embeddings`, the least lately used first."""
 
 
 class EmbeddingCache:
@@ -343,8 +343,8 @@ class EmbeddingCache:
             return None
         near = embedding / size
         numbers = hash(tuple(re.findall(r"\d+", query.text)))
-        slot, seen = self._nearest(query.model, near, numbers)
-        self._open[number] = _OpenRequest(query.model, near, numbers, slot, seen)
+        row, seen = self._nearest(query.model, near, numbers)
+        self._open[number] = _OpenRequest(query.model, near, numbers, row, seen)
         if len(self._open) > OPEN:
             self._open.popitem(last=False)
         return seen
@@ -356,19 +356,13 @@ class EmbeddingCache:
             return
         now_s = self.clock()
         shelf = self._shelf(opened.model, len(opened.embedding))
-        if opened.seen is not None and opened.slot < len(shelf.seen) and shelf.seen[opened.slot] is opened.seen:
-            slot = opened.slot
-        else:
-            slot = len(shelf.seen)
-            if slot == len(shelf.embeddings):
-                slot = int(np.argmin(shelf.used_s))
-            else:
-                shelf.seen.append(SeenLengths(None, 0, now_s))
-                shelf.used_s.append(now_s)
-            shelf.seen[slot] = SeenLengths(None, opened.numbers, now_s)
-            shelf.embeddings[slot] = opened.embedding
-        shelf.used_s[slot] = now_s
-        shelf.seen[slot].add(lesson.tokens, now_s, cut=lesson.cut)
+        row = opened.row
+        if opened.seen is None or shelf.seen.get(row) is not opened.seen:
+            row = len(shelf.seen) if len(shelf.seen) < len(shelf.embeddings) else shelf.seen.popitem(last=False)[0]
+            shelf.seen[row] = SeenLengths(None, opened.numbers, now_s)
+            shelf.embeddings[row] = opened.embedding
+        shelf.seen.move_to_end(row)
+        shelf.seen[row].add(lesson.tokens, now_s, cut=lesson.cut)
 
     def _nearest(self, model: str, near: NDArray[np.float32], numbers: int) -> tuple[int, SeenLengths | None]:
         shelf = self._shelves.get(model)
@@ -376,13 +370,13 @@ class EmbeddingCache:
             return -1, None
         alike = shelf.embeddings[: len(shelf.seen)] @ near
         now_s = self.clock()
-        for slot in np.argsort(-alike)[:8].tolist():
-            seen = shelf.seen[slot]
-            if alike[slot] < self.limits.similarity:
+        for row in np.argsort(-alike)[:8].tolist():
+            seen = shelf.seen[row]
+            if alike[row] < self.limits.similarity:
                 break
             if seen.numbers == numbers and now_s - seen.changed_s <= self.limits.ttl_s:
-                shelf.used_s[slot] = now_s
-                return slot, seen
+                shelf.seen.move_to_end(row)
+                return row, seen
         return -1, None
 
     def _shelf(self, model: str, width: int) -> _EmbeddingShelf:

@@ -116,7 +116,7 @@ class LengthPrior:
 MOST_SHIFT: Final = math.log(16.0)
 """A prediction is corrected by at most a factor of 16 either way."""
 BOUND: Final = math.log(2.0)
-"""An error further than a factor of two from the shift so far counts as one of two."""
+"""An error further than a factor of two from the correction so far counts as one of two."""
 SHRINK: Final = 5.0
 """Requests' worth of belief that no correction is needed."""
 RATE: Final = 0.02
@@ -238,8 +238,6 @@ BELIEF: Final = 100.0
 """Requests' worth of belief in no correction, for a measure one standard deviation from its mean."""
 MOST_CORRECTION: Final = math.log(4.0)
 """A correction is a factor of at most 4."""
-BOUND: Final = math.log(2.0)
-"""An error further than a factor of two from the correction so far counts as one of two."""
 MEMORY: Final = 1.0 / 5000.0
 """Weight that one more request takes from all before: a correction stands on some thousands of requests."""
 LEAST_VARIANCE: Final = 1e-5

@@ -84,8 +84,9 @@ class TrainingRows:
     """The answer was cut, so it is at least so long."""
 
     def of(self, chosen: NDArray[np.int64]) -> "TrainingRows":
-        columns = (self.measures, self.models, self.tenants, self.target, self.cut)
-        return TrainingRows(*(column[chosen] for column in columns))
+        return TrainingRows(
+            self.measures[chosen], self.models[chosen], self.tenants[chosen], self.target[chosen], self.cut[chosen]
+        )
 
 
 @dataclass(slots=True)

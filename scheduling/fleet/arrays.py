@@ -5,10 +5,10 @@ slot. An endpoint is all instances of one model in one region. Slots and endpoin
 caller that allocates the arrays.
 """
 
-from dataclasses import astuple
 from typing import Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from scheduling.compiled import compiled
@@ -49,7 +49,7 @@ class FleetArrays(NamedTuple):
     placed_tokens: NDArray[np.int64]
     """All tokens that were ever given to it: the clock of its prefix cache (`affinity`)."""
     memory_tokens: NDArray[np.int64]
-    """KV tokens that it can hold where more may be given to it, to wait in a queue of its own; 0: `kv_capacity_tokens`."""
+    """KV tokens that it can hold where more may be given to it, to wait in its own queue; 0: `kv_capacity_tokens`."""
     profile: NDArray[np.float64]
     """instances x COEFFICIENTS: its step time; all 0 while unknown."""
     ahead_limit: NDArray[np.int32]
@@ -61,7 +61,7 @@ class FleetArrays(NamedTuple):
     cached_share: NDArray[np.float64]
     """Share of the tokens of its prompts that lately were in its prefix cache."""
     look_ahead: NDArray[np.float64]
-    """instances x fields of `LookAheadRule`: how far it is looked ahead, and what is too much then."""
+    """instances x fields of `LookAheadRule`: the look-ahead horizon, and the limits within it."""
 
 
 @struct_of_arrays
@@ -69,7 +69,7 @@ class EndpointArrays(NamedTuple):
     """Which instances serve an endpoint, and the state of its router."""
 
     cursor: NDArray[np.int64]
-    """Instance that was given work last; where round robin goes on from. -1 at first."""
+    """Instance that was given work last, after which round robin continues. -1 at first."""
     asked_work_s: NDArray[np.float64]
     """Engine seconds that what was given out asks for, older ones forgotten; as of `asked_at_s` (`routing.use`)."""
     asked_at_s: NDArray[np.float64]

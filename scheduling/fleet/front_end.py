@@ -1,4 +1,4 @@
-"""What a vLLM server's API process carries: it reads requests and writes tokens, beside the engine that computes them.
+"""What a vLLM server's API process carries: it reads requests and writes tokens, next to the engine that computes them.
 
 One process serves all connections of an instance. Under many arrivals its share of a core, not the GPU, bounds what an
 instance serves (measured: docs/simulation.md). An iteration of the engine therefore takes at least as long as the process

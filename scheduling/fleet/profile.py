@@ -142,4 +142,4 @@ class Profile:
 
 
 USUAL = Profile(0.02, 0.0, 1e-4, 0.0, 0.02, 0.0, 0.0)
-"""Where nobody has measured: some 8B model on a data centre GPU. Only for comparing requests with each other."""
+"""Default without a measurement: some 8B model on a data centre GPU. Only for comparing requests with each other."""

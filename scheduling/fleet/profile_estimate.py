@@ -1,11 +1,11 @@
-"""A performance profile where nobody has measured one: from the sizes of the model and the data sheet of the GPU.
+"""Estimates a performance profile that was not measured: from the sizes of the model and the data sheet of the GPU.
 
 The roofline of a transformer's forward pass: a step reads its weights at the speed of the memory and computes two operations
 for a parameter and token; the slower of both counts, since one hides behind the other. It reads the keys and values of what
 it decodes besides. A mixture of experts reads those that its batch hits: of E experts with k for a token, a share of
 1 - (1 - k/E)^batch. To that come the kernels of each layer, the exchange between GPUs, and the engine for each sequence.
 
-`python -m tests.bench estimator` fits the constants (`Costs`) and prints how far estimates are from steps that vLLM was
+`python -m tests.bench estimator` fits the constants (`Costs`) and prints the errors of estimates against steps that vLLM was
 measured with, leaving out one GPU and one model at a time: in the median 5 to 9 % of dense models and 5 to 17 % of mixtures
 of experts. Experts in 4-bit integers are read up to two and a half times slower than estimated. Prefills are those of our
 own grid (3 to 7 % off); engines of 2025 took up to twice as long to a first token.
@@ -37,7 +37,7 @@ class Costs:
     """What data sheets do not say, fitted. Seconds are per step; shares are of the data sheet's figure."""
 
     layer_s: float
-    """The kernels of one layer beside what they read and compute."""
+    """Time of one layer's kernels beyond reading and computing."""
     exchange_s: float
     """A layer's exchange between several H100."""
     choice_s: float
@@ -91,7 +91,7 @@ class Sizes:
 
     @property
     def depth(self) -> float:
-        """Layers; where nobody says, by the sizes of published models (8B: 32, 70B: 80)."""
+        """Layers; where not given, by the sizes of published models (8B: 32, 70B: 80)."""
         return self.layers or 32.0 * (math.sqrt(self.of_all * self.of_a_token) / 8e9) ** 0.42
 
     @property

@@ -93,7 +93,7 @@ class Error:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted profile: of how many points and configurations, and how far off. Published coefficients have no points."""
+    """A fitted profile: of how many points and configurations, and the error. Published coefficients have no points."""
 
     setting: Setting
     profile: Profile

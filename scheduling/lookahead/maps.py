@@ -161,7 +161,7 @@ def enter(
 
 @compiled
 def leave(ahead: LookAhead, slot: int) -> None:
-    """Undo `enter`. Nothing happens if nobody entered."""
+    """Undo `enter`; does nothing without one."""
     instance = ahead.instance[slot]
     if instance == NONE:
         return
@@ -173,7 +173,7 @@ def leave(ahead: LookAhead, slot: int) -> None:
 
 @compiled
 def add(ahead: LookAhead, instance: int, prompt_tokens: int, predicted_tokens: int, produced_tokens: int = 0) -> int:
-    """As `enter`, in a slot of its own: its number, or NONE when all are taken (`grow`, and again)."""
+    """As `enter`, in a free slot: its number, or NONE when all are taken (`grow`, and again)."""
     if ahead.counters[FREE] == 0:
         return NONE
     ahead.counters[FREE] -= 1

@@ -1,11 +1,9 @@
 """How far ahead instances are looked at, and what use of their KV cache is too much then (PreServe 4.3.2 and 4.3.3)."""
 
-from dataclasses import dataclass
-from math import inf
-from typing import Final
+from typing import Annotated, Final
 
-MOST_ITERATIONS: Final = 2048
-"""Half of a map's horizon: it is true for as many (`maps.allocate`)."""
+from scheduling.knob import Knob, Policy
+
 ITERATIONS: Final = 0
 MEMORY_ABOVE: Final = 1
 BETA: Final = 2
@@ -14,28 +12,50 @@ OVERLOAD_SHARE: Final = 4
 """Columns of a row of `FleetArrays.look_ahead`: the fields of `LookAheadRule`, in their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class LookAheadRule:
+class LookAheadRule(Policy, frozen=True):
     """Parameters of the routers that look ahead, and of what strategies see of the time to come."""
 
-    iterations: int = 100
-    """l: of an instance, from now on."""
-    memory_above: float = 0.8
-    """T_mem: KV use from which on a router counts a risk."""
-    beta: float = 1.0
-    """What a token beyond it weighs for the router `preserve`."""
-    overload_above: float = 0.95
-    """An instance with KV use above this,"""
-    overload_share: float = 0.1
-    """in more than this share of the iterations, is potentially overloaded."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.iterations <= MOST_ITERATIONS:
-            raise ValueError(f"iterations must be from 1 to {MOST_ITERATIONS}, not {self.iterations}")
-        for name in ("memory_above", "overload_above"):
-            if not 0 < getattr(self, name) < inf:
-                raise ValueError(f"{name} must be a number above 0, not {getattr(self, name)}")
-        if not 0 <= self.beta < inf:
-            raise ValueError(f"beta must be a number from 0 up, not {self.beta}")
-        if not 0 <= self.overload_share <= 1:
-            raise ValueError(f"overload_share must be from 0 to 1, not {self.overload_share}")
+    iterations: Annotated[
+        int,
+        Knob(
+            ge=1,
+            le=2048,  # half of a map's horizon: it is true for as many (`maps.allocate`)
+            setting="LOOKAHEAD_ITERATIONS",
+            help="Iterations of an instance that the routers `preserve` and `least_delay` and PreServe's scaler look "
+            "ahead.",
+        ),
+    ] = 100
+    memory_above: Annotated[
+        float,
+        Knob(
+            gt=0,
+            setting="LOOKAHEAD_MEMORY_ABOVE",
+            help="Use of the KV cache in one of them above which these routers count a risk (PreServe's T_mem); 1 is "
+            "full.",
+        ),
+    ] = 0.8
+    beta: Annotated[
+        float,
+        Knob(
+            ge=0,
+            setting="LOOKAHEAD_BETA",
+            help="Weight of a token beyond it for the router `preserve` (PreServe's beta).",
+        ),
+    ] = 1.0
+    overload_above: Annotated[
+        float,
+        Knob(
+            gt=0,
+            setting="LOOKAHEAD_OVERLOAD_ABOVE",
+            help="Use of the KV cache above which PreServe's scaler sees an overload and adds an instance; 1 is full.",
+        ),
+    ] = 0.95
+    overload_share: Annotated[
+        float,
+        Knob(
+            ge=0,
+            le=1,
+            setting="LOOKAHEAD_OVERLOAD_SHARE",
+            help="Share of the iterations in which use must be above it.",
+        ),
+    ] = 0.1

@@ -30,8 +30,6 @@ BUCKETS: Final = (len(INPUT_EDGES) + 1) * (len(OUTPUT_EDGES) + 1)
 KINDS: Final = CLASSES * BUCKETS
 """Of group, at one endpoint."""
 
-GROUP_BATCHES: Final = 4.0
-"""Batches in a group at the most: delta, as the paper has it (section 8.3)."""
 TIME_SHARE: Final = 0.125
 """A group is closed once an instance takes this share of the time that its class allows to serve it: a group is late as a
 whole, and one that takes longer than it may is late by itself. The paper has one size for all classes."""

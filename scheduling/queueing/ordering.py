@@ -41,8 +41,6 @@ which may starve a request, nor `sjf`.
 BY_SERVICE: Final = frozenset({SSJF, SHORTEST, SJF})
 """Those whose keys depend on the service time; `slack` asks for that of the first token alone."""
 
-STRETCH: Final = 100.0
-"""Of `ssjf` where nothing else is said: how many of its own service times later the others count as having come."""
 PRIORITY_STEP_S: Final = 1e9
 """One step of priority outweighs any difference of arrival."""
 LONGEST_STRETCHED_S: Final = 1e8

@@ -1,4 +1,4 @@
-"""Routers that look ahead: PreServe's, and ours, which reckons in seconds.
+"""Routers that look ahead: PreServe's, and ours, which scores in seconds.
 
 They read more than `routing`'s do: the look-ahead maps, and the index of prompts' prefixes. Their signature is
 `(fleet, endpoints, ahead, affinity, endpoint, slot, prompt_tokens, output_tokens) -> int`, where *slot* is that of the

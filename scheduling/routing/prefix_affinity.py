@@ -107,7 +107,7 @@ def covered(count: int) -> int:
 
 @compiled
 def note(affinity: Affinity, slot: int, hashes: NDArray[np.int64], first: int, last: int, block_tokens: int) -> None:
-    """The request in *slot* has the blocks `hashes[first:last]`, of *block_tokens* each, from the begin of its prompt."""
+    """The request in *slot* has the blocks `hashes[first:last]`, of *block_tokens* each, from the start of its prompt."""
     count = 0
     while count < MOST_NOTED and first + covered(count + 1) <= last:
         affinity.noted[slot, count] = hashes[first + covered(count + 1) - 1]

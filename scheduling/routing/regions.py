@@ -23,8 +23,6 @@ from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 
 Seen = TypeVar("Seen")
 Live = tuple[FleetArrays, EndpointArrays, NDArray[np.int64], float]
-THRESHOLD = 0.7
-"""SageServe's threshold for sending a request away from its preferred region."""
 SWEEP_S: Final = 1.0
 """Time between two looks at what waits: whether it was held too long, and whether it is better off elsewhere."""
 COMPUTE_S: Final = 30.0

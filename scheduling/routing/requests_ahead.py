@@ -2,7 +2,7 @@
 
 A place is free when a request ends; what is given for it then begins a dispatch round trip later: we hear of the end,
 decide, send, and the instance takes the request in. So where no instance of an endpoint has room, each may have as many
-requests *ahead*, in a queue of its own, as end there within a round trip. How many that is, is counted: a trip begins
+requests *ahead*, in its own queue, as end there within a round trip. How many that is, is counted: a trip begins
 with an end, and all ends within one round trip after it are of that trip. One that ends alone counts as 1, so at least
 one is ahead; many that end in the same step count as so many, for as many places are empty then. Trips differ, and so
 two mean deviations are added to the mean.

@@ -24,8 +24,10 @@ ROUND_ROBIN: Final = 0
 LEAST_REQUEST: Final = 1
 MINIMUM_USE: Final = 2
 JOIN_SHORTEST_QUEUE: Final = 3
-PRESERVE: Final = 4  # from here on they look ahead: `predictive`
+PRESERVE: Final = 4
 LEAST_DELAY: Final = 5
+LOOK_AHEAD: Final = (PRESERVE, LEAST_DELAY)
+"""Policies that predict loads: `predictive`."""
 
 
 @compiled
@@ -170,7 +172,7 @@ POLICY_CODES: Final[dict[str, int]] = {
     "preserve": PRESERVE,
     "least_delay": LEAST_DELAY,
 }
-"""All policies as numbers, for compiled callers: `route` takes those below PRESERVE, `predictive.route_ahead` the others."""
+"""All policies as numbers, for compiled callers: `predictive.route_ahead` takes those of LOOK_AHEAD, `route` the others."""
 
 
 @compiled

@@ -9,7 +9,7 @@ from scheduling.scaling.endpoint import Advice, EndpointView, Move
 
 
 class Assigned:
-    """Strategies by (model, region). Each decides at multiples of its own `tick_s`, for its own endpoints together."""
+    """Strategies by (model, region). Each decides at multiples of its `tick_s`, for its endpoints together."""
 
     def __init__(self, strategies: Mapping[tuple[str, str], ByEndpoint]) -> None:
         self._of = dict(strategies)

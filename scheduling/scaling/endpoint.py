@@ -34,7 +34,7 @@ class EndpointView(NamedTuple):
     kv_use: float
     """KV tokens reserved or held, as a share of the ready instances' room."""
     tokens_per_s: float
-    """Interactive demand of its own callers over the last minute: prompt and (predicted) output tokens."""
+    """Interactive demand of its callers over the last minute: prompt and (predicted) output tokens."""
     since_change_s: float
     """Since scaling last changed it; infinity for never."""
     overloaded_instances: int = 0
@@ -54,7 +54,7 @@ class EndpointView(NamedTuple):
     holds_s: float = 0.0
     """For how long the approved plan that did is still valid."""
     owner: str = ""
-    """Of whom what was added is not taken away by others yet; empty for nobody. Said where floor and strategy are put
+    """Mover whose addition others do not take away yet; empty for none. Set where floor and strategy are put
     together (`floor.Floored`)."""
 
     @property
@@ -93,20 +93,20 @@ class Advice(NamedTuple):
 
 class PlansFor(NamedTuple):
     """What of a forecast a strategy would have plans made for: 0 is the mean, 1 the upper end of the 80 % band; how, how
-    often, and how far ahead."""
+    often, and with which horizon."""
 
     soon: float = 0.0
     """For what is added: the next minutes, twice as long as a start takes."""
     kept: float = 0.0
     """For what is kept: all the time of the plan. Not below `soon`, or instances would come and go."""
     two_plans: bool = False
-    """Whether what is added has a plan of its own beside that for what is kept."""
+    """Whether what is added has a separate plan from that for what is kept."""
     by_capability: bool = False
     """Whether instances are PreServe's N (Algorithm 2) for the windows to come, instead of SageServe's programme."""
     period_s: float = 3600.0
     """From one plan to the next: an hour, as SageServe's."""
     horizon_s: float = 3600.0
-    """How far ahead what is kept is planned for."""
+    """Horizon of the plan for what is kept."""
 
 
 @dataclass(frozen=True, slots=True)

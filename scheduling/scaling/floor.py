@@ -123,7 +123,7 @@ class FloorAlone(ByEndpoint):
         return moves
 
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
-        return 0, ""  # nobody plans for it
+        return 0, ""  # no plan is made for it
 
 
 class Floored:

@@ -1,7 +1,7 @@
 """Who owns an endpoint: floor, strategy or plan, as the last of them that moved it, for a cooldown.
 
 Until it is over none of the others takes an instance away that the owner added, and what an approved plan added stays as
-long as the plan holds. To add is never held back, for that somebody waits. What undoes another's move says so.
+long as the plan holds. Adding is never held back, for requests wait for it. What undoes another's move says so.
 """
 
 from enum import StrEnum
@@ -37,7 +37,7 @@ class Change(NamedTuple):
     """Of an approved plan: for how long it is still valid."""
 
     def owner(self, cooldown_s: float) -> str:
-        """Who added what others do not take away yet; empty for nobody."""
+        """Mover whose addition others do not take away yet; empty for none."""
         return self.by if self.delta > 0 and (self.holds_s > 0 or self.age_s < cooldown_s) else ""
 
     def words(self) -> str:

@@ -1,6 +1,6 @@
 """PreServe's scaler (section 4.3.2) and what it is compared with (5.3): the plan alone, and the plan with reactive marks.
 
-Advice is for the next window of ten minutes, made at the begin of each (tier 1).
+Advice is for the next window of ten minutes, made at the start of each (tier 1).
 """
 
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ WINDOW_S = 600.0
 
 @dataclass(kw_only=True)
 class Proactive(ByEndpoint):
-    """Tier 1 alone: the number that the forecast of the next window asks for, taken up at the begin of each window."""
+    """Tier 1 alone: the number that the forecast of the next window asks for, applied at the start of each window."""
 
     plans_for: ClassVar[PlansFor] = PlansFor(by_capability=True, period_s=WINDOW_S, horizon_s=2 * WINDOW_S)
     name: str = field(default="proactive", init=False)
@@ -30,7 +30,7 @@ class Proactive(ByEndpoint):
 
 @dataclass(kw_only=True)
 class Hybrid(Proactive):
-    """The plan at the begin of each window, and the reactive marks within it."""
+    """The plan at the start of each window, and the reactive marks within it."""
 
     name: str = field(default="hybrid", init=False)
 

@@ -5,8 +5,8 @@ one is busy it keeps the GPUs until swaps take a tenth of the time at the most.
 
 *By queue*, where what waits is in request groups (QLM section 5): instances that share their GPUs have one virtual queue,
 and the model of its first group is the next. So the global scheduler decides about swaps, whose times it counts. Who is
-busy keeps the GPUs as long as nothing of its own waits behind and the others have time for one more stay of it. That tenth
-of the time bounds all of it, or two tight classes would have the GPUs to and fro and neither be served: until then the
+busy keeps the GPUs as long as no group of its model waits behind and the others have time for one more stay of it. That
+tenth of the time bounds all of it, or two tight classes would pass the GPUs to and fro and neither be served: until then the
 groups of who is awake go first.
 """
 
@@ -40,7 +40,7 @@ class Resting:
     model: str
     waiting: int
     swap_s: float
-    """What a swap to it takes when nothing runs any more on who is awake."""
+    """Time of a swap to it once the awake instance runs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,8 @@ def swap_by_queue(
         wanted = target.instance, f"An operator wants group {int(first.number)} of {target.model} served first."
     elif target is not None and queue not in kept_queues(fleet, waiting):
         stay_s = target.swap_s / SWAPPING_SHARE
-        goes_on = holder is not None and not holder.is_idle and not has_groups(arrays, queue, serves)
-        if not goes_on or slack_s(fleet, waiting, queue, serves, now_s) <= stay_s:
+        stays = holder is not None and not holder.is_idle and not has_groups(arrays, queue, serves)
+        if not stays or slack_s(fleet, waiting, queue, serves, now_s) <= stay_s:
             wanted = swap_wanted([target], holder)
     if wanted is None and serves != NONE:
         put_first(arrays, queue, serves)
@@ -135,7 +135,7 @@ class Leaving(NamedTuple):
 
 
 def leaving(given_s: float, limit_s: float, busy_s: float) -> Leaving:
-    """What waits for it is given out in *given_s*. Then it goes on while it is busy, as it will be for *busy_s* on average
+    """What waits for it is given out in *given_s*. Then it stays while it is busy, as it will be for *busy_s* on average
     (exponentially distributed), and until *limit_s* at the most."""
     rest_s = max(0.0, limit_s - given_s)
     if busy_s <= 0.0 or rest_s == 0.0:

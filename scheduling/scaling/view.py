@@ -21,7 +21,7 @@ from scheduling.scaling.reactive import reactive_move
 DEMAND_WINDOW_S: Final = 60
 """Over which demand is a rate."""
 LEAST_DEMAND_S: Final = 5
-"""At the begin less has passed; but less than this says nothing."""
+"""Least time for a rate, where less than the window has passed."""
 
 
 class Stage(IntEnum):

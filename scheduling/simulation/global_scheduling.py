@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def running_in(world: World) -> tuple[Running, Any]:
-    """What instances of endpoints with groups have, `number` being that of the request; and the sequence of each.
+    """Requests on instances of endpoints with groups, `number` being that of the request; and the sequence of each.
 
     The fleet arrays must be up to the moment.
     """

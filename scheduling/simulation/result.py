@@ -1,6 +1,6 @@
-"""What came out of a simulation."""
+"""The result of a simulation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,22 @@ from scheduling.simulation.workload.requests import Requests
 
 
 @dataclass(frozen=True, slots=True)
+class MadeMove:
+    """A move of instances that was carried out."""
+
+    time_s: float
+    endpoint: int
+    wanted: int
+    done: int
+    """As many as there were instances to be had or to be let go; of the sign of *wanted*."""
+    reason: str
+    by: str
+    """Whose it is (`scaling.owner`)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
-    """What came out. Times are seconds; arrays of records are NumPy structured arrays."""
+    """Times are seconds; arrays of records are NumPy structured arrays."""
 
     cluster: Cluster
     requests: Requests
@@ -27,3 +41,7 @@ class Result:
     changes: NDArray[Any]
     """`world.CHANGE` in order of time."""
     end_s: float
+    strategy: str = ""
+    """Empty where nothing scales."""
+    moves: list[MadeMove] = field(default_factory=list)
+    """Of a strategy that decides at ticks; moves by the trigger on arrivals are among the changes."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.compiled import direct
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.queueing.eviction import MOST_EVICTIONS
 from scheduling.queueing.global_scheduler import GlobalScheduler
@@ -18,13 +19,13 @@ from scheduling.routing.routers import LEAST_DELAY
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.build import build_world
 from scheduling.simulation.cluster.description import Cluster
-from scheduling.simulation.cluster.failures import take_out
-from scheduling.simulation.cluster.lifecycle import Lives
-from scheduling.simulation.cluster.state_changes import EVICT
+from scheduling.simulation.cluster.lifecycle import Lives, take_out
+from scheduling.simulation.cluster.state_changes import EVICT, NOTHING
 from scheduling.simulation.cluster.world import MAX_ATTEMPTS, Outcome, State, World
 from scheduling.simulation.engine.state import (
     ITERATIONS,
     LEAVING,
+    NONE,
     PREEMPTIONS,
     PREFIX_HIT_TOKENS,
     PREFIX_QUERIED_TOKENS,
@@ -34,7 +35,6 @@ from scheduling.simulation.global_scheduling import Scheduling
 from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.result import Result
 from scheduling.simulation.state.placing import Fork, place, resume_scheduler
-from scheduling.simulation.stepping import Stepping
 from scheduling.simulation.workload.following import follow
 from scheduling.simulation.workload.requests import Requests
 
@@ -82,7 +82,7 @@ class Simulation:
         self._run_state: Any = world.run_state[0]
         # What is read at every second is read from arrays of one number: a record takes ten times as long.
         self._now_s, self._arrived, self._ended = (world.run_state[name] for name in ("now_s", "arrived", "ended"))
-        self._stepping = Stepping()
+        self._enter = direct(loop.enter)
         self._decisions = decisions
         self._samples = Samples(sample_s)
         self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
@@ -142,7 +142,7 @@ class Simulation:
                 comes = self._arrived.item() < count or self.world.events.time_s.item(1) < np.inf
                 look_s = self.looked_s + GlobalScheduler.EVERY_S if comes else np.inf
             stop_s = min(until_s, sample_s, look_s)
-            reason = self._stepping.run(self.world, stop_s)
+            reason = self._enter(self.world, float(stop_s), NONE, NONE, loop.TIME, NOTHING, NONE, NONE)
             if reason == loop.FULL:
                 self._grow()
             elif reason == loop.DRAINED:
@@ -364,8 +364,11 @@ class Simulation:
         return bool(slots.size and rekey(self.world.waiting, int(slots[0]), float(key)))
 
     def control(self, endpoint: int = -1, request: int = -1, source: int = loop.CONTROL) -> int:
-        """As `loop.control`."""
-        return self._stepping.control(self.world, endpoint, request, source)
+        """Bring the fleet arrays up to now, as *source* sees it, and queue *request* again, or pump *endpoint*.
+
+        Returns the endpoint, -1 for none.
+        """
+        return self._enter(self.world, np.inf, int(endpoint), int(request), int(source), NOTHING, NONE, NONE)
 
     def make_room(self, count: int) -> None:
         while self.world.waiting.counters[FREE_COUNT] < count:

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.direct import Repeated
+from scheduling.compiled import direct
 from scheduling.lookahead.rule import ITERATIONS
 from scheduling.scaling import (
     FLOOR,
@@ -43,7 +43,7 @@ from scheduling.scaling.view import (
 from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_loads, endpoint_outlook
-from scheduling.simulation.result import Result
+from scheduling.simulation.result import MadeMove, Result
 from scheduling.simulation.simulator import Happening, Simulation
 from scheduling.simulation.state.placing import Fork
 from scheduling.simulation.swapping import Swapping
@@ -56,25 +56,11 @@ STAGE_OF[[State.READY, State.DRAINING]] = Stage.READY, Stage.DRAINING
 STAGE_OF[[State.SPOT, State.ASLEEP]] = Stage.SPARE
 
 
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A move that was carried out."""
-
-    time_s: float
-    endpoint: int
-    wanted: int
-    done: int
-    """As many as there were instances to be had or to be let go; of the sign of *wanted*."""
-    reason: str
-    by: str
-    """Whose it is (`scaling.owner`)."""
-
-
 class Advisor(Protocol):
     """A slow planner in a simulation. It is asked at every tick, and makes a new plan when one is due."""
 
     def advise(self, now_s: float, views: Sequence[EndpointView]) -> Sequence[Advice | None]:
-        """What each of *views* should be, in their order. It must not look at anything that happens after *now_s*."""
+        """Advice for each of *views*, in their order. It must not look at anything that happens after *now_s*."""
         ...
 
 
@@ -131,7 +117,7 @@ class Demand:
         tokens = self._until[:, last] - self._until[:, first]
         if self._before is None:
             return demand_rate(tokens, now_s)
-        further = max(0, DEMAND_WINDOW_S - int(now_s))  # seconds of the window that lie before the begin
+        further = max(0, DEMAND_WINDOW_S - int(now_s))  # seconds of the window that lie before the start
         return demand_rate(tokens + self._before[:, min(further, self._before.shape[1] - 1)], DEMAND_WINDOW_S)
 
     def windows(self, window_s: float) -> NDArray[np.float64]:
@@ -163,8 +149,8 @@ class Control:
         marks = [floor_of(floor, key) for key in cluster.endpoints] if floor else []
         self._above = np.array([each.above for each in marks])
         self._cooldown_s = np.array([each.cooldown_s for each in marks])
-        self._any_below_floor = Repeated(any_below_floor)
-        self.moves: list[Made] = []
+        self._any_below_floor = direct(any_below_floor)
+        self.moves: list[MadeMove] = []
         self._advisor = advisor
         self._demand = demand or Demand(cluster, simulation.requests, state.asked_tokens if state else None)
         given = bounds or Bounds()
@@ -222,14 +208,14 @@ class Control:
                 self._changed_s[move.endpoint] = now_s
                 self._last[move.endpoint] = Change(move.by, move.delta)
             reason = undoing(move.reason, last, move.by, move.delta)
-            self.moves.append(Made(now_s, move.endpoint, move.delta, done, reason, move.by))
+            self.moves.append(MadeMove(now_s, move.endpoint, move.delta, done, reason, move.by))
 
     def views(self, simulation: Simulation) -> list[EndpointView]:
         """Every endpoint as the strategy sees it now."""
         fleet, world, now_s = simulation.fleet, simulation.world, simulation.now_s
         keys, count, states = simulation.cluster.endpoints, self._use.size, simulation.states
         since_s = world.lives.instances["since_s"]
-        # What is ready from the begin on has been so for longer than anybody asks, unless a state says since when.
+        # An instance that is ready at the start counts as ready for long, unless a state says since when.
         since_s = np.where(since_s != 0.0, since_s, -np.inf)
         instances = count_instances(fleet.endpoint, STAGE_OF[states], since_s, count)
         waiting = world.waiting.size
@@ -284,16 +270,6 @@ class Control:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class StrategyRun:
-    """What came of a simulation under a strategy."""
-
-    strategy: str
-    result: Result
-    moves: list[Made]
-    """Of strategies that decide at ticks. What scales on every arrival leaves only the result's changes."""
-
-
 def run_strategy(
     cluster: Cluster,
     requests: Requests,
@@ -313,7 +289,7 @@ def run_strategy(
     state: Fork | None = None,
     interactive: Sequence[bool] = (),
     control: type[Control] = Control,
-) -> StrategyRun:
+) -> Result:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.
 
     *sample_s*, *decisions* and *state* are those of `Simulation`, *happenings* those of its `run`, *interactive* is that of
@@ -332,7 +308,7 @@ def run_strategy(
         cluster = replace(cluster, reactive=trigger)
         simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state)
         result = simulation.run(tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent, happenings=happenings)
-        return StrategyRun(strategy.name, result, [])
+        return replace(result, strategy=strategy.name)
     cluster = replace(cluster, reactive=None)
     simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state)
     floored = Floored(strategy, floor) if floor else strategy
@@ -345,7 +321,7 @@ def run_strategy(
     last_s = min(until_s, float(requests.arrival_s[-1])) if requests.count else PROGRESS_S
     seldom = progress and _seldom(progress, min(PROGRESS_S, last_s / PROGRESS_STEPS) / every_s)
     result = simulation.run(at_work, every_s, until_s, seldom, happenings)
-    return StrategyRun(strategy.name, result, at_work.moves)
+    return replace(result, strategy=strategy.name, moves=at_work.moves)
 
 
 PROGRESS_S: Final = 3600.0

@@ -21,7 +21,7 @@ class Swapping:
     """Call it with the simulation at every look; it does nothing where no GPUs are shared.
 
     Instances of endpoints with request groups share a virtual queue, and its order says who is swapped to; of others, and
-    where one of them has `Cluster.swap_by_queue` off, that is decided on demand.
+    where one of them has `swap_by_queue` off, that is decided on demand.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -30,7 +30,7 @@ class Swapping:
             if group >= 0:
                 groups.setdefault(group, []).append(instance)
         cluster = simulation.cluster
-        self._groups, self._by_queue = groups, [cluster.of(cluster.swap_by_queue, key) for key in cluster.endpoints]
+        self._groups, self._by_queue = groups, [cluster.policy(key).swap_by_queue for key in cluster.endpoints]
         self._share(simulation)
 
     def __call__(self, simulation: Simulation) -> None:
@@ -93,7 +93,7 @@ def _resting(simulation: Simulation, members: list[int]) -> Iterator[Resting]:
 
 
 def _as_resting(simulation: Simulation, instance: int, having: int) -> Resting:
-    """*instance* beside the one that has the GPUs, -1 for nobody."""
+    """*instance*, and the one that has the GPUs, -1 for none."""
     endpoint = int(simulation.fleet.endpoint[instance])
     model, _ = simulation.cluster.endpoints[endpoint]
     sleep_s = 0.0 if having == NONE else _swap(simulation, having).sleep_s
@@ -102,7 +102,7 @@ def _as_resting(simulation: Simulation, instance: int, having: int) -> Resting:
 
 
 def _swap(simulation: Simulation, instance: int) -> Swap:
-    """What *instance* takes to leave its GPUs, and to come back from where its weights are, or would be."""
+    """Time of *instance* to leave its GPUs, and to come back from where its weights are, or would be."""
     lives = simulation.world.lives
     life: Any = lives.instances[instance]
     group: Any = lives.groups[life.swap_group]
@@ -118,7 +118,7 @@ def _swap(simulation: Simulation, instance: int) -> Swap:
 
 
 def _having(simulation: Simulation, members: list[int]) -> int:
-    """Who has the GPUs; -1 for nobody."""
+    """The instance that has the GPUs; -1 for none."""
     return next((each for each in members if not WITHOUT_GPUS >> int(simulation.states[each]) & 1), NONE)
 
 

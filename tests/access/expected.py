@@ -294,7 +294,8 @@ ADMIN_PAGES = {
 
 SOCKETS = {"^ws/live/$"}
 # By the topics of the live connection.
-TOPICS = {"overview": VIEWER, "instances": VIEWER, "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}
+TOPICS = {"overview:": VIEWER, "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
+          "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}  # fmt: skip
 
 # Outside of Django: status for a client that is not on this machine.
 OPERATIONS = {"/healthz": 200, "/readyz": 503, "/metrics": 401, "/version": 200}

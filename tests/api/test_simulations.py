@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from controlplane.events.models import Event
-from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif import services, working
 from controlplane.simulation.whatif.models import FutureSeed, WhatIf
-from controlplane.simulation.whatif.runs import working
 from tests.scheduling.simulation.test_scenario import RIGHT
 
 pytestmark = pytest.mark.django_db

@@ -8,10 +8,9 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 
 from controlplane.console.live import what_ifs as live
-from controlplane.console.live.state import is_topic, tables_in
-from controlplane.simulation.whatif import services
+from controlplane.console.live.fragments import is_topic
+from controlplane.simulation.whatif import services, working
 from controlplane.simulation.whatif.models import TraceFile, WhatIf
-from controlplane.simulation.whatif.runs import working
 from tests.simulation.whatif import rows
 
 pytestmark = pytest.mark.django_db
@@ -104,18 +103,14 @@ def test_a_trace_is_uploaded(client, operator):
     assert [each["id"] for each in client.get("/api/what-if-traces").json()["items"]] == [row.pk]
 
 
-def test_the_live_topic_has_progress_and_results(operator):
+def test_the_live_topic_follows_its_progress(operator):
     row = services.submit(rows.draft(operator, BOUNDS, horizon_s=600.0), operator)
-    topic = f"what-if:{row.pk}"
-    assert is_topic(topic)
+    assert is_topic(f"what-if:{row.pk}")
     assert not is_topic("what-if:x")
-    assert tables_in(topic) == (topic, f"results:{row.pk}")
-    before = live.tables_of(row.pk, {})
-    assert before[topic]["state"] == ["queued", "queued", "queued"]
+    before = live.read(row.pk)
+    assert [one["state"] for one in before["futures"]] == ["queued", "queued"]
     working.work()
-    after = live.tables_of(row.pk, before)
-    assert after[topic]["seeds_done"] == [1, 1, 0]
-    assert after[f"results:{row.pk}"]["seeds_done"] == [1, 0]
-    assert after[f"results:{row.pk}"]["verdict"] == ["1 of 2 seeds", "0 of 2 seeds"]
-    assert live.tables_of(row.pk, after)[f"results:{row.pk}"] is after[f"results:{row.pk}"]
-    assert live.tables_of(row.pk + 1, {}) == {}
+    after = live.read(row.pk)
+    assert [one["seeds_done"] for one in after["futures"]] == [1, 0]
+    assert live.drawn(before) != live.drawn(after)
+    assert live.read(row.pk + 1) is None

@@ -7,6 +7,7 @@ from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpe
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Finished, OfRequest, Placed, ServedModels, Submit
 from controlplane.fleet.lifecycle.states import InstanceState
+from scheduling.policy import EndpointPolicy
 
 RUNNING = 31
 
@@ -18,7 +19,7 @@ class Served:
         self.dispatcher.apply_inventory(
             Inventory(
                 models={"m": ModelSpec("m", 4096, 0)},
-                endpoints=(EndpointSpec("m", "east", routing, ordering, 4096),),
+                endpoints=(EndpointSpec("m", "east", EndpointPolicy(routing=routing, ordering=ordering, queue_bound=4096)),),
                 instances=(
                     InstanceSpec(1, "i1", "http://127.0.0.1:1", InstanceState.READY, 0.0, "m", "east", "", 2048, 1_000_000),
                 ),

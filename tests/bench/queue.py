@@ -28,7 +28,7 @@ from scheduling.queueing.regrouping import regroup
 from scheduling.queueing.reordering.evaluate import evaluate
 from scheduling.queueing.reordering.problem import Order, Problem, broken_rules
 from scheduling.queueing.reordering.rules import RULES
-from scheduling.queueing.reordering.scheduler import MOST_THREADS, Answer, order_by, reorder, warm_up
+from scheduling.queueing.reordering.scheduler import Answer, order_by, reorder, warm_up
 from scheduling.queueing.waiting_set import allocate_waiting, enqueue
 from tests.scheduling.queueing.reordering.problems import synthetic
 
@@ -67,10 +67,10 @@ def timed(problem: Problem, previous: Order | None, budget_s: float) -> tuple[An
 
 def best_known(problem: Problem, previous: Order | None, seconds: float, *answers: Answer) -> float:
     """The least objective that is known: of a long search from nothing, one from the best order so far, and *answers*."""
-    cold = reorder(problem, None, seconds * 0.7, seed=1, threads=1, clock=time.thread_time)
+    cold = reorder(problem, None, seconds * 0.7, seed=1, clock=time.thread_time)
     starts = [cold, *answers]
     start = min(starts, key=lambda answer: answer.after.objective)
-    more = reorder(problem, start.order, seconds * 0.3, seed=2, threads=1, clock=time.thread_time)
+    more = reorder(problem, start.order, seconds * 0.3, seed=2, clock=time.thread_time)
     return min(answer.after.objective for answer in [*starts, more])
 
 
@@ -132,12 +132,11 @@ def view_ms() -> float:
 
     django.setup()
     from controlplane.dispatch.queues.view import QueuesView
-    from controlplane.tunable import Tunable
     from tests.dispatch.test_reordering import Served
 
     instances = tuple(range(1, 51))
     served = Served(instances=instances)
-    served.apply("qlm", instances, Tunable().model_copy(update={"GROUP_BATCHES": 0.9}))
+    served.apply("qlm", instances, group_batches=0.9)
     while served.dispatcher.queue.group_count < 1000:  # a request each
         served.ask(60.0 + served.number % 12 * 300.0)
     view, used_s = QueuesView(served.dispatcher), []
@@ -240,7 +239,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             note(first_compile_s=first_call_s(folder)[0])
     result: dict[str, Any] = {key: round(statistics.median(values), 4) for key, values in lists.items()}
-    result["requests"], result["threads"] = int(result["requests"]), min(MOST_THREADS, len(os.sched_getaffinity(0)))
+    result["requests"] = int(result["requests"])
     result["rules"] = {
         name: {key: round(statistics.median(values), 4) for key, values in of.items()} for name, of in rules.items()
     }

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from scheduling.direct import direct
+from scheduling.compiled import direct
 from scheduling.dispatch import dispatch, warm_up
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays, allocate_endpoints, allocate_fleet, index_members
 from scheduling.lookahead import maps as lookahead

@@ -63,7 +63,7 @@ def cluster(instances: int) -> Cluster:
             spec = InstanceSpec(f"model-{model}", f"region-{region}", engine, dispatch_kv_tokens=counted_on)
             specs += [spec] * share
     reactive = Reactive(max_instances=max(2, instances // (MODELS * REGIONS)))
-    return Cluster(specs, threshold=0.7, reactive=reactive)
+    return Cluster(specs, reactive=reactive)
 
 
 def trace(requests: int, instances: int, seed: int) -> Requests:

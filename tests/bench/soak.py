@@ -131,11 +131,10 @@ async def quiesce(stack: Stack, session: aiohttp.ClientSession) -> dict[str, int
         for pid in await asyncio.to_thread(stack.pids, "traffic"):
             os.kill(pid, signal.SIGSTOP)
         try:
-            async with session.get(f"{stack.url}/console/api/snapshot?topics=overview,instances") as response:
-                tables = (await response.json())["tables"]
+            async with session.get(f"{stack.url}/api/summary") as response:
+                places = (await response.json())["endpoints"]
         except (aiohttp.ClientError, TimeoutError, KeyError, ValueError):
             continue
-        places = tables["endpoints"]
         names = map("{} in {}".format, places["model"], places["region"])
         counts = zip(names, places["running"], places["waiting"], strict=True)
         left = {name: running + waiting for name, running, waiting in counts if running or waiting}

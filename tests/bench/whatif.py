@@ -52,7 +52,7 @@ from types import SimpleNamespace
 from django.utils import timezone
 from controlplane.simulation.running import simulate, warm_up
 from controlplane.simulation.whatif.changes.presets import PRESETS
-from controlplane.simulation.whatif.runs import packing, working
+from controlplane.simulation.whatif import results, working
 from controlplane.simulation.whatif.start import Start, stage_start
 start = Start(kind="synthetic", at=timezone.now(), scenario=json.loads({scenario!r}))
 asked = SimpleNamespace(horizon_s={horizon_s}, warmup_s=0.0, edits=[])
@@ -63,7 +63,7 @@ for preset in ("pilothouse", "sageserve-reactive"):
         began_s = time.process_time()
         changed = working.changed(asked, SimpleNamespace(changes=PRESETS[preset].changes), start)
         staged = stage_start(start, changed.scenario, seed, (), asked.horizon_s)
-        packing.packed(simulate(changed.scenario, staged), working.counted_of(asked, changed))
+        results.packed(simulate(changed.scenario, staged), working.counted_of(asked, changed))
         took_s.append(time.process_time() - began_s)
     print("MADE", preset, took_s[0], statistics.median(took_s[1:]))
 """

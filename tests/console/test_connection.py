@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import time
 
 import pytest
@@ -10,14 +11,13 @@ from django.test import Client
 from uvicorn.protocols.utils import ClientDisconnected
 
 from controlplane.asgi import websockets
-from controlplane.console.live import consumers
+from controlplane.console.live import consumers, fragments
 from controlplane.console.live.state import Source
 from controlplane.events.services import record
-from tests.console.apply import apply
 from tests.console.sockets import Socket
 
 pytestmark = pytest.mark.django_db(transaction=True)
-ALL = "/ws/live/?topics=overview,instances,events"
+ALL = "/ws/live/?topics=overview:,instances,events"
 
 
 @pytest.fixture(autouse=True)
@@ -47,138 +47,119 @@ def open_socket(viewer):
     return connect
 
 
-async def test_hello_then_a_snapshot_of_the_topics(open_socket, live, fleet_feed):
+async def test_hello_then_all_fragments_of_the_topics(open_socket, live, fleet_feed):
     summary = live.show(fleet_feed)
     socket = await open_socket()
     hello = await socket.receive()
-    assert (hello["t"], hello["seq"], hello["protocol"]) == ("hello", 1, 1)
+    assert (hello["t"], hello["protocol"]) == ("hello", 2)
     assert hello["now"] == pytest.approx(time.time(), abs=5)
-    snapshot = await socket.receive()
-    assert (snapshot["t"], snapshot["seq"], snapshot["ts"]) == ("snapshot", 2, summary["ts"])
-    assert set(snapshot["tables"]) == {"tiles", "instances", "endpoints"}
-    assert snapshot["tables"]["tiles"]["scope"] == ["", "llama-3.1-8b"]
-    assert snapshot["attention"]["items"][0]["title"] == "instance-5 failed"
+    state = await socket.receive()
+    assert (state["t"], state["ts"], state["source"]) == ("state", summary["ts"], "live")
+    assert "instance-5 failed" in state["html"]["attention"]
+    assert {name.partition("/")[0] for name in state["html"]} == {"attention", "badge", "endpoint", "instance", "tile"}
+    assert set(state["drawn"]) == {"instances"}  # the hub has not looked at events yet
     assert live.hub.clients == 1
     await socket.close()
     assert live.hub.clients == 0
 
 
-async def test_what_it_says_makes_the_newest_state(open_socket, live, fleet_feed):
+async def test_what_it_sends_adds_up_to_what_the_server_draws(open_socket, live, fleet_feed):
+    topics = ["overview:", "instances"]
     live.show(fleet_feed)
-    socket = await open_socket("/ws/live/?topics=overview,instances")
-    await socket.receive()
-    state, seq = apply(None, await socket.receive()), 2
+    socket = await open_socket(f"/ws/live/?topics={','.join(topics)}")
+    shown = (await socket.next("state"))["html"]
     for step in range(1, 4):
         live.show(fleet_feed, ts=time.time() + step * 60)
-        for kind in ("tick", "delta"):
-            message = await socket.receive()
-            seq += 1
-            assert (message["t"], message["seq"]) == (kind, seq)
-            state = apply(state, message)
-        assert state == live.hub.latest().project(["overview", "instances"])
+        message = await socket.receive()
+        assert 0 < len(message["html"]) < len(shown)  # only what changed
+        shown |= message["html"]
+        state, html, drawn = await asyncio.to_thread(live.hub.draw, topics)
+        assert _without_clock(shown) == _without_clock(html)
+        assert (message["ts"], message["drawn"]) == (state.ts, drawn)
     await socket.close()
 
 
-async def test_a_topic_is_all_that_is_sent(open_socket, live, fleet_feed):
+def _without_clock(html: dict[str, str]) -> dict[str, str]:
+    return {name: re.sub(r"(<time [^>]*>)[^<]*", r"\1", text) for name, text in html.items()}
+
+
+async def test_a_topic_is_drawn_once_for_all_browsers(open_socket, live, fleet_feed, monkeypatch):
+    drawn, draw = [], fragments.html_of
+
+    def counted(state, topic):
+        drawn.append((state.version, topic))
+        return draw(state, topic)
+
+    monkeypatch.setattr(fragments, "html_of", counted)
     live.show(fleet_feed)
-    socket = await open_socket("/ws/live/?topics=overview")
-    assert set((await socket.next("snapshot"))["tables"]) == {"tiles"}
+    sockets = [await open_socket("/ws/live/?topics=instances") for _ in range(3)]
+    for socket in sockets:
+        await socket.next("state")
+        await socket.close()
+    assert len(drawn) == len(set(drawn)) == 2
+
+
+async def test_rows_that_come_or_change_their_state_change_the_mark(open_socket, live, fleet_feed):
+    live.show(fleet_feed)
+    socket = await open_socket("/ws/live/?topics=instances")
+    before = (await socket.next("state"))["drawn"]
     live.show(fleet_feed, ts=time.time() + 60)
-    assert (await socket.receive())["t"] == "tick"
-    assert await socket.silent(0.2)
+    assert (await socket.receive())["drawn"] == before
+    fleet_feed.rows[0]["state"] = "draining"
+    live.show(fleet_feed, ts=time.time() + 120)
+    assert (await socket.receive())["drawn"] != before
     await socket.close()
 
 
 async def test_the_latest_wins_and_nothing_queues(open_socket, live, fleet_feed, monkeypatch):
     monkeypatch.setattr(consumers, "INTERVAL_S", 0.3)
     live.show(fleet_feed)
-    socket = await open_socket("/ws/live/?topics=overview")
-    await socket.next("snapshot")
+    socket = await open_socket("/ws/live/?topics=overview:")
+    await socket.next("state")
     for step in range(1, 51):
         summary = live.show(fleet_feed, samples=1, ts=time.time() + step * 10)
-    tick = await socket.receive()
-    assert (tick["t"], tick["ts"]) == ("tick", summary["ts"])
+    state = await socket.receive()
+    assert (state["t"], state["ts"]) == ("state", summary["ts"])
     assert await socket.silent(0.8)
     await socket.close()
 
 
 async def test_losing_the_source_is_sent(open_socket, live, fleet_feed):
     live.show(fleet_feed)
-    socket = await open_socket("/ws/live/?topics=overview")
-    await socket.next("snapshot")
+    socket = await open_socket("/ws/live/?topics=overview:")
+    await socket.next("state")
     live.source(Source.UNREACHABLE)
     assert (await socket.receive())["source"] == "unreachable"
     await socket.close()
 
 
-async def test_resync_is_answered_with_a_snapshot(open_socket, live, fleet_feed):
-    live.show(fleet_feed)
-    socket = await open_socket("/ws/live/?topics=instances")
-    await socket.next("snapshot")
-    await socket.say('{"t": "resync"}')
-    assert (await socket.receive())["t"] == "snapshot"
-    await socket.close()
-
-
-async def test_events_come_once_and_from_where_the_page_was_drawn(open_socket, live, fleet):
+async def test_new_events_come_as_a_list_and_a_mark(open_socket, live, fleet):
     def happen(reason):
-        return record("instance.moved", fleet[0], actor="x", after={"state": "ready"}, reason=reason).pk
+        return record("instance.changed", fleet[0], actor="x", reason=reason).pk
 
-    drawn = await database_sync_to_async(happen)("before the page")
-    missed = await database_sync_to_async(happen)("between page and connection")
-    socket = await open_socket(f"/ws/live/?topics=events&after={drawn}")
-    event = await socket.next("event")
-    assert [row["id"] for row in event["events"]] == [missed]
-    assert event["events"][0]["title"] == "instance-1: ? to ready"
+    first = await database_sync_to_async(happen)("before")
+    socket = await open_socket("/ws/live/?topics=overview:,events")
+    await socket.next("state")
     await asyncio.to_thread(live.hub._read_events)
-    newest = await database_sync_to_async(happen)("while somebody looks")
+    state = await socket.next("state")
+    assert state["drawn"]["events"] == str(first)
+    assert "before" in state["html"]["events"]
+    newest = await database_sync_to_async(happen)("while a page is open")
     await asyncio.to_thread(live.hub._read_events)
-    event = await socket.next("event")
-    assert [(row["id"], row["reason"]) for row in event["events"]] == [(newest, "while somebody looks")]
+    state = await socket.next("state")
+    assert state["drawn"]["events"] == str(newest)
+    assert "while a page is open" in state["html"]["events"]
     await socket.close()
 
 
-async def test_an_event_between_the_connection_and_the_hubs_first_look_comes_too(open_socket, live, fleet):
-    def happen(reason):
-        return record("instance.moved", fleet[0], actor="x", after={"state": "ready"}, reason=reason).pk
-
-    drawn = await database_sync_to_async(happen)("before the page")
-    socket = await open_socket(f"/ws/live/?topics=events&after={drawn}")
-    await socket.next("snapshot")
-    newest = await database_sync_to_async(happen)("before the hub looks")
-    await asyncio.to_thread(live.hub._read_events)
-    event = await socket.next("event")
-    assert [row["id"] for row in event["events"]] == [newest]
-    await socket.close()
-
-
-async def test_more_events_than_a_message_holds_ask_for_a_reload(open_socket, fleet):
-    def flood():
-        return [record("instance.moved", fleet[0], actor="x").pk for _ in range(consumers.MAX_EVENTS + 2)]
-
-    first = (await database_sync_to_async(flood)())[0]
-    socket = await open_socket(f"/ws/live/?topics=events&after={first}")
-    assert (await socket.next("resync"))["reason"]
-    await socket.close()
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("x" * 1025, consumers.TOO_LONG),
-        ("not json", consumers.NOT_UNDERSTOOD),
-        ("[]", consumers.NOT_UNDERSTOOD),
-        ('{"t": "drain everything"}', consumers.NOT_UNDERSTOOD),
-    ],
-)
-async def test_what_it_does_not_know_ends_it(open_socket, live, text, code):
+async def test_anything_a_client_says_ends_it(open_socket, live):
     socket = await open_socket()
-    await socket.say(text)
-    assert (await socket.next("closed"))["closed"] == code
+    await socket.say('{"t": "drain everything"}')
+    assert (await socket.next("closed"))["closed"] == consumers.NOT_UNDERSTOOD
 
 
 async def test_an_unknown_topic_ends_it(open_socket):
-    socket = await open_socket("/ws/live/?topics=overview,secrets")
+    socket = await open_socket("/ws/live/?topics=overview:,secrets")
     assert (await socket.receive())["closed"] == consumers.NOT_UNDERSTOOD
 
 
@@ -237,7 +218,7 @@ async def test_a_reader_that_does_not_read_is_dropped(live, viewer, monkeypatch)
     cookies = await database_sync_to_async(cookies_of)(viewer)
     cookie = f"sessionid={cookies['sessionid']}".encode()
     headers = [(b"host", b"localhost"), (b"origin", b"http://localhost"), (b"cookie", cookie)]
-    scope = {"type": "websocket", "path": "/ws/live/", "query_string": b"topics=overview", "headers": headers}
+    scope = {"type": "websocket", "path": "/ws/live/", "query_string": b"topics=overview:", "headers": headers}
     await asyncio.wait_for(websockets(scope, receive, send), 5)
     assert sent[-1] == {"type": "websocket.close", "code": consumers.TOO_SLOW}
     assert live.hub.clients == 0
@@ -268,7 +249,7 @@ async def test_a_tab_that_closes_while_something_is_sent_leaves_no_line_in_the_l
     cookies = await database_sync_to_async(cookies_of)(viewer)
     cookie = f"sessionid={cookies['sessionid']}".encode()
     headers = [(b"host", b"localhost"), (b"origin", b"http://localhost"), (b"cookie", cookie)]
-    scope = {"type": "websocket", "path": "/ws/live/", "query_string": b"topics=overview", "headers": headers}
+    scope = {"type": "websocket", "path": "/ws/live/", "query_string": b"topics=overview:", "headers": headers}
     await asyncio.wait_for(websockets(scope, receive, send), 5)
     await asyncio.sleep(0)
     gc.collect()
@@ -283,23 +264,25 @@ async def test_the_system_is_for_operators(open_socket, live, fleet_feed, operat
     assert (await socket.receive())["closed"] == consumers.NOT_ALLOWED
     cookies = await database_sync_to_async(cookies_of)(operator)
     socket = await open_socket("/ws/live/?topics=system", cookies=cookies)
-    assert set((await socket.next("snapshot"))["tables"]) == {"jobs", "parts"}
+    before = (await socket.next("state"))["drawn"]["system"]
     fleet_feed.trouble["forecasts"] = {"state": "late"}
     live.show(fleet_feed, ts=time.time() + 60)
-    assert (await socket.next("delta"))["changes"]["jobs"]["set"]["state"] == [[0], ["late"]]
+    assert (await socket.next("state"))["drawn"]["system"] != before
     await socket.close()
 
 
-def test_without_a_websocket_the_snapshot_is_polled(client, live, fleet_feed, viewer):
+def test_without_a_websocket_the_fragments_are_polled(client, live, fleet_feed, viewer):
+    path = "/console/api/snapshot?topics=overview:,system"
     live.show(fleet_feed)
     client.force_login(viewer)
-    answer = client.get("/console/api/snapshot?topics=overview,instances")
-    assert answer.json() == {"t": "snapshot", **live.hub.latest().project(["overview", "instances"])}
-    again = client.get("/console/api/snapshot?topics=overview,instances", headers={"if-none-match": answer["ETag"]})
+    assert client.get(path).status_code == 403
+    path = "/console/api/snapshot?topics=overview:"
+    answer = client.get(path)
+    assert answer.json()["html"] == live.hub.draw(["overview:"])[1]
+    again = client.get(path, headers={"if-none-match": answer["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
     live.show(fleet_feed, ts=time.time() + 60)
-    later = client.get("/console/api/snapshot?topics=overview,instances", headers={"if-none-match": answer["ETag"]})
-    assert later.status_code == 200
+    assert client.get(path, headers={"if-none-match": answer["ETag"]}).status_code == 200
 
 
 def test_charts_are_redrawn_from_the_same_figures(client, live, fleet_feed, viewer):

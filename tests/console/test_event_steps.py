@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from django.urls import reverse
 
-from controlplane.console.selectors.event_steps import folded
+from controlplane.console.selectors.events import folded
 from controlplane.events.models import Event, Severity
 from controlplane.events.services import record
 

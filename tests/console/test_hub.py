@@ -132,7 +132,7 @@ def test_it_takes_what_is_there_and_what_comes(make_hub, real_redis):
     state = hub.state()
     assert state.source == Source.LIVE
     assert len(state.history) == 30
-    assert len(state.tables["instances"]["id"]) == 6
+    assert len(state.tables["instances"]) == 6
     publish(real_redis.client, FEED)
     until(lambda: hub.latest().version > state.version)
     assert hub.latest().ts > state.ts

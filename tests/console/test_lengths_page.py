@@ -115,7 +115,7 @@ def test_the_service_is_shown_as_the_gateway_reports_it(reader, bare, live, flee
     assert row["answered"] == answered
     assert row["cache_ratio"] == pytest.approx(summary["lengths"]["answered"]["cache"] / answered)
     assert row["late_ratio"] == pytest.approx(summary["lengths"]["late"] / answered)
-    assert 'data-scope="" data-table="lengths"' in html
+    assert 'data-fragment="lengths/answered"' in html
     own = html.partition('id="length-models"')[2].partition("</table>")[0]
     cells = re.findall(r"<t[dh][^>]*>([^<]*)", own.partition("preserve 4")[2])
     assert cells[:2] == ["llama-3.1-8b", "a separate process"]
@@ -146,7 +146,6 @@ def test_a_gateway_without_the_service_is_not_a_silent_one(reader, bare, live, f
     monkeypatch.setattr(fleet_feed, "lengths", lambda ts: None)
     live.show(fleet_feed)
     assert "reports no length service" in page(reader)
-    assert length_service.table_of({})["scope"] == []
     nothing = length_service.row_of({"answered": {"cache": 0}})
     assert nothing["answered"] == 0
     assert nothing["cache_ratio"] is nothing["late_ratio"] is nothing["p99_ms"] is None

@@ -98,8 +98,8 @@ def test_old_numbers_are_called_old(reader, live, fleet_feed):
 
 def test_overview_narrows_to_a_model(reader, live, fleet_feed):
     live.show(fleet_feed)
-    assert 'data-scope="llama-3.1-8b"' in page(reader, "overview", model="llama-3.1-8b")
-    assert 'data-scope=""' in page(reader, "overview", model="nobody-knows-this")
+    assert 'data-fragment="tile/llama-3.1-8b/waiting"' in page(reader, "overview", model="llama-3.1-8b")
+    assert 'data-fragment="tile//waiting"' in page(reader, "overview", model="nobody-knows-this")
 
 
 def test_a_chart_can_be_read_as_a_table(reader, live, fleet_feed):
@@ -391,7 +391,7 @@ def test_the_events_page_follows_the_clock_of_the_numbers(reader, live, fleet_fe
     """Also a page that shows no number says how fresh the connection is: it follows the fleet's ticks."""
     live.show(fleet_feed)
     for name in ("overview", "instances", "events"):
-        assert re.search(r'data-topics="overview', page(reader, name))
+        assert re.search(r'data-live data-topics="', page(reader, name))
 
 
 @pytest.mark.parametrize(
@@ -464,7 +464,7 @@ def test_queries_do_not_grow_with_rows(
 
 
 def test_the_timeline_has_no_gaps(make_instance):
-    from controlplane.console.pages.instances.timeline import WIDTH, timeline
+    from controlplane.console.pages.instances.charts import WIDTH, timeline
 
     now = timezone.now()
     row = make_instance()

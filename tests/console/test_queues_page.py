@@ -3,8 +3,8 @@
 import pytest
 from django.urls import reverse
 
-from controlplane.console.live.queues import tables_of
-from controlplane.console.live.state import is_topic
+from controlplane.console.live import fragments
+from controlplane.console.live.state import tables_of
 from controlplane.console.pages.queues import lanes
 from controlplane.dispatch.queues import services
 from controlplane.dispatch.queues.commands import GatewaySilent
@@ -114,8 +114,7 @@ def test_an_order_that_is_worse_than_fcfs_says_so(client, viewer, shown):
         shown([group(7)], [lane()], attainment_ratio=attainment, fcfs_ratio=0.968)
         text = get(client, viewer)
         assert ("predicted to keep 94.1% of what waits in time, first come, first served 96.8%" in text) == said
-        assert ('data-tile="attainment_ratio" data-format="percent_fine" data-empty="nothing grouped" data-level="warning"'
-                in text) == said  # fmt: skip
+        assert ('queue/us-east/attainment_ratio"><span class="label" data-level="warning"' in text) == said
 
 
 def test_nothing_waits(client, viewer, shown):
@@ -210,11 +209,13 @@ def test_eviction_asks_why(client, operator, usual):
     assert client.post("/queues/groups/7/dance/").status_code == 404
 
 
-def test_tables_go_by_region():
-    tables = tables_of({"queues": summary_queues([group(7), group(8, region="us-west")], [lane()])})
-    assert tables["groups:us-east"]["number"] == [7]
-    assert tables["queues"]["levels"][0][2:4] == ["warning", "critical"]
-    assert is_topic("queues:us-east")
-    assert not is_topic("queues:")
-    assert not is_topic("queues:us east")
-    assert tables_of({})["queues"]["region"] == []
+def test_blocks_and_tiles_of_a_region_are_kept_fresh(shown, live):
+    shown([group(7), group(8, region="us-west")], [lane()])
+    state = live.hub.latest()
+    html = fragments.html_of(state, "queues:us-east")
+    assert {name for name in html if name.startswith("group/")} == {"group/7/size", "group/7/said"}
+    assert "data-start=" in html["group/7/size"]
+    before = fragments.drawn_of(state, "queues:us-east")
+    shown([group(7, pinned=True), group(8, region="us-west")], [lane()])
+    assert fragments.drawn_of(live.hub.latest(), "queues:us-east") != before
+    assert tables_of({})["queues"] == []

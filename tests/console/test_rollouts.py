@@ -77,7 +77,7 @@ def test_an_operator_rolls_out_and_cancels(client, operator, outdated, deploymen
 
 
 def test_a_failed_one_needs_attention_until_the_settings_are_changed_back(outdated, deployment):
-    tables = {"instances": {"status": []}, "endpoints": {}, "tiles": {}, "lengths": {}}
+    tables = {"instances": []}
     rollout = rollouts.start(deployment, "ada", "x")
     assert rollouts_failed() == ()
     Rollout.objects.filter(pk=rollout.pk).update(state="failed", message="one: out of memory")

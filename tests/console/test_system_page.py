@@ -143,8 +143,8 @@ class TestAttention:
         live.show(fleet_feed)
         html = html_of(operated, "overview")
         assert "2 plans wait for approval" in html
-        assert re.search(r'data-badge="plans">2<span class="unseen"> to approve', html)
-        assert re.search(r'data-badge="system" hidden>0', html)
+        assert re.search(r'data-fragment="badge/plans"><span class="count">2<span class="unseen"> to approve', html)
+        assert re.search(r'data-fragment="badge/system">\s*</span>', html)
 
     def test_a_part_that_is_down_and_jobs_that_are_its_fault(self, fleet_feed, fleet):
         fleet_feed.rows = fleet_feed.rows[:3]

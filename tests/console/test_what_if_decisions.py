@@ -5,8 +5,8 @@ import pytest
 from controlplane.accounts.models import User
 from controlplane.simulation.whatif import selectors, services
 from controlplane.simulation.whatif.models import FutureSeed, WhatIf
-from controlplane.simulation.whatif.runs.decisions import compared
-from scheduling.simulation.measures.pairs import ROWS
+from controlplane.simulation.whatif.results import compared
+from scheduling.simulation.measures.differences import ROWS
 from tests import database
 from tests.simulation.whatif import rows
 

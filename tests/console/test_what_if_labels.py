@@ -4,8 +4,8 @@ from itertools import combinations
 
 import pytest
 
-from controlplane.console.pages.what_if import labels
-from controlplane.console.pages.what_if.labels import labels_of
+from controlplane.console.pages.what_if import charts
+from controlplane.console.pages.what_if.charts import labels_of
 
 NAMES = {
     "A": "As now", "B": "QLM", "C": "Reactive", "D": "More instances", "E": "SageServe LT-UA", "F": "Other fleet",
@@ -20,7 +20,7 @@ def of(**points):
 def boxes(points):
     made = labels_of(points, NAMES, ACROSS, UP)
     return [
-        labels._box(labels._px(points[letter], ACROSS, UP), label.text, label.position)
+        charts._box(charts._px(points[letter], ACROSS, UP), label.text, label.position)
         for letter, label in made.items()
         if label.text
     ]

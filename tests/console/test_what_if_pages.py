@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from controlplane.accounts.models import User
 from controlplane.console.formats import MINUS
-from controlplane.console.live.what_ifs import tables_of
+from controlplane.console.live import fragments, what_ifs
 from controlplane.console.pages.what_if import building, compare
 from controlplane.console.pages.what_if.forms import asked
 from controlplane.console.pages.what_if.rows import FAILURE, OF_ALL, OF_FLEET
@@ -461,13 +461,14 @@ def test_the_list_shows_the_replay_and_the_twin_error(client, operator):
     assert (rows[0]["gpu"], rows[0]["windows"], rows[0]["requests"]) == ("2 x h100", 1, 77)
 
 
-def test_the_page_says_what_it_has_drawn_as_the_live_table_does(client, operator, ran):
-    """`whatif.js` compares the two, and draws anew where they differ."""
+def test_the_page_says_what_it_has_drawn_and_lines_of_futures_are_kept_fresh(client, operator, ran, live):
     client.force_login(operator)
+    marks = set()
     for state in (WhatIfState.DONE, WhatIfState.FAILED):
         FutureSeed.objects.filter(future__letter="B", seed=1).update(state=state)
-        page = client.get(f"/what-if/{ran.pk}/").content.decode()
-        table = tables_of(ran.pk, {})[f"what-if:{ran.pk}"]
-        seeds, states = (",".join(map(str, table[name])) for name in ("seeds_done", "state"))
-        assert f'data-drawn="{seeds} {states}"' in page
-        assert ("failed" in states) == (state == WhatIfState.FAILED)
+        mark = fragments.drawn_of(live.hub.latest(), f"what-if:{ran.pk}")
+        assert mark in client.get(f"/what-if/{ran.pk}/").content.decode()
+        marks.add(mark)
+    assert len(marks) == 2
+    html = what_ifs.html(what_ifs.read(ran.pk) | {"state": "running"})
+    assert set(html) == {"what-if", *(f"future/{future.letter}" for future in ran.futures.all())}

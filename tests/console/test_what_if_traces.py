@@ -6,11 +6,11 @@ from django.core.exceptions import ValidationError
 from controlplane.console.pages.what_if.forms import asked, start_of
 from controlplane.fleet.models import Deployment, PerformanceProfile
 from controlplane.simulation.whatif import selectors, services
-from controlplane.simulation.whatif.estimate import estimate
 from controlplane.simulation.whatif.models import FutureSeed, WhatIf, WhatIfState
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.begin import Begin
 from controlplane.simulation.whatif.starts.begin import start_of as begun
+from controlplane.simulation.whatif.timing import estimate
 from tests.console.test_what_if_pages import NEW, entered, page
 from tests.simulation.whatif import rows
 

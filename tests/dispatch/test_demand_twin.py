@@ -14,6 +14,7 @@ from controlplane.dispatch.port import Moved, Refused, Submit
 from controlplane.dispatch.token_accounts import Outlook
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.description import InstanceSpec as SimulatedInstance
 from scheduling.simulation.engine.reference import EngineConfig
@@ -46,7 +47,7 @@ class Live:
         self.topology.apply(
             Inventory(
                 models={model: ModelSpec(model, 4096, 0) for model in "ab"},
-                endpoints=tuple(EndpointSpec(model, region, ROUTING, "fcfs", 3) for model, region in PLACES),
+                endpoints=tuple(EndpointSpec(*place, EndpointPolicy(routing=ROUTING, queue_bound=3)) for place in PLACES),
                 instances=tuple(
                     InstanceSpec(
                         number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, model, region, "",

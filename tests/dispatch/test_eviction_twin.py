@@ -1,9 +1,11 @@
 """Eviction by the global scheduler under both clocks: who leaves which instance, when, and what becomes of it."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.engine.reference import EngineConfig
@@ -30,7 +32,9 @@ def fleet_of(random, routing="join_shortest_queue", **policies):
                     profile=Profile(0.02, 0.01, 2e-4, 0.0, 0.04, 0.002, 1e-5),
                 )
                 specs.append(simulated.InstanceSpec(model, region, engine))
-    return simulated.Cluster(specs, routing=routing, ordering="qlm", queue_bound=200, **policies)
+    return simulated.Cluster(
+        specs, policies=EndpointPolicy(routing=routing, ordering="qlm", queue_bound=200, **policies)
+    )
 
 
 def mixed(random, load_per_s):
@@ -56,7 +60,7 @@ def mixed(random, load_per_s):
     [
         ("join_shortest_queue", {}),
         pytest.param("least_request", {"group_order": "length", "group_batches": 1.0}, marks=pytest.mark.nightly),
-        pytest.param("minimum_use", {"dispatch_round_trip_s": 0.3}, marks=pytest.mark.nightly),
+        pytest.param("minimum_use", {"dispatch_round_trip_ms": 300.0}, marks=pytest.mark.nightly),
         pytest.param("preserve", {}, marks=pytest.mark.nightly),
     ],
 )
@@ -103,7 +107,7 @@ async def test_eviction_keeps_in_time_what_would_be_late():
 async def test_an_instance_that_fails_loses_no_stream_that_can_be_gone_on_with(ordering):
     random = np.random.default_rng(6)
     fleet = fleet_of(random, eviction_limit=2)
-    fleet.ordering = ordering
+    fleet.policies = msgspec.structs.replace(fleet.policies, ordering=ordering)
     requests = mixed(random, 6.0)
     simulation = Simulation(fleet, requests)
     for at_s, instance in ((6.0, 0), (9.0, 1), (12.0, 0)):

@@ -37,7 +37,7 @@ async def set_policy(served, policy, *, profile=False):
     await database_sync_to_async(write)()
     served.gateway.refresh_now()
     topology = served.gateway.topology
-    await until(lambda: all(each.spec.routing_policy == policy for each in topology.endpoints))
+    await until(lambda: all(each.spec.policy.routing == policy for each in topology.endpoints))
 
 
 @pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east", "east"]}])

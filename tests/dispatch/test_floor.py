@@ -216,14 +216,6 @@ class TestAlone:
         await until(lambda: "m-east-1" in launcher.backends, WITHIN_S)
         await release(managed, sent)
 
-    async def test_one_on_the_way_is_waited_for(self, managed, launcher):
-        launcher.delay_s = 0.5
-        sent = await fill(managed, 5)
-        await until(lambda: launcher.calls, WITHIN_S)
-        await looks(managed)
-        assert len(await of(ScalingMove.objects, "pk")) == 1
-        await release(managed, sent)
-
     async def test_a_slow_launcher_holds_up_no_request(self, managed, launcher):
         launcher.delay_s = 1.0
         sent = await fill(managed, 5)
@@ -250,14 +242,6 @@ class TestAlone:
         monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 0.0)
         await looks(managed)
         assert launcher.calls == []
-        await release(managed, sent)
-
-    async def test_not_past_the_maximum(self, managed, launcher):
-        await database_sync_to_async(Deployment.objects.update)(max_instances=1)
-        await until(lambda: managed.gateway.topology.endpoints[0].spec.max_instances == 1)
-        sent = await fill(managed, 5)
-        await looks(managed)
-        assert await of(ScalingMove.objects, "pk") == []
         await release(managed, sent)
 
     async def test_it_can_be_turned_off(self, managed, launcher, monkeypatch):
@@ -442,14 +426,6 @@ class TestBeneathAStrategy:
         ((reason,),) = await of(ScalingMove.objects, "reason")
         assert reason.startswith("Floor: use is 100%, above 90%: 1 → 2 instances")
         await release(managed, sent)
-
-    async def test_it_takes_none_away(self, managed, launcher):
-        await until(lambda: managed.gateway.floor.publication.strategists)
-        sent = await fill(managed, 4)
-        await until(lambda: managed.gateway.topology.fleet.accepting.sum() == 2, WITHIN_S)
-        await release(managed, sent)
-        await looks(managed)
-        assert await of(ScalingMove.objects, "delta") == [(1,)]
 
 
 class TestWhatItSees:

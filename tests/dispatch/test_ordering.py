@@ -16,6 +16,7 @@ from controlplane.dispatch.live_fleet.inventory import EndpointSpec, Inventory, 
 from controlplane.dispatch.live_fleet.topology import Request, Topology
 from controlplane.dispatch.port import Submit
 from scheduling.fleet.profile import USUAL, Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster import description as simulated
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.workload.requests import make_requests
@@ -46,7 +47,8 @@ def fleet(ordering: str, stretch: float) -> simulated.Cluster:
         max_model_len=400,
         profile=PROFILE,
     )
-    return simulated.Cluster([simulated.InstanceSpec("m", "here", engine)], ordering=ordering, ordering_stretch=stretch)
+    policies = EndpointPolicy(ordering=ordering, ordering_stretch=stretch)
+    return simulated.Cluster([simulated.InstanceSpec("m", "here", engine)], policies=policies)
 
 
 async def begins(ordering: str, stretch: float, requests, predictions) -> list[float]:
@@ -141,8 +143,8 @@ def test_what_is_reckoned_with_is_possible(predicted, max_tokens, prompt, sequen
 
 
 async def test_a_request_that_moves_gets_its_key_by_the_ordering_there(monkeypatch):
-    here = EndpointSpec("m", "here", "join_shortest_queue", "fcfs", 10, ordering_stretch=3.0, profile=USUAL)
-    there = replace(here, region="there", ordering_policy="ssjf", profile=PROFILE)
+    here = EndpointSpec("m", "here", EndpointPolicy(ordering_stretch=3.0), profile=USUAL)
+    there = replace(here, region="there", policy=EndpointPolicy(ordering="ssjf", ordering_stretch=3.0), profile=PROFILE)
     held = dispatcher(here, there)
     one, other = held.topology.endpoints
     moving = Request(asked(40), 40, one)

@@ -8,14 +8,15 @@ from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, Inventory, ModelSpec
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Moved, Prefix, PrefixWanted, Waiting
+from scheduling.policy import EndpointPolicy
 from tests.dispatch.test_ordering import asked
 
-HERE = EndpointSpec("m", "here", "join_shortest_queue", "fcfs", 10)
+HERE = EndpointSpec("m", "here", EndpointPolicy(queue_bound=10))
 INVENTORY = Inventory(models={"m": ModelSpec("m", 1000, 0)}, endpoints=(HERE,), instances=(), ttft_slo_ms=None)
 
 
 def by(policy: str) -> Inventory:
-    return replace(INVENTORY, endpoints=(replace(HERE, routing_policy=policy),))
+    return replace(INVENTORY, endpoints=(replace(HERE, policy=EndpointPolicy(routing=policy, queue_bound=10)),))
 
 
 def waiting(*submitted):

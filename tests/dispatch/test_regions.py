@@ -10,6 +10,7 @@ from controlplane.dispatch.live_fleet.inventory import EndpointSpec, Inventory, 
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.fleet.models import Region, RegionLatency
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.routing.regions import latency_ms
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.reference import EngineConfig
@@ -23,7 +24,7 @@ ENGINE = EngineConfig(
 
 def fleet(latencies_ms):
     """Of one model in three regions, without an instance."""
-    endpoints = tuple(EndpointSpec("m", region, "join_shortest_queue", "fcfs", 3) for region in REGIONS)
+    endpoints = tuple(EndpointSpec("m", region, EndpointPolicy(queue_bound=3)) for region in REGIONS)
     return Inventory({"m": ModelSpec("m", 4096, 0)}, endpoints, (), None, latencies_ms)
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from controlplane.console.live.deltas import rows_of
+from controlplane.console.live.state import rows_of
 from controlplane.dispatch import reordering, solving
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpec, Inventory, ModelSpec
@@ -25,6 +25,7 @@ from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.planning.execution import floor
 from controlplane.tunable import Tunable
+from scheduling.policy import EndpointPolicy
 from scheduling.queueing.global_scheduler import solve
 from scheduling.queueing.reordering.evaluate import evaluate
 from scheduling.queueing.reordering.programme import solve as solve_exactly
@@ -45,17 +46,17 @@ class Served:
         self.number = 0
         self.apply(ordering, instances)
 
-    def apply(self, ordering, instances=(1, 2), tuned=None):
+    def apply(self, ordering, instances=(1, 2), **knobs):
+        policy = EndpointPolicy(ordering=ordering, queue_bound=1000, requests_ahead_limit=0, **knobs)
         self.dispatcher.apply_inventory(
             Inventory(
                 models={self.model: ModelSpec(self.model, 4096, 0)},
                 endpoints=(
-                    EndpointSpec(self.model, self.region, "join_shortest_queue", ordering, 1000,
-                                 tuned=tuned or Tunable()),
+                    EndpointSpec(self.model, self.region, policy),
                 ),
                 instances=tuple(
                     InstanceSpec(number, f"i{number}", f"http://127.0.0.1:1/{number}", InstanceState.READY, 0.0,
-                                 self.model, self.region, "", 1, 4096, requests_ahead_limit=0)
+                                 self.model, self.region, "", 1, 4096)
                     for number in instances
                 ),
                 ttft_slo_ms=None,
@@ -296,7 +297,7 @@ async def test_a_broker_that_is_away_is_an_answer_that_does_not_come(late, monke
 
 def test_what_would_be_late_has_what_can_wait_leave_and_says_at_what_price():
     served = Served(instances=(1,))
-    served.apply("qlm", instances=(1,), tuned=Tunable().model_copy(update={"EVICTION_LIMIT": 1}))
+    served.apply("qlm", instances=(1,), eviction_limit=1)
     batch = served.ask(3600.0, output=2000)
     served.dispatcher.take(Progress(((batch, 100),)))
     served.ask(2.0)

@@ -1,8 +1,10 @@
 """Two models that share GPUs, on the dispatcher: one virtual queue, whose first group says which model is swapped to."""
 
 import math
+from functools import partial
 
 import pytest
+from msgspec.structs import replace
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.floor import Observation
@@ -20,6 +22,7 @@ from controlplane.dispatch.snapshot import Snapshot
 from controlplane.dispatch.swapping import REFUSED_S, RETRY_S, Swapping
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.tuning.selectors import Values
+from scheduling.policy import live_policy
 
 S = InstanceState
 MODELS = {1: "a", 2: "b"}
@@ -40,19 +43,22 @@ class Pair:
         self.apply()
         self.swapping = Swapping(self.topology, self.dispatcher.queue, self.dispatcher.placement.pump)
 
+    def policy(self, tuned):
+        policy = live_policy(partial(getattr, tuned))
+        return replace(policy, ordering=self.ordering, queue_bound=1000, requests_ahead_limit=0)
+
     def apply(self):
         values = Values(self.rows)
         self.dispatcher.apply_inventory(
             Inventory(
                 models={model: ModelSpec(model, 4096, 0) for model in MODELS.values()},
                 endpoints=tuple(
-                    EndpointSpec(model, "east", "join_shortest_queue", self.ordering, 1000, shares_gpus=True,
-                                 tuned=values.of(model))
+                    EndpointSpec(model, "east", self.policy(values.of(model)), shares_gpus=True, tuned=values.of(model))
                     for model in MODELS.values()
                 ),
                 instances=tuple(
                     InstanceSpec(number, f"i{number}", f"http://127.0.0.1:1/{number}", self.states[number], 0.0,
-                                 model, "east", "", 1, 4096, requests_ahead_limit=0, swap_group="pair")
+                                 model, "east", "", 1, 4096, swap_group="pair")
                     for number, model in MODELS.items()
                 ),
                 ttft_slo_ms=None,

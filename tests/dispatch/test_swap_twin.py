@@ -14,6 +14,7 @@ from controlplane.dispatch.reordering import KEPT
 from controlplane.dispatch.swapping import Swapping
 from controlplane.fleet.lifecycle.states import InstanceState
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation import swapping as simulated_swapping
 from scheduling.simulation.cluster import description as simulated
@@ -125,7 +126,12 @@ def fleet_of(*, alone=False, stopped=False, **policies):
         *([simulated.InstanceSpec("m", "here", engine)] if alone else []),
     ]
     delays = simulated.Delays(local_weights_s=6.0)
-    return simulated.Cluster(specs, ordering="qlm", sweeps=True, queue_bound=10_000, delays=delays, **policies)
+    return simulated.Cluster(
+        specs,
+        policies=EndpointPolicy(ordering="qlm", queue_bound=10_000, **policies),
+        sweeps=True,
+        delays=delays,
+    )
 
 
 def mixed(random, per_s, due_s, for_s=FOR_S):

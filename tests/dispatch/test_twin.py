@@ -15,8 +15,8 @@ from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import Evict, Finished, Left, Moved, Placed, Progress, Refused, Submit
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.gateway.upstream.client import upstream_priority
-from controlplane.tunable import Tunable
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.queueing.global_scheduler import GlobalScheduler
 from scheduling.queueing.ordering import ORDERINGS, hold_s
 from scheduling.routing.regions import SWEEP_S
@@ -56,17 +56,7 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
         models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
         endpoints=tuple(
             EndpointSpec(
-                model, region, fleet.routing, fleet.ordering, fleet.bound((model, region)),
-                ordering_stretch=fleet.ordering_stretch, profile=fleet.yardstick((model, region)),
-                tuned=Tunable().model_copy(
-                    update={
-                        "SPILL_ABOVE": fleet.of(fleet.threshold, (model, region)),
-                        "GROUP_BATCHES": fleet.group_batches,
-                        "GROUP_ORDER": fleet.group_order,
-                        "EVICTION_LIMIT": fleet.eviction_limit,
-                        "SWAP_BY_QUEUE": fleet.swap_by_queue,
-                    }
-                ),
+                model, region, fleet.policy((model, region)), profile=fleet.reference_profile((model, region))
             )
             for model, region in fleet.endpoints
         ),
@@ -75,7 +65,6 @@ def inventory_of(fleet: simulated.Cluster) -> Inventory:
                 number, f"i{number}", f"http://127.0.0.1:1/i{number}", InstanceState.READY, 0.0, spec.model,
                 spec.region, "", spec.engine.max_num_seqs, spec.engine.kv_capacity_tokens,
                 profile=spec.engine.profile,
-                requests_ahead_limit=fleet.ahead_limit((spec.model, spec.region)),
             )
             for number, spec in enumerate(fleet.instances)
         ),
@@ -94,7 +83,7 @@ class Live:
         self.now_s = 0.0
         self.topology = Topology()
         self.topology.apply(inventory_of(fleet))
-        self.round_trip_s = fleet.dispatch_round_trip_s
+        self.round_trip_s = fleet.policy(fleet.endpoints[0]).round_trip_s
         self.topology.fleet.round_trips[:, ROUND_TRIP_S] = self.round_trip_s
         self.topology.tuned = self.topology.tuned.model_copy(
             update={"MAX_HOLD_S": max_hold_s, "REORDER_BY": fleet.reordering}
@@ -240,7 +229,7 @@ class Live:
             sent_s = self.sent[0][0] if self.sent else NEVER
             change_s, look_s = self.change_s(), NEVER
             next_s = min(arrival_s, event_s, change_s, sent_s)
-            if fleet.ordering == "qlm" and len(self.dispatcher.queue):
+            if any(fleet.policy(key).ordering == "qlm" for key in fleet.endpoints) and len(self.dispatcher.queue):
                 look_s = self.now_s // GlobalScheduler.EVERY_S + GlobalScheduler.EVERY_S
             if look_s < NEVER and look_s <= min(next_s, self.sweep_s):
                 self.now_s = look_s
@@ -303,8 +292,10 @@ def simulated_fleet(random, routing, ordering, round_trip_s=0.0, limit=None, swe
                 )
                 specs.append(simulated.InstanceSpec(model, region, engine))
     return simulated.Cluster(
-        specs, routing=routing, ordering=ordering, ordering_stretch=0.7, queue_bound=40,
-        dispatch_round_trip_s=round_trip_s, requests_ahead_limit=limit, sweeps=sweeps,
+        specs, policies=EndpointPolicy(
+            routing=routing, ordering=ordering, ordering_stretch=0.7, queue_bound=40,
+            dispatch_round_trip_ms=1000 * round_trip_s, requests_ahead_limit=limit,
+        ), sweeps=sweeps,
     )  # fmt: skip
 
 
@@ -393,8 +384,12 @@ async def test_the_threshold_of_a_model_decides_where_its_requests_go():
     )
     engine = EngineConfig(8, 64, BLOCK_TOKENS, 100, "fcfs", 120, Profile(0.05, 0.04, 1e-3, 0.0, 0.04, 0.002, 1e-5))
     specs = [simulated.InstanceSpec(model, region, engine) for model in "mn" for region in ("east", "west")]
-    thresholds = {(model, region): above for model, above in (("m", 0.9), ("n", 0.2)) for region in ("east", "west")}
-    fleet = simulated.Cluster(specs, ordering_stretch=0.7, queue_bound=200, threshold=thresholds)
+    policies = {
+        (model, region): EndpointPolicy(ordering_stretch=0.7, queue_bound=200, region_threshold=above)
+        for model, above in (("m", 0.9), ("n", 0.2))
+        for region in ("east", "west")
+    }
+    fleet = simulated.Cluster(specs, policies=policies)
     live = Live(fleet)
     live.run(fleet, requests)
     result = Simulation(fleet, requests, decisions=True).run()

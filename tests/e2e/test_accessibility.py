@@ -6,6 +6,7 @@ from playwright.sync_api import expect
 
 from controlplane.events.models import Event
 from controlplane.gateway.models import LedgerRow
+from controlplane.planning.models import PlanStatus, ScalingPlan
 from tests.e2e import seed
 from tests.e2e.conftest import PHONE, keep
 
@@ -30,20 +31,43 @@ PAGES = {
     "about": "/about/",
     "not-violated": "/no/such/page/",
 }
-EMPTY = ("overview", "instances", "requests", "usage", "keys", "events", "system", "about")
+PLANNING = {
+    "forecast": "/forecast/",
+    "forecast-tables": "/forecast/?quantity=prompt&table=forecast",
+    "scaling": "/scaling/",
+    "plans": "/scaling/plans/",
+    "plan": "/scaling/plans/{plan}/",
+    "moves": "/scaling/moves/",
+    "models": "/models/",
+    "models-open": "/models/?open=llama-3.1-8b",
+}
+"""Pages that need forecasts, plans and moves."""
+WITH_DATA = {
+    "overview-table", "instance", "instance-failed", "places", "request", "usage-by-model", "event", "settings",
+    "not-violated", "forecast-tables", "plan", "models-open",
+}  # fmt: skip
+EMPTY = tuple(name for name in PAGES | PLANNING if name not in WITH_DATA)
 LIVE = ("overview", "instances", "instance", "events", "system")
 
 
+def advice() -> ScalingPlan:
+    return ScalingPlan.objects.filter(status=PlanStatus.ADVICE).latest("pk")
+
+
 def address(name: str) -> str:
+    if name in PLANNING:
+        return PLANNING[name].format(plan=advice().pk) if "{plan}" in PLANNING[name] else PLANNING[name]
     request = LedgerRow.objects.exclude(trace=[]).first()
     event = Event.objects.filter(kind="instance.moved").first()
     return PAGES[name].format(request=request.pk if request else 0, event=event.pk if event else 0)
 
 
 def settle(page) -> None:
-    """Until what is in view has been drawn and no transition runs."""
-    if page.locator("[data-plot]").count():
-        expect(page.locator("[data-plot] .main-svg").first).to_be_visible()
+    """Until every chart has been in view and drawn, and no transition runs."""
+    for plot in page.locator("[data-plot]").all():
+        plot.scroll_into_view_if_needed()
+        expect(plot.locator(".main-svg").first).to_be_visible()
+    page.evaluate("window.scrollTo(0, 0)")
     page.wait_for_timeout(400)
 
 
@@ -60,20 +84,31 @@ def violations(page) -> list[str]:
 @pytest.mark.parametrize("name", PAGES)
 def test_with_data(console, open_page, complaints, name, theme):
     complaints.allowed = ("status of 404",) if name == "not-violated" else ()
-    page = open_page(console, address(name), theme=theme)
+    look(open_page(console, address(name), theme=theme), f"{name}-{theme}")
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("name", PLANNING)
+def test_planning(furnished, open_page, name, theme):
+    look(open_page(furnished, address(name), theme=theme), f"{name}-{theme}")
+
+
+def look(page, name: str) -> None:
+    """On a desktop and on a phone, where nothing is wider than the window."""
     settle(page)
     assert violations(page) == []
-    keep(page, f"{name}-{theme}-1440")
+    keep(page, f"{name}-1440")
     page.set_viewport_size(PHONE)
+    page.wait_for_function("() => document.documentElement.scrollWidth <= innerWidth")  # charts are drawn again
     page.wait_for_timeout(300)
     assert violations(page) == []
-    keep(page, f"{name}-{theme}-390")
+    keep(page, f"{name}-390")
 
 
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("name", EMPTY)
 def test_without_data(empty_console, open_page, name, theme):
-    page = open_page(empty_console, PAGES[name], theme=theme)
+    page = open_page(empty_console, (PAGES | PLANNING)[name], theme=theme)
     settle(page)
     assert violations(page) == []
     keep(page, f"{name}-empty-{theme}-1440")

@@ -106,7 +106,7 @@ def test_numbers_move_and_charts_grow(console, open_page):
     expect_drawn(page, "ttft", "demand", "kv")
     figure, row = (
         page.locator("[data-tile=output_tokens_per_s] b"),
-        page.locator("tr[data-instance] [data-field=running]").nth(6),
+        page.locator('tr[data-instance] [data-fragment$="running:running_of"]').nth(6),
     )
     before = (figure.text_content(), row.text_content())
     expect(figure).not_to_have_text(before[0])
@@ -195,7 +195,7 @@ def test_a_new_event_and_a_lost_instance_appear(console, open_page):
     said = next(said for said in console.speaker.feed.rows if said["id"] == row.pk)
     said["reachable"] = False
     try:
-        expect(page.locator("[data-attention]")).to_contain_text(f"{row.name} does not answer")
+        expect(page.locator('[data-fragment="attention"]')).to_contain_text(f"{row.name} does not answer")
         expect(page.locator("[data-alert]")).to_have_text(re.compile(f"{row.name} does not answer"))
         expect(page.locator(f'tr[data-instance="{row.pk}"] .status')).to_have_text("Unreachable", timeout=20_000)
         from controlplane.events.services import record
@@ -209,12 +209,12 @@ def test_a_new_event_and_a_lost_instance_appear(console, open_page):
             reason="it is silent",
             severity=Severity.CRITICAL,
         )
-        expect(page.locator("[data-event-list] li").first).to_contain_text(f"{row.name}: ready to failed")
-        expect(page.locator("[data-event-list] li").first).to_contain_text("it is silent")
-        expect(page.locator("[data-event-list] li")).to_have_count(5)
+        expect(page.locator('[data-fragment="events"] li').first).to_contain_text(f"{row.name}: ready to failed")
+        expect(page.locator('[data-fragment="events"] li').first).to_contain_text("it is silent")
+        expect(page.locator('[data-fragment="events"] li')).to_have_count(5)
     finally:
         said["reachable"] = True
-    expect(page.locator("[data-attention]")).not_to_contain_text(row.name)
+    expect(page.locator('[data-fragment="attention"]')).not_to_contain_text(row.name)
 
 
 @pytest.mark.gate
@@ -276,7 +276,7 @@ def test_the_overview_of_one_model_stays_so(console, open_page):
     number = page.locator("[data-tile=output_tokens_per_s] b")
     before = number.text_content()
     expect(number).not_to_have_text(before)
-    for item in page.locator("[data-attention] li").all():
+    for item in page.locator('[data-fragment="attention"] li').all():
         text = item.text_content()
         assert model in text or model.replace(".", "-") in text or "whole fleet" in text, text
 

@@ -6,9 +6,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.e2e.test_accessibility import PAGES, address
-from tests.e2e.test_planning import PAGES as PLANNING
-from tests.e2e.test_planning import advice
+from tests.e2e.test_accessibility import PAGES, PLANNING, address
 
 OTHER_FORMS = re.compile(
     r"\d\s%"  # 97.7%
@@ -16,14 +14,13 @@ OTHER_FORMS = re.compile(
     r"|\d x [A-Z]"  # a true multiplication sign
     r"|\d tokens/s"  # tok/s
 )
-FURTHER = ("/models/", "/models/deploy/", "/queues/", "/what-if/", "/what-if/new?start=fleet", "/lengths/")
+FURTHER = ("/models/deploy/", "/queues/", "/what-if/", "/what-if/new?start=fleet", "/lengths/")
 
 
 @pytest.mark.gate
 def test_every_page_opens_without_a_complaint(furnished, open_page, complaints):
     page = open_page(furnished, "/about/")
-    paths = [address(name) for name in PAGES if name != "not-violated"]
-    paths += [path.format(plan=advice().pk) for path in PLANNING.values()]
+    paths = [address(name) for name in (*PAGES, *PLANNING) if name != "not-violated"]
     for path in (*paths, *FURTHER):
         answer = page.goto(path)
         assert answer.status == 200, path

@@ -12,8 +12,8 @@ from controlplane.lengths.models import LengthMinute, LengthSample, LengthVersio
 from tests.console import length_rows
 from tests.console.test_placements import DELAY
 from tests.e2e.conftest import DESKTOP, PHONE, keep
-from tests.e2e.test_accessibility import violations
-from tests.e2e.test_planning import settle, tab_to
+from tests.e2e.test_accessibility import settle, violations
+from tests.e2e.test_planning import tab_to
 
 CHARTS = ("pairs", "calibration", "buckets", "trend")
 

@@ -8,38 +8,11 @@ from playwright.sync_api import expect
 from controlplane.events.models import Event
 from controlplane.fleet.models import Model
 from controlplane.planning import bundles
-from tests.e2e.conftest import DESKTOP, PHONE, keep
+from tests.e2e.conftest import keep
 from tests.e2e.test_accessibility import violations
-from tests.e2e.test_planning import settle
 
 MODEL = "llama-3.1-8b"
 OPEN = f"/models/?open={MODEL}"
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(furnished, open_page, theme):
-    page = open_page(furnished, "/about/", theme=theme)
-    violations_of = {}
-    for name, path in {"models": "/models/", "models-open": OPEN}.items():
-        page.set_viewport_size(DESKTOP)
-        page.goto(path)
-        settle(page)
-        violations_of[name] = violations(page)
-        keep(page, f"{name}-{theme}-1440")
-        page.set_viewport_size(PHONE)
-        page.wait_for_timeout(500)
-        violations_of[name] += violations(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
-        keep(page, f"{name}-{theme}-390")
-    assert violations_of == {name: [] for name in violations_of}
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_on_the_first_day(empty_console, open_page, theme):
-    page = open_page(empty_console, "/models/", theme=theme)
-    expect(page.get_by_text("No models yet.")).to_be_visible()
-    assert violations(page) == []
-    keep(page, f"models-empty-{theme}-1440")
 
 
 def test_a_row_opens_and_closes(furnished, open_page):

@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 
 from controlplane.fleet.models import Instance
 from controlplane.planning.models import PlanStatus, ScalingMove, ScalingPlan
-from tests.e2e.test_planning import advice
+from tests.e2e.test_accessibility import advice
 
 COUNT_PRESSES = """addEventListener("pointerdown", () => {
   sessionStorage.presses = 1 + Number(sessionStorage.presses ?? 0);

@@ -10,31 +10,8 @@ from controlplane.events.models import Event
 from controlplane.fleet.models import Model
 from controlplane.planning.models import PlanStatus, ScalingPlan, ScalingPolicy
 from tests.console import planning_rows
-from tests.e2e.conftest import DESKTOP, PHONE, keep
-from tests.e2e.test_accessibility import violations
-
-PAGES = {
-    "forecast": "/forecast/",
-    "forecast-tables": "/forecast/?quantity=prompt&table=forecast",
-    "scaling": "/scaling/",
-    "plans": "/scaling/plans/",
-    "plan": "/scaling/plans/{plan}/",
-    "moves": "/scaling/moves/",
-}
-EMPTY = ("forecast", "scaling", "plans", "moves")
-
-
-def settle(page) -> None:
-    """Until every chart has been in view and drawn, and no transition runs."""
-    for plot in page.locator("[data-plot]").all():
-        plot.scroll_into_view_if_needed()
-        expect(plot.locator(".main-svg").first).to_be_visible()
-    page.evaluate("window.scrollTo(0, 0)")
-    page.wait_for_timeout(400)
-
-
-def advice() -> ScalingPlan:
-    return ScalingPlan.objects.filter(status=PlanStatus.ADVICE).latest("pk")
+from tests.e2e.conftest import PHONE, keep
+from tests.e2e.test_accessibility import advice, violations
 
 
 def tab_to(page, name: str, most: int = 80):
@@ -45,39 +22,6 @@ def tab_to(page, name: str, most: int = 80):
         if active.count() and (active.text_content() or "").strip().startswith(name):
             return active
     raise AssertionError(f"the keyboard never reached {name!r}")
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing(furnished, open_page, theme):
-    page = open_page(furnished, "/about/", theme=theme)
-    violations_of = {}
-    for name, path in PAGES.items():
-        page.set_viewport_size(DESKTOP)
-        page.goto(path.format(plan=advice().pk))
-        settle(page)
-        violations_of[name] = violations(page)
-        keep(page, f"{name}-{theme}-1440")
-        page.set_viewport_size(PHONE)
-        for _ in range(50):  # charts are drawn anew
-            page.wait_for_timeout(200)
-            if page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]:
-                break
-        violations_of[name] += violations(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], name
-        keep(page, f"{name}-{theme}-390")
-    assert violations_of == {name: [] for name in PAGES}
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_on_the_first_day(empty_console, open_page, theme):
-    page = open_page(empty_console, "/about/", theme=theme)
-    violations_of = {}
-    for name in EMPTY:
-        page.goto(PAGES[name])
-        settle(page)
-        violations_of[name] = violations(page)
-        keep(page, f"{name}-empty-{theme}-1440")
-    assert violations_of == {name: [] for name in EMPTY}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

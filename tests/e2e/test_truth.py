@@ -28,7 +28,7 @@ def test_the_headline_is_the_worst_class(furnished, open_page, theme):
     page = open_page(furnished, "/", theme=theme)
     expect_live(page)
     tile = page.locator('[data-tile="slo_met_ratio"]')
-    expect(tile.locator("[data-unit]")).to_have_text(re.compile(r"interactive, burn \d+\.\d\u00d7"))
+    expect(tile.locator(".unit")).to_have_text(re.compile(r"interactive, burn \d+\.\d\u00d7"))
     expect_drawn(page, "ttft", "demand", "kv")
     keep(page, f"overview-{theme}")
 

@@ -18,9 +18,8 @@ from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance
 from controlplane.planning.models import WHAT_IF, ScalingPlan
-from controlplane.simulation.whatif import plan
+from controlplane.simulation.whatif import plan, working
 from controlplane.simulation.whatif.models import Counterfactual, Future, TwinError, WhatIf, WhatIfState
-from controlplane.simulation.whatif.runs import working
 from tests.e2e.conftest import DESKTOP, PHONE, keep
 from tests.e2e.test_accessibility import settle, violations
 

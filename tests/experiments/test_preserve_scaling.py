@@ -14,7 +14,7 @@ from controlplane.experiments import sageserve
 from controlplane.experiments.shared import scenes, setting
 from controlplane.experiments.shared.demand import DemandForecasts, Seen, Windows, forecast_demand, minutes
 from controlplane.experiments.shared.measures import hours_by_model
-from controlplane.experiments.shared.planner import Expected, measured_capability, planner
+from controlplane.experiments.shared.setting import Expected, measured_capability, planner
 from scheduling.planning.bursts import arrival_cv
 from scheduling.planning.capacity import Capability
 from scheduling.scaling import PlansFor, make_strategy
@@ -81,7 +81,7 @@ def test_sageserve_is_measured_twice_alike_and_shown(tmp_path):
 
 
 def _kept_and_written(folder, result):
-    """What `python -m tests.docs.results` writes between its marks of *result*, on a page of its own."""
+    """The text that `python -m tests.docs.results` writes between its marks of *result*, on a separate page."""
     page, kept = folder / "scaling.md", folder / "results"
     page.write_text("# Page\n\n" + results.begin("tiny") + results.END + "\nAfter.\n")
     with pytest.MonkeyPatch.context() as patch:
@@ -255,8 +255,8 @@ def test_hours_follow_an_instance_to_another_model():
     made = run_strategy(
         cluster, requests, make_strategy("reactive"), bounds=Bounds(2, 26), until_s=1800.0, per_arrival=True
     )
-    hours = hours_by_model(made.result)
-    paid = made.result.state_s.sum(axis=0) / 3600
+    hours = hours_by_model(made)
+    paid = made.state_s.sum(axis=0) / 3600
     assert list(hours) == [model.name for model in scene.models]
     assert sum(hours.values()) == pytest.approx(paid.sum() - paid[5] - paid[0])
 

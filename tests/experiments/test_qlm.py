@@ -9,10 +9,20 @@ import pytest
 from django.core.management import call_command
 from rich.console import Console
 
-from controlplane.experiments.qlm import evaluation, mixes, systems
+from controlplane.experiments.qlm import evaluation, systems
 from controlplane.experiments.qlm.evaluation import PARTS, Qlm
-from controlplane.experiments.qlm.systems import measured, one_model, policies_of
-from controlplane.experiments.qlm.workloads import BATCH_2, INTERACTIVE, MEGA_TOKENS, SLO_S, VICUNA_A100, Stream, draw
+from controlplane.experiments.qlm.systems import (
+    BATCH_2,
+    INTERACTIVE,
+    MEGA_TOKENS,
+    SLO_S,
+    VICUNA_A100,
+    Stream,
+    draw,
+    measured,
+    one_model,
+    policies_of,
+)
 
 
 @pytest.fixture
@@ -26,9 +36,9 @@ def small(monkeypatch):
     }.items():  # fmt: skip
         monkeypatch.setitem(PARTS, name, replace(PARTS[name], values=values))
     systems.full_per_s.cache_clear()
-    for module in (systems, mixes):
-        monkeypatch.setattr(module, "AT_ONCE", 200)
-    monkeypatch.setattr(mixes, "ARRIVING_S", 4.0)
+    monkeypatch.setattr(systems, "AT_ONCE", 200)
+    monkeypatch.setattr(systems, "MIX_AT_ONCE", 200)
+    monkeypatch.setattr(systems, "MIX_S", 4.0)
 
 
 @pytest.mark.nightly
@@ -64,7 +74,7 @@ def test_the_workload_is_what_it_says():
     assert (requests.deadline_s == np.array(SLO_S)[requests.slo_class]).all()
     mega = requests.prompt_tokens + requests.output_tokens >= MEGA_TOKENS[0]
     assert mega.mean() == pytest.approx(0.1, abs=0.02)
-    assert np.unique(requests.predicted_tokens).size == 2  # nobody knows an output beforehand
+    assert np.unique(requests.predicted_tokens).size == 2  # no output is known beforehand
 
 
 def test_systems_differ_in_what_they_are_named_for():
@@ -77,7 +87,7 @@ def test_systems_differ_in_what_they_are_named_for():
     assert policies["shepherd"]["batching"]["mode"] == "dynamic"
     assert policies["shepherd+evictions"] == policies["qlm"] | {"reordering": "shepherd"}
     ruled = {each["eviction_limit"] for each in policies.values() if "reordering" in each}
-    assert ruled == {systems.EVICTIONS}, "a rule in the place of the search evicts as it does"
+    assert ruled == {systems.EVICTIONS}, "a rule that replaces the search evicts as it does"
     assert policies["edf"] == {"ordering": "deadline"}
     assert len(clusters["without-balance"].endpoints) == 3
     assert clusters["without-pulling"].instances[0].dispatch_max_num_seqs > 10_000
@@ -85,11 +95,11 @@ def test_systems_differ_in_what_they_are_named_for():
 
 def test_the_paper_s_edf_swaps_as_it_pleases(monkeypatch):
     """It is another system than FCFS and than EDF that swaps on demand: it changes models far more often."""
-    monkeypatch.setattr(mixes, "ARRIVING_S", 20.0)
-    monkeypatch.setattr(mixes, "AT_ONCE", 200)
+    monkeypatch.setattr(systems, "MIX_S", 20.0)
+    monkeypatch.setattr(systems, "MIX_AT_ONCE", 200)
     made = {
         system: made(1)
-        for _, system, _, made in mixes.mixes(["three models"], [1.6], [1.0], 0.5)
+        for _, system, _, made in systems.mixes(["three models"], [1.6], [1.0], 0.5)
         if system.startswith("edf")
     }
     lines = {name: measured(made[name], "mixes", "", name, 1.0) for name in ("edf", "edf-swapping")}
@@ -99,17 +109,17 @@ def test_the_paper_s_edf_swaps_as_it_pleases(monkeypatch):
 
 @pytest.mark.parametrize("variation", [1.0, 3.0])
 def test_gaps_vary_as_asked(variation):
-    moments = mixes.arrivals(50.0, variation, np.random.default_rng(1))
+    moments = systems.arrivals(50.0, variation, np.random.default_rng(1))
     gaps = np.diff(moments)
     assert gaps.std() / gaps.mean() == pytest.approx(variation, rel=0.15)
-    assert moments.size == pytest.approx(50.0 * mixes.ARRIVING_S, rel=0.15)
+    assert moments.size == pytest.approx(50.0 * systems.MIX_S, rel=0.15)
 
 
 @pytest.mark.parametrize("name", [pytest.param("short answers", marks=pytest.mark.nightly), "three models"])
 def test_where_deadlines_differ_every_system_is_another_one(monkeypatch, name):
-    monkeypatch.setattr(mixes, "ARRIVING_S", 60.0)
+    monkeypatch.setattr(systems, "MIX_S", 60.0)
     came = {}
-    for _, system, per_s, made in mixes.mixes([name], [2.0], [1.0], 0.5):
+    for _, system, per_s, made in systems.mixes([name], [2.0], [1.0], 0.5):
         line = measured(made(1), "mixes", "", system, per_s)
         came.setdefault((line["attainment"], line["ttft_p99_s"], line["goodput"]), []).append(system)
     alike = [systems for systems in came.values() if len(systems) > 1]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from django.core.management import CommandError, call_command
 
-from controlplane.experiments import ssjf, ssjf_jobs
+from controlplane.experiments import ssjf
 
 HEAD = ",output_token_length,predicted_length,latency,model\n"
 
@@ -20,7 +20,7 @@ def data(tmp_path, monkeypatch):
     output = np.clip(random.geometric(1 / 90, 600), 1, 511)
     edges = np.quantile(output, [0.2, 0.4, 0.6, 0.8])
     given = np.where(random.random(600) < 0.6, np.searchsorted(edges, output), random.integers(0, 5, 600))
-    file = tmp_path / ssjf_jobs.LENGTHS
+    file = tmp_path / ssjf.LENGTHS
     file.parent.mkdir()
     with gzip.open(file, "wt") as text:
         text.write(HEAD)
@@ -84,14 +84,14 @@ def test_a_batch_of_one_is_no_batching(data):
 
 
 def test_later_rounds_have_all_before_them_in_their_prompt(data):
-    lengths = ssjf_jobs.read_lengths(data)
-    first, third = (ssjf_jobs.draw_jobs(lengths, 500, 1, rounds) for rounds in (1, 3))
+    lengths = ssjf.read_lengths(data)
+    first, third = (ssjf.draw_jobs(lengths, 500, 1, rounds) for rounds in (1, 3))
     assert third[0].mean() == pytest.approx(3 * first[0].mean() + 2 * lengths.output.mean(), rel=0.15)
     assert third[1].mean() == pytest.approx(first[1].mean(), rel=0.15)
 
 
 def test_classes_are_worth_what_the_other_half_says(data):
-    lengths = ssjf_jobs.read_lengths(data)
+    lengths = ssjf.read_lengths(data)
     assert lengths.output.size == 300
     assert 2 <= np.unique(lengths.predicted).size <= 5
     assert np.corrcoef(lengths.output, lengths.predicted)[0, 1] > 0.3
@@ -109,7 +109,7 @@ def test_classes_are_worth_what_the_other_half_says(data):
 )
 def test_data_that_is_not_there_or_wrong_is_named(tmp_path, content):
     if content is not None:
-        (tmp_path / ssjf_jobs.LENGTHS).parent.mkdir()
-        (tmp_path / ssjf_jobs.LENGTHS).write_bytes(content)
+        (tmp_path / ssjf.LENGTHS).parent.mkdir()
+        (tmp_path / ssjf.LENGTHS).write_bytes(content)
     with pytest.raises(CommandError, match=r"--data: .*predictions_warmup_multi_cls_1000K\.csv\.gz"):
         run("--data", str(tmp_path))

@@ -1,13 +1,12 @@
 """Deploying a model in one go: everything that is missing or nothing, errors at their fields, an estimated profile."""
 
-from dataclasses import replace
 from decimal import Decimal
 
 import pytest
 from django.core.exceptions import ValidationError
 
 from controlplane.events.models import Event
-from controlplane.fleet.inventory.deploy import Wanted, deploy, estimate
+from controlplane.fleet.inventory.deploy import DeployRequest, deploy, estimate
 from controlplane.fleet.models import (
     Deployment,
     GpuType,
@@ -22,7 +21,7 @@ from controlplane.simulation.services import store_profiles
 from scheduling.fleet.profile import Profile
 from scheduling.fleet.profile_fitting import Fit, Setting
 
-NEW = Wanted(
+NEW = DeployRequest(
     region="eu-west", gpu_type="h100-80gb", gpus=8, usd_per_gpu_hour=Decimal("2.50"), model="qwen-8b",
     parameters_billion=8.2, layers=36, kv_heads=8, head_dim=128, context_tokens=32_768, launcher="emulated",
     min_instances=2,
@@ -63,7 +62,7 @@ def test_what_is_there_is_taken(deployment, fleet_admin, make_instance):
     west = Region.objects.create(name="us-west", title="US West")
     Node.objects.create(name="west", region=west, gpu_type=deployment.gpu_type, gpu_count=4)
     make_instance()
-    wanted = Wanted(region="us-west", gpu_type="a100-80gb", model="llama-3.1-8b", tensor_parallel=2)
+    wanted = DeployRequest(region="us-west", gpu_type="a100-80gb", model="llama-3.1-8b", tensor_parallel=2)
     made = deploy(wanted, fleet_admin)
     assert [row.objects.count() for row in ROWS[:6]] == [2, 1, 2, 1, 2, 1]
     assert made.profile.estimated is False
@@ -91,7 +90,7 @@ def test_what_is_there_is_taken(deployment, fleet_admin, make_instance):
 )
 def test_an_error_is_at_its_field_and_nothing_is_left(fleet_admin, changes, field, said):
     with pytest.raises(ValidationError) as refused:
-        deploy(replace(NEW, **changes), fleet_admin)
+        deploy(NEW.model_copy(update=dict(**changes)), fleet_admin)
     assert field in refused.value.message_dict
     assert said in " ".join(refused.value.message_dict[field])
     assert [row.objects.count() for row in ROWS] == [0] * len(ROWS)
@@ -100,7 +99,7 @@ def test_an_error_is_at_its_field_and_nothing_is_left(fleet_admin, changes, fiel
 def test_gpus_that_others_have_are_not_free(deployment, node, fleet_admin, make_instance):
     for _ in range(3):
         make_instance(node=node)
-    wanted = replace(NEW, region="us-east", gpu_type="a100-80gb", gpus=0, tensor_parallel=2)
+    wanted = NEW.model_copy(update={"region": "us-east", "gpu_type": "a100-80gb", "gpus": 0, "tensor_parallel": 2})
     assert (estimate(wanted).free_gpus, estimate(wanted).room) == (2, False)
     with pytest.raises(ValidationError) as refused:
         deploy(wanted, fleet_admin)
@@ -116,14 +115,14 @@ def test_an_estimate_says_what_would_come_of_it_and_writes_nothing():
     assert (seen.usd_per_hour, seen.measured) == (2.5, False)
     assert 30 < seen.ttft_ms < 200
     assert 5 < seen.itl_ms < 30
-    assert estimate(replace(NEW, parameters_billion=180.0)).fits is False
-    little = estimate(Wanted(region="", gpu_type="", model=""))
+    assert estimate(NEW.model_copy(update={"parameters_billion": 180.0})).fits is False
+    little = estimate(DeployRequest(region="", gpu_type="", model=""))
     assert (little.fits, little.kv_tokens, little.ttft_ms, little.usd_per_hour) == (None, None, None, None)
     assert [row.objects.count() for row in ROWS] == [0] * len(ROWS)
 
 
 def test_of_a_model_that_is_measured_the_estimate_is_the_measured_one(deployment):
-    wanted = Wanted(region="us-east", gpu_type="a100-80gb", model="llama-3.1-8b", tensor_parallel=2)
+    wanted = DeployRequest(region="us-east", gpu_type="a100-80gb", model="llama-3.1-8b", tensor_parallel=2)
     seen = estimate(wanted)
     assert seen.measured
     assert seen.ttft_ms == pytest.approx(1e3 * deployment.profile().coefficients().step_time_s(1024, 0, 0))

@@ -1,6 +1,7 @@
 """Health by what an instance does: what fails it, what makes it rest, and what a request that ends engines may do."""
 
 import asyncio
+import math
 import time
 
 import openai
@@ -245,7 +246,7 @@ async def test_what_is_registered_is_checked_to_be_it(served):
     assert await served.becomes("failed")
     assert (await served.instance()).state_reason == "it serves other, third, not m"
     backend.script.models = ("m",)
-    served.gateway.heartbeats._identified_s.clear()
+    replica_of(served).identified_s = -math.inf
     assert await served.becomes("ready")
 
 
@@ -259,11 +260,11 @@ async def test_what_is_no_vllm_server_says_so_on_its_page(served):
     assert "it is no vLLM server: /version answered 404" in (await served.instance()).state_reason
     backend.script.health = False
     await database_sync_to_async(Instance.objects.update)(state="loading", state_reason="")
-    await until(lambda: served.gateway.heartbeats._missing)
+    await until(lambda: replica_of(served).obstacle)
     row = await served.instance()
     assert (row.state, row.startup) == ("loading", "no answer as of vLLM: /metrics answered 404")
     backend.script.health, backend.script.models, backend.script.metrics_status = True, ("m",), 200
-    served.gateway.heartbeats._identified_s.clear()
+    replica_of(served).identified_s = -math.inf
     assert await served.becomes("ready")
     assert (await served.instance()).startup == ""
 

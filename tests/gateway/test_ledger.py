@@ -5,9 +5,10 @@ import asyncio
 import pytest
 from channels.db import database_sync_to_async
 from django.db import OperationalError, connection
+from msgspec.structs import replace
 
 from controlplane.gateway.ledger import writer as module
-from controlplane.gateway.ledger.entry import Entry
+from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.ledger.journal import PATTERN
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import LedgerRow, MinuteRow
@@ -15,37 +16,34 @@ from tests.gateway.rows import make_rows
 
 
 @pytest.fixture
-def entries(transactional_db) -> list[Entry]:
+def entries(transactional_db) -> list[RequestRecord]:
     make_rows([], regions=[], max_num_seqs=1, queue_bound=1)
     tenant = module.LedgerRow._meta.get_field("tenant").related_model.objects.get()
-    blank = (
-        dict.fromkeys(Entry._fields, "")
-        | Entry._field_defaults
-        | {
-            "tenant_id": tenant.pk,
-            "api_key_id": None,
-            "streamed": True,
-            "outcome": "done",
-            "status_code": 200,
-            "prompt_tokens": 10,
-            "output_tokens": 4,
-            "predicted_output_tokens": 5,
-            "predicted_prompt_tokens": 0,
-            "unserved": False,
-            "retry": 0,
-            "repeated": False,
-            "queue_ms": 0.5,
-            "ttft_ms": None,
-            "itl_ms": None,
-            "e2e_ms": 9.0,
-            "slo_met": None,
-            "attempts": 1,
-            "trace": '[{"instance": "m-0"}]',
-            "model": "m",
-        }
-    )
+    blank = {
+        "tenant_id": tenant.pk,
+        "api_key_id": None,
+        "streamed": True,
+        "outcome": "done",
+        "status_code": 200,
+        "prompt_tokens": 10,
+        "output_tokens": 4,
+        "predicted_output_tokens": 5,
+        "predicted_prompt_tokens": 0,
+        "unserved": False,
+        "retry": 0,
+        "repeated": False,
+        "queue_ms": 0.5,
+        "ttft_ms": None,
+        "itl_ms": None,
+        "e2e_ms": 9.0,
+        "slo_met": None,
+        "attempts": 1,
+        "trace": '[{"instance": "m-0"}]',
+        "model": "m",
+    }
     return [
-        Entry(**(blank | {"request_id": f"r{index}", "arrived_at": 1_700_000_000.0 + index * 40})) for index in range(4)
+        RequestRecord(**(blank | {"request_id": f"r{index}", "arrived_at": 1_700_000_000.0 + index * 40}))
+        for index in range(4)
     ]
 
 
@@ -161,7 +159,7 @@ async def test_a_kill_between_the_commit_and_the_journal_doubles_nothing(entries
     await database_sync_to_async(module.write)(entries[:3])
     following = Ledger(10, tmp_path)
     await following.start()
-    again = entries[0]._replace(arrived_at=entries[0].arrived_at + 300)  # another request of the same id
+    again = replace(entries[0], arrived_at=entries[0].arrived_at + 300)  # another request of the same id
     following.add(again)
     await following.stop()
     written = await database_sync_to_async(rows)()

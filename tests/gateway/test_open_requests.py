@@ -32,7 +32,7 @@ class GatewaySide:
     def ticket(self, *, streamed=True) -> Ticket:
         number = self.requests.next_number()
         asked = Submit(number, f"r{number}", "m", "east", 1, 0, None, 1e9, 1.0, 100, 40, None, 1, streamed)
-        ticket = Ticket(asked, None, None, None, None)
+        ticket = Ticket(asked=asked, grant=None, terms=None, call=None, query=None)
         self.requests.submit(ticket)
         return ticket
 
@@ -79,7 +79,7 @@ async def test_a_request_hears_where_it_waits_and_where_it_runs(side):
     side.requests.take(record)
     assert await ticket.placement is record
     assert (ticket.state, ticket.instance, ticket.attempts) == (TicketState.PLACED, "m-0", 1)
-    assert ticket.trace == [{"moved": "east to west", "pressure": 1.5}, {"instance": "m-0"}]
+    assert ticket.steps == [{"moved": "east to west", "pressure": 1.5}, {"instance": "m-0"}]
 
 
 async def test_the_progress_of_all_streams_is_one_record_and_none_when_nothing_came(side):
@@ -131,12 +131,12 @@ async def test_a_request_that_lost_its_instance_is_placed_again(side):
     ticket = side.ticket()
     side.placed(ticket)
     first = ticket.placement
-    side.requests.place_again(ticket, "m-0: it died", DEAD)
+    side.requests.place_again(ticket, reason="m-0: it died", failure=DEAD)
     assert side.records[-1] == Left(0, again=True, failure=DEAD, reason="m-0: it died")
     assert ticket.placement is not first
     side.placed(ticket, attempt=2)
     assert (await ticket.placement).attempt == 2
-    assert [entry.get("lost") for entry in ticket.trace] == ["m-0: it died", None]
+    assert [entry.get("lost") for entry in ticket.steps] == ["m-0: it died", None]
 
 
 async def test_it_leaves_once_and_hears_nothing_afterwards(side):

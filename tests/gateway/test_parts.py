@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controlplane.dispatch.port import Submit
 from controlplane.gateway.admission.limits import Limits, Pace
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.ledger.entry import Entry
+from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.ledger.writer import minute_sums
 from controlplane.gateway.monitoring.windows import Count, Latency, Windows
 from controlplane.gateway.serving.open_requests import MOVES, IllegalTicketMove, Ticket, TicketState
@@ -65,7 +65,7 @@ class TestTicket:
     @pytest.mark.parametrize("after", list(TicketState))
     def test_every_move(self, before, after):
         asked = Submit(0, "r", "m", "east", 1, 0, None, 0.0, 0.0, 1, 1, None, 1, True)
-        ticket = Ticket(asked, None, None, None, None, state=before)
+        ticket = Ticket(asked=asked, grant=None, terms=None, call=None, query=None, state=before)
         if after in MOVES[before]:
             ticket.move(after)
             assert ticket.state is after
@@ -135,8 +135,8 @@ class TestWindows:
         assert [windows.total(group, Count.ERRORS, 10) for group in groups] == [1] * 5
 
 
-def entry(**changes) -> Entry:
-    values = dict.fromkeys(Entry._fields) | {
+def entry(**changes) -> RequestRecord:
+    values = {
         "arrived_at": 120.5,
         "model": "m",
         "region": "east",
@@ -147,7 +147,7 @@ def entry(**changes) -> Entry:
         "output_tokens": 5,
         "slo_met": True,
     }
-    return Entry(**(values | changes))
+    return RequestRecord(**(values | changes))
 
 
 def test_minute_sums():

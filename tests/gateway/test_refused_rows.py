@@ -11,11 +11,12 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
 from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.gateway.ledger import refused
-from controlplane.gateway.ledger.entry import Entry, fit
+from controlplane.gateway.ledger.entry import COLUMNS, RequestRecord, fit
 from controlplane.gateway.ledger.writer import Ledger, write_all
 from controlplane.gateway.models import LedgerRow
 from tests.gateway.conftest import until
@@ -28,8 +29,8 @@ def request_ids() -> list[str]:
     return list(LedgerRow.objects.order_by("id").values_list("request_id", flat=True))
 
 
-def bad(entry: Entry) -> Entry:
-    return entry._replace(tenant_id=NOBODY)
+def bad(entry: RequestRecord) -> RequestRecord:
+    return replace(entry, tenant_id=NOBODY)
 
 
 @pytest.mark.sql
@@ -119,7 +120,7 @@ def test_whatever_is_said_the_row_is_bounded_and_written(entries, tmp_path):  # 
     @given(st.lists(odd(), min_size=1, max_size=5))
     def written(rows):
         LedgerRow.objects.all().delete()
-        given_ = [entries[0]._replace(request_id=f"odd{at}", **values) for at, values in enumerate(rows)]
+        given_ = [replace(entries[0], request_id=f"odd{at}", **values) for at, values in enumerate(rows)]
         assert write_all(given_, tmp_path) == 0
         assert request_ids() == [f"odd{at}" for at in range(len(rows))]
         for row in LedgerRow.objects.all():
@@ -133,26 +134,26 @@ def test_whatever_is_said_the_row_is_bounded_and_written(entries, tmp_path):  # 
 
 @given(st.lists(odd(), min_size=1, max_size=4))
 def test_what_fits_is_what_bounding_leaves_as_it_is(rows):
-    made = [WELL._replace(**values) for values in rows]
+    made = [replace(WELL, **values) for values in rows]
     bounded = [entry.bounded() for entry in made]
     assert fit(bounded)
     assert fit(made) == all(map(same, made, bounded))
 
 
-WELL = Entry(
+WELL = RequestRecord(
     "r", 1e9, 1, None, "m", "interactive", "east", "m-0", "", "", "", True, "done", 200, "", 1, 1, 1, None, None, None, None,
     None, 1, "[]",
 )  # fmt: skip
 
 
-def same(one: Entry, other: Entry) -> bool:
+def same(one: RequestRecord, other: RequestRecord) -> bool:
     """Values and their types."""
-    return all(type(mine) is type(its) and mine == its for mine, its in zip(one, other, strict=True))
+    return all(type(mine) is type(its) and mine == its for mine, its in zip(one.values(), other.values(), strict=True))
 
 
 async def test_a_row_that_no_journal_can_hold_is_held_all_the_same(entries, tmp_path):  # noqa: F811
     ledger = Ledger(10, tmp_path)
-    ledger.add(entries[0]._replace(output_tokens=2**70, run="\ud800"))
+    ledger.add(replace(entries[0], output_tokens=2**70, run="\ud800"))
     ledger.journal.close()  # killed
     second = Ledger(10, tmp_path)
     await second.start()
@@ -163,7 +164,7 @@ async def test_a_row_that_no_journal_can_hold_is_held_all_the_same(entries, tmp_
 
 async def test_a_value_of_another_kind_is_quarantined(entries, tmp_path):  # noqa: F811
     ledger = Ledger(10, tmp_path)
-    ledger.add(entries[0]._replace(output_tokens="many"))
+    ledger.add(replace(entries[0], output_tokens="many"))
     ledger.add(entries[1])
     assert await ledger.flush()
     assert await sync_to_async(request_ids)() == ["r1"]
@@ -172,12 +173,12 @@ async def test_a_value_of_another_kind_is_quarantined(entries, tmp_path):  # noq
 
 
 def test_a_number_beyond_its_column_is_the_largest_and_what_is_no_number_raises(entries):  # noqa: F811
-    entry = (
-        entries[0]._replace(predicted_output_tokens=3_000_000_000, retry=-4, e2e_ms=math.inf, run="x" * 200).bounded()
-    )
+    entry = replace(
+        entries[0], predicted_output_tokens=3_000_000_000, retry=-4, e2e_ms=math.inf, run="x" * 200
+    ).bounded()
     assert (entry.predicted_output_tokens, entry.retry, entry.e2e_ms, len(entry.run)) == (2**31 - 1, 0, None, 80)
     with pytest.raises(ValueError, match="invalid literal"):
-        entries[0]._replace(output_tokens="many").bounded()
+        replace(entries[0], output_tokens="many").bounded()
 
 
 def command(folder, settings, *arguments: str) -> str:
@@ -190,7 +191,7 @@ def command(folder, settings, *arguments: str) -> str:
 @pytest.fixture
 def quarantine(entries, tmp_path):  # noqa: F811
     """Two rows of nobody's, one of them of a class that is too odd to add."""
-    rows = [(bad(entry)._asdict(), "IntegrityError: no such tenant") for entry in entries[:2]]
+    rows = [(asdict(bad(entry)), "IntegrityError: no such tenant") for entry in entries[:2]]
     refused.quarantine(tmp_path, rows)
     return tmp_path
 
@@ -231,8 +232,8 @@ def empty_quarantine(settings):
 async def test_the_page_and_readyz_say_it(served, empty_quarantine):
     (await served.chat()).release()
     (row,) = await served.rows()
-    values = {name: getattr(row, name) for name in Entry._fields}
-    served.gateway.ledger.add(bad(Entry(**values | {"arrived_at": row.arrived_at.timestamp(), "trace": "[]"})))
+    values = {name: getattr(row, name) for name in COLUMNS}
+    served.gateway.ledger.add(bad(RequestRecord(**values | {"arrived_at": row.arrived_at.timestamp(), "trace": "[]"})))
     await served.gateway.ledger.flush()
     parts = {part.name: part for part in served.gateway.monitor.parts()}
     assert parts["database"].state == "warning"

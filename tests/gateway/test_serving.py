@@ -171,7 +171,9 @@ class TestQueue:
 def _bounded(spec, bound: int):
     from dataclasses import replace
 
-    return replace(spec, queue_bound=bound)
+    import msgspec
+
+    return replace(spec, policy=msgspec.structs.replace(spec.policy, queue_bound=bound))
 
 
 async def test_a_tenant_over_its_limit_is_refused_and_written_down(served):

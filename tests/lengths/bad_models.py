@@ -1,4 +1,4 @@
-"""Length models that misbehave, for tests: each as a model in line, and made in a process of its own by name."""
+"""Length models that misbehave, for tests: each as a model in line, and made in a subprocess by name."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""The caches of seen lengths: what is a hit, what is forgotten, and what nobody can make them do."""
+"""The caches of seen lengths: what is a hit, what is forgotten, and limits that no caller can break."""
 
 import math
 import pickle
@@ -212,7 +212,7 @@ def test_hard_prompts(cache):
 
 
 def test_no_text_is_kept(cache):
-    secret = "My password is hunter2, and nobody must know it, not even the cache of lengths."
+    secret = "My password is hunter2, and it is a secret, not even the cache of lengths."
     key = cache.key(query(secret))
     cache.learn(key, 5, cut=False)
     assert "hunter2" not in repr(cache._shelves)

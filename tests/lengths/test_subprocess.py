@@ -165,7 +165,7 @@ async def test_subprocess_a_killed_process_is_down_and_comes_back(subprocess):
     assert (await predictor.ask(query(), BUDGET_S)).tokens == 50.0
     first = predictor.process.pid
     os.kill(first, signal.SIGKILL)
-    await until(lambda: not predictor.up.is_set())  # noticed though nobody asks
+    await until(lambda: not predictor.up.is_set())  # noticed without a query
     assert await predictor.ask(query(), BUDGET_S) is Unanswered.DOWN
     assert (await answers(predictor)).tokens == 50.0
     assert predictor.process.pid != first

@@ -33,7 +33,7 @@ WORKS = (State.READY, State.DRAINING)
 
 
 class Command(NamedTuple):
-    """What somebody has done to the fleet at a moment: a method of `Simulation` by its name, and its arguments."""
+    """A command to the fleet at a moment: a method of `Simulation` by its name, and its arguments."""
 
     time_s: float
     name: str
@@ -138,8 +138,9 @@ class ReferenceFleet:
         model, region = int(self.requests.model[number]), int(self.requests.region[number])
         candidates = self.cluster.candidates(self.cluster.models[model], self.cluster.regions[region])
         under_pressure = [(self._pressure(endpoint), at, endpoint) for at, endpoint in enumerate(candidates)]
+        threshold = self.cluster.policy(self.cluster.endpoints[candidates[0]]).region_threshold if candidates else 0.0
         for use, _, endpoint in under_pressure:
-            if use < self.cluster.threshold:
+            if use < threshold:
                 return endpoint
         least, _, endpoint = min(under_pressure)
         if least < NEVER:
@@ -166,7 +167,7 @@ class ReferenceFleet:
         key = self.cluster.endpoints[held.endpoint]
         outcome = self.outcomes[number]
         outcome["state"], outcome["endpoint"] = Outcome.WAITING, held.endpoint
-        if bounded and not kept_tokens and len(self._queues[held.endpoint].entries) >= self.cluster.bound(key):
+        if bounded and not kept_tokens and self.cluster.policy(key).is_full(len(self._queues[held.endpoint].entries)):
             self._end(held, Outcome.REFUSED)
             return
         prompt, output = self._prompt_tokens(number), max(1, int(requests.predicted_tokens[number]) - kept_tokens)
@@ -176,9 +177,9 @@ class ReferenceFleet:
             output = room - prompt
         held.expected_prompt, held.expected_output = prompt, output
         arrival_s, priority = float(requests.arrival_s[number]), int(requests.priority[number])
-        ordering = self.cluster.of(self.cluster.ordering, key)
+        ordering = self.cluster.policy(key).ordering
         known = int(requests.output_tokens[number]) - kept_tokens if ordering == "sjf" else output
-        profile = self.cluster.yardstick(key)
+        profile = self.cluster.reference_profile(key)
         due_s = plain_first_due_s(
             float(requests.deadline_s[number]), float(requests.end_s[number]), profile, prompt, output
         )
@@ -188,7 +189,7 @@ class ReferenceFleet:
             arrival_s + due_s,
             priority,
             profile.service_time_s(prompt, 1 if ordering == "slack" else known),
-            self.cluster.of(self.cluster.ordering_stretch, key),
+            self.cluster.policy(key).ordering_stretch,
         )
         held.priority = plain_engine_priority(ordering, priority, key)
         self._waiting[number] = held
@@ -196,15 +197,15 @@ class ReferenceFleet:
         self._sequence += 1
 
     def _pump(self, endpoint: int) -> None:
-        if self.cluster.of(self.cluster.batching, self.cluster.endpoints[endpoint]).mode == "dynamic":
+        if self.cluster.policy(self.cluster.endpoints[endpoint]).batching.mode == "dynamic":
             self._pump_batches(endpoint)
             return
         while (server := self._route(endpoint)) is not None:
             self._give(endpoint, server)
 
     def _route(self, endpoint: int) -> Server | None:
-        """The server for the first request; None if nobody waits or nobody has room."""
-        name = self.cluster.of(self.cluster.routing, self.cluster.endpoints[endpoint])
+        """The server for the first request; None if none waits or none has room."""
+        name = self.cluster.policy(self.cluster.endpoints[endpoint]).routing
         number = self._queues[endpoint].peek()
         if number < 0:
             return None
@@ -228,7 +229,7 @@ class ReferenceFleet:
     def _pump_batches(self, endpoint: int) -> None:
         """Whole batches to idle servers, once they are full or the oldest batch in the making has waited long enough."""
         batching, queue = (
-            self.cluster.of(self.cluster.batching, self.cluster.endpoints[endpoint]),
+            self.cluster.policy(self.cluster.endpoints[endpoint]).batching,
             self._queues[endpoint],
         )
         while True:

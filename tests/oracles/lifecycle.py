@@ -10,6 +10,7 @@ from dataclasses import astuple, dataclass, field
 
 import numpy as np
 
+from scheduling.policy import array_value
 from scheduling.simulation.cluster.description import Cluster, Sharing
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig, ReferenceEngine, StepResult
@@ -148,11 +149,12 @@ class ReferenceLives:
 
     def _limit_ahead(self, plain: PlainInstance) -> None:
         key = self.cluster.endpoints[plain.endpoint]
-        plain.ahead_limit, plain.round_trip_s = self.cluster.ahead_limit(key), self.cluster.round_trip_s(key)
+        policy = self.cluster.policy(key)
+        plain.ahead_limit, plain.round_trip_s = array_value(policy, "requests_ahead_limit"), policy.round_trip_s
         plain.trips = []
 
     def _one_by_one(self, endpoint: int) -> bool:
-        return self.cluster.of(self.cluster.batching, self.cluster.endpoints[endpoint]).mode == "none"
+        return self.cluster.policy(self.cluster.endpoints[endpoint]).batching.mode == "none"
 
     def of(self, endpoint: int) -> list[Server]:
         return [server for server in self.servers if server.plain.endpoint == endpoint]
@@ -225,7 +227,7 @@ class ReferenceLives:
         self.drain(server, now_s, (State.FALLING_ASLEEP, lasts_s), (State.ASLEEP, NEVER))
 
     def _renew(self, server: Server) -> None:
-        """Its engine starts anew: nothing is cached any more."""
+        """Its engine starts again, with an empty cache."""
         for name in self.totals:
             self.totals[name] += getattr(server.engine, f"{name}_total")
         server.engine = ReferenceEngine(server.config)

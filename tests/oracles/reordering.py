@@ -74,33 +74,11 @@ def least_below(problem, kappa_s, most):
     return best_of(whole, 0, float(problem.free_s[0]), int(problem.loaded[0]), 0.0, most)
 
 
-def by_due_time(problem, order, kappa_s):
-    """*order* with groups of each model, from first to last start, exchanged one pair after another as `ties` does."""
-    order, cost = [list(groups) for groups in order], objective(problem, order, kappa_s)
-    most = cost + 1e-9 * (cost + 1.0)
-    for model in sorted(set(problem.model.tolist())):
-        times, _ = served(problem, order)
-        ranked = [group for groups in order for group in groups if problem.model[group] == model]
-        ranked.sort(key=lambda group: times[group][0])
-        at = 0
-        while at < len(ranked) - 1:
-            before, after = ranked[at : at + 2]
-            if problem.due_s[before] > problem.due_s[after]:
-                other = {before: after, after: before}
-                exchanged = [[other.get(group, group) for group in groups] for groups in order]
-                if objective(problem, exchanged, kappa_s) <= most:
-                    order, ranked[at], ranked[at + 1] = exchanged, after, before
-                    at = max(at - 1, 0)
-                    continue
-            at += 1
-    return order
-
-
-def listed(terms, affinity, near_s, swap_s, give_up, looked_at, late_looked_at):
+def listed(terms, affinity, near_s, swap_s, give_up, in_time, late):
     """List scheduling by the index that `listing.list_groups` describes: [(group, queue)], cost."""
-    models, types = terms.first.size - 1, terms.service.shape[0]
+    models = terms.first.size - 1
     waiting = [terms.movable[terms.first[m] : terms.first[m + 1]].tolist() for m in range(models)]
-    late = [[] for _ in range(models)]
+    passed = [set() for _ in range(models)]  # groups up to the first that can be in time
     time, loaded = terms.free.tolist(), terms.loaded.tolist()
     chosen, cost = [], 0.0
     while len(chosen) < terms.movable.size:
@@ -108,68 +86,36 @@ def listed(terms, affinity, near_s, swap_s, give_up, looked_at, late_looked_at):
         now, kind = time[queue], int(terms.kind[queue])
         if now == math.inf:
             return chosen, math.inf
-        best = (-math.inf, -1, None, None)
-        for model in range(models):
+        best = (-math.inf, -1, 0.0)
+        for model in [(max(loaded[queue], 0) + k) % models for k in range(models)]:
+            for group in waiting[model]:
+                if group in passed[model]:
+                    continue
+                if min(now + terms.offset[:, group]) <= 0.0:
+                    break
+                passed[model].add(group)
             change = terms.change[kind, loaded[queue] + 1, model]
             if change == math.inf:
                 continue
-            window = []
-            for group in list(waiting[model]):
-                if len(window) == looked_at:
-                    break
-                if all(now + terms.offset[other, group] > 0.0 for other in range(types)):
-                    waiting[model].remove(group)
-                    late[model].append(group)
-                else:
-                    window.append((group, waiting[model]))
-            for group, row in window + [(group, late[model]) for group in late[model][:late_looked_at]]:
+            behind = [group for group in waiting[model] if group in passed[model]][:late]
+            for group in behind + [group for group in waiting[model] if group not in passed[model]][:in_time]:
                 if terms.service[kind, group] == math.inf:
                     continue
                 slack = -(now + change + terms.offset[kind, group])
                 index = math.log(max(terms.weight[group], 1.0)) - math.log(max(terms.service[kind, group], 1e-6))
                 index += affinity[kind, model] - change / swap_s
-                index -= slack / near_s[model] if slack >= 0.0 and row is waiting[model] else give_up
+                index -= slack / near_s[model] if slack >= 0.0 else give_up
                 if index > best[0]:
-                    best = (index, group, row, now + change)
+                    best = (index, group, now + change)
         if best[1] < 0:
             time[queue] = math.inf
             continue
-        _, group, row, start = best
-        row.remove(group)
+        _, group, start = best
+        model = int(terms.model[group])
+        waiting[model].remove(group)
         lateness = start + terms.offset[kind, group]
         if lateness > 0.0:
             cost += terms.weight[group] * (lateness + terms.kappa[0])
         chosen.append((group, queue))
-        time[queue], loaded[queue] = start + terms.service[kind, group], int(terms.model[group])
-    return chosen, cost
-
-
-def listed_by_model(terms, served_by, model, near_s, give_up, unserved, looked_at):
-    """The groups of *model* on the queues that serve nothing else, as `allotting.list_model`: [(group, queue)], cost."""
-    queues = [queue for queue, its in enumerate(served_by) if its == model]
-    time = {q: terms.free[q] + terms.change[terms.kind[q], terms.loaded[q] + 1, model] for q in queues}
-    waiting = terms.movable[terms.first[model] : terms.first[model + 1]].tolist()
-    chosen, cost = [], 0.0
-    while waiting:
-        queue = min((q for q in queues if time[q] < math.inf), key=lambda q: (time[q], q), default=None)
-        if queue is None:
-            return chosen, cost + sum(terms.weight[group] * unserved for group in waiting)
-        kind, best = int(terms.kind[queue]), (-math.inf, None)
-        for group in waiting[:looked_at]:
-            if terms.service[kind, group] < math.inf:
-                slack = -(time[queue] + terms.offset[kind, group])
-                index = math.log(max(terms.weight[group], 1.0)) - math.log(max(terms.service[kind, group], 1e-6))
-                index -= slack / near_s if slack >= 0.0 else give_up
-                if index > best[0]:
-                    best = (index, group)
-        if best[1] is None:
-            time[queue] = math.inf
-            continue
-        group = best[1]
-        waiting.remove(group)
-        late = time[queue] + terms.offset[kind, group]
-        if late > 0.0:
-            cost += terms.weight[group] * (late + terms.kappa[0])
-        time[queue] += terms.service[kind, group]
-        chosen.append((group, queue))
+        time[queue], loaded[queue] = start + terms.service[kind, group], model
     return chosen, cost

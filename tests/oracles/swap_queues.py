@@ -59,7 +59,7 @@ def until_up(queue: Sequence[PlainGroup], model: int, gpus: PlainGpus) -> float:
 def place(queue: Sequence[PlainGroup], new: PlainGroup, gpus: PlainGpus) -> tuple[float, int, int]:
     """When *new* begins, the requests behind it, and before which group it stands (the length of *queue*: at the end)."""
     begins, *_ = walk(queue, gpus)
-    coming = 0  # groups at the front of the model that comes up, or would where nobody has the GPUs
+    coming = 0  # groups at the front of the model that comes up, or would where the GPUs are free
     comes_up = gpus.model if gpus.model >= 0 else queue[0].model if queue else -1
     while (gpus.comes or gpus.model < 0) and coming < len(queue) and queue[coming].model == comes_up:
         coming += 1

@@ -98,7 +98,7 @@ async def test_the_next_decisions_of_a_running_gateway_follow(served):  # noqa: 
     await database_sync_to_async(services.switch_bundle)(model, "pilothouse", "test")
     (endpoint,) = served.gateway.topology.endpoints
     served.gateway.refresh_now()
-    await until(lambda: endpoint.spec.routing_policy == "least_delay")
+    await until(lambda: endpoint.spec.policy.routing == "least_delay")
     assert (await served.chat()).status == 200
     first, second = [row.trace[-1] for row in await served.rows()]
     assert (first["policy"], first["ordering"]) != ("least_delay", "ssjf")

@@ -178,12 +178,14 @@ def test_the_fleet_has_the_round_trips_and_limits_that_it_had_live(ledger, make_
     fleet = inventory.read({PLACE[0]})
     (deployment,) = fleet.deployments.values()
     simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).stage("reactive").cluster
-    assert (simulated.round_trip_s(PLACE[:2]), simulated.ahead_limit(PLACE[:2])) == (0.0, -1)
+    policy = simulated.policy(PLACE[:2])
+    assert (policy.dispatch_round_trip_ms, policy.requests_ahead_limit) == (0.0, None)
     LedgerRow.objects.update(trace=[{"moved": "a to b"}, {"round_trip_ms": 40.0}])
     LedgerRow.objects.filter(pk__in=[row.pk for row in ledger[-3:]]).update(trace=[{"round_trip_ms": None}])
     deployment.requests_ahead_limit = 2
     simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).stage("reactive").cluster
-    assert (simulated.round_trip_s(PLACE[:2]), simulated.ahead_limit(PLACE[:2])) == (0.04, 2)
+    policy = simulated.policy(PLACE[:2])
+    assert (policy.dispatch_round_trip_ms, policy.requests_ahead_limit) == (40.0, 2)
 
 
 def test_and_in_time(ledger, make_instance, settings):
@@ -342,16 +344,16 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance):
 
     made = staged()
     assert {each.out_above for each in made.scaled.strategies.values()} == {0.6}
-    assert made.cluster.of(made.cluster.look_ahead, PLACE).overload_above == 0.5
-    assert made.cluster.threshold == {PLACE: 0.55}
+    assert made.cluster.policy(PLACE).look_ahead.overload_above == 0.5
+    assert made.cluster.policy(PLACE).region_threshold == 0.55
     assert made.cluster.reordering == "shepherd"
-    assert made.cluster.swap_by_queue == {PLACE: False}
+    assert not made.cluster.policy(PLACE).swap_by_queue
     assert set(made.requests.hold_s) == {40.0}
     assert made.scaled.floor == {PLACE: Floor(above=0.8, cooldown_s=30.0)}
     tuning.change("FLOOR", False, "test")
     assert staged().scaled.floor is None
     tuning.change("SPILL_ABOVE", 0.4, "test", model=model)
-    assert staged().cluster.threshold == {PLACE: 0.4}
+    assert staged().cluster.policy(PLACE).region_threshold == 0.4
 
 
 def test_the_floor_under_a_strategy_in_a_worker_is_the_operators(deployment):

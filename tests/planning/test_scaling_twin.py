@@ -34,6 +34,7 @@ from controlplane.tuning.rules import beneath
 from controlplane.tuning.selectors import tuned
 from scheduling.fleet.profile import Profile
 from scheduling.planning.capacity import Capability
+from scheduling.policy import EndpointPolicy
 from scheduling.scaling import NO_STRATEGY, STRATEGIES, Floored, make_strategy
 from scheduling.scaling.endpoint import GRACE_S
 from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec
@@ -88,7 +89,7 @@ def simulated_fleet(ordering: str) -> Cluster:
     states = [State.READY] * READY + [State.EMPTY] * (MOST - READY)
     specs = [InstanceSpec(MODEL, region, ENGINE, GPU, state=state) for region in REGIONS for state in states]
     delays = Delays(spot_median_s=45, spot_max_s=90, start_s=20.0, local_weights_s=40.0, remote_weights_s=40.0)
-    return Cluster(specs, delays=delays, share_spot=False, ordering=ordering)
+    return Cluster(specs, delays=delays, share_spot=False, policies=EndpointPolicy(ordering=ordering))
 
 
 def forecast_rows(requests, until_s: float) -> None:
@@ -192,7 +193,7 @@ class Live:
         until = int(np.searchsorted(asked.arrival_s, self.now_s))
         for at in range(self.requests, until):
             arrived_s = float(asked.arrival_s[at])
-            self.topology.count_demand(
+            self.topology.endpoints[int(self.topology.candidates(MODEL, REGIONS[asked.region[at]])[0])].count_demand(
                 Submit(
                     at, str(at), MODEL, REGIONS[asked.region[at]], tenant_id=1, priority=0, due_s=None, arrived_at=arrived_s,
                     arrived_s=arrived_s, prompt_tokens=int(asked.prompt_tokens[at]),

@@ -46,8 +46,8 @@ def test_a_ledger_without_the_rows_fails_the_run(trace: Path, gateway_beside: Fa
     slo_class = SloClass.objects.create(name="batch", title="B", kind=SloKind.NON_INTERACTIVE, deadline_s=60)
     tenant = Tenant.objects.create(name="acme", default_slo_class=slo_class)
     monkeypatch.setattr(ApiKey, "new_secret", staticmethod(lambda: "good"))
-    monkeypatch.setattr("controlplane.gateway.replay.ledger_check.POLL_S", 0.0)
-    monkeypatch.setattr("controlplane.gateway.replay.ledger_check.PATIENCE_S", 0.1)
+    monkeypatch.setattr("controlplane.gateway.replay.report.POLL_S", 0.0)
+    monkeypatch.setattr("controlplane.gateway.replay.report.PATIENCE_S", 0.1)
     with pytest.raises(SystemExit) as ended:
         call_command(
             "replay", str(trace), "--format", "azure", "--speed", "1000", "--url", gateway_beside.url, "--limit", "2"

@@ -2,7 +2,7 @@
 
 import statistics
 
-from controlplane.gateway.replay.instructions import CHARACTERS_PER_TOKEN, Instructions
+from controlplane.gateway.replay.prompts import CHARACTERS_PER_TOKEN, Instructions
 from workers.emulator import requested_length
 from workers.emulator.text import count_tokens
 

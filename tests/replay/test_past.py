@@ -10,11 +10,11 @@ from controlplane.accounts.models import Tenant
 from controlplane.events.models import Event
 from controlplane.fleet import demo as inventory
 from controlplane.gateway.ledger import writer
-from controlplane.gateway.ledger.entry import Entry
+from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.models import MinuteRow
 from controlplane.gateway.replay import demo
-from controlplane.gateway.replay.instructions import Instructions
-from controlplane.gateway.replay.past import LENGTHS, lengths, minutes
+from controlplane.gateway.replay.demo import LENGTHS, lengths, minutes
+from controlplane.gateway.replay.prompts import Instructions
 from controlplane.gateway.replay.waves import (
     BURST_EVERY_S,
     BURST_FACTOR,
@@ -140,12 +140,8 @@ def test_what_is_counted_takes_the_place_of_what_was_generated(seeded: None) -> 
     series = {"model": "m", "region": "us-east", "slo_class": "interactive"}
     MinuteRow.objects.create(minute=NOW.replace(second=0), **series, requests=70, prompt_tokens=9_000, generated=True)
     tenant = Tenant.objects.get(name=next(iter(demo.SHARES)))
-    blank: dict[str, object] = dict.fromkeys(Entry._fields, "")
-    blank |= {"tenant_id": tenant.pk, "api_key_id": None, "streamed": True, "outcome": "done", "status_code": 200}
-    blank |= dict.fromkeys(("queue_ms", "ttft_ms", "itl_ms", "e2e_ms", "slo_met")) | {"attempts": 1, "trace": "[]"}
-    blank |= {"prompt_tokens": 10, "output_tokens": 4, "predicted_output_tokens": 5, **series}
-    blank |= {"predicted_prompt_tokens": 0, "unserved": False}
+    record = {"tenant_id": tenant.pk, "outcome": "done", "prompt_tokens": 10, "output_tokens": 4, **series}
     for number in range(2):
-        writer.write([Entry(**(blank | {"request_id": f"r{number}", "arrived_at": NOW.timestamp()}))])  # type: ignore[arg-type]
+        writer.write([RequestRecord(request_id=f"r{number}", arrived_at=NOW.timestamp(), **record)])  # type: ignore[arg-type]
     row = MinuteRow.objects.get()
     assert (row.requests, row.prompt_tokens, row.generated) == (2, 20, False)

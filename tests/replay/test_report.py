@@ -12,10 +12,10 @@ from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import SloClass, SloKind
 from controlplane.gateway.admission.keys import SloTerms
 from controlplane.gateway.models import LedgerRow, Outcome
-from controlplane.gateway.replay import ledger_check
-from controlplane.gateway.replay.client import Answer
-from controlplane.gateway.replay.ledger_check import (
+from controlplane.gateway.replay import report as ledger_check
+from controlplane.gateway.replay.report import (
     Comparison,
+    Report,
     Sums,
     TenantError,
     compare,
@@ -23,8 +23,7 @@ from controlplane.gateway.replay.ledger_check import (
     known_key,
     terms_of,
 )
-from controlplane.gateway.replay.report import Report
-from controlplane.gateway.replay.sender import Tally
+from controlplane.gateway.replay.sender import Answer, Tally
 
 TERMS = SloTerms(
     "interactive", "priority", 0, ttft_target_ms=100, itl_target_ms=None, e2e_target_ms=None, deadline_s=None

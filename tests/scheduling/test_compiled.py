@@ -128,7 +128,7 @@ def test_a_second_checkout_compiles_nothing_again(tmp_path, users):
     assert compilations(tmp_path / "second") > 0
 
 
-def test_folders_that_nobody_used_for_a_week_are_removed(root, kernels, users):
+def test_folders_unused_for_a_week_are_removed(root, kernels, users):
     old, recent = (users / name for name in ("kernels-old", "kernels-recent"))
     for folder in (old, recent):
         folder.mkdir(parents=True)
@@ -176,3 +176,23 @@ def test_what_only_kernels_call_is_linked_and_not_made_machine_code_of_by_itself
         libraries = [result.library for result in kernel.overloads.values()]
         assert libraries
         assert all(isinstance(library, LinkedLibrary) == linked for library in libraries)
+
+
+def test_only_what_is_to_be_inlined_is_even_if_an_inlined_function_calls_it_first():
+    """Numba hands the option down to what it compiles for a caller, and a large function would be copied to each."""
+
+    @compiled.compiled_internal
+    def one_more(x):
+        return x + 1
+
+    @compiled.compiled_inline
+    def twice(x):
+        return 2 * one_more(x)
+
+    @compiled.compiled
+    def outer(x):
+        return twice(x)
+
+    assert outer(2) == 6
+    for kernel, inlined in ((one_more, False), (twice, True)):
+        assert [result.fndesc.inline for result in kernel.overloads.values()] == [inlined]

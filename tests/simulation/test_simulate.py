@@ -41,7 +41,7 @@ def test_a_scenario_is_run_and_shown(scenario: Path) -> None:
     (requests,) = values(answer, "requests", "count")
     assert answer["requests"] == requests == values(answer, "done", "count")[0]
     (first_s,) = values(answer, "ttft_s", "p50")
-    # A prompt of some 100 tokens takes 0.02 s when nobody else is there, and so it is most of the time.
+    # A prompt of some 100 tokens takes 0.02 s on an idle instance, and so it is most of the time.
     assert 0.015 < first_s < 0.08
     assert sum(values(answer, "requests", "count", "region")) == requests
     assert values(answer, "slo_attainment", "ratio", "slo_class") == [pytest.approx(1.0, abs=0.05)]

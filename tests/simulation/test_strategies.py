@@ -102,7 +102,7 @@ def test_an_oracle_and_the_recent_minutes_plan_differently(tmp_path: Path) -> No
         for forecaster in ("oracle", "recent")
     }  # fmt: skip
     assert forecasts["oracle"][0] > 0
-    assert forecasts["recent"][0] == 0  # nothing has been seen before the begin
+    assert forecasts["recent"][0] == 0  # nothing has been seen before the start
 
 
 @pytest.mark.nightly

@@ -88,9 +88,9 @@ class RunningStack:
         request = urllib.request.Request(link, data, {"Referer": link})
         self._browser.open(request, timeout=10).close()
 
-    def snapshot(self, url: str) -> dict[str, Any]:
-        """What the Overview shows now."""
-        return dict(json.loads(self.get(f"{url}/console/api/snapshot?topics=overview,instances")))
+    def summary(self, url: str) -> dict[str, Any]:
+        """The newest live summary."""
+        return dict(json.loads(self.get(f"{url}/api/summary")))
 
     def processes(self) -> list[str]:
         """Every process that this stack's environment was handed down to."""
@@ -128,7 +128,7 @@ def moving(stack: RunningStack, url: str) -> Callable[[], bool]:
     seen: dict[str, set[float]] = {}
 
     def condition() -> bool:
-        instances = stack.snapshot(url)["tables"]["instances"]
+        instances = stack.summary(url)["instances"]
         sums: dict[str, float] = {}
         for region, rate in zip(instances["region"], instances["output_tokens_per_s"], strict=True):
             sums[region] = sums.get(region, 0.0) + (rate or 0.0)

@@ -136,8 +136,8 @@ def test_after_the_emulator_died_its_instances_are_started_anew(stack: RunningSt
     stack.wait_for("revival", lambda: stack.text.count("asked to start") == 2)
 
     def all_ready() -> bool:
-        tiles = stack.snapshot(address.url)["tables"]["tiles"]
-        return bool(tiles["instances"][0]) and tiles["instances_ready"][0] == tiles["instances"][0]
+        fleet = stack.summary(address.url)["fleet"]
+        return bool(fleet["instances"]) and fleet["instances_ready"] == fleet["instances"]
 
     stack.wait_for("ready instances", all_ready)
 

@@ -41,7 +41,7 @@ async def test_a_running_gateway(served, monkeypatch):  # noqa: F811
     lengths = gateway.lengths
     assert (lengths.budget_s("m"), lengths.budget_s("other"), lengths.cache) == (0.07, 0.05, None)
     (endpoint,) = gateway.topology.endpoints
-    assert (endpoint.spec.tuned.SPILL_ABOVE, endpoint.spec.tuned.FLOOR_EASE_S) == (0.4, 7.0)
+    assert (endpoint.spec.policy.region_threshold, endpoint.spec.tuned.FLOOR_EASE_S) == (0.4, 7.0)
     (slot,) = (replica.slot for replica in gateway.topology.members(endpoint))
     assert gateway.topology.fleet.look_ahead[slot].tolist() == [300.0, 0.8, 1.0, 0.6, 0.1]
     assert (await served.chat()).status == 200

@@ -8,31 +8,27 @@ from controlplane.fleet.models import Model
 from controlplane.planning.execution import strategies
 from controlplane.planning.models import ScalingPolicy
 from controlplane.tunable import GROUPS, Tunable
-from controlplane.tuning import rules, selectors, services
+from controlplane.tuning import selectors, services
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import tuned
-from scheduling.lookahead.rule import LookAheadRule
 from scheduling.planning.capacity import LEAST_WINDOWS
 from scheduling.planning.simulated_capability import MOST_ABOVE, SIZES, fleet_sizes
-from scheduling.routing.regions import THRESHOLD
 from scheduling.scaling import FLOOR, STRATEGIES, Reactive
 
 pytestmark = pytest.mark.django_db
 
 
 def test_every_setting_is_of_one_group():
-    grouped = [name for group in GROUPS for name in group.__annotations__]
+    grouped = [name for group in GROUPS for name in group.model_fields]
     assert sorted(grouped) == sorted(Tunable.model_fields)
     assert [each.name for each in selectors.described()] == grouped
 
 
 def test_defaults_are_those_of_the_library():
     declared = Tunable()
-    assert declared.SPILL_ABOVE == THRESHOLD
     assert Tunable.model_fields["FLOOR_BENEATH_ABOVE"].default == FLOOR.above
     marks = declared.FLOOR_OUT_ABOVE, declared.FLOOR_IN_BELOW, declared.SCALE_COOLDOWN_S
     assert marks == (Reactive().out_above, Reactive().in_below, Reactive().cooldown_s)
-    assert rules.look_ahead(declared) == LookAheadRule()
     for name in strategies.names():
         assert strategies.make(name, {}, declared) == STRATEGIES[name]()
     limits = declared.CAPABILITY_INSTANCES, declared.CAPABILITY_MOST_ABOVE, declared.CAPABILITY_WINDOWS

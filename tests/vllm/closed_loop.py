@@ -1,4 +1,4 @@
-"""A closed loop of streams in a process of its own: each sends its next request when the last has ended.
+"""A closed loop of streams in a separate process: each sends its next request when the last has ended.
 
     python -m tests.vllm.closed_loop URL KEY MODEL STREAMS REQUESTS MEAN_TOKENS SEED
 

@@ -1,6 +1,6 @@
 """Real vLLM on CPU for tests: a tiny model, servers started by our own launcher, and the emulated twin of one of them.
 
-vLLM lives in its own environment (`make vllm`): `VLLM_PYTHON`, or `.venv-vllm` beside the project. Without it the tests
+vLLM lives in its own environment (`make vllm`): `VLLM_PYTHON`, or `.venv-vllm` in the project's folder. Without it the tests
 are skipped, or fail when `REQUIRE_VLLM=1`. A server takes about a minute to start, so all tests of a session share it.
 """
 
@@ -38,7 +38,7 @@ MAX_NUM_QUEUED_REQS = 24
 ENGINE_NICE = 5
 TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 FLAGS = ("--enforce-eager", "--dtype", "float32")
-"""No compiling for a start of its own. Of bfloat16 vLLM computes attention with AMX where the processor has it, for which a
+"""No compiling for a single start. Of bfloat16 vLLM computes attention with AMX where the processor has it, for which a
 process needs leave from the kernel; oneDNN asks for it, but has no part in a model as small as ours, and the engine dies."""
 IN_ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
 """With `--distributed-executor-backend uni`: else an engine spins on a core while it waits for its computing process."""
@@ -54,7 +54,7 @@ class Server:
 
 
 def finish(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end from a fixture, in a thread of its own: the tests' event loop is not ours to use."""
+    """Run a coroutine to its end from a fixture, in a separate thread: the tests' event loop is not ours to use."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(asyncio.run(work)))
     thread.start()

@@ -25,4 +25,4 @@ def test_what_is_recorded_is_what_vllm_takes(vllm_python: str) -> None:
     now = [[kind, body, verdict] for (kind, body), verdict in zip(cases, taken, strict=True)]
     if now != recorded:
         acceptance.RECORDED.write_text("[\n" + ",\n".join(map(json.dumps, now)) + "\n]\n")
-    assert now == recorded, f"{acceptance.RECORDED.name} is written anew: look at what differs, and commit it"
+    assert now == recorded, f"{acceptance.RECORDED.name} is written again: look at what differs, and commit it"

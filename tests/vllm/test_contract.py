@@ -1,7 +1,7 @@
 """One contract, two servers: what Pilothouse relies on must hold for vLLM and for its emulation.
 
 The OpenAI SDK and the metrics parser are the only clients where they can be. Shapes of answers (keys and types, at every
-depth) are compared with those recorded from vLLM in `shapes.json`; `RECORD_SHAPES=1` with `-m vllm` records them anew.
+depth) are compared with those recorded from vLLM in `shapes.json`; `RECORD_SHAPES=1` with `-m vllm` records them again.
 What is not generation is in `test_contract_control.py`.
 """
 

@@ -117,12 +117,12 @@ async def test_killed_parts_come_back_and_leave_nothing(
     accepting = served.gateway.topology.fleet.accepting
     shared: set[Path] = set()
 
-    # Nobody starts them: the minimum does.
+    # The minimum starts them.
     first = {name: await becomes(launcher, name, "ready", START_LIMIT_S) for name in NAMES}
     await until(lambda: served.gateway.topology.fleet.accepting.sum() == 3)
     lap("ready_s")
 
-    # Without a policy: each server loses another part, and all that is left of it goes before it is started anew.
+    # Without a policy: each server loses another part, and all that is left of it goes before it is started again.
     for row in first.values():
         shared |= shared_memory_of(row.process_id or 0)
     assert len(shared) >= 3  # each server has its own

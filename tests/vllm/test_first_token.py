@@ -60,7 +60,7 @@ class Here:
 
 @pytest.fixture
 def here(vllm_python: str, tmp_path: Path) -> Iterator[Here]:
-    """`manage.py up --no-demo` in a folder of its own; whatever it started ends with it."""
+    """`manage.py up --no-demo` in a new folder; whatever it started ends with it."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("PILOTHOUSE_", "DJANGO_"))}
     for name in ("DATABASE_URL", "REDIS_URL"):
         ours.pop(name, None)

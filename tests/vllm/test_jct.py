@@ -74,11 +74,11 @@ async def order_by(served: ServedGateway, ordering: str) -> None:
     await database_sync_to_async(Deployment.objects.update)(ordering_policy=ordering)
     served.gateway.refresh_now()
     (endpoint,) = served.gateway.topology.endpoints
-    await until(lambda: endpoint.spec.ordering_policy == ordering)
+    await until(lambda: endpoint.spec.policy.ordering == ordering)
 
 
 def foretell(served: ServedGateway, predicted: dict[str, Any]) -> None:
-    """Let the dispatcher take *predicted*, by request id, in place of what it would reckon with."""
+    """Let the dispatcher take *predicted*, by request id, in place of its predictions."""
     served.gateway.dispatcher._possible = lambda asked: predicted[asked.request_id]
 
 
@@ -187,7 +187,7 @@ def predictors() -> list[Predictor]:
         output = np.clip(random.lognormal(np.log(110), 1.0, 4000), 2, LONGEST).astype(int)
         said = np.clip(output * random.lognormal(0.0, 0.8, 4000), 1, LONGEST)
         return [Predictor("drawn, no LENGTH_DATA_DIR", output, np.rint(said).astype(int))]
-    from controlplane.experiments.ssjf_jobs import read_lengths
+    from controlplane.experiments.ssjf import read_lengths
     from forecasting.lengths import bundled
     from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, read_sets
 
@@ -289,7 +289,7 @@ async def test_mean_jct_on_real_vllm(transactional_db, quiet_server, monkeypatch
 
 
 async def slower(url: str) -> str:
-    """Another instance of the emulator at *url*, with steps of 10 ms: beside them the time of everything else is small."""
+    """Another instance of the emulator at *url*, with steps of 10 ms, so that the time of everything else is small."""
     profile = {
         "prefill_t0_s": 0.01,
         "prefill_a_s": 0.01,

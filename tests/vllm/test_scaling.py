@@ -282,7 +282,7 @@ async def test_a_burst_brings_a_second_server_and_a_release_lets_it_finish(
     ended_at = (await answers[-1]).at
     assert {await answer for answer in answers} == {Answer(("length",) * CHOICES, CHOICES * LONG)}
 
-    # Then, and only then, it is stopped; the first has served all the while and goes on.
+    # Then, and only then, it is stopped; the first has served all the while and continues.
     stopped = await becomes(launcher, SECOND, "stopped", STOP_LIMIT_S)
     lap("stopped_s")
     assert (stopped.process_id, group(second.process_id), listens(second.url)) == (None, [], False)

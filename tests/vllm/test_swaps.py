@@ -96,7 +96,7 @@ def rows(servers: list[SimpleNamespace], cpu_memory_bytes: int | None, ordering:
 
 
 class Worker:
-    """What Celery does: commands, and the next moves of swaps, in a thread of its own."""
+    """What Celery does: commands, and the next moves of swaps, in a separate thread."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -175,7 +175,7 @@ async def test_models_that_share_gpus_serve_all_that_comes(
 
 
 def session() -> aiohttp.ClientSession:
-    """Each request has a connection of its own: one that idles may be closed in the moment in which it is used again."""
+    """Each request opens a connection: one that idles may be closed in the moment in which it is used again."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=300), connector=aiohttp.TCPConnector(limit=0, force_close=True)
     )

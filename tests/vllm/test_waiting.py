@@ -38,7 +38,7 @@ UNKNOWN_LENGTH = {"min_tokens": 20, "max_tokens": 200, "stop_token_ids": STOPS, 
 
 @pytest.fixture(scope="module")
 def server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server whose steps take long beside what a request costs here: else a burst has been served before it is there."""
+    """A server whose steps take long compared with a request's cost here: else a burst is served before it is there."""
     folder = tmp_path_factory.mktemp("waiting")
     write_tiny_model(vllm_python, folder / "model", *SLOWED)
     fleet = VllmFleet(ProcessLauncher(vllm_python, folder / "run"), folder / "model", [])
@@ -146,7 +146,7 @@ async def test_an_evicted_answer_is_the_one_that_was_not_evicted(served, path):
     await served.gateway.read_inventory()
     (endpoint,) = served.gateway.topology.endpoints
     served.gateway.dispatcher.pump_all()
-    assert endpoint.spec.ordering_policy == "qlm"
+    assert endpoint.spec.policy.ordering == "qlm"
     exactly = {"max_tokens": 700, "ignore_eos": True, "temperature": 0, "stream_options": {"include_usage": True}}
     whole = await events_of(await ask(served, path, **exactly))
     response = await ask(served, path, **exactly)

@@ -75,7 +75,7 @@ async def test_an_engine_whose_server_died_still_has_its_gpu(launcher: ProcessLa
     assert record is not None
     os.kill(record.process_id, signal.SIGKILL)
     assert await sees(launcher, spec("b", gpus=2)) == "1"
-    assert await sees(launcher, spec("a", gpus=2)) == "0"  # started anew: the engine is ended first
+    assert await sees(launcher, spec("a", gpus=2)) == "0"  # started again: the engine is ended first
 
 
 async def test_a_port_is_given_once_although_nobody_listens_yet(monkeypatch: pytest.MonkeyPatch) -> None:

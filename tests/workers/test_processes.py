@@ -1,7 +1,7 @@
 """What is left of a server whose parts were killed: found and ended, with its shared memory, also after a clean stop.
 
 The server is built as vLLM is: an API server, its engine, the engine's worker, a resource tracker between them, and shared
-memory that only the tracker removes. The worker has a session of its own, so that it is found by its mark alone.
+memory that only the tracker removes. The worker opens a session, so that it is found by its mark alone.
 """
 
 import os
@@ -127,7 +127,7 @@ async def test_after_a_part_was_killed_the_others_go_too(launcher: ProcessLaunch
     parts = await started(launcher)
     os.kill(parts.ids[killed], signal.SIGKILL)
     await eventually(lambda: killed not in parts.left())
-    assert set(parts.left()) == {"api", "engine", "worker"} - {killed}  # nobody else ends them
+    assert set(parts.left()) == {"api", "engine", "worker"} - {killed}  # nothing else ends them
     seen = launcher.record("a")
     assert seen is not None
     assert await launcher.end_failed("a", seen)

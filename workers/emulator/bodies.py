@@ -65,7 +65,7 @@ NATURAL = Annotated[int, Field(ge=0)]
 MAX_STOP_STRINGS = 4
 MAX_PROMPTS = 1024
 
-Kind = Literal["completion", "chat", "response"]
+BodyKind = Literal["completion", "chat", "response"]
 
 
 class _Body(BaseModel):
@@ -77,14 +77,14 @@ class StreamOptions(_Body):
     continuous_usage_stats: bool | None = False
 
 
-class Part(_Body):
+class ContentPart(_Body):
     type: str = "text"
     text: str | None = None
 
 
 class Message(_Body):
     role: str
-    content: str | list[Part | str] | None = None
+    content: str | list[ContentPart | str] | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
@@ -106,7 +106,7 @@ class ChatTool(_Body):
 class GenerationBody(_Body):
     """Fields of all three calls."""
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[BodyKind]
     model: str | None = None
     frequency_penalty: float | None = None
     ignore_eos: bool = False
@@ -174,7 +174,7 @@ class ResponseBody(GenerationBody):
 
 
 Body = CompletionBody | ChatBody | ResponseBody
-BODIES: dict[Kind, type[Body]] = {body.kind: body for body in (CompletionBody, ChatBody, ResponseBody)}
+BODIES: dict[BodyKind, type[Body]] = {body.kind: body for body in (CompletionBody, ChatBody, ResponseBody)}
 
 
 class RpcBody(_Body):
@@ -193,7 +193,7 @@ class AdapterBody(AdapterName):
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def read_body(kind: Kind, content_type: str, raw: bytes) -> Body:
+def read_body(kind: BodyKind, content_type: str, raw: bytes) -> Body:
     """Decode and check types. Raises ApiError as vLLM answers."""
     if content_type != "application/json":
         raise malformed(["Unsupported Media Type: Only 'application/json' is allowed"], None)
@@ -222,7 +222,7 @@ def validated(model: type[Model], data: dict[str, Any]) -> Model:
         raise _invalid(error) from None
 
 
-def _check_raw(kind: Kind, data: dict[str, Any]) -> None:
+def _check_raw(kind: BodyKind, data: dict[str, Any]) -> None:
     """Check what vLLM checks before the types."""
     if kind == "completion" and data.get("prompt") in (None, "") and not data.get("prompt_embeds"):
         raise wrong("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from workers.emulator import requested_length, text
-from workers.emulator.answers import Answer, Sequence
+from workers.emulator.answers import RequestAnswer, Sequence
 from workers.emulator.generation import Generation, Prompt, Tool
 from workers.emulator.spec import InstanceSpec
 
@@ -130,7 +130,9 @@ class Content:
         self._model_seed = text.mixed(0, *spec.model.encode())  # a prompt asks the same of a model on all servers
         self._drawn = 0
 
-    def sequence(self, answer: Answer, index: int, prompt: Prompt, max_tokens: int, arrival_s: float) -> Sequence:
+    def sequence(
+        self, answer: RequestAnswer, index: int, prompt: Prompt, max_tokens: int, arrival_s: float
+    ) -> Sequence:
         """Decide what sequence *index* of *answer* will say, and how much of it."""
         generation = answer.generation
         said, following = text.answered_before(prompt.ids) if prompt.ids is not None else (0, 0)

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from workers.emulator import text
-from workers.emulator.bodies import ApiError, Body, ChatBody, CompletionBody, Kind, ResponseBody, wrong
+from workers.emulator.bodies import ApiError, Body, BodyKind, ChatBody, CompletionBody, ResponseBody, wrong
 from workers.emulator.spec import InstanceSpec
 
 MAX_TOKEN_ID = 2**31 - 1  # an emulated vocabulary has every id that fits
@@ -80,7 +80,7 @@ class Generation:
     schema: dict[str, Any] | None = None  # of an answer that must be JSON
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> BodyKind:
         return self.body.kind
 
     @property

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine, StepResult
-from workers.emulator.answers import Answer, Sequence, StreamAnswer
+from workers.emulator.answers import RequestAnswer, Sequence, StreamAnswer
 from workers.emulator.bodies import ApiError
 from workers.emulator.content import Content
 from workers.emulator.metrics import Metrics
@@ -170,7 +170,7 @@ class EmulatedInstance:
     def unfinished(self) -> int:
         return len(self._sequences) + len(self._held)
 
-    def submit(self, answer: Answer) -> None:
+    def submit(self, answer: RequestAnswer) -> None:
         """Hand a request to the engine; *answer* gets its tokens."""
         generation = answer.generation
         arrival_s = _clock()
@@ -188,7 +188,7 @@ class EmulatedInstance:
             else:
                 self._enqueue(sequence)
 
-    def withdraw(self, answer: Answer) -> None:
+    def withdraw(self, answer: RequestAnswer) -> None:
         """The caller has gone: free what the request holds. No error when it is complete."""
         for sequence in answer.sequences:
             if self._sequences.pop(sequence.engine_id, None) is not None:

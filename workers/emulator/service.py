@@ -16,7 +16,7 @@ from workers.emulator.bodies import (
     AdapterBody,
     AdapterName,
     ApiError,
-    Kind,
+    BodyKind,
     ResponseBody,
     RpcBody,
     decoded,
@@ -123,7 +123,7 @@ def _no_response(response_id: str) -> ApiError:
     return ApiError(404, "invalid_request_error", f"Response with id '{response_id}' not found.", "response_id")
 
 
-async def _generate(instance: EmulatedInstance, request: web.Request, kind: Kind) -> web.StreamResponse:
+async def _generate(instance: EmulatedInstance, request: web.Request, kind: BodyKind) -> web.StreamResponse:
     if not instance.spec.enable_server_load_tracking:
         return await _answer(instance, request, kind)
     instance.server_load += 1
@@ -133,7 +133,7 @@ async def _generate(instance: EmulatedInstance, request: web.Request, kind: Kind
         instance.server_load -= 1
 
 
-async def _answer(instance: EmulatedInstance, request: web.Request, kind: Kind) -> web.StreamResponse:
+async def _answer(instance: EmulatedInstance, request: web.Request, kind: BodyKind) -> web.StreamResponse:
     """Check a request in vLLM's order, hand it to the engine, and send what comes out.
 
     When the caller disconnects, aiohttp cancels this coroutine and the engine drops the request.

@@ -29,7 +29,7 @@ from controlplane.planning.forecasts import backtests, compaction
 from controlplane.planning.forecasts import services as forecasts
 from controlplane.planning.models import Forecast, PlanStatus, ScalingPlan
 from controlplane.planning.plans import services as plans
-from controlplane.simulation.whatif.runs import working
+from controlplane.simulation.whatif import working
 from controlplane.tuning.selectors import tuned
 from workers.celery import app
 from workers.tasks.housekeeping import MOST_BATCHES, PAUSE_S, delete_in_batches

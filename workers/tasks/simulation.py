@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from django.conf import settings
 from django.utils import timezone
 
-from controlplane.simulation.whatif import twin_errors
-from controlplane.simulation.whatif.runs import counterfactual, working
+from controlplane.simulation.whatif import counterfactual, twin_errors, working
 from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one, somebody_waits
 

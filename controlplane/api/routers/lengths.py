@@ -59,7 +59,7 @@ class LengthVersionOut(RowSchema):
 
 class TrainingIn(DecisionIn):
     kind: LengthModelKind = LengthModelKind.STUDENT
-    """What is trained. Kinds that read prompts learn from tenants that keep them alone."""
+    """The kind to train. Kinds that read prompts learn from tenants that keep them alone."""
 
 
 class TrainingOut(RowSchema):
@@ -138,7 +138,7 @@ def reject_length_version(request: ApiRequest, number: int, body: DecisionIn) ->
 
 @router.post("/lengths/versions/{int:number}/shadow", response=LengthVersionOut)
 def put_length_version_in_shadow(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
-    """Let a rejected version predict in shadow again, to be judged anew. 409 unless it was rejected."""
+    """Put a rejected version back in shadow, to be judged again. 409 unless it was rejected."""
     user = request.auth.require(Role.OPERATOR)
     return services.put_in_shadow(_version(number), user, body.reason)
 
@@ -158,7 +158,7 @@ def roll_back_length_version(request: ApiRequest, number: int, body: DecisionIn)
 
 @router.get("/lengths/trainings", response=Items[TrainingOut])
 def list_length_trainings(request: ApiRequest) -> dict[str, Any]:
-    """Trainings of versions, newest first: those that wait and run, how far they are, and what came of the others."""
+    """Trainings of versions, newest first, with the progress of those that run and the result of those that ended."""
     return {"items": selectors.trainings()}
 
 

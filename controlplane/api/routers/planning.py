@@ -62,7 +62,7 @@ class EndpointOut(Described):
 
 
 class ForecastOut(RowSchema):
-    """What one forecaster expects of one series. Lists have one element a window, in tokens a second."""
+    """The forecast of one series. Lists have one element a window, in tokens a second."""
 
     class Meta:
         model = Forecast
@@ -119,7 +119,7 @@ class ModelBundleOut(Described):
     """The bundle that differs in the fewest values."""
     values: dict[str, Any]
     differs: dict[str, Any]
-    """What the nearest bundle would have instead, by name."""
+    """Values of the nearest bundle that differ, by name."""
 
 
 class BundleIn(Strict):
@@ -305,7 +305,7 @@ add_list(
 @router.get("/scaling/comparisons", response=Page[ComparisonOut])
 @paginate(NewestFirst)
 def list_comparisons(request: ApiRequest) -> QuerySet[StrategyComparison]:
-    """What each strategy would have cost and achieved on the last hours of the ledger, newest first."""
+    """Cost and service of each strategy on the last hours of the ledger, newest first."""
     return StrategyComparison.objects.all()
 
 

@@ -32,7 +32,7 @@ class GroupOut(Described):
     tokens: int
     """Prompts and expected output of all its requests."""
     start_s: float | None
-    """From now, as the global scheduler reckons; null where nothing serves it."""
+    """From now, as the global scheduler estimates; null where nothing serves it."""
     service_s: float | None
     due_s: float | None
     """From now; null without a deadline."""

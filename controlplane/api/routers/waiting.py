@@ -105,7 +105,7 @@ def list_wait_estimates(request: ApiRequest, query: Query[EstimateQuery]) -> dic
 
 
 def _published() -> dict[str, Any]:
-    """What the gateway last said of those that wait."""
+    """The waiting requests as the gateway last published them."""
     try:
         with redis.Redis.from_url(
             settings.REDIS_URL, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S

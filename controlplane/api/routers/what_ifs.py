@@ -4,7 +4,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
 
-from django.db.models import QuerySet
+from django.db.models import Prefetch, QuerySet
 from django.http import HttpResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 from ninja import Field, File, Form, Query, Router, Schema, Status
@@ -13,17 +13,17 @@ from ninja.pagination import paginate
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.errors import ApiError
 from controlplane.api.schemas import DecisionIn, Described, Items, NewestFirst, Page, RowSchema, Strict
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.resources.tables import csv_response
 from controlplane.rows import narrowed
-from controlplane.simulation.whatif import plan, selectors, services, twin_errors
+from controlplane.simulation.whatif import counterfactual, plan, selectors, services, twin_errors
 from controlplane.simulation.whatif.changes.presets import PRESETS
-from controlplane.simulation.whatif.models import Counterfactual, TraceFile, WhatIf, WhatIfState
-from controlplane.simulation.whatif.results import files, following
-from controlplane.simulation.whatif.runs import counterfactual
+from controlplane.simulation.whatif.models import Counterfactual, FutureSeed, TraceFile, WhatIf, WhatIfState
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
+from scheduling.simulation.scenario import ScenarioError
 
 router = Router(auth=VIEWERS, tags=["What-if"])
 
@@ -47,7 +47,7 @@ class WhatIfIn(Strict):
     edits: list[dict[str, Any]] = []
     """Changes of demand that all futures share."""
     futures: list[FutureIn] = []
-    """Beside A, which is as now; at most five."""
+    """Futures other than A, which is as now; at most five."""
     usd_per_1000_missed: float = 5.0
     slo_target: float = 0.99
     draft: bool = False
@@ -260,21 +260,21 @@ def get_what_if_curves(request: ApiRequest, number: int, query: Query[Comparison
 @router.get("/what-ifs/{int:number}/runs.csv", response={200: None})
 def export_what_if_runs(request: ApiRequest, number: int) -> StreamingHttpResponse:
     """Every run and scope as CSV."""
-    return csv_response(f"what-if-{number}-runs", files.RUNS_HEADER, files.runs(_row(number)))
+    return csv_response(f"what-if-{number}-runs", selectors.RUNS_HEADER, selectors.runs(_row(number)))
 
 
 @router.get("/what-ifs/{int:number}/futures.csv", response={200: None})
 def export_what_if_futures(request: ApiRequest, number: int, query: Query[ComparisonQuery]) -> StreamingHttpResponse:
     """The comparison as CSV."""
-    rows = files.futures(_row(number), query.scope)
-    return csv_response(f"what-if-{number}", files.FUTURES_HEADER, rows)
+    rows = selectors.futures(_row(number), query.scope)
+    return csv_response(f"what-if-{number}", selectors.FUTURES_HEADER, rows)
 
 
 @router.get("/what-ifs/{int:number}/report.html", response={200: None})
 def export_what_if_report(request: ApiRequest, number: int) -> HttpResponse:
     """The comparison as one HTML file with its figures, which needs nothing else."""
     # Here, since it brings Plotly, of which a web process has no need.
-    from controlplane.simulation.whatif.results import report
+    from controlplane.simulation.whatif import report
 
     disposition = f'attachment; filename="pilothouse-what-if-{number}.html"'
     return HttpResponse(report.html(_row(number)), headers={"Content-Disposition": disposition})
@@ -308,7 +308,7 @@ def undo_what_if_plan(request: ApiRequest, number: int, body: DecisionIn) -> Wha
 @router.get("/what-ifs/{int:number}/followed", response=dict[str, Any] | None)
 def follow_what_if_plan(request: ApiRequest, number: int) -> dict[str, Any] | None:
     """What was predicted of the plan, and what happens; null if it is not the plan."""
-    return following.followed(_row(number))
+    return plan.followed(_row(number))
 
 
 @router.get("/counterfactuals", response=Counterfactuals)
@@ -320,7 +320,7 @@ def list_counterfactuals(request: ApiRequest) -> dict[str, Any]:
 
 @router.get("/twin-errors", response=Items[TwinErrorOut])
 def list_twin_errors(request: ApiRequest) -> dict[str, Any]:
-    """How far the simulator is from what was measured, by performance profile; none before the first window is judged."""
+    """Errors of the simulator by performance profile; none before the first window is judged."""
     bands = twin_errors.twin_errors().items()
     return {"items": [{"model": model, "gpu": gpu, **asdict(band)} for (model, gpu), band in bands]}
 
@@ -357,3 +357,91 @@ def upload_trace(
 
 def _row(number: int) -> WhatIf:
     return get_object_or_404(WhatIf.objects.select_related("requested_by"), pk=number)
+
+
+# Scenarios simulated by workers, each a what-if of one future
+
+
+simulations = Router(auth=VIEWERS, tags=["Simulation"])
+RUNS = WhatIf.objects.filter(start__kind="scenario").select_related("requested_by")
+SHOWN = FutureSeed.objects.only("future", "seed", "progress", "error")
+
+
+class SimulationIn(Strict):
+    scenario: dict[str, Any]
+    """As a scenario file (docs/simulation.md), in JSON; traces and other files are not read."""
+    reason: str = Field("", max_length=255)
+
+
+class SimulationOut(RowSchema):
+    class Meta:
+        model = WhatIf
+        fields = ("id", "title", "started_at", "ended_at")
+
+    requested_at: datetime = Field(alias="submitted_at")
+    requested_by: str | None = Field(None, alias="requested_by.username", description="Null once the user is deleted.")
+    state: WhatIfState
+    seed: int
+    progress: float
+    """Share of the whole run that is done."""
+    error: str
+    """Why it failed."""
+
+    @staticmethod
+    def resolve_seed(row: WhatIf) -> int:
+        return _run(row).seed
+
+    @staticmethod
+    def resolve_progress(row: WhatIf) -> float:
+        return _run(row).progress
+
+    @staticmethod
+    def resolve_error(row: WhatIf) -> str:
+        return _run(row).error
+
+
+class SimulationDetail(SimulationOut):
+    scenario: dict[str, Any] = Field(alias="start.scenario")
+    result: dict[str, Any] | None
+    """Measures, hours, counters, moves and plans (the first 5,000 of each), once it is done."""
+
+    @staticmethod
+    def resolve_result(row: WhatIf) -> dict[str, Any] | None:
+        result: dict[str, Any] | None = _run(row).result.get("simulated")
+        return result
+
+
+@simulations.post("/simulations", response={202: SimulationOut})
+def run_simulation(request: ApiRequest, body: SimulationIn) -> Status[WhatIf]:
+    """Have a worker simulate a scenario. 422 names the key that is wrong, 409 when too many wait."""
+    user = request.auth.require(Role.OPERATOR)
+    try:
+        return Status(202, services.simulate_scenario(body.scenario, user, body.reason))
+    except ScenarioError as error:
+        raise ApiError(
+            422, "invalid", f"{error.key}: {error.what}".removeprefix(": "), error.key or "scenario"
+        ) from error
+
+
+@simulations.get("/simulations", response=Page[SimulationOut])
+@paginate(NewestFirst)
+def list_simulations(request: ApiRequest, query: Query[WhatIfQuery]) -> QuerySet[WhatIf]:
+    rows = RUNS.defer("start").prefetch_related(Prefetch("futures__runs", SHOWN))
+    return narrowed(rows, state=query.state, submitted_at__gte=query.since)
+
+
+@simulations.get("/simulations/{int:number}", response=SimulationDetail)
+def get_simulation(request: ApiRequest, number: int) -> WhatIf:
+    return get_object_or_404(RUNS, pk=number)
+
+
+@simulations.post("/simulations/{int:number}/cancel", response=SimulationOut)
+def cancel_simulation(request: ApiRequest, number: int, body: DecisionIn) -> WhatIf:
+    """Cancel one that waits or runs. 409 when it has ended."""
+    user = request.auth.require(Role.OPERATOR)
+    return services.cancel(get_object_or_404(RUNS, pk=number), user, body.reason)
+
+
+def _run(row: WhatIf) -> FutureSeed:
+    """The only one."""
+    return row.futures.all()[0].runs.all()[0]

@@ -1,4 +1,4 @@
-"""Figures built once and kept for everybody who looks at the same thing."""
+"""Figures built once for all browsers that show the same thing."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -13,7 +13,7 @@ _lock = Lock()
 
 
 def once(key: Hashable, build: Callable[[], Made]) -> Made:
-    """What *build* makes, made once for each *key* while it is asked for."""
+    """The result of *build*, computed once per *key* and kept while it is in use."""
     with _lock:
         if key in _built:
             _built.move_to_end(key)

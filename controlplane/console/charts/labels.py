@@ -50,7 +50,7 @@ def label_sides(
 
 
 def box(place: tuple[float, float], side: str, width: float) -> Box:
-    """What a text of *width* pixels covers on that *side* of the point at *place*."""
+    """The area that a text of *width* pixels covers on that *side* of the point at *place*."""
     share, right, down = SIDES[side]
     left, middle = place[0] + share * width + right, place[1] + down
     return left, middle - LINE_PX / 2, left + width, middle + LINE_PX / 2

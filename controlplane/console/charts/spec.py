@@ -1,4 +1,4 @@
-"""What a chart is: data, axes with units, levels, and from them the figure, its legend, its table and CSV file.
+"""A chart: data, axes with units, levels, and from them the figure, its legend, its table and CSV file.
 
 A page declares a `Chart`; nothing here is drawn by hand. Figures are plotly's JSON, with CSS variables (`var(--s1)`) for
 colours, which `charts.js` resolves, so that one figure serves both themes. The meaning of a style is fixed: s1 solid is the
@@ -254,7 +254,7 @@ class Chart:
         return merged(LAYOUT, changes | ({"shapes": shapes} if shapes else {}))
 
     def payload(self) -> dict[str, Any]:
-        """What a page is sent to redraw it."""
+        """The message that redraws it."""
         return {"figure": self.figure, "sentence": self.sentence, "empty": self.empty}
 
 

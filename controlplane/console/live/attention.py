@@ -1,4 +1,4 @@
-"""What needs an operator's eye now, worst first: the list of the overview and the badges of the navigation."""
+"""Problems for operators to look at, worst first: the list of the overview and the badges of the navigation."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,6 @@ from urllib.parse import urlencode
 from django.urls import reverse
 
 from controlplane.console.formats import count, goal, milliseconds, percent, percent_fine, times
-from controlplane.console.live.deltas import Table, rows_of
 from controlplane.console.live.jobs import job_title, part_title, trouble
 from controlplane.fleet.attainment import level_of
 from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
@@ -21,7 +20,7 @@ JOBS_NAMED = 3  # beyond these, jobs in trouble are one line
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the rows add to the live numbers, endpoints by (model, region)."""
+    """Facts from the database that live numbers are held against; endpoints by (model, region)."""
 
     queue_bounds: dict[tuple[str, str], int] = field(default_factory=dict)
     min_instances: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -61,7 +60,7 @@ def link(page: str, **query: str) -> str:
     return f"{reverse(f'console:{page}')}?{urlencode(query)}"
 
 
-def find(tables: dict[str, Table], known: Known) -> dict[str, Any]:
+def find(tables: Mapping[str, list[dict[str, Any]]], known: Known) -> dict[str, Any]:
     """`{"items": the worst SHOWN, "total": all of them, "instances": how many are down, "below": how many models are below
     their SLO, "plans": how many wait, "system": how many jobs and parts are in trouble, "models"}`.
 
@@ -69,12 +68,12 @@ def find(tables: dict[str, Table], known: Known) -> dict[str, Any]:
     that is not among them only the fleet's are to be seen, which are under `""`.
     """
     waiting = list(_plans(known.plans))
-    system = list(_system(rows_of(tables.get("parts", {})), rows_of(tables.get("jobs", {}))))
+    system = list(_system(tables.get("parts", []), tables.get("jobs", [])))
     others = [
-        *_instances(rows_of(tables["instances"]), known),
-        *_endpoints(rows_of(tables["endpoints"]), known),
-        *_service(rows_of(tables["tiles"])),
-        *_lengths(rows_of(tables["lengths"])),
+        *_instances(tables["instances"], known),
+        *_endpoints(tables.get("endpoints", []), known),
+        *_service(tables.get("tiles", [])),
+        *_lengths(tables.get("lengths", [])),
         *_rollouts(known),
         *_flapping(known),
         *system,
@@ -85,11 +84,11 @@ def find(tables: dict[str, Table], known: Known) -> dict[str, Any]:
         models[model] = _list([*own, *_plans(tuple(name for name in known.plans if name == model))])
     return {
         **_list([*others, *waiting]),
-        "instances": sum(status in ("failed", "unreachable") for status in tables["instances"]["status"]),
-        "below": sum(bool(row["scope"] and slo_level(row)) for row in rows_of(tables["tiles"])),
+        "instances": sum(row["status"] in ("failed", "unreachable") for row in tables["instances"]),
+        "below": sum(bool(row["scope"] and slo_level(row)) for row in tables.get("tiles", [])),
         "plans": len(known.plans),
         "system": len(system),
-        "queues": sum((row["at_risk"] or 0) + (row["late"] or 0) for row in rows_of(tables.get("queues", {}))),
+        "queues": sum((row["at_risk"] or 0) + (row["late"] or 0) for row in tables.get("queues", [])),
         "models": models,
     }
 

@@ -1,9 +1,7 @@
 """The live hub: one thread of the web process that follows Redis and new events, and wakes its watchers.
 
-Pages read `hub.state()`; connections (`consumers.py`) hold a `Watcher`, which wakes them and carries no data, so that
-nothing can queue up: who is slow simply sees a later state. A thread, since synchronous pages, the test client and
-connections on any event loop can all read an immutable object. Losing Redis is a state like any other; the hub keeps
-trying, and pages say so.
+Pages read `hub.state()`; connections (`consumers.py`) hold a `Watcher`, which wakes them and carries no data: a slow reader
+sees a later state, and nothing queues. Losing Redis is a state like any other; the hub keeps trying, and pages say so.
 """
 
 import asyncio
@@ -12,6 +10,7 @@ import random
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -22,9 +21,8 @@ from django.db import DatabaseError, close_old_connections
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from controlplane.console.live import what_ifs
+from controlplane.console.live import fragments, what_ifs
 from controlplane.console.live.attention import Known
-from controlplane.console.live.deltas import Table
 from controlplane.console.live.state import SILENT_S, LiveState, Source, state_of, without_summaries
 from controlplane.console.selectors.attention import (
     endpoints_flapping,
@@ -34,7 +32,7 @@ from controlplane.console.selectors.attention import (
     queue_bounds,
     rollouts_failed,
 )
-from controlplane.console.selectors.events import events_after, newest_event_id
+from controlplane.console.selectors.events import newest_event_id
 from controlplane.dispatch.wire import HISTORY_EVERY_S, HISTORY_KEY, HISTORY_LENGTH, LIVE_CHANNEL, SUMMARY_KEY
 from controlplane.resources.names import place_titles
 
@@ -45,19 +43,17 @@ WHAT_IFS_S = 0.5
 KNOWN_S = 5.0
 FIRST_LOOK_S = 1.0  # how long the first page of a process waits for the first look at Redis
 RETRY_S = (0.5, 5.0)
-RECENT_EVENTS = 50
 
 
 class Watcher:
     """A reader that wants to know when the hub has something new. `changed` is set from the hub's thread."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, wants_events: bool, after: int | None, what_ifs: frozenset[int]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, topics: Iterable[str]) -> None:
         self.changed = asyncio.Event()
-        self.wants_events = wants_events
-        self.after = after
-        self.what_ifs = what_ifs
+        self.wants_events = "events" in topics
+        self.what_ifs = frozenset(
+            int(subject) for kind, _, subject in (topic.partition(":") for topic in topics) if kind == "what-if"
+        )
         self._loop = loop
 
     def wake(self) -> None:
@@ -73,15 +69,17 @@ class LiveHub:
         self._redis_url = redis_url
         self._state = LiveState()
         self._history: deque[dict[str, Any]] = deque(maxlen=HISTORY_LENGTH)
-        self._events: tuple[dict[str, Any], ...] = ()
-        self._last_event_id: int | None = None
         self._known = Known()
         self._watchers: set[Watcher] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._looked = threading.Event()
         self._thread: threading.Thread | None = None
-        self._what_ifs: dict[str, Table] = {}
+        self._what_ifs: dict[int, dict[str, Any]] = {}
+        self._newest_event_id: int | None = None
+        self._drawn: dict[str, tuple[dict[str, str], str]] = {}
+        self._drawn_of: LiveState | None = None
+        self._drawing = threading.Lock()
         self._due = {"history": 0.0, "events": 0.0, "known": 0.0, "what_ifs": 0.0}
 
     # What others call.
@@ -110,14 +108,9 @@ class LiveHub:
             self._stopping.set()
             thread.join(timeout=2)
 
-    def watch(
-        self, wants_events: bool = False, after: int | None = None, what_ifs: frozenset[int] = frozenset()
-    ) -> Watcher:
-        """A watcher of the running event loop; give it back with `unwatch`. *after* is the last event that it has.
-
-        *what_ifs* are the numbers of those that it follows.
-        """
-        watcher = Watcher(asyncio.get_running_loop(), wants_events, after, what_ifs)
+    def watch(self, topics: Iterable[str]) -> Watcher:
+        """A watcher of the running event loop; give it back with `unwatch`."""
+        watcher = Watcher(asyncio.get_running_loop(), topics)
         with self._lock:
             self._watchers.add(watcher)
         self.start()
@@ -131,9 +124,27 @@ class LiveHub:
     def clients(self) -> int:
         return len(self._watchers)
 
-    def events_after(self, event_id: int | None) -> list[dict[str, Any]]:
-        """New events that the hub has seen, oldest first, after *event_id* (None: those from now on)."""
-        return [event for event in self._events if event_id is None or event["id"] > event_id]
+    def draw(self, topics: Iterable[str]) -> tuple[LiveState, dict[str, str], dict[str, str]]:
+        """The newest state, its fragments of *topics*, and by topic the mark of what pages show beyond them.
+
+        Each topic is drawn once for each state, for all connections.
+        """
+        html: dict[str, str] = {}
+        marks: dict[str, str] = {}
+        with self._drawing:
+            state = self._state
+            if state is not self._drawn_of:
+                self._drawn, self._drawn_of = {}, state
+            for topic in ("", *topics):
+                if topic not in self._drawn:
+                    self._drawn[topic] = fragments.html_of(state, topic), fragments.drawn_of(state, topic)
+                own, mark = self._drawn[topic]
+                html.update(own)
+                if mark:
+                    marks[topic] = mark
+        if "events" in marks:
+            marks["events"] = str(state.newest_event_id)
+        return state, html, marks
 
     # The thread.
 
@@ -202,17 +213,19 @@ class LiveHub:
         self._publish(state)
 
     def _publish(self, state: LiveState) -> None:
-        self._state = replace(without_summaries(state, self._known), what_ifs=self._what_ifs)
-        self._wake()
-
-    def _wake(self, events_only: bool = False) -> None:
+        self._state = replace(
+            without_summaries(state, self._known), what_ifs=self._what_ifs, newest_event_id=self._newest_event_id
+        )
         with self._lock:
-            watchers = [watcher for watcher in self._watchers if watcher.wants_events or not events_only]
+            watchers = list(self._watchers)
         for watcher in watchers:
             watcher.wake()
 
+    def _publish_again(self) -> None:
+        self._publish(replace(self._state, version=self._state.version + 1))
+
     def _do_due(self, client: redis.Redis | None) -> None:
-        """What is done from time to time between messages; *client* is None while Redis is away."""
+        """Periodic work between messages; *client* is None while Redis is away."""
         now = time.monotonic()
         if now >= self._due["known"]:
             self._due["known"] = now + KNOWN_S
@@ -272,41 +285,34 @@ class LiveHub:
             return
         try:
             close_old_connections()
-            before = self._what_ifs
-            made = {name: table for number in wanted for name, table in what_ifs.tables_of(number, before).items()}
+            made = {number: progress for number in wanted if (progress := what_ifs.read(number)) is not None}
         except DatabaseError as error:
             logger.warning("live hub: what-ifs could not be read: %s", error)
             return
         finally:
             close_old_connections()
-        if made != before:
+        if made != self._what_ifs:
             self._what_ifs = made
-            self._publish(replace(self._state, version=self._state.version + 1))
+            self._publish_again()
 
     def _read_events(self) -> None:
-        """Follow new event rows by their id, only while a page is open."""
+        """Look for new events, only while a page that shows them is open."""
         with self._lock:
-            had = [watcher.after for watcher in self._watchers if watcher.wants_events]
-        if not had:
-            self._last_event_id = None
+            wanted = any(watcher.wants_events for watcher in self._watchers)
+        if not wanted:
+            self._newest_event_id = None
             return
         try:
             close_old_connections()
-            if self._last_event_id is None:
-                # From where those who look stand, not from now: what came between their first look and this one is news.
-                self._events = ()
-                known = [event_id for event_id in had if event_id is not None]
-                self._last_event_id = min(known) if known else newest_event_id()
-            events = events_after(self._last_event_id, RECENT_EVENTS)
+            newest = newest_event_id()
         except DatabaseError as error:
             logger.warning("live hub: events could not be read: %s", error)
             return
         finally:
             close_old_connections()
-        if events:
-            self._events = (*self._events, *events)[-RECENT_EVENTS:]
-            self._last_event_id = events[-1]["id"]
-            self._wake(events_only=True)
+        if newest != self._newest_event_id:
+            self._newest_event_id = newest
+            self._publish_again()
 
 
 hub = LiveHub()

@@ -1,26 +1,15 @@
-"""Jobs and parts of the stack as pages show them: tables of the published report, or of this process's own."""
+"""Jobs and parts of the stack: rows of the published report, or of this process's own."""
 
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from controlplane.console.live.deltas import Table, columnar
 from controlplane.jobs import monitor
 
 JOB_FIELDS = (
-    "name",
-    "kind",
-    "state",
-    "period_s",
-    "last_success_at",
-    "last_error",
-    "last_error_at",
-    "failures_in_a_row",
-    "failures_total",
-    "last_duration_s",
-    "due_at",
-    "quiet",
-)
+    "name", "kind", "state", "period_s", "last_success_at", "last_error", "last_error_at", "failures_in_a_row",
+    "failures_total", "last_duration_s", "due_at", "quiet",
+)  # fmt: skip
 PART_FIELDS = ("name", "state", "detail", "since", "restarts", "process_id")
 PART_TITLES = {
     "web": "Gateway and web",
@@ -36,17 +25,17 @@ PART_TITLES = {
 }
 
 
-def tables_of(report: Mapping[str, Any] | None) -> dict[str, Table]:
-    """The columnar tables `jobs` and `parts` of *report* (of `jobs.monitor`); empty ones where there is none."""
+def tables_of(report: Mapping[str, Any] | None) -> dict[str, list[dict[str, Any]]]:
+    """Rows `jobs` and `parts` of *report* (of `jobs.monitor`); none without a report."""
     report = report or {}
     return {
-        "jobs": columnar(report.get("jobs", ()), JOB_FIELDS),
-        "parts": columnar(report.get("parts", ()), PART_FIELDS),
+        name: [{field: row.get(field) for field in fields} for row in report.get(name, ())]
+        for name, fields in (("jobs", JOB_FIELDS), ("parts", PART_FIELDS))
     }
 
 
-def own_tables() -> dict[str, Table]:
-    """What this process knows by itself, for as long as nothing is published; no tables where no gateway runs in it."""
+def own_tables() -> dict[str, list[dict[str, Any]]]:
+    """Rows that this process knows itself, while nothing is published; empty where it runs no gateway."""
     return tables_of(monitor.current.report()) if monitor.current is not None else {}
 
 
@@ -59,7 +48,7 @@ def part_title(name: str) -> str:
 
 
 def trouble(job: Mapping[str, Any]) -> str:
-    """What is wrong with a row of the table `jobs`, in a sentence."""
+    """The trouble of a job, in a sentence."""
     failures = job["failures_in_a_row"]
     if failures:
         return f"{job['last_error']} ({failures} times in a row)" if failures > 1 else str(job["last_error"])

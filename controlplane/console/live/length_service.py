@@ -1,11 +1,10 @@
-"""The length service as its gateway reports it: what pages show live of `lengths` in the published summary."""
+"""The length service as its gateway reports it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from controlplane.console.formats import percent
-from controlplane.console.live.deltas import Table, columnar
-from controlplane.console.live.tiles import Tile, beyond, levels
+from controlplane.console.live.tiles import Tile, beyond
 
 LATE_WARNING, LATE_CRITICAL = 0.01, 0.10  # of the answers
 MISCALIBRATED = 0.05  # of requests, more or fewer than 90% within the 0.9 quantile
@@ -30,16 +29,16 @@ TILES = (
     ),
 )
 AS_REPORTED = ("p50_ms", "p99_ms", "cache_entries", "version", "shadow", "failed", "restarts")
-FIELDS = (*(tile.field for tile in TILES), *AS_REPORTED[2:], "models", "drift")
 
 
 def row_of(part: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of one gateway's service; what it does not report is None. Forced lengths are nobody's prediction."""
+    """The numbers of one gateway's service; what it does not report is None. Forced lengths are not predictions."""
     answered = part.get("answered") or {}
     counts = {source: answered.get(source, 0) for source in SOURCES}
     total = sum(counts.values())
     late = part.get("late")
     return {
+        "live": "lengths",
         **{name: part.get(name) for name in AS_REPORTED},
         **{f"{source}_ratio": count / total if total else None for source, count in counts.items()},
         "answered": total if answered else None,
@@ -66,10 +65,3 @@ def doubts(service: Mapping[str, Any] | None, coverage_upper: float | None) -> l
     if coverage_upper is not None and abs(coverage_upper - 0.9) > MISCALIBRATED:
         why.append(f"the 0.9 quantile holds {percent(coverage_upper)} of lengths")
     return why
-
-
-def table_of(summary: Mapping[str, Any]) -> Table:
-    """The table `lengths` of the live state: one row, or none where the gateway has no length service."""
-    part = summary.get("lengths")
-    rows = [row_of(part)] if part else []
-    return {"scope": ["" for _ in rows], **columnar(rows, FIELDS), "levels": [levels(row, TILES) for row in rows]}

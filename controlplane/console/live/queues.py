@@ -1,14 +1,11 @@
-"""Waiting requests as pages follow them: the published `queues` of a summary, region by region."""
+"""Waiting requests: the tiles of the Queues page, and how a request group is shown in its lane."""
 
-import re
-from collections.abc import Mapping
 from typing import Any
 
-from controlplane.console.live.deltas import Table, columnar, rows_of
-from controlplane.console.live.tiles import Level, Row, Tile, levels
-from controlplane.dispatch.wire import GROUP_COLUMNS, LANE_COLUMNS, QUEUE_COLUMNS, REORDER_COLUMNS
+from django.utils.html import format_html
 
-TOPIC = re.compile(r"queues:[-a-zA-Z0-9_]{1,80}")
+from controlplane.console.formats import clock, count
+from controlplane.console.live.tiles import Level, Row, Tile
 
 
 def some(level: str) -> Level:
@@ -61,26 +58,23 @@ TILES = (
 )
 
 
-def tables_in(topic: str) -> tuple[str, ...]:
-    """The tables of `queues:REGION`."""
-    region = topic.partition(":")[2]
-    return f"groups:{region}", f"lanes:{region}", "queues", "reorders"
+def said(row: dict[str, Any]) -> str:
+    """The second line of a block."""
+    match row["risk"]:
+        case "late":
+            return f"late {clock(-row['slack_s'])}"
+        case "risk":
+            return f"slack {clock(row['slack_s'])}"
+    return f"held {clock(row['hold_s'])}" if row["hold_s"] else clock(row["service_s"])
 
 
-def tables_of(summary: Mapping[str, Any]) -> dict[str, Table]:
-    """`queues` (a row a region), `reorders`, and for each region `groups:REGION` and `lanes:REGION`."""
-    given = summary.get("queues") or {}
-    queues = [_fields(row, QUEUE_COLUMNS) for row in rows_of(given.get("queues") or {})]
-    tables: dict[str, Table] = {
-        "queues": {**columnar(queues, QUEUE_COLUMNS), "levels": [levels(row, TILES) for row in queues]},
-        "reorders": columnar(rows_of(given.get("reorders") or {}), REORDER_COLUMNS),
-    }
-    groups, lanes = rows_of(given.get("groups") or {}), rows_of(given.get("lanes") or {})
-    for region in [row["region"] for row in queues]:
-        tables[f"groups:{region}"] = columnar([row for row in groups if row["region"] == region], GROUP_COLUMNS)
-        tables[f"lanes:{region}"] = columnar([row for row in lanes if row["region"] == region], LANE_COLUMNS)
-    return tables
-
-
-def _fields(row: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: row.get(name) for name in names}
+def block(row: dict[str, Any]) -> dict[str, str]:
+    """The two lines of a group's block, with the times by which `queues.js` places it, in seconds from now."""
+    size = format_html(
+        '<b data-start="{}" data-service="{}" data-due="{}">{}</b>',
+        row["start_s"] or 0,
+        row["service_s"] or 0,
+        "" if row["due_s"] is None else row["due_s"],
+        count(row["count"]),
+    )
+    return {"size": size, "said": said(row)}

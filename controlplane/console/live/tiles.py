@@ -1,8 +1,11 @@
-"""The eight numbers at the head of the overview: what each shows, when it warns, and its line of the last minutes."""
+"""Tiles: the numbers at the head of a page, what each shows, when it warns, and its line of the last minutes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from django.template.loader import render_to_string
+from django.utils.safestring import SafeString
 
 from controlplane.console.formats import FORMATS, NONE
 from controlplane.console.live.attention import slo_level
@@ -98,26 +101,20 @@ TILES = (
 )
 
 
-def levels(row: Row, of: Sequence[Tile] = TILES) -> list[str]:
-    """How worrying each tile is, in their order."""
-    return [tile.level_of(row) for tile in of]
+def reading(tile: Tile, row: Row | None) -> SafeString:
+    """Label, number and unit of *tile*; *row* is None while there is no live number."""
+    text = FORMATS[tile.format]((row or {}).get(tile.field), row or {})
+    number, _, unit = text.partition(" ")
+    if text == NONE:
+        unit = tile.empty if row else "not connected"
+    level = tile.level_of(row) if row else ""
+    shown = {"tile": tile, "number": number, "unit": unit, "level": level, "model": (row or {}).get("scope")}
+    return render_to_string("console/parts/reading.html", shown)
 
 
-def shown(row: Row | None, of: Sequence[Tile] = TILES) -> list[dict[str, Any]]:
-    """The tiles for a template: number and unit on their own, so that the unit can be set smaller."""
-    tiles = []
-    for tile in of:
-        text = FORMATS[tile.format]((row or {}).get(tile.field), row or {})
-        number, _, unit = text.partition(" ")
-        tiles.append(
-            {
-                "tile": tile,
-                "number": number,
-                "unit": (tile.empty if row else "not connected") if text == NONE else unit,
-                "level": tile.level_of(row) if row else "",
-            }
-        )
-    return tiles
+def readings(of: Sequence[Tile], row: Row | None, live: str) -> list[dict[str, Any]]:
+    """The tiles *of* for `console/parts/tiles.html`; *live* names their row among the fragments."""
+    return [{"tile": tile, "live": f"{live}/{tile.field}", "html": reading(tile, row)} for tile in of]
 
 
 def spark(values: Sequence[float | None]) -> str:

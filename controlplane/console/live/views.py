@@ -1,6 +1,7 @@
-"""What live pages share: their context, charts redrawn alone, and the snapshot for browsers without a websocket."""
+"""Shared by live pages: their context, charts redrawn alone, and the snapshot for browsers without a websocket."""
 
 import hashlib
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,19 +14,18 @@ from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.charts.spec import Chart
 from controlplane.console.context import freshness
-from controlplane.console.live import deltas
+from controlplane.console.live.fragments import OPERATORS_TOPICS, drawn_by_page, is_topic
 from controlplane.console.live.hub import hub
-from controlplane.console.live.state import OPERATORS_TOPICS, LiveState, is_topic
-from controlplane.console.selectors.events import newest_event_id
+from controlplane.console.live.state import LiveState
 
 
 def live_context(state: LiveState, topics: str) -> dict[str, Any]:
-    """What the head of a live page needs: the badge, and what its connection subscribes to."""
+    """Context of a live page's head: the badge, and the topics of its connection."""
     return {
         "live": state,
         "freshness": freshness(state),
         "topics": topics,
-        "newest_event_id": newest_event_id() if "events" in topics else "",
+        "drawn": json.dumps(drawn_by_page(state, filter(None, topics.split(",")))),
     }
 
 
@@ -48,8 +48,11 @@ def redrawn(request: HttpRequest, charts: Iterable[Chart], **more: Any) -> HttpR
 @require_GET
 @fleet_role(Role.VIEWER)
 def snapshot(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/snapshot?topics=overview,instances`: the message `snapshot` of the live connection."""
-    topics = [topic for topic in request.GET.get("topics", "overview").split(",") if is_topic(topic)]
+    """`GET /console/api/snapshot?topics=instances`: the message `state` of the live connection, with all fragments."""
+    topics = [topic for topic in request.GET.get("topics", "").split(",") if topic and is_topic(topic)]
     if not OPERATORS_TOPICS.isdisjoint(topics) and not may(request, Role.OPERATOR):
         raise PermissionDenied("This needs the role operator over the fleet.")
-    return json_response(request, deltas.snapshot(hub.state().project(topics)))
+    hub.state()
+    state, html, drawn = hub.draw(topics)
+    message = {"t": "state", "ts": state.ts, "source": state.source.value, "html": html, "drawn": drawn}
+    return json_response(request, message)

@@ -1,46 +1,43 @@
-"""A what-if as its page follows it: the progress of each future, and its columns as seeds end."""
+"""A what-if that runs, as its page keeps it fresh."""
 
-import re
-from typing import Any, Final
+from typing import Any
 
-from controlplane.console.live.deltas import Table, columnar
+from django.utils.html import format_html
+
+from controlplane.console.pages.what_if.compare import in_words, said
 from controlplane.simulation.whatif import selectors
 
-TOPIC: Final = re.compile(r"what-if:[0-9]{1,18}")
-PROGRESS: Final = (
-    "key", "name", "state", "phase", "done", "seed", "seeds", "seeds_done", "eta_s", "elapsed_s", "error",
-)  # fmt: skip
-"""Columns of `what-if:ID`: first a row of the whole, with an empty key, then one a future by its letter."""
-RESULTS: Final = ("key", "seeds_done", "verdict", "holds", "slo_met", *selectors.COLUMNS)
-"""Columns of `results:ID`, a row a future: numbers are {mean, low, high, wide_low, wide_high, delta}, or null."""
+
+def is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 19
 
 
-def tables_in(topic: str) -> tuple[str, ...]:
-    """The tables of `what-if:ID`."""
-    return topic, topic.replace("what-if", "results", 1)
+def read(number: int) -> dict[str, Any] | None:
+    """The progress of the what-if *number*; None if there is none."""
+    return selectors.progress(number)
 
 
-def number_of(topic: str) -> int | None:
-    """The what-if that *topic* is about; None if it is about something else."""
-    return int(topic.partition(":")[2]) if TOPIC.fullmatch(topic) else None
-
-
-def tables_of(number: int, before: dict[str, Table]) -> dict[str, Table]:
-    """The tables of the what-if *number*; of *before*, those read last, its results stay while no further run is done."""
-    topic = f"what-if:{number}"
-    names = tables_in(topic)
-    made = selectors.progress(number)
-    if made is None:
+def html(progress: dict[str, Any] | None) -> dict[str, str]:
+    """Its fragments: the line of the whole, and the bar and line of each future."""
+    if progress is None or progress["state"] != "running":
         return {}
-    whole = {**made, "key": "", "seeds": made["runs"], "seeds_done": made["runs_done"]}
-    futures = [{**each, "key": each["letter"], "elapsed_s": each["took_s"]} for each in made["futures"]]
-    progress = columnar([whole, *futures], PROGRESS)
-    old = before.get(names[0])
-    if old is not None and names[1] in before and old["seeds_done"] == progress["seeds_done"]:
-        return {names[0]: progress, names[1]: before[names[1]]}
-    return {names[0]: progress, names[1]: columnar(_results(number), RESULTS)}
+    lines = {f"future/{one['letter']}": future(one) for one in progress["futures"]}
+    return {"what-if": in_words(progress, None), **lines}
 
 
-def _results(number: int) -> list[dict[str, Any]]:
-    row = selectors.what_if(number)
-    return [] if row is None else [{**each, "key": each["letter"]} for each in selectors.comparison(row)["futures"]]
+def future(one: dict[str, Any]) -> str:
+    """Progress bar and line of one future."""
+    return format_html(
+        '<progress class="progress" max="1" value="{}" data-state="{}" aria-label="{}"></progress><small>{}</small>',
+        one["done"],
+        one["state"],
+        one["name"],
+        said(one),
+    )
+
+
+def drawn(progress: dict[str, Any] | None) -> Any:
+    """Seeds that are done and states: what the page's tables and charts are made of."""
+    if progress is None:
+        return None
+    return [(one["state"], one["seeds_done"]) for one in progress["futures"]], progress["state"], progress["runs_done"]

@@ -1,6 +1,8 @@
-"""Events as lists show them and as the live connection carries them."""
+"""Events as lists show them; the steps of one move of an instance are one row."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -9,7 +11,9 @@ from django.db.models import Model as Row
 from django.db.models.functions import Cast
 from django.urls import reverse
 
+from controlplane.console.formats import duration
 from controlplane.events.models import Event, Severity
+from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance, Model, PerformanceProfile
 from controlplane.planning.models import ScalingPlan, ScalingPolicy
 
@@ -101,21 +105,8 @@ def events_of_model(events: QuerySet[Event], model: str) -> QuerySet[Event]:
     return events.filter(concerned)
 
 
-def models_of(events: Sequence[Event]) -> dict[int, str]:
-    """The model that each of *events* is about, by the event's key; events about the whole fleet are not in it."""
-    models: dict[int, str] = {}
-    for kind, (row, path) in SUBJECTS_OF_MODELS.items():
-        about = [event for event in events if event.subject_type == kind]
-        if about:
-            keys = [event.subject_id for event in about if event.subject_id.isdecimal()]
-            names = {str(pk): name for pk, name in row._default_manager.filter(pk__in=keys).values_list("pk", path)}
-            # A subject that is gone belonged to some model, if to none that can be asked for.
-            models |= {event.pk: names.get(event.subject_id, event.subject or kind) for event in about}
-    return models
-
-
 def event_row(event: Event, with_subject: bool = True, model: str = "") -> dict[str, Any]:
-    """An event as lists show it and as the live connection carries it; its subject is left out on the subject's page."""
+    """An event as lists show it; its subject is left out on the subject's page."""
     return {
         "id": event.pk,
         "at": event.at.timestamp(),
@@ -126,19 +117,11 @@ def event_row(event: Event, with_subject: bool = True, model: str = "") -> dict[
         "reason": event.reason,
         "href": reverse("console:event", args=[event.pk]),
         "model": model,
-        "routine": event.kind in ROUTINE and event.severity == Severity.INFO and event.user_id is None,
     }
 
 
 def newest_event_id() -> int:
     return Event.objects.aggregate(newest=Max("pk"))["newest"] or 0
-
-
-def events_after(event_id: int, limit: int) -> list[dict[str, Any]]:
-    """Events newer than *event_id*, oldest first, at most *limit* of the newest."""
-    newest = list(Event.objects.filter(pk__gt=event_id).order_by("-pk")[:limit])
-    models = models_of(newest)
-    return [event_row(event, model=models.get(event.pk, "")) for event in reversed(newest)]
 
 
 def latest_events(limit: int, model: str = "") -> list[dict[str, Any]]:
@@ -186,3 +169,71 @@ def instance_href(instance_id: str) -> str | None:
         else None
     )
     return reverse("console:instance", args=[name]) if name else None
+
+
+PASSING = frozenset({InstanceState.PROVISIONING, InstanceState.LOADING, InstanceState.DRAINING})
+"""States that an instance is on its way through."""
+DECISIONS = ("scaling.added", "scaling.removed")
+KINDS = frozenset({*ROUTINE, *DECISIONS})
+SAME_MOVE = timedelta(seconds=60)  # between a decision or request and the step that carries it out
+WORST_FIRST = (Severity.CRITICAL, Severity.WARNING)
+
+
+@dataclass(slots=True)
+class Move:
+    """Events of one move of one instance, newest first."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def takes(self, older: Event) -> bool:
+        """Whether *older*, of the same instance, is a step of this move before those that it has."""
+        soon = self.events[-1].at - older.at <= SAME_MOVE
+        if older.kind in DECISIONS:
+            return soon and not any(event.kind in DECISIONS for event in self.events)
+        if older.kind in REQUESTS:
+            return soon
+        state = older.after.get("state")
+        first = next((event for event in reversed(self.events) if event.kind == STEP), None)
+        if first is None:  # the decision was written down after the step that begins to carry it out
+            return soon and state in PASSING
+        return state in PASSING and first.before.get("state") == state
+
+    def row(self) -> dict[str, Any]:
+        """As `event_row`; the decision or first step, with what came of it, and *steps*, oldest first."""
+        newest, oldest = self.events[0], self.events[-1]
+        head = next((event for event in self.events if event.kind in DECISIONS), oldest)
+        row = event_row(head) | {"at": newest.at.timestamp(), "actor": head.actor, "steps": []}
+        if len(self.events) == 1:
+            return row
+        steps = [event for event in reversed(self.events) if event is not head or head.kind == STEP]
+        moved = [step for step in steps if step.kind == STEP]
+        if moved:
+            state = moved[-1].after.get("state", "?")
+            row["title"] = f"{head.subject}: {moved[0].before.get('state', '?')} to {state}"
+            if head.kind in DECISIONS:
+                row["title"] = f"{event_title(head)}, {'still' if state in PASSING else 'now'} {state}"
+            if state not in PASSING:
+                row["took"] = duration((newest.at - oldest.at).total_seconds())
+        row["severity"] = next(
+            (worst for worst in WORST_FIRST if worst in {e.severity for e in self.events}), head.severity
+        )
+        if newest.severity == Severity.CRITICAL:
+            row["reason"] = newest.reason  # what went wrong matters more than why it began
+        row["steps"] = [event_row(step, with_subject=False) for step in steps]
+        return row
+
+
+def folded(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Rows for *events*, newest first, with the steps of each move folded into one, at the place of its newest event."""
+    moves: list[Move] = []
+    of_instance: dict[str, Move] = {}
+    for event in events:
+        steps = event.subject_type == "instance" and event.kind in KINDS
+        move = of_instance.get(event.subject_id) if steps else None
+        if move is None or not move.takes(event):
+            move = Move()
+            moves.append(move)
+            if steps:
+                of_instance[event.subject_id] = move
+        move.events.append(event)
+    return [move.row() for move in moves]

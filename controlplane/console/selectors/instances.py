@@ -34,6 +34,7 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
     status = status_of(state, live["reachable"], live["use_ratio"], live["waiting"], live["trouble"])
     return {
         **live,
+        "live": f"instance/{instance.pk}",
         "id": instance.pk,
         "name": instance.name,
         "model": instance.deployment.model.name,

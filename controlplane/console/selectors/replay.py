@@ -3,7 +3,7 @@
 from typing import Any
 
 from controlplane.console.formats import milliseconds, signed, usd, usd_signed
-from controlplane.simulation.whatif.runs import counterfactual
+from controlplane.simulation.whatif import counterfactual
 from scheduling.bundles import BUNDLES
 
 

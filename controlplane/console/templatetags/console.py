@@ -1,9 +1,7 @@
-"""Template tags of the console: numbers, marks, icons, table cells that stay live, headers that sort."""
+"""Template tags of the console: numbers, marks, icons, live cells, headers that sort."""
 
 import json
 import re
-import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -107,61 +105,41 @@ def icon(name: str) -> SafeString:
     return mark_safe(render_to_string(f"console/icons/{name}.svg"))  # noqa: S308 - our own files
 
 
-@register.simple_tag
-def mark(status: str, live: bool = False) -> SafeString:
-    """Status as shape, colour and word; `live` lets the page's script change it."""
-    return format_html(
-        '<span class="status" data-status="{}"{}><svg aria-hidden="true"><use href="#mark-{}"/></svg><span>{}</span></span>',
-        status,
-        mark_safe(" data-live-status") if live else "",
-        status,
-        formats.STATUS_WORDS.get(status, status),
-    )
+register.simple_tag(formats.mark)
+register.simple_tag(formats.bar)
 
 
 @register.simple_tag
-def cell(row: dict[str, Any], field: str, kind: str) -> SafeString:
-    """A numeric table cell that the page's script keeps fresh."""
-    return format_html(
-        '<td class="num" data-field="{}" data-format="{}">{}</td>', field, kind, FORMATS[kind](row.get(field), row)
-    )
+def live(row: dict[str, Any] | None, field: str, kind: str, fallback: Any = None) -> SafeString:
+    """A number of a live row in the format *kind*, kept fresh; *fallback* stands for it while there is no live row."""
+    return format_html("<span{}>{}</span>", _fragment(row, field, kind), _live_text(row, field, kind, fallback))
 
 
 @register.simple_tag
-def bar(ratio: float | None, kind: str = "use") -> SafeString:
-    """A small horizontal bar; the number stands next to it. Of the kind `use` it warns when nearly full."""
-    value = 0.0 if ratio is None else max(0.0, min(1.0, ratio))
-    level = "" if kind != "use" else "critical" if value > 0.98 else "warning" if value > 0.90 else ""
-    return format_html(
-        '<svg class="bar" data-bar data-level="{}" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">'
-        '<rect class="track" width="100" height="6"/><rect class="fill" width="{}" height="6"/></svg>',
-        level,
-        round(value * 100, 1),
-    )
+def cell(row: dict[str, Any] | None, field: str, kind: str) -> SafeString:
+    """A numeric table cell, kept fresh."""
+    return format_html('<td class="num"{}>{}</td>', _fragment(row, field, kind), _live_text(row, field, kind, None))
+
+
+def _fragment(row: dict[str, Any] | None, field: str, kind: str) -> SafeString:
+    return format_html(' data-fragment="{}/{}:{}"', row["live"], field, kind) if row and "live" in row else SafeString()
+
+
+def _live_text(row: dict[str, Any] | None, field: str, kind: str, fallback: Any) -> str:
+    value = fallback if row is None or row.get(field) is None else row[field]
+    return FORMATS[kind](value, row or {})
 
 
 @register.simple_tag
 def age(epoch_s: float | None) -> SafeString:
-    """`5 s ago`, counted on by the page's script."""
-    return _counted("age", epoch_s, formats.age)
+    """`5 s ago`, ticking."""
+    return formats.ticking("age", epoch_s)
 
 
 @register.simple_tag
 def since(epoch_s: float | None) -> SafeString:
-    """`3 h 12 min`, counted on by the page's script."""
-    return _counted("since", epoch_s, formats.duration)
-
-
-def _counted(attribute: str, epoch_s: float | None, text: Callable[[float], str]) -> SafeString:
-    if epoch_s is None:
-        return mark_safe(formats.NONE)  # noqa: S308
-    return format_html(
-        '<time datetime="{}" data-{}="{}">{}</time>',
-        datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds"),
-        attribute,
-        round(epoch_s, 3),
-        text(time.time() - epoch_s),
-    )
+    """`3 h 12 min`, ticking."""
+    return formats.ticking("since", epoch_s)
 
 
 @register.simple_tag
@@ -223,7 +201,7 @@ def _span(attributes: str) -> int:
 
 
 def _labels(head: str) -> list[str]:
-    """What each column is called, as text for an attribute."""
+    """The name of each column, as text for an attribute."""
     labels: list[str] = []
     for row in head.split("<tr")[1:]:
         groups, labels = labels, []

@@ -11,7 +11,6 @@ import errno
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import aiohttp
@@ -78,10 +77,7 @@ class Heartbeats:
         self.refresh = refresh
         self.lag_ms = 0.0  # how long the last round took
         self.job = job
-        self._readings: dict[int, deque[tuple[float, VllmMetrics]]] = {}
         self._reading: dict[Replica, asyncio.Task[None]] = {}
-        self._missing: dict[int, str] = {}  # by instance id: what its row says of its start
-        self._identified_s: dict[int, float] = {}  # by instance id: when it was found to be another server
 
     async def run(self) -> None:
         try:
@@ -131,8 +127,6 @@ class Heartbeats:
         for replica in ended:
             del self._reading[replica]
         await asyncio.gather(*map(self._look_at_silence, list(self._reading)))
-        for gone in self._readings.keys() - self.topology.replicas.keys():
-            del self._readings[gone]
         await self._write_notices()
         for reading in ended.values():
             if not reading.cancelled() and (error := reading.exception()) is not None:
@@ -247,8 +241,7 @@ class Heartbeats:
         replica.heartbeat_at, replica.silent_count = time.time(), 0
         replica.health.heard(now_s)
         replica.health.slow = False
-        if not replica.reachable:
-            replica.reachable = True
+        replica.reachable = True
         self._rates(replica, metrics)
         self.topology.observe(replica, metrics)
         await self._say_what_is_missing(replica, "")
@@ -267,24 +260,23 @@ class Heartbeats:
     async def _say_what_is_missing(self, replica: Replica, why: str) -> None:
         """Note on the row of one that is started elsewhere, and loads, why it is not taken to be there."""
         spec = replica.spec
-        if not spec.launched and spec.state == S.LOADING and self._missing.get(spec.instance_id, "") != why:
-            self._missing[spec.instance_id] = why
+        if not spec.launched and spec.state == S.LOADING and replica.obstacle != why:
+            replica.obstacle = why
             rows = Instance.objects.filter(pk=spec.instance_id, state=S.LOADING)
             await database_sync_to_async(rows.update)(startup=why[:120])
 
     async def _is_another(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> bool:
         """Whether *replica* is not what it is registered as, or that is not known yet. Then it does not become ready."""
-        key = replica.spec.instance_id
-        if now_s - self._identified_s.get(key, -IDENTIFY_EVERY_S) < IDENTIFY_EVERY_S:
+        if now_s - replica.identified_s < IDENTIFY_EVERY_S:
             return True
         try:
             obstacle = await self._obstacle(replica, metrics)
         except (aiohttp.ClientError, TimeoutError, OSError):
             return True
         if not obstacle:
-            self._identified_s.pop(key, None)
+            replica.identified_s = -math.inf
             return False
-        self._identified_s[key] = now_s
+        replica.identified_s = now_s
         if replica.spec.state == S.LOADING:
             await self._move(replica, S.FAILED, obstacle)
         return True
@@ -361,7 +353,7 @@ class Heartbeats:
         Tokens are vLLM's own counters, which grow while an answer is made, streamed or not.
         """
         now = time.monotonic()
-        readings = self._readings.setdefault(replica.spec.instance_id, deque())
+        readings = replica.readings
         if readings and metrics.generation_tokens_total < readings[-1][1].generation_tokens_total:
             readings.clear()  # it was restarted
             replica.output_tokens_per_s = replica.prompt_tokens_per_s = 0.0

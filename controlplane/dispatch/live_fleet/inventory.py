@@ -1,8 +1,9 @@
-"""What the gateway reads of the inventory: plain values, read in one go, so that the event loop never touches a row."""
+"""The inventory as plain values, read in one go so that the event loop never touches a row."""
 
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from django.db.models import Min, Q
 
@@ -25,8 +26,7 @@ from controlplane.tunable import Tunable
 from controlplane.tuning import selectors as tuning
 from controlplane.tuning.selectors import Values, without_rows
 from scheduling.fleet.profile import USUAL, Profile
-from scheduling.queueing.ordering import STRETCH
-from scheduling.routing.requests_ahead import MEASURED
+from scheduling.policy import EndpointPolicy, live_policy
 
 FAILED = InstanceState.FAILED
 POLLED = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED}
@@ -38,16 +38,13 @@ class EndpointSpec:
 
     model: str
     region: str
-    routing_policy: str
-    ordering_policy: str
-    queue_bound: int
+    policy: EndpointPolicy = field(default_factory=EndpointPolicy)
     min_instances: int = 0
     max_instances: int = 0
     missing_instances: int = 0
     """Of the minimum of each deployment, how many neither serve nor are on their way, though they may be started."""
     launches: bool = False
     """Whether Pilothouse has started instances of the model, so that it can start one here."""
-    ordering_stretch: float = STRETCH
     shares_gpus: bool = False
     """Whether a swap on shared GPUs can bring an instance up."""
     profile: Profile = USUAL
@@ -68,7 +65,6 @@ class InstanceSpec:
     gpu_type: str
     max_num_seqs: int
     kv_capacity_tokens: int
-    requests_ahead_limit: int = MEASURED
     launched: bool = False  # by Pilothouse, which could start it again
     failures: int = 0  # in a row
     swap_group: str = ""  # those that share its GPUs; "" for none
@@ -76,7 +72,7 @@ class InstanceSpec:
     """How long its start takes, as those before it did, where it is on its way; None otherwise."""
     start_began_at: float = 0.0  # epoch seconds
     profile: Profile | None = None
-    """Coefficients of its step time, where somebody has measured; routers that reckon in seconds go by it."""
+    """Coefficients of its step time, where measured; routers that predict seconds use it."""
     api_key: str = field(default="", repr=False)
     """The token that its server asks for; "" for none."""
 
@@ -92,11 +88,11 @@ class SwapMemberSpec:
     state: str
     state_changed_at: float  # epoch seconds
     swap_s: float
-    """How long a swap to it takes when nothing runs any more on who is awake: as measured, else usual."""
+    """Time of a swap to it once the awake member is drained: as measured, else usual."""
     sleep_s: float
-    """In which it leaves the GPUs when nothing runs on it any more, and"""
+    """Time to leave the GPUs once drained."""
     load_s: float
-    """in which it comes up from where its weights are, or would be."""
+    """Time to come up from where its weights are, or would be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +154,9 @@ def read() -> Inventory:
     active = Deployment.objects.filter(active=True, model__active=True, region__active=True)
     deployments = list(active.select_related("model", "region").order_by("model__name", "region__name", "pk"))
     bounds = places.bounds(deployments)
+    rows_of: dict[tuple[str, str], list[Deployment]] = {}
+    for row in deployments:
+        rows_of.setdefault((row.model.name, row.region.name), []).append(row)
     profiles = {(row.model_id, row.gpu_type_id, row.tensor_parallel): row for row in PerformanceProfile.objects.all()}
     for row in deployments:
         least, most = bounds[row.pk]
@@ -166,15 +165,11 @@ def read() -> Inventory:
         endpoints[key] = EndpointSpec(
             model=row.model.name,
             region=row.region.name,
-            # where several GPU types serve one endpoint, the oldest deployment sets the policies
-            routing_policy=known.routing_policy if known else row.routing_policy,
-            ordering_policy=known.ordering_policy if known else row.ordering_policy,
-            queue_bound=row.queue_bound + (known.queue_bound if known else 0),
+            policy=live_policy(partial(getattr, values.of(row.model.name)), rows_of[key]),
             min_instances=row.min_instances + (known.min_instances if known else 0),
             max_instances=most + (known.max_instances if known else 0),
             missing_instances=max(0, least - present[row.pk]) + (known.missing_instances if known else 0),
             launches=(most > 0 and row.model_id in launched_models) or bool(known and known.launches),
-            ordering_stretch=known.ordering_stretch if known else row.ordering_stretch,
             tuned=values.of(row.model.name),
             shares_gpus=key in sharing,
             profile=known.profile
@@ -198,9 +193,6 @@ def read() -> Inventory:
                 gpu_type=row.deployment.gpu_type.name,
                 max_num_seqs=row.max_num_seqs,
                 kv_capacity_tokens=row.kv_capacity_tokens,
-                requests_ahead_limit=MEASURED
-                if row.deployment.requests_ahead_limit is None
-                else row.deployment.requests_ahead_limit,
                 launched=row.launcher != Launcher.EXTERNAL,
                 api_key=row.token,
                 failures=row.failures,
@@ -248,7 +240,7 @@ def _swap_groups() -> tuple[SwapGroupSpec, ...]:
 
 
 def _measured(row: PerformanceProfile | None) -> Profile | None:
-    """The coefficients of *row*; None where nobody has measured, or the row makes no sense."""
+    """The coefficients of *row*; None without a valid measurement."""
     try:
         return None if row is None else row.coefficients()
     except ValueError:

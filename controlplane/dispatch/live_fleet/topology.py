@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass, field
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import astuple as struct_astuple
 from numpy.typing import NDArray
 
 from controlplane.dispatch.live_fleet.health import Breaker, Health, Notice, RoundTrip
@@ -18,10 +19,10 @@ from controlplane.dispatch.live_fleet.inventory import EndpointSpec, InstanceSpe
 from controlplane.dispatch.port import Submit
 from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
-from controlplane.tuning.rules import look_ahead
 from controlplane.tuning.selectors import Values
 from scheduling.fleet.arrays import EMPTY, allocate_endpoints, allocate_fleet, grow_endpoints, grow_fleet, index_members
 from scheduling.fleet.state import EndedRequest
+from scheduling.policy import EndpointPolicy, array_value
 from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.prefix_affinity import forget
 from scheduling.routing.regions import by_preference, latency_ms
@@ -29,6 +30,9 @@ from scheduling.routing.requests_ahead import ROUND_TRIP_S, requests_ahead
 from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES
 from scheduling.scaling.view import DEMAND_WINDOW_S
 from workers.vllm.metrics import VllmMetrics
+
+_GONE = EndpointPolicy(ordering="priority", queue_bound=0)
+"""Of an endpoint whose deployment is not active: it takes no requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,22 @@ class Endpoint:
     def region(self) -> str:
         return self.spec.region
 
+    def count_demand(self, asked: Submit, now_s: float) -> None:
+        """Count the tokens of *asked*, whose caller prefers this endpoint, wherever it is served.
+
+        Of interactive classes: forecasts are of those, and demand is held against them (SageServe 6.4, 6.5.1).
+        """
+        if not asked.interactive:
+            return
+        predicted = asked.predicted_tokens if math.isfinite(asked.predicted_tokens) else 0.0
+        second, tokens, demand = int(now_s), asked.prompt_tokens + int(predicted), self.demand
+        if demand and demand[-1][0] == second:
+            demand[-1] = (second, demand[-1][1] + tokens)
+        else:
+            demand.append((second, tokens))
+            while demand[0][0] < second - DEMAND_WINDOW_S:
+                demand.popleft()
+
 
 @dataclass(slots=True, eq=False)
 class Replica:
@@ -126,6 +146,9 @@ class Replica:
     moving: bool = False  # a change of state is being written
     output_tokens_per_s: float = 0.0  # as its counters grow
     prompt_tokens_per_s: float = 0.0
+    readings: deque[tuple[float, VllmMetrics]] = field(default_factory=deque)  # of the last minute, by monotonic time
+    obstacle: str = ""  # as its row says of a start by others: why it is not taken to be there
+    identified_s: float = -math.inf  # when it was found to be another server
     round_trip: RoundTrip = field(default_factory=RoundTrip)
     ended: deque[EndedRequest] = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last ones
     requests: set[Request] = field(default_factory=set)
@@ -199,24 +222,6 @@ class Topology:
         """Whether an instance of *endpoint* is there or on its way, or a swap can bring one up."""
         return endpoint.spec.shares_gpus or any(one.spec.state in PRESENT for one in self.members(endpoint))
 
-    def count_demand(self, asked: Submit, now_s: float) -> None:
-        """Count a request's tokens as demand of the endpoint that its caller prefers, wherever it is served.
-
-        Of interactive classes: forecasts are of those, and demand is held against them (SageServe 6.4, 6.5.1).
-        """
-        candidates = self.candidates(asked.model, asked.region)
-        if not candidates.size or not asked.interactive:
-            return
-        demand = self.endpoints[int(candidates[0])].demand
-        predicted = asked.predicted_tokens if math.isfinite(asked.predicted_tokens) else 0.0
-        second, tokens = int(now_s), asked.prompt_tokens + int(predicted)
-        if demand and demand[-1][0] == second:
-            demand[-1] = (second, demand[-1][1] + tokens)
-        else:
-            demand.append((second, tokens))
-            while demand[0][0] < second - DEMAND_WINDOW_S:
-                demand.popleft()
-
     def apply(self, inventory: Inventory) -> list[Replica]:
         """Make the live picture agree with *inventory*; returns the instances whose requests are lost."""
         lost: list[Replica] = []
@@ -232,7 +237,7 @@ class Topology:
                 known.spec = endpoint_spec
         self._active = set(active)
         self.by_prefix = frozenset(
-            spec.model for spec in active.values() if POLICY_CODES[spec.routing_policy] == LEAST_DELAY
+            spec.model for spec in active.values() if POLICY_CODES[spec.policy.routing] == LEAST_DELAY
         )
         self._candidates.clear()
 
@@ -363,7 +368,7 @@ class Topology:
     def _take(self, spec: InstanceSpec, lost: list[Replica]) -> None:
         endpoint = self._endpoint_of.get((spec.model, spec.region))
         if endpoint is None:  # its deployment is not active; what runs there may finish
-            endpoint = self._add_endpoint(EndpointSpec(spec.model, spec.region, "join_shortest_queue", "priority", 0))
+            endpoint = self._add_endpoint(EndpointSpec(spec.model, spec.region, _GONE))
         replica = self.replicas.get(spec.instance_id)
         if replica is not None and replica.spec.url != spec.url:  # nothing known of it holds
             if replica.requests:  # they run, or hang, where it was
@@ -388,9 +393,10 @@ class Topology:
             forget(self.fleet, replica.slot)  # restarted, or asleep meanwhile: nothing is cached there
         replica.spec = spec
         self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs
-        self.fleet.ahead_limit[replica.slot] = spec.requests_ahead_limit
+        policy = replica.endpoint.spec.policy
+        self.fleet.ahead_limit[replica.slot] = array_value(policy, "requests_ahead_limit")
         self.fleet.profile[replica.slot] = astuple(spec.profile) if spec.profile else 0.0
-        self.fleet.look_ahead[replica.slot] = astuple(look_ahead(replica.endpoint.spec.tuned))
+        self.fleet.look_ahead[replica.slot] = struct_astuple(policy.look_ahead)
         if not self.fleet.kv_capacity_tokens[replica.slot]:
             self.fleet.kv_capacity_tokens[replica.slot] = spec.kv_capacity_tokens
         self.settle(replica)

@@ -14,6 +14,7 @@ import numpy as np
 
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Request
+from controlplane.dispatch.port import Submit
 from controlplane.dispatch.queues.view import UNDO_S, Row, group_rows, see
 from controlplane.dispatch.wire import QueueChange
 from controlplane.fleet.lifecycle.states import ActionError
@@ -99,7 +100,7 @@ class QueueOperations:
         at = self._find(number)
         row, rows, _ = self._read(number)
         queue, slot = self.dispatcher.queue, int(self._groups["first"][at])
-        first, members = queue.at(slot), []
+        first, members = queue.at(slot), list[Submit]()
         while slot >= 0 and len(members) < SHOWN_MEMBERS:
             members.append(queue.at(slot).asked)
             slot = int(queue.arrays.groups.members["following"][slot])

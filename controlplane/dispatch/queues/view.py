@@ -85,7 +85,7 @@ class QueuesView:
                     "instance": replica.name,
                     "region": endpoint.region,
                     "model": endpoint.model,
-                    "order": endpoint.spec.ordering_policy,
+                    "order": endpoint.spec.policy.ordering,
                     "state": str(replica.spec.state) if replica.reachable else "unreachable",
                     "running": len(replica.requests),
                     "kv_ratio": round(metrics.kv_usage_ratio, 3) if metrics else None,

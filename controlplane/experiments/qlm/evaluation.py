@@ -1,4 +1,4 @@
-"""`manage.py reproduce qlm`: every part of section 8, and the paper's figures beside ours."""
+"""`manage.py reproduce qlm`: every part of section 8, and the paper's figures with ours."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,34 +18,35 @@ from controlplane.experiments.experiment import (
     percent,
     seconds,
 )
-from controlplane.experiments.qlm.mixes import MIXES, mixes
 from controlplane.experiments.qlm.systems import (
     BASELINES,
-    SWAPPING_EDF,
-    SYSTEMS,
-    WITHOUT,
-    Made,
-    full_per_s,
-    measured,
-    nodes,
-    one_model,
-)
-from controlplane.experiments.qlm.workloads import (
     BATCH_1,
     BATCH_2,
     CLASSES,
     INTERACTIVE,
     MISTRAL_A10,
     MISTRAL_A100,
+    MIXES,
+    SWAPPING_EDF,
+    SYSTEMS,
     TUNED,
     VICUNA_A100,
+    WITHOUT,
+    Made,
     Stream,
     draw,
+    full_per_s,
+    measured,
+    mixes,
+    nodes,
+    one_model,
 )
 from controlplane.experiments.shared.measures import Row, rounded
 from controlplane.experiments.shared.scenes import ServedModel
 from controlplane.terminal import Column, table
-from scheduling.queueing.groups import GROUP_BATCHES
+from scheduling.policy import EndpointPolicy
+
+DELTA: Final = EndpointPolicy().group_batches
 
 GPUS: Final = 50
 NODES: Final = 12
@@ -56,7 +57,7 @@ FEW_NODES: Final = 3
 """Fewer than models, so that nothing is served without swaps."""
 BATCH_1_LOAD: Final = 0.2
 WAITING_S: Final = 40.0
-"""Of the whole fleet: the work of the Batch-2 requests that wait at the begin."""
+"""Of the whole fleet: the work of the Batch-2 requests that wait at the start."""
 WAITING_B_S: Final = 120.0
 BUSY_LOAD: Final = 1.4
 """At which one thing after another is taken from QLM, and mega prompts and group sizes are varied."""
@@ -100,10 +101,10 @@ def mean_of(rows: Sequence[Row]) -> Row:
 
 
 def on_one_model(part: EvaluationPart, scale: float) -> Iterator[Run]:
-    """W_A: interactive requests at a load of what the fleet ends, Batch-1 beside, and Batch-2 that waits at the begin."""
+    """W_A: interactive requests at a load of what the fleet ends, Batch-1 with them, and Batch-2 that waits at the start."""
     for value in part.values:
         case: dict[str, Any] = {
-            "load": part.load, "mega": 0.0, "waiting_s": WAITING_S, "group_batches": GROUP_BATCHES, "a10": None,
+            "load": part.load, "mega": 0.0, "waiting_s": WAITING_S, "group_batches": DELTA, "a10": None,
         } | {part.varies: value}  # fmt: skip
         count = max(1, round(GPUS * scale))
         a10s = 0 if case["a10"] is None else round(case["a10"] * count)
@@ -127,7 +128,7 @@ def _workload_a(
 
 
 def multi(part: EvaluationPart, scale: float) -> Iterator[Run]:
-    """W_B where each model can have a node of its own."""
+    """W_B with a node for each model."""
     yield from _several_models(part, max(len(TUNED), round(NODES * scale)))
 
 
@@ -137,7 +138,7 @@ def few(part: EvaluationPart, scale: float) -> Iterator[Run]:
 
 
 def _several_models(part: EvaluationPart, count: int) -> Iterator[Run]:
-    """Two models of Batch-1 at a rate each, three of Batch-2 with requests that wait at the begin, on *count* nodes."""
+    """Two models of Batch-1 at a rate each, three of Batch-2 with requests that wait at the start, on *count* nodes."""
     per_s = [full_per_s(each.base) for each in TUNED]
     first = [at for at, each in enumerate(TUNED) if each.slo_class == BATCH_1]
     second = [at for at, each in enumerate(TUNED) if each.slo_class == BATCH_2]
@@ -193,7 +194,7 @@ PARTS: Final = {
         (0.0, 20.0, 40.0, 80.0, 160.0), ("qlm", *BASELINES), on_one_model, "waiting_s", SIZE_LOAD,
     ),
     "delta": EvaluationPart(
-        "W_A, batches in a request group (delta)", "delta", (0.0625, 0.25, 1.0, GROUP_BATCHES, 16.0), ("qlm",),
+        "W_A, batches in a request group (delta)", "delta", (0.0625, 0.25, 1.0, DELTA, 16.0), ("qlm",),
         on_one_model, "group_batches",
     ),
     "mixes": EvaluationPart(
@@ -306,10 +307,10 @@ class Qlm(Experiment):
             """The most that `qlm` has more than *other*, over what is varied; *relative*: as a share of what that has."""
             gains = []
             for (which, varied, system), row in of.items():
-                beside = of.get((part, varied, other))
-                if which == part and system == "qlm" and beside is not None:
-                    gain = row[name] - beside[name]
-                    gains.append(gain / beside[name] if relative else gain)
+                base = of.get((part, varied, other))
+                if which == part and system == "qlm" and base is not None:
+                    gain = row[name] - base[name]
+                    gains.append(gain / base[name] if relative else gain)
             return max(gains) if gains else None
 
         rows = [

@@ -1,4 +1,8 @@
-"""The systems that QLM's evaluation compares, as fleets of the simulator, and what is measured of a run.
+"""Models, workloads and systems of QLM's evaluation (section 8), as fleets of the simulator.
+
+Lengths follow ShareGPT as vLLM's paper has them (prompts of 161 tokens on average, outputs of 338), drawn from lognormal
+distributions, for the data set is not at hand. The dispatcher knows no output: it takes the mean of ordinary requests, or
+of mega prompts. The paper does not say how many requests are of which class; what was chosen stands with each workload.
 
 `qlm` has all four operations: an instance pulls from its own virtual queue, what runs is evicted for what would be late, the
 global scheduler balances queues, and models are exchanged in the order of the queues. Each `without-` lacks one of them.
@@ -6,23 +10,147 @@ global scheduler balances queues, and models are exchanged in the order of the q
 deadline, and `edf-swapping` the paper's: it exchanges models for whatever is due first, whenever that is another's.
 """
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
 
-from controlplane.experiments.qlm.workloads import CLASSES, CPU_GB, INTERACTIVE, SLEEP_S, TUNED, Stream, Tuned, draw
 from controlplane.experiments.shared.scenes import ServedModel, fleet
+from scheduling.fleet.profile import Profile
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.swapping import Swapping
-from scheduling.simulation.workload.requests import Requests
+from scheduling.simulation.workload.requests import Requests, make_requests
+
+CLASSES: Final = ("interactive", "batch-1", "batch-2")
+SLO_S: Final = (20.0, 60.0, 3600.0)
+"""To the first token, by class; the paper's are of the 99th percentile."""
+INTERACTIVE, BATCH_1, BATCH_2 = range(3)
+
+# One GPU. Vidur's matrix products of Llama-2-7B (A100: 9.3 ms, 0.064 ms a token; A40: 26.3 ms, 0.12 ms a token), by
+# parameters, and the keys and values of all tokens read at the GPU's bandwidth (A100 2.0 TB/s; A10 0.6 TB/s). Of the A10
+# nothing was measured: the A40's, by bandwidth (696 to 600 GB/s) and by dense half precision (150 to 125 TFLOP/s). KV: 90 %
+# of the memory less the weights; 128 KiB a token (Mistral, grouped queries) and 800 KiB (Vicuna).
+VICUNA_A100: Final = ServedModel(
+    "vicuna-13b", Profile(0.0179, 0.0, 1.23e-4, 0.0, 0.0179, 1.23e-4, 4.1e-7), 62_600, 256, 4096
+)
+MISTRAL_A100: Final = ServedModel(
+    "mistral-7b", Profile(0.0100, 0.0, 6.9e-5, 0.0, 0.0100, 6.9e-5, 6.6e-8), 479_000, 256, 4096
+)
+MISTRAL_A10: Final = ServedModel(
+    "mistral-7b", Profile(0.0329, 0.0, 1.55e-4, 0.0, 0.0329, 1.55e-4, 2.2e-7), 66_000, 256, 4096
+)
+# Four A100 as one instance: Llama-2-70B as measured (Splitwise), Mistral with what was measured of Llama-3.1-8B, Vicuna by
+# its size from that.
+LLAMA_NODE: Final = ServedModel(
+    "llama-70b", Profile(0.0637, 0.0323, 1.791e-4, 1.15e-8, 0.0441, 1.63e-4, 2.32e-7), 522_000, 256, 4096
+)
+MISTRAL_NODE: Final = ServedModel(
+    "mistral-7b", Profile(0.0303, 0.0184, 5.573e-5, 7.87e-10, 0.0069, 2.03e-4, 6.6e-9), 2_200_000, 256, 4096
+)
+VICUNA_NODE: Final = ServedModel(
+    "vicuna-13b", Profile(0.0303, 0.0184, 9.06e-5, 7.87e-10, 0.0112, 2.03e-4, 1.0e-7), 345_000, 256, 4096
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """A fine-tuned model of W_B: who asks for it, and what exchanging it for another on a node of four A100 takes."""
+
+    name: str
+    base: ServedModel
+    slo_class: int
+    weights_gb: float
+
+    @property
+    def wake_s(self) -> float:
+        """From CPU memory, at 20 GB/s for each GPU, and two seconds more."""
+        return 2.0 + self.weights_gb / 80
+
+    @property
+    def reload_s(self) -> float:
+        """From storage, at 3 GB/s, and five seconds more."""
+        return 5.0 + self.weights_gb / 3
+
+
+SLEEP_S: Final = 2.0
+CPU_GB: Final = 320.0
+"""Of a node, for models that sleep: what the paper reserves for Llama-70B (section 8.3)."""
+TUNED: Final = (
+    Tuned("mistral-7b-a", MISTRAL_NODE, BATCH_1, 14.5),
+    Tuned("llama-70b-a", LLAMA_NODE, BATCH_1, 138.0),
+    Tuned("vicuna-13b-b", VICUNA_NODE, BATCH_2, 26.0),
+    Tuned("vicuna-13b-c", VICUNA_NODE, BATCH_2, 26.0),
+    Tuned("llama-70b-d", LLAMA_NODE, BATCH_2, 138.0),
+)
+"""Batch-1 of two models, Batch-2 of three, as section 8 has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Poisson arrivals from time 0 on; *waiting* requests are there from the start."""
+
+    slo_class: int
+    requests_per_s: float
+    model: int = 0
+    waiting: int = 0
+
+
+MEAN_TOKENS: Final = (161.0, 338.0)
+"""Of ShareGPT's prompts and outputs."""
+SPREAD: Final = (1.1, 0.8)
+"""Standard deviations of their logarithms, chosen to look like the paper's figure 8."""
+MOST_TOKENS: Final = (2048, 1900)
+MEGA_TOKENS: Final = (3000, 4000)
+"""Prompt and output together of a mega prompt (section 8, W_C)."""
+MEGA_OUTPUT: Final = (100, 1000)
+
+
+def draw(streams: Sequence[Stream], duration_s: float, seed: int, mega_share: float = 0.0) -> Requests:
+    """The requests of *streams* over *duration_s* seconds; *mega_share* of them, of any class, are mega prompts."""
+    random = np.random.default_rng([seed, 8])
+    arrivals, classes, models = [], [], []
+    for stream in streams:
+        count = int(random.poisson(stream.requests_per_s * duration_s))
+        times = [np.zeros(stream.waiting), random.uniform(0.0, duration_s, count)]
+        arrivals.append(np.concatenate(times))
+        classes.append(np.full(stream.waiting + count, stream.slo_class))
+        models.append(np.full(stream.waiting + count, stream.model))
+    order = np.argsort(np.concatenate(arrivals), kind="stable")
+    arrival_s, slo_class, model = (np.concatenate(each)[order] for each in (arrivals, classes, models))
+    tokens = []
+    for mean, spread, most in zip(MEAN_TOKENS, SPREAD, MOST_TOKENS, strict=True):
+        drawn = mean * np.exp(spread * random.standard_normal(order.size) - spread**2 / 2)
+        tokens.append(np.clip(np.rint(drawn), 4, most).astype(np.int64))
+    prompt, output = tokens
+    mega = random.random(order.size) < mega_share
+    mega_output = random.integers(*MEGA_OUTPUT, order.size)
+    total = random.integers(*MEGA_TOKENS, order.size)
+    output = np.where(mega, mega_output, output)
+    prompt = np.where(mega, total - mega_output, prompt)
+    predicted = np.full(order.size, 1)
+    for kind in (mega, ~mega):
+        if kind.any():
+            predicted[kind] = max(1, round(float(output[kind].mean())))
+    slo_s = np.array(SLO_S)
+    return make_requests(
+        arrival_s,
+        prompt,
+        output,
+        predicted_tokens=predicted,
+        model=model,
+        slo_class=slo_class,
+        priority=slo_class,
+        deadline_s=slo_s[slo_class],
+    )
+
 
 EVICTIONS: Final = 2
-"""Of one request at the most, as in the bundle *QLM*."""
+"""Most evictions of one request, as in the bundle *QLM*."""
 WITH_EVICTIONS: Final = "+evictions"
 SWAPPING_EDF: Final = "edf-swapping"
 BASELINES: Final = ("edf", "fcfs", "shepherd")
@@ -64,7 +192,7 @@ def policies_of(system: str, served: Sequence[ServedModel], requests: Requests) 
 
 
 def batch_size(served: ServedModel, requests: Requests) -> int:
-    """Requests in a fixed batch: what memory holds of long ones, and at the most what the engine runs."""
+    """Requests in a fixed batch: what memory holds of long ones, but no more than the engine runs."""
     tokens = np.percentile(requests.prompt_tokens + requests.output_tokens, BATCH_PERCENTILE)
     return max(1, min(served.max_num_seqs, int(served.kv_tokens / tokens)))
 
@@ -74,7 +202,7 @@ def one_model(instances: Sequence[tuple[ServedModel, str]], system: str, request
     queue = {"queue": "fcfs"} if system in ("fcfs", "without-pulling") else {}
     groups = [served.group(gpu=gpu, **queue) for served, gpu in instances]
     if system == "without-balance":
-        # Each instance is a model of its own, and requests are dealt to these one after another, as they come.
+        # Each instance is a separate model, and requests are dealt to these one after another, as they come.
         groups = [group | {"model": f"{group['model']} {at}"} for at, group in enumerate(groups)]
         requests = requests._replace(model=np.asarray(np.arange(requests.count) % len(groups), np.int16))
     chosen = policies_of(system, [served for served, _ in instances], requests) | policies
@@ -83,7 +211,7 @@ def one_model(instances: Sequence[tuple[ServedModel, str]], system: str, request
 
 def nodes(count: int, system: str, requests: Requests) -> Made:
     """*count* nodes of four A100 for the models of W_B, of which each node has one at a time; under `shepherd` and
-    `without-swapping` every model has nodes of its own, and the models with the tightest SLO most."""
+    `without-swapping` every model has separate nodes, and the models with the tightest SLO most."""
     if system not in ("shepherd", "without-swapping"):
         return nodes_of(TUNED, count, system, requests)
     tightest_first = sorted(range(len(TUNED)), key=lambda at: TUNED[at].slo_class)
@@ -182,3 +310,112 @@ def ends_per_s(served: ServedModel, requests: Requests) -> float:
 def full_per_s(served: ServedModel) -> float:
     """The same of interactive requests."""
     return ends_per_s(served, draw([Stream(INTERACTIVE, 0.0, waiting=AT_ONCE)], 1.0, 0))
+
+
+# Mixes of work on which nothing was chosen: the search of the global scheduler against simple rules, evictions for all.
+# Lengths, profiles, promises and seeds are others than those of the paper's workloads. Arrivals are a renewal process with
+# gamma distributed gaps, of CV 1 (Poisson) or more (bursts); an output is predicted with an error.
+
+MIX_S: Final = 120.0
+MIX_AT_ONCE: Final = 1000
+"""Requests that all come together, to find what an instance ends in the long run."""
+MIX_SEED: Final = 900
+PREDICTION_SPREAD: Final = 0.5
+"""Standard deviation of the logarithm of predicted over true output."""
+RULES: Final = ("fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion")
+"""With evictions, in place of the search."""
+OF_ONE_MODEL: Final = ("qlm", *(f"{rule}+evictions" for rule in RULES), "edf", "priority")
+OF_SEVERAL: Final = ("qlm", *(f"{rule}+evictions" for rule in RULES), "edf", "edf-swapping")
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Lognormal lengths (mean, standard deviation of the logarithm, most), promises by class and the class's share."""
+
+    served: ServedModel
+    prompt: tuple[float, float, int]
+    output: tuple[float, float, int]
+    slo_s: tuple[float, ...]
+    shares: tuple[float, ...]
+    models: tuple[Tuned, ...] = ()
+    """That share the instances; none: *served* alone."""
+
+    def requests(self, arrival_s: Any, random: np.random.Generator) -> Requests:
+        """Requests at these moments."""
+        count = arrival_s.size
+        prompt, output = (
+            np.clip(np.rint(mean * np.exp(spread * random.standard_normal(count) - spread**2 / 2)), 4, most)
+            for mean, spread, most in (self.prompt, self.output)
+        )
+        slo_class = random.choice(len(self.shares), count, p=self.shares)
+        noise = np.exp(PREDICTION_SPREAD * random.standard_normal(count))
+        return make_requests(
+            arrival_s,
+            prompt.astype(np.int64),
+            output.astype(np.int64),
+            predicted_tokens=np.clip(np.rint(output * noise), 1, self.output[2]).astype(np.int64),
+            model=random.integers(0, max(1, len(self.models)), count),
+            slo_class=slo_class,
+            priority=slo_class,
+            deadline_s=np.array(self.slo_s)[slo_class],
+        )
+
+
+MIXES: Final = {
+    "short answers": Mix(MISTRAL_A10, (700.0, 1.0, 3000), (150.0, 0.9, 900), (4.0, 30.0, 300.0), (0.5, 0.3, 0.2)),
+    "long prompts": Mix(VICUNA_NODE, (1500.0, 0.7, 2500), (300.0, 0.6, 1200), (10.0, 45.0, 900.0), (0.4, 0.3, 0.3)),
+    "three models": Mix(
+        MISTRAL_NODE,
+        (400.0, 0.9, 2000),
+        (250.0, 0.8, 1500),
+        (15.0, 60.0, 600.0),
+        (0.3, 0.4, 0.3),
+        (
+            Tuned("first", MISTRAL_NODE, 0, 14.5),
+            Tuned("second", VICUNA_NODE, 0, 26.0),
+            Tuned("third", LLAMA_NODE, 0, 138.0),
+        ),
+    ),
+}
+MIX_INSTANCES: Final = {"short answers": 8, "long prompts": 3, "three models": 4}
+
+
+def arrivals(per_s: float, variation: float, random: np.random.Generator) -> Any:
+    """Moments within `MIX_S`, of gaps with that coefficient of variation."""
+    shape, count = variation**-2, int(2 * per_s * MIX_S) + 200
+    gaps = random.gamma(shape, 1.0 / (shape * per_s), count)
+    moments = np.cumsum(gaps)
+    return moments[moments < MIX_S]
+
+
+def mix_per_s(mix: Mix, served: ServedModel) -> float:
+    """Requests a second that an instance ends while it never runs out of work."""
+    requests = mix.requests(np.zeros(MIX_AT_ONCE), np.random.default_rng(MIX_SEED))
+    return ends_per_s(served, requests._replace(model=requests.model * 0))
+
+
+def mixes(
+    names: Sequence[str], loads: Sequence[float], variations: Sequence[float], scale: float
+) -> Iterator[tuple[str, str, float, Callable[[int], Made]]]:
+    """The value varied, the system, requests a second, and fleet and requests by seed."""
+    for name in names:
+        mix, count = MIXES[name], max(1, round(MIX_INSTANCES[name] * scale))
+        each = [mix_per_s(mix, tuned.base) for tuned in mix.models] or [mix_per_s(mix, mix.served)]
+        rate = count * len(each) / sum(1.0 / per_s for per_s in each)
+        for variation in variations:
+            for load in loads:
+                for system in OF_SEVERAL if mix.models else OF_ONE_MODEL:
+                    yield (
+                        f"{name}, load {load:g}, CV {variation:g}",
+                        system,
+                        load * rate,
+                        partial(_mixed, mix, count, load * rate, variation, system),
+                    )
+
+
+def _mixed(mix: Mix, count: int, per_s: float, variation: float, system: str, seed: int) -> Made:
+    random = np.random.default_rng([MIX_SEED, seed])
+    requests = mix.requests(arrivals(per_s, variation, random), random)
+    if mix.models:
+        return nodes_of(mix.models, count, system, requests)
+    return one_model([(mix.served, "GPU")] * count, system, requests)

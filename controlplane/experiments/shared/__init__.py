@@ -1,1 +1,1 @@
-"""What the experiments share: fleets with their demand, forecasts, capability, advisors, measures."""
+"""Parts shared by experiments: fleets with their demand, forecasts, capability, measures."""

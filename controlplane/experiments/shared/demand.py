@@ -91,7 +91,7 @@ def minutes(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What plans read off the minutes behind them, by minute from some hours before the begin on (`before_s`)."""
+    """Measurements that plans take from the minutes behind them, from some hours before the start (`before_s`)."""
 
     interactive: Windows
     other: Windows
@@ -112,7 +112,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class DemandForecasts:
-    """Forecasts made at the begin of every window for the *horizon* windows from then on."""
+    """Forecasts made at the start of every window for the next *horizon* windows."""
 
     forecaster: str
     window_s: float
@@ -142,7 +142,7 @@ def forecast_demand(
 ) -> DemandForecasts:
     """Forecasts by the forecaster *name* while *actual* (streams, windows) comes in after *history*.
 
-    As live: `LOOK` windows ahead, fitted anew every day on as much as *history* is, and a simpler forecaster stands in where
+    As live: `LOOK` windows ahead, refitted every day on as much as *history* is, and a simpler forecaster stands in where
     it fails, which the name in the answer says. ValueError for a name that is no forecaster, ModelsExtraMissing for one that
     rests.
     """

@@ -22,7 +22,7 @@ INTERACTIVE, OTHER = "interactive", "non-interactive"
 HERE = "here"
 SILO = " (non-interactive)"
 """Put behind a model's name for the pool of its other work, where pools are separate."""
-NO_LIMITS = {"dispatch_max_num_seqs": 100_000, "dispatch_kv_tokens": 1 << 40}
+NO_LIMITS: dict[str, Any] = {"dispatch_max_num_seqs": 100_000, "dispatch_kv_tokens": 1 << 40}
 """Of an instance that is given everything at once and queues by itself, as in the papers."""
 
 

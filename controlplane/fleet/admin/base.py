@@ -1,4 +1,4 @@
-"""What all admin pages of the inventory have in common."""
+"""Base of the admin pages of the inventory."""
 
 from django.db import transaction
 from django.http import HttpRequest
@@ -8,7 +8,7 @@ from controlplane.events.admin import AuditedAdmin
 from controlplane.fleet import services
 
 Deleted = tuple[list[str], dict[str, int], set[str], list[str]]
-"""What `get_deleted_objects` answers: rows, counts by kind, kinds that may not be deleted, rows in the way."""
+"""Result of `get_deleted_objects`: rows, counts by kind, kinds that may not be deleted, rows in the way."""
 
 
 class InventoryAdmin(AuditedAdmin[Row]):

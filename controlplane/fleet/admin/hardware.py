@@ -16,7 +16,7 @@ from controlplane.fleet.models.hardware import NodeQuerySet
 GIB = 2**30
 CORDONS: "list[AdminAction[Any]]" = [
     reason_action(
-        "cordon", "Cordon", "Cordon", "Nothing is started there any more; what runs goes on.", services.cordon
+        "cordon", "Cordon", "Cordon", "Nothing new is started there; running instances stay.", services.cordon
     ),
     reason_action("uncordon", "Uncordon", "Uncordon", "Instances may be started there again.", services.uncordon),
 ]

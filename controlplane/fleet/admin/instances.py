@@ -94,7 +94,7 @@ class InstanceAdmin(InventoryAdmin[Instance]):
         if obj.launcher != Launcher.EXTERNAL:
             fixed.append("url")
         if obj.launcher != Launcher.PROCESS:
-            fixed.append("host")  # of a process it may be set anew, when its machine is gone for good
+            fixed.append("host")  # editable for a process whose machine is gone for good
         return [*self.readonly_fields, *fixed]
 
     def get_fieldsets(self, request: HttpRequest, obj: Instance | None = None) -> "_FieldsetSpec":
@@ -130,7 +130,7 @@ class InstanceAdmin(InventoryAdmin[Instance]):
         return f"{instance.deployment.tensor_parallel} x {instance.deployment.gpu_type.title}"
 
     def get_deleted_objects(self, objs: Sequence[Instance] | QuerySet[Instance], request: HttpRequest) -> Deleted:
-        """Only stopped instances are deleted: behind the others there may be a server that nobody would stop any more."""
+        """Only stopped instances are deleted: others may have a server that would keep running unmanaged."""
         to_delete, counts, permissions, protected = super().get_deleted_objects(objs, request)
         alive = [f"{row} is {row.state}: stop it first" for row in objs if row.state != InstanceState.STOPPED]
         return to_delete, counts, permissions - {"instance command", "swap"}, [*protected, *alive]

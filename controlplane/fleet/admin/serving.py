@@ -15,6 +15,7 @@ from controlplane.fleet.admin.forms import DeploymentForm, LanguageModelForm
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, PerformanceProfile, SloClass
 from controlplane.fleet.models import Model as LanguageModel
+from scheduling.policy import COLUMNS
 
 
 @admin.register(LanguageModel)
@@ -117,8 +118,7 @@ class DeploymentAdmin(InventoryAdmin[Deployment]):
         "min_instances",
         "max_instances",
         "ready",
-        "routing_policy",
-        "queue_bound",
+        *COLUMNS,
         "active",
     ]
     list_display_links = ["model"]
@@ -146,18 +146,7 @@ class DeploymentAdmin(InventoryAdmin[Deployment]):
                 "description": "They are passed to servers and never shown again. An empty field keeps what is there.",
             },
         ),
-        (
-            "Requests",
-            {
-                "fields": [
-                    "routing_policy",
-                    "ordering_policy",
-                    "ordering_stretch",
-                    "requests_ahead_limit",
-                    "queue_bound",
-                ]
-            },
-        ),
+        ("Requests", {"fields": [*COLUMNS]}),
     ]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Deployment]:

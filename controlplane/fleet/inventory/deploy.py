@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from django.core.exceptions import NON_FIELD_ERRORS, ValidationError
 from django.db import transaction
+from pydantic import BaseModel, ConfigDict, Field
 
 from controlplane.accounts.models import User
 from controlplane.events.audit import record_creation
@@ -57,43 +58,57 @@ FIELDS: Final = {
 """Fields of rows that have another name here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is to be deployed. Sizes that are None are not known; those of a model that is there are its own."""
+BITS: Final = {16: "16 bits (BF16, FP16)", 8: "8 bits (FP8, INT8)", 4: "4 bits (AWQ, GPTQ, FP4)"}
+_SIZE: Final[dict[str, Any]] = {"gt": 0, "le": 1e6}
+MOST: Final = 32_767
 
-    region: str
-    gpu_type: str
-    gpus: int = 0
-    """Of a new node for it; 0: the nodes that there are."""
-    address: str = LOCAL
-    """Of the new node."""
-    usd_per_gpu_hour: Decimal | None = None
-    """For a GPU type that is new."""
-    model: str
-    source: str = ""
-    weights_gb: float | None = None
-    parameters_billion: float | None = None
-    bits: int = 16
-    """Of a parameter."""
-    active_parameters_billion: float | None = None
-    """Mixture of experts: those used per token."""
-    experts: int | None = None
-    """Per layer."""
-    experts_per_token: int | None = None
-    kv_kib_per_token: float | None = None
-    layers: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    context_tokens: int | None = None
-    tensor_parallel: int = 1
-    gpu_memory_utilization: float = 0.9
-    max_num_seqs: int = 64
-    min_instances: int = 1
-    max_instances: int = 4
-    launcher: str = ""
-    """Empty: that of most instances that Pilothouse starts."""
-    share_gpus_with: str = ""
-    """An instance, by name, with whose GPUs it is to be served, one of the two awake at a time; empty: GPUs of its own."""
+
+class DeployRequest(BaseModel):
+    """A model to deploy: the body of `POST /api/deploy`, and the form of the Deploy page.
+
+    Rows that exist are taken by their names; sizes of a new model that are not given are read from its source.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    region: str = Field(max_length=40, description="Existing region, or a name for a new one.")
+    gpu_type: str = Field(max_length=40, title="GPU type", description="Such as h100-80gb.")
+    gpus: int = Field(0, ge=0, le=MOST, title="GPUs of a new node", description="0 = use existing nodes.")
+    address: str = Field(LOCAL, max_length=255, title="Address of the new node", description="Needs the role admin.")
+    usd_per_gpu_hour: Decimal | None = Field(
+        None, ge=0, max_digits=8, decimal_places=4, title="$ per GPU-hour", description="For a GPU type that is new."
+    )
+    model: str = Field(max_length=160, description="Name used in requests; existing models keep their sizes.")
+    source: str = Field(
+        "", max_length=255, description="Folder or repository that vLLM loads. Sizes left empty are read from it."
+    )
+    weights_gb: float | None = Field(None, **_SIZE, title="or weights (GB)")
+    parameters_billion: float | None = Field(None, **_SIZE, title="Parameters (billions)")
+    bits: int = Field(16, ge=1, le=32, title="Weight precision", description="Bits of a parameter.")
+    active_parameters_billion: float | None = Field(
+        None, **_SIZE, title="Active parameters (billions)", description="Mixture of experts: those used per token."
+    )
+    experts: int | None = Field(None, ge=1, le=100_000, description="Per layer.")
+    experts_per_token: int | None = Field(None, ge=1, le=100_000, title="Experts per token")
+    kv_kib_per_token: float | None = Field(None, **_SIZE, title="or KV cache (KiB per token)")
+    layers: int | None = Field(None, ge=1, le=1_000)
+    kv_heads: int | None = Field(None, ge=1, le=1_000, title="KV heads")
+    head_dim: int | None = Field(None, ge=1, le=10_000, title="Head size")
+    context_tokens: int | None = Field(
+        None, ge=1, le=100_000_000, title="Context (tokens)", description="The longest prompt with its output."
+    )
+    tensor_parallel: int = Field(1, ge=1, le=MOST, title="GPUs per instance", description="The tensor parallel degree.")
+    gpu_memory_utilization: float = Field(0.9, ge=0.1, le=1.0, title="GPU memory used")
+    max_num_seqs: int = Field(64, ge=1, le=MOST, title="Max concurrent requests", description="vLLM's --max-num-seqs.")
+    min_instances: int = Field(1, ge=0, le=MOST, title="Min instances")
+    max_instances: int = Field(4, ge=0, le=MOST, title="Max instances")
+    launcher: Launcher | None = Field(None, description="Null: that of most instances that Pilothouse starts.")
+    share_gpus_with: str = Field(
+        "",
+        max_length=80,
+        title="Share GPUs with",
+        description="An instance. Only one of the two is awake at a time; the other sleeps.",
+    )
 
     @property
     def weights_bytes(self) -> int | None:
@@ -113,7 +128,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What would come of it, as far as it is known: None where sizes are missing. Nothing is written for it."""
+    """Expected result of a deployment; None where sizes are missing. Nothing is written for it."""
 
     weights_bytes: int | None
     kv_bytes_per_token: int | None
@@ -137,7 +152,7 @@ class Estimate:
         return max(0, self.kv_tokens) // self.context_tokens
 
 
-def estimate(wanted: Wanted) -> Estimate:
+def estimate(wanted: DeployRequest) -> Estimate:
     model = Model.objects.filter(name=wanted.model).first()
     gpu_type = GpuType.objects.filter(name=wanted.gpu_type).first()
     weights = model.weights_bytes if model else wanted.weights_bytes
@@ -170,7 +185,7 @@ def estimate(wanted: Wanted) -> Estimate:
     )
 
 
-def _gpu(wanted: Wanted, row: GpuType | None) -> tuple[int | None, float | None]:
+def _gpu(wanted: DeployRequest, row: GpuType | None) -> tuple[int | None, float | None]:
     """Memory and dollars an hour of one GPU."""
     if row:
         return row.memory_bytes, float(row.on_demand_usd_per_hour)
@@ -186,7 +201,7 @@ def _held_profile(model: Model | None, gpu_type: GpuType | None, tensor_parallel
     return rows.first() if model and gpu_type else None
 
 
-def _profile(wanted: Wanted, weights: int | None, kv_bytes: int | None) -> "Profile | None":
+def _profile(wanted: DeployRequest, weights: int | None, kv_bytes: int | None) -> "Profile | None":
     """The estimated one; None without sizes, or of hardware whose speed is not known. Raises ValidationError."""
     from scheduling.fleet import profile_estimate
 
@@ -209,7 +224,7 @@ def _profile(wanted: Wanted, weights: int | None, kv_bytes: int | None) -> "Prof
     return profile_estimate.estimate(sizes, facts, wanted.tensor_parallel, wanted.max_num_seqs)
 
 
-def _nodes(wanted: Wanted) -> list[Node]:
+def _nodes(wanted: DeployRequest) -> list[Node]:
     return list(Node.objects.filter(region__name=wanted.region, gpu_type__name=wanted.gpu_type, active=True))
 
 
@@ -221,10 +236,10 @@ class Deployed:
 
 
 @transaction.atomic
-def deploy(wanted: Wanted, actor: User | str, reason: str = "") -> Deployed:
+def deploy(wanted: DeployRequest, actor: User | str, reason: str = "") -> Deployed:
     """Create what is missing, start as many instances as the minimum (one at least), and record `model.deployed`.
 
-    Raises ValidationError naming the field of `Wanted` at fault; nothing is written then.
+    Raises ValidationError naming the field of `DeployRequest` at fault; nothing is written then.
     """
     with _naming("region"):
         region = Region.objects.filter(name=wanted.region).first() or services.create(
@@ -264,7 +279,7 @@ def deploy(wanted: Wanted, actor: User | str, reason: str = "") -> Deployed:
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Errors of rows as errors of `Wanted`: fields by their names there, what concerns none of them at *field*."""
+    """Errors of rows as errors of `DeployRequest`: fields by their names there, what concerns none of them at *field*."""
     try:
         yield
     except ValidationError as error:
@@ -272,11 +287,11 @@ def _naming(field: str) -> Iterator[None]:
         named: dict[str, list[str]] = {}
         for name, texts in messages.items():
             own = FIELDS.get(name, name)
-            named.setdefault(own if own in Wanted.__dataclass_fields__ else field, []).extend(texts)
+            named.setdefault(own if own in DeployRequest.model_fields else field, []).extend(texts)
         raise ValidationError(named) from error
 
 
-def _gpu_type(wanted: Wanted, actor: User | str, reason: str) -> GpuType:
+def _gpu_type(wanted: DeployRequest, actor: User | str, reason: str) -> GpuType:
     row = GpuType.objects.filter(name=wanted.gpu_type).first()
     if row:
         return row
@@ -298,7 +313,7 @@ def _gpu_type(wanted: Wanted, actor: User | str, reason: str) -> GpuType:
     return made
 
 
-def _node_name(wanted: Wanted) -> str:
+def _node_name(wanted: DeployRequest) -> str:
     """`<region>-<GPU>-<number>` with the first number that is free."""
     base = f"{wanted.region}-{wanted.gpu_type.partition('-')[0]}"[:56]
     taken, number = set(Node.objects.filter(name__startswith=f"{base}-").values_list("name", flat=True)), 1
@@ -307,7 +322,7 @@ def _node_name(wanted: Wanted) -> str:
     return f"{base}-{number}"
 
 
-def _sizes(wanted: Wanted) -> dict[str, Any]:
+def _sizes(wanted: DeployRequest) -> dict[str, Any]:
     """Of a new model. What is not given is read from its source."""
     return {
         "name": wanted.model,
@@ -318,7 +333,7 @@ def _sizes(wanted: Wanted) -> dict[str, Any]:
     }
 
 
-def _deployment(wanted: Wanted) -> dict[str, Any]:
+def _deployment(wanted: DeployRequest) -> dict[str, Any]:
     names = (
         "model", "region", "gpu_type", "tensor_parallel", "gpu_memory_utilization", "max_num_seqs", "min_instances",
         "max_instances",
@@ -327,7 +342,7 @@ def _deployment(wanted: Wanted) -> dict[str, Any]:
 
 
 def _store_profile(
-    wanted: Wanted, model: Model, gpu_type: GpuType, actor: User | str, reason: str
+    wanted: DeployRequest, model: Model, gpu_type: GpuType, actor: User | str, reason: str
 ) -> PerformanceProfile | None:
     """The profile that there is, or an estimated one; None where it cannot be estimated."""
     held = _held_profile(model, gpu_type, wanted.tensor_parallel)
@@ -349,7 +364,7 @@ def _store_profile(
     return row
 
 
-def _start(wanted: Wanted, deployment: Deployment, actor: User | str, reason: str) -> tuple[Instance, ...]:
+def _start(wanted: DeployRequest, deployment: Deployment, actor: User | str, reason: str) -> tuple[Instance, ...]:
     launcher = wanted.launcher or usual_launcher()
     places.lock(Deployment.objects.filter(pk=deployment.pk))
     started = []
@@ -365,7 +380,7 @@ def _start(wanted: Wanted, deployment: Deployment, actor: User | str, reason: st
     return tuple(started)
 
 
-def _share(wanted: Wanted, deployment: Deployment, actor: User | str, reason: str) -> tuple[Instance, ...]:
+def _share(wanted: DeployRequest, deployment: Deployment, actor: User | str, reason: str) -> tuple[Instance, ...]:
     """One instance on the GPUs of another: stopped, until a swap gives them to it."""
     other = Instance.objects.select_related("deployment", "node").filter(name=wanted.share_gpus_with).first()
     if other is None:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Node, Region, RegionLatency, SloClass
+from scheduling.policy import COLUMNS
 
 TYPES: tuple[tuple[type[models.Field[Any, Any]], Any], ...] = (
     (models.BooleanField, bool),
@@ -89,7 +90,7 @@ class Kind:
         return "/".join(str(key[name]) for name in self.key)
 
     def values_of(self, row: models.Model) -> dict[str, Any]:
-        """What *row* holds in the fields that may be written, other rows by their names."""
+        """Writable fields of *row*, other rows by their names."""
         return {name: self._read(row, name) for name in (*self.fixed, *self.fields)}
 
     def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,11 +217,7 @@ DEPLOYMENT = Kind(
         "max_num_seqs",
         "max_num_batched_tokens",
         "gpu_memory_utilization",
-        "routing_policy",
-        "ordering_policy",
-        "ordering_stretch",
-        "requests_ahead_limit",
-        "queue_bound",
+        *COLUMNS,
         "vllm_args",
         "environment",
         "secrets",

@@ -1,4 +1,4 @@
-"""Which machine acts for an instance: a vLLM process can be stopped, watched and started anew only where it runs.
+"""Which machine acts for an instance: a vLLM process can be stopped, watched and restarted only where it runs.
 
 An instance remembers the host that started it, until it is stopped there. A command for it is carried out on that host
 alone; elsewhere it is left as it is and passed on to the queue of its node, `node.<name>`, where that host's worker takes
@@ -38,7 +38,7 @@ def queue_of(instance: Instance) -> str:
 
 
 def is_here(address: str) -> bool:
-    """Whether servers of this machine can be reached at *address*: it is one of its own."""
+    """Whether servers of this machine can be reached at *address*."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -14,7 +14,7 @@ BLOCK_SIZE_TOKENS = 16  # vLLM's default on GPUs
 
 
 def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -> LaunchSpec:
-    """What to start for *instance*, from its deployment's row and, if emulated, the *profile* measured for it.
+    """The server to start for *instance*, from its deployment's row and, if emulated, the *profile* measured for it.
 
     Raises LaunchError when an emulated instance has no profile or its KV cache would be empty.
     """
@@ -49,7 +49,7 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
 
 
 def process_spec(deployment: Deployment, instance: Instance | None = None) -> LaunchSpec:
-    """What the process launcher starts for *instance*; without one, for any of them."""
+    """The command that the process launcher runs for *instance*, or for any instance without one."""
     node = instance.node if instance else None
     on_cpu = deployment.gpu_type.device == Device.CPU
     shares = instance is not None and instance.swap_group_id is not None
@@ -83,7 +83,7 @@ def _sharing(instance: Instance) -> tuple[str, ...]:
 
 
 def arguments_problem(deployment: Deployment) -> str:
-    """What vLLM's parser says against the further flags of *deployment*; "" also where there is no vLLM to ask."""
+    """The error of vLLM's parser for the further flags of *deployment*; "" also where vLLM is not installed."""
     if not settings.VLLM_PYTHON or not deployment.vllm_args:
         return ""
     cache = settings.STATE_DIR / "instances" / CHECKED

@@ -10,7 +10,7 @@ FIRST = timedelta(seconds=5)
 """After the first failure: a server that only hung for a moment may answer again."""
 LONGEST = timedelta(minutes=5)
 SETTLED = timedelta(minutes=10)
-"""An instance that was ready for so long counts its failures anew."""
+"""Time after which a ready instance has its failure count reset."""
 CRASH_LOOP = 3
 """Failures in a row from which it is said to be in a crash loop."""
 
@@ -30,5 +30,5 @@ def is_due(instance: Instance) -> bool:
 
 
 def loops(instance: Instance) -> bool:
-    """Whether *instance* is in a crash loop: nobody should count on its next start."""
+    """Whether *instance* is in a crash loop, so that its next start is not counted on."""
     return instance.failures >= CRASH_LOOP

@@ -1,10 +1,10 @@
-"""What an instance's state is to scaling: the stage that a view counts it in (`scheduling.scaling.view`)."""
+"""The stage in which scaling counts an instance's state (`scheduling.scaling.view`)."""
 
 from controlplane.fleet.lifecycle.states import COMING, InstanceState
 from scheduling.scaling.view import Stage
 
 COMING_LIMIT_S = 1800.0
-"""What has been loading for so long is not on its way any more."""
+"""An instance that loads for longer no longer counts as on its way."""
 FIRST_SIGHT_S = 15.0
 """In which an instance that is ready by its row has answered the gateway; after that it is unreachable."""
 

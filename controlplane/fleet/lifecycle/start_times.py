@@ -19,7 +19,7 @@ MOVES = 5_000
 STARTS = 50
 """Newest starts of a model on a GPU type that count: a new image or a nearer disk must not be outvoted for weeks."""
 LONGEST_S = 7200.0
-"""What takes longer (SageServe 7.1: two hours, with weights from afar) happened while the stack was stopped."""
+"""Longer starts (SageServe 7.1: two hours, with remote weights) spanned a stop of the stack and are left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ def check_move(name: str, before: str, after: str) -> None:
 
 
 class Action(models.TextChoices):
-    """What an operator may ask of an instance; each is the function of that name in `fleet.services`."""
+    """Actions of an operator on an instance; each is the function of that name in `fleet.services`."""
 
     DRAIN = "drain", "Drain"
     RESUME = "resume", "Resume"

@@ -3,7 +3,7 @@
 from controlplane.fleet.models.hardware import Device, GpuType, Node, Region, RegionLatency
 from controlplane.fleet.models.instances import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
 from controlplane.fleet.models.rollouts import Rollout, RolloutState
-from controlplane.fleet.models.serving import Deployment, Model, OrderingPolicy, PerformanceProfile, RoutingPolicy
+from controlplane.fleet.models.serving import Deployment, Model, PerformanceProfile
 from controlplane.fleet.models.slo import SloClass, SloKind
 from controlplane.fleet.models.swaps import Swap, SwapGroup, SwapState, Tier
 
@@ -18,13 +18,11 @@ __all__ = [
     "Launcher",
     "Model",
     "Node",
-    "OrderingPolicy",
     "PerformanceProfile",
     "Region",
     "RegionLatency",
     "Rollout",
     "RolloutState",
-    "RoutingPolicy",
     "SloClass",
     "SloKind",
     "Swap",

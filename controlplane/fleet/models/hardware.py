@@ -65,7 +65,7 @@ class RegionLatency(models.Model):
 
 
 class Device(models.TextChoices):
-    """What vLLM computes on."""
+    """Kind of processor that vLLM runs on."""
 
     GPU = "gpu", "GPU"
     CPU = "cpu", "CPU"

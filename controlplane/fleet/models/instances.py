@@ -120,7 +120,7 @@ class Instance(models.Model):
 
     @property
     def token(self) -> str:
-        """What its server asks for ("" for nothing): of one that Pilothouse started, what it was started with."""
+        """The token that its server asks for, "" for none; for a launched server the one it was started with."""
         return self.deployment.api_key if self.launcher == Launcher.EXTERNAL else self.api_key
 
     @property

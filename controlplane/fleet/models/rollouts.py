@@ -1,10 +1,10 @@
 """A changed deployment on its way to its instances."""
 
 from django.db import models
-from django.utils import timezone
 
 from controlplane.fleet.models.instances import Instance
 from controlplane.fleet.models.serving import Deployment
+from controlplane.fleet.models.swaps import Operation
 
 
 class RolloutState(models.TextChoices):
@@ -14,16 +14,13 @@ class RolloutState(models.TextChoices):
     CANCELLED = "cancelled", "Cancelled"
 
 
-class Rollout(models.Model):
+class Rollout(Operation):
     """Instances of a deployment started again with its present settings, one after another (`fleet.rollouts`)."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="rollouts")
     state = models.CharField(max_length=16, choices=RolloutState.choices, default=RolloutState.IN_PROGRESS)
-    actor = models.CharField(max_length=120)
-    reason = models.CharField(max_length=255, blank=True)
     total = models.PositiveIntegerField(default=0, help_text="Instances that are kept while it lasts.")
     up_to_date = models.PositiveIntegerField(default=0, help_text="Instances that are ready with the present settings.")
-    message = models.TextField(blank=True, help_text="What it does or waits for, or how it ended.")
     starting = models.ForeignKey(
         Instance,
         on_delete=models.SET_NULL,
@@ -40,11 +37,8 @@ class Rollout(models.Model):
         related_name="+",
         help_text="Has other settings, and is drained and stopped.",
     )
-    started_at = models.DateTimeField(default=timezone.now)
-    ended_at = models.DateTimeField(null=True, blank=True)
 
-    class Meta:
-        ordering = ["-id"]
+    class Meta(Operation.Meta):
         constraints = [
             models.UniqueConstraint(
                 fields=["deployment"], condition=models.Q(state="in_progress"), name="one_rollout_per_deployment"

@@ -1,7 +1,7 @@
 """Which models there are, how fast they run, and how they are deployed."""
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
@@ -17,6 +17,8 @@ from controlplane.fleet.validators import (
     validate_token,
     validate_vllm_args,
 )
+from scheduling.knob import Declared
+from scheduling.policy import COLUMNS, LIVE_CHOICES, EndpointPolicy
 
 if TYPE_CHECKING:
     from scheduling.fleet.front_end import FrontEnd
@@ -141,7 +143,7 @@ class PerformanceProfile(models.Model):
         return f"{self.model} on {self.tensor_parallel} x {self.gpu_type}"
 
     def coefficients(self) -> "Profile":
-        """What simulator and emulator compute with. Raises ValueError naming a coefficient that is impossible."""
+        """Coefficients for simulator and emulator. Raises ValueError naming a coefficient that is impossible."""
         from scheduling.fleet.profile import Profile  # brings Numba, which few commands need
 
         return Profile(**{field.name: getattr(self, field.name) for field in fields(Profile)})
@@ -167,38 +169,47 @@ class PerformanceProfile(models.Model):
             raise ValidationError({"decode_a_s": "The constant of a decode step is above 0 seconds."})
 
 
-class RoutingPolicy(models.TextChoices):
-    """Names are those of `scheduling.routing.routers.POLICY_CODES`."""
-
-    ROUND_ROBIN = "round_robin", "Round robin"
-    LEAST_REQUEST = "least_request", "Least request"
-    MINIMUM_USE = "minimum_use", "Minimum use"
-    JOIN_SHORTEST_QUEUE = "join_shortest_queue", "Join shortest queue"
-    PRESERVE = "preserve", "Least load ahead (PreServe)"
-    LEAST_DELAY = "least_delay", "Least predicted delay, with prefixes"
-
-
-class OrderingPolicy(models.TextChoices):
-    """Names are those of `scheduling.queueing.ordering.ORDERINGS`, less `NOT_LIVE`."""
-
-    FCFS = "fcfs", "First come, first served"
-    PRIORITY = "priority", "Priority of the SLO class, then first come"
-    SSJF = "ssjf", "Priority of the SLO class, then shortest predicted first, with aging"
-    DEADLINE = "deadline", "Earliest deadline first"
-    SLACK = "slack", "Least slack first"
-    QLM = "qlm", "Request groups in virtual queues (QLM)"
-
-
 NOT_LIVE = {
     "sjf": "sjf goes by the output that will really come, which only a simulation knows: take ssjf",
     "shortest": "by shortest a long request could wait for ever: take ssjf, with a large stretch if need be",
 }
 """Why a deployment cannot have an ordering that the simulator has."""
-STRETCH = 100.0
-"""That of `scheduling.queueing.ordering`, which brings Numba."""
 
 
-class Deployment(models.Model):
+def _column(declared: Declared) -> Any:
+    """The column that holds a knob of an endpoint's policy."""
+    knob, column = declared.knob, declared.knob.column
+    assert column is not None
+    options: dict[str, Any] = {"help_text": knob.help, "default": column.default}
+    if knob.choices is not None:
+        choices = LIVE_CHOICES[column.name]
+        wrong = f"%(value)r is not one of {', '.join(choices)}."
+        if refused := [NOT_LIVE[name] for name in knob.choices if name not in choices]:
+            wrong = f"%(value)r is no ordering of a deployment ({'; '.join(refused)})."
+        options |= {"max_length": 32, "choices": list(choices.items()), "error_messages": {"invalid_choice": wrong}}
+        return models.CharField(**options)
+    limits: list[Any] = [] if column.le is None else [MaxValueValidator(column.le)]
+    if declared.type is float:
+        return models.FloatField(validators=[MinValueValidator(knob.ge or 0.0), *limits], **options)
+    if knob.title:
+        options["verbose_name"] = knob.title
+    if declared.optional and column.default is None:
+        options |= {"null": True, "blank": True}
+    return models.PositiveIntegerField(validators=limits, **options)
+
+
+class EndpointPolicyColumns(models.Model):
+    """The knobs of `scheduling.policy.EndpointPolicy` that a live deployment holds, as columns."""
+
+    class Meta:
+        abstract = True
+
+
+for _name, _declared in COLUMNS.items():
+    EndpointPolicyColumns.add_to_class(_name, _column(_declared))
+
+
+class Deployment(EndpointPolicyColumns):
     """A model in a region on a GPU type: how its instances are made, bounded and fed."""
 
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="deployments")
@@ -224,35 +235,6 @@ class Deployment(models.Model):
         default=0.9,
         validators=[MinValueValidator(0.1), MaxValueValidator(1.0)],
         help_text="vLLM's flag of that name.",
-    )
-    routing_policy = models.CharField(
-        max_length=32, choices=RoutingPolicy.choices, default=RoutingPolicy.JOIN_SHORTEST_QUEUE
-    )
-    ordering_policy = models.CharField(
-        max_length=16,
-        choices=OrderingPolicy.choices,
-        default=OrderingPolicy.PRIORITY,
-        error_messages={
-            "invalid_choice": f"%(value)r is no ordering of a deployment ({'; '.join(NOT_LIVE.values())})."
-        },
-    )
-    ordering_stretch = models.FloatField(
-        default=STRETCH,
-        validators=[MinValueValidator(0.0), MaxValueValidator(1e6)],
-        help_text="Of ssjf: a request is overtaken only by those that come within this many times its own predicted "
-        "service time after it. 0 is first come, first served.",
-    )
-    requests_ahead_limit = models.PositiveSmallIntegerField(
-        "requests ahead",
-        null=True,
-        blank=True,
-        help_text="Requests at the most that an instance is given beyond what it runs, so that no place stands empty "
-        "for a round trip. Empty: as many as end there within a measured round trip. 0: none, the order is strict.",
-    )
-    queue_bound = models.PositiveIntegerField(
-        default=2000,
-        validators=[MaxValueValidator(1_000_000)],
-        help_text="Requests held for this endpoint before new ones are answered with 429.",
     )
     vllm_args = models.CharField(
         "further vLLM flags",
@@ -306,7 +288,11 @@ class Deployment(models.Model):
     @property
     def scheduling_policy(self) -> Literal["fcfs", "priority"]:
         """vLLM's --scheduling-policy: by arrival, or by the priority that comes with each request."""
-        return "fcfs" if self.ordering_policy == OrderingPolicy.FCFS else "priority"
+        return "fcfs" if self.policy().ordering == "fcfs" else "priority"
+
+    def policy(self) -> EndpointPolicy:
+        """The knobs that its columns hold; the others have their defaults."""
+        return EndpointPolicy(**{declared.name: getattr(self, name) for name, declared in COLUMNS.items()})
 
     def profile(self) -> PerformanceProfile | None:
         """The measured coefficients for this model on these GPUs, if there are any."""

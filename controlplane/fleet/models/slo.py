@@ -1,4 +1,4 @@
-"""What requests are promised."""
+"""SLO classes."""
 
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
@@ -15,7 +15,7 @@ class SloKind(models.TextChoices):
 
 
 class SloClass(models.Model):
-    """What a request is promised: latency targets at a percentile, a deadline and a price."""
+    """The promise to a request: latency targets at a percentile, a deadline and a price."""
 
     name = models.SlugField(max_length=40, unique=True, help_text="The value of X-SLO-Class.")
     title = models.CharField(max_length=80)

@@ -1,7 +1,7 @@
 """Several models on the same GPUs: who shares them, and how long it took to change who has them.
 
-As with llama-swap and vLLM's sleep mode, a swap is no process that changes its weights: each model has a server of its
-own, an `Instance` of its own deployment, and of those of a group one at most is awake. The others sleep, their weights in
+As with llama-swap and vLLM's sleep mode, a swap is no process that changes its weights: each model has its own server, an
+`Instance` of its own deployment, and at most one of a group is awake. The others sleep, their weights in
 CPU memory (vLLM's sleep level 1) or in storage alone (level 2), or are stopped (QLM, section 5: model swapping).
 """
 
@@ -40,13 +40,27 @@ class Tier(models.TextChoices):
     STOPPED = "stopped", "Storage, server stopped"
 
 
+class Operation(models.Model):
+    """Work on instances that takes several steps: who asked for it, what it does, and how it ended."""
+
+    actor = models.CharField(max_length=120)
+    reason = models.CharField(max_length=255, blank=True)
+    message = models.TextField(blank=True, help_text="What it does or waits for, or how it ended.")
+    started_at = models.DateTimeField(default=timezone.now)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        abstract = True
+        ordering = ["-id"]
+
+
 class SwapState(models.TextChoices):
     IN_PROGRESS = "in_progress", "In progress"
     SUCCEEDED = "succeeded", "Succeeded"
     FAILED = "failed", "Failed"
 
 
-class Swap(models.Model):
+class Swap(Operation):
     """One change of who is awake in a group, with the times that it took (`fleet.swaps`)."""
 
     group = models.ForeignKey(SwapGroup, on_delete=models.CASCADE, related_name="swaps")
@@ -64,9 +78,6 @@ class Swap(models.Model):
     )
     sleep_s = models.FloatField("fell asleep in (s)", null=True, blank=True)
     load_s = models.FloatField("loaded in (s)", null=True, blank=True, help_text="Until it answered.")
-    actor = models.CharField(max_length=120)
-    reason = models.CharField(max_length=255, blank=True)
-    message = models.TextField(blank=True, help_text="What it does or waits for, or how it ended.")
     load_command = models.ForeignKey(
         "fleet.InstanceCommand",
         on_delete=models.SET_NULL,
@@ -75,11 +86,8 @@ class Swap(models.Model):
         related_name="+",
         help_text="That wakes or starts the instance.",
     )
-    started_at = models.DateTimeField(default=timezone.now)
-    ended_at = models.DateTimeField(null=True, blank=True)
 
-    class Meta:
-        ordering = ["-id"]
+    class Meta(Operation.Meta):
         constraints = [
             models.UniqueConstraint(
                 fields=["group"], condition=models.Q(state="in_progress"), name="one_swap_in_progress_per_group"

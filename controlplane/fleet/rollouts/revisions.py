@@ -18,7 +18,7 @@ from workers.vllm.launcher import LaunchError, LaunchSpec
 
 OF_ONE_INSTANCE = frozenset({"name", "host", "port", "gpus", "startup_s", "sleep_s", "wake_s", "reload_s"})
 OF_ONE_INSTANCE |= {"shares_gpus_with", "sleep_mode"}
-"""What differs between instances of one deployment."""
+"""Fields that differ between instances of one deployment."""
 SHOWN_AS = {"extra_args": "vllm_args", "max_model_len": "context_tokens", "cpu_kv_bytes": "kv_cache"}
 SHOWN_AS |= {"kv_blocks": "kv_cache"}
 RUNNING = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.STOPPED, InstanceState.FAILED}
@@ -26,7 +26,7 @@ RUNNING = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.
 
 
 def settings_of(spec: LaunchSpec) -> dict[str, Any]:
-    """What *spec* says for every instance of its deployment, as JSON values without secrets."""
+    """The part of *spec* that all instances of its deployment share, as JSON values without secrets."""
     values = {name: value for name, value in asdict(spec).items() if name not in OF_ONE_INSTANCE}
     values["environment"] = {name: _digest(value) for name, value in sorted(spec.environment.items())}
     values["api_key"] = _digest(spec.api_key)

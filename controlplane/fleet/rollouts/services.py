@@ -137,7 +137,7 @@ def advance(rollout: Rollout) -> Rollout:
             _step(row)
         except LaunchError as error:
             _end(row, RolloutState.FAILED, f"The present settings cannot be started: {error}")
-        except ActionError as error:  # moved meanwhile by somebody: looked at again at the next call
+        except ActionError as error:  # moved meanwhile: retried at the next call
             row.message = f"Waits: {error}."
     row.save()
     return row
@@ -164,7 +164,7 @@ def _step(rollout: Rollout) -> None:
 
 
 def _starting(rollout: Rollout, seen: Fleet) -> str:
-    """What is waited for on the way of the instance that starts; "" when it is ready or no longer ours to wait for."""
+    """The step that the starting instance waits for; "" when it is ready or no longer part of the rollout."""
     row = rollout.starting
     if row is None:
         return ""
@@ -291,7 +291,7 @@ def _settle(rollout: Rollout) -> None:
             services.resume(row, ACTOR, f"{rollout} has ended")
         elif row.state in (S.STOPPED, S.FAILED) and _present(rollout.deployment) < rollout.total:
             services.start(row, ACTOR, f"{rollout} has ended")
-    except ActionError:  # its GPUs may be somebody else's for the moment
+    except ActionError:  # its GPUs may be taken for the moment
         if not _overdue(row):
             return
     rollout.draining = None

@@ -27,7 +27,7 @@ class Member:
     instance: Instance
     tier: Tier
     sleep: SwapTime
-    """Of who is awake, when nothing runs on it any more."""
+    """Of the member that is awake, once it is drained."""
     load: SwapTime
     """Of this one, from its tier."""
     leave: SwapTime

@@ -115,7 +115,7 @@ def advance(swap: Swap) -> Swap:
                 row.message = _put_to_sleep(row, awake)
             else:
                 _bring_up(row, target)
-        except ActionError as error:  # moved meanwhile by somebody: looked at again at the next call
+        except ActionError as error:  # moved meanwhile: retried at the next call
             row.message = f"Waits: {error}."
     row.save()
     return row
@@ -159,7 +159,7 @@ def _put_to_sleep(swap: Swap, awake: Instance) -> str:
 
 
 def _bring_up(swap: Swap, target: Instance) -> None:
-    """Nobody else is awake: the next move to have *target* up."""
+    """Take the next step to bring *target* up, once no other member is awake."""
     command = swap.load_command
     if command is not None and command.state == CommandState.FAILED:
         if target.state == S.SLEEPING:  # whether it has the GPUs is not known: its server is ended

@@ -14,7 +14,7 @@ from controlplane.tuning.selectors import tuned
 PCIE_BYTES_PER_S = 25e9
 """Of one GPU: what PCIe 4.0 x16 moves in practice, of 32 GB/s."""
 STORAGE_BYTES_PER_S = 2e9
-"""What one local NVMe disk reads in a row."""
+"""Sequential read rate of one local NVMe disk."""
 DISCARD_S = 1.0
 """Weights that are discarded are moved nowhere."""
 SWAPS = 500
@@ -40,7 +40,7 @@ class SwapTimes:
     loaded: Mapping[Key, SwapTime]
 
     def sleep(self, deployment: Deployment, tier: str) -> SwapTime:
-        """For an instance of *deployment* to leave its GPUs for *tier*, when nothing runs on it any more."""
+        """For an instance of *deployment* to leave its GPUs for *tier*, once it is drained."""
         key = deployment.model.name, deployment.gpu_type.name, tier
         return self.slept.get(key) or SwapTime(usual_sleep_s(deployment, tier))
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import orjson
 
 from controlplane.gateway.errors import ApiError
-from controlplane.gateway.ledger.entry import Entry
 from controlplane.gateway.ledger.retries import Retries
 from controlplane.gateway.ledger.writer import Ledger
 from controlplane.gateway.models import Outcome
@@ -52,79 +51,48 @@ class Records:
 
     def close(self, ticket: Ticket, status: int) -> int:
         """Write down how *ticket* ended, its answer having *status*. Returns the tokens that it used."""
-        asked = ticket.asked
-        now_s = ticket.finished_s = self.clock()
+        now_s, arrived_s = self.clock(), ticket.asked.arrived_s
         grant, call, terms = ticket.grant, ticket.call, ticket.terms
         outcome = OUTCOMES[ticket.state]
         done = outcome is Outcome.DONE
-        served_tokens = ticket.output_tokens = max(0, ticket.output_tokens)
-        prompt_tokens = ticket.prompt_tokens if ticket.first_token_s else 0
+        ticket.finished_s, ticket.outcome = now_s, outcome.value
+        ticket.tenant_id, ticket.api_key_id = grant.tenant_id, grant.key_id
+        ticket.model, ticket.slo_class, ticket.streamed = call.model, terms.name, call.stream
+        ticket.status_code = ticket.status or status
+        ticket.predicted_output_tokens = int(ticket.predicted_tokens)
+        ticket.output_tokens = max(0, ticket.output_tokens)
+        if not ticket.first_token_s:
+            ticket.prompt_tokens = 0
 
-        queue_ms = (ticket.placed_s - asked.arrived_s) * 1000 if ticket.placed_s else None
-        e2e_ms = (now_s - asked.arrived_s) * 1000
-        ttft_ms = itl_ms = None
+        ticket.e2e_ms = (now_s - arrived_s) * 1000
+        if ticket.placed_s:
+            ticket.queue_ms = (ticket.placed_s - arrived_s) * 1000
         if ticket.first_token_heard:
-            ttft_ms = (ticket.first_token_s - asked.arrived_s) * 1000
-            if served_tokens > call.sequences:
-                per_sequence = served_tokens / call.sequences
-                itl_ms = (now_s - ticket.first_token_s) * 1000 / (per_sequence - 1)
-        slo_met = None
+            ticket.ttft_ms = (ticket.first_token_s - arrived_s) * 1000
+            if ticket.output_tokens > call.sequences:
+                per_sequence = ticket.output_tokens / call.sequences
+                ticket.itl_ms = (now_s - ticket.first_token_s) * 1000 / (per_sequence - 1)
         if done:
-            slo_met = terms.met(ttft_ms, itl_ms, e2e_ms)
+            ticket.slo_met = terms.met(ticket.ttft_ms, ticket.itl_ms, ticket.e2e_ms)
         elif outcome is not Outcome.CANCELLED and (
             ticket.status < 400 or ticket.status >= 429
         ):  # no tenant's own mistake
-            slo_met = False if terms.promises else None
+            ticket.slo_met = False if terms.promises else None
 
         if done:
-            self.lengths.prior.learn(ticket.query, served_tokens, call.prompt_characters, prompt_tokens)
-            self.lengths.learn(ticket.length, grant.tenant_id, served_tokens)
-        if ticket.length is not None and ticket.trace:
-            ticket.trace[0]["length"] = ticket.length.explained()
-        if ticket.in_one_piece and ticket.trace:
-            ticket.trace[0]["in_one_piece"] = ticket.in_one_piece
-        unserved, repeated = self._demand(ticket)
-        self._measure(ticket, outcome, prompt_tokens, slo_met, (queue_ms, ttft_ms, itl_ms, e2e_ms))
-        self.ledger.add(
-            Entry(
-                request_id=asked.request_id,
-                arrived_at=asked.arrived_at,
-                tenant_id=grant.tenant_id,
-                api_key_id=grant.key_id,
-                model=call.model,
-                slo_class=terms.name,
-                region=ticket.region,
-                own_region=ticket.own_region if ticket.own_region != ticket.region else "",
-                instance=ticket.instance,
-                application=ticket.application,
-                run=ticket.run,
-                unit=ticket.unit,
-                streamed=call.stream,
-                outcome=outcome.value,
-                status_code=ticket.status or status,
-                error_code=ticket.error_code,
-                prompt_tokens=prompt_tokens,
-                output_tokens=served_tokens,
-                predicted_prompt_tokens=asked.prompt_tokens,
-                predicted_output_tokens=int(ticket.predicted_tokens),
-                queue_ms=queue_ms,
-                ttft_ms=ttft_ms,
-                itl_ms=itl_ms,
-                e2e_ms=e2e_ms,
-                slo_met=slo_met,
-                unserved=unserved,
-                retry=ticket.retry,
-                repeated=repeated,
-                attempts=ticket.attempts,
-                trace=orjson.dumps(ticket.trace).decode(),
-                error_message=ticket.error_message,
-                queue_position=ticket.queue_position,
-                estimated_wait_s=ticket.estimated_wait_s,
-                estimated_wait_p99_s=ticket.estimated_wait_p99_s,
-                evictions=ticket.evictions,
-            )
-        )
-        return prompt_tokens + served_tokens
+            self.lengths.prior.learn(ticket.query, ticket.output_tokens, call.prompt_characters, ticket.prompt_tokens)
+            self.lengths.learn(ticket.length, grant.tenant_id, ticket.output_tokens)
+        if ticket.length is not None and ticket.steps:
+            ticket.steps[0]["length"] = ticket.length.explained()
+        if ticket.in_one_piece and ticket.steps:
+            ticket.steps[0]["in_one_piece"] = ticket.in_one_piece
+        ticket.trace = orjson.dumps(ticket.steps).decode()
+        ticket.unserved, ticket.repeated = self._demand(ticket)
+        self._measure(ticket, outcome)
+        if ticket.own_region == ticket.region:
+            ticket.own_region = ""
+        self.ledger.add(ticket.ended())
+        return ticket.prompt_tokens + ticket.output_tokens
 
     def _demand(self, ticket: Ticket) -> tuple[bool, bool]:
         """Whether *ticket* is demand that was not served, and whether its demand was counted with an earlier attempt."""
@@ -135,17 +103,10 @@ class Records:
             self.retries.note(key_id, ticket.call.raw, ticket.finished_s)
         return unserved and not repeated, repeated
 
-    def _measure(
-        self,
-        ticket: Ticket,
-        outcome: Outcome,
-        prompt_tokens: int,
-        slo_met: bool | None,
-        times_ms: tuple[float | None, float | None, float | None, float | None],
-    ) -> None:
-        model, slo_class, region = ticket.call.model, ticket.terms.name, ticket.region
-        self.totals[model, region, slo_class, outcome.value] += 1
-        self.tokens[model, region, slo_class, "prompt"] += prompt_tokens
+    def _measure(self, ticket: Ticket, outcome: Outcome) -> None:
+        model, slo_class, region = ticket.model, ticket.slo_class, ticket.region
+        self.totals[model, region, slo_class, ticket.outcome] += 1
+        self.tokens[model, region, slo_class, "prompt"] += ticket.prompt_tokens
         self.tokens[model, region, slo_class, "output"] += ticket.output_tokens
         windows = self.windows
         windows.advance(self.clock())
@@ -153,8 +114,9 @@ class Records:
         windows.count(groups, Count.FINISHED)
         if outcome in (Outcome.FAILED, Outcome.REJECTED):
             windows.count(groups, Count.ERRORS)
-        if slo_met is not None:
-            self.service_levels.judge(scopes_of(model, region), slo_class, ticket.terms.objective, slo_met)
+        if ticket.slo_met is not None:
+            self.service_levels.judge(scopes_of(model, region), slo_class, ticket.terms.objective, ticket.slo_met)
+        times_ms = (ticket.queue_ms, ticket.ttft_ms, ticket.itl_ms, ticket.e2e_ms)
         for what, value in zip(TIMES, times_ms, strict=True):
             if value is not None and (outcome is Outcome.DONE or what is Latency.QUEUE):
                 windows.latency(groups, what, value)

@@ -1,65 +1,79 @@
-"""One ledger row on its way to the database, bounded by what its columns can hold."""
+"""The record of a request: filled while it lives, and written to the ledger as it is when it has ended."""
 
 import math
 from collections.abc import Sequence
 from types import NoneType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+import msgspec
 from django.db import models
 
 from controlplane.gateway.models import LedgerRow
 
 
-class Entry(NamedTuple):
-    """One ledger row; the order of the fields is the order of the columns in `INSERT`."""
+class RequestRecord(msgspec.Struct, eq=False):
+    """Columns of the ledger by name. Their order is that of `INSERT` and of journals on disk: new ones come last."""
 
-    request_id: str
-    arrived_at: float  # epoch seconds
-    tenant_id: int
-    api_key_id: int | None
-    model: str
-    slo_class: str
-    region: str
-    instance: str
-    application: str
-    run: str
-    unit: str
-    streamed: bool
-    outcome: str
-    status_code: int
-    error_code: str
-    prompt_tokens: int
-    output_tokens: int
-    predicted_output_tokens: int
-    queue_ms: float | None
-    ttft_ms: float | None
-    itl_ms: float | None
-    e2e_ms: float | None
-    slo_met: bool | None
-    attempts: int
-    trace: str  # JSON
-    error_message: str = ""  # from here on with a value: spill files of earlier versions end sooner
-    own_region: str = ""  # where it differs from the region
+    request_id: str = ""
+    arrived_at: float = 0.0  # epoch seconds
+    tenant_id: int = 0
+    api_key_id: int | None = None
+    model: str = ""
+    slo_class: str = ""
+    region: str = ""  # where it waits or runs
+    instance: str = ""  # the last one
+    application: str = ""
+    run: str = ""
+    unit: str = ""
+    streamed: bool = False
+    outcome: str = ""
+    status_code: int = 0
+    error_code: str = ""
+    prompt_tokens: int = 0  # predicted, until the instance says
+    output_tokens: int = 0
+    predicted_output_tokens: int = 0
+    queue_ms: float | None = None
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    e2e_ms: float | None = None
+    slo_met: bool | None = None
+    attempts: int = 0
+    trace: str = "[]"  # JSON
+    error_message: str = ""  # as its tenant was answered
+    own_region: str = ""  # of its caller, where it counts as demand; in the ledger only where it is another
     predicted_prompt_tokens: int = 0
     unserved: bool = False
-    retry: int = 0
+    retry: int = 0  # by the client's SDK, as it says
     repeated: bool = False
-    queue_position: int | None = None
-    estimated_wait_s: float | None = None
+    queue_position: int | None = None  # when it was queued, as the next two; 0: it did not wait
+    estimated_wait_s: float | None = None  # None while queued: the pace was unknown
     estimated_wait_p99_s: float | None = None
-    evictions: int = 0
+    evictions: int = 0  # times that it was taken from an instance and queued again
 
-    def bounded(self) -> "Entry":
-        """The same with every value such that its column takes it; what does not fit is cut to the nearest that does.
+    def values(self) -> list[Any]:
+        return [getattr(self, name) for name in COLUMNS]
 
-        What instances and tenants say may be of any size. Raises TypeError or ValueError for a value of another kind.
+    def ended(self) -> "RequestRecord":
+        """A copy that holds on to nothing else of a live request."""
+        return RequestRecord(*self.values())
+
+    def bounded(self) -> "RequestRecord":
+        """The same with each value cut to the nearest that its column takes.
+
+        Instances and tenants may say anything. Raises TypeError or ValueError for a value of another type.
         """
-        return Entry(*(bound(value) for bound, value in zip(_BOUNDS, self, strict=True)))
+        return RequestRecord(*(bound(value) for bound, value in zip(_BOUNDS, self.values(), strict=True)))
 
 
-def fit(entries: Sequence[Entry]) -> bool:
-    """Whether every value of *entries* is such that its column takes it; looked at by columns, which takes little."""
-    return all(bound.fits(column) for bound, column in zip(_BOUNDS, zip(*entries, strict=True), strict=True))
+COLUMNS: Final = RequestRecord.__struct_fields__
+
+
+def fit(entries: Sequence[RequestRecord]) -> bool:
+    """Whether every column takes its values of *entries*; checked by column, which is fast."""
+    return all(
+        bound.fits(column)
+        for bound, column in zip(_BOUNDS, zip(*(entry.values() for entry in entries), strict=True), strict=True)
+    )
 
 
 class _Bound:
@@ -165,4 +179,4 @@ def _bound_of(name: str) -> _Bound:
     return _Whole(field.null, _MOST[type(field)])
 
 
-_BOUNDS: Final = tuple(map(_bound_of, Entry._fields))
+_BOUNDS: Final = tuple(map(_bound_of, COLUMNS))

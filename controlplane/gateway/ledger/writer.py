@@ -19,11 +19,12 @@ import orjson
 from channels.db import database_sync_to_async
 from django.db import DataError, IntegrityError, connection, transaction
 from django.db.models import CharField
+from msgspec.structs import asdict
 
 from controlplane.events.models import Severity
 from controlplane.events.services import record
 from controlplane.gateway.ledger import refused
-from controlplane.gateway.ledger.entry import Entry, fit
+from controlplane.gateway.ledger.entry import COLUMNS, RequestRecord, fit
 from controlplane.gateway.ledger.journal import Journal
 from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outcome
 from controlplane.jobs.record import Job
@@ -41,6 +42,7 @@ REFUSALS = (DataError, IntegrityError, TypeError, ValueError, OverflowError)
 
 
 _QUOTE = connection.ops.quote_name
+_ARRIVED = COLUMNS.index("arrived_at")
 
 
 def _column(at: int, name: str) -> str:
@@ -53,8 +55,8 @@ def _column(at: int, name: str) -> str:
 
 
 _INSERT = (
-    f"INSERT INTO {LedgerRow._meta.db_table} ({', '.join(map(_QUOTE, Entry._fields))}) "
-    f"SELECT {', '.join(starmap(_column, enumerate(Entry._fields)))} "
+    f"INSERT INTO {LedgerRow._meta.db_table} ({', '.join(map(_QUOTE, COLUMNS))}) "
+    f"SELECT {', '.join(starmap(_column, enumerate(COLUMNS)))} "
     + ("FROM json_array_elements(%s::json) AS value" if connection.vendor == "postgresql" else "FROM json_each(%s)")
 )
 """Takes a whole batch as one JSON text. The database reads it without the interpreter: with a parameter for each value, the
@@ -71,7 +73,7 @@ _UPSERT_MINUTE = (
 )
 
 
-def minute_sums(entries: Sequence[Entry]) -> dict[tuple[float, str, str, str, str], Counter[str]]:
+def minute_sums(entries: Sequence[RequestRecord]) -> dict[tuple[float, str, str, str, str], Counter[str]]:
     """What *entries* add to the minute series, by (minute of arrival, model, region, own region, class)."""
     sums: dict[tuple[float, str, str, str, str], Counter[str]] = {}
     for entry in entries:
@@ -94,7 +96,7 @@ def minute_sums(entries: Sequence[Entry]) -> dict[tuple[float, str, str, str, st
     return sums
 
 
-def written_before(entries: Sequence[Entry]) -> set[tuple[str, datetime]]:
+def written_before(entries: Sequence[RequestRecord]) -> set[tuple[str, datetime]]:
     """(request id, arrival) of those of *entries* that the ledger has."""
     known: set[tuple[str, datetime]] = set()
     for begin in range(0, len(entries), LOOKED_UP):
@@ -103,7 +105,7 @@ def written_before(entries: Sequence[Entry]) -> set[tuple[str, datetime]]:
     return known
 
 
-def write(entries: Sequence[Entry], *, again: bool = False) -> None:
+def write(entries: Sequence[RequestRecord], *, again: bool = False) -> None:
     """Write rows and series in one transaction; with *again*, those alone that are not there yet."""
     if again:
         there = written_before(entries)
@@ -116,7 +118,9 @@ def write(entries: Sequence[Entry], *, again: bool = False) -> None:
     def adapt(epoch_s: float) -> Any:
         return adapted(datetime.fromtimestamp(epoch_s, UTC))
 
-    rows = [(entry[0], str(adapt(entry[1])), *entry[2:]) for entry in entries]
+    rows = [entry.values() for entry in entries]
+    for row in rows:
+        row[_ARRIVED] = str(adapt(row[_ARRIVED]))
     minutes = [
         (adapt(minute), *names, *(sums[name] for name in SUMS))
         for (minute, *names), sums in minute_sums(entries).items()
@@ -126,7 +130,7 @@ def write(entries: Sequence[Entry], *, again: bool = False) -> None:
         cursor.executemany(_UPSERT_MINUTE, minutes)
 
 
-def write_each(entries: Sequence[Entry], *, again: bool = False) -> list[tuple[Entry, str]]:
+def write_each(entries: Sequence[RequestRecord], *, again: bool = False) -> list[tuple[RequestRecord, str]]:
     """Write as `write` does; a batch that the database refuses is halved until the rows are alone that it refuses.
 
     Returns those, with its reasons; all others are written, in order. Raises what `write` raises when the database is away.
@@ -141,7 +145,7 @@ def write_each(entries: Sequence[Entry], *, again: bool = False) -> list[tuple[E
     return []
 
 
-def bounded(entry: Entry) -> Entry:
+def bounded(entry: RequestRecord) -> RequestRecord:
     """*entry* bounded, or as it is where that cannot be: then the database refuses it."""
     try:
         return entry.bounded()
@@ -149,13 +153,13 @@ def bounded(entry: Entry) -> Entry:
         return entry
 
 
-def write_all(entries: Sequence[Entry], folder: Path, *, again: bool = False) -> int:
+def write_all(entries: Sequence[RequestRecord], folder: Path, *, again: bool = False) -> int:
     """Write *entries*, and quarantine in *folder* those that the database refuses; how many these are."""
     if not fit(entries):
         entries = list(map(bounded, entries))
     rows = write_each(entries, again=again)
     if rows:
-        refused.quarantine(folder, [(entry._asdict(), reason) for entry, reason in rows])
+        refused.quarantine(folder, [(asdict(entry), reason) for entry, reason in rows])
         first, reason = rows[0]
         record(
             "ledger.refused",
@@ -177,7 +181,7 @@ class Ledger:
         self.refused = refused.count(folder)
         """Rows in quarantine, as last counted: `manage.py ledger_refused` may have taken some away since."""
         self.job = Job("flush-ledger", "gateway", flush_s)
-        self._held: list[Entry] = []
+        self._held: list[RequestRecord] = []
         self._again = False  # some of what is held may be in the database
         self._stopping = False
         self._due = asyncio.Event()  # a batch is full, or it stops
@@ -187,13 +191,13 @@ class Ledger:
     def held(self) -> int:
         return len(self._held)
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: RequestRecord) -> None:
         """Hold *entry* for the next batch, whatever is in it: what is said of it is looked at when it is written."""
         self._held.append(entry)
         try:
-            line = orjson.dumps(tuple(entry))
+            line = orjson.dumps(entry.values())
         except TypeError:  # a number of more than 64 bits, half a surrogate pair, something of no JSON
-            line = json.dumps(entry, default=str).encode()
+            line = json.dumps(entry.values(), default=str).encode()
         self.journal.append(line)
         if len(self._held) == BATCH_ROWS:  # with more, the database is away: it is asked again in `flush_s`
             self._due.set()
@@ -221,7 +225,7 @@ class Ledger:
                 await self._write(batch)
         return not self._held or self.job.ok
 
-    async def _write(self, batch: list[Entry]) -> None:
+    async def _write(self, batch: list[RequestRecord]) -> None:
         """Write *batch*; it is held again when the database raises."""
         self.journal.cut()
         try:
@@ -249,12 +253,12 @@ class Ledger:
             logger.error("ledger: %d rows are kept in %s for the next start", len(self._held), left[0].parent)
 
 
-def _read(lines: Sequence[bytes]) -> list[Entry]:
+def _read(lines: Sequence[bytes]) -> list[RequestRecord]:
     """Rows from the lines of a journal; a line that was cut off by a crash is left out."""
     entries = []
     for line in lines:
         try:
-            entries.append(Entry(*json.loads(line)))
+            entries.append(RequestRecord(*json.loads(line)))
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError):
             logger.warning("ledger: a row of the last run cannot be read and is left out")
     return entries

@@ -16,20 +16,9 @@ import redis.asyncio as aioredis
 from django.conf import settings
 from redis.exceptions import RedisError
 
+from controlplane.dispatch import wire
 from controlplane.dispatch.dispatcher import Dispatcher
 from controlplane.dispatch.live_fleet.topology import Endpoint, Replica
-from controlplane.dispatch.wire import (
-    ENDPOINT_COLUMNS,
-    HISTORY_ENDPOINT_COLUMNS,
-    HISTORY_EVERY_S,
-    HISTORY_KEY,
-    HISTORY_LENGTH,
-    INSTANCE_COLUMNS,
-    LIVE_CHANNEL,
-    SUMMARY_EXPIRES_S,
-    SUMMARY_KEY,
-    WAITING_KEY,
-)
 from controlplane.fleet.attainment import worst
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.services import INVENTORY_CHANNEL
@@ -90,8 +79,8 @@ class Summary:
             "started_at": self.started_at,
             "fleet": self._tile(FLEET, instances, endpoints),
             "models": models,
-            "endpoints": _columns(endpoints, ENDPOINT_COLUMNS),
-            "instances": _columns(instances, INSTANCE_COLUMNS),
+            "endpoints": _columns(endpoints, wire.ENDPOINT_COLUMNS),
+            "instances": _columns(instances, wire.INSTANCE_COLUMNS),
         } | {name: read() for name, read in self.sections.items()}
 
     def _tile(
@@ -218,7 +207,7 @@ def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
         "ts": snapshot["ts"],
         "fleet": snapshot["fleet"],
         "models": snapshot["models"],
-        "endpoints": {name: endpoints[name] for name in HISTORY_ENDPOINT_COLUMNS},
+        "endpoints": {name: endpoints[name] for name in wire.HISTORY_ENDPOINT_COLUMNS},
         "kv": dict(zip(instances["name"], instances["kv_ratio"], strict=True)),
         "load": {
             name: [running, waiting]
@@ -243,7 +232,7 @@ class Publisher:
         self.summary = summary
         self.job = job
         self._owns, self._refresh, self._clock = owns, refresh, summary.dispatcher.clock
-        self.held: deque[bytes] = deque(maxlen=HISTORY_LENGTH)  # history that Redis has not got yet
+        self.held: deque[bytes] = deque(maxlen=wire.HISTORY_LENGTH)  # history that Redis has not got yet
         self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
 
     async def run(self) -> None:
@@ -258,7 +247,7 @@ class Publisher:
                     snapshot = self.summary.snapshot()
                     now_s = self._clock()
                     if now_s >= next_sample_s:
-                        next_sample_s = now_s + HISTORY_EVERY_S
+                        next_sample_s = now_s + wire.HISTORY_EVERY_S
                         self.held.append(orjson.dumps(history_sample(snapshot)))
                     waiting = waiting_requests(self.summary.dispatcher)
                     await self._publish(orjson.dumps(snapshot), orjson.dumps(waiting))
@@ -271,12 +260,12 @@ class Publisher:
     async def _publish(self, message: bytes, waiting: bytes) -> None:
         samples = list(self.held)
         async with self._redis.pipeline(transaction=False) as pipe:
-            pipe.set(SUMMARY_KEY, message, ex=SUMMARY_EXPIRES_S)
-            pipe.publish(LIVE_CHANNEL, message)
-            pipe.set(WAITING_KEY, waiting, ex=SUMMARY_EXPIRES_S)
+            pipe.set(wire.SUMMARY_KEY, message, ex=wire.SUMMARY_EXPIRES_S)
+            pipe.publish(wire.LIVE_CHANNEL, message)
+            pipe.set(wire.WAITING_KEY, waiting, ex=wire.SUMMARY_EXPIRES_S)
             if samples:
-                pipe.rpush(HISTORY_KEY, *samples)
-                pipe.ltrim(HISTORY_KEY, -HISTORY_LENGTH, -1)
+                pipe.rpush(wire.HISTORY_KEY, *samples)
+                pipe.ltrim(wire.HISTORY_KEY, -wire.HISTORY_LENGTH, -1)
             await pipe.execute()
         self.held.clear()
 

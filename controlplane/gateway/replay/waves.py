@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import aiohttp
 import orjson
 
-from controlplane.gateway.replay.instructions import Instructions
+from controlplane.gateway.replay.prompts import Instructions
 
 logger = logging.getLogger(__name__)
 

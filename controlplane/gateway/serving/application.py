@@ -5,14 +5,13 @@ It reads no row and no array: keys are cached, models are as the dispatcher list
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-from controlplane.gateway.admission.keys import Keys
 from controlplane.gateway.admission.limits import Pace
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import JSON_TYPE, STANDING_BY, STOPPING, ApiError
-from controlplane.gateway.ledger.accounting import Records
-from controlplane.gateway.serving.completions import Catalog, Completions
+from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 
 logger = logging.getLogger(__name__)
@@ -36,30 +35,17 @@ EXPOSED = b"x-request-id, x-queue-position, x-estimated-wait-s, retry-after, ret
 """Headers of an answer that a page of another origin may read."""
 
 
+@dataclass(eq=False)
 class Application:
     """*owns* says whether this process has the regions: otherwise another one serves. Pages of *origins* may call it."""
 
-    def __init__(
-        self,
-        keys: Keys,
-        catalog: Catalog,
-        completions: Completions,
-        records: Records,
-        *,
-        owns: Callable[[], bool],
-        most_body_bytes: int,
-        origins: frozenset[str] = frozenset(),
-    ) -> None:
-        self.most_body_bytes = most_body_bytes
-        self.origins = origins
-        self.keys = keys
-        self.catalog = catalog
-        self.completions = completions
-        self.records = records
-        self.owns = owns
-        self.pace = Pace()
-        self.active = 0  # requests between arrival and answer
-        self.stopping = False
+    completions: Completions
+    owns: Callable[[], bool]
+    most_body_bytes: int
+    origins: frozenset[str] = frozenset()
+    pace: Pace = field(default_factory=Pace)
+    active: int = 0  # requests between arrival and answer
+    stopping: bool = False
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         request = HttpRequest.of(scope, receive)
@@ -70,12 +56,12 @@ class Application:
         try:
             await self._route(request, responder)
         except ApiError as error:
-            self.records.count_error(error)
+            self.completions.records.count_error(error)
             await responder.error(error)
         except Exception:
             logger.exception("gateway: request %s failed", request.request_id)
             failure = ApiError(500, "Something failed on our side.", type="server_error", code="internal_error")
-            self.records.count_error(failure)
+            self.completions.records.count_error(failure)
             await responder.error(failure)
         finally:
             self.active -= 1
@@ -113,7 +99,7 @@ class Application:
         path, authorization = request.path, request.headers.get(b"authorization")
         if (kind := KINDS.get(path)) is not None:
             request.require("POST")
-            grant = await self.keys.check(authorization)
+            grant = await self.completions.keys.check(authorization)
             if not self.owns():
                 raise STANDING_BY
             if (wait := self.pace.enter()) is not None:
@@ -122,11 +108,11 @@ class Application:
             await self.completions.complete(grant, raw, request, responder, kind)
         elif path == "/v1/models" or path.startswith("/v1/models/"):
             request.require("GET")
-            await self.keys.check(authorization)
+            await self.completions.keys.check(authorization)
             name = path.removeprefix("/v1/models").strip("/")
-            await responder.whole(200, JSON_TYPE[1], self.catalog.page(name))
+            await responder.whole(200, JSON_TYPE[1], self.completions.catalog.page(name))
         elif path.startswith("/v1/responses/"):
-            await self.keys.check(authorization)
+            await self.completions.keys.check(authorization)
             what = path.removeprefix("/v1/responses/")
             if what in ("input_tokens", "compact"):
                 message = f"POST /v1/responses/{what} is not served here. {SERVED}"

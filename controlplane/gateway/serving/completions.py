@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import orjson
@@ -21,14 +22,7 @@ from controlplane.gateway.ledger.retries import RETRY_HEADER, retry_number
 from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket, TicketState
 from controlplane.gateway.serving.prefixes import leading_hashes
-from controlplane.gateway.upstream.answers import (
-    Evicted,
-    InstanceBusy,
-    InstanceLost,
-    Interrupted,
-    RefusedByInstance,
-    Usage,
-)
+from controlplane.gateway.upstream import answers
 from controlplane.gateway.upstream.client import Upstream, payload, upstream_priority
 from controlplane.gateway.upstream.continuation import Kept, evictable
 from controlplane.gateway.upstream.whole_answer import not_streamed
@@ -72,33 +66,19 @@ def _card(model: ServedModel) -> dict[str, object]:
     }
 
 
+@dataclass(eq=False)
 class Completions:
-    def __init__(
-        self,
-        *,
-        keys: Keys,
-        limits: Limits,
-        catalog: Catalog,
-        lengths: LengthService,
-        requests: OpenRequests,
-        upstream: Upstream,
-        records: Records,
-        clock: Callable[[], float],
-        max_depth: int,
-        most_body_bytes: int,
-        stream_all: bool,
-    ) -> None:
-        self.stream_all = stream_all  # from instances, what tenants do not stream too
-        self.max_depth = max_depth  # of a body's JSON
-        self.most_body_bytes = most_body_bytes  # without media
-        self.keys = keys
-        self.limits = limits
-        self.catalog = catalog
-        self.lengths = lengths
-        self.requests = requests
-        self.upstream = upstream
-        self.records = records
-        self.clock = clock
+    keys: Keys
+    limits: Limits
+    catalog: Catalog
+    lengths: LengthService
+    requests: OpenRequests
+    upstream: Upstream
+    records: Records
+    clock: Callable[[], float]
+    max_depth: int  # of a body's JSON
+    most_body_bytes: int  # without media
+    stream_all: bool  # stream from instances also answers that tenants do not stream
 
     async def complete(self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind) -> None:
         """Answer the body *raw*. Raises the ApiError that the tenant is to be answered with."""
@@ -229,23 +209,23 @@ class Completions:
                 try:
                     usage = await self.upstream.carry(ticket, placed, body, responder)
                     break
-                except Evicted:
-                    self.requests.evicted(ticket)
-                except InstanceBusy as busy:
-                    ticket.busy = busy.error
-                    self.requests.place_again(ticket, str(busy), busy.failure, busy.wait_s)
-                except InstanceLost as lost:
+                except answers.Evicted:
+                    self.requests.place_again(ticket, evicted=True)
+                except answers.InstanceLost as lost:
                     came = lost.came
-                    self.requests.place_again(ticket, str(lost), lost.failure)
+                    wait_s = 1.0
+                    if isinstance(lost, answers.InstanceBusy):
+                        ticket.busy, wait_s = lost.error, lost.wait_s
+                    self.requests.place_again(ticket, reason=str(lost), failure=lost.failure, wait_s=wait_s)
             self._settle_usage(ticket, usage)
             ticket.move(TicketState.DONE)
-        except RefusedByInstance as refused:
+        except answers.RefusedByInstance as refused:
             ticket.fail(refused)
             ticket.move(TicketState.FAILED)
         except ApiError as error:
             if came and error.code == "upstream_failed":
                 error.message += f" The last one answered with {came}."
-            if isinstance(error, Interrupted):
+            if isinstance(error, answers.Interrupted):
                 self.requests.leave(ticket, error.failure, error.reason)
             ticket.fail(error)
             never_begun = ticket.state <= TicketState.WAITING and not ticket.first_token_s
@@ -277,7 +257,7 @@ class Completions:
             await responder.look()
         return await placement
 
-    def _settle_usage(self, ticket: Ticket, usage: Usage) -> None:
+    def _settle_usage(self, ticket: Ticket, usage: answers.Usage) -> None:
         if usage.output_tokens is not None:
             ticket.output_tokens = usage.output_tokens
         self.requests.finished(ticket)

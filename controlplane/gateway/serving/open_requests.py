@@ -11,28 +11,11 @@ from collections.abc import Callable
 from enum import Enum, IntEnum
 from itertools import count
 
-from msgspec import Struct
-
-from controlplane.dispatch.port import (
-    INSTANCES_BUSY,
-    Evict,
-    Finished,
-    Left,
-    Lost,
-    Moved,
-    OfRequest,
-    Placed,
-    Prefix,
-    PrefixWanted,
-    Progress,
-    Refused,
-    Send,
-    Submit,
-    Waiting,
-)
+from controlplane.dispatch import port
 from controlplane.gateway.admission.keys import Grant, SloTerms
 from controlplane.gateway.admission.validation import Call
 from controlplane.gateway.errors import ApiError
+from controlplane.gateway.ledger.entry import RequestRecord
 from controlplane.gateway.serving.prefixes import leading_hashes
 from controlplane.gateway.upstream.answers import RefusedByInstance
 from controlplane.gateway.upstream.connections import Connection
@@ -79,47 +62,31 @@ class Interrupt(Enum):
     INSTANCE_LOST = "the instance stopped answering"
 
 
-class Ticket(Struct, eq=False):
+class Ticket(RequestRecord, eq=False, kw_only=True):
     """One request on the HTTP side, from its arrival to its ledger row. Times are seconds of the event loop's clock."""
 
-    asked: Submit  # the dispatcher's part of it
+    asked: port.Submit  # the dispatcher's part of it
     grant: Grant
     terms: SloTerms
     call: Call
     query: LengthQuery
-    retry: int = 0  # by the client's SDK, as it says
     length: Prediction | None = None
-    application: str = ""
-    run: str = ""
-    unit: str = ""
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
     in_one_piece: str = ""  # why its instance does not stream it
 
     state: TicketState = TicketState.ACCEPTED
-    prompt_tokens: int = 0  # predicted, until the instance says
     predicted_tokens: float = 0.0  # output
-    region: str = ""  # where it waits or runs
-    own_region: str = ""  # of its caller, where it counts as demand
-    instance: str = ""  # the last one
-    queue_position: int | None = None  # when it was queued, as the next two; 0: it did not wait
-    estimated_wait_s: float | None = None  # None while queued: the pace was unknown
-    estimated_wait_p99_s: float | None = None
-    attempts: int = 0
-    evictions: int = 0  # times that it was taken from an instance and queued again
     placed_s: float = 0.0
     first_token_s: float = 0.0
     first_token_heard: bool = False  # else that is when the whole answer came
     finished_s: float = 0.0
-    output_tokens: int = 0
-    reported_tokens: int | None = None  # of those, reported to the dispatcher; None: not even its start
+    reported_tokens: int | None = None  # output tokens reported to the dispatcher; None: not even its start
     status: int = 0  # where it differs from the answer's
-    error_code: str = ""
-    error_message: str = ""  # as its tenant was answered
-    trace: list[dict[str, object]] = []
+    steps: list[dict[str, object]] = []  # of its decision trace
 
     task: asyncio.Task[object] | None = None
     interrupted: Interrupt | None = None
-    placement: asyncio.Future[Placed] | None = None
+    placement: asyncio.Future[port.Placed] | None = None
     kept: Kept | None = None  # where it may be evicted
     whole: WholeAnswer | None = None  # put together from a stream that its tenant did not ask for
     evicting: bool = False
@@ -128,7 +95,10 @@ class Ticket(Struct, eq=False):
     busy: ApiError | None = None  # from the last instance that could take no more
 
     def __post_init__(self) -> None:
-        self.prompt_tokens, self.predicted_tokens = self.asked.prompt_tokens, self.asked.predicted_tokens
+        asked = self.asked
+        self.request_id, self.arrived_at = asked.request_id, asked.arrived_at
+        self.prompt_tokens = self.predicted_prompt_tokens = asked.prompt_tokens
+        self.predicted_tokens = asked.predicted_tokens
 
     def move(self, to: TicketState) -> None:
         """Raises IllegalTicketMove, naming both states."""
@@ -174,7 +144,7 @@ class Ticket(Struct, eq=False):
 class OpenRequests:
     """*send* takes the records for the dispatcher."""
 
-    def __init__(self, clock: Callable[[], float], send: Send) -> None:
+    def __init__(self, clock: Callable[[], float], send: port.Send) -> None:
         self.clock = clock
         self.streaming: set[Ticket] = set()
         self._tickets: dict[int, Ticket] = {}
@@ -192,20 +162,18 @@ class OpenRequests:
         ticket.placement = asyncio.get_running_loop().create_future()
         self._send(ticket.asked)
 
-    def place_again(self, ticket: Ticket, reason: str, failure: str, wait_s: float = 1.0) -> None:
-        """*ticket* was sent no byte by its instance, or what it was sent is kept. The others are as in `Left`."""
-        ticket.trace[-1]["lost"] = reason
-        self._again(ticket, failure=failure, reason=reason, wait_s=wait_s)
-
-    def evicted(self, ticket: Ticket) -> None:
-        """*ticket* has left its instance, as `Evict` asked."""
-        ticket.evictions += 1
-        ticket.trace[-1]["evicted"] = {"tokens_seen": ticket.output_tokens}
-        self._again(ticket, evicted=True)
-
-    def _again(
+    def place_again(
         self, ticket: Ticket, *, failure: str = "", reason: str = "", wait_s: float = 1.0, evicted: bool = False
     ) -> None:
+        """*ticket* has left its instance, which failed it or as `Evict` asked, and can start over or be resumed.
+
+        The arguments are those of `Left`.
+        """
+        if evicted:
+            ticket.evictions += 1
+            ticket.steps[-1]["evicted"] = {"tokens_seen": ticket.output_tokens}
+        else:
+            ticket.steps[-1]["lost"] = reason
         ticket.output_tokens = ticket.kept.rewind() if ticket.kept is not None else 0
         if ticket.kept is None or not ticket.kept.opened:
             ticket.first_token_s, ticket.first_token_heard = 0.0, False
@@ -213,21 +181,11 @@ class OpenRequests:
         self.streaming.discard(ticket)
         ticket.placement = asyncio.get_running_loop().create_future()
         number, kept_tokens = ticket.asked.number, ticket.output_tokens
-        self._send(
-            Left(
-                number,
-                again=True,
-                failure=failure,
-                reason=reason,
-                wait_s=wait_s,
-                evicted=evicted,
-                kept_tokens=kept_tokens,
-            )
-        )
+        self._send(port.Left(number, True, failure, reason, wait_s, evicted, kept_tokens))
 
     def headers_came(self, ticket: Ticket) -> None:
         """The instance of *ticket* begins to answer."""
-        self._send(Progress(headers=((ticket.asked.number, self.clock() - ticket.placed_s),)))
+        self._send(port.Progress(headers=((ticket.asked.number, self.clock() - ticket.placed_s),)))
 
     def began(self, ticket: Ticket) -> None:
         """The first token of its instance came back: the prompt is prefilled."""
@@ -251,7 +209,7 @@ class OpenRequests:
                 ticket.reported_tokens = ticket.output_tokens
                 moved.append((ticket.asked.number, ticket.output_tokens))
         if moved:
-            self._send(Progress(tuple(moved)))
+            self._send(port.Progress(tuple(moved)))
 
     def last_heard(self) -> dict[int, float]:
         """When each stream was heard of last, by number, on the clock; all that has come is reported."""
@@ -263,12 +221,12 @@ class OpenRequests:
     def finished(self, ticket: Ticket) -> None:
         """*ticket* was answered whole."""
         if self._close(ticket):
-            self._send(Finished(ticket.asked.number, ticket.output_tokens))
+            self._send(port.Finished(ticket.asked.number, ticket.output_tokens))
 
     def leave(self, ticket: Ticket, failure: str = "", reason: str = "") -> None:
         """*ticket* ends before it is answered. Nothing happens to one that was closed, or never submitted."""
         if self._close(ticket):
-            self._send(Left(ticket.asked.number, failure=failure, reason=reason))
+            self._send(port.Left(ticket.asked.number, failure=failure, reason=reason))
 
     def _close(self, ticket: Ticket) -> bool:
         self.streaming.discard(ticket)
@@ -279,50 +237,50 @@ class OpenRequests:
 
     # From the dispatcher
 
-    def take(self, record: OfRequest) -> None:
+    def take(self, record: port.OfRequest) -> None:
         """Write a decision to its ticket. Ignored for a request that has left meanwhile."""
         ticket = self._tickets.get(record.number)
         if ticket is None:
             return
         placement = ticket.placement
         match record:
-            case Placed():
+            case port.Placed():
                 ticket.move(TicketState.PLACED)
                 ticket.placed_s, ticket.attempts = record.placed_s, record.attempt
                 ticket.region, ticket.instance = record.region, record.instance
-                ticket.trace.append(record.why)
+                ticket.steps.append(record.why)
                 if placement is not None and not placement.done():
                     placement.set_result(record)
-            case Moved():
+            case port.Moved():
                 ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
                 ticket.own_region = record.own_region or ticket.own_region
                 if record.came_from:
                     moved = f"{record.came_from} to {record.region}"
-                    ticket.trace.append({"moved": moved, "pressure": record.pressure})
+                    ticket.steps.append({"moved": moved, "pressure": record.pressure})
                 else:
                     ticket.move(TicketState.WAITING)
                     if ticket.queue_position is None:  # `Waiting` comes if it does wait
                         ticket.queue_position, ticket.estimated_wait_s, ticket.estimated_wait_p99_s = 0, 0.0, 0.0
-            case Waiting():
+            case port.Waiting():
                 ticket.queue_position = record.position
                 ticket.estimated_wait_s = record.estimated_wait_s
                 ticket.estimated_wait_p99_s = record.estimated_wait_p99_s
-            case PrefixWanted():
+            case port.PrefixWanted():
                 hashes, block_tokens = leading_hashes(ticket.call, ticket.asked.prompt_tokens)
-                self._send(Prefix(record.number, tuple(hashes), block_tokens))
-            case Refused():
+                self._send(port.Prefix(record.number, tuple(hashes), block_tokens))
+            case port.Refused():
                 ticket.region = record.region or ticket.region
                 ticket.own_region = record.own_region or ticket.own_region
                 if placement is not None and not placement.done():
-                    busy = ticket.busy if record.code == INSTANCES_BUSY else None
+                    busy = ticket.busy if record.code == port.INSTANCES_BUSY else None
                     placement.set_exception(busy or _as_error(record))
-            case Evict():
+            case port.Evict():
                 ticket.evict()
-            case Lost():
+            case port.Lost():
                 ticket.interrupt(Interrupt.INSTANCE_LOST)
 
 
-def _as_error(refused: Refused) -> ApiError:
+def _as_error(refused: port.Refused) -> ApiError:
     return ApiError(
         refused.status,
         refused.message,

@@ -19,20 +19,6 @@ from controlplane.gateway.errors import JSON_TYPE, ApiError
 from controlplane.gateway.serving.http import Responder
 from controlplane.gateway.serving.open_requests import Interrupt, OpenRequests, Ticket
 from controlplane.gateway.upstream import answers
-from controlplane.gateway.upstream.answers import (
-    BUSY_STATUSES,
-    ENGINE_DEAD,
-    EngineFailed,
-    Evicted,
-    InstanceBusy,
-    InstanceLost,
-    Interrupted,
-    Refusal,
-    RefusedByInstance,
-    Usage,
-    message_of,
-    without_quotations,
-)
 from controlplane.gateway.upstream.connections import AnswerCutOff, Connection, Connections, NotHttp, Origin
 from controlplane.gateway.upstream.streams import KeptStream, Stream
 from controlplane.gateway.upstream.whole_answer import WholeAnswer
@@ -106,13 +92,13 @@ class Upstream:
             server = self._servers[key] = Server(placed.url)
         return server
 
-    async def carry(self, ticket: Ticket, placed: Placed, body: bytes, responder: Responder) -> Usage:
+    async def carry(self, ticket: Ticket, placed: Placed, body: bytes, responder: Responder) -> answers.Usage:
         """Send *body* to where *ticket* was placed and the answer to *responder*.
 
         Raises InstanceLost if the instance failed before a byte of its answer came; Interrupted if it failed later;
         RefusedByInstance if it refused; Evicted if the ticket is.
         """
-        usage, server = Usage(), self._server(placed)
+        usage, server = answers.Usage(), self._server(placed)
         streamed, kept = ticket.asked.streamed, ticket.kept
         kind = Kind.COMPLETION if kept is not None and kept.opened else ticket.call.kind
         head = _head(ticket, placed, server.heads[kind], len(body))
@@ -122,8 +108,8 @@ class Upstream:
             while connection is None:
                 connection = await self.connections.get(server.origin)
                 if ticket.evicting:
-                    raise Evicted
-                ticket.leave_instance = partial(connection.stop, Evicted())
+                    raise answers.Evicted
+                ticket.leave_instance = partial(connection.stop, answers.Evicted())
                 ticket.connection = connection
                 was_sent = True
                 try:
@@ -149,16 +135,18 @@ class Upstream:
                 usage.take(said.usage)
                 self.requests.came_whole(ticket, said.first_token_s)
                 await responder.whole(200, JSON_TYPE[1], answer)
-        except Refusal as refusal:  # vLLM's own word on a bad request is the tenant's answer
+        except answers.Refusal as refusal:  # vLLM's own word on a bad request is the tenant's answer
             await responder.error(refusal)
-            raise RefusedByInstance(refusal.status, without_quotations(refusal.message, ticket.call.body)) from None
-        except EngineFailed as failure:
+            raise answers.RefusedByInstance(
+                refusal.status, answers.without_quotations(refusal.message, ticket.call.body)
+            ) from None
+        except answers.EngineFailed as failure:
             if failure.dead:
                 raise _lost(ticket, placed, failure.reason, DEAD) from failure
             raise _lost(ticket, placed, f"answered with {failure.reason}", ERROR, failure.reason) from failure
         except OSError as error:  # TimeoutError and ConnectionError too
             if isinstance(error, TimeoutError) and connection is not None and not ticket.first_token_s:
-                ticket.trace[-1]["lost"] = f"{placed.instance}: {error}"
+                ticket.steps[-1]["lost"] = f"{placed.instance}: {error}"
                 raise ApiError(  # elsewhere it would take as long
                     504,
                     "The instance that was given this request sent no token for too long.",
@@ -185,10 +173,10 @@ class Upstream:
         return usage
 
     async def _streamed(
-        self, ticket: Ticket, placed: Placed, connection: Connection, responder: Responder, usage: Usage
+        self, ticket: Ticket, placed: Placed, connection: Connection, responder: Responder, usage: answers.Usage
     ) -> None:
         if connection.content_type and not connection.is_event_stream:
-            raise EngineFailed(f"{answers.what(await _whole(connection))} and no stream")
+            raise answers.EngineFailed(f"{answers.what(await _whole(connection))} and no stream")
         self.requests.headers_came(ticket)
 
         def began(ticket: Ticket) -> None:
@@ -206,18 +194,18 @@ class Upstream:
     async def _refused(self, ticket: Ticket, placed: Placed, connection: Connection) -> None:
         """Raises what an answer of a status other than 200 means."""
         status, answer = connection.status, await _whole(connection)
-        if ENGINE_DEAD in answer:
-            raise EngineFailed(f"answered {status}: its engine died", dead=True)
-        message = message_of(answer, ticket.call.body)
+        if answers.ENGINE_DEAD in answer:
+            raise answers.EngineFailed(f"answered {status}: its engine died", dead=True)
+        message = answers.message_of(answer, ticket.call.body)
         reason = f"{placed.instance}: answered {status}{message and f': {message}'}"
         if status == 429 or (status == 503 and connection.retry_after):
-            raise InstanceBusy(reason, status, message, _seconds(connection.retry_after))
+            raise answers.InstanceBusy(reason, status, message, _seconds(connection.retry_after))
         error = answers.refusal(status, answer)
         if error is not None:
             raise error
-        if status in BUSY_STATUSES:
-            raise InstanceLost(reason, ERROR)
-        raise EngineFailed(f"status {status} and {answers.what(answer)}")
+        if status in answers.BUSY_STATUSES:
+            raise answers.InstanceLost(reason, ERROR)
+        raise answers.EngineFailed(f"status {status} and {answers.what(answer)}")
 
 
 async def _whole(connection: Connection) -> bytes:
@@ -229,7 +217,7 @@ async def _whole(connection: Connection) -> bytes:
         nonlocal size
         size += len(piece)
         if size > answers.MOST_ANSWER_BYTES:
-            raise EngineFailed(f"more than {answers.MOST_ANSWER_BYTES} bytes")
+            raise answers.EngineFailed(f"more than {answers.MOST_ANSWER_BYTES} bytes")
         pieces.append(piece)
         return True
 
@@ -258,9 +246,9 @@ def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str =
     ticket.interrupted = None
     reason = f"{placed.instance}: {reason}"
     if not ticket.has_shown or (ticket.kept is not None and ticket.kept.resumable):
-        return InstanceLost(reason, failure, came)
-    ticket.trace[-1]["lost"] = reason
-    return Interrupted(failure, reason)
+        return answers.InstanceLost(reason, failure, came)
+    ticket.steps[-1]["lost"] = reason
+    return answers.Interrupted(failure, reason)
 
 
 PRIORITY_BAND = 1000  # vLLM priorities of one SLO class; a tenant may step its own requests back within the band

@@ -1,19 +1,20 @@
 """The fleet of the rows as tables of a scenario, with the round trips that were measured."""
 
-from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
 from django.db.models import QuerySet
+from msgspec import to_builtins
 
-from controlplane.fleet.models import PerformanceProfile, SloClass
+from controlplane.fleet.models import Deployment, PerformanceProfile, SloClass
 from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.comparison import sharing
 from controlplane.planning.plans import inventory
 from controlplane.planning.plans.capability import BLOCK_TOKENS
-from controlplane.tuning.rules import look_ahead
 from controlplane.tuning.selectors import tuned
+from scheduling.policy import live_policy
 
 TRACES = 500
 """Newest requests by whose decision traces round trips are known."""
@@ -40,7 +41,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
 
     trips_s, shared, fitted = round_trips_s(rows), sharing.read(), gpus_fitted()
     tables: dict[str, Any] = {name: {} for name in ("models", "gpus", "regions", "latency_ms", "profiles", "fleet")}
-    endpoints: dict[tuple[str, str], dict[str, Any]] = {}
+    deployments: dict[tuple[str, str], list[Deployment]] = {}
     for place, row in fleet.deployments.items():
         profile = row.profile()
         if profile is None or not row.max_instances:
@@ -76,27 +77,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         }
         tables["fleet"][place] = [table] if most else []
         tables["fleet"][place] += [table | {"empty": 0} | member for member in members]
-        # Of an endpoint on several GPU types, the first deployment decides how it dispatches.
-        endpoint = endpoints.setdefault(
-            (model, region),
-            {
-                "model": model,
-                "region": region,
-                "routing": row.routing_policy,
-                "ordering": row.ordering_policy,
-                "ordering_stretch": float(row.ordering_stretch),
-                "group_batches": tuned(model).GROUP_BATCHES,
-                "group_order": tuned(model).GROUP_ORDER,
-                "eviction_limit": tuned(model).EVICTION_LIMIT,
-                "swap_by_queue": tuned(model).SWAP_BY_QUEUE,
-                "dispatch_round_trip_ms": 1000 * trips_s.get((model, region), 0.0),
-                "requests_ahead_limit": row.requests_ahead_limit,
-                "region_threshold": tuned(model).SPILL_ABOVE,
-                "queue_bound": 0,
-                "look_ahead": asdict(look_ahead(tuned(model))),
-            },
-        )
-        endpoint["queue_bound"] += row.queue_bound
+        deployments.setdefault((model, region), []).append(row)
     known_ms, regions = region_latencies_ms(), list(tables["regions"])
     tables["latency_ms"] = {
         origin: {target: float(latency_ms(known_ms, origin, target)) for target in regions} for origin in regions
@@ -107,9 +88,14 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         "fleet": [table for of_place in tables["fleet"].values() for table in of_place],
         **({"swap_groups": shared.groups} if shared.groups else {}),
         "classes": {row.name: _class(row) for row in SloClass.objects.order_by("priority", "name")},
-        "endpoints": list(endpoints.values()),
+        "endpoints": [
+            {"model": model, "region": region}
+            | to_builtins(live_policy(partial(getattr, tuned(model)), rows))
+            | {"dispatch_round_trip_ms": 1000 * trips_s.get((model, region), 0.0)}
+            for (model, region), rows in deployments.items()
+        ],
         "policies": {
-            "region_threshold": tuned().SPILL_ABOVE,
+            **to_builtins(live_policy(partial(getattr, tuned()))),
             "max_hold_s": tuned().MAX_HOLD_S,
             "reordering": tuned().REORDER_BY,
             "share_spot": False,  # an instance belongs to its deployment: no command gives it to another model

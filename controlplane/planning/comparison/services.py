@@ -90,7 +90,7 @@ def compare_strategies(
 
 
 def _missing(replay: "Replay | None") -> str:
-    """What is missing for a comparison, in words; empty if there is enough. A busy fleet's newest requests, cut at
+    """Requests or time missing for a comparison, in words; empty if there is enough. A busy fleet's newest requests, cut at
     `COMPARE_REQUESTS`, are compared whatever time they cover."""
     count = len(replay.workload) if replay else 0
     if replay is None or count < LEAST_REQUESTS:
@@ -157,7 +157,7 @@ class Replay:
         from scheduling.simulation.measures.results import PROVISIONING, kept, latency_s
 
         staged, began = self.stage(strategy), time.perf_counter()
-        result = staged.run(advisor=recorded_planner(self.fleet, self.from_at, self.to_at, strategy)).result
+        result = staged.run(advisor=recorded_planner(self.fleet, self.from_at, self.to_at, strategy))
         logger.info(
             "planning: %s over %d requests in %.2f s", strategy, len(self.workload), time.perf_counter() - began
         )

@@ -14,10 +14,10 @@ Place = tuple[str, str, str]
 
 @dataclass(slots=True)
 class Shared:
-    """The instances that share their GPUs: each a table of the fleet of its own."""
+    """The instances that share their GPUs: each a separate table of the fleet."""
 
     members: dict[Place, list[dict[str, Any]]] = field(default_factory=dict)
-    """What the table of each has beside that of its deployment."""
+    """Keys of the table of each in addition to those of its deployment."""
     present: Counter[Place] = field(default_factory=Counter)
     """Those that are awake or on the way up."""
     groups: dict[str, dict[str, float]] = field(default_factory=dict)

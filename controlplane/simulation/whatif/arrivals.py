@@ -31,7 +31,7 @@ FEWEST_GAPS: Final = 20
 HALF_BAND_80: Final = 1.2816
 """Standard deviations of a normal distribution that lie between its mean and the end of its 80% band."""
 FURTHEST: Final = 1.96
-"""Standard deviations at the most from the mean at which a level is drawn: the 95% band."""
+"""Largest deviation from the mean at which a level is drawn, in standard deviations: the 95% band."""
 FORECAST_AGE: Final = timedelta(hours=2)
 
 
@@ -155,7 +155,7 @@ def _moments(
     gaps: list[float],
     random: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Moments from 0 up to *horizon_s* at the rates *level* of windows from *start_s* on; the last one goes on for ever."""
+    """Moments from 0 up to *horizon_s* at the rates *level* of windows from *start_s* on; the last one has no end."""
     ends_s = start_s + window_s * np.arange(1, level.size + 1)
     ends_s[-1] = max(ends_s[-1], horizon_s)
     marks = np.unique(np.clip(np.concatenate(([0.0], ends_s, [horizon_s])), 0.0, horizon_s))

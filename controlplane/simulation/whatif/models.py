@@ -22,7 +22,7 @@ class WhatIfState(models.TextChoices):
 
 
 class Phase(models.TextChoices):
-    """What the run of a seed is at."""
+    """Phase of one seed's run."""
 
     WAITING = "waiting", "Waiting"
     STAGING = "staging", "Staging"
@@ -140,7 +140,7 @@ class TraceFile(models.Model):
 
 
 class Counterfactual(models.Model):
-    """The last day of the ledger under one bundle, beside the same day as it was configured."""
+    """The last day of the ledger under one bundle, compared with the same day as it was configured."""
 
     round = models.UUIDField(default=uuid.uuid4, db_index=True)
     made_at = models.DateTimeField(default=timezone.now, db_index=True)
@@ -163,7 +163,7 @@ class Counterfactual(models.Model):
 
 
 class TwinError(models.Model):
-    """What was measured of one window's requests of one performance profile, and what the simulator makes of them."""
+    """Measurements of one window's requests of one performance profile, and the simulator's values for them."""
 
     made_at = models.DateTimeField(default=timezone.now, db_index=True)
     model = models.CharField(max_length=160)

@@ -4,21 +4,26 @@ Policies and bounds change at once, by whom may change them. Instances are propo
 operator approves as any other plan. Everything is one event, and one `undo` takes it back.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 import numpy as np
 from django.db import transaction
+from django.db.models import Sum
 from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 
 from controlplane.accounts.models import Role, User
 from controlplane.events.services import record
 from controlplane.fleet.inventory import services as rows_of_fleet
 from controlplane.fleet.inventory.kinds import DEPLOYMENT
-from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.fleet.lifecycle.states import COMING, ActionError, InstanceState
 from controlplane.fleet.models import Deployment, Model
+from controlplane.gateway.models import LedgerRow, MinuteRow
 from controlplane.planning import bundles, services
+from controlplane.planning import selectors as planning
 from controlplane.planning.execution import plan_rollout
 from controlplane.planning.models import WHAT_IF, PlanStatus, ScalingPlan
 from controlplane.planning.plans import inventory
@@ -36,24 +41,24 @@ PARTS: Final = {
     "forecaster": "FORECASTER",
     "demand_level": "PLAN_DEMAND",
 }
-"""What rows call the parts of a change of policy."""
+"""Column of each part of a change of policy."""
 SOON_S: Final = 900.0
 """Instances that the future has ready so long from now are proposed."""
 VALID: Final = timedelta(hours=1)
 
 
 @dataclass(slots=True)
-class Wanted:
-    """What is written: by model its values, by deployment its bounds; and what of the future is only an assumption."""
+class PlanChanges:
+    """Values by model and bounds by deployment to write, and assumptions of the future."""
 
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
     bounds: dict[int, dict[str, int]] = field(default_factory=dict)
     assumed: list[str] = field(default_factory=list)
 
 
-def wanted(row: WhatIf, future: Future) -> Wanted:
-    """What *future* would have of the fleet. Raises ActionError naming what the fleet has not."""
-    made = Wanted()
+def wanted(row: WhatIf, future: Future) -> PlanChanges:
+    """The changes of the fleet that *future* needs. Raises ActionError naming what the fleet lacks."""
+    made = PlanChanges()
     for change, words in zip(parsed(future.changes), selectors.changes_in_words(row, future), strict=True):
         match change:
             case PolicyChange():
@@ -91,18 +96,18 @@ def _deployments(change: BoundsChange) -> list[Deployment]:
 
 
 def obstacles(row: WhatIf, future: Future) -> list[str]:
-    """What *future* rests on that is not so any more, in words; none where it can become the plan."""
+    """Conditions of *future* that have changed, in words; none where it can become the plan."""
     now = selectors.present_scenario()
     then, texts = row.start["scenario"], list[str]()
     for model in then["models"]:
         if model not in now["models"]:
-            texts.append(f"{model} is not served any more")
+            texts.append(f"{model} is no longer served")
     for group in then["fleet"]:
         own = [each for each in now["fleet"] if each["model"] == group["model"]]
         for region in group["regions"]:
             here = [each for each in own if region in each["regions"] and each["gpu"] == group["gpu"]]
             if own and not here:
-                texts.append(f"{group['model']} has no deployment on {group['gpu']} in {region} any more")
+                texts.append(f"{group['model']} has no deployment on {group['gpu']} in {region} now")
             elif own and group["instances"] and not any(each["instances"] for each in here):
                 texts.append(f"no instance of {group['model']} is left in {region}")
     texts += _policies_changed(then, now)
@@ -125,7 +130,7 @@ def _policies_changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def changed_since(row: WhatIf) -> list[str]:
-    """What differs now from when *row* began, of which a plan need not fail: how many instances there are."""
+    """Numbers of instances that differ from when *row* started; a plan need not fail by them."""
     now, then = (_ready(one) for one in (selectors.present_scenario(), row.start["scenario"]))
     return [
         f"{model} in {region} has {now.get((model, region), 0)} instances, and had {count}"
@@ -273,3 +278,113 @@ def _proposals(row: WhatIf, future: Future) -> list[int]:
         )  # fmt: skip
         keys.append(plan.pk)
     return keys
+
+
+MOST_ROWS: Final = 20_000
+"""Newest requests by which the present is measured."""
+
+
+def is_in_force(row: WhatIf) -> bool:
+    """Whether a future of *row* is the plan."""
+    return bool(row.plan and not row.plan.get("undone_at"))
+
+
+def followed(row: WhatIf) -> dict[str, Any] | None:
+    """The plan's prediction and what was measured since *row* became the plan; None if it is not.
+
+    since, until, over (whether the simulated time has passed), assumed (what the future took for given beyond the plan),
+    requests, slo_met, ttft_p95_ms and both as predicted for the whole horizon, instances (by model and region: began,
+    predicted for this time, ready, starting, draining), plans that it proposed, and slo_met of each minute. A future that
+    assumed another demand, a loss or other prices predicted another world than the one that came: its predictions are None.
+    """
+    if not is_in_force(row):
+        return None
+    since, began = parse_datetime(row.plan["at"]), parse_datetime(str(row.start["at"]))
+    assert since is not None
+    assert began is not None
+    now, end = timezone.now(), began + timedelta(seconds=row.horizon_s)
+    until = max(since, min(now, end))
+    models = list(row.start["scenario"]["models"])
+    asked = LedgerRow.objects.filter(arrived_at__gte=since, arrived_at__lt=until, repeated=False, model__in=models)
+    came = list(asked.order_by("-arrived_at").values_list("slo_met", "ttft_ms")[:MOST_ROWS])
+    judged = [met for met, _ in came if met is not None]
+    ttft_ms = [value for _, value in came if value is not None]
+    rows = selectors.comparison(row)["futures"]
+    future = next(each for each in rows if each["letter"] == row.plan["letter"])
+    assumed = [*row.plan["assumed"], *selectors.edits_in_words(row)]
+
+    def predicted(name: str) -> float | None:
+        return None if assumed or future[name] is None else float(future[name]["mean"])
+
+    minutes = MinuteRow.objects.filter(minute__gte=since, minute__lt=until, model__in=models).order_by("minute")
+    sums = minutes.values("minute").annotate(met=Sum("slo_met"), judged=Sum("slo_judged"))
+    return {
+        "since": since,
+        "until": until,
+        "over": now >= end,
+        "assumed": assumed,
+        "requests": len(came),
+        "slo_met": sum(judged) / len(judged) if judged else None,
+        "predicted_slo_met": predicted("slo_met"),
+        "ttft_p95_ms": float(np.percentile(ttft_ms, 95)) if ttft_ms else None,
+        "predicted_ttft_p95_ms": predicted("ttft_p95_ms"),
+        "instances": _instances(row, (until - began).total_seconds(), not assumed),
+        "plans": _plans(row),
+        "minutes": [{"at": each["minute"], "slo_met": each["met"] / each["judged"]} for each in sums if each["judged"]],
+    }
+
+
+def ready_since(row: WhatIf, region: str = "") -> list[tuple[datetime, int]]:
+    """Ready instances of the models of *row*, in *region* or in all, as steps from its start until now or its end."""
+    began = parse_datetime(str(row.start["at"]))
+    assert began is not None
+    until = min(timezone.now(), began + timedelta(seconds=row.horizon_s))
+    count: dict[str, int] = {}
+    changes = [
+        (at, model, sum(ready.values()))
+        for model in row.start["scenario"]["models"]
+        for at, ready in planning.ready_over_time(model, region, began)
+    ]
+    steps: dict[datetime, int] = {}
+    for at, model, ready in sorted(changes, key=lambda each: each[0]):
+        if at > until:
+            break
+        count[model] = ready
+        steps[at] = sum(count.values())
+    return [*steps.items(), (until, sum(count.values()))]
+
+
+def _instances(row: WhatIf, after_s: float, comparable: bool) -> list[dict[str, Any]]:
+    series = selectors.curves(row)[row.plan["letter"]]["series"]
+    at = max(0, int(np.searchsorted(series["t_s"], after_s, side="right")) - 1)
+    there: dict[tuple[str, str], Counter[str]] = {}
+    for (model, region, _), states in planning.instances_by_place().items():
+        there.setdefault((model, region), Counter()).update(states)
+    return [
+        {
+            "model": model,
+            "region": region,
+            "began": ready[0],
+            "predicted": ready[at] if comparable else None,
+            "ready": states[InstanceState.READY],
+            "starting": sum(states[state] for state in COMING),
+            "draining": states[InstanceState.DRAINING],
+        }
+        for key, ready in sorted(series["ready"].items())
+        for model, _, region in [key.rpartition(" ")]
+        for states in [there.get((model, region), Counter())]
+    ]
+
+
+def _plans(row: WhatIf) -> list[dict[str, Any]]:
+    rows = ScalingPlan.objects.filter(pk__in=row.plan["plans"]).select_related("model").order_by("pk")
+    return [
+        {
+            "id": each.pk,
+            "model": each.model.name,
+            "status": each.status,
+            "targets": each.targets,
+            "moves": each.moves.count(),
+        }
+        for each in rows
+    ]

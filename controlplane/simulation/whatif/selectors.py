@@ -1,7 +1,7 @@
 """Reads of what-ifs: lists, progress, and the comparison of their futures."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from math import ceil, inf, isfinite
 from typing import Any, Final
@@ -17,10 +17,9 @@ from controlplane.simulation.selectors import asked_rows
 from controlplane.simulation.whatif.changes.applying import applied, diff_in_words, in_words, parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
-from controlplane.simulation.whatif.runs import packing
-from controlplane.simulation.whatif.runs.decisions import effects_over_seeds, signed
-from controlplane.simulation.whatif.runs.remaining import remaining_s
+from controlplane.simulation.whatif.results import curves_of, effects_over_seeds, signed
 from controlplane.simulation.whatif.start import Start
+from controlplane.simulation.whatif.timing import remaining_s
 from scheduling.simulation.measures.columns import TTFT_EDGES_MS
 from scheduling.simulation.measures.comparison import T_975, Interval, curve, of_shares, over_seeds, regret, verdicts
 
@@ -62,7 +61,7 @@ def present_scenario() -> dict[str, Any]:
 
 
 def progress(pk: int) -> dict[str, Any] | None:
-    """How far the what-if *pk* is: state, done (share), eta_s, runs, runs_done, and a row for each future.
+    """Progress of the what-if *pk*: state, done (share), eta_s, runs, runs_done, and a row for each future.
 
     A future's row: letter, name, state, phase, done, seed (the one at work), seeds, seeds_done, eta_s, took_s, error. None
     if there is no such what-if.
@@ -142,12 +141,12 @@ def _ahead(row: WhatIf) -> int:
 
 
 def changes_in_words(row: WhatIf, future: Future) -> list[str]:
-    """What *future* changes against now, a sentence each; of changes that cannot be, what is wrong with them."""
+    """The changes of *future* against now, a sentence each; of an impossible one, what is wrong."""
     return _in_words(row, future.changes, "changes")
 
 
 def edits_in_words(row: WhatIf) -> list[str]:
-    """What all futures of *row* share."""
+    """The changes that all futures of *row* share."""
     return _in_words(row, row.edits, "edits")
 
 
@@ -229,7 +228,7 @@ def _slo_met(of: dict[int, dict[str, Any]], error: float) -> Interval | None:
 
 
 def _results(row: WhatIf) -> dict[str, dict[int, dict[str, Any]]]:
-    """What came of each run that is done, by letter and seed."""
+    """The result of each run that is done, by letter and seed."""
     results: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     runs = FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.DONE)
     for letter, seed, result in runs.order_by("seed").values_list("future__letter", "seed", "result"):
@@ -311,7 +310,7 @@ def curves(row: WhatIf, scope: str = ALL) -> dict[str, dict[str, Any]]:
     counts: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     runs = FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.DONE).order_by("seed")
     for letter, blob in runs.values_list("future__letter", "curves"):
-        counts[letter].append(packing.curves_of(blob))
+        counts[letter].append(curves_of(blob))
     return {letter: {"ttft": _ttft(own, scope), "series": _series(own)} for letter, own in counts.items()}
 
 
@@ -378,3 +377,41 @@ def _beyond_chance(values: Sequence[float]) -> tuple[float, float] | None:
     mean = float(np.mean(values))
     half = T_975[min(len(values) - 1, len(T_975)) - 1] * float(np.std(values, ddof=1)) / len(values) ** 0.5
     return (mean, half) if abs(mean) > half else None
+
+
+# Tables for files
+
+STATISTICS: Final = ("mean", "low", "high", "wide_low", "wide_high", "delta")
+NUMBERS: Final = ("slo_met", *COLUMNS)
+FUTURES_HEADER: Final = (
+    "future", "name", "changes", "seeds_done", "verdict", *(f"{name}_{each}" for name in NUMBERS for each in STATISTICS),
+)  # fmt: skip
+RUN_COLUMNS: Final = (
+    "requests", "judged", "missed", "slo_met", "ttft_p50_ms", "ttft_p95_ms", "ttft_p99_ms", "cost_usd",
+    "cost_usd_per_h", "instance_hours", "queue_peak", "goodput_tokens_per_s",
+)  # fmt: skip
+RUNS_HEADER: Final = ("future", "name", "seed", "scope", *RUN_COLUMNS)
+KEYS_HEADER: Final = ("future", "name", "key", "change")
+
+
+def futures(row: WhatIf, scope: str = ALL) -> Iterator[tuple[Any, ...]]:
+    """One row a future, by FUTURES_HEADER."""
+    for each in comparison(row, scope)["futures"]:
+        numbers = [(each[name] or {}).get(statistic) for name in NUMBERS for statistic in STATISTICS]
+        yield each["letter"], each["name"], "; ".join(each["changes"]), each["seeds_done"], each["verdict"], *numbers
+
+
+def runs(row: WhatIf) -> Iterator[tuple[Any, ...]]:
+    """One row a run that is done and scope, by RUNS_HEADER."""
+    done = FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.DONE).order_by("future__letter", "seed")
+    for letter, name, seed, result in done.values_list("future__letter", "future__name", "seed", "result"):
+        for scope, values in result["columns"].items():
+            yield letter, name, seed, scope, *(values[column] for column in RUN_COLUMNS)
+
+
+def keys(row: WhatIf) -> Iterator[tuple[Any, ...]]:
+    """One row a key of the scenario that a future has otherwise than now, by KEYS_HEADER."""
+    for future in row.futures.all():
+        for line in full_diff(row, future):
+            key, _, change = line.partition(": ")
+            yield future.letter, future.name, key, change

@@ -12,11 +12,11 @@ from django.utils import timezone
 from controlplane.accounts.models import User
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.simulation.whatif import working
 from controlplane.simulation.whatif.changes.applying import parsed
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import LETTERS, Future, FutureSeed, WhatIf, WhatIfState
-from controlplane.simulation.whatif.runs import working
 from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.starts.nodes import with_instances
 from controlplane.simulation.whatif.starts.traces import misfits
@@ -30,7 +30,7 @@ MOST_KEPT: Final = 200
 """What-ifs; of those that have ended, older ones are deleted, but never one that became a plan."""
 MOST_OPEN: Final = 10
 MOST_DRAFTS: Final = 50
-"""That are kept of forms; they stay until somebody runs or deletes them."""
+"""Kept of forms until they are run or deleted."""
 MOST_SEEDS: Final = 100
 MOST_HORIZON_S: Final = 7 * 86_400.0
 MOST_REQUESTS: Final = 5_000_000
@@ -55,7 +55,7 @@ FIELDS: Final = (
 def save_draft(
     row: WhatIf | None, values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]] | None, actor: User | str
 ) -> WhatIf:
-    """Create a draft, or change *row*: *values* of FIELDS, and *futures* beside A as {name, changes}, if they are given.
+    """Create a draft, or change *row*: *values* of FIELDS, and *futures* other than A as {name, changes}, if they are given.
 
     What is not whole yet may stay so; `submit` checks it. Raises ActionError unless *row* is a draft, ValidationError for
     more futures than there are letters.
@@ -73,7 +73,7 @@ def save_draft(
     row.save()
     if futures is not None:
         if len(futures) >= len(LETTERS):
-            raise ValidationError({"futures": f"{len(futures)} beside A; {len(LETTERS) - 1} are the most."})
+            raise ValidationError({"futures": f"{len(futures)} besides A; {len(LETTERS) - 1} are the most."})
         row.futures.all().delete()
         given = [{"name": AS_NOW, "changes": []}, *futures]
         for letter, one in zip(LETTERS, given, strict=False):
@@ -104,7 +104,7 @@ def future_of(name: str, preset: str, changes: Sequence[Mapping[str, Any]]) -> d
 
 
 def check(row: WhatIf) -> dict[str, str]:
-    """What is wrong with *row*, by field, such as `B.changes[0].region`; empty if it can run."""
+    """Problems of *row* by field, such as `B.changes[0].region`; empty if it can run."""
     try:
         start = Start.model_validate(row.start)
     except ValueError as error:

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from controlplane.simulation.whatif.arrivals import drawn, recent, recorded
-from controlplane.simulation.whatif.starts import past, traces
+from controlplane.simulation.whatif.starts import traces
+from controlplane.simulation.whatif.starts.past import EndpointDemand, as_arrays
 from controlplane.simulation.whatif.state import StoredState, with_state
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import SOURCE, Stage, stage
@@ -31,13 +32,13 @@ class Start(BaseModel):
     scenario: dict[str, Any]
     """Keys of a scenario file (docs/simulation.md), as things are now."""
     state: StoredState | None = None
-    """What runs and waits at `at`; None: nothing does."""
+    """Requests that run and wait at `at`; None: none."""
     arrivals: dict[str, Any] = {"kind": "clients"}
     """How requests come: `clients` (those of the scenario), `forecast`, `ledger` or `file`, by its `kind`."""
-    past: list[dict[str, Any]] = []
-    """What was asked in the hour before (`starts.past`); empty: nothing."""
+    past: list[EndpointDemand] = []
+    """Demand of the hour before."""
     remarks: list[str] = []
-    """What a reader should know of how good the start is."""
+    """Limits of the start that a reader should know."""
 
     @property
     def asks(self) -> bool:
@@ -71,7 +72,7 @@ def stage_start(
         before = of_the_fleet(scenario, recent(start.arrivals))
         made = replace(made, recent=requests_of(scenario, made.cluster, before, seed) if len(before) else None)
     if start.past:
-        made = replace(made, past=past.as_arrays(start.past, made.cluster.endpoints))
+        made = replace(made, past=as_arrays(start.past, made.cluster.endpoints))
     if start.state is None:
         return made
     return with_state(start.state, scenario, made, seed, recorded=start.arrivals["kind"] == "ledger")

@@ -1,4 +1,4 @@
-"""How far the simulator is from the fleet: the last hours' requests simulated again, beside what was measured of them.
+"""Errors of the simulator: the last hours' requests simulated again and compared with their measurements.
 
 By performance profile: (model, GPUs of an instance). Routing and order are those of now, the requests and their lengths
 those of the ledger, from an idle fleet on; so the first minutes warm it up and are not judged. As many instances serve as
@@ -9,6 +9,7 @@ by the sign of the errors: times between tokens are the profile's, times to the 
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final
 
 import numpy as np
@@ -38,15 +39,15 @@ from scheduling.simulation.staging import stage
 from scheduling.simulation.staging.fleet import gpus_as_type
 
 WARM_UP: Final = timedelta(minutes=5)
-"""Simulated before the window at the most, from an idle fleet."""
+"""Longest time simulated before the window, from an idle fleet."""
 FEWEST: Final = 30
 """Requests of a profile that are judged; fewer say nothing of a 95th percentile."""
 WINDOWS: Final = 12
 """Newest windows of a profile of which a band is made."""
 MEASURES: Final = ("ttft_p50", "ttft_p95", "itl_p50", "itl_p95")
-"""Milliseconds of requests that are done and whose first token is timed; beside them `slo_met`, a share."""
+"""Milliseconds of requests that are done and whose first token is timed; `slo_met` is a share."""
 SETTLE_S: Final = 600.0
-"""Simulated after the last request at the most."""
+"""Longest time simulated after the last request."""
 SCALED_BY: Final = frozenset(
     {
         "strategy",
@@ -62,7 +63,7 @@ SCALED_BY: Final = frozenset(
 """Keys of a scenario's endpoints by which it is scaled."""
 ACTOR: Final = "twin"
 NEWEST: Final = 60_000
-"""Requests that are simulated at the most."""
+"""Most requests that are simulated."""
 
 Floats = NDArray[np.float64]
 
@@ -129,7 +130,7 @@ def due(now: datetime) -> bool:
 def judge(now: datetime) -> list[TwinError]:
     """Simulate the newest window again and keep a row for each profile with enough requests.
 
-    Profiles are fitted anew where `REFIT_PROFILES` says so, else their fit is an event for operators.
+    Profiles are refitted where `REFIT_PROFILES` says so, else their fit is an event for operators.
     """
     until = now - timedelta(seconds=30)  # what came later may still run
     since = until - timedelta(seconds=tuned().TWIN_ERROR_EVERY_S)
@@ -149,55 +150,36 @@ def _judged(since: datetime, until: datetime) -> list[TwinError]:
     )
     if len(rows) < FEWEST:
         return []
-    begin = rows[0].arrived_at
-    measured = _Measured(rows, since)
-    simulated = _simulated(_as_served(values, rows), rows, begin)
+    gpus = {
+        name: gpus_as_type(gpu, degree)
+        for name, gpu, degree in Instance.objects.values_list(
+            "name", "deployment__gpu_type__name", "deployment__tensor_parallel"
+        )
+    }
+    keys = [(row.model, gpus.get(row.instance, "")) for row in rows]
+    judged = [
+        row.arrived_at >= since and row.outcome == Outcome.DONE and row.ttft_ms is not None and row.instance in gpus
+        for row in rows
+    ]
+    columns = [[row.ttft_ms, row.itl_ms, row.slo_met] for row in rows]
+    measured = np.array(columns, np.float64).T  # NaN where there is none
+    simulated = _simulated(_as_served(values, rows), rows)
     made = []
-    for key in sorted(set(measured.keys)):
-        own = measured.of(key)
+    for model, gpu in sorted(set(keys)):
+        own = np.array([is_judged and key == (model, gpu) for is_judged, key in zip(judged, keys, strict=True)])
         if own.sum() >= FEWEST:
             made.append(
                 TwinError(
-                    model=key[0],
-                    gpu=key[1],
+                    model=model,
+                    gpu=gpu,
                     from_at=since,
                     to_at=until,
                     requests=int(own.sum()),
-                    measured=_measures(measured.ttft_ms[own], measured.itl_ms[own], measured.met[own]),
-                    simulated=_measures(*(values[own] for values in simulated)),
+                    measured=_measures(*measured[:, own]),
+                    simulated=_measures(*simulated[:, own]),
                 )
             )
     return TwinError.objects.bulk_create(made)
-
-
-class _Measured:
-    """What the ledger says of *rows*, and which of them are judged: done, their first token timed, from *since* on."""
-
-    def __init__(self, rows: list[LedgerRow], since: datetime) -> None:
-        gpus = {
-            name: gpus_as_type(gpu, degree)
-            for name, gpu, degree in Instance.objects.values_list(
-                "name", "deployment__gpu_type__name", "deployment__tensor_parallel"
-            )
-        }
-        self.keys = [(row.model, gpus.get(row.instance, "")) for row in rows]
-        self.judged = np.array(
-            [
-                row.arrived_at >= since
-                and row.outcome == Outcome.DONE
-                and row.ttft_ms is not None
-                and row.instance in gpus
-                for row in rows
-            ]
-        )
-        self.ttft_ms = np.array([np.nan if row.ttft_ms is None else row.ttft_ms for row in rows], np.float64)
-        self.itl_ms = np.array([np.nan if row.itl_ms is None else row.itl_ms for row in rows], np.float64)
-        self.met = np.array([np.nan if row.slo_met is None else float(row.slo_met) for row in rows], np.float64)
-
-    def of(self, key: tuple[str, str]) -> NDArray[np.bool_]:
-        """Which rows of the profile *key* are judged."""
-        of_key: NDArray[np.bool_] = self.judged & np.array([each == key for each in self.keys])
-        return of_key
 
 
 def _as_served(values: dict[str, Any], rows: list[LedgerRow]) -> dict[str, Any]:
@@ -227,22 +209,17 @@ def _as_served(values: dict[str, Any], rows: list[LedgerRow]) -> dict[str, Any]:
     return {**kept, "models": models, "fleet": fleet, "endpoints": endpoints}
 
 
-def _simulated(values: dict[str, Any], rows: list[LedgerRow], begin: datetime) -> tuple[Floats, Floats, Floats]:
-    """TTFT and ITL in milliseconds and SLO met of *rows*, simulated from *begin* on."""
-    last_s = (rows[-1].arrived_at - begin).total_seconds()
+def _simulated(values: dict[str, Any], rows: list[LedgerRow]) -> Floats:
+    """TTFT and ITL in milliseconds and SLO met of *rows*, simulated from the first of them."""
+    start = rows[0].arrived_at
+    last_s = (rows[-1].arrived_at - start).total_seconds()
     demand = {"demand": {"too_long": "clip"}, "until_h": (last_s + SETTLE_S) / 3600}
-    scenario = Scenario.model_validate(values | demand)
-    workload = workload_of([_columns(row) for row in rows], begin)
-    staged = stage(scenario, seed=0, workload=workload)
-    result = staged.run().result
+    as_columns = {"own": "caller_region", "tenant__name": "tenant.name"}
+    columns = attrgetter(*(as_columns.get(name, name) for name in WORKLOAD_COLUMNS))
+    staged = stage(Scenario.model_validate(values | demand), seed=0, workload=workload_of(map(columns, rows), start))
+    result = staged.run()
     _, met = kept(result, staged.promises)
-    return 1000 * latency_s(result, "ttft"), 1000 * latency_s(result, "itl"), met.astype(np.float64)
-
-
-def _columns(row: LedgerRow) -> tuple[Any, ...]:
-    """*row* as WORKLOAD_COLUMNS."""
-    values = {"own": row.caller_region, "tenant__name": row.tenant.name}
-    return tuple(values[name] if name in values else getattr(row, name) for name in WORKLOAD_COLUMNS)
+    return np.array([1000 * latency_s(result, "ttft"), 1000 * latency_s(result, "itl"), met.astype(np.float64)])
 
 
 def _measures(ttft_ms: Floats, itl_ms: Floats, met: Floats) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""QLM's mixed-integer programme (equations 6 to 13) with PuLP, by HiGHS or CBC: for small sizes, and to compare with.
+"""QLM's mixed-integer programme (equations 6 to 13) with PuLP, by HiGHS: for small sizes, and to compare with.
 
 By default it is read as docs/queueing.md explains: lateness below zero does not pay for lateness elsewhere, every switch
 delays all after it by the drain of the model before and the swap to the model after, groups weigh what they hold, and the
@@ -8,10 +8,10 @@ binary ones. Nothing a solver says is believed unread: its status is looked at, 
 """
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
+import pulp
 
 from scheduling.queueing.reordering.problem import Order, Problem, begin, broken_rules
 
@@ -23,7 +23,7 @@ TIME_LIMIT_S = 5.0
 
 
 class NoAnswer(Exception):
-    """A solver is not there, found no order in time, or found that there is none."""
+    """The solver found no order in time, or found that there is none."""
 
 
 class Solved(NamedTuple):
@@ -31,7 +31,7 @@ class Solved(NamedTuple):
     objective: float
     """Of the programme: request-seconds, or, read literally, seconds."""
     bound: float
-    """No order has less; minus infinity where the solver does not say."""
+    """No order has less."""
     proved: bool
 
 
@@ -44,8 +44,6 @@ class _Written(NamedTuple):
 
 def write(problem: Problem, kappa_s: float, literal: bool = False) -> _Written:
     """*problem* as a PuLP model. Positions from 0 to the number of groups - 1; those after the last group stay empty."""
-    import pulp
-
     fixed, free_s, loaded = begin(problem)
     models = problem.swap_s.shape[1]
     places = {group for queue in fixed for group in queue}
@@ -145,47 +143,33 @@ def solve(
     time_limit_s: float = TIME_LIMIT_S,
     *,
     literal: bool = False,
-    solver: str = "HiGHS",
 ) -> Solved:
-    """The order that the programme finds best by *solver*, `HiGHS` or `CBC`, within *time_limit_s* (HiGHS may overrun).
+    """The order that the programme finds best within *time_limit_s* (HiGHS may overrun).
 
-    Raises NoAnswer where the solver is not installed, fails, or has no whole solution.
+    Raises NoAnswer where HiGHS fails, or has no whole solution.
     """
-    try:
-        import pulp
-    except ImportError as error:
-        raise NoAnswer(f"PuLP cannot be imported: {error}") from error
     written = write(problem, kappa_s, literal)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of CBC, which goes with PuLP 4; we do not allow that yet
-        options = {"msg": False, "gapRel": GAP, "timeLimit": time_limit_s, "threads": 1}
-        chosen = (pulp.HiGHS if solver == "HiGHS" else pulp.PULP_CBC_CMD)(**options)
-    if not chosen.available():
-        raise NoAnswer(f"{solver} is not installed")
     try:
-        written.model.solve(chosen)
+        written.model.solve(pulp.HiGHS(msg=False, gapRel=GAP, timeLimit=time_limit_s, threads=1))
     except pulp.PulpError as error:
-        raise NoAnswer(f"{solver} failed: {error}") from error
+        raise NoAnswer(f"HiGHS failed: {error}") from error
     # PuLP calls a run that ended at its time limit optimal too; only the status of the solution says what is there.
     if written.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-        raise NoAnswer(f"{solver} found no order: {pulp.LpSolution[written.model.sol_status]}")
+        raise NoAnswer(f"HiGHS found no order: {pulp.LpSolution[written.model.sol_status]}")
     queues: list[list[tuple[int, int]]] = [[] for _ in range(problem.queue_type.size)]
     for (queue, group, place), variable in written.chosen.items():
         value = math.nan if variable.varValue is None else variable.varValue
         if not min(abs(value), abs(value - 1.0)) <= 1e-4:
-            raise NoAnswer(f"{solver} returned fractions of groups")
+            raise NoAnswer("HiGHS returned fractions of groups")
         if value > 0.5:
             queues[queue].append((place, group))
     order = Order.of(
         [[*first, *(group for _, group in sorted(rest))] for first, rest in zip(written.fixed, queues, strict=True)]
     )
     if broken := broken_rules(problem, order):
-        raise NoAnswer(f"{solver} returned an order that cannot be carried out: {broken[0]}")
+        raise NoAnswer(f"HiGHS returned an order that cannot be carried out: {broken[0]}")
     objective = float(pulp.value(written.model.objective) or 0.0)
-    bound = -math.inf
-    if solver == "HiGHS":
-        bound = float(written.model.solverModel.getInfo().mip_dual_bound)
-    proved = written.model.sol_status == pulp.LpSolutionOptimal and (
-        solver != "HiGHS" or objective - bound <= 1e-4 * max(1.0, abs(objective))
-    )
+    bound = float(written.model.solverModel.getInfo().mip_dual_bound)
+    optimal = written.model.sol_status == pulp.LpSolutionOptimal
+    proved = optimal and objective - bound <= 1e-4 * max(1.0, abs(objective))
     return Solved(order, objective, bound, proved)

@@ -11,9 +11,9 @@ from typing import Final
 import numpy as np
 
 from scheduling.compiled import compiled
+from scheduling.queueing.reordering.listing import Listing, allocate_listing, order_listed
 from scheduling.queueing.reordering.problem import Floats, Ints, Order
-from scheduling.queueing.reordering.search.listing import Listing, allocate_listing, order_listed
-from scheduling.queueing.reordering.search.sequences import Terms
+from scheduling.queueing.reordering.rows import Terms
 
 
 @compiled

@@ -6,27 +6,40 @@ are priced by the objective of the search, and what is as good by a rule as by t
 """
 
 import math
-import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
+from scheduling.queueing.reordering.annealing import allocate_best, anneal, by_due_time
 from scheduling.queueing.reordering.bound import Shortage, nothing_missing, shortage
-from scheduling.queueing.reordering.budget import Budget
 from scheduling.queueing.reordering.evaluate import Score, evaluate
+from scheduling.queueing.reordering.listing import best_listing
 from scheduling.queueing.reordering.problem import Floats, Order, Problem, begin, contiguous
 from scheduling.queueing.reordering.programme import NoAnswer, solve
+from scheduling.queueing.reordering.rows import kept, order_of, rows_of, terms_of
 from scheduling.queueing.reordering.rules import CANDIDATES, PROGRAMME, RULES, SEARCH, edf_earliest_completion
-from scheduling.queueing.reordering.search.sequences import order_of, terms_of
-from scheduling.queueing.reordering.search.ties import by_due_time
-from scheduling.queueing.reordering.searching import Search, rows_of
 
 KAPPA = 0.2
 """Being late at all counts as this share of the time in which the fleet could serve all that waits."""
-MOST_THREADS = 4
-"""There are few models to search for side by side, and other work on the machine."""
+HOT, COLD = 0.02, 0.003
+"""Temperatures that annealing begins and ends with, by mean requests of a group x mean service."""
+FEW = 16
+"""Groups up to which there are few: almost any order is tried then, from `HOT_FEW` to `COLD_FEW`."""
+HOT_FEW, COLD_FEW = 10.0, 0.01
+ROUNDING = 1e-9
+"""Share of the cost that counts as none."""
+EXCHANGES = 4
+"""Exchanges of neighbours to put groups by due time, by group, at most."""
+LISTED = 0.3
+"""Share of the budget for list scheduling, where it is in seconds."""
+LISTING_MOVES = 2
+"""Moves that a group counts as in a listing where the budget is in moves; as many again are left for annealing."""
+CHUNK, MOST_CHUNK = 4_000, 100_000
+"""Moves between two readings of the clock, some milliseconds; the same where the budget is in moves."""
+MOVES_PER_S = 2e6
+"""Moves that a budget in seconds is taken for."""
 LEAST_GAIN = 1e-3
 """Share of the objective that a new order must save to be worth a change."""
 
@@ -60,40 +73,104 @@ class Answer(NamedTuple):
         return max(0.0, objective - self.bound) / objective if objective > 0.0 else 0.0
 
 
-class _Whole:
-    """A problem, as the search sees it, and what the search does not: groups that are fixed or held."""
+class _Search:
+    """A problem's movable groups, and what the search does not see: groups that are fixed or held."""
 
-    def __init__(self, problem: Problem, kappa_s: float | None, budget: Budget, seed: int, threads: int = 1) -> None:
-        self.problem = problem
+    def __init__(self, problem: Problem, kappa_s: float | None, budget: "Budget", seed: int) -> None:
+        self.problem, self.budget = problem, budget
         self.fixed, free_s, loaded = begin(problem)
-        self.kappa_s = KAPPA * span_s(problem, free_s) if kappa_s is None else kappa_s
-        self.terms = terms_of(problem, self.kappa_s, free_s, loaded)
+        span = span_s(problem, free_s)
+        self.kappa_s = KAPPA * span if kappa_s is None else kappa_s
+        self.terms = terms_of(problem, self.kappa_s, free_s, loaded, span)
         self.held = np.flatnonzero((problem.hold_s > 0.0) & (problem.fixed < 0))
         served = self.terms.service[:, self.terms.movable]
         served = served[np.isfinite(served)]
         mean_s = float(served.mean()) if served.size else 1.0
-        unit = max(1e-9, mean_s * float(problem.requests.mean() if problem.requests.size else 1.0))
-        self.search = Search(self.terms, budget, unit, seed, threads)
+        self.unit = max(1e-9, mean_s * float(problem.requests.mean() if problem.requests.size else 1.0))
+        self.random = np.array([(seed * 2654435761 + 88172645463325252) % (2**64 - 1) + 1], np.uint64)
 
     def finish(self, order: Order) -> Order:
         """*order* of movable groups with held ones inserted and fixed ones first."""
         if self.held.size:
-            state, _ = rows_of(self.terms, order, self.held[np.argsort(self.problem.hold_s[self.held], kind="stable")])
-            order = order_of(state)
+            rows, _ = rows_of(self.terms, order, self.held[np.argsort(self.problem.hold_s[self.held], kind="stable")])
+            order = order_of(rows.length, rows.group)
         if any(self.fixed):
             order = Order.of([[*first, *rest] for first, rest in zip(self.fixed, order.queues(), strict=True)])
         return order
 
+    def complete(self, order: Order) -> Order:
+        """*order* without what is not movable or cannot be served where it is; movable groups that it lacks are inserted."""
+        order, terms = kept(self.terms, order), self.terms
+        new = np.setdiff1d(terms.movable, order.groups)
+        rows, _ = rows_of(terms, order, new[np.argsort(terms.due[new], kind="stable")])
+        return order_of(rows.length, rows.group)
+
+    def cost(self, order: Order) -> float:
+        """Of *order*, which has movable groups only."""
+        return rows_of(self.terms, order)[1]
+
     def by_rule(self) -> tuple[str, Order]:
         """The cheapest order of a rule, and the rule's name."""
-        orders = [(name, self.search.complete(RULES[name](self.terms))) for name in CANDIDATES]
-        return min(orders, key=lambda each: self.search.cost(each[1]))
+        orders = [(name, self.complete(RULES[name](self.terms))) for name in CANDIDATES]
+        return min(orders, key=lambda each: self.cost(each[1]))
+
+    def improved(self, starts: list[Order]) -> Order:
+        """The best order of annealing from the cheapest of *starts* and of list scheduling until the budget is spent."""
+        terms, budget = self.terms, self.budget
+        if listed := best_listing(terms, self.random, self._listed):
+            starts = [*starts, listed]
+        rows, _ = rows_of(terms, min(starts, key=self.cost))
+        few = terms.movable.size <= FEW
+        hot, cold = (self.unit * share for share in ((HOT_FEW, COLD_FEW) if few else (HOT, COLD)))
+        best = allocate_best(rows)
+        first = spent = budget.spent()
+        while spent < 1.0 and terms.movable.size * terms.kind.size > 1:
+            moves = budget.chunk()
+            done = (spent - first) / (1.0 - first)
+            then = min(1.0, done + moves / budget.likely_moves / (1.0 - first))
+            begin_at, end_at = hot * (cold / hot) ** done, hot * (cold / hot) ** then
+            anneal(terms, rows, best, self.random, moves, begin_at, end_at)
+            budget.tried += moves
+            spent = budget.spent()
+        return order_of(best.length, best.group)
 
     def by_due_time(self, order: Order) -> Order:
         """*order* with groups of each model by due time where that costs nothing."""
-        state, cost = rows_of(self.terms, order)
-        by_due_time(self.terms, state, cost)
-        return order_of(state)
+        terms, (rows, cost) = self.terms, rows_of(self.terms, order)
+        queue, position = rows.place[order.groups].T
+        ranked = order.groups[np.lexsort((rows.ready[queue, position], terms.model[order.groups]))]
+        first = np.searchsorted(terms.model[ranked], np.arange(terms.first.size)).astype(np.int64)
+        by_due_time(terms, rows, ranked, first, ROUNDING * (cost + 1.0), EXCHANGES * ranked.size)
+        return order_of(rows.length, rows.group)
+
+    def _listed(self, orders: int) -> float:
+        """Share of the time for list scheduling that is over after so many orders."""
+        if self.budget.moves is None:
+            return self.budget.spent() / LISTED
+        return orders * LISTING_MOVES * self.terms.movable.size / max(1, self.budget.moves)
+
+
+class Budget:
+    """Seconds of a clock; or moves, which give the same answer on every machine."""
+
+    def __init__(self, seconds: float, moves: int | None, clock: Callable[[], float]) -> None:
+        self.seconds, self.moves, self.clock = seconds, moves, clock
+        self.began_s, self.tried = clock(), 0
+
+    def spent(self) -> float:
+        """Share that is spent, 1 and above for all."""
+        if self.moves is not None:
+            return self.tried / max(1, self.moves)
+        return (self.clock() - self.began_s) / self.seconds if self.seconds > 0 else 1.0
+
+    @property
+    def likely_moves(self) -> float:
+        """Moves that it is likely to allow."""
+        return float(self.moves) if self.moves is not None else max(CHUNK, MOVES_PER_S * self.seconds)
+
+    def chunk(self) -> int:
+        """Moves to try before the clock is read again."""
+        return CHUNK if self.moves is None else max(1, min(MOST_CHUNK, self.moves - self.tried))
 
 
 def _reason(before: Score, after: Score, lacking: Shortage) -> str:
@@ -115,8 +192,8 @@ def order_by(name: str, problem: Problem) -> Order:
     problem = contiguous(problem)
     if name == "programme":
         return solve(problem).order
-    whole = _Whole(problem, None, Budget(0.0, 0, time.perf_counter), 0)
-    return whole.finish(whole.search.complete(RULES[name](whole.terms)))
+    search = _Search(problem, None, Budget(0.0, 0, time.perf_counter), 0)
+    return search.finish(search.complete(RULES[name](search.terms)))
 
 
 def warm_up() -> None:
@@ -136,11 +213,7 @@ def warm_up() -> None:
         fixed=np.full(n, -1),
         hold_s=np.zeros(n),
     )
-    order = Order.of([[0], []])
-    reorder(problem, order, moves=1)
-    reorder(problem, moves=1)
-    whole = _Whole(problem, None, Budget(0.0, 0, time.perf_counter), 0)
-    whole.search.list_anew(order, rows_of(whole.terms, order)[0])
+    reorder(problem, Order.of([[0], []]), moves=1)
 
 
 def span_s(problem: Problem, free_s: Floats) -> float:
@@ -156,14 +229,12 @@ def reorder(
     *,
     moves: int | None = None,
     seed: int = 0,
-    threads: int | None = None,
     kappa_s: float | None = None,
     by: str = SEARCH,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Answer:
     """An order of the groups of *problem*, searched for *budget_s* seconds of *clock*, or for *moves* moves.
 
-    With seconds in *threads* threads, None: as many as there are cores, up to `MOST_THREADS`; *clock* may be each one's own.
     *previous* names groups by their number in *problem*; those that it lacks are inserted. *kappa_s* is what being late at
     all counts as, in seconds of lateness of each request; None: `KAPPA` of the time that the fleet needs for all. *by* may
     name a rule of `rules.RULES` instead of the search, to compare with, or the `programme`, which goes on from what the
@@ -174,11 +245,10 @@ def reorder(
     if not problem.queue_type.size:
         raise ValueError("there is no queue")
     budget = Budget(budget_s, moves, clock)
-    cores = min(MOST_THREADS, len(os.sched_getaffinity(0))) if threads is None else threads
-    whole = _Whole(problem, kappa_s, budget, seed, cores if moves is None else 1)
-    search, kappa_s = whole.search, whole.kappa_s
-    fallback = search.complete(edf_earliest_completion(whole.terms) if previous is None else previous)
-    base = whole.finish(fallback)
+    search = _Search(problem, kappa_s, budget, seed)
+    kappa_s = search.kappa_s
+    fallback = search.complete(edf_earliest_completion(search.terms) if previous is None else previous)
+    base = search.finish(fallback)
     before = evaluate(problem, base, kappa_s)
     # Where an order serves all in time, nothing is missing.
     lacking = shortage(problem) if before.objective > 0.0 else nothing_missing(problem)
@@ -188,13 +258,11 @@ def reorder(
         return Answer(order, changed, before, evaluate(problem, order, kappa_s), 0, lacking, f"As {by} has it.")
     if before.objective <= 0.0:
         return Answer(base, False, before, before, 0, lacking, "No group is late.", 0.0)
-    rule, ruled = whole.by_rule()
-    order = whole.finish(ruled)
+    rule, ruled = search.by_rule()
+    order = search.finish(ruled)
     after = evaluate(problem, order, kappa_s)
     if after.objective > 0.0 or after.swaps > 0:
-        start = min(fallback, ruled, key=search.cost)
-        start = whole.by_due_time(search.cold(start) if previous is None else search.warm(start))
-        sought = whole.finish(start)
+        sought = search.finish(search.by_due_time(search.improved([fallback, ruled])))
         score = evaluate(problem, sought, kappa_s)
         # A rule that is as good leaves more slack for what is still to come, of which neither knows.
         if _worth(score) < _worth(after):

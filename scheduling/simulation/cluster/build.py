@@ -4,17 +4,18 @@ from dataclasses import asdict, astuple
 from typing import Any
 
 import numpy as np
+from msgspec.structs import astuple as struct_astuple
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_members
 from scheduling.fleet.sleep_level import IN_MEMORY, sleep_level
-from scheduling.queueing.groups import GROUP_ORDERS
-from scheduling.queueing.ordering import ORDERINGS, QLM
+from scheduling.policy import write_record
+from scheduling.queueing.ordering import QLM
 from scheduling.queueing.virtual_queues import fit_groups
 from scheduling.queueing.waiting_set import allocate_waiting
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, Affinity, allocate_affinity
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
-from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE
+from scheduling.routing.routers import LEAST_DELAY, LOOK_AHEAD
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.event_queue import allocate_events
 from scheduling.simulation.cluster.world import (
@@ -49,20 +50,24 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
 
     fleet, members = allocate_fleet(instances), allocate_endpoints(endpoints, instances)
     for at, spec in enumerate(specs):
-        batching = cluster.of(cluster.batching, (spec.model, spec.region))
-        fleet.endpoint[at] = keys.index((spec.model, spec.region))
+        key = spec.model, spec.region
+        policy = cluster.policy(key)
+        fleet.endpoint[at] = keys.index(key)
         fleet.model[at], fleet.region[at] = cluster.models.index(spec.model), cluster.regions.index(spec.region)
         fleet.accepting[at] = spec.state == State.READY
         fleet.max_num_seqs[at] = spec.dispatch_max_num_seqs or spec.engine.max_num_seqs
-        if batching.mode == "none":
+        if policy.batching.mode == "none":
             fleet.max_num_seqs[at] = 1
         fleet.kv_capacity_tokens[at] = spec.dispatch_kv_tokens or spec.engine.kv_capacity_tokens
         fleet.memory_tokens[at] = spec.engine.kv_capacity_tokens
         fleet.profile[at] = astuple(spec.engine.profile)
-        key = spec.model, spec.region
-        fleet.look_ahead[at] = astuple(cluster.of(cluster.look_ahead, key))
-        fleet.ahead_limit[at], fleet.round_trips[at, ROUND_TRIP_S] = cluster.ahead_limit(key), cluster.round_trip_s(key)
+        fleet.look_ahead[at], fleet.round_trips[at, ROUND_TRIP_S] = (
+            struct_astuple(policy.look_ahead),
+            policy.round_trip_s,
+        )
     index_members(fleet, members)
+    policies = _policies(cluster)
+    fleet.ahead_limit[:] = policies["requests_ahead_limit"][fleet.endpoint]
 
     catalog = list(cluster.engines().values())
     most_seqs = max(engine.max_num_seqs for engine in catalog)
@@ -74,8 +79,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
             candidates += cluster.candidates(model, region)
             first.append(len(candidates))
     slots = max(1, min(count, FIRST_WAITING))
-    policies = _policies(cluster)
-    takes_time = bool(policies["round_trip_s"].any())
+    takes_time = any(cluster.policy(key).round_trip_s for key in keys)
     nodes = 2 * instances + regions * regions + endpoints * (1 + takes_time)
     if takes_time:
         held_at_once *= 2  # an allowance is never more than what runs at once
@@ -84,9 +88,9 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     np.maximum.at(policies["largest_kv_tokens"], fleet.endpoint, fleet.kv_capacity_tokens)
     waiting = allocate_waiting(endpoints, slots, instances)
     for endpoint in np.flatnonzero(policies["ordering"] == QLM).tolist():
-        key, batches = cluster.endpoints[endpoint], float(policies["group_batches"][endpoint])
+        batches = float(policies["group_batches"][endpoint])
         waiting.groups.limit[endpoint] = fit_groups(fleet, members, waiting.groups, endpoint, batches)
-        waiting.groups.within[endpoint] = GROUP_ORDERS[cluster.of(cluster.group_order, key)]
+        waiting.groups.within[endpoint] = policies["group_order"][endpoint]
     return World(
         fleet=fleet,
         endpoints=members,
@@ -97,7 +101,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
             endpoints,
             max(1, min(count, held_at_once)),
             requests,
-            anticipate=bool((policies["routing"] >= PRESERVE).any()),
+            anticipate=bool(np.isin(policies["routing"], LOOK_AHEAD).any()),
         ),
         events=allocate_events(nodes + cluster.sweeps),
         arrivals=_arrivals(requests),
@@ -205,20 +209,13 @@ def _policies(cluster: Cluster) -> NDArray[np.void]:
     policies = np.zeros(len(cluster.endpoints), ENDPOINT)
     record: Any
     for record, key in zip(policies, cluster.endpoints, strict=True):
-        batching = cluster.of(cluster.batching, key)
+        policy = cluster.policy(key)
         record.model, record.region = cluster.models.index(key[0]), cluster.regions.index(key[1])
-        record.routing = POLICY_CODES[cluster.of(cluster.routing, key)]
-        record.ordering = ORDERINGS[cluster.of(cluster.ordering, key)]
-        record.threshold = cluster.of(cluster.threshold, key)
-        record.group_batches = cluster.of(cluster.group_batches, key)
-        record.eviction_limit = cluster.of(cluster.eviction_limit, key)
-        record.stretch = cluster.of(cluster.ordering_stretch, key)
-        for name, value in asdict(cluster.yardstick(key)).items():
+        write_record(record, policy)
+        for name, value in asdict(cluster.reference_profile(key)).items():
             record[name] = value
-        record.round_trip_s = cluster.round_trip_s(key)
-        record.queue_bound = cluster.bound(key)
-        record.batch_size = batching.max_batch_size if batching.mode == "dynamic" else 0
-        record.batch_wait_s = batching.wait_timeout_s
+        record.batch_size = policy.batching.max_batch_size if policy.batching.mode == "dynamic" else 0
+        record.batch_wait_s = policy.batching.wait_timeout_s
         record.batch_opened_s = np.inf
         record.scaled_s = -np.inf
         record.expires_s = np.inf

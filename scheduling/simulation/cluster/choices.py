@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled_inline, index
+from scheduling.compiled import compiled_inline, compiled_internal, index
 from scheduling.routing.regions import asked_work_s, backlog_s, first_choice, fullness
 from scheduling.routing.routers import has_room, shortest_queue
 from scheduling.scaling.reactive import reactive_move
@@ -135,7 +135,7 @@ def _use(seen: Moment, endpoint: int) -> float:
     return _fullness(world, endpoint, 0, backlog_s(world.endpoints, endpoint, now_s), now_s)
 
 
-@compiled_inline
+@compiled_internal
 def choose_endpoint(world: World, request: int, now_s: float, source: int) -> int:
     """The endpoint for *request* by the global router; -1 if nothing serves its model or soon will."""
     model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)
@@ -143,7 +143,7 @@ def choose_endpoint(world: World, request: int, now_s: float, source: int) -> in
     candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
     if candidates.size == 0:
         return -1
-    threshold = float(world.policies[candidates[0]].threshold)
+    threshold = float(world.policies[candidates[0]].region_threshold)
     chosen = first_choice(candidates, threshold, _is_below, _use, (world, now_s, source))
     if chosen != NONE:
         return chosen

@@ -2,31 +2,21 @@
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scheduling.fleet.profile import Profile
-from scheduling.lookahead.rule import LookAheadRule
-from scheduling.queueing.eviction import MOST_EVICTIONS
-from scheduling.queueing.groups import GROUP_BATCHES, GROUP_ORDERS
-from scheduling.queueing.ordering import ORDERINGS, STRETCH
+from scheduling.policy import EndpointPolicy
 from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
-from scheduling.routing.regions import THRESHOLD as REGION_THRESHOLD
 from scheduling.routing.regions import by_preference
-from scheduling.routing.requests_ahead import MEASURED
-from scheduling.routing.routers import POLICY_CODES
 from scheduling.scaling import Reactive
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig
 
 EndpointKey = tuple[str, str]
 """(model, region)."""
-Value = TypeVar("Value")
-PerEndpoint: TypeAlias = Value | Mapping[EndpointKey, Value]
 RESTS = (State.EMPTY, State.READY, State.SPOT, State.ASLEEP)
-NO_BOUND = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +50,7 @@ class InstanceSpec:
     state: State = State.READY
     """At rest: EMPTY, READY, SPOT or ASLEEP."""
     dispatch_max_num_seqs: int | None = None
-    """What the dispatcher gives it at once; the engine's own limit if None."""
+    """Most requests that the dispatcher gives it at once; the engine's limit if None."""
     dispatch_kv_tokens: int | None = None
     """KV tokens that the dispatcher counts on; the engine's own if None."""
     start_s: float | None = None
@@ -70,23 +60,6 @@ class InstanceSpec:
     """Of its GPUs: of those that could be added the cheapest comes first, of those that could go the dearest."""
     sharing: Sharing | None = None
     """None: its GPUs are its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batching:
-    """How an endpoint forms batches (SSJF section 4): continuous, one request at a time, or whole batches."""
-
-    mode: Literal["continuous", "none", "dynamic"] = "continuous"
-    max_batch_size: int = 0
-    wait_timeout_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("continuous", "none", "dynamic"):
-            raise ValueError(f"batching mode must be continuous, none or dynamic, not {self.mode!r}")
-        if self.mode == "dynamic" and self.max_batch_size < 1:
-            raise ValueError(f"max_batch_size must be at least 1, not {self.max_batch_size}")
-        if not 0 <= self.wait_timeout_s < np.inf:
-            raise ValueError(f"wait_timeout_s must be a number from 0 up, not {self.wait_timeout_s}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +95,7 @@ class Delays:
 
 @dataclass(slots=True)
 class Cluster:
-    """Instances, regions and policies. ValueError says what is wrong, and of which instance or endpoint.
-
-    Policies hold for all endpoints, or are given by (model, region).
-    """
+    """Instances, regions and policies. ValueError says what is wrong, and of which instance or endpoint."""
 
     instances: Sequence[InstanceSpec]
     models: list[str] = field(default_factory=list)
@@ -133,30 +103,10 @@ class Cluster:
     regions: list[str] = field(default_factory=list)
     latency_s: ArrayLike | None = None
     """One way, from region (row) to region (column)."""
-    routing: PerEndpoint[str] = "join_shortest_queue"
-    ordering: PerEndpoint[str] = "fcfs"
-    ordering_stretch: PerEndpoint[float] = STRETCH
-    """Of `ssjf`; see `scheduling.queueing.ordering.queue_key`."""
-    group_batches: PerEndpoint[float] = GROUP_BATCHES
-    """Of `qlm`: batches that a request group has at the most (delta in QLM)."""
-    group_order: PerEndpoint[str] = "arrival"
-    """Of `qlm`: in which order the requests of a group leave it, a name in `scheduling.queueing.groups.GROUP_ORDERS`."""
-    eviction_limit: PerEndpoint[int] = 0
-    """Of `qlm`: how often the global scheduler may evict one request; 0: it evicts none."""
-    swap_by_queue: PerEndpoint[bool] = True
-    """Of `qlm`: whether instances that share GPUs have one virtual queue, whose first group says which is swapped to. Of
-    all endpoints of a swap group, or swaps are made on demand."""
+    policies: EndpointPolicy | Mapping[EndpointKey, EndpointPolicy] = field(default_factory=EndpointPolicy)
+    """Of all endpoints, or by endpoint."""
     reordering: str = SEARCH
-    """Of `qlm`: what the global scheduler goes by, the search or a rule of `reordering.rules`."""
-    dispatch_round_trip_s: PerEndpoint[float] = 0.0
-    """From a decision until the instance has the request."""
-    requests_ahead_limit: PerEndpoint[int | None] = None
-    """Requests at the most that an instance is given beyond what it runs; None: as many as end in a round trip."""
-    batching: PerEndpoint[Batching] = field(default_factory=Batching)
-    queue_bound: PerEndpoint[int] | None = None
-    look_ahead: PerEndpoint[LookAheadRule] = field(default_factory=LookAheadRule)
-    threshold: PerEndpoint[float] = REGION_THRESHOLD
-    """Of the global router. A request goes by that of the endpoint that it would have first."""
+    """Of the order `qlm`: what the global scheduler goes by, the search or a rule of `reordering.rules`."""
     sweeps: bool = False
     """Whether what waits is looked at every second, as live: it moves to where it is better off, and is refused when it was
     held for longer than `Requests.hold_s`."""
@@ -165,7 +115,7 @@ class Cluster:
     share_spot: bool = True
     """Whether an instance that one model lends out as spot may be redeployed for another."""
     catalog: Mapping[tuple[str, str], EngineConfig] = field(default_factory=dict)
-    """Engines by (model, GPU type) for redeploying and swapping, beside those of the instances."""
+    """Engines by (model, GPU type) for redeploying and swapping, in addition to those of the instances."""
     swap_memory_bytes: Mapping[str, float] = field(default_factory=dict)
     """CPU memory for the weights of those that sleep, by swap group; without end where none is given."""
     endpoints: list[EndpointKey] = field(init=False, default_factory=list)
@@ -202,8 +152,9 @@ class Cluster:
             )
         if self.reordering not in REORDERINGS:
             raise ValueError(f"reordering must be one of {', '.join(REORDERINGS)}, not {self.reordering!r}")
-        for key in self.endpoints:
-            self._check_policies(key)
+        for model, region in self.endpoints:
+            if isinstance(self.policies, Mapping) and (model, region) not in self.policies:
+                raise ValueError(f"endpoint {model} in {region}: policies are given by endpoint, but not for this one")
         self.latencies()
         self._check_swap_groups()
 
@@ -227,40 +178,6 @@ class Cluster:
         """Names in the order of their numbers."""
         return list(dict.fromkeys(spec.sharing.group for spec in self.instances if spec.sharing is not None))
 
-    def _check_policies(self, key: EndpointKey) -> None:
-        where = f"endpoint {key[0]} in {key[1]}"
-        routing, ordering = self.of(self.routing, key), self.of(self.ordering, key)
-        if routing not in POLICY_CODES:
-            raise ValueError(f"{where}: routing must be one of {', '.join(POLICY_CODES)}, not {routing!r}")
-        if ordering not in ORDERINGS:
-            raise ValueError(f"{where}: ordering must be one of {', '.join(ORDERINGS)}, not {ordering!r}")
-        stretch = self.of(self.ordering_stretch, key)
-        if not 0 <= stretch < np.inf:
-            raise ValueError(f"{where}: ordering_stretch must be a number from 0 up, not {stretch}")
-        batches, order = self.of(self.group_batches, key), self.of(self.group_order, key)
-        if not 0 < batches < np.inf:
-            raise ValueError(f"{where}: group_batches must be a number above 0, not {batches}")
-        if order not in GROUP_ORDERS:
-            raise ValueError(f"{where}: group_order must be one of {', '.join(GROUP_ORDERS)}, not {order!r}")
-        evictions = self.of(self.eviction_limit, key)
-        if not 0 <= evictions <= MOST_EVICTIONS:
-            raise ValueError(f"{where}: eviction_limit must be from 0 to {MOST_EVICTIONS}, not {evictions}")
-        if not isinstance(self.of(self.swap_by_queue, key), bool):
-            raise ValueError(f"{where}: swap_by_queue must be true or false, not {self.of(self.swap_by_queue, key)!r}")
-        round_trip_s, ahead = self.round_trip_s(key), self.of(self.requests_ahead_limit, key)
-        if not 0 <= round_trip_s < np.inf:
-            raise ValueError(f"{where}: dispatch_round_trip_s must be a number from 0 up, not {round_trip_s}")
-        if ahead is not None and not 0 <= ahead < 1 << 31:
-            raise ValueError(f"{where}: requests_ahead_limit must be a count from 0 up or nothing, not {ahead}")
-        threshold = self.of(self.threshold, key)
-        if not threshold >= 0:
-            raise ValueError(f"{where}: threshold must be at least 0, not {threshold}")
-        self.of(self.batching, key)
-        self.of(self.look_ahead, key)
-        bound = self.bound(key)
-        if bound < 1:
-            raise ValueError(f"{where}: queue_bound must be at least 1, not {bound}")
-
     def shared_queues(self, ordered: Container[EndpointKey]) -> dict[int, int]:
         """The virtual queue of each instance that has one with others, as `sharing.share_queues` numbers it; *ordered* are
         the endpoints with request groups."""
@@ -271,31 +188,14 @@ class Cluster:
         queues: dict[int, int] = {}
         for slots in members.values():
             keys = [(self.instances[slot].model, self.instances[slot].region) for slot in slots]
-            if all(key in ordered and self.of(self.swap_by_queue, key) for key in keys):
+            if all(key in ordered and self.policy(key).swap_by_queue for key in keys):
                 queues |= dict.fromkeys(slots, min(slots))
         return queues
 
-    @staticmethod
-    def of(policy: PerEndpoint[Value], key: EndpointKey) -> Value:
-        """The value of *policy* at the endpoint *key*. ValueError if it has none."""
-        if not isinstance(policy, Mapping):
-            return policy
-        if key not in policy:
-            raise ValueError(f"endpoint {key[0]} in {key[1]}: a policy is given by endpoint, but not for this one")
-        return policy[key]
+    def policy(self, key: EndpointKey) -> EndpointPolicy:
+        return self.policies if isinstance(self.policies, EndpointPolicy) else self.policies[key]
 
-    def bound(self, key: EndpointKey) -> int:
-        return NO_BOUND if self.queue_bound is None else self.of(self.queue_bound, key)
-
-    def round_trip_s(self, key: EndpointKey) -> float:
-        return self.of(self.dispatch_round_trip_s, key)
-
-    def ahead_limit(self, key: EndpointKey) -> int:
-        """As `FleetArrays.ahead_limit`."""
-        limit = self.of(self.requests_ahead_limit, key)
-        return MEASURED if limit is None else limit
-
-    def yardstick(self, key: EndpointKey) -> Profile:
+    def reference_profile(self, key: EndpointKey) -> Profile:
         """The profile of the endpoint's first instance: how long its requests take, for orderings that compare them."""
         return next(spec.engine.profile for spec in self.instances if (spec.model, spec.region) == key)
 

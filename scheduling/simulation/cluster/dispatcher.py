@@ -19,7 +19,7 @@ from scheduling.routing.predictive import dispatch_ahead
 from scheduling.routing.prefix_affinity import BLOCK_TOKENS, learn, note
 from scheduling.routing.regions import ask, note_cached
 from scheduling.routing.requests_ahead import close_ahead, note_end, open_ahead
-from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, PRESERVE, has_room, prefilled, release
+from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, LEAST_DELAY, LOOK_AHEAD, has_room, prefilled, release
 from scheduling.simulation.cluster.choices import choose_endpoint, column, shortest
 from scheduling.simulation.cluster.event_queue import set_time
 from scheduling.simulation.cluster.totals import observe_endpoint, observe_memory, update_totals
@@ -29,7 +29,7 @@ from scheduling.simulation.engine.sequences import free_sequence, take_sequence
 from scheduling.simulation.engine.state import GIVEN, NONE
 
 
-@compiled_inline
+@compiled_internal
 def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> None:
     """Hand the request in *slot*, just dispatched, to *instance*."""
     waiting, engines, arrivals = world.waiting, world.engines, world.arrivals
@@ -70,7 +70,7 @@ def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> 
         decision.instance, decision.waiting = instance, waiting.size[endpoint]
         run_state.decisions += 1
     free_slot(waiting, slot)
-    if world.policies[endpoint].round_trip_s > 0.0:
+    if world.policies[endpoint].dispatch_round_trip_ms > 0.0:
         _send_off(world, endpoint, sequence, now_s)
         return
     event_s = give(world.fleet, engines, instance, sequence, now_s, instance < source)
@@ -88,7 +88,7 @@ def _sent_node(world: World, endpoint: int) -> int:
 def _send_off(world: World, endpoint: int, sequence: int, now_s: float) -> None:
     """*sequence*, just dispatched from *endpoint*, is on its way to its instance."""
     this = world.engines.sequences[sequence]
-    this.reaches_s = now_s + world.policies[endpoint].round_trip_s
+    this.reaches_s = now_s + world.policies[endpoint].dispatch_round_trip_ms / 1000.0
     this.next = NONE
     if world.sent[0, endpoint] == NONE:
         world.sent[0, endpoint] = sequence
@@ -121,7 +121,7 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
     opened = False
     while True:
         instance = shortest(world, endpoint, slot, now_s, source)
-        if instance >= 0 or opened or world.policies[endpoint].round_trip_s == 0.0:
+        if instance >= 0 or opened or world.policies[endpoint].dispatch_round_trip_ms == 0.0:
             break
         opened = open_ahead(world.fleet, world.endpoints, endpoint)
         if not opened:
@@ -185,7 +185,7 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             instance = index(world.endpoints.members[at])
             if busy[instance] != 0:
                 fleet.accepting[instance] = 0
-        if policy.routing >= PRESERVE:
+        if policy.routing in LOOK_AHEAD:
             slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
         else:
             slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, int(policy.routing))
@@ -208,7 +208,7 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             given += 1
 
 
-@compiled_inline
+@compiled_internal
 def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
     """Dispatch requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
     if world.policies[endpoint].batch_size > 0:
@@ -236,7 +236,7 @@ def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             instance = _shortest(world, endpoint, slot, now_s, source)
             if instance >= 0:
                 send(fleet, world.endpoints, waiting, slot, instance)
-        elif routing >= PRESERVE:
+        elif routing in LOOK_AHEAD:
             slot, instance = _dispatch_ahead(world, endpoint, now_s, source)
         else:
             slot, instance = dispatch(fleet, world.endpoints, waiting, endpoint, routing)
@@ -301,10 +301,10 @@ def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output
         elif ordering == SJF:
             output_tokens = column(arrivals.output_tokens, request) - column(world.kept_tokens, request)
         service_s = _service_s(policy, prompt_tokens, output_tokens)
-    return queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, float(policy.stretch))
+    return queue_key(ordering, arrival_s, arrival_s + due_s, priority, service_s, float(policy.ordering_stretch))
 
 
-@compiled_inline
+@compiled_internal
 def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
     """Let *request* wait at *endpoint*; where that is *bounded*, refuse it if the queue there is full."""
     policy, arrivals, waiting = world.policies[endpoint], world.arrivals, world.waiting
@@ -350,7 +350,7 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
         if world.run_state[0].caches != 0:
             note_cached(world.fleet, instance, int(outcome.cached_tokens), int(this.prompt_tokens))
         world.run_state[0].ended += 1
-        if world.policies[index(world.fleet.endpoint[instance])].round_trip_s > 0.0:
+        if world.policies[index(world.fleet.endpoint[instance])].dispatch_round_trip_ms > 0.0:
             note_end(world.fleet, instance, now_s)
     release(world.fleet, instance, int(this.expected_tokens), done_tokens)
     update_totals(world.fleet, engines, instance)

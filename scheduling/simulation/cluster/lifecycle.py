@@ -1,8 +1,6 @@
-"""The life of instances: started, loaded, drained, lent out as spot and taken back, asleep, failed, with another model.
+"""The life cycle of instances, for callers in Python; the changes themselves are compiled (`state_changes`).
 
-The changes themselves are compiled (`changes`), for the loop makes most of them by itself; here is what callers may ask
-for, and what takes more than arrays: another model on an instance. Delays are the cluster's; that of a spot reclaim is
-drawn (SageServe 7.1: median one minute, at most five).
+Delays are the cluster's; that of a spot reclaim is drawn (SageServe 7.1: median one minute, at most five).
 """
 
 import math
@@ -10,15 +8,20 @@ from dataclasses import astuple
 from typing import Any, Final
 
 import numpy as np
+from msgspec.structs import astuple as struct_astuple
 from numpy.typing import NDArray
 
 from scheduling.fleet.arrays import assign_endpoint
+from scheduling.lookahead.maps import leave
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
+from scheduling.routing.routers import prefilled, release
 from scheduling.simulation.cluster.description import Cluster, Delays
+from scheduling.simulation.cluster.event_queue import reset_time
 from scheduling.simulation.cluster.loop import change
 from scheduling.simulation.cluster.state_changes import COMING, DRAIN, PUT, SCALE_IN, SCALE_OUT, START, SWAP, TO_CALLER
 from scheduling.simulation.cluster.world import State, World
-from scheduling.simulation.engine.state import NONE, configure
+from scheduling.simulation.engine.prefix_cache import clear_cache
+from scheduling.simulation.engine.state import FREE_SEQUENCES, IDLE, LEAVING, NONE, SEGMENT, configure
 
 NEVER: Final = float("inf")
 SPOT_SPREAD: Final = 0.6
@@ -37,8 +40,6 @@ class Lives:
         self.world = world
         self._cluster = cluster
         self._catalog = cluster.engines()
-        self.moved: set[int] = set()
-        """Instances that have an engine of the catalog by now, not the one that they were described with."""
         self._run_state: Any = world.run_state[0]
         self._random = np.random.default_rng(seed)
         self.used: list[list[str]] = [[spec.model] for spec in cluster.instances]
@@ -84,7 +85,7 @@ class Lives:
             self.settle(instance)
 
     def settle(self, instance: int) -> None:
-        """*instance*, which is to move to another endpoint, holds nothing any more."""
+        """*instance*, which is to move to another endpoint, holds nothing."""
         life: Any = self.world.lives.instances[instance]
         goal, endpoint, lasts_s = State(life.goal), int(life.goal_endpoint), float(life.goal_s)
         life.goal_endpoint = -1
@@ -111,20 +112,20 @@ class Lives:
         fleet, policies = self.world.fleet, self.world.policies
         key = model, _ = self._cluster.endpoints[endpoint]
         config = self._catalog[model, self._cluster.instances[instance].gpu_type]
-        self.moved.add(instance)
         before = int(fleet.endpoint[instance])
         coming = bool(COMING >> int(self.state[instance]) & 1)
         policies[before].serving -= coming
         policies[endpoint].serving += coming
         assign_endpoint(fleet, self.world.endpoints, instance, endpoint)
         fleet.model[instance] = self._cluster.models.index(model)
-        one_by_one = self._cluster.of(self._cluster.batching, self._cluster.endpoints[endpoint]).mode == "none"
-        fleet.max_num_seqs[instance] = 1 if one_by_one else config.max_num_seqs
+        policy = self._cluster.policy(key)
+        fleet.max_num_seqs[instance] = 1 if policy.batching.mode == "none" else config.max_num_seqs
         fleet.kv_capacity_tokens[instance] = fleet.memory_tokens[instance] = config.kv_capacity_tokens
         fleet.profile[instance] = astuple(config.profile)
-        fleet.look_ahead[instance] = astuple(self._cluster.of(self._cluster.look_ahead, key))
-        fleet.ahead_limit[instance], fleet.round_trips[instance] = self._cluster.ahead_limit(key), 0.0
-        fleet.round_trips[instance, ROUND_TRIP_S] = self._cluster.round_trip_s(key)
+        fleet.look_ahead[instance] = struct_astuple(policy.look_ahead)
+        fleet.ahead_limit[instance] = policies[endpoint].requests_ahead_limit
+        fleet.round_trips[instance] = 0.0
+        fleet.round_trips[instance, ROUND_TRIP_S] = policy.round_trip_s
         configure(self.world.engines, instance, config)
         for each in (before, endpoint):
             capacities = fleet.kv_capacity_tokens[fleet.endpoint == each]
@@ -184,3 +185,62 @@ class Lives:
     def scale_in(self, endpoint: int) -> bool:
         """One instance less for *endpoint*: the ready one with the least left to do drains, and is lent out as spot."""
         return self._change(SCALE_IN, endpoint) >= 0
+
+
+def _recall(world: World, instance: int) -> int:
+    """Take those on their way to *instance* off it; the first of a list of them, NONE for none."""
+    endpoint, sequences = int(world.fleet.endpoint[instance]), world.engines.sequences
+    at = int(world.sent[0, endpoint])
+    kept: list[int] = []
+    mine: list[int] = []
+    while at != NONE:
+        (mine if sequences[at]["instance"] == instance else kept).append(at)
+        at = int(sequences[at]["next"])
+    for each in (kept, mine):
+        for one, following in zip(each, [*each[1:], NONE], strict=False):  # none of none
+            sequences[one]["next"] = following
+    if mine:
+        world.sent[:, endpoint] = (kept[0], kept[-1]) if kept else NONE
+        node = 2 * world.fleet.endpoint.size + world.link.shape[1] + world.sent.shape[1] + endpoint
+        reset_time(world.events, node, float(sequences[kept[0]]["reaches_s"]) if kept else np.inf)
+    return mine[0] if mine else NONE
+
+
+def take_out(world: World, instance: int) -> list[tuple[int, int]]:
+    """Empty *instance*, with the fleet arrays up to now; its requests, and how many tokens of each came out of it.
+
+    They are in order of admission, then of queue key; last those on their way there.
+    """
+    engines = world.engines
+    engine: Any = engines.instances[instance]
+    iteration = int(engine.iteration + (engine.counted if engine.phase == SEGMENT else 0))
+    lost: list[tuple[int, int]] = []
+    for first in (int(engine.first_running), int(engine.first_waiting), _recall(world, instance)):
+        at = first
+        while at != NONE:
+            this: Any = engines.sequences[at]
+            produced = iteration + int(this.offset) if this.decoding else int(this.produced_tokens)
+            lost.append((int(this.request), produced if this.streaming else 0))
+            counted = int(this.prompt_tokens) + produced if this.streaming else 0
+            release(world.fleet, instance, int(this.expected_tokens), counted)
+            if not this.streaming:
+                prefilled(world.fleet, instance, int(this.expected_prompt))
+            if engines.ahead.clock.size > 0:
+                leave(engines.ahead, at)
+            engines.free_sequences[engines.counters[FREE_SEQUENCES]] = at
+            engines.counters[FREE_SEQUENCES] += 1
+            at = int(this.next)
+    engines.counters[LEAVING] -= engine.leaving
+    engine.leaving = 0
+    engine.phase = IDLE
+    engine.next_s = np.inf
+    engines.exceeding[instance] = 0
+    for name in ("running", "waiting", "decoding", "within", "context_tokens"):
+        engine[name] = 0
+    for name in ("partial", "joining", "first_running", "last_running", "first_waiting", "last_waiting"):
+        engine[name] = NONE
+    engine.free_blocks = engine.kv_blocks
+    engines.residues[instance] = 0
+    clear_cache(engines, instance)
+    reset_time(world.events, instance, np.inf)
+    return lost

@@ -32,6 +32,8 @@ SCALE_OUT: Final = 6  # an endpoint
 SCALE_IN: Final = 7  # an endpoint
 SWAP: Final = 8  # an instance, which is to have the GPUs of its swap group
 EVICT: Final = 9  # a sequence, which is to leave its instance
+BEGIN: Final = 10  # an instance between two iterations: the next ones (`loop.enter`)
+GIVE: Final = 11  # a sequence, which has reached its instance (`loop.enter`)
 
 TO_CALLER: Final = -2
 """Beside an instance's number and NONE the answer to an action: the caller is to see to it."""
@@ -79,7 +81,7 @@ def _serves(life: Any, state: int) -> int:
 
 @compiled_internal
 def _holder(world: World, group: int) -> int:
-    """The instance that has the GPUs of the swap group, NONE if nobody has."""
+    """The instance that has the GPUs of the swap group, NONE if none has."""
     instances = world.lives.instances
     for instance in range(instances.size):
         if instances[instance].swap_group == group and not WITHOUT_GPUS >> instances[instance].state & 1:
@@ -123,7 +125,7 @@ def _pass_gpus(world: World, instance: int, before: int, after: int, now_s: floa
 
 @compiled_inline
 def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) -> None:
-    """Put *instance* into the state *after*; for *lasts_s*, or until somebody decides."""
+    """Put *instance* into the state *after*; for *lasts_s*, or until the next decision."""
     fleet, lives, run_state = world.fleet, world.lives, world.run_state[0]
     life, endpoint = lives.instances[instance], int(fleet.endpoint[instance])
     before = int(life.state)
@@ -150,7 +152,7 @@ def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) 
 
 @compiled_inline
 def _first_to_add(world: World, endpoint: int) -> int:
-    """Who is added to *endpoint* by `addition_rank`; TO_CALLER if that is one of another model, NONE if nobody is."""
+    """The instance to add to *endpoint* by `addition_rank`; TO_CALLER for one of another model, NONE for none."""
     lives, members = world.lives, world.endpoints.members
     chosen, best = NONE, (LAST, math.inf)
     for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
@@ -194,7 +196,7 @@ def _take_gpus(life: Any) -> tuple[int, float]:
 
 @compiled_internal
 def _gives_way(world: World, target: int) -> int:
-    """Who sleeps so that *target*, of a swap group, has its GPUs: *target* itself if nobody has them, NONE if it cannot.
+    """The instance that has to sleep for *target*, of a swap group: *target* itself if the GPUs are free, NONE if it cannot.
 
     The one that sleeps is to drain; the swap is noted.
     """

@@ -90,7 +90,7 @@ def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
     while waiting.size[endpoint] > 0:
         for at in range(candidates.size):
             observe_memory(fleet, endpoints, world.engines, int(candidates[at]), now_s, source)
-        threshold = float(policy.threshold)
+        threshold = float(policy.region_threshold)
         target = better_home(fleet, endpoints, candidates, waiting.size, endpoint, threshold, now_s)
         slot = peek(waiting, endpoint)
         if target < 0:
@@ -116,7 +116,7 @@ def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
 
 @compiled_internal
 def _keep_groups(world: World) -> None:
-    """Let request groups be as large as what came lately asks for, and stand where somebody pulls them."""
+    """Fit the sizes of request groups to recent requests, and move them to queues that an instance pulls."""
     groups, any_grouped = world.waiting.groups, False
     for endpoint in range(world.policies.size):
         if groups.limit[endpoint] > 0:
@@ -129,7 +129,7 @@ def _keep_groups(world: World) -> None:
 
 @compiled_internal
 def sweep(world: World, now_s: float, source: int) -> int:
-    """Go on with the sweep until a request moves: the endpoint to be pumped before the sweep goes on; -1 at its end."""
+    """Continue the sweep until a request moves: the endpoint to be pumped before the next call; -1 at the end."""
     run_state = world.run_state[0]
     if run_state.sweeping == 0:
         _keep_groups(world)
@@ -152,9 +152,9 @@ def end_sweep(world: World, now_s: float, until_s: float) -> None:
     set_time(world.events, int(run_state.sweep_node), math.inf)
     if not wait_anywhere(world):
         return
-    goes_on = until_s < math.inf or world.events.time_s[1] < math.inf
-    goes_on = goes_on or run_state.arrived < world.arrivals.arrival_s.size
+    may_change = until_s < math.inf or world.events.time_s[1] < math.inf
+    may_change = may_change or run_state.arrived < world.arrivals.arrival_s.size
     for endpoint in range(world.policies.size):
-        goes_on = goes_on or world.policies[endpoint].expires_s < math.inf
-    if goes_on:
+        may_change = may_change or world.policies[endpoint].expires_s < math.inf
+    if may_change:
         arm(world, now_s)

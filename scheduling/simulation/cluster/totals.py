@@ -20,7 +20,7 @@ PARTS: Final = 1024
 
 @compiled_internal
 def sum_up(fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int) -> None:
-    """Add up *endpoint* anew, after instances came, went, or began or ceased to accept work."""
+    """Recompute the sums of *endpoint*, after instances came, went, or began or ceased to accept work."""
     total = engines.totals[endpoint]
     total.kv_tokens = total.kv_capacity_tokens = total.running = total.max_num_seqs = 0
     total.growth_per_s = total.growth = total.open = 0

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from scheduling.compiled import record
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.fleet.profile import Profile
+from scheduling.policy import RECORD
 from scheduling.queueing.waiting_set import WaitingArrays
 from scheduling.routing.prefix_affinity import Affinity
 from scheduling.simulation.cluster.event_queue import EventTree
@@ -138,28 +139,18 @@ ENDPOINT = record(
     [
         ("model", np.int64),
         ("region", np.int64),
-        ("routing", np.int64),
-        ("ordering", np.int64),
-        ("threshold", np.float64),  # of the global router
-        ("group_batches", np.float64),  # in a request group at the most
-        ("eviction_limit", np.int64),  # of one request, by the global scheduler
-        ("stretch", np.float64),  # of the ordering; then the profile by which it measures requests
-        *((field.name, np.float64) for field in fields(Profile)),
-        ("round_trip_s", np.float64),  # from a decision until the instance has the request
-        ("queue_bound", np.int64),
+        *RECORD,
+        *((field.name, np.float64) for field in fields(Profile)),  # by which orderings measure requests
         ("batch_size", np.int64),  # 0: continuous; else a batch is given whole to an idle instance (SSJF: dynamic)
         ("batch_wait_s", np.float64),
         ("batch_opened_s", np.float64),  # when a batch in the making met an idle instance; infinity for none
-        (
-            "largest_kv_tokens",
-            np.int64,
-        ),  # of its largest instance: a longer prediction is cut, or it would wait for ever
+        ("largest_kv_tokens", np.int64),  # of its largest instance; a longer prediction is cut to it
         ("serving", np.int64),  # instances that serve it or soon will
         ("scaled_s", np.float64),  # when the reactive trigger last changed it
         ("expires_s", np.float64),  # not before this has anything that waits been held too long
     ]
 )
-"""How an endpoint is run."""
+"""The policy of an endpoint, and its state."""
 
 
 LIFE = record(

@@ -1,12 +1,12 @@
 """The compiled engine of one instance: the same iterations as `ReferenceEngine`, taken many at a time.
 
-While nobody joins or leaves, k iterations of a batch that decodes take L·k + A·k² seconds, for the context grows by one
+While no sequence joins or leaves, k iterations of a batch that decodes take L·k + A·k² seconds, for the context grows by one
 token a sequence each time. So the next event of an instance is found in closed form. A *segment* is a run of such
 iterations; it ends at the first sequence that has all its tokens (or exceeds those expected of it, which changes what the
 dispatcher sees), at the iteration that the free blocks no longer suffice for, or at the boundary after a request came that
-could be admitted. An iteration with any prefill, or with only a part of the batch, is a *step* of its own.
+could be admitted. An iteration with any prefill, or with only a part of the batch, is a *step* by itself.
 
-At most one sequence is ever half prefilled, and it is the last admitted: nobody is admitted after the token budget is
+At most one sequence is ever half prefilled, and it is the last admitted: none is admitted after the token budget is
 used up, and max_num_seqs, which bounds the decode tokens of an iteration, is never more than that budget.
 """
 
@@ -15,7 +15,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduling.compiled import compiled_inline, compiled_internal, index
+from scheduling.compiled import compiled_internal, index
 from scheduling.fleet.arrays import FleetArrays
 from scheduling.routing.routers import advance, prefilled
 from scheduling.simulation.engine.eviction import take_evicted
@@ -61,7 +61,7 @@ def _admit_cached(
     return int(tokens)
 
 
-@compiled_inline
+@compiled_internal
 def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> float:
     """Start the next iterations of *instance* at *now_s*; when they end, infinity if there is nothing to do."""
     engine = engines.instances[instance]
@@ -153,7 +153,7 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
     return ends_s(engines, instance, engine.steps)
 
 
-@compiled_inline
+@compiled_internal
 def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> int:
     """End the work in progress of *instance* at *now_s*; how many sequences are done or evicted, the first of
     `engines.done`.
@@ -179,7 +179,7 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
         sequence = index(engines.due_sequence[instance, 0])
         this = engines.sequences[sequence]
         produced = engine.iteration + this.offset
-        if produced < this.output_tokens:  # it goes on, beyond what was expected
+        if produced < this.output_tokens:  # it continues beyond what was expected
             engine.within -= 1
             replace_first_due(engines, instance, engine.decoding, sequence, this.output_tokens - this.offset)
             continue
@@ -238,7 +238,7 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
     return done
 
 
-@compiled_inline
+@compiled_internal
 def give(fleet: FleetArrays, engines: EngineArrays, instance: int, sequence: int, now_s: float, at_now: bool) -> float:
     """Let *sequence* wait at *instance* from *now_s* on; when the instance's next event is, -1 if that did not change.
 

@@ -67,7 +67,7 @@ class BlockPool:
         return [next(iter(blocks)) for blocks in takewhile(bool, copies)]
 
     def idle_among(self, blocks: Iterable[Block]) -> int:
-        """How many of *blocks* nobody holds: sharing these costs free blocks."""
+        """How many of *blocks* have no holder: sharing these costs free blocks."""
         return sum(block.holders == 0 for block in blocks)
 
     def share(self, blocks: Iterable[Block]) -> None:

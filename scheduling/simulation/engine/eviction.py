@@ -1,7 +1,7 @@
 """Eviction: a sequence leaves its instance for the dispatcher's queue, where it waits again with what it has emitted.
 
 vLLM aborts a request between two iterations, so one that is to leave gets the token of the iteration in progress, and its
-blocks are free from the next one on. What it had computed is lost: an instance begins anew with prompt and output so far.
+blocks are free from the next one on. What it had computed is lost: the next instance computes prompt and output again.
 """
 
 from scheduling.compiled import compiled_internal

@@ -149,7 +149,7 @@ def _draw(
     ending: NDArray[np.int64],
     ending_tokens: NDArray[np.int64],
 ) -> None:
-    """Add the lines of the list that begins with *sequence*: KV now and how many iterations it goes on."""
+    """Add the lines of the list that begins with *sequence*: KV now and iterations left."""
     while sequence != NONE:
         this: Any = engines.sequences[sequence]
         if this.streaming != 0:

@@ -13,7 +13,7 @@ from scheduling.simulation.engine.state import NONE, PREEMPTIONS, EngineArrays
 
 @compiled_internal
 def rebuild(engines: EngineArrays, instance: int, stall: bool) -> None:
-    """Set up anew what is kept of the decoding sequences; with *stall*, those without `step_tokens` miss an iteration."""
+    """Rebuild the bookkeeping of the decoding sequences; with *stall*, those without `step_tokens` miss an iteration."""
     engine = engines.instances[instance]
     engines.residues[instance, :] = 0
     engine.decoding = engine.within = engine.context_tokens = 0
@@ -54,7 +54,7 @@ def take_blocks_of(engines: EngineArrays, instance: int, sequence: int, returns:
 
 @compiled_internal
 def _preempt(engines: EngineArrays, instance: int, sequence: int) -> None:
-    """Take its blocks from *sequence*, which waits again and computes all its tokens anew."""
+    """Take its blocks from *sequence*, which waits again and computes all its tokens again."""
     take_blocks_of(engines, instance, sequence, True)
     push_waiting(engines, instance, sequence, True)
     engines.counters[PREEMPTIONS] += 1

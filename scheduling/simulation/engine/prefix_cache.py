@@ -2,12 +2,12 @@
 
 A block that can be found by its content has a record: the blocks of a prompt that others may share, from the moment they
 are full, and the further blocks of a request that was preempted, which itself finds them again. All other full blocks a
-request merely counts. When it ends, nobody can find these any more, but in the order of reuse they still stand before
+request merely counts. When it ends, these can no longer be found, but in the order of reuse they still stand before
 the blocks that it shares: one record stands for all of them.
 
-Records of blocks that nobody holds are in a list, freed longest ago first. Blank blocks are not listed: they are the
+Records of blocks without a holder are in a list, freed longest ago first. Blank blocks are not listed: they are the
 free ones beyond those in the list. So `settle`, which is given the number of free blocks, forgets as many of the oldest as
-are too many. As nobody looks anything up while a batch decodes, the blocks of many iterations can be taken at once.
+are too many. As no block is looked up while a batch decodes, the blocks of many iterations can be taken at once.
 
 Copies of one content are in a ring, the oldest first; the table, which is open-addressed, knows the oldest.
 """
@@ -89,7 +89,7 @@ def _publish(engines: EngineArrays, instance: int, owner: int, number: int) -> i
 
 @compiled_internal
 def _forget(engines: EngineArrays, instance: int, at: int) -> None:
-    """Nobody shall find the record *at* any more."""
+    """Make the record *at* impossible to find."""
     table, blocks = engines.cache.table, engines.cache.blocks
     this = blocks[instance, at]
     hole = _place(engines, instance, int(this.owner), int(this.number))
@@ -114,7 +114,7 @@ def _forget(engines: EngineArrays, instance: int, at: int) -> None:
 
 @compiled_inline
 def _append_idle(engines: EngineArrays, instance: int, at: int) -> None:
-    """The record *at*, which nobody holds any more, is the last to be reused."""
+    """Append the record *at*, which lost its last holder, to those to be reused."""
     engine, blocks = engines.instances[instance], engines.cache.blocks
     last = engine.newest_idle
     blocks[instance, at].older, blocks[instance, at].newer = last, NONE
@@ -128,7 +128,7 @@ def _append_idle(engines: EngineArrays, instance: int, at: int) -> None:
 
 @compiled_inline
 def _pick_up(engines: EngineArrays, instance: int, at: int) -> None:
-    """The record *at* is no longer among those that nobody holds."""
+    """Take the record *at* out of those without a holder."""
     engine, blocks = engines.instances[instance], engines.cache.blocks
     this = blocks[instance, at]
     older, newer = this.older, this.newer
@@ -176,7 +176,7 @@ def publish(engines: EngineArrays, instance: int, sequence: int, tokens: int) ->
 
 @compiled_internal
 def look_up(engines: EngineArrays, instance: int, sequence: int) -> tuple[int, int]:
-    """How many leading blocks of the waiting *sequence* are in the cache, and how many of these somebody holds.
+    """How many leading blocks of the waiting *sequence* are in the cache, and how many of these have a holder.
 
     Never all of them, for its last token must be computed. They are noted in its row of `held`.
     """
@@ -188,7 +188,7 @@ def look_up(engines: EngineArrays, instance: int, sequence: int) -> tuple[int, i
         first = cache.first[this.request]
         hashes = cache.first[this.request + 1] - first
     if this.again == 0:
-        most = min(most, hashes)  # blocks of its own it cannot have left here
+        most = min(most, hashes)  # it cannot have left blocks here itself
     cached_blocks = in_use = 0
     while cached_blocks < most:
         if cached_blocks < hashes:

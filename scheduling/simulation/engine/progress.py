@@ -1,7 +1,7 @@
 """The work in progress of an instance: what a sequence gets in a step, how iterations end, what the fleet arrays know.
 
-While nobody joins or leaves, k iterations of a batch that decodes take L*k + A*k^2 seconds, for the context grows by one
-token a sequence each time.
+While no sequence joins or leaves, k iterations of a batch that decodes take L*k + A*k^2 seconds, for the context grows by
+one token a sequence each time.
 """
 
 import math

@@ -92,7 +92,7 @@ class StepResult:
 
 
 class _Sequence:
-    """A request in the engine: how far it got and what it holds."""
+    """A request in the engine: its progress and the blocks that it holds."""
 
     __slots__ = ("blocks", "computed_tokens", "number", "produced_tokens", "published", "request", "total_tokens")
 
@@ -232,7 +232,7 @@ class ReferenceEngine:
         1. Running requests, in order of admission, each get a decode token or their next chunk of prefill, while the
            token budget lasts. One that needs a block when none is free takes it from a victim: the last admitted, or by
            priority the one with the last queue key. The victim loses its blocks and waits again.
-        2. If nobody was preempted, waiting requests are admitted, in order, while the budget, `max_num_seqs` and the
+        2. If none was preempted, waiting requests are admitted, in order, while the budget, `max_num_seqs` and the
            free blocks allow. The first that does not fit holds up the rest.
         3. Each request whose last known token was computed gets one more.
 

@@ -120,9 +120,9 @@ BLOCK = record(
     [
         ("number", np.int64),  # the hash of a shared block; the place of another in its request
         ("owner", np.int32),  # the request that alone can find it, -1 for a shared one
-        ("count", np.int32),  # blocks it stands for: several only where nobody can find them
-        ("holders", np.int32),  # -1 where nobody can find it
-        ("older", np.int32),  # its neighbours among those that nobody holds
+        ("count", np.int32),  # blocks it stands for: several only where they cannot be found
+        ("holders", np.int32),  # -1 where it cannot be found
+        ("older", np.int32),  # its neighbours among those without a holder
         ("newer", np.int32),
         ("copy_before", np.int32),  # in the ring of blocks that hold the same
         ("copy_after", np.int32),

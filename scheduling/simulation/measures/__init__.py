@@ -1,1 +1,1 @@
-"""What came of a simulation, as figures and tables."""
+"""Measures of a simulation, as figures and tables."""

@@ -1,4 +1,4 @@
-"""What a comparison of simulations needs of one of them, small enough to be kept in a row: columns, and curves.
+"""Columns and curves of a simulation for a comparison, small enough for a row.
 
 Requests that came within the time counted are judged, whenever they end; hours and dollars are those of that time. What a
 fleet is paid for is every state but those of `UNPAID`, as in `results`.

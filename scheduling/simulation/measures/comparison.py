@@ -77,7 +77,7 @@ def of_shares(kept: Sequence[int], judged: Sequence[int]) -> Interval | None:
 
 
 class Verdict(StrEnum):
-    """What the wider interval says of the SLO."""
+    """Verdict of the wider interval on the SLO."""
 
     CHEAPEST = "Meets it, cheapest"
     MEETS = "Meets it"

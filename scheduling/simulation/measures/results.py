@@ -1,4 +1,4 @@
-"""What came of a simulation: latencies, promises kept, throughput, hours and dollars, queues over time.
+"""Measures of a simulation: latencies, promises kept, throughput, hours and dollars, queues over time.
 
 Latencies are in seconds and counted from the request's arrival at its caller's region:
 
@@ -47,7 +47,7 @@ PROVISIONING = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, S
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What the requests of an SLO class are promised, in seconds; infinity where nothing is."""
+    """Promise to the requests of an SLO class, in seconds; infinity for none."""
 
     ttft_s: float = inf
     itl_s: float = inf
@@ -74,7 +74,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the numbers in the requests stand for."""
+    """Names of the numbers in requests."""
 
     models: Sequence[str]
     regions: Sequence[str]
@@ -84,7 +84,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Measures:
-    """What is measured of one simulation, as tidy tables (the last column is the value), each made when it is first read.
+    """Measures of one simulation as tidy tables (the last column is the value), each made when it is first read.
 
     *promises* are by SLO class number (none: no attainment), *prices* by GPU type.
     """

@@ -1,4 +1,4 @@
-"""What the fleet looks like at regular times of a simulation: the series of its result."""
+"""Samples of the fleet at regular times of a simulation: the series of its result."""
 
 from typing import Any
 

@@ -16,7 +16,7 @@ class ParquetMissing(ImportError):
 
 @dataclass(slots=True)
 class Table:
-    """Rows under named columns. Units stand in the names, or in a column of their own."""
+    """Rows under named columns. Units stand in the names, or in a separate column."""
 
     columns: tuple[str, ...]
     rows: list[tuple[Any, ...]] = field(default_factory=list)

@@ -105,12 +105,12 @@ class Demand(Part):
 
     duration_h: Positive | None = None
     too_long: Literal["refuse", "clip", "drop"] = "refuse"
-    """What happens to requests longer than their model's context."""
+    """Handling of requests longer than their model's context."""
     random_bursts: RandomBursts | None = None
 
 
 class PredictionsOf(Part):
-    """What a dispatcher knows of output lengths."""
+    """Knowledge of output lengths in the dispatcher."""
 
     kind: Literal["exact", "error", "none"] = "exact"
     """`exact`: the true ones. `error`: those times an error drawn for each. `none`: the mean of its model."""

@@ -40,7 +40,7 @@ def text_of(path: Path) -> str:
 def check_scenario(values: Any, path: Path, text: str = "", asks: bool = True) -> Scenario:
     """The scenario that *values* are, as read from *path*; *text* is its TOML, for lines. Raises ScenarioError.
 
-    Unless it *asks*, its requests come from elsewhere and it needs none of its own.
+    Unless it *asks*, its requests come from elsewhere and it needs no demand.
     """
     try:
         scenario = Scenario.model_validate(values)

@@ -30,7 +30,7 @@ class Decode(Part):
 
 
 class FrontEndOf(Part):
-    """What an instance's API process carries; left out: no limit is known."""
+    """Limits of an instance's API process; left out: no limit is known."""
 
     requests_per_s: Positive | None = None
     tokens_per_s: Positive | None = None
@@ -53,7 +53,7 @@ class RegionOf(Part):
 
 
 class SharingOf(Part):
-    """That the instances of a group of the fleet share their GPUs: each number in a region is a swap group of its own.
+    """GPU sharing between groups of the fleet: each number in a region is one swap group.
 
     What shares the GPUs of `llama-east-2` is the second instance in east of every `[[fleet]]` with the same `group`.
     """

@@ -1,4 +1,4 @@
-"""What tables of a scenario have in common: how strict they are, and the kinds of numbers."""
+"""The base of all tables of a scenario, and their kinds of numbers."""
 
 from collections.abc import Collection
 from typing import Annotated

@@ -1,25 +1,74 @@
-"""Tables of a scenario that say how requests are dispatched and instances scaled, and what callers are promised."""
+"""Tables of a scenario that say how requests are dispatched, and what callers are promised."""
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, Field, FiniteFloat, create_model, model_validator
 
-from scheduling.lookahead.rule import MOST_ITERATIONS
-from scheduling.queueing.eviction import MOST_EVICTIONS
-from scheduling.queueing.groups import GROUP_BATCHES, GROUP_ORDERS
-from scheduling.queueing.ordering import ORDERINGS, STRETCH
+from scheduling.knob import Declared, Policy, knobs, nested
+from scheduling.policy import EndpointPolicy
 from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
-from scheduling.routing.routers import POLICY_CODES
 from scheduling.scaling import make_strategy
 from scheduling.simulation.scenario.parts import AtLeast0, BundleName, Count, Part, Positive, Size, one_of
 
-Routing = Annotated[str, AfterValidator(lambda name: one_of(name, POLICY_CODES))]
-Ordering = Annotated[str, AfterValidator(lambda name: one_of(name, ORDERINGS))]
-GroupOrder = Annotated[str, AfterValidator(lambda name: one_of(name, GROUP_ORDERS))]
-EvictionLimit = Annotated[int, Field(ge=0, le=MOST_EVICTIONS)]
 Reordering = Annotated[str, AfterValidator(lambda name: one_of(name, REORDERINGS))]
 Parameters = dict[str, FiniteFloat | int]
 DemandLevel = Literal["strategy", "mean", "upper_80"]
+
+
+class PolicyTable(Part):
+    """A table whose keys are the knobs of `struct`."""
+
+    struct: ClassVar[type[Policy]]
+
+    def policy(self) -> Any:
+        """The `struct` that the table says. Raises ValueError."""
+        values = {name: getattr(self, name) for name in self.struct.__struct_fields__}
+        tables = {name: value.policy() for name, value in values.items() if isinstance(value, PolicyTable)}
+        return self.struct(**values | tables)
+
+    @model_validator(mode="after")
+    def _is_sound(self) -> Self:
+        self.policy()
+        return self
+
+
+def _key(declared: Declared, partial: bool) -> tuple[Any, Any]:
+    def check(value: Any) -> Any:
+        problem = "" if partial and value is None else declared.problem(value)
+        if problem:
+            raise ValueError(problem)
+        return value
+
+    optional = partial or declared.optional
+    kind = declared.type | None if optional else declared.type
+    return Annotated[kind, AfterValidator(check)], None if partial else declared.default
+
+
+def _table(struct: type[Policy]) -> type[PolicyTable]:
+    keys: dict[str, Any] = {name: _key(each, partial=False) for name, each in knobs(struct).items()}
+    for name, inner in nested(struct).items():
+        table = _table(inner)
+        keys[name] = table, table.model_construct()
+    made = create_model(struct.__name__, __base__=PolicyTable, **keys)
+    made.struct = struct
+    return made
+
+
+def _partial(table: type[PolicyTable]) -> type[Part]:
+    """The same keys as *table*, of which each may be left out."""
+    keys: dict[str, Any] = {name: _key(each, partial=True) for name, each in knobs(table.struct).items()}
+    for name in nested(table.struct):
+        inner: Any = table.model_fields[name].annotation
+        keys[name] = inner | None, None
+    return create_model(f"Partial{table.__name__}", __base__=Part, **keys)
+
+
+if TYPE_CHECKING:
+    PolicyKeys = PolicyTable
+    PolicyOverrides = Part
+else:
+    PolicyKeys = _table(EndpointPolicy)
+    PolicyOverrides = _partial(PolicyKeys)
 
 
 class SloClassOf(Part):
@@ -35,40 +84,11 @@ class SloClassOf(Part):
     """Lower is earlier."""
 
 
-class BatchingOf(Part):
-    mode: Literal["continuous", "none", "dynamic"] = "continuous"
-    max_batch_size: Count = 0
-    wait_timeout_s: AtLeast0 = 0.0
-
-
-class LookAheadOf(Part):
-    """As `scheduling.lookahead.rule.LookAheadRule`."""
-
-    iterations: Annotated[int, Field(ge=1, le=MOST_ITERATIONS)] = 100
-    memory_above: Positive = 0.8
-    beta: AtLeast0 = 1.0
-    overload_above: Positive = 0.95
-    overload_share: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.1
-
-
-class EndpointOf(Part):
+class EndpointOf(PolicyOverrides):
     """Policies of one model, in one region or in all, where they differ from those of all endpoints. Later ones count."""
 
     model: str
     region: str | None = None
-    routing: Routing | None = None
-    ordering: Ordering | None = None
-    ordering_stretch: AtLeast0 | None = None
-    group_batches: Positive | None = None
-    group_order: GroupOrder | None = None
-    eviction_limit: EvictionLimit | None = None
-    swap_by_queue: bool | None = None
-    dispatch_round_trip_ms: AtLeast0 | None = None
-    requests_ahead_limit: Count | None = None
-    region_threshold: AtLeast0 | None = None
-    queue_bound: Size | None = None
-    batching: BatchingOf | None = None
-    look_ahead: LookAheadOf | None = None
     strategy: str | None = None
     parameters: Parameters = {}
     """Of `strategy`."""
@@ -103,31 +123,14 @@ class ModelOf(Part):
         return self
 
 
-class Policies(Part):
+class Policies(PolicyKeys):
     """Policies of all endpoints."""
 
     bundle: BundleName | None = None
-    """Of each model that has none of its own; keys given here, in `[scaling]`, `[planner]` or `[forecast]` count more."""
-    routing: Routing = "join_shortest_queue"
-    ordering: Ordering = "fcfs"
-    ordering_stretch: AtLeast0 = STRETCH
-    group_batches: Positive = GROUP_BATCHES
-    """Of the order `qlm`: batches that a request group has at the most (delta),"""
-    group_order: GroupOrder = "arrival"
-    """in which order requests leave it,"""
-    eviction_limit: EvictionLimit = 0
-    """how often the global scheduler may evict one request,"""
-    swap_by_queue: bool = True
-    """whether the virtual queue of instances that share GPUs says which is swapped to,"""
+    """Default for models without a bundle; keys given here, in `[scaling]`, `[planner]` or `[forecast]` count more."""
     reordering: Reordering = SEARCH
-    """and what the global scheduler goes by, its search or a simple rule in its place."""
-    dispatch_round_trip_ms: AtLeast0 = 0.0
-    requests_ahead_limit: Count | None = None
-    region_threshold: AtLeast0 = 0.7
-    queue_bound: Size | None = None
+    """Of `qlm`: what the global scheduler goes by, its search or a simple rule in its place."""
     share_spot: bool = True
     """Whether a machine that one model has let go may be redeployed for another of its GPU type (SageServe's spot)."""
     max_hold_s: AtLeast0 = 600.0
     """How long a request waits for an instance with room, where its class has no deadline."""
-    batching: BatchingOf = BatchingOf()
-    look_ahead: LookAheadOf = LookAheadOf()

@@ -41,13 +41,13 @@ class PlannerOf(Part):
     period_s: Positive | None = None
     """From one plan to the next; left out: as each strategy says."""
     horizon_s: Positive = 3600.0
-    """How far a plan looks ahead, in whole windows of the forecast."""
+    """Horizon of a plan, in whole windows of the forecast."""
     demand_level: DemandLevel = "strategy"
     """Of the forecast, which level is planned for: that of the strategy, the mean, or the upper end of its 80 % band."""
     niw_share: AtLeast0 = 0.1
     """Share of the past hour's non-interactive tokens that is kept free (SageServe's beta)."""
     epsilon: Share = 0.8
-    """Share of its own demand that a region must be able to serve."""
+    """Share of local demand that a region must be able to serve."""
     time_limit_s: Positive = 20.0
     capability_instances: Annotated[int, Field(ge=1, le=64)] = 8
     """Of the largest fleet by whose simulation capability is measured where `[[capabilities]]` gives none."""
@@ -56,20 +56,20 @@ class PlannerOf(Part):
 
 
 class ForecastOf(Part):
-    """What plans know of the demand to come."""
+    """Forecast of demand for plans."""
 
     forecaster: str = ""
     """`oracle`: the demand that comes; `recent`: the highest minute of the last ten; else a name of docs/forecasting.md,
     the best one if empty."""
     window_s: Annotated[int, Field(ge=60, multiple_of=60)] = 600
     history_days: Annotated[FiniteFloat, Field(ge=0, le=28)] = 0.0
-    """Of the clients' demand before the begin, drawn for the forecaster to learn from."""
+    """Of the clients' demand before the start, drawn for the forecaster to learn from."""
     refit_h: Positive = 24.0
-    """How often a forecaster is fitted anew."""
+    """Time between refits of a forecaster."""
 
 
 class CapabilityOf(Part):
-    """What an instance serves, in tokens a second; what is left out is no limit."""
+    """Throughput of an instance, in tokens a second; a rate that is left out is no limit."""
 
     model: str
     gpu: str

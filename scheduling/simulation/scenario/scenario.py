@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, FiniteFloat
 
 from scheduling.bundles import BUNDLES
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.scenario.demand import BurstOf, ClientOf, Demand, PredictionsOf, TraceOf
 from scheduling.simulation.scenario.fleet import Gpu, Group, ProfileOf, RegionOf, SwapGroupOf
 from scheduling.simulation.scenario.happenings import FailureOf, RandomFailures, RedeployOf
@@ -81,8 +82,7 @@ class Scenario(Part):
         strategy = left(self.scaling, strategy=bundle.strategy)
         return EndpointOf(
             model=model,
-            **left(self.policies, routing=bundle.router, ordering=bundle.order, region_threshold=bundle.spill_above),
-            **left(self.policies, eviction_limit=bundle.eviction_limit),
+            **left(self.policies, **bundle.policy),
             **strategy,
             parameters=self._marks(model, bundle.strategy) | bundle.parameters if strategy else {},
             **left(self.forecast, forecaster=bundle.forecaster),
@@ -91,6 +91,15 @@ class Scenario(Part):
 
     def _marks(self, model: str, strategy: str) -> dict[str, Any]:
         return dict(self.models[model].marks.get(strategy, {})) if model in self.models else {}
+
+    def policy(self, model: str, region: str) -> EndpointPolicy:
+        """The policy of the endpoint of *model* in *region*."""
+        table = self.policies
+        for _, one in self.of_endpoint(model, region):
+            given = {name: getattr(one, name) for name in EndpointPolicy.__struct_fields__}
+            table = table.model_copy(update={name: value for name, value in given.items() if value is not None})
+        policy: EndpointPolicy = table.policy()
+        return policy
 
     def at(self, endpoint: tuple[str, str], name: str, usual: Part) -> Any:
         """The value *name* at *endpoint*: of the last of `[[endpoints]]` that gives it, else that of the table *usual*."""

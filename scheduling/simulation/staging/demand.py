@@ -23,7 +23,7 @@ from scheduling.simulation.workload.generator import (
 from scheduling.simulation.workload.traces import TraceError, load_trace
 
 PAST_SEED = 1_000_003
-"""Added to a seed for the demand before the begin."""
+"""Added to a seed for the demand before the start."""
 
 
 def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | None = None) -> tuple[Workload, int]:
@@ -155,7 +155,7 @@ def _named(column: Coded, names: Sequence[str], given: dict[str, str], default: 
 
 
 def past_of(scenario: Scenario, folder: Path, seed: int) -> Workload:
-    """What the clients asked for in the whole weeks before, `history_days` long at least: other draws, without bursts."""
+    """The clients' demand in the whole weeks before, at least `history_days`: other draws, without bursts."""
     weeks = ceil(scenario.forecast.history_days / 7)
     quiet = scenario.model_copy(
         update={

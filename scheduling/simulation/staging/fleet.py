@@ -1,17 +1,12 @@
 """The fleet of a scenario and its policies, as a cluster."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import fields
-from typing import Any
 
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
-from scheduling.lookahead.rule import LookAheadRule
 from scheduling.routing.regions import latency_ms
 from scheduling.simulation.cluster.description import (
-    NO_BOUND,
-    Batching,
     Cluster,
     Delays,
     EndpointKey,
@@ -66,7 +61,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
         except ValueError as error:
             raise Misfit(("profiles", number), str(error)) from error
     instances: list[InstanceSpec] = []
-    # Those that are ready have the first numbers of a model in a region, whatever places the groups before have beside them.
+    # Ready instances have the first numbers of a model in a region, before the empty places of earlier groups.
     ready: Counter[EndpointKey] = Counter()
     rest: Counter[EndpointKey] = Counter()
     for group in scenario.fleet:
@@ -107,11 +102,6 @@ def cluster_of(scenario: Scenario) -> Cluster:
                 )
                 for number, (name, state) in enumerate(zip(names, states, strict=True), 1)
             ]
-    keys = list(dict.fromkeys((spec.model, spec.region) for spec in instances))
-
-    def per_endpoint(name: str, made: Callable[[Any], Any] = lambda value: value) -> dict[EndpointKey, Any]:
-        return {key: made(scenario.at(key, name, scenario.policies)) for key in keys}
-
     unknown = set(scenario.delays) - {each.name for each in fields(Delays)}
     if unknown:
         known = ", ".join(each.name for each in fields(Delays))
@@ -121,30 +111,14 @@ def cluster_of(scenario: Scenario) -> Cluster:
     except ValueError as error:
         raise Misfit(("delays",), str(error)) from error
     try:
-        batching = per_endpoint("batching", lambda given: Batching(**given.model_dump()))
-    except ValueError as error:
-        raise Misfit(("policies", "batching"), str(error)) from error
-    try:
         return Cluster(
             instances,
             models=list(scenario.models),
             regions=regions,
             latency_s=_latency_s(scenario, regions),
-            routing=per_endpoint("routing"),
-            ordering=per_endpoint("ordering"),
+            policies={key: scenario.policy(*key) for key in ready},
             sweeps=True,
-            ordering_stretch=per_endpoint("ordering_stretch"),
-            group_batches=per_endpoint("group_batches"),
-            group_order=per_endpoint("group_order"),
-            eviction_limit=per_endpoint("eviction_limit"),
-            swap_by_queue=per_endpoint("swap_by_queue"),
             reordering=scenario.policies.reordering,
-            dispatch_round_trip_s=per_endpoint("dispatch_round_trip_ms", lambda value_ms: value_ms / 1000),
-            requests_ahead_limit=per_endpoint("requests_ahead_limit"),
-            threshold=per_endpoint("region_threshold"),
-            queue_bound=per_endpoint("queue_bound", lambda bound: NO_BOUND if bound is None else bound),
-            batching=batching,
-            look_ahead=per_endpoint("look_ahead", lambda given: LookAheadRule(**given.model_dump())),
             delays=delays,
             share_spot=scenario.policies.share_spot,
             swap_memory_bytes=_swap_memory(scenario, instances),

@@ -151,7 +151,7 @@ class _Forking:
 
     def _round_trip_s(self, place: int) -> float:
         spec = self.cluster.instances[place]
-        return float(self.cluster.round_trip_s((spec.model, spec.region)))
+        return float(self.cluster.policy((spec.model, spec.region)).round_trip_s)
 
     def _swap_targets(self, instances: list[ForkedInstance]) -> list[int]:
         """By swap group: the instance that wakes once the leaving one sleeps, -1 for none. A leaving one without work falls
@@ -190,7 +190,7 @@ class _Forking:
                 self.guessed.add(request)
             reaches_s = one.placed_s + round_trip_s
             queue_key_s = self._key(request, self.endpoint_of[key], one.expected_prompt, one.expected_output)
-            ordering = ORDERINGS[self.cluster.of(self.cluster.ordering, key)]
+            ordering = ORDERINGS[self.cluster.policy(key).ordering]
             instances[place].requests.append(
                 ForkedRequest(
                     request,
@@ -264,9 +264,10 @@ class _Forking:
 
     def _key(self, request: int, endpoint: int, prompt_tokens: int, output_tokens: int) -> float:
         """Queue key of *request* at *endpoint*."""
-        key, of = self.cluster.endpoints[endpoint], self.cluster.of
-        arrival_s, profile = float(self.requests.arrival_s[request]), self.cluster.yardstick(key)
-        ordering = ORDERINGS[of(self.cluster.ordering, key)]
+        key = self.cluster.endpoints[endpoint]
+        policy = self.cluster.policy(key)
+        arrival_s, profile = float(self.requests.arrival_s[request]), self.cluster.reference_profile(key)
+        ordering = ORDERINGS[policy.ordering]
         end_s, decode_s = float(self.requests.end_s[request]), profile.decode_time_s(prompt_tokens, output_tokens)
         return float(
             queue_key(
@@ -275,7 +276,7 @@ class _Forking:
                 arrival_s + first_due_s(float(self.requests.deadline_s[request]), end_s, decode_s),
                 int(self.requests.priority[request]),
                 profile.service_time_s(prompt_tokens, 1 if ordering == SLACK else output_tokens),
-                float(of(self.cluster.ordering_stretch, key)),
+                policy.ordering_stretch,
             )
         )
 
@@ -299,7 +300,7 @@ class _Forking:
     def _groups(self, groups: GroupsState) -> ForkedGroups | None:
         """The request groups as they stand; None where the endpoints that order by groups are others."""
         cluster, seen = self.cluster, self.state.endpoints
-        ordered = {key for key in cluster.endpoints if ORDERINGS[cluster.of(cluster.ordering, key)] == QLM}
+        ordered = {key for key in cluster.endpoints if ORDERINGS[cluster.policy(key).ordering] == QLM}
         was = {(one.model, one.region) for one in seen if ORDERINGS[one.ordering] == QLM}
         if ordered != was & set(self.endpoint_of):
             return None

@@ -1,9 +1,9 @@
-"""What an engine that is seen from outside has computed: when its iteration began, and how much of prompts without a token.
+"""Infers what an engine has computed: when its iteration began, and how much of prompts without a token.
 
-A prompt that is longer than what an iteration's token budget leaves is computed in several. vLLM does not say how far
-it is. But the engine's rule says it: each iteration decodes a token for all that have one and gives the rest of its budget
-to prompts in their order, and takes as long as the profile says. So the iterations are replayed: those up to the last end
-that somebody saw backwards from there, and those that nobody saw because nothing decodes forwards from there.
+A prompt longer than the rest of an iteration's token budget is computed in chunks, which vLLM does not report. But each
+iteration decodes a token for all that have one, gives the rest of its budget to prompts in order, and takes as long as the
+profile says. So the iterations are replayed: backwards from the last end that was seen, and forwards from there where
+nothing decodes.
 
 It is exact where moments, profile and order are those of the engine, and what ended meanwhile is known. It is an estimate
 where tokens came from a prefix cache, where requests were preempted or left, and where the profile is off.
@@ -66,11 +66,11 @@ def replay(
     ended_s: float,
     guessed: bool = False,
 ) -> Replayed:
-    """What *engine* is at; the iteration in progress began at *ended_s* or after it.
+    """Progress of *engine*, whose iteration in progress began at *ended_s* or after it.
 
-    *running* have tokens, of *pending* nobody has any: they are in the order of the engine's own queue; *gone* have ended
-    since the first of *pending* came. *ended_s* is when an iteration ended last that somebody saw: before 0, or -inf.
-    *guessed*: nobody counts the tokens of some, so that no course can agree with all, and the first is as good as any.
+    *running* have tokens, *pending* ones have none and are in the order of the engine's own queue; *gone* have ended
+    since the first of *pending* came. *ended_s* is the last end of an iteration that was seen: before 0, or -inf.
+    *guessed*: the tokens of some are estimated, so no course can agree with all, and the first is as good as any.
     """
     first_s = min((one.reaches_s for one in pending), default=inf)
     begun, come, left = ([_Prompt(*one) for one in each] for each in (running, pending, gone))
@@ -81,7 +81,7 @@ def replay(
 
 
 def _forward(engine: EngineConfig, pending: Sequence[_Prompt], ended_s: float) -> float:
-    """Nothing decodes, so nobody sees iterations end: those after *ended_s* that are over at 0 s."""
+    """Replay the iterations after *ended_s*, in which nothing decodes, that are over at 0 s."""
     begins_s = ended_s
     while True:
         if not any(one.computed for one in pending):  # it was idle until one came

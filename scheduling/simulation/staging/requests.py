@@ -17,7 +17,7 @@ from scheduling.simulation.workload.requests import Requests, make_requests
 
 
 def promise_of(one: SloClassOf) -> Promise:
-    """What a class promises, infinity where nothing."""
+    """Targets of a class, infinity where there is none."""
     ttft_s, itl_s, e2e_s = (inf if ms is None else ms / 1000 for ms in (one.ttft_ms, one.itl_ms, one.e2e_ms))
     return Promise(ttft_s, itl_s, e2e_s, inf if one.deadline_s is None else one.deadline_s)
 

@@ -15,7 +15,7 @@ from scheduling.simulation.strategies import Bounds
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """What `run_strategy` is given."""
+    """Arguments of `run_strategy`."""
 
     strategies: dict[EndpointKey, ByEndpoint]
     bounds: dict[EndpointKey, Bounds]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.measures.results import Names, Price, Promise
+from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
 from scheduling.simulation.simulator import Happening, Simulation
@@ -22,7 +23,7 @@ from scheduling.simulation.staging.misfit import Misfit
 from scheduling.simulation.staging.requests import promise_of, requests_of
 from scheduling.simulation.staging.scaling import Scaled, scaled_of
 from scheduling.simulation.state.placing import Fork
-from scheduling.simulation.strategies import Advisor, StrategyRun, run_strategy
+from scheduling.simulation.strategies import Advisor, run_strategy
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.requests import Requests
@@ -31,7 +32,7 @@ PROGRESS_STEPS = 200
 
 
 class PastDemand(NamedTuple):
-    """What was asked of each endpoint in the minutes before the begin, (endpoints, minutes), oldest first."""
+    """Demand by endpoint in the minutes before the start, (endpoints, minutes), oldest first."""
 
     prompt: NDArray[np.float64]
     """Tokens a second, of the interactive classes."""
@@ -64,11 +65,11 @@ class Stage:
     sample_s: float
     until_s: float
     state: Fork | None = None
-    """What runs and waits at the begin, in the place of an idle fleet."""
+    """Running and waiting requests at the start; None: an idle fleet."""
     recent: Requests | None = None
-    """Requests before the begin, by whose lengths and bursts planners know what an instance serves; None: those to come."""
+    """Requests before the start, from whose lengths and bursts planners measure capability; None: those to come."""
     past: PastDemand | None = None
-    """By which planners forecast from the begin on; None: nothing was asked before."""
+    """History from which planners forecast at the start; None: no demand before."""
 
     def run(
         self,
@@ -76,7 +77,7 @@ class Stage:
         advisor: Advisor | None = None,
         decisions: bool = False,
         progress: Callable[[int, int], None] | None = None,
-    ) -> StrategyRun:
+    ) -> Result:
         """Simulate it. *advisor* makes the plans that strategies follow; ValueError if one does and there is none."""
         if self.scaled is None:
             simulation = Simulation(
@@ -89,10 +90,9 @@ class Stage:
             )
             tick_s = max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
             swaps = Swapping(simulation) if self.cluster.swap_groups() else None
-            result = simulation.run(
+            return simulation.run(
                 swaps, LOOK_S if swaps else tick_s, self.until_s, progress, happenings=self.happenings
             )
-            return StrategyRun("", result, [])
         return run_strategy(
             self.cluster,
             self.requests,
@@ -112,7 +112,7 @@ class Stage:
 
 
 SOURCE = Path("scenario")
-"""What errors call a scenario that is no file."""
+"""Name in errors of a scenario that is no file."""
 
 
 def stage(scenario: Scenario, path: Path = SOURCE, seed: int | None = None, workload: Workload | None = None) -> Stage:
@@ -150,5 +150,5 @@ def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None)
 
 
 def past_requests(scenario: Scenario, path: Path, staged: Stage) -> Requests:
-    """Demand in whole weeks before the begin of *staged*, for a forecaster to learn from."""
+    """Demand in whole weeks before the start of *staged*, for a forecaster to learn from."""
     return requests_of(scenario, staged.cluster, past_of(scenario, path.parent, staged.seed), staged.seed)

@@ -1,1 +1,1 @@
-"""A simulation's state: read out of one that runs, and put into another that goes on from there."""
+"""The start of a simulation with a fleet that runs."""

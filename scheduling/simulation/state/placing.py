@@ -17,11 +17,11 @@ from scheduling.queueing.waiting_set import enqueue
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.routers import LEAST_DELAY
 from scheduling.scaling.owner import Change
+from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.event_queue import reset_time
-from scheduling.simulation.cluster.state_changes import COMING, SHARING
+from scheduling.simulation.cluster.state_changes import BEGIN, COMING, GIVE, SHARING
 from scheduling.simulation.cluster.world import Outcome, State, World
 from scheduling.simulation.engine.state import FREE_SEQUENCES, GIVEN, NONE
-from scheduling.simulation.state.work import begin_work, give_work
 from scheduling.simulation.workload.requests import Requests
 
 
@@ -309,10 +309,11 @@ class _Engines:
         if first:
             engine.first_waiting, engine.last_waiting, engine.waiting = first[0], first[-1], len(first)
         if first or engine.running:
-            begin_work(self.world, at, instance.begins_s if early or engine.running else 0.0)
+            begins_s = instance.begins_s if early or engine.running else 0.0
+            loop.enter(self.world, float(begins_s), NONE, NONE, loop.CONTROL, BEGIN, at, NONE)
         for slot in waiting:
             if slot not in first:
-                give_work(self.world, at, slot, 0.0)
+                loop.enter(self.world, 0.0, NONE, NONE, loop.CONTROL, GIVE, slot, at)
 
     def _send(self, sent: list[tuple[float, int, int, int]]) -> None:
         """Requests on their way, in the order in which they reach their instances."""

@@ -100,7 +100,7 @@ class Workload:
             return None, None
         first, lengths = self.prefix_first[:-1][chosen], np.diff(self.prefix_first)[chosen]
         ends = np.concatenate(([0], np.cumsum(lengths)))
-        # Position of each hash: where its request's run starts, plus how far into the run it is.
+        # Position of each hash: where its request's run starts, plus its place in the run.
         positions = np.repeat(first - ends[:-1], lengths) + np.arange(ends[-1])
         return ends.astype(np.int64), self.prefix_hashes[positions]
 

@@ -1,6 +1,6 @@
 """Edits of demand: more or less of it, earlier or later, longer or shorter, and what another tenant adds.
 
-They act on the requests themselves, wherever these come from, and draw from a seed of their own: futures that share their
+They act on the requests themselves, wherever these come from, and draw from a separate seed: futures that share their
 edits get the very same requests.
 """
 

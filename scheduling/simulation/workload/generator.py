@@ -140,7 +140,7 @@ def generate(
 ) -> Workload:
     """Requests of *clients* over *duration_s*, in order of arrival; *shifts_h* moves the daily peak of a region later.
 
-    The same arguments give the same requests; each client and region has a stream of random numbers of its own, so
+    The same arguments give the same requests; each client and region has a separate stream of random numbers, so
     adding a client leaves the others' requests as they were. ValueError without clients, or for a duration of 0.
     """
     if not clients:
@@ -160,7 +160,7 @@ def generate(
     counts = np.array([times.size for times in arrivals])
     arrival_s = np.concatenate(arrivals)
     arrivals.clear()
-    # Ties keep the order of the streams. Sorting positions in 32 bits halves what lies beside the arrays.
+    # Ties keep the order of the streams. Sorting positions in 32 bits halves the memory besides the arrays.
     order = np.argsort(arrival_s, kind="stable").astype(np.int32)
     arrival_s = arrival_s[order]
     prompts, outputs = np.empty(arrival_s.size, np.int32), np.empty(arrival_s.size, np.int32)

@@ -31,7 +31,7 @@ SERVEGEN_BIN_S = 600.0
 MOST_OF_BIN = 10_000_000
 MOST_NAMES = 2**15 - 1
 LONGEST_S = 10 * 365 * 86_400.0
-"""What a trace spans at most, from its first row."""
+"""Longest span of a trace, from its first row."""
 LOOKED_AT, LEAST_S = 1_000, 0.5
 """Times by which the first so many requests came within that are wrong: no trace has 2,000 a second. All at
 one time is another thing, a batch."""
@@ -105,9 +105,7 @@ def read_mooncake(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
                     if fields.get(column) is None:
                         raise TraceError(path, number, column, "is missing")
                 if waits and session not in sessions:
-                    what = (
-                        "the first turn of a session needs a timestamp" if session else "needs a session_id beside it"
-                    )
+                    what = "the first turn of a session needs a timestamp" if session else "needs a session_id"
                     raise TraceError(path, number, "delay", what)
                 if waits:
                     arrival_s, delay_s = sessions[session], row.number("delay") / 1000

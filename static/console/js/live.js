@@ -1,10 +1,7 @@
 // The live connection of a page: one websocket, with polling behind it. Dispatches
-//   state   {state, ts}        the newest state, at most once a second; not while paused
-//   events  {events}           new rows of the event record; also while paused
-//   change  {}                 connection, pause or source changed
-//   reload  {}                 the page should load itself again
+//   state   {html, drawn, ts}  fragments that changed and marks of what pages draw, at most once a second; not while paused
+//   change  {source}           connection, pause or source changed
 // Protocol: controlplane/console/live/consumers.py.
-import { apply } from "./apply.js";
 
 const DELAYED_S = 3;
 const LOST_S = 15; // the server says something every five seconds
@@ -19,13 +16,12 @@ const SOURCE_TEXT = { starting: "starting", silent: "the gateway is silent", unr
 export class Live extends EventTarget {
   #options;
   #socket = null;
-  #seq = 0;
-  #waiting = false; // for the snapshot that was asked for
   #failures = 0;
   #retryTimer = 0;
   #pollTimer = 0;
   #hiddenTimer = 0;
   #etag = null;
+  #html = {}; // fragments that are not shown yet
   #offsetS = 0; // the server's clock less ours
   #pausedAt = null;
   #shownTs;
@@ -34,8 +30,8 @@ export class Live extends EventTarget {
 
   constructor(options) {
     super();
-    this.#options = options; // {socketUrl, snapshotUrl, topics, after, ts, source, zone}
-    this.state = { ts: options.ts, source: options.source, tables: {}, attention: null };
+    this.#options = options; // {socketUrl, snapshotUrl, topics, ts, source, zone}
+    this.state = { ts: options.ts, source: options.source, drawn: {} };
     this.#shownTs = options.ts;
     document.addEventListener("visibilitychange", () => this.#visibility());
     window.addEventListener("online", () => (this.#socket ? this.#abandon() : this.#retry(0)));
@@ -80,7 +76,9 @@ export class Live extends EventTarget {
 
   #show() {
     this.#shownTs = this.state.ts;
-    this.#dispatch("state", { state: this.state });
+    const html = this.#html;
+    this.#html = {};
+    this.#dispatch("state", { html, drawn: this.state.drawn, ts: this.state.ts });
   }
 
   #connect() {
@@ -88,12 +86,9 @@ export class Live extends EventTarget {
     const url = new URL(this.#options.socketUrl, location.href);
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     url.searchParams.set("topics", this.#options.topics);
-    if (this.#options.after) url.searchParams.set("after", this.#options.after);
     const socket = new WebSocket(url);
     this.#socket = socket;
     this.#heardMs = Date.now();
-    this.#seq = 0;
-    this.#waiting = true;
     socket.addEventListener("message", (event) => { if (socket === this.#socket) this.#message(JSON.parse(event.data)); });
     socket.addEventListener("close", (event) => { if (socket === this.#socket) this.#closed(event.code); });
   }
@@ -106,38 +101,22 @@ export class Live extends EventTarget {
 
   #message(message) {
     this.#heardMs = Date.now();
-    const gap = message.seq !== this.#seq + 1;
-    this.#seq = message.seq;
-    if (gap && !this.#waiting) {
-      this.#waiting = true;
-      this.#socket.send(JSON.stringify({ t: "resync" }));
-    }
-    switch (message.t) {
-      case "hello":
-        this.#offsetS = message.now - Date.now() / 1000;
-        this.#failures = 0;
-        this.#stopPolling();
-        this.#dispatch("change", {});
-        break;
-      case "event":
-        this.#options.after = message.events.at(-1).id;
-        this.#dispatch("events", { events: message.events });
-        break;
-      case "resync":
-        this.#dispatch("reload", {});
-        break;
-      default:
-        if (message.t === "alive" || (this.#waiting && message.t !== "snapshot")) return;
-        this.#waiting = false;
-        this.#take(message);
+    if (message.t === "hello") {
+      this.#offsetS = message.now - Date.now() / 1000;
+      this.#failures = 0;
+      this.#stopPolling();
+      this.#dispatch("change", {});
+    } else if (message.t === "state") {
+      this.#take(message);
     }
   }
 
-  #take(message) {
-    const source = this.state.source;
-    this.state = apply(this.state, message);
+  #take({ ts, source, html, drawn }) {
+    const before = this.state.source;
+    this.state = { ts, source, drawn };
+    Object.assign(this.#html, html);
     if (!this.paused) this.#show();
-    if (source !== this.state.source) this.#dispatch("change", { source: this.state.source });
+    if (before !== source) this.#dispatch("change", { source });
   }
 
   #closed(code) {

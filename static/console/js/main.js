@@ -1,39 +1,33 @@
 // Entry of every page: starts what the page has.
 import { startBadge } from "./badge.js";
 import { Charts } from "./charts.js";
+import { tick } from "./clock.js";
 import { startChanges, startCopying, startDialogs, startEstimates, startFilters, startSending } from "./forms.js";
+import { show } from "./fragments.js";
 import { startKeys } from "./keys.js";
-import { drawAttention, drawEvents } from "./lists.js";
 import { Live } from "./live.js";
-import { drawAges, drawNumbers } from "./numbers.js";
 import { startQueues } from "./queues.js";
 import { refreshRegions, startSwapLinks, swap } from "./swap.js";
 import { startWhatIfs } from "./whatif.js";
 
 function startLive(badge) {
-  const { socket, snapshot, topics, after, ts, source, zone } = badge.dataset;
-  const live = new Live({
-    socketUrl: socket, snapshotUrl: snapshot, topics, after, source, zone, ts: ts === "" ? null : Number(ts),
-  });
-  let rows = null; // which instances, jobs and parts there were, and how they stood
-  live.addEventListener("state", ({ detail: { state } }) => {
-    const outdated = drawNumbers(state, live.nowS());
-    if (state.attention) drawAttention(state.attention);
-    const { id, status } = state.tables.instances ?? { id: [], status: [] };
-    const { jobs, parts } = state.tables;
-    const now = `${id} ${status} ${jobs?.state} ${parts?.state}`;
-    if (outdated || (rows !== null && now !== rows)) refreshRegions();
-    rows = now;
-  });
-  live.addEventListener("events", ({ detail: { events } }) => {
-    drawEvents(events);
-    drawAges(live.nowS());
-    if (document.querySelector("[data-refresh-on-events]")) refreshRegions();
+  const { socket, snapshot, topics, ts, source, zone } = badge.dataset;
+  const live = new Live({ socketUrl: socket, snapshotUrl: snapshot, topics, source, zone, ts: ts === "" ? null : Number(ts) });
+  live.addEventListener("state", ({ detail: { html, drawn } }) => {
+    show(html);
+    tick(live.nowS());
+    const shown = JSON.parse(badge.dataset.drawn);
+    const differs = Object.keys(drawn).filter((topic) => drawn[topic] !== shown[topic]);
+    if (!differs.length) return;
+    if (differs.includes("events")) {
+      document.querySelector("[data-new-events]")?.removeAttribute("hidden");
+      badge.dataset.drawn = JSON.stringify({ ...shown, events: drawn.events });
+    }
+    if (differs.some((topic) => topic !== "events") || document.querySelector("[data-refresh-on-events]")) refreshRegions();
   });
   live.addEventListener("change", ({ detail }) => { if (detail.source) refreshRegions(); });
-  live.addEventListener("reload", () => location.reload());
   startBadge(live, badge, document.querySelector("[data-pause]"));
-  setInterval(() => { if (!live.paused && !document.hidden) drawAges(live.nowS()); }, 1000);
+  setInterval(() => { if (!live.paused && !document.hidden) tick(live.nowS()); }, 1000);
   startRegions(live);
   live.start();
   return live;
@@ -51,7 +45,7 @@ function startRegions(live) {
 const badge = document.querySelector("[data-live]");
 const live = badge ? startLive(badge) : null;
 if (!live) startRegions({ paused: false });
-startKeys(live, startWhatIfs(live, refreshRegions) ?? startQueues(live));
+startKeys(live, startWhatIfs(live) ?? startQueues(live));
 // In a narrow window the navigation opens below a button; without a script it is open.
 const menu = document.querySelector("[data-menu]");
 if (menu) {

@@ -1,29 +1,10 @@
 // The lanes of the queues page: blocks are laid along the time axis, follow the live state, and are walked by keys.
-import { FORMATS } from "./format.js";
-import { refreshRegions, swap } from "./swap.js";
+import { swap } from "./swap.js";
 
 const SMALL_PX = 14; // narrower blocks that follow each other are one
 const LEAST_PX = 24; // the least target
-const rows = (table) => {
-  const columns = Object.entries(table ?? {});
-  return (columns[0]?.[1] ?? []).map((_, at) => Object.fromEntries(columns.map(([name, values]) => [name, values[at]])));
-};
 const write = (element, text) => { if (element && element.textContent !== text) element.textContent = text; };
-
-// The twin of `signature` in controlplane/console/pages/queues/lanes.py.
-function signature(state, region) {
-  const groups = rows(state.tables[`groups:${region}`])
-    .map(({ number, instance, risk, pinned, hold_s: holdS }) => `${number}:${instance}:${risk}:${Number(pinned)}:${Number(holdS > 0)}`);
-  const lanes = rows(state.tables[`lanes:${region}`]).map(({ instance, order, state: its }) => `${instance}:${order}:${its}`);
-  const newest = (state.tables.reorders?.at ?? []).slice(0, 1).map((at) => Math.round(at));
-  return [...groups, ...lanes, ...newest].join(";");
-}
-
-function said({ risk, slack_s: slackS, hold_s: holdS, service_s: serviceS }) {
-  if (risk === "late") return `late ${FORMATS.clock(-slackS)}`;
-  if (risk === "risk") return `slack ${FORMATS.clock(slackS)}`;
-  return holdS ? `held ${FORMATS.clock(holdS)}` : FORMATS.clock(serviceS);
-}
+const times = (block) => block.querySelector("[data-service]").dataset; // which the server keeps fresh
 
 function note(track, name, text) {
   let element = track.querySelector(`:scope > .${name}`);
@@ -45,24 +26,26 @@ function lay(track, spanS) {
     const block = blocks[at];
     const item = block.parentElement;
     let end = at + 1;
-    if (pixels(block.dataset.service) < SMALL_PX) {
-      while (end < blocks.length && pixels(blocks[end].dataset.service) < SMALL_PX && blocks[end].getAttribute("aria-pressed") !== "true") end += 1;
+    if (pixels(times(block).service) < SMALL_PX) {
+      while (end < blocks.length && pixels(times(blocks[end]).service) < SMALL_PX && blocks[end].getAttribute("aria-pressed") !== "true") end += 1;
     }
-    const left = Math.max(free, pixels(block.dataset.start));
+    const left = Math.max(free, pixels(times(block).start));
     const joined = blocks.slice(at, end);
-    const wide = Math.max(LEAST_PX, joined.reduce((sum, { dataset }) => sum + pixels(dataset.service), 0));
+    const wide = Math.max(LEAST_PX, joined.reduce((sum, other) => sum + pixels(times(other).service), 0));
     if (left > width - LEAST_PX) { beyond += blocks.length - at; for (const gone of blocks.slice(at)) gone.parentElement.hidden = true; break; }
     item.hidden = false;
     item.style.left = `${left}px`;
     item.style.width = `${Math.min(wide, width - left)}px`;
-    block.toggleAttribute("data-joined", joined.length > 1);
-    if (joined.length > 1) write(block.querySelector("[data-said]"), `+${joined.length - 1} groups`);
+    const { dataset } = block.querySelector(".said");
+    if (joined.length > 1) dataset.joined = `+${joined.length - 1} groups`;
+    else delete dataset.joined;
     for (const other of joined.slice(1)) other.parentElement.hidden = true;
     free = left + Math.min(wide, width - left);
     at = end - 1;
   }
   note(track, "more", beyond ? `+${beyond} later` : null);
-  const due = blocks.find((block) => block.getAttribute("aria-pressed") === "true" && block.dataset.due !== "")?.dataset.due;
+  const chosen = blocks.find((block) => block.getAttribute("aria-pressed") === "true" && times(block).due !== "");
+  const due = chosen && times(chosen).due;
   const flag = note(track, "due", due === undefined || Number(due) < 0 || Number(due) > spanS ? null : "");
   if (flag) flag.style.left = `${pixels(due)}px`;
 }
@@ -74,20 +57,6 @@ function layAll() {
     track.classList.add("laid");
     lay(track, spanS);
   }
-}
-
-function follow(state, region) {
-  const groups = new Map(rows(state.tables[`groups:${region}`]).map((row) => [String(row.number), row]));
-  for (const block of document.querySelectorAll("#lanes [data-group]")) {
-    const row = groups.get(block.dataset.group);
-    if (!row) continue;
-    block.dataset.start = row.start_s ?? 0;
-    block.dataset.service = row.service_s ?? 0;
-    block.dataset.due = row.due_s ?? "";
-    write(block.querySelector("[data-count]"), FORMATS.count(row.count));
-    write(block.querySelector("[data-said]"), said(row));
-  }
-  layAll();
 }
 
 const visible = (lane) => [...lane.querySelectorAll("[data-group]")].filter((block) => block.offsetParent);
@@ -116,12 +85,10 @@ export function startQueues(live) {
   const region = document.querySelector("[data-queues]")?.dataset.queues;
   if (region === undefined) return () => false;
   layAll();
-  live?.addEventListener("state", ({ detail: { state } }) => {
-    const panel = document.getElementById("lanes");
-    write(panel.querySelector("[data-now]"), new Date(state.ts * 1000).toLocaleTimeString("en-GB", { timeZone: document.querySelector("[data-live]").dataset.zone }));
-    if (!state.tables.queues) return;
-    follow(state, region);
-    if (panel.dataset.signature !== signature(state, region)) refreshRegions(250);
+  live?.addEventListener("state", ({ detail: { ts } }) => {
+    const now = new Date(ts * 1000).toLocaleTimeString("en-GB", { timeZone: document.querySelector("[data-live]").dataset.zone });
+    write(document.querySelector("#lanes [data-now]"), now);
+    layAll();
   });
   document.addEventListener("click", (event) => {
     const block = event.target.closest?.("#lanes [data-group]");

@@ -9,7 +9,7 @@ function inUse(element) {
 }
 
 // A selector, for the successor of *element*, of what has the focus within it; null if nothing there has it.
-function focusedIn(element) {
+export function focusedIn(element) {
   const active = document.activeElement;
   if (!element.contains(active) || active === element) return null;
   if (active.id) return `#${CSS.escape(active.id)}`;
@@ -31,9 +31,12 @@ function keepView(before, after) {
   });
 }
 
-export async function swap(ids, url = location.href) {
+// Exchanges the elements *ids*. *whole* says that they are all of the page's regions: if none was in use, the page shows what
+// the server has drawn now.
+export async function swap(ids, url = location.href, whole = false) {
   const wanted = ids.filter((id) => !busy.has(id));
   if (!wanted.length) return;
+  let current = whole && wanted.length === ids.length;
   wanted.forEach((id) => busy.add(id));
   try {
     const answer = await fetch(url, { cache: "no-store" });
@@ -41,6 +44,7 @@ export async function swap(ids, url = location.href) {
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     for (const id of wanted) {
       const [before, after] = [document.getElementById(id), page.getElementById(id)];
+      if (before && inUse(before)) current = false;
       if (!before || !after || inUse(before)) continue;
       const focused = focusedIn(before);
       before.replaceWith(document.adoptNode(after));
@@ -48,6 +52,8 @@ export async function swap(ids, url = location.href) {
       if (focused) after.querySelector(focused)?.focus({ preventScroll: true });
       document.dispatchEvent(new CustomEvent("swapped", { detail: { element: after } }));
     }
+    const live = document.querySelector("[data-live]");
+    if (current && live) live.dataset.drawn = page.querySelector("[data-live]")?.dataset.drawn ?? live.dataset.drawn;
   } catch { /* the server is away: the badge says so, and the next change tries again */ } finally {
     wanted.forEach((id) => busy.delete(id));
   }
@@ -55,7 +61,7 @@ export async function swap(ids, url = location.href) {
 
 let timer = 0;
 
-// Rows that the pointer is on, which may come in another order, wait until it has gone: nobody clicks on another one.
+// Rows that the pointer is on, which may come in another order, wait until it has gone, so that no click hits another row.
 function underPointer(element) {
   if (!element.matches("[data-calm]:hover") || !matchMedia("(hover: hover)").matches) return false;
   element.addEventListener("pointerleave", () => refreshRegions(0), { once: true });
@@ -67,7 +73,7 @@ export function refreshRegions(delayMs = 1000) {
   if (timer) return;
   timer = setTimeout(() => {
     timer = 0;
-    swap([...document.querySelectorAll("[data-region][id]")].filter((element) => !underPointer(element)).map(({ id }) => id));
+    swap([...document.querySelectorAll("[data-region][id]")].filter((element) => !underPointer(element)).map(({ id }) => id), location.href, true);
   }, delayMs);
 }
 

@@ -1,7 +1,6 @@
 // The what-if pages: rows of the form are added and taken away, and futures are walked by keys.
 
-import { FORMATS } from "./format.js";
-import { swap } from "./swap.js";
+import { refreshRegions, swap } from "./swap.js";
 
 const FOLLOW_MS = 10_000;
 
@@ -71,22 +70,6 @@ function startForm() {
   });
 }
 
-const rows = (table) => table.key.map((_, at) => Object.fromEntries(Object.entries(table).map(([name, values]) => [name, values[at]])));
-
-// The twin of `said` in controlplane/console/pages/what_if/compare.py, for a future that runs.
-function said({ done, seed, seeds, phase, eta_s: etaS }) {
-  const left = etaS ? `, ${FORMATS.duration(etaS)} left` : "";
-  return `${Math.round(100 * done)}%, seed ${seed} of ${seeds}, ${phase}${left}`;
-}
-
-// The twin of `_in_words` in controlplane/console/pages/what_if/views.py, for a what-if that runs.
-function inWords({ seeds, seeds_done: done, elapsed_s: elapsedS, eta_s: etaS }) {
-  const words = [`${done} of ${seeds} runs`];
-  if (elapsedS !== null) words.push(`${FORMATS.duration(elapsedS)} elapsed`);
-  if (etaS) words.push(`about ${FORMATS.duration(etaS)} left. Results below change until all are done`);
-  return `${words.join("; ")}.`;
-}
-
 const choose = (letter) => {
   const radio = document.querySelector(`[type="radio"][name="future"][value="${letter}"]`);
   if (radio && !radio.checked) radio.click();
@@ -119,40 +102,23 @@ function keys(event) {
   return pressed(event);
 }
 
-function startWhatIf(live, refresh) {
+function startWhatIf(live) {
   document.addEventListener("change", ({ target }) => {
     if (target.name !== "future" || target.type !== "radio") return;
     const url = new URL(location.href);
     url.searchParams.set("future", target.value);
     history.replaceState(null, "", url);
-    refresh(0);
+    refreshRegions(0);
   });
   // What comes of the future that is the plan: instances come and go, plans are approved, requests are served.
   setInterval(() => {
     const followed = document.querySelector("[data-follows]");
     if (followed && !document.hidden && !live?.paused) swap([followed.id], followed.dataset.follows + location.search);
   }, FOLLOW_MS);
-  const place = () => document.querySelector("[data-what-if]");
-  let asked = null;
-  live?.addEventListener("state", ({ detail: { state } }) => {
-    const table = state.tables[`what-if:${place().dataset.whatIf}`];
-    if (!table?.key) return;
-    for (const row of rows(table)) {
-      if (!row.key && row.state === "running") document.querySelector("[data-run-said]").textContent = inWords(row);
-      const item = row.key && document.querySelector(`[data-run-of="${CSS.escape(row.key)}"]`);
-      if (!item) continue;
-      item.querySelector("progress").value = row.done;
-      if (row.state === "running") item.querySelector("[data-said]").textContent = said(row);
-    }
-    const now = `${table.seeds_done} ${table.state}`;
-    // Against what is drawn, not what came last: runs may end between the drawing of the page and the first message.
-    if (now !== place().dataset.drawn && now !== asked) refresh(0);
-    asked = now;
-  });
 }
 
 // Gives the keys of the page, or null on other pages.
-export function startWhatIfs(live, refresh) {
+export function startWhatIfs(live) {
   document.addEventListener("click", ({ target }) => {
     const button = target.closest?.("[data-copy-address]");
     if (button) navigator.clipboard?.writeText(location.href).then(() => { button.textContent = "Copied"; });
@@ -160,6 +126,6 @@ export function startWhatIfs(live, refresh) {
   if (form()) startForm();
   if (document.querySelector("[data-decisions]")) return pressed;
   if (!document.querySelector("[data-what-if]")) return null;
-  startWhatIf(live, refresh);
+  startWhatIf(live);
   return keys;
 }

@@ -113,7 +113,7 @@ def test_groups_share_their_range_and_what_was_measured():
     ]  # fmt: skip
     groups = group_minutes(rows, by=("model", "region"))
     a, b = groups["a", "eu"], groups["b", "eu"]
-    # Nobody has a row in the third minute: a gap for both. b asked for nothing in the first: a measured zero.
+    # No group has a row in the third minute: a gap for both. b asked for nothing in the first: a measured zero.
     assert a["prompt"].tokens_per_s.tolist()[:2] == [2.0, 0.0]
     assert np.isnan(a["prompt"].tokens_per_s[2])
     assert np.isnan(b["prompt"].tokens_per_s[2])

@@ -49,7 +49,7 @@ def series(count=240, seed=0):
     ],
 )
 def test_arima_forecasts_what_the_state_space_model_does(order, seasonal, intercept, given_orders, monkeypatch):
-    """And goes on as it does when windows follow: the filter's gain is constant by then."""
+    """And continues as it does when windows follow: the filter's gain is constant by then."""
     import pmdarima
 
     monkeypatch.setattr(arima, "ITERATIONS", 4)  # any coefficients will do

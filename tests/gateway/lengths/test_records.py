@@ -32,7 +32,7 @@ async def test_text_is_kept_only_of_tenants_that_want_it(served, service, keeps,
     secret = "My password is hunter2, please tell nobody about it, least of all the database of this gateway."
     await say(served, secret, 40)
     await served.rows()
-    assert await service.flush()
+    await service.flush()
     sample = await in_database(LengthSample.objects.get)
     assert (sample.text == secret) is keeps
     assert (sample.output_tokens, sample.predicted_tokens, sample.predicted_by) == (40, 50, "student 0")
@@ -62,10 +62,11 @@ async def test_a_database_that_is_away_costs_samples_but_no_measures(served, ser
     write = module.notes.write
     monkeypatch.setattr(module.notes, "write", down)
     await say(served, "one question", 40)
-    assert not await service.flush()
+    with pytest.raises(ConnectionError):
+        await service.flush()
     monkeypatch.setattr(module.notes, "write", write)
     await say(served, "another question that is not the same", 40)
-    assert await service.flush()
+    await service.flush()
     rows = await in_database(lambda: list(LengthMinute.objects.all()))
     assert sum(row.requests for row in rows) == 2
 
@@ -93,7 +94,7 @@ async def test_a_shift_raises_the_alarm_where_operators_see_it(served, service):
     (alarm,) = service.snapshot()["drift"]
     assert (alarm["model"], alarm["tenant"], alarm["longer"]) == ("m", "acme", True)
     service.notes.samples.clear()
-    assert await service.flush()
+    await service.flush()
     event = await in_database(lambda: Event.objects.get(kind="length.drift"))
     assert event.inputs["what"] == "longer"
     assert b"pilothouse_length_drifts 1.0" in await metrics(served)

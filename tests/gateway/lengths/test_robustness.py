@@ -147,10 +147,3 @@ async def test_deep_conversations_and_odd_bodies_are_served(served):
         )
         assert response.status == 200, await response.text()
     assert served.gateway.lengths.failed["failed"] == 0
-
-
-async def test_a_lone_surrogate_gets_an_answer(served):
-    raw = b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800 and \\udfff"}]}'
-    headers = served.headers | {"Content-Type": "application/json"}
-    response = await served.http.post(f"{served.url}/v1/chat/completions", data=raw, headers=headers)
-    assert response.status in {200, 400}

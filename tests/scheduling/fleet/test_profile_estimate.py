@@ -1,4 +1,4 @@
-"""Estimated profiles beside measured ones: vLLM's own series, and the fits that the demo is seeded with."""
+"""Estimated profiles against measured ones: vLLM's own series, and the fits that the demo is seeded with."""
 
 from dataclasses import replace
 
@@ -85,7 +85,7 @@ def test_a_line_goes_through_a_single_batch():
     assert only.decode_a_s == pytest.approx(0.0064, rel=0.05)
 
 
-def test_layers_that_nobody_knows_are_those_of_published_models():
+def test_unknown_layers_are_those_of_published_models():
     for known in (LLAMA_8B, LLAMA_70B, QWEN_32B, MINIMAX):
         without = Sizes(known.weights_bytes, known.kv_bytes_per_token, known.parameters, known.active_parameters)
         assert without.depth == pytest.approx(known.layers, rel=0.2)

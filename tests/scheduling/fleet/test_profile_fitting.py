@@ -1,4 +1,4 @@
-"""Fits find the coefficients that points were made from, and say how far off they are."""
+"""Fits find the coefficients that points were made from, and report their error."""
 
 import numpy as np
 import pytest

@@ -27,7 +27,7 @@ from scheduling.routing.candidates import (
 )
 from scheduling.routing.predictive import dispatch_ahead, least_delay, preserve, route_ahead
 from scheduling.routing.prefix_affinity import allocate_affinity, learn, note
-from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE, place, prefilled, release
+from scheduling.routing.routers import LEAST_DELAY, POLICY_CODES, PRESERVE, place, prefilled
 from tests.oracles.dispatch import PlainFleet, PlainInstance
 from tests.oracles.lookahead import PREDICTIVE as TWINS
 from tests.oracles.lookahead import PlainMap, Sight, delay_s, load_tokens
@@ -168,13 +168,6 @@ def run_on(fleet, endpoints, ahead, instance, requests, prompt_tokens=100, outpu
         lookahead.add(ahead, instance, prompt_tokens, output_tokens)
 
 
-@pytest.mark.parametrize("policy", ROUTERS)
-def test_ties_go_to_the_lowest_slot(policy):
-    fleet, endpoints, ahead, affinity = idle(4)
-    fleet.accepting[0] = 0
-    assert ROUTERS[policy](fleet, endpoints, ahead, affinity, 0, -1, 10, 10) == 1
-
-
 def test_preserve_passes_over_an_instance_that_is_to_overflow():
     fleet, endpoints, ahead, affinity = idle(2, kv_capacity_tokens=10_000)
     # The first has less to compute, but will hold more than 80 % in a hundred iterations.
@@ -182,7 +175,7 @@ def test_preserve_passes_over_an_instance_that_is_to_overflow():
     run_on(fleet, endpoints, ahead, 1, 9, prompt_tokens=100, output_tokens=280)
     assert fleet.remaining_tokens[0] < fleet.remaining_tokens[1]
     assert preserve(fleet, endpoints, ahead, affinity, 0, -1, 100, 50) == 1
-    fleet.kv_capacity_tokens[:] = 100_000  # no risk any more: the one with less to do
+    fleet.kv_capacity_tokens[:] = 100_000  # no risk: the one with less to do
     assert preserve(fleet, endpoints, ahead, affinity, 0, -1, 100, 50) == 0
 
 
@@ -282,12 +275,3 @@ def test_the_explanation_is_what_the_decision_saw(policy):
     if policy == PRESERVE:
         assert rows[1, PREFILL] == 500
         assert rows[1, DECODE] == 4 * 300 + 80
-
-
-def test_place_and_release_leave_nothing_queued():
-    fleet, endpoints, _, _ = idle(1)
-    place(fleet, endpoints, 0, 30, 10)
-    assert (fleet.queued_prompt_tokens[0], fleet.placed_tokens[0]) == (30, 40)
-    prefilled(fleet, 0, 30)
-    release(fleet, 0, 40, 0)
-    assert (fleet.queued_prompt_tokens[0], fleet.remaining_tokens[0], fleet.placed_tokens[0]) == (0, 0, 40)

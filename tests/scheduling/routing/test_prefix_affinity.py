@@ -50,7 +50,7 @@ def taught(fleet, affinity, hashes, instance, tokens=0, endpoint=0):
 
 
 prompts = st.tuples(st.integers(0, 2), st.integers(0, 70), st.integers(0, 70)).map(
-    # What a prompt begins with, how far that goes, and how long it is: some fork.
+    # Beginning of a prompt, its length, and the length of the prompt: some fork.
     lambda drawn: [1 + (drawn[0] if at < drawn[1] else 7 + drawn[0] * 3) * 1000 + at for at in range(drawn[2])]
 )
 
@@ -77,15 +77,6 @@ def test_places_are_the_same_for_every_prompt_and_reach_far():
     assert covered(MOST_NOTED) == 240
 
 
-def test_a_longer_common_prefix_counts_for_more():
-    fleet, affinity = fleet_of(), allocate_affinity(INSTANCES, 1)
-    taught(fleet, affinity, [1, 2, 3, 4], 3)
-    taught(fleet, affinity, [1, 2, 9], 5)
-    matched = known(fleet, affinity, [1, 2, 3, 8])
-    assert (matched[3], matched[5], sum(matched)) == (48, 32, 80)
-    assert sum(known(fleet, affinity, [7, 2, 3])) == 0, "only what it begins with counts"
-
-
 def test_the_last_token_is_always_computed():
     fleet, affinity = fleet_of(), allocate_affinity(INSTANCES, 1)
     taught(fleet, affinity, [1, 2], 0)
@@ -96,15 +87,6 @@ def test_the_last_token_is_always_computed():
     unmatch(affinity, touched)
 
 
-def test_what_was_not_used_for_a_memory_full_of_tokens_is_forgotten():
-    fleet, affinity = fleet_of(memory=100), allocate_affinity(INSTANCES, 1)
-    taught(fleet, affinity, [1], 0)
-    fleet.placed_tokens[0] += 99
-    assert known(fleet, affinity, [1])[0] == 16
-    fleet.placed_tokens[0] += 1
-    assert known(fleet, affinity, [1])[0] == 0
-
-
 def test_an_instance_whose_cache_is_gone_has_nothing():
     fleet, affinity = fleet_of(), allocate_affinity(INSTANCES, 1)
     taught(fleet, affinity, [1, 2], 0)
@@ -113,12 +95,6 @@ def test_an_instance_whose_cache_is_gone_has_nothing():
     assert known(fleet, affinity, [1, 2])[:2] == [0, 32]
     taught(fleet, affinity, [1, 2], 0)
     assert known(fleet, affinity, [1, 2])[:2] == [32, 32]
-
-
-def test_endpoints_do_not_share():
-    fleet, affinity = fleet_of(), allocate_affinity(INSTANCES, 1)
-    taught(fleet, affinity, [1], 0, endpoint=1)
-    assert sum(known(fleet, affinity, [1])) == 0
 
 
 def test_only_so_many_instances_are_remembered_the_latest():

@@ -11,7 +11,6 @@ from scheduling.fleet.arrays import allocate_endpoints, allocate_fleet, index_me
 from scheduling.routing.regions import (
     BACKLOG_S,
     COMPUTE_S,
-    THRESHOLD,
     UNKNOWN_MS,
     ask,
     by_preference,
@@ -54,7 +53,7 @@ def plain_pressure(instances: list[dict], endpoint: int, waiting: int, asked: li
 
 def plain_choice(pressures: list[float], candidates: list[int]) -> int:
     for endpoint in candidates:
-        if pressures[endpoint] < THRESHOLD:
+        if pressures[endpoint] < 0.7:
             return endpoint
     best = min(candidates, key=lambda endpoint: pressures[endpoint], default=-1)
     return best if best >= 0 and pressures[best] < math.inf else -1
@@ -83,9 +82,7 @@ def test_equals_its_plain_twin(instances, waiting, order, count, asked):
         assert pressure(fleet, endpoints, endpoint, waiting[endpoint], NOW_S) == pytest.approx(pressures[endpoint])
     pressures = [pressure(fleet, endpoints, endpoint, waiting[endpoint], NOW_S) for endpoint in range(3)]
     candidates = list(order[:count])
-    chosen = choose_region(
-        fleet, endpoints, np.array(candidates, np.int32), np.array(waiting, np.int64), THRESHOLD, NOW_S
-    )
+    chosen = choose_region(fleet, endpoints, np.array(candidates, np.int32), np.array(waiting, np.int64), 0.7, NOW_S)
     assert chosen == plain_choice(pressures, candidates)
 
 

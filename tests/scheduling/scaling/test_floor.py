@@ -46,7 +46,7 @@ def test_a_plan_to_shrink_does_not_hold_it_back(name):
         ({"use": 1.3, "coming": 1}, 1),
         ({"use": inf, "ready": 0, "coming": 2, "waiting": 5}, 0),
         ({"use": inf, "ready": 0, "min_instances": 0, "waiting": 5}, 1),
-        ({"use": inf, "ready": 0, "min_instances": 0}, 1),  # somebody asked within the last minute
+        ({"use": inf, "ready": 0, "min_instances": 0}, 1),  # there was demand within the last minute
         ({"use": inf, "ready": 0, "min_instances": 0, "since_change_s": 14.0}, 0),
         ({"use": inf, "ready": 0, "min_instances": 0, "tokens_per_s": 0.0}, 0),
         ({"use": 0.1, "ready": 1}, 1),  # fewer than it must have

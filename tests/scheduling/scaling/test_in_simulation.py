@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scheduling.fleet.profile import Profile
 from scheduling.lookahead.maps import add, allocate, finish, token
 from scheduling.lookahead.rule import LookAheadRule
+from scheduling.policy import EndpointPolicy
 from scheduling.routing.regions import filled
 from scheduling.scaling import FLOOR, Advice, Floored, Reactive, make_strategy
 from scheduling.scaling.reactive import reactive_move
@@ -151,7 +152,8 @@ def test_what_is_an_overload_is_each_endpoint_s_own_rule():
         ("m", "north"): LookAheadRule(iterations=1),
     }
     requests = make_requests(np.zeros(60), 200, 100, region=np.arange(60) % 3)
-    simulation = Simulation(Cluster(specs, look_ahead=rules), requests)
+    policies = {key: EndpointPolicy(look_ahead=rule) for key, rule in rules.items()}
+    simulation = Simulation(Cluster(specs, policies=policies), requests)
     control = Control(simulation, make_strategy("preserve"), bounds=Bounds(1, 5))
     simulation.advance(1.0)
     east, west, north = control.views(simulation)
@@ -229,9 +231,9 @@ def test_moves_are_carried_out_and_recorded():
         (0, 0, 3, 3),
         (0, 1, -1, -1),
     ]
-    assert run.result.counters["scale_outs"] == 3
+    assert run.counters["scale_outs"] == 3
     assert advisor.made_s == [0.0]
-    ready_s = run.result.state_s[:, State.READY]
+    ready_s = run.state_s[:, State.READY]
     assert (ready_s[:5] > 150).all()
     assert ready_s[5] == 0
 
@@ -276,12 +278,12 @@ def test_the_same_run_twice_is_the_same_and_within_bounds(name):
 
     first, second = once(), once()
     assert first.moves == second.moves
-    assert (first.result.outcomes == second.result.outcomes).all()
-    for change in first.result.changes:
+    assert (first.outcomes == second.outcomes).all()
+    for change in first.changes:
         assert change["time_s"] <= 150.0
     serving = {0: 2, 1: 2}
     coming = {State.READY, State.RECLAIMING}
-    for change in first.result.changes.tolist():
+    for change in first.changes.tolist():
         _, _, endpoint, before, after = change
         serving[endpoint] += (after in coming) - (before in coming)
         assert 0 <= serving[endpoint] <= 5
@@ -302,7 +304,7 @@ def test_the_floor_is_under_a_plan_that_starves_and_can_be_left_out():
     with_floor, without = waiting(FLOOR), waiting(None)
     assert without.moves == []
     assert {each.reason[:7] for each in with_floor.moves} == {"Floor: "}
-    assert np.nanmean(with_floor.result.outcomes["queue_s"]) < np.nanmean(without.result.outcomes["queue_s"])
+    assert np.nanmean(with_floor.outcomes["queue_s"]) < np.nanmean(without.outcomes["queue_s"])
 
 
 def test_silos_do_not_take_from_each_other():
@@ -318,8 +320,8 @@ def test_silos_do_not_take_from_each_other():
     requests = make_requests(np.arange(400) / 12.0, 200, 100, model=0)
     separate = run_strategy(both, requests, make_strategy("siloed"), bounds=Bounds(1, 5))
     shared = run_strategy(both, requests, make_strategy("reactive"), bounds=Bounds(1, 5))
-    assert separate.result.counters["redeploys"] == 0
-    assert shared.result.counters["redeploys"] > 0
+    assert separate.counters["redeploys"] == 0
+    assert shared.counters["redeploys"] > 0
 
 
 def test_bounds_are_checked():
@@ -354,7 +356,7 @@ def mean_use(requests, engine: EngineConfig, instances: int = 1, seconds: int = 
 def test_use_of_an_instance_that_mostly_reads_prompts_is_the_share_of_what_it_can_serve(load):
     engine = EngineConfig(128, 8192, 16, 30_000, "fcfs", 32_768, CODE)
     done = run_strategy(Cluster([InstanceSpec("m", "r", engine)]), code_like(2000, 1e4), make_strategy("reactive"))
-    rate = 2000 / float(np.nanmax(done.result.outcomes["e2e_s"]))
+    rate = 2000 / float(np.nanmax(done.outcomes["e2e_s"]))
     assert mean_use(code_like(round(600 * rate * load), rate * load), engine) == pytest.approx(load, abs=0.08)
 
 

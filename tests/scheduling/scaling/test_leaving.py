@@ -1,4 +1,4 @@
-"""How long who is busy keeps the GPUs that it shares, beside draws of the same."""
+"""How long a busy instance keeps GPUs that it shares, against draws."""
 
 import math
 

@@ -48,7 +48,7 @@ def test_never_beyond_the_bounds_and_always_with_a_sentence(name, floored, seen,
 
 
 @given(st.sampled_from(list(STRATEGIES)), views, advices, st.floats(0, 9000))
-def test_decides_alike_each_time_it_is_made_anew(name, one, advised, now_s):
+def test_a_new_strategy_decides_alike(name, one, advised, now_s):
     first, second = (make_strategy(name).decide(now_s, [one], [advised]) for _ in range(2))
     assert first == second
 
@@ -127,7 +127,7 @@ class TestPatience:
         assert move.reason == "Use is 10%, below 30% for 60 s: 4 → 3 instances, lent out as spot once drained."
 
     @pytest.mark.parametrize("changes", [{"use": 0.3}, {"waiting": 1}])
-    def test_it_begins_anew_when_it_is_not(self, changes):
+    def test_the_minute_starts_again_when_it_is_not(self, changes):
         strategy = make_strategy("reactive")
         assert self.decide(strategy, 0.0) == []
         assert self.decide(strategy, 30.0, **changes) == []
@@ -219,7 +219,7 @@ def test_lt_ua_is_lt_u_before_the_last_twenty_minutes(one, target, now_s):
 
 @pytest.mark.parametrize(("until_s", "next_plan_s"), [(600.0, 60.0), (60.0, None)])
 def test_lt_ua_of_a_short_decision_window_acts_on_the_gap_in_its_last_third(until_s, next_plan_s):
-    """Plans made anew every minute would else be in their last 20 minutes all the time."""
+    """Plans made every minute would otherwise be in their last 20 minutes all the time."""
     short = advice(4, until=until_s, next_plan_s=next_plan_s)
     one = view(ready=4, tokens_per_s=100.0, use=0.4)
     assert only("lt_ua", one, short, now_s=39.0)[0] == 0
@@ -303,7 +303,7 @@ def test_preserve_eases_once_a_window_when_all_maps_have_been_low():
 
 
 @pytest.mark.parametrize("changes", [{"peak_kv_most": 0.3}, {"waiting": 1}, {"coming": 1}])
-def test_preserve_begins_to_count_anew_when_a_map_is_high_or_something_waits_or_comes(changes):
+def test_preserve_starts_to_count_again_when_a_map_is_high_or_something_waits_or_comes(changes):
     strategy = make_strategy("preserve")
     assert strategy.decide(0.0, [view(ready=2)], [advice(2)]) == []
     assert eased(strategy, 5.0, advice(2), **changes) == []

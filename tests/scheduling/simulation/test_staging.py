@@ -53,8 +53,9 @@ floor_cooldown_s = 60
 swap_by_queue = false
 [classes.iw]"""
     made = staged(tmp_path, RIGHT.replace("[classes.iw]", own))
-    assert made.cluster.threshold == {("m", "east"): 0.5, ("m", "west"): 0.5}
-    assert made.cluster.swap_by_queue == {("m", "east"): True, ("m", "west"): False}
+    east, west = made.cluster.policy(("m", "east")), made.cluster.policy(("m", "west"))
+    assert (east.region_threshold, west.region_threshold) == (0.5, 0.5)
+    assert (east.swap_by_queue, west.swap_by_queue) == (True, False)
     assert made.scaled is not None
     assert made.scaled.floor == {("m", "east"): Floor(0.8, 15.0), ("m", "west"): Floor(0.8, 60.0)}
     result = made.run().result
@@ -133,9 +134,9 @@ def test_a_bundle_gives_every_policy_of_its_models(tmp_path: Path, given: list[t
         text = text.replace(old, new)
     made, scenario = staged(tmp_path, text), load_scenario(tmp_path / "scenario.toml")
     for key in made.cluster.endpoints:
-        assert made.cluster.of(made.cluster.routing, key) == "preserve"
-        assert made.cluster.of(made.cluster.ordering, key) == "fcfs"
-        assert made.cluster.of(made.cluster.threshold, key) == 0.7
+        assert made.cluster.policy(key).routing == "preserve"
+        assert made.cluster.policy(key).ordering == "fcfs"
+        assert made.cluster.policy(key).region_threshold == 0.7
         assert made.scaled is not None
         assert made.scaled.strategies[key].name == "preserve"
         assert made.scaled.bounds[key] == Bounds(1, 4)
@@ -146,8 +147,9 @@ def test_what_is_said_beside_a_bundle_counts_more(tmp_path: Path) -> None:
     text = RIGHT.replace("[classes.iw]", "[policies]\nbundle = 'preserve'\nordering = 'priority'\n[classes.iw]")
     own = "[[endpoints]]\nmodel = 'm'\nregion = 'west'\nrouting = 'round_robin'\n[classes.iw]"
     made = staged(tmp_path, text.replace("[classes.iw]", own))
-    assert made.cluster.routing == {("m", "east"): "preserve", ("m", "west"): "round_robin"}
-    assert set(made.cluster.ordering.values()) == {"priority"}  # type: ignore[union-attr]
+    east, west = made.cluster.policy(("m", "east")), made.cluster.policy(("m", "west"))
+    assert (east.routing, west.routing) == ("preserve", "round_robin")
+    assert east.ordering == west.ordering == "priority"
     assert made.scaled is not None
     assert {each.name for each in made.scaled.strategies.values()} == {"reactive"}  # of [scaling]
 
@@ -283,11 +285,12 @@ def test_what_the_cluster_refuses_is_named(tmp_path: Path, lines: str, message: 
 def test_how_far_is_looked_ahead_is_said_for_all_endpoints_or_for_some(tmp_path: Path) -> None:
     for_all = "[policies.look_ahead]\niterations = 50\noverload_above = 0.5\n"
     cluster = staged(tmp_path, RIGHT.replace("[demand]", for_all + "[demand]")).cluster
-    assert {cluster.of(cluster.look_ahead, key) for key in cluster.endpoints} == {LookAheadRule(50, overload_above=0.5)}
+    rule = LookAheadRule(50, overload_above=0.5)
+    assert all(cluster.policy(key).look_ahead == rule for key in cluster.endpoints)
     model, region = cluster.endpoints[0]
     own = f"[[endpoints]]\nmodel = '{model}'\nregion = '{region}'\nlook_ahead = {{ beta = 2.0 }}\n"
     cluster = staged(tmp_path, RIGHT.replace("[demand]", own + for_all + "[demand]")).cluster
-    assert cluster.of(cluster.look_ahead, (model, region)) == LookAheadRule(beta=2.0)
+    assert cluster.policy((model, region)).look_ahead == LookAheadRule(beta=2.0)
 
 
 @pytest.mark.parametrize("name", ["small", "day_with_bursts"])

@@ -6,9 +6,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from controlplane.simulation.whatif import services
+from controlplane.simulation.whatif import services, working
 from controlplane.simulation.whatif.models import Counterfactual, Future, FutureSeed, TraceFile, TwinError, WhatIf
-from controlplane.simulation.whatif.runs import working
 from tests.scheduling.simulation.test_scenario import RIGHT
 
 
@@ -37,7 +36,7 @@ def scenario_run(actor: Any, title: str) -> WhatIf:
 
 
 def furnish(title: str, text: str, now: datetime) -> None:
-    """A row of each kind, with *text* where somebody wrote one."""
+    """A row of each kind, with *text* where a user wrote one."""
     what_if = WhatIf.objects.create(title=title)
     future = Future.objects.create(what_if=what_if, letter="A", name="As now")
     FutureSeed.objects.create(future=future, seed=1, error=text)

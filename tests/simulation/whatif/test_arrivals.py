@@ -11,7 +11,7 @@ from controlplane.accounts.models import Tenant
 from controlplane.fleet.models import SloClass
 from controlplane.gateway.models import LedgerRow, Outcome
 from controlplane.planning.models import Forecast
-from controlplane.simulation.whatif import estimate
+from controlplane.simulation.whatif import timing
 from controlplane.simulation.whatif.arrivals import drawn, forecast_arrivals, recent, recorded
 from controlplane.simulation.whatif.changes.applying import parsed
 
@@ -39,7 +39,7 @@ def arrivals(*streams, horizon_s: float = 1200.0):
 
 def test_the_mean_over_seeds_is_the_forecast_and_seeds_differ_within_the_band():
     counts = np.array([len(drawn(arrivals(stream()), seed)) for seed in range(60)])
-    # The second window goes on: 1,200 s at 2 requests a second, between 80 % bounds of 1 and 3, drawn within the 95 %.
+    # The second window continues: 1,200 s at 2 requests a second, between 80 % bounds of 1 and 3, drawn within the 95 %.
     assert counts.mean() == pytest.approx(2400, rel=0.15)
     assert counts.min() > 2400 * (1 - 0.5 * 1.96 / 1.2816) - 200
     assert counts.max() < 2400 * (1 + 0.5 * 1.96 / 1.2816) + 200
@@ -205,12 +205,12 @@ def test_recorded_requests_are_those_of_the_ledger(rows):
 
 def test_an_estimate_counts_what_edits_of_demand_add():
     start = SimpleNamespace(arrivals=arrivals(stream(), stream(model="n")), scenario={}, at=datetime.now(UTC))
-    whole = estimate._requests(start, 1200.0, [])
+    whole = timing._requests(start, 1200.0, [])
     assert whole == len(drawn(start.arrivals, 1))
     twice = {"kind": "demand", "edit": "factor", "by": 2.0}
-    assert estimate._requests(start, 1200.0, parsed([twice])) == 2 * whole
-    of_one = estimate._requests(start, 1200.0, parsed([twice | {"models": ["n"]}]))
+    assert timing._requests(start, 1200.0, parsed([twice])) == 2 * whole
+    of_one = timing._requests(start, 1200.0, parsed([twice | {"models": ["n"]}]))
     assert whole < of_one < 2 * whole
     evenly = SimpleNamespace(arrivals={"kind": "clients"}, scenario={"clients": [{"requests_per_s": 2.0}]})
     burst = {"kind": "demand", "edit": "burst", "by": 3.0, "from_s": 0.0, "until_s": 300.0}
-    assert estimate._requests(evenly, 600.0, parsed([burst])) == 2400
+    assert timing._requests(evenly, 600.0, parsed([burst])) == 2400

@@ -7,10 +7,9 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from controlplane.events.models import Event
-from controlplane.simulation.whatif import selectors, services
+from controlplane.simulation.whatif import selectors, services, working
 from controlplane.simulation.whatif.management.commands import whatif
 from controlplane.simulation.whatif.models import FutureSeed, WhatIfState
-from controlplane.simulation.whatif.runs import working
 from tests.simulation.whatif import rows
 
 pytestmark = pytest.mark.django_db
@@ -58,7 +57,7 @@ def test_it_is_cancelled_and_resumed_here(asked):
 
 @pytest.mark.parametrize(("every_s", "looks"), [(0.0, 3), (3600.0, 0)])
 def test_who_waits_looks_after_runs_now_and_then(asked, monkeypatch, every_s, looks):
-    """Not at every look at how far it is: each time all that waits is sent for again."""
+    """Not at every poll of its progress: each time all that waits is sent for again."""
     states, looked = ["running"] * 3 + ["done"], []
     progress = selectors.progress
     monkeypatch.setattr(selectors, "progress", lambda pk: progress(pk) | {"state": states.pop(0)})
@@ -92,6 +91,6 @@ def test_ctrl_c_leaves_it_to_workers_and_says_how_to_cancel(asked, monkeypatch, 
         said(str(asked.pk))
     assert left.value.code == 130
     text = capsys.readouterr().err
-    assert f"What-if {asked.pk} goes on where workers run." in text
+    assert f"What-if {asked.pk} continues where workers run." in text
     assert f"manage.py whatif --cancel {asked.pk}" in text
     assert state(asked) == WhatIfState.QUEUED

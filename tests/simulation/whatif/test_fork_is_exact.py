@@ -37,9 +37,9 @@ WATCHED_S = float(os.environ.get("FORK_WATCHED_S", "90"))
 INSTANCES, SEQUENCES = 3, 4
 PER_S = 2.2
 ALONE = WATCHED_S >= 600
-"""The long run has the machine for itself, the short one runs beside other tests."""
+"""The long run has the machine for itself, the short one runs next to other tests."""
 MOST = 0.10 if ALONE else 0.20
-"""Of TTFT. In a minute or two beside others up to 14 % were measured, in ten minutes 0.3 and 4.5 %."""
+"""Of TTFT. In a minute or two next to others up to 14 % were measured, in ten minutes 0.3 and 4.5 %."""
 TOKENS_BETWEEN_COUNTS = 2 * SEQUENCES
 """By which what is left to compute may differ: of each sequence on both instances the token of a step."""
 STEP_S = 0.13
@@ -184,7 +184,7 @@ async def test_a_fork_does_what_the_fleet_did(transactional_db, monkeypatch, ord
             for each in (placed[leading], outcomes["instance"][leading])
         ]
         near = any(between) or abs(scores[rows[leading].instance] - scores[other]) <= TOKENS_BETWEEN_COUNTS
-        # Beside other tests a step of an instance is late by more than that, and the fleet and the simulation see different
+        # With other tests running a step of an instance is late by more than that, and fleet and simulation see different
         # loads: the decisions are judged in the long run, which has the machine for itself.
         assert near or ordering == "qlm" or not ALONE, (
             "by QLM an instance pulls from its own queue, whatever it has left"

@@ -160,7 +160,7 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
     at_night_but([("qlm", 151.1, 0.9)], [("fcfs", 135.7, 0.9), ("qlm", 151.1, 0.9), ("ssjf", 135.7, 0.9)]),
 )
 def test_prompts_in_several_chunks_go_on_where_they_were(db, ordering, at_s, per_s):
-    """No engine says how far they are: it is found from when it gave tokens, and every decision is the same again."""
+    """No engine reports their progress: it is inferred from when it gave tokens, and every decision is the same again."""
     make_fleet("join_shortest_queue", ordering, requests_ahead_limit=0, max_num_batched_tokens=256)
     Instance.objects.update(kv_capacity_tokens=16 * 4096)
     both = fork_and_go_on(at_s, per_s, longest=1500)

@@ -38,11 +38,11 @@ def test_the_last_hour_by_the_region_of_the_callers():
     minute(5, slo_class="spare", requests=4, prompt_tokens=777)
     minute(7, region="west", requests=1, output_tokens=120)
     past = past_demand(AT)
-    assert [(row["model"], row["region"]) for row in past] == [("m", "east"), ("m", "west")]
+    assert [(each.model, each.region) for each in past] == [("m", "east"), ("m", "west")]
     east, _ = past
-    assert (east["prompt"][-1], east["output"][-1], east["requests"][-1]) == (660, 66, 4)
-    assert (east["prompt"][0], sum(east["prompt"]), sum(east["requests"])) == (6, 666, 5)
-    assert east["other"][-6] == sum(east["other"]) == 1800
+    assert (east.prompt[-1], east.output[-1], east.requests[-1]) == (660, 66, 4)
+    assert (east.prompt[0], sum(east.prompt), sum(east.requests)) == (6, 666, 5)
+    assert east.other[-6] == sum(east.other) == 1800
     arrays = as_arrays(past, [("m", "west"), ("n", "west"), ("m", "east")])
     assert arrays.prompt.shape == (3, MINUTES)
     assert arrays.output[0, -8] == 2.0  # a second
@@ -51,7 +51,7 @@ def test_the_last_hour_by_the_region_of_the_callers():
 
 
 def first_forecast(past, **forecast):
-    """Of the plan that is made at the begin, tokens a second by endpoint."""
+    """Tokens a second by endpoint of the first plan."""
     scenario = rows.start(
         scaling={"strategy": "lt_ua", "min_instances": 1, "max_instances": 4},
         forecast=forecast,
@@ -61,7 +61,7 @@ def first_forecast(past, **forecast):
     staged = stage_start(start, Scenario.model_validate(start.scenario), 1)
     planner = planner_of(Scenario.model_validate(start.scenario), Path("scenario"), staged)
     staged.run(advisor=planner)
-    plan = planner.plans[0]
+    plan = planner.made[0]
     assert plan.demand.start_s == 0.0
     return {key: each.mean for key, each in plan.demand.of.items()}
 

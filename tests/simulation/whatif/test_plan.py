@@ -14,12 +14,10 @@ from controlplane.gateway.models import LedgerRow
 from controlplane.planning import bundles, services
 from controlplane.planning.execution import live_views, plan_rollout
 from controlplane.planning.models import WHAT_IF, ScalingPlan, ScalingPolicy
-from controlplane.simulation.whatif import plan, selectors
+from controlplane.simulation.whatif import counterfactual, plan, selectors, working
 from controlplane.simulation.whatif import services as what_ifs
 from controlplane.simulation.whatif.arrivals import drawn
 from controlplane.simulation.whatif.models import Counterfactual, FutureSeed, WhatIf
-from controlplane.simulation.whatif.results import following
-from controlplane.simulation.whatif.runs import counterfactual, working
 from controlplane.simulation.whatif.start import Start, stage_start
 from scheduling.simulation.scenario import Scenario
 from tests.simulation.whatif import rows
@@ -121,7 +119,7 @@ def test_one_that_misses_its_target_in_every_seed_is_confirmed_first(asked, oper
 
 def test_a_future_that_assumed_another_world_is_not_compared_with_this_one(asked, operator, make_request):
     plan.make_plan(asked, "D", operator)
-    came = following.followed(WhatIf.objects.get(pk=asked.pk))
+    came = plan.followed(WhatIf.objects.get(pk=asked.pk))
     assert len(came["assumed"]) == 1
     assert (came["predicted_slo_met"], came["predicted_ttft_p95_ms"]) == (None, None)
     assert {each["predicted"] for each in came["instances"]} == {None}
@@ -136,7 +134,7 @@ def test_it_is_refused_where_what_it_rests_on_has_gone(asked, operator, deployme
     with pytest.raises(ActionError, match="Since it began, this has changed: routing of"):
         plan.make_plan(asked, "B", operator)
     Deployment.objects.update(active=False)
-    assert plan.obstacles(asked, future)[0] == f"{MODEL} is not served any more"
+    assert plan.obstacles(asked, future)[0] == f"{MODEL} is no longer served"
     assert not ScalingPolicy.objects.exists()
 
 
@@ -153,14 +151,14 @@ def test_a_future_that_is_not_done_is_refused(asked, operator):
 
 
 def test_it_is_followed(asked, operator, make_request):
-    assert following.followed(asked) is None
+    assert plan.followed(asked) is None
     made = plan.make_plan(asked, "B", operator)
     now = timezone.now()
     for number in range(10):
         make_request(arrived_at=now, slo_met=number > 0, ttft_ms=100.0 * number)
     WhatIf.objects.update(plan={**made.plan, "at": (now - timedelta(minutes=1)).isoformat()})
     made.refresh_from_db()
-    seen = following.followed(made)
+    seen = plan.followed(made)
     assert LedgerRow.objects.count() == seen["requests"] == 10
     assert seen["slo_met"] == 0.9
     assert seen["ttft_p95_ms"] == pytest.approx(855.0)
@@ -189,26 +187,26 @@ def test_its_plans_are_approved_carried_out_and_followed(asked, fleet_admin, dep
     monkeypatch.setattr(services, "notify_workers", lambda: True)
     monkeypatch.setattr(live_views, "read", lambda: None)
     made = plan.make_plan(asked, "C", fleet_admin)
-    seen = following.followed(made)
+    seen = plan.followed(made)
     assert [(each["status"], each["moves"]) for each in seen["plans"]] == [("advice", 0)]
     (place,) = seen["instances"]
     assert (place["began"], place["ready"], place["starting"]) == (1, 1, 0)
     services.approve(ScalingPlan.objects.get(), fleet_admin, "the what-if asks for it")
     (move,) = plan_rollout.apply_plans(timezone.now())
     assert (move.delta, move.strategy, move.plan_id) == (1, WHAT_IF, made.plan["plans"][0])
-    seen = following.followed(made)
+    seen = plan.followed(made)
     assert [(each["status"], each["moves"]) for each in seen["plans"]] == [("carried_out", 1)]
     (place,) = seen["instances"]
     assert (place["ready"], place["starting"]) == (1, 1)
     started = Instance.objects.get(name=move.instance)
     for state in (InstanceState.LOADING, InstanceState.READY):
         fleet.move(started, state, actor="test", reason="it starts")
-    (place,) = following.followed(made)["instances"]
+    (place,) = plan.followed(made)["instances"]
     assert (place["ready"], place["starting"]) == (2, 0)
-    steps = following.ready_since(made)
+    steps = plan.ready_since(made)
     assert [count for _, count in steps] == [1, 2, 2]
     assert steps == sorted(steps)
-    assert following.ready_since(made, "elsewhere")[-1][1] == 0
+    assert plan.ready_since(made, "elsewhere")[-1][1] == 0
 
 
 @pytest.mark.nightly

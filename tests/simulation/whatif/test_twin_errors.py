@@ -1,4 +1,4 @@
-"""How far the simulator is from what the ledger measured."""
+"""Errors of the simulator against the ledger's measurements."""
 
 from datetime import timedelta
 from types import SimpleNamespace

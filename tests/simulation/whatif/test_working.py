@@ -9,10 +9,10 @@ from django.utils import timezone
 
 from controlplane.events.models import Event
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.simulation.whatif import selectors, services
+from controlplane.simulation.whatif import selectors, services, working
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
-from controlplane.simulation.whatif.runs import packing, working
+from controlplane.simulation.whatif.results import curves_of
 from controlplane.simulation.whatif.start import Start, stage_start
 from scheduling.simulation.staging.scaling import follows_plans
 from tests.simulation.whatif import rows
@@ -39,7 +39,7 @@ def asked(operator) -> WhatIf:
 
 def results(row: WhatIf) -> dict[tuple[str, int], tuple[dict, dict]]:
     runs = FutureSeed.objects.filter(future__what_if=row).select_related("future")
-    return {(run.future.letter, run.seed): (run.result, packing.curves_of(run.curves)) for run in runs}
+    return {(run.future.letter, run.seed): (run.result, curves_of(run.curves)) for run in runs}
 
 
 def test_every_future_runs_with_every_seed(asked, sent, django_capture_on_commit_callbacks):

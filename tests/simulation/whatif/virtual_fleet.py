@@ -62,7 +62,7 @@ class Course:
 
 
 class VirtualFleet:
-    """*count_s*: how often the dispatcher hears how far streams have come; 0 for at once."""
+    """*count_s*: period at which the dispatcher counts streamed tokens; 0 for at once."""
 
     def __init__(self, model: str, round_trip_s: float, count_s: float = 0.0) -> None:
         self.model, self.round_trip_s, self.count_s = model, round_trip_s, count_s
@@ -104,7 +104,7 @@ class VirtualFleet:
         return msgspec.json.decode(msgspec.json.encode(self.snapshot()), type=FleetState)
 
     def report(self) -> dict[int, float]:
-        """Have the dispatcher hear how far streams have come; when each was heard of last."""
+        """Have the dispatcher count streamed tokens; when each request streamed last."""
         moved = []
         for number in self.streaming:
             course = self.courses[number]

@@ -1,4 +1,4 @@
-"""Real Celery workers for what-ifs, as processes of their own, with a database and a Redis of their own."""
+"""Real Celery workers for what-ifs, as separate processes, with a separate database and Redis."""
 
 import json
 import os
@@ -23,7 +23,7 @@ class Place:
 
     @classmethod
     def new(cls, folder: Path, redis_port: int) -> "Place":
-        """With a database of its own in *folder*."""
+        """With a separate database in *folder*."""
         values = {
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
             "PILOTHOUSE_STATE_DIR": str(folder),
@@ -58,7 +58,7 @@ class Place:
 
     @contextmanager
     def worker(self, name: str, processes: int = 1) -> Iterator["subprocess.Popen[bytes]"]:
-        """A Celery worker that makes runs, in a process group of its own."""
+        """A Celery worker that makes runs, in a separate process group."""
         command = [sys.executable, "-m", "celery", "-q", "-A", "workers.celery", "worker", "--queues", "simulation"]
         command += ["--concurrency", str(processes), "--hostname", f"{name}@%h", "--loglevel", "WARNING"]
         command += ["--without-mingle", "--without-gossip", "--without-heartbeat"]
@@ -73,7 +73,7 @@ class Place:
 
 @contextmanager
 def place(folder: Path) -> Iterator[Place]:
-    """A new place with a Redis of its own, which ends with it."""
+    """A new place with a separate Redis, which ends with it."""
     port = free_port()
     redis = own_redis()
     command = [redis.binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]

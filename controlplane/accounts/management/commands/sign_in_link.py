@@ -1,4 +1,4 @@
-"""`manage.py sign_in_link USER`: a one-time link for somebody who has no password, or has forgotten it."""
+"""`manage.py sign_in_link USER`: a one-time link for a user without a password, or who has forgotten it."""
 
 from datetime import timedelta
 

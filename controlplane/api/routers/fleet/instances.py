@@ -75,11 +75,11 @@ class CommandOut(RowSchema):
 
 class InstanceDetail(InstanceOut):
     possible_actions: list[Action]
-    """What may be asked of it in its present state."""
+    """Actions that its state allows."""
     commands: list[CommandOut]
     """The newest ten."""
     engine: dict[str, Any]
-    """What its server is, as measured: version, arguments, KV cache in tokens and blocks, memory in bytes."""
+    """The server as measured: version, arguments, KV cache in tokens and blocks, memory in bytes."""
 
     @staticmethod
     def resolve_possible_actions(row: Any) -> list[Action]:
@@ -92,7 +92,7 @@ class InstanceDetail(InstanceOut):
 
 class ActionOut(Described):
     message: str
-    """What happened, in one sentence."""
+    """The result, in one sentence."""
     instance: InstanceOut
 
 
@@ -166,7 +166,7 @@ def get_instance_log(request: ApiRequest, name: str, lines: int = QueryParam(200
 def act_on_instance(request: ApiRequest, name: str, action: Action, body: ActionIn) -> Status[dict[str, Any]]:
     """Drain, resume, start, stop, sleep or wake. 409 when the instance's state does not allow it.
 
-    What a worker must do goes on after this answer: watch `state`, or the commands of the instance.
+    Work of a worker continues after this response: watch `state`, or the commands of the instance.
     """
     user = request.auth.require(Role.OPERATOR)
     row = get_object_or_404(selectors.instances(), name=name)

@@ -29,20 +29,19 @@ from controlplane.fleet.models import (
     GpuType,
     Model,
     Node,
-    OrderingPolicy,
     Region,
     RegionLatency,
-    RoutingPolicy,
     SloClass,
     SloKind,
 )
+from scheduling.policy import COLUMNS
 
 router = Router(auth=VIEWERS, tags=["Inventory"])
 
 
 class MessageOut(Described):
     message: str
-    """What happened, in one sentence."""
+    """The result, in one sentence."""
 
 
 class RegionOut(RowSchema):
@@ -93,17 +92,13 @@ class DeploymentOut(RowSchema):
     class Meta:
         model = Deployment
         fields = ("id", "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances",
-                  "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "ordering_stretch",
-                  "queue_bound", "vllm_args", "active")  # fmt: skip
+                  "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", *COLUMNS,
+                  "vllm_args", "active")  # fmt: skip
 
     instances_total: int
     """Instances that are not stopped."""
     instances_ready: int
     expected_kv_tokens: int
-    routing_policy: RoutingPolicy
-    ordering_policy: OrderingPolicy
-    requests_ahead_limit: int | None
-    """Requests that an instance is given beyond what it runs; null: as many as is measured."""
     environment: dict[str, str]
     secret_names: list[str]
     """Environment variables whose values are not shown."""
@@ -172,7 +167,7 @@ RESOURCES = (
 
 
 class Reasoned(BaseModel):
-    """What every body has, whatever else."""
+    """Common fields of bodies."""
 
     reason: str
 
@@ -308,7 +303,7 @@ def add_cordon(path: str, word: str, model: type[Node] | type[Region]) -> None:
         carry_out.__name__, carry_out.__doc__ = f"{verb}_{word}", about
         router.post(f"/{path}/{{name}}/{verb}", response=MessageOut)(carry_out)
 
-    operation("cordon", fleet.cordon, "Nothing is started there any more; what runs goes on. 409 if it is cordoned.")
+    operation("cordon", fleet.cordon, "Nothing new is started there; running instances stay. 409 if it is cordoned.")
     operation("uncordon", fleet.uncordon, "Instances may be started there again. 409 if it is not cordoned.")
 
 

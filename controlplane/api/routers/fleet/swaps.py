@@ -21,7 +21,7 @@ class SwapOut(RowSchema):
 
     to: str = Field(alias="instance.name")
     gave_way: str | None
-    """Who was awake; null if nobody was."""
+    """The instance that was awake; null for none."""
     state: SwapState
     tier: Tier
     """Where the weights came from."""
@@ -38,9 +38,9 @@ class SwapMemberOut(Described):
     tier: Tier
     """Where its weights are."""
     swap_s: float = Field(alias="seconds")
-    """What a swap to it takes when nothing runs any more on who is awake."""
+    """Time of a swap to it once the awake instance is drained."""
     measured: bool = Field(alias="is_measured")
-    """Whether that is the median of measured times; else it is reckoned from the size of the weights."""
+    """Whether that is the median of measured times; else it is computed from the size of the weights."""
 
 
 class SwapGroupOut(Described):

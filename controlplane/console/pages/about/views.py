@@ -88,8 +88,7 @@ def poll_lag_s(heartbeats: list[float | None], ts: float | None) -> float | None
 @fleet_role(Role.VIEWER)
 def about(request: HttpRequest) -> HttpResponse:
     state = hub.state()
-    table = state.tables["instances"]
-    reachable = [at for at, ok in zip(table["heartbeat_at"], table["reachable"], strict=True) if ok]
+    reachable = [row["heartbeat_at"] for row in state.tables["instances"] if row["reachable"]]
     waiting = InstanceCommand.objects.open().count()
     context = {
         "pilothouse": __version__,

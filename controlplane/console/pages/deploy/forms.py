@@ -1,84 +1,55 @@
-"""The form of the deploy page: what an operator knows of hardware, model and deployment, in GB and tokens."""
+"""The form of the Deploy page, made from the fields of `DeployRequest`."""
 
 from collections.abc import Iterator
-from dataclasses import fields
-from typing import Any
+from decimal import Decimal
+from typing import Any, get_args
 
+from annotated_types import Ge, Gt, Le, MaxLen
 from django import forms
-from django.core.validators import MaxValueValidator, MinValueValidator
 from django.forms import BoundField
+from pydantic.fields import FieldInfo
 
-from controlplane.fleet.inventory.deploy import Wanted, usual_launcher
+from controlplane.fleet.inventory.deploy import BITS, DeployRequest, usual_launcher
 from controlplane.fleet.models import GpuType, Instance, Launcher, Model, Region
-from controlplane.fleet.validators import validate_host
 
-BITS = ((16, "16 bits (BF16, FP16)"), (8, "8 bits (FP8, INT8)"), (4, "4 bits (AWQ, GPTQ, FP4)"))
-
-
-def count(label: str, initial: int | None = None, most: int = 32_767, least: int = 1, help_text: str = "") -> Any:
-    return forms.IntegerField(
-        label=label,
-        initial=initial,
-        required=initial is not None,
-        min_value=least,
-        max_value=most,
-        help_text=help_text,
-    )
+WIDGETS = {int: forms.IntegerField, float: forms.FloatField, Decimal: forms.DecimalField, str: forms.CharField}
+SMALLEST = 1e-6
+"""Stands in for a limit that is excluded, which forms do not have."""
 
 
-def size(label: str, help_text: str = "") -> Any:
-    return forms.FloatField(label=label, required=False, min_value=1e-6, max_value=1e6, help_text=help_text)
+def form_field(name: str, declared: FieldInfo) -> forms.Field:
+    """The field of the form for one of `DeployRequest`."""
+    kind = next((one for one in get_args(declared.annotation) if one in WIDGETS), declared.annotation)
+    given = declared.default not in (None, "")
+    options: dict[str, Any] = {
+        "label": declared.title,
+        "help_text": declared.description or "",
+        "initial": declared.default if given and name != "address" else None,
+        "required": declared.is_required() or (given and name != "address"),
+    }
+    if name == "bits":
+        return forms.TypedChoiceField(choices=BITS.items(), coerce=int, **options)
+    if name in ("launcher", "share_gpus_with"):
+        return forms.ChoiceField(choices=(), **options | {"required": name == "launcher"})
+    for limit in declared.metadata:
+        match limit:
+            case Ge(ge=low):
+                options["min_value"] = low
+            case Gt():
+                options["min_value"] = SMALLEST
+            case Le(le=high):
+                options["max_value"] = high
+            case MaxLen(max_length=length):
+                options["max_length"] = length
+    if name in ("region", "gpu_type"):
+        return forms.SlugField(**options)
+    if kind is Decimal:
+        options |= {"max_digits": 8, "decimal_places": 4}
+    return WIDGETS[kind](**options)  # type: ignore[index,no-any-return]
 
 
 class DeployForm(forms.Form):
-    """The names of the fields are those of `Wanted`. Without JavaScript it works as it is; with it, the estimate follows."""
-
-    region = forms.SlugField(max_length=40, help_text="Existing region, or a name for a new one.")
-    gpu_type = forms.SlugField(label="GPU type", max_length=40, help_text="Such as h100-80gb.")
-    gpus = count("GPUs of a new node", 0, least=0, help_text="0 = use existing nodes.")
-    address = forms.CharField(
-        label="Address of the new node", max_length=255, required=False, validators=[validate_host]
-    )
-    usd_per_gpu_hour = forms.DecimalField(
-        label="$ per GPU-hour",
-        required=False,
-        min_value=0,
-        max_digits=8,
-        decimal_places=4,
-        help_text="For a GPU type that is new.",
-    )
-    model = forms.CharField(max_length=160, help_text="Name used in requests; existing models keep their sizes.")
-    source = forms.CharField(
-        max_length=255,
-        required=False,
-        help_text="Folder or repository that vLLM loads. Sizes left empty are read from it.",
-    )
-    parameters_billion = size("Parameters (billions)")
-    bits = forms.TypedChoiceField(label="Weight precision", choices=BITS, coerce=int, initial=16)
-    weights_gb = size("or weights (GB)")
-    layers = count("Layers", most=1_000)
-    active_parameters_billion = size("Active parameters (billions)", "Mixture of experts: those used per token.")
-    experts = count("Experts", most=100_000, help_text="Per layer.")
-    experts_per_token = count("Experts per token", most=100_000)
-    kv_heads = count("KV heads", most=1_000)
-    head_dim = count("Head size", most=10_000)
-    kv_kib_per_token = size("or KV cache (KiB per token)")
-    context_tokens = count("Context (tokens)", most=100_000_000, help_text="The longest prompt with its output.")
-    launcher = forms.ChoiceField(choices=())
-    tensor_parallel = count("GPUs per instance", 1, help_text="The tensor parallel degree.")
-    gpu_memory_utilization = forms.FloatField(
-        label="GPU memory used", initial=0.9, validators=[MinValueValidator(0.1), MaxValueValidator(1.0)]
-    )
-    max_num_seqs = count("Max concurrent requests", 64, help_text="vLLM's --max-num-seqs.")
-    min_instances = count("Min instances", 1, least=0)
-    max_instances = count("Max instances", 4)
-    share_gpus_with = forms.ChoiceField(
-        label="Share GPUs with",
-        required=False,
-        choices=(),
-        help_text="Only one of the two is awake at a time; the other sleeps.",
-    )
-    reason = forms.CharField(max_length=255, required=False, help_text="Kept with the event.")
+    """Without JavaScript it works as it is; with it, the estimate follows."""
 
     GROUPS = (
         ("Hardware", ("region", "gpu_type", "gpus", "address", "usd_per_gpu_hour")),
@@ -96,6 +67,8 @@ class DeployForm(forms.Form):
 
     def __init__(self, *args: Any, may_address: bool, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.fields |= {name: form_field(name, each) for name, each in DeployRequest.model_fields.items()}
+        self.fields["reason"] = forms.CharField(max_length=255, required=False, help_text="Kept with the event.")
         self.label_suffix = ""
         launchers = [choice for choice in Launcher.choices if choice[0] != Launcher.EXTERNAL]
         self.fields["launcher"].choices = launchers  # type: ignore[attr-defined]
@@ -113,7 +86,7 @@ class DeployForm(forms.Form):
 
     @property
     def names(self) -> dict[str, list[str]]:
-        """What there is, to choose from; GPU types that are only known too."""
+        """Existing names to choose from, and the known GPU types."""
         from scheduling.fleet.profile_estimate import GPUS
 
         return {
@@ -122,8 +95,8 @@ class DeployForm(forms.Form):
             "model": list(Model.objects.filter(active=True).values_list("name", flat=True)),
         }
 
-    def wanted(self) -> Wanted:
-        """What the valid fields say; those that are empty or wrong have the defaults, so that an estimate can be made."""
+    def wanted(self) -> DeployRequest:
+        """The request of the valid fields; others have their defaults, so that an estimate can be made."""
         given = {name: value for name, value in self.cleaned_data.items() if value not in (None, "")}
-        names = {field.name for field in fields(Wanted)}
-        return Wanted(**({"region": "", "gpu_type": "", "model": ""} | {k: v for k, v in given.items() if k in names}))
+        known = {name: value for name, value in given.items() if name in DeployRequest.model_fields}
+        return DeployRequest.model_construct(**{"region": "", "gpu_type": "", "model": ""} | known)

@@ -52,7 +52,7 @@ def deployed(request: HttpRequest, pk: int) -> HttpResponse:
     deployment = get_object_or_404(rows, pk=pk)
     instances = list(deployment.instances.exclude(state=InstanceState.STOPPED).order_by("pk"))
     context = {
-        **live_context(hub.state(), "overview,instances,events"),
+        **live_context(hub.state(), "instances,events"),
         "deployment": deployment,
         "instances": instances,
         "ready": any(instance.state == InstanceState.READY for instance in instances),

@@ -141,7 +141,7 @@ def _length(seconds: int) -> str:
 
 
 def _outlook_sentence(outlook: Outlook) -> str:
-    """What the chart says to who does not see it."""
+    """The chart in words, for screen readers."""
     parts = []
     if any(outlook.generated):
         parts.append("the first part is generated")

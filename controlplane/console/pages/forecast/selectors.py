@@ -1,4 +1,4 @@
-"""What the forecast page shows of one series, of all series, and of the backtests: built from rows, ready for a template."""
+"""The forecast page's data: one series, all series, and the backtests."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -184,7 +184,7 @@ def _until_now(starts: Sequence[datetime], window_s: int, now: datetime, asked: 
 
 
 def _split(known: Series, starts: Sequence[datetime], past: selectors.GeneratedPast | None) -> tuple[Series, Series]:
-    """What was counted, and what was generated."""
+    """Counted demand, and generated demand."""
     made_up = [past is not None and start < past.until for start in starts]
     actual = [None if made else value for value, made in zip(known, made_up, strict=True)]
     generated = [value if made else None for value, made in zip(known, made_up, strict=True)]
@@ -192,7 +192,7 @@ def _split(known: Series, starts: Sequence[datetime], past: selectors.GeneratedP
 
 
 def _capacity(starts: Sequence[datetime], window_s: int, now: datetime, asked: Asked) -> Series:
-    """What was capacity at the start of each window up to *now*, as it was kept then."""
+    """Capacity at the start of each window up to *now*, as recorded then."""
     if not asked.whole:
         return [None] * len(starts)
     # The window that runs now has what there is now.
@@ -217,7 +217,7 @@ def _planned(asked: Asked, now: datetime) -> float:
 
 
 def _targets(plan: ScalingPlan | None, region: str, now: datetime) -> dict[str, int]:
-    """Instances by GPU type that a plan would give the region, or all of them; empty where it changes nothing any more."""
+    """Instances by GPU type that a plan would give the region, or all of them; empty where it no longer changes anything."""
     targets: dict[str, int] = defaultdict(int)
     if plan is not None and plan.status in CAPACITY_CHANGES and plan.valid_until > now:
         for target in plan.targets:

@@ -192,7 +192,7 @@ def forecast(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return _csv(request.GET.get("table", ""), charts, rows, board)
     context = {
-        **live_context(hub.state(), "overview"),
+        **live_context(hub.state(), ""),
         "filters": filters,
         "asked": asked,
         "unit": unit_title(asked.quantity) if asked else "",

@@ -14,8 +14,7 @@ from controlplane.console.actions import act_with_reason
 from controlplane.console.formats import STATUS_WORDS
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
-from controlplane.console.pages.instances.charts import instance_charts
-from controlplane.console.pages.instances.timeline import timeline
+from controlplane.console.pages.instances.charts import instance_charts, timeline
 from controlplane.console.selectors.events import event_row
 from controlplane.console.selectors.instances import instance_row, instance_rows, worst_first
 from controlplane.events.selectors import events_about
@@ -118,7 +117,7 @@ def instances(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return instances_csv(rows)
     context = {
-        **live_context(state, "overview,instances"),
+        **live_context(state, "instances"),
         "filters": filters,
         "rows": rows[:ROWS_SHOWN],
         "rows_total": len(rows),
@@ -141,7 +140,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
         chart = next((chart for chart in charts if chart.key == request.GET.get("table")), charts[0])
         return chart.csv(f"{row.name}-{chart.key}")
     context = {
-        **live_context(state, "overview,instances,events"),
+        **live_context(state, f"instance:{row.pk},events"),
         "filters": filters,
         "instance": row,
         "sharing": swap_statuses(name=row.swap_group.name)[0] if row.swap_group else None,

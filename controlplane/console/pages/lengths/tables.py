@@ -82,7 +82,7 @@ def lines(by_series: Mapping[tuple[str, str], Measures], order: Order, drifting:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What predicted: a cache, a version, the prior; *share* is of all requests, None for a shadow."""
+    """A predictor: a cache, a version, the prior; *share* is of all requests, None for a shadow."""
 
     name: str
     measures: Measures
@@ -194,7 +194,7 @@ class Kind:
 
 
 def kinds() -> list[Kind]:
-    """What can be trained, the paper's among it, with the samples that there are for each."""
+    """The kinds of model that can be trained, with the samples available for each."""
     titles = dict(LengthModelKind.choices)
     return [
         Kind(kind, titles[kind], samples, max(0, wanted - samples), kind not in TEXTLESS, rests(kind))

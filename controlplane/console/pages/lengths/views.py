@@ -38,7 +38,7 @@ CHARTS_EVERY_S = 15
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the query string asks for, within what the user may see."""
+    """The scope of the query string, limited to what the user may see."""
 
     filters: Filters
     own_tenants: list[str]
@@ -106,7 +106,7 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         return _csv(request, charts, lines, by_predictor, asked)
     whole = selectors.total(line.measures for line in lines)
     context = {
-        **live_context(state, "overview,lengths"),
+        **live_context(state, "lengths"),
         "asked": asked,
         "filters": asked.filters,
         "whole": whole,
@@ -115,7 +115,7 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "every_s": CHARTS_EVERY_S,
         "sources": tables.sources(by_predictor),
         "service": service,
-        "service_tiles": tiles.shown(service, length_service.TILES) if service else [],
+        "service_tiles": tiles.readings(length_service.TILES, service, "lengths") if service else [],
         "drifts": drifts,
         "doubts": length_service.doubts(service, whole.coverage_upper),
         "versions": tables.version_rows(by_predictor, duels) if asked.everything else [],

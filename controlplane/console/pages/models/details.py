@@ -7,8 +7,7 @@ from django.db.models import Q, Sum
 
 from controlplane.console.formats import age, count, duration, milliseconds, percent, percent_fine
 from controlplane.console.pages.forecast.selectors import Asked, see
-from controlplane.console.pages.models.charts import hours_back
-from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow
+from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow, hours_back
 from controlplane.fleet.attainment import Attainment, together
 from controlplane.fleet.models import Model, SloClass
 from controlplane.gateway.models import MinuteRow

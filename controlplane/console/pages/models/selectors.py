@@ -1,17 +1,18 @@
-"""What the models page shows: each model with its endpoints, load, cost and policy, ready for a template."""
+"""Rows of the models page: each model with its endpoints, load, cost, policy and chart."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
+from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import MINUS, percent
 from controlplane.console.live.attention import slo_level
-from controlplane.console.live.deltas import rows_of
 from controlplane.console.live.state import SATURATED, LiveState
-from controlplane.console.pages.models.charts import demand_and_capacity
+from controlplane.console.pages.forecast.charts import demand_and_forecast, unit_title
+from controlplane.console.pages.forecast.selectors import Asked, see
 from controlplane.console.pages.scaling.tables import WORDS
 from controlplane.fleet.attainment import Attainment, worst
 from controlplane.fleet.lifecycle.states import COMING, InstanceState
@@ -20,9 +21,42 @@ from controlplane.gateway.selectors import attainments
 from controlplane.planning import bundles
 from controlplane.planning.capacity import EndpointLoad, endpoint_loads
 from controlplane.planning.execution import contested
-from controlplane.planning.forecasts.demand import TOKENS
+from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
 from controlplane.planning.models import MoveSource, ScalingMove
 from controlplane.rows import narrowed
+from controlplane.tuning.selectors import tuned
+
+KEY = "model"
+BACK = 3  # times as far as forecasts look ahead
+EVERY_S = 10
+NO_DEMAND = "No request in the time shown. The first one that ends makes the first minute of demand."
+
+
+def hours_back() -> float:
+    return BACK * tuned().FORECAST_WINDOWS * tuned().FORECAST_WINDOW_S / 3600
+
+
+def demand_and_capacity(model: str, quantity: str, now: datetime) -> Chart:
+    """As on the forecast page, of all classes and regions together, and without a *model* of all models. Built once in ten
+    seconds for everybody who looks.
+    """
+
+    def build() -> list[Chart]:
+        chart = demand_and_forecast(see(Asked(model, "", quantity, hours_back(), EVERY_CLASS), now).outlook, NO_DEMAND)
+        over = "regions" if model else "endpoints"
+        caption = f"{unit_title(quantity)} per second of all classes and regions; bands are summed over {over}"
+        return [
+            replace(
+                chart,
+                key=KEY,
+                title="Demand and capacity" if quantity == TOKENS else "Demand",
+                caption=caption,
+                size="medium",
+            )
+        ]
+
+    return once((KEY, model, quantity, int(now.timestamp()) // EVERY_S), build)[0]
+
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 SLO_OVER = timedelta(hours=1)
@@ -211,7 +245,7 @@ def _endpoints(
     of_deployment: dict[int, list[Instance]] = defaultdict(list)
     for instance in Instance.objects.filter(deployment__in=rows):
         of_deployment[instance.deployment_id].append(instance)
-    live = {(row["model"], row["region"]): row for row in rows_of(state.tables["endpoints"])}
+    live = {(row["model"], row["region"]): row for row in state.tables["endpoints"]}
     loads = state.instance_rows()
     measured = endpoint_loads(now)
     served, moved = attainments(now - SLO_OVER), _moved(now)

@@ -47,7 +47,7 @@ def models(request: HttpRequest) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return _csv(request.GET.get("table", ""), rows, one)
     context = {
-        **live_context(state, "overview,instances,events"),
+        **live_context(state, "instances,events"),
         "filters": filters,
         "rows": rows,
         "any_models": bool(every),

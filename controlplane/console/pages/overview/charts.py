@@ -25,7 +25,7 @@ from controlplane.console.formats import count, milliseconds, percent, quantity
 from controlplane.console.live import history, tiles
 from controlplane.console.live.history import Sample
 from controlplane.console.live.state import LiveState
-from controlplane.console.pages.models.charts import EVERY_S, demand_and_capacity
+from controlplane.console.pages.models.selectors import EVERY_S, demand_and_capacity
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.resources.filters import Filters
 from controlplane.resources.names import region_names
@@ -150,9 +150,7 @@ def overview_charts(state: LiveState, filters: Filters) -> list[Chart]:
 
     def build() -> list[Chart]:
         samples = history.latest(state.history, int(minutes))
-        table = state.tables["instances"]
-        pairs = zip(table["name"], table["model"], strict=True)
-        names = [name for name, own in pairs if model in ("", own)]
+        names = [row["name"] for row in state.tables["instances"] if model in ("", row["model"])]
         return [
             time_to_first_token(samples, model),
             demand(samples, model, demand_kind),

@@ -9,15 +9,14 @@ from django.views.decorators.http import require_GET, require_safe
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.live import attention, jobs, tiles
-from controlplane.console.live.deltas import columnar
+from controlplane.console.live.fragments import attention_list, event_list
 from controlplane.console.live.hub import hub
-from controlplane.console.live.state import SOURCE_TEXT, LiveState, Source
+from controlplane.console.live.state import SOURCE_TEXT, Source
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.instances.charts import instance_charts
 from controlplane.console.pages.instances.views import instances_csv
 from controlplane.console.pages.overview.charts import DEMANDS, overview_charts, sparks
 from controlplane.console.selectors.attention import endpoints_flapping, plans_waiting, rollouts_failed
-from controlplane.console.selectors.events import latest_events
 from controlplane.console.selectors.instances import instance_rows, worst_first
 from controlplane.console.selectors.replay import replay
 from controlplane.fleet.selectors import instances, usd_per_hour
@@ -26,26 +25,17 @@ from controlplane.resources.filters import CHART_RANGE, Filters, Hidden, model_s
 from controlplane.resources.names import model_names, place_titles
 
 INSTANCES_SHOWN = 12
-EVENTS_SHOWN = 5
 MODELS_SHOWN = 4
-ATTENTION_COLUMNS = ("name", "model", "region", "status", "failures")
 
 
 def filters_of(request: HttpRequest) -> Filters:
     return Filters(request.GET, model_select(model_names()), CHART_RANGE, Hidden("demand", DEMANDS, TOKENS))
 
 
-def without_numbers(state: LiveState, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def without_numbers(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The attention list before the gateway's first summary: what the inventory knows is wrong."""
-    tables = {
-        "instances": columnar(rows, ATTENTION_COLUMNS),
-        "endpoints": {},
-        "tiles": {},
-        "lengths": {},
-        **jobs.own_tables(),
-    }
     return attention.find(
-        tables,
+        {"instances": rows, **jobs.own_tables()},
         attention.Known(
             plans=plans_waiting(), flapping=endpoints_flapping(), rollouts=rollouts_failed(), titles=place_titles()
         ),
@@ -65,22 +55,24 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         if chart is None:
             return instances_csv(worst_first(rows))
         return chart.csv(chart.key)
+    problems = state.attention if state.known else without_numbers(rows)
     context = {
-        **live_context(state, "overview,instances,events"),
+        **live_context(state, f"overview:{model},instances,events"),
         "filters": filters,
         "demand_choices": list(DEMANDS.items()),
         "tiles": [
-            {**shown, "spark": spark}
-            for shown, spark in zip(tiles.shown(state.tile(model)), sparks(state, filters), strict=True)
+            {**reading, "spark": spark}
+            for reading, spark in zip(
+                tiles.readings(tiles.TILES, state.tile(model), f"tile/{model}"), sparks(state, filters), strict=True
+            )
         ],
         "charts": charts,
         "model_rows": state.model_rows(MODELS_SHOWN),
-        "attention": attention.of_model(state.attention if state.known else without_numbers(state, rows), model),
+        "attention": attention_list(problems, model, len(rows), state.known),
         "rows": worst_first([row for row in rows if row["status"] != "stopped"])[:INSTANCES_SHOWN],
         "rows_total": len(rows),
         "usd_per_hour": usd_per_hour(model),
-        "events": latest_events(EVENTS_SHOWN, model),
-        "events_shown": EVENTS_SHOWN,
+        "events": event_list(model),
         "replay": replay(),
         "disconnected": SOURCE_TEXT.get(state.source, "") if state.source != Source.LIVE else "",
     }

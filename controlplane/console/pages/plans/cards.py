@@ -70,12 +70,12 @@ class Card:
 
     @property
     def unmet_if_idle(self) -> float:
-        """Tokens a second that nobody would serve if nothing were moved."""
+        """Tokens a second that would go unserved if nothing moved."""
         return float(self.plan.inputs.get("do_nothing_unmet_tokens_per_s", 0.0))
 
     @property
     def progress(self) -> str:
-        """What of a plan that is being carried out is still to be moved, and what stands in the way; empty otherwise."""
+        """Moves that a plan in progress still has to make, and what blocks them; empty otherwise."""
         return plan_rollout.not_moved(self.plan) if self.plan.status == PlanStatus.IN_PROGRESS else ""
 
     @property

@@ -1,4 +1,4 @@
-"""What a plan was made from, as tables: demand by region, what an instance can do, bounds and prices.
+"""Inputs of a plan as tables: demand by region, what an instance can do, bounds and prices.
 
 Read with care for what is missing: plans are kept for long, and what they note has grown.
 """
@@ -110,7 +110,7 @@ def _facts(given: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _demand_of(demand: Mapping[str, Any] | str) -> str:
-    """What of the forecast was planned for; older plans have the name of one end alone."""
+    """The demand that was planned for, in words; older plans name one end of the band alone."""
     if isinstance(demand, str):
         demand = {"band": demand, "kept": 0.0 if demand == "mean" else 1.0}
     kept, end = demand["kept"], f"upper end of the forecast's {BANDS.get(demand['band'], demand['band'])} band"

@@ -59,7 +59,7 @@ def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
     if request.GET.get("format") == "csv":
         return table(TARGETS, targets).csv(f"plan-{row.pk}")
     context = {
-        **live_context(hub.state(), "overview,events"),
+        **live_context(hub.state(), "events"),
         "titles": titles,
         "card": card_of(row, titles, timezone.now()),
         "plan": row,

@@ -1,11 +1,11 @@
-"""Virtual queues as lanes: the groups of each instance as blocks, model by model, out of the live tables."""
+"""Virtual queues as lanes: the groups of each instance as blocks, model by model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.console.formats import clock, count, ordinal
-from controlplane.console.live.deltas import rows_of
+from controlplane.console.live.queues import block
 from controlplane.console.live.state import LiveState
 from controlplane.planning.titles import title_of
 
@@ -46,13 +46,9 @@ class Lanes:
         return any(block["risk"] for lane in self.lanes for block in lane.blocks)
 
 
-def groups_of(state: LiveState, region: str) -> list[Row]:
-    return rows_of(state.tables.get(f"groups:{region}", {}))
-
-
 def lanes_of(state: LiveState, region: str, model: str, slo_class: str, colour: str) -> list[Lanes]:
     """The lanes of *region*, those of one model or with groups of one class if they are given."""
-    groups = groups_of(state, region)
+    groups = state.of_region("groups", region)
     kinds = sorted({row["slo_class" if colour == "class" else "model"] for row in groups})
     places: dict[str, int] = {}
     for row in groups:
@@ -61,12 +57,14 @@ def lanes_of(state: LiveState, region: str, model: str, slo_class: str, colour: 
     for row in groups:
         if slo_class in ("", row["slo_class"]):
             kind = row["slo_class" if colour == "class" else "model"]
-            shown = row | {"series": kinds.index(kind) % SERIES + 1, "said": said(row)}
-            blocks.setdefault(row["instance"], []).append(
-                shown | {"name": name_of(row, places[row["instance"]])},
-            )
-    waiting = {row["model"]: row["waiting"] for row in rows_of(state.tables["endpoints"]) if row["region"] == region}
-    rows = [row for row in rows_of(state.tables.get(f"lanes:{region}", {})) if model in ("", row["model"])]
+            shown = {
+                "series": kinds.index(kind) % SERIES + 1,
+                "html": block(row),
+                "name": name_of(row, places[row["instance"]]),
+            }
+            blocks.setdefault(row["instance"], []).append(row | shown)
+    waiting = {row["model"]: row["waiting"] for row in state.of_region("endpoints", region)}
+    rows = [row for row in state.of_region("lanes", region) if model in ("", row["model"])]
     models: dict[str, Lanes] = {}
     for row in rows:
         lanes = models.setdefault(row["model"], Lanes(row["model"], row["order"], waiting.get(row["model"]) or 0))
@@ -80,19 +78,9 @@ def lanes_of(state: LiveState, region: str, model: str, slo_class: str, colour: 
 
 
 def legend(groups: Sequence[Row], colour: str) -> list[tuple[str, int]]:
-    """What the colours mean: name and number of the series."""
+    """The legend of the colours: name and number of each series."""
     kinds = sorted({row["slo_class" if colour == "class" else "model"] for row in groups})
     return [(kind, at % SERIES + 1) for at, kind in enumerate(kinds)]
-
-
-def said(row: Row) -> str:
-    """The second line of a block."""
-    match row["risk"]:
-        case "late":
-            return f"late {clock(-row['slack_s'])}"
-        case "risk":
-            return f"slack {clock(row['slack_s'])}"
-    return f"held {clock(row['hold_s'])}" if row["hold_s"] else clock(row["service_s"])
 
 
 def name_of(row: Row, of: int) -> str:
@@ -105,16 +93,3 @@ def name_of(row: Row, of: int) -> str:
     words += ["pinned"] if row["pinned"] else []
     words += [f"held for {clock(row['hold_s'])}"] if row["hold_s"] else []
     return ", ".join([*words, f"{ordinal(row['place'])} of {of}"])
-
-
-def signature(state: LiveState, region: str) -> str:
-    """When this changes, the lanes are redrawn; `queues.js` makes the same of what the live connection brings."""
-    groups = [
-        f"{row['number']}:{row['instance']}:{row['risk']}:{int(row['pinned'])}:{int(row['hold_s'] > 0)}"
-        for row in groups_of(state, region)
-    ]
-    newest = [round(at) for at in state.tables["reorders"]["at"][:1]]
-    lanes = [
-        f"{row['instance']}:{row['order']}:{row['state']}" for row in rows_of(state.tables.get(f"lanes:{region}", {}))
-    ]
-    return ";".join(map(str, (*groups, *lanes, *newest)))

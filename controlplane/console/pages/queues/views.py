@@ -1,4 +1,4 @@
-"""Queues: who waits, how long, who will be late, what was moved and why; and what an operator can do for one group."""
+"""Queues: requests that wait, which will be late, what was reordered and why; and actions on one request group."""
 
 from datetime import timedelta
 from typing import Any
@@ -17,14 +17,13 @@ from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart
 from controlplane.console.formats import clock, ordinal
 from controlplane.console.live import history
-from controlplane.console.live.deltas import rows_of
 from controlplane.console.live.hub import hub
 from controlplane.console.live.queues import TILES, worse_than_fcfs
 from controlplane.console.live.state import LiveState
-from controlplane.console.live.tiles import shown
+from controlplane.console.live.tiles import readings
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.queues.charts import calibration, r2
-from controlplane.console.pages.queues.lanes import GROUPED, groups_of, lanes_of, legend, signature
+from controlplane.console.pages.queues.lanes import GROUPED, lanes_of, legend
 from controlplane.dispatch.queues import services
 from controlplane.dispatch.queues.commands import ask
 from controlplane.dispatch.queues.operations import GroupAction
@@ -47,7 +46,7 @@ WORDS = {
     "unpin": ("Unpin", "The global scheduler may move it again."),
     "bump": ("Bump", "It is first after what runs, and stays there."),
     "hold": ("Hold", "It will not be dispatched before then; groups behind it go first."),
-    "release": ("Release", "It is not held any more."),
+    "release": ("Release", "It is no longer held."),
     "evict": ("Evict", "Its requests that run leave their instances, wait again, and it is last in its queue."),
 }
 """Of an action: its button, and what it does."""
@@ -62,14 +61,14 @@ BUTTONS = {
 
 def filters_of(request: HttpRequest, state: LiveState) -> Filters:
     """Of the region asked for; else of the first one with request groups: a page that is redrawn stays with its region."""
-    rows = rows_of(state.tables["queues"])
+    rows = state.tables["queues"]
     titles = dict(Region.objects.order_by("name").values_list("name", "title"))
     names = [row["region"] for row in rows] or list(titles)
-    grouped = (name for name in names if GROUPED in state.tables.get(f"lanes:{name}", {}).get("order", ()))
-    usual = next(grouped, next(iter(names), ""))
+    grouped = (row["region"] for row in state.tables["lanes"] if row["order"] == GROUPED and row["region"] in names)
+    usual = min(grouped, key=names.index, default=next(iter(names), ""))
     region = Select("region", "Region", [(name, titles.get(name) or name) for name in names], usual)
-    groups = groups_of(state, region.read(request.GET))
-    lanes = rows_of(state.tables.get(f"lanes:{region.read(request.GET)}", {}))
+    chosen = region.read(request.GET)
+    groups, lanes = state.of_region("groups", chosen), state.of_region("lanes", chosen)
     return Filters(
         request.GET,
         region,
@@ -87,7 +86,8 @@ def queues(request: HttpRequest) -> HttpResponseBase:
     state = hub.state()
     filters = filters_of(request, state)
     region = filters["region"]
-    reorders = rows_of(state.tables["reorders"])
+    reorders = state.tables["reorders"]
+    groups = state.of_region("groups", region)
     chart, calibrated = waits()
     if request.GET.get("format") == "csv":
         match request.GET.get("table"):
@@ -95,22 +95,20 @@ def queues(request: HttpRequest) -> HttpResponseBase:
                 return table(REORDERS, reorders).csv("reorders")
             case "waits":
                 return chart.csv("waits")
-        return table(GROUPS, groups_of(state, region)).csv(f"queues-{region}")
-    row = next((row for row in rows_of(state.tables["queues"]) if row["region"] == region), None)
-    groups = groups_of(state, region)
+        return table(GROUPS, groups).csv(f"queues-{region}")
+    row = next(iter(state.of_region("queues", region)), None)
     lanes = lanes_of(state, region, filters["model"], filters["class"], filters["colour"])
     context = {
-        **live_context(state, f"overview,queues:{region}" if region else "overview"),
+        **live_context(state, f"queues:{region}" if region else ""),
         "filters": filters,
         "region": region,
         "row": row,
         "worse_than_fcfs": bool(
             row and row["attainment_ratio"] is not None and worse_than_fcfs(row["attainment_ratio"], row)
         ),
-        "tiles": shown(row, TILES),
+        "tiles": readings(TILES, row, f"queue/{region}"),
         "models": lanes,
         "legend": legend(groups, filters["colour"]),
-        "signature": signature(state, region),
         "peak": max((value or 0 for value in history.tile_series(state.history, "waiting")), default=0),
         "axes": AXES,
         "ticks": [f"+{clock(12.0 * int(filters['minutes']) * at)}" for at in range(1, 5)],

@@ -1,4 +1,4 @@
-"""What the scaling page shows: instances as they are and as planned, what they cost, and why, ready for a template."""
+"""The scaling page's data: instances present and planned, their cost, and the reasons."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from controlplane.planning.models import ScalingPlan
 from controlplane.planning.parts import resting
 from controlplane.planning.titles import title_of
 from scheduling.bundles import BUNDLES, Bundle
+from scheduling.policy import SETTINGS
 
 OUT_OF_SERVICE = (
     InstanceState.DRAINING,
@@ -170,10 +171,9 @@ WORDS = {
     "length_model": "length model",
     "FORECASTER": "forecaster",
     "PLAN_DEMAND": "demand planned for",
-    "SPILL_ABOVE": "spills above",
-    "EVICTION_LIMIT": "evictions of a request",
+    **{name: declared.knob.title for name, declared in SETTINGS.items()},
 }
-"""What a bundle sets, as the page names it."""
+"""The page's names of the settings in a bundle."""
 
 
 def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
@@ -200,7 +200,7 @@ def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
 
 
 def _changes(present: bundles.Present, bundle: Bundle, of: str = "") -> str:
-    """What *bundle* would change, as "router preserve instead of least_delay"; of a custom one, what it has instead."""
+    """The changes that *bundle* would make: "router preserve instead of least_delay"; of a custom one, its own values."""
     said = []
     for each in present.differences(bundle):
         first, second = (each.present, each.bundled) if of else (each.bundled, each.present)

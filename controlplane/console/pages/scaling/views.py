@@ -95,7 +95,7 @@ def scaling(request: HttpRequest) -> HttpResponseBase:
     operator = may(request, Role.OPERATOR)
     policies = [(row, policy) for row, policy in planning.policies() if model in ("", row.name)]
     context = {
-        **live_context(hub.state(), "overview,events"),
+        **live_context(hub.state(), "events"),
         "filters": filters,
         "now": now,
         "titles": titles,

@@ -1,5 +1,8 @@
 """The form that asks: filled from the address, with its consequences next to it, and run."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -18,10 +21,13 @@ from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import back
 from controlplane.console.charts.cache import once
-from controlplane.console.charts.spec import Chart, local
+from controlplane.console.charts.spec import Chart, Series, local
 from controlplane.console.formats import duration
-from controlplane.console.pages.what_if import tracing
-from controlplane.console.pages.what_if.demand import demand_chart
+from controlplane.console.pages.forecast.charts import demand_and_forecast
+from controlplane.console.pages.forecast.selectors import Asked as Outlook
+from controlplane.console.pages.forecast.selectors import see
+from controlplane.console.pages.models.selectors import EVERY_S, hours_back
+from controlplane.console.pages.what_if import forms
 from controlplane.console.pages.what_if.forms import (
     ALL_FUTURES,
     CUSTOM_FUTURE,
@@ -31,14 +37,16 @@ from controlplane.console.pages.what_if.forms import (
     OWN_FUTURE,
     USUAL_HORIZON,
     USUAL_PRESETS,
-    Asked,
+    FormRequest,
     asked,
     cells_of,
     start_of,
     window_of,
 )
-from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, Kind, Values, rows_of
+from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, RowKind, Values, rows_of
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
+from controlplane.planning.models import Quantity
 from controlplane.planning.titles import title_of
 from controlplane.resources.names import place_titles
 from controlplane.simulation.whatif import selectors, services
@@ -46,12 +54,12 @@ from controlplane.simulation.whatif.changes.applying import applied, in_words, p
 from controlplane.simulation.whatif.changes.base import ChangeError, region_title
 from controlplane.simulation.whatif.changes.policies import PARTS, TITLES
 from controlplane.simulation.whatif.changes.presets import BASELINES, PRESETS
-from controlplane.simulation.whatif.estimate import estimate
 from controlplane.simulation.whatif.models import LETTERS, TraceFile, WhatIf, WhatIfState
 from controlplane.simulation.whatif.start import Start
 from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.begin import Begin
 from controlplane.simulation.whatif.starts.begin import start_of as begun
+from controlplane.simulation.whatif.timing import estimate
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.workload.traces import FORMATS
 
@@ -103,7 +111,7 @@ def _draft(data: QueryDict) -> WhatIf | None:
 
 
 def _kept(
-    request: HttpRequest, draft: WhatIf | None, wanted: Asked, data: QueryDict, scenario: Values
+    request: HttpRequest, draft: WhatIf | None, wanted: FormRequest, data: QueryDict, scenario: Values
 ) -> HttpResponseBase:
     """Keep the form as it is, with what is wrong in it, and keep editing it."""
     values = _values(request, wanted, data, scenario) | {"start": {}}
@@ -112,8 +120,8 @@ def _kept(
     return redirect(f"{row.asked}&draft={row.pk}")
 
 
-def _values(request: HttpRequest, wanted: Asked, data: QueryDict, scenario: Values) -> Values:
-    """What of the form a row keeps, less its start."""
+def _values(request: HttpRequest, wanted: FormRequest, data: QueryDict, scenario: Values) -> Values:
+    """The values of the form that a row keeps, without its start."""
     try:
         words = in_words(scenario, parsed([*wanted.start.get("tenants", []), *wanted.edits], "edits"))
     except (ChangeError, KeyError):  # a draft may be wrong, and there may be no fleet to speak of
@@ -130,7 +138,7 @@ def _values(request: HttpRequest, wanted: Asked, data: QueryDict, scenario: Valu
     }
 
 
-def _run(request: HttpRequest, wanted: Asked, data: QueryDict, scenario: Values, draft: WhatIf | None) -> int:
+def _run(request: HttpRequest, wanted: FormRequest, data: QueryDict, scenario: Values, draft: WhatIf | None) -> int:
     user = user_of(request)
     start = begun(_begin(wanted.start, wanted.horizon_s), wanted.horizon_s)
     values = _values(request, wanted, data, scenario) | {"start": start.model_dump(mode="json")}
@@ -158,7 +166,7 @@ def address_of(data: QueryDict, scenario: Values) -> str:
 
 
 def _horizons(asked_s: float) -> list[tuple[str, str]]:
-    """What the form offers, and what an address or another what-if asks for in addition."""
+    """The horizons that the form offers, and the one that an address or another what-if asks for."""
     own = (f"{asked_s:g}", duration(asked_s))
     return sorted([*HORIZONS, *([] if own[0] in dict(HORIZONS) else [own])], key=lambda one: float(one[0]))
 
@@ -188,7 +196,7 @@ def _begin(start: Values, horizon_s: float) -> Begin:
         raise ActionError(f"{first['loc'][0]}: {first['msg']}") from error
 
 
-def _shown(wanted: Asked, now: Start | None) -> list[dict[str, Any]]:
+def _shown(wanted: FormRequest, now: Start | None) -> list[dict[str, Any]]:
     """The futures in words; what is wrong with one is among the errors."""
     shown, values = [], now.scenario if now else {}
     for letter, one in zip(LETTERS, wanted.futures, strict=False):
@@ -197,7 +205,7 @@ def _shown(wanted: Asked, now: Start | None) -> list[dict[str, Any]]:
             if now is not None:
                 changes = [*parsed(wanted.edits, "Demand"), *parsed(one["changes"], one["name"])]
                 changed = applied(values, changes, asks=bool(values.get("clients")), shared=len(wanted.edits))
-                wanted.errors.update(tracing.misfits(now, changed.scenario))
+                wanted.errors.update(forms.misfits(now, changed.scenario))
                 words = in_words(values, changes)[len(wanted.edits) :]
         except ChangeError as error:
             place = error.field if error.field.startswith(f"{one['name']}[") else f"{one['name']}, {error.field}"
@@ -208,14 +216,14 @@ def _shown(wanted: Asked, now: Start | None) -> list[dict[str, Any]]:
     return shown
 
 
-def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
+def _form(data: QueryDict, values: Values, wanted: FormRequest) -> dict[str, Any]:
     presets = data.getlist("preset") if "chosen" in data else list(USUAL_PRESETS)
     baselines = {preset.name for preset in BASELINES}
     gpu_types, regions, prices = cells_of(data, values)
     since, until = window_of(data)
     ledger = wanted.start["kind"] == "ledger"  # whose horizon is its window
 
-    def parts(kinds: tuple[Kind, ...]) -> list[tuple[Kind, list[dict[str, str]]]]:
+    def parts(kinds: tuple[RowKind, ...]) -> list[tuple[RowKind, list[dict[str, str]]]]:
         return [(kind, rows_of(kind, data)) for kind in kinds]
 
     return {
@@ -225,9 +233,9 @@ def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
         "until": until,
         "traces": TraceFile.objects.defer("content"),
         "formats": sorted(FORMATS),
-        "trace_fields": tracing.fields(data, values, wanted.errors),
-        "trace_about": tracing.about(wanted.start),
-        "trace_names": (tracing.NAMES, rows_of(tracing.NAMES, data)),
+        "trace_fields": forms.fields(data, values, wanted.errors),
+        "trace_about": forms.about(wanted.start),
+        "trace_names": (forms.NAMES, rows_of(forms.NAMES, data)),
         "horizons": list(HORIZONS) if ledger else _horizons(wanted.horizon_s),
         "horizon": (data.get("horizon") or USUAL_HORIZON) if ledger else f"{wanted.horizon_s:g}",
         "warmup": data.get("warmup") or "0",
@@ -238,7 +246,7 @@ def _form(data: QueryDict, values: Values, wanted: Asked) -> dict[str, Any]:
         "no_row": {},
         "column_choices": {
             f"{kind.name}-{column.name}": column.choices(values)
-            for kind in (*OF_ALL, *OF_FLEET, tracing.NAMES)
+            for kind in (*OF_ALL, *OF_FLEET, forms.NAMES)
             for column in kind.columns
             if column.choices
         },
@@ -274,17 +282,17 @@ def _applies_to(chosen: str) -> list[tuple[str, list[tuple[str, str, bool]]]]:
     return [(label, [(value, title, value == chosen) for value, title in options]) for label, options in groups]
 
 
-def _demand(wanted: Asked, values: Values) -> Chart:
+def _demand(wanted: FormRequest, values: Values) -> Chart:
     return demand_chart(wanted.edits, sorted(values.get("models", ())), wanted.horizon_s)
 
 
-def _chart(wanted: Asked, values: Values) -> dict[str, Any]:
+def _chart(wanted: FormRequest, values: Values) -> dict[str, Any]:
     chart = _demand(wanted, values)
     tops = " ".join(str(shape["y1"]) for shape in chart.shapes)
     return {"demand_chart": chart, "demand_now": local(timezone.localtime(timezone.now())), "demand_tops": tops}
 
 
-def _side(wanted: Asked, shown: list[dict[str, Any]], now: Start | None, trouble: str) -> dict[str, Any]:
+def _side(wanted: FormRequest, shown: list[dict[str, Any]], now: Start | None, trouble: str) -> dict[str, Any]:
     runs = len(shown) * wanted.seeds
     shared = [*wanted.start.get("tenants", []), *wanted.edits]
     known = (
@@ -342,3 +350,108 @@ def upload(request: HttpRequest) -> HttpResponse:
     except ActionError as error:
         messages.error(request, str(error))
     return back(request, "console:new-what-if")
+
+
+KEY: Final = "what-if-demand"
+NO_DEMAND: Final = "No demand is known yet: a simulation draws requests from what came in the last hour."
+POINTS: Final = 121
+"""Of the edited line."""
+Rate = Callable[[datetime], float]
+"""Tokens a second that are expected at a moment."""
+
+
+def demand_chart(edits: Sequence[Values], models: Sequence[str], horizon_s: float, region: str = "") -> Chart:
+    """Demand of *region* (all of them if it is empty), with *edits* of the kind demand laid over its forecast."""
+    now = timezone.now()
+
+    def build() -> tuple[Chart, dict[tuple[str, str], Rate]]:
+        whole = see(Outlook("", region, TOKENS, hours_back(), EVERY_CLASS), now).outlook
+        own = {
+            (model, quantity): _rate(see(Outlook(model, region, quantity, 1.0, EVERY_CLASS), now).outlook.ahead)
+            for model in models
+            for quantity in Quantity.values
+        }
+        return demand_and_forecast(whole, NO_DEMAND), own
+
+    chart, rates = once((KEY, region, tuple(models), int(now.timestamp()) // EVERY_S), build)
+    caption = "Prompt and output tokens per second of all classes; drag the edges of a burst, or its top"
+    chart = replace(chart, key=KEY, title="Demand", caption=caption, size="medium")
+    known = [edit for edit in edits if edit["kind"] == "demand" and region in ("", *edit.get("regions", [region]))]
+    if not known or chart.empty or not any(rate(now) for rate in rates.values()):
+        return chart
+    step = horizon_s / (POINTS - 1)
+    times = [at * step for at in range(POINTS)]
+    # A step is drawn as one: its edges are points of the line too.
+    edges = [edit[name] for edit in known for name in ("from_s", "until_s") if edit.get(name) is not None]
+    times = sorted({*times, *(edge + by for edge in edges for by in (-0.5, 0.5) if 0 <= edge + by <= horizon_s)})
+    values = [round(sum(_edited(known, series, rate, now, at) for series, rate in rates.items()), 3) for at in times]
+    moments = [timezone.localtime(now + timedelta(seconds=at)) for at in times]
+    line = Series("as edited", values, ("s4", "solid"), moments, width=2, layer=3)
+    return replace(chart, series=[*chart.series, line], shapes=_handles(known, times, values, now))
+
+
+def _rate(ahead: Sequence[Any]) -> Rate:
+    """The forecast of the windows *ahead*, the last of them held; 0 without one."""
+    known = [(window.start, window.mean) for window in ahead]
+
+    def at(moment: datetime) -> float:
+        value = 0.0
+        for start, mean in known:
+            if value and start > moment:
+                break
+            value = mean
+        return float(value)
+
+    return at
+
+
+def _edited(edits: Sequence[Values], series: tuple[str, str], rate: Rate, now: datetime, at_s: float) -> float:
+    """Tokens a second of a model and quantity after *edits*, *at_s* after the start."""
+    model, quantity = series
+    factor, shift_s = 1.0, 0.0
+    for edit in edits:
+        if edit.get("models") and model not in edit["models"]:
+            continue
+        match edit["edit"]:
+            case "shift":
+                shift_s += edit["shift_s"]
+            case "lengths":
+                factor *= edit[quantity]
+            case _:
+                factor *= 1.0 + (edit["by"] - 1.0) * _strength(edit, at_s)
+    return factor * rate(now + timedelta(seconds=max(0.0, at_s - shift_s)))
+
+
+def _strength(edit: Values, at_s: float) -> float:
+    """How much of a factor is reached, 0 to 1: it is reached and left along its ramp."""
+    begin_s, until_s, ramp_s = edit.get("from_s", 0.0), edit.get("until_s", float("inf")), edit.get("ramp_s", 0.0)
+    if not begin_s <= at_s < until_s:
+        return 0.0
+    if not ramp_s:
+        return 1.0
+    return float(min(1.0, (at_s - begin_s) / ramp_s, (until_s - at_s) / ramp_s))
+
+
+def _handles(edits: Sequence[Values], times: Sequence[float], values: Sequence[float], now: datetime) -> list[Values]:
+    """A rectangle for each burst, which may be dragged; `whatif.js` writes what comes of it into the row."""
+    handles = []
+    for number, edit in enumerate(edit for edit in edits if edit["edit"] == "burst"):
+        inside = [
+            value for at, value in zip(times, values, strict=True) if edit.get("from_s", 0.0) <= at <= edit["until_s"]
+        ]
+        handles.append(
+            {
+                "type": "rect",
+                "editable": True,
+                "name": f"burst-{number}",
+                "x0": local(timezone.localtime(now + timedelta(seconds=edit.get("from_s", 0.0)))),
+                "x1": local(timezone.localtime(now + timedelta(seconds=edit["until_s"]))),
+                "y0": 0,
+                "y1": max(inside, default=0.0),
+                "line": {"color": "var(--s4)", "width": 1},
+                "fillcolor": "var(--s4)",
+                "opacity": 0.16,
+                "layer": "below",
+            }
+        )
+    return handles

@@ -3,12 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from controlplane.console.charts.spec import NUMBERS, TIME, Chart, Levels, Series
 from controlplane.console.formats import usd
 from controlplane.console.pages.what_if.compare import COLORS, DASHES
-from controlplane.console.pages.what_if.labels import labels_of
 from controlplane.resources.tables import Table, table
 from controlplane.simulation.whatif.models import LETTERS
 
@@ -18,7 +17,7 @@ QUANTITIES: Final = (("ready", "Instances"), ("waiting", "Waiting requests"))
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What cost is drawn against: a column of the comparison, times *factor*."""
+    """Quantity that cost is drawn against: a column of the comparison, times *factor*."""
 
     column: str
     title: str
@@ -28,7 +27,7 @@ class Gain:
     form: str
     """Of a value in a sentence."""
     bars: str
-    """What its intervals are."""
+    """Meaning of its intervals."""
 
 
 GAINS: Final = {
@@ -130,7 +129,7 @@ def _ticks(against: str) -> dict[str, Any]:
 def _ranges(
     known: Sequence[Row], gain: Gain, level: Sequence[float]
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """What the axes of cost and of what is gained reach over, with room for labels and intervals."""
+    """Ranges of the axes of cost and gain, with room for labels and intervals."""
     lows = [*(_gained(row, gain, "wide_low") for row in known), *level] or [0.0]
     highs = [_gained(row, gain, "wide_high") for row in known] or [1.0]
     top = 100.0 if level else max(highs)
@@ -292,3 +291,102 @@ def _moments(at: datetime, t_s: Sequence[float]) -> list[datetime]:
 def _table_over(series: Sequence[Series], title: str) -> Any:
     first = series[0]
     return Table(("Time", title), [list(pair) for pair in zip(first.x or (), first.y, strict=True)])
+
+
+WIDTH, HEIGHT = 330.0, 230.0
+"""Of the drawing, px: about what a third of the page has; a larger one has more room between labels."""
+LETTER_PX, LINE_PX, POINT_PX = 6.2, 14.0, 14.0
+GAP_PX = 4.0
+"""Between a point and its label."""
+SAME_PX: Final = 11.0
+"""Points whose centres are nearer than this are drawn as one."""
+POSITIONS: Final = ("middle right", "middle left", "top center", "bottom center")
+
+
+class Box(NamedTuple):
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def covers(self, other: "Box") -> bool:
+        return (
+            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
+        )
+
+    @property
+    def inside(self) -> bool:
+        return self.left >= 0 and self.top >= 0 and self.right <= WIDTH and self.bottom <= HEIGHT
+
+
+class Label(NamedTuple):
+    """*text* is empty for a point that an earlier one speaks for."""
+
+    text: str
+    position: str
+
+
+def labels_of(
+    points: Mapping[str, tuple[float, float]],
+    names: Mapping[str, str],
+    across: tuple[float, float],
+    up: tuple[float, float],
+) -> dict[str, Label]:
+    """A label for each of *points* (by letter), whose axes reach over *across* and *up*.
+
+    It says the letter and its name where there is room, else the letter alone. Letters of points at one place are joined.
+    """
+    placed = {letter: _px(point, across, up) for letter, point in points.items()}
+    groups = _groups(placed)
+    taken = [_around(placed[group[0]]) for group in groups]
+    made = dict.fromkeys(points, Label("", POSITIONS[0]))
+    for number, group in enumerate(groups):
+        letters = ", ".join(group)
+        texts = [f"{group[0]} {names[group[0]]}", letters] if len(group) == 1 else [letters]
+        others = taken[:number] + taken[number + 1 :]
+        choices = [(text, position) for text in texts for position in POSITIONS]
+        boxes = [_box(placed[group[0]], text, position) for text, position in choices]
+        free = [at for at, box in enumerate(boxes) if box.inside and not any(map(box.covers, others))]
+        at = free[0] if free else len(choices) - len(POSITIONS)
+        made[group[0]] = Label(*choices[at])
+        taken.append(boxes[at])
+    return made
+
+
+def _px(point: tuple[float, float], across: tuple[float, float], up: tuple[float, float]) -> tuple[float, float]:
+    x, y = (
+        (value - low) / (high - low) if high > low else 0.5
+        for value, (low, high) in zip(point, (across, up), strict=True)
+    )
+    return WIDTH * x, HEIGHT * (1 - y)
+
+
+def _groups(placed: Mapping[str, tuple[float, float]]) -> Sequence[list[str]]:
+    """Letters whose points are drawn as one, in the order given."""
+    groups: list[list[str]] = []
+    for letter, (x, y) in placed.items():
+        for group in groups:
+            if any(abs(placed[each][0] - x) < SAME_PX and abs(placed[each][1] - y) < SAME_PX for each in group):
+                group.append(letter)
+                break
+        else:
+            groups.append([letter])
+    return groups
+
+
+def _around(point: tuple[float, float]) -> Box:
+    x, y = point
+    return Box(x - POINT_PX / 2, y - POINT_PX / 2, x + POINT_PX / 2, y + POINT_PX / 2)
+
+
+def _box(point: tuple[float, float], text: str, position: str) -> Box:
+    (x, y), width = point, LETTER_PX * len(text)
+    away = POINT_PX / 2 + GAP_PX
+    match position:
+        case "middle right":
+            return Box(x + away, y - LINE_PX / 2, x + away + width, y + LINE_PX / 2)
+        case "middle left":
+            return Box(x - away - width, y - LINE_PX / 2, x - away, y + LINE_PX / 2)
+        case "top center":
+            return Box(x - width / 2, y - away - LINE_PX, x + width / 2, y - away)
+    return Box(x - width / 2, y + away, x + width / 2, y + away + LINE_PX)

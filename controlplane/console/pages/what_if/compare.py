@@ -20,6 +20,7 @@ from controlplane.console.formats import (
     usd_signed,
 )
 from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
+from scheduling.compiling import Progress
 
 Row = dict[str, Any]
 COLORS: Final = ("var(--text)", "var(--s1)", "var(--s3)", "var(--s2)", "var(--s4)", "var(--s5)")
@@ -118,6 +119,20 @@ def _row(one: Row, done: Row, target: float, left: float) -> Row:
     }
 
 
+def in_words(done: Row, compiling: Progress | None) -> str:
+    """The progress of a what-if: runs, the time it took, the time to go; and whether they wait for kernels."""
+    words = [f"{done['runs_done']} of {done['runs']} runs"]
+    if done["ahead"]:
+        words.append(f"{done['ahead']} other what-if{'s' * (done['ahead'] > 1)} first")
+    if done["elapsed_s"] is not None:
+        words.append(f"{duration(done['elapsed_s'])} elapsed")
+    if compiling and not done["runs_done"]:
+        words.append(f"runs wait for the simulator: {compiling}, once for each version")
+    if done["eta_s"]:
+        words.append(f"about {duration(done['eta_s'])} left. Results below change until all are done")
+    return f"{'; '.join(words)}."
+
+
 def said(done: Row) -> str:
     """The progress of a future, in a line."""
     match done["state"]:
@@ -200,7 +215,7 @@ def _change(interval: Row | None, at: int, text: Any, least: float) -> str:
 
 
 def sentence(one: Row, target: float) -> str:
-    """What the chosen future gains over now, and whether it holds."""
+    """The chosen future's gain over now, and whether it holds."""
     met, cost = one["slo_met"], one["cost_usd_per_h"]
     if met is None or cost is None:
         return "Nothing of it is simulated yet."

@@ -1,8 +1,9 @@
-"""What the what-if form says: from the fields that were filled in to a request for `services.submit`, and back to words.
+"""The what-if form: from its fields to a request for `services.submit`, and back to words.
 
 The address holds the whole draft, so that it can be sent and reloaded; the same fields are posted to run it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -10,13 +11,27 @@ from typing import Any, Final
 from django.http import QueryDict
 from django.utils import timezone
 
-from controlplane.console.pages.what_if import tracing
-from controlplane.console.pages.what_if.rows import OF_ALL, OF_FLEET, TENANT, Kind, Values, changes_of
-from controlplane.simulation.whatif.changes.base import ChangeError
+from controlplane.console.formats import duration
+from controlplane.console.pages.what_if.rows import (
+    MODEL,
+    OF_ALL,
+    OF_FLEET,
+    TENANT,
+    Column,
+    RowKind,
+    Values,
+    amount,
+    changes_of,
+)
+from controlplane.simulation.whatif.changes.base import ChangeError, region_title
 from controlplane.simulation.whatif.changes.policies import PARTS
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.changes.supply import gpus_in
+from controlplane.simulation.whatif.models import TraceFile
+from controlplane.simulation.whatif.start import Start
+from controlplane.simulation.whatif.starts import traces
 from controlplane.simulation.whatif.starts.nodes import with_instances
+from scheduling.simulation.scenario import Scenario
 
 HORIZONS: Final = (
     ("600", "10 minutes"), ("3600", "1 hour"), ("21600", "6 hours"), ("86400", "24 hours"), ("604800", "7 days"),
@@ -30,14 +45,14 @@ MOST_SEEDS: Final = 20
 USUAL_PRESETS: Final = ("pilothouse",)
 CUSTOM_PARTS: Final = ("routing", "ordering", "strategy", "forecaster")
 OWN_FUTURE, ALL_FUTURES, CUSTOM_FUTURE = "own", "all", "custom"
-"""What edits of the fleet apply to, other than the name of a preset: a future that has its policies too."""
+"""Targets of edits of the fleet, other than the name of a preset, whose policies the future has too."""
 PRICES: Final = {"price:": "usd_per_hour", "spot:": "spot_usd_per_hour"}
 """Fields of prices by their begin, and the key of a GPU type that each is."""
 AS_NOW: Final = "As now"
 
 
 @dataclass(slots=True)
-class Asked:
+class FormRequest:
     """A request as the form has it; *errors* by where they are: a field, or the title of a row."""
 
     title: str
@@ -52,8 +67,8 @@ class Asked:
     errors: dict[str, str] = field(default_factory=dict)
 
 
-def asked(data: QueryDict, now: Values) -> Asked:
-    """What *data* asks for, *now* being the scenario that it begins from."""
+def asked(data: QueryDict, now: Values) -> FormRequest:
+    """The request of *data*, *now* being the scenario that it starts from."""
     errors: dict[str, str] = {}
 
     def number(name: str, usual: float, least: float, most: float) -> float:
@@ -68,7 +83,7 @@ def asked(data: QueryDict, now: Values) -> Asked:
             return usual
         return value
 
-    def changes(kinds: tuple[Kind, ...]) -> list[Values]:
+    def changes(kinds: tuple[RowKind, ...]) -> list[Values]:
         made = []
         for kind in kinds:
             try:
@@ -111,7 +126,7 @@ def asked(data: QueryDict, now: Values) -> Asked:
         name = f"{policies.title}, other fleet" if policies else "Other fleet"
         taken = [dict(change) for change in policies.changes] if policies else []
         futures.append({"name": fleet_name or name, "changes": [*taken, *fleet]})
-    return Asked(
+    return FormRequest(
         title=data.get("title", "").strip()[:160],
         start=start,
         horizon_s=horizon_s,
@@ -141,8 +156,8 @@ def start_of(data: QueryDict, errors: dict[str, str]) -> Values:
             since, until = window_of(data)
             return {"kind": "ledger", "since": since or None, "until": until or None}
         case "trace":
-            trace = data.get("trace") or tracing.newest()
-            return {"kind": "trace", "trace": trace, "trace_keys": tracing.keys_of(data, errors)}
+            trace = data.get("trace") or newest()
+            return {"kind": "trace", "trace": trace, "trace_keys": keys_of(data, errors)}
         case "synthetic":
             try:
                 return {"kind": "synthetic", "tenants": changes_of(TENANT, data)}
@@ -236,3 +251,117 @@ def cells_of(
 
 def _runs(group: Values, region: str, gpu: str) -> bool:
     return bool(group["gpu"] == gpu and region in group["regions"])
+
+
+FIELDS: Final = {
+    "model": "Model",
+    "region": "Region",
+    "slo_class": "SLO class",
+    "tenant": "Tenant",
+    "speed": "Speed",
+    "limit": "At most",
+}
+"""By key of a scenario's `[trace]`; `models` is NAMES."""
+NUMBERS: Final = {"speed": (float, "times", "any"), "limit": (int, "requests", "1")}
+"""Type of the value, its unit and the step of the field."""
+SHOWN: Final = 8
+"""Names of a kind that are listed."""
+
+
+def _pair(row: Mapping[str, str]) -> Values:
+    if not row["model"]:
+        raise ChangeError("model", "is missing")
+    return {"theirs": row["theirs"], "ours": row["model"]}
+
+
+NAMES: Final = RowKind(
+    "trace-name",
+    "Models by other names",
+    (Column("theirs", "Name in the trace"), MODEL),
+    (("Name", {"theirs": "name"}),),
+    _pair,
+    "None: a model is found by the name that it has here.",
+)
+
+
+def keys_of(data: QueryDict, errors: dict[str, str]) -> Values:
+    """The keys of `[trace]` that *data* has; what is wrong is written into *errors* by its label."""
+    keys: Values = {}
+    for key in FIELDS:
+        text = data.get(field_of(key), "").strip()
+        if not text:
+            continue
+        try:
+            keys[key] = NUMBERS[key][0](amount({key: text}, key)) if key in NUMBERS else text
+        except (ChangeError, OverflowError):
+            errors[label_of(key)] = f"{text!r} is no number"
+    try:
+        named = {pair["theirs"]: pair["ours"] for pair in changes_of(NAMES, data)}
+    except ChangeError as error:
+        errors[error.field] = error.what
+        named = {}
+    return keys | ({"models": named} if named else {})
+
+
+def field_of(key: str) -> str:
+    """The field's name."""
+    return f"trace-{key}".replace("_", "-")
+
+
+def label_of(key: str) -> str:
+    """Label of an error of *key*."""
+    return f"Trace, {FIELDS.get(key, NAMES.title if key == 'models' else key)}"
+
+
+def misfits(start: Start, scenario: Scenario) -> dict[str, str]:
+    """Problems of the trace of *start* with *scenario*, by the label of the field; none of other starts."""
+    if start.arrivals["kind"] != "file":
+        return {}
+    return {label_of(key): what for key, what in traces.misfits(start.arrivals, scenario).items()}
+
+
+def fields(data: QueryDict, values: Values, errors: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Fields of the page: name, label, value, error, and the options of a select or the unit of a number."""
+    regions = list(values.get("regions", {}))
+    classes = list(values.get("classes", {}))
+    options = {
+        "model": [("", "choose one"), *((name, name) for name in values.get("models", {}))],
+        "region": [("" if at == 0 else name, region_title(name)) for at, name in enumerate(regions)],
+        "slo_class": [("" if at == 0 else name, name) for at, name in enumerate(classes)],
+    }
+    usual = {"tenant": "trace", "speed": "1", "limit": "all"}
+    made = []
+    for key, label in FIELDS.items():
+        _, unit, step = NUMBERS.get(key, (str, "", ""))
+        made.append(
+            {
+                "name": field_of(key),
+                "label": label,
+                "value": data.get(field_of(key), ""),
+                "error": errors.get(label_of(key), ""),
+                "options": options.get(key),
+                "usual": usual.get(key, ""),
+                "unit": unit,
+                "step": step,
+            }
+        )
+    return made
+
+
+def about(start: Values) -> str:
+    """A trace and the names it has, in a sentence or two; empty if there is none."""
+    pk = str(start.get("trace") or "")
+    row = TraceFile.objects.defer("content").filter(pk=pk).first() if pk.isdecimal() else None
+    if row is None:
+        return ""
+    lists = []
+    for kind, names in traces.named(row.pk).items():
+        title = {"model": "models", "region": "regions", "slo_class": "SLO classes"}[kind]
+        more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+        lists.append(f"{title} {', '.join(names[:SHOWN])}{more}" if names else f"no {title}")
+    return f"{row.requests:,} requests over {duration(row.span_s)}. It names {'; '.join(lists)}. Where it names none:"
+
+
+def newest() -> int | None:
+    """The trace that a form begins with."""
+    return TraceFile.objects.order_by("-pk").values_list("pk", flat=True).first()

@@ -34,7 +34,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RowKind:
     """A kind of row. *adds* are its buttons: a label, and what a new row begins with."""
 
     name: str
@@ -43,7 +43,7 @@ class Kind:
     adds: Sequence[tuple[str, Mapping[str, str]]]
     change: Callable[[Mapping[str, str]], Values] = field(compare=False)
     none: str = ""
-    """What is said where there is no row."""
+    """Text where there is no row."""
 
 
 def _regions(values: Values) -> Choices:
@@ -150,7 +150,7 @@ def _minutes(name: str, label: str) -> Column:
 
 REGION = Column("region", "Region", _regions)
 MODEL: Final = Column("model", "Model", _one_model)
-DEMAND: Final = Kind(
+DEMAND: Final = RowKind(
     "demand",
     "Demand",
     (
@@ -171,7 +171,7 @@ DEMAND: Final = Kind(
     _demand,
     "As it is foreseen. Every future sees the same demand.",
 )  # fmt: skip
-TENANT: Final = Kind(
+TENANT: Final = RowKind(
     "tenant",
     "New tenants",
     (
@@ -188,7 +188,7 @@ TENANT: Final = Kind(
     (("Tenant", {"tenant": "new", "rate": "0.5", "prompt": "300", "output": "150"}),),
     _tenant,
 )
-BOUNDS: Final = Kind(
+BOUNDS: Final = RowKind(
     "bounds",
     "Bounds",
     (
@@ -202,7 +202,7 @@ BOUNDS: Final = Kind(
     "As they are.",
 )
 LOST: Final = (("region", "Region"), ("node", "Node"), ("instance", "Instance"), ("spot", "Spot reclaim"))
-FAILURE: Final = Kind(
+FAILURE: Final = RowKind(
     "failure",
     "Failures",
     (
@@ -218,7 +218,7 @@ FAILURE: Final = Kind(
     _failure,
     "None. Take away an instance, a node or a region at a time you choose.",
 )
-SLO: Final = Kind(
+SLO: Final = RowKind(
     "slo",
     "SLO targets",
     (
@@ -232,7 +232,7 @@ SLO: Final = Kind(
     _slo,
     "As they are.",
 )
-KEY: Final = Kind(
+KEY: Final = RowKind(
     "key",
     "Any other key",
     (Column("path", "Key of the scenario"), Column("value", "Value")),
@@ -240,11 +240,11 @@ KEY: Final = Kind(
     _key,
 )
 OF_ALL: Final = (DEMAND, TENANT)
-"""What every future sees."""
+"""Rows that all futures share."""
 OF_FLEET: Final = (BOUNDS, FAILURE, SLO, KEY)
 
 
-def rows_of(kind: Kind, data: QueryDict) -> list[dict[str, str]]:
+def rows_of(kind: RowKind, data: QueryDict) -> list[dict[str, str]]:
     """The rows of *kind* that were filled in."""
     columns = [[value.strip() for value in data.getlist(f"{kind.name}-{column.name}")] for column in kind.columns]
     count = max(map(len, columns), default=0)
@@ -253,7 +253,7 @@ def rows_of(kind: Kind, data: QueryDict) -> list[dict[str, str]]:
     return [row for row in named if row[kind.columns[0].name]]
 
 
-def changes_of(kind: Kind, data: QueryDict) -> list[Values]:
+def changes_of(kind: RowKind, data: QueryDict) -> list[Values]:
     """The changes that the rows of *kind* are. Raises ChangeError naming row and column."""
     changes = []
     for number, row in enumerate(rows_of(kind, data), 1):

@@ -1,12 +1,15 @@
 """What-if: questions to the simulator. A list, the form that asks, and the comparison of the futures of one."""
 
 from datetime import datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, redirect, render
+from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_GET, require_POST, require_safe
 
@@ -16,24 +19,24 @@ from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import back
 from controlplane.console.charts.spec import Chart
-from controlplane.console.formats import NONE, duration, points_signed, signed
+from controlplane.console.formats import NONE, milliseconds, percent_fine, points_signed, signed
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
+from controlplane.console.pages.plans.cards import cards_of
 from controlplane.console.pages.what_if import charts as drawn
-from controlplane.console.pages.what_if import following
-from controlplane.console.pages.what_if.compare import facts, heat, hidden_of, rows_of, sentence, state_of
+from controlplane.console.pages.what_if.compare import facts, heat, hidden_of, in_words, rows_of, sentence, state_of
 from controlplane.console.selectors.replay import replay
 from controlplane.fleet.lifecycle.states import ActionError
+from controlplane.planning.models import ScalingPlan
 from controlplane.resources.filters import number
+from controlplane.resources.names import place_titles
 from controlplane.resources.tables import Table
-from controlplane.simulation.whatif import plan, selectors, services, twin_errors
+from controlplane.simulation.whatif import plan, report, selectors, services, twin_errors
 from controlplane.simulation.whatif.changes.base import region_title
-from controlplane.simulation.whatif.models import LETTERS, WhatIf, WhatIfState
-from controlplane.simulation.whatif.results import files, report
-from controlplane.simulation.whatif.results.following import ready_since
-from controlplane.simulation.whatif.runs.decisions import kept_of
-from controlplane.simulation.whatif.runs.working import OPEN, edited_time
-from scheduling.compiling import Progress
+from controlplane.simulation.whatif.models import LETTERS, Future, WhatIf, WhatIfState
+from controlplane.simulation.whatif.plan import followed, ready_since
+from controlplane.simulation.whatif.results import Compared, compared, kept_of
+from controlplane.simulation.whatif.working import OPEN, edited_time
 
 SHOWN: Final = 100
 MORE_SEEDS: Final = 5
@@ -100,11 +103,11 @@ def what_if(request: HttpRequest, pk: int) -> HttpResponseBase:
         case "csv", "regret":
             return _regret_table(seen).csv(f"what-if-{pk}-regret")
         case "csv", "futures":
-            return Table(files.FUTURES_HEADER, map(list, files.futures(row, seen.scope))).csv(f"what-if-{pk}")
+            return Table(selectors.FUTURES_HEADER, map(list, selectors.futures(row, seen.scope))).csv(f"what-if-{pk}")
         case "csv", "runs":
-            return Table(files.RUNS_HEADER, map(list, files.runs(row))).csv(f"what-if-{pk}-runs")
+            return Table(selectors.RUNS_HEADER, map(list, selectors.runs(row))).csv(f"what-if-{pk}-runs")
         case "csv", "keys":
-            return Table(files.KEYS_HEADER, map(list, files.keys(row))).csv(f"what-if-{pk}-keys")
+            return Table(selectors.KEYS_HEADER, map(list, selectors.keys(row))).csv(f"what-if-{pk}-keys")
         case "csv", key:
             for chart in seen.charts():
                 if chart.key == key:
@@ -165,13 +168,6 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
     else:
         messages.success(request, done)
     return back(request, "console:what-if", pk)
-
-
-def _drawn(progress: dict[str, Any]) -> str:
-    """Seeds that are done and states, of the whole and of each future, as `whatif.js` reads them of the live table."""
-    seeds = [progress["runs_done"], *(each["seeds_done"] for each in progress["futures"])]
-    states = [progress["state"], *(each["state"] for each in progress["futures"])]
-    return f"{','.join(map(str, seeds))} {','.join(map(str, states))}"
 
 
 class _Seen:
@@ -239,7 +235,7 @@ class _Seen:
         regret = self.compared["regret"]
         names = {each["letter"]: each["name"] for each in self.every}
         return {
-            **live_context(hub.state(), f"overview,what-if:{row.pk}"),
+            **live_context(hub.state(), f"what-if:{row.pk}"),
             "what_if": row,
             "run": self._run(facts(row, edits, known[0] if known else None, "Every future sees the same requests")),
             "remarks": row.start.get("remarks", [])[1:],
@@ -250,8 +246,8 @@ class _Seen:
                 each | {"show": self._with(each["letter"])} for each in self.every if each["letter"] in self.hidden
             ],
             "chosen": chosen | {"sentence": sentence(chosen, row.slo_target)} | self._choice(chosen),
-            "plan_made": following.made(row),
-            "followed": following.following(row),
+            "plan_made": plan_made(row),
+            "followed": following(row),
             "scopes": self._scopes(),
             "charts": {
                 "scatter": self.scatter,
@@ -288,16 +284,15 @@ class _Seen:
         }
         return {
             "verdict": state_of(row.state, texts.get(WhatIfState(row.state), "")),
-            "text": _in_words(done, kernels.progress() if row.state in OPEN else None),
+            "text": in_words(done, kernels.progress() if row.state in OPEN else None),
             "open": row.state in OPEN,
             "missing": row.state not in OPEN and any(each["state"] in MISSING for each in done["futures"]),
             "share": done["done"] if row.state in OPEN else None,
-            "drawn": _drawn(done),
             "facts": about,
         }
 
     def _stale(self) -> list[str]:
-        """What differs now from when it began, while that still matters."""
+        """Differences from when it started, while they matter."""
         row = self.row
         if row.start.get("kind") != "fleet" or row.plan or row.state == WhatIfState.DRAFT:
             return []
@@ -309,7 +304,7 @@ class _Seen:
         return plan.changed_since(row)
 
     def _choice(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        """What the chosen future would have of the fleet, and whether it can become the plan."""
+        """The changes of the fleet that the chosen future needs, and whether it can become the plan."""
         row = self.row
         future = row.futures.get(letter=chosen["letter"])
         keys = selectors.full_diff(row, future)
@@ -353,20 +348,6 @@ class _Seen:
         return shown
 
 
-def _in_words(done: dict[str, Any], compiling: Progress | None) -> str:
-    """The progress of a what-if: runs, the time it took, the time to go; and whether they wait for kernels."""
-    words = [f"{done['runs_done']} of {done['runs']} runs"]
-    if done["ahead"]:
-        words.append(f"{done['ahead']} other what-if{'s' * (done['ahead'] > 1)} first")
-    if done["elapsed_s"] is not None:
-        words.append(f"{duration(done['elapsed_s'])} elapsed")
-    if compiling and not done["runs_done"]:
-        words.append(f"runs wait for the simulator: {compiling}, once for each version")
-    if done["eta_s"]:
-        words.append(f"about {duration(done['eta_s'])} left. Results below change until all are done")
-    return f"{'; '.join(words)}."
-
-
 def _price(text: str) -> float | None:
     """Dollars, 0 or more; None for anything else."""
     try:
@@ -390,3 +371,182 @@ def _regret_table(seen: _Seen) -> Table:
         return Table(("Future",), [])
     header = ("Future", *(f"Seed {seed} ($)" for seed in regret["seeds"]), "Mean ($)", "Worst ($)")
     return Table(header, [[each["letter"], *each["usd"], each["mean"], each["worst"]] for each in regret["rows"]])
+
+
+def plan_made(row: WhatIf) -> str:
+    """Who made which future the plan, and whether it still is; empty if none ever was."""
+    if not row.plan:
+        return ""
+    at = timezone.localtime(datetime.fromisoformat(row.plan["at"]))
+    if back := row.plan.get("undone_at"):
+        return f"It was the plan from {at:%d %b %H:%M} until {timezone.localtime(datetime.fromisoformat(back)):%d %b %H:%M}."
+    return f"{row.plan['letter']} is the plan since {at:%d %b %H:%M}, by {row.plan['by']}: {row.plan['note']}"
+
+
+def following(row: WhatIf) -> dict[str, Any] | None:
+    """Prediction and measurement of the plan; None if no future of *row* is the plan."""
+    came = followed(row)
+    if came is None:
+        return None
+    titles, now = place_titles(), timezone.now()
+    plans = ScalingPlan.objects.filter(pk__in=row.plan["plans"]).select_related("model").order_by("model__name")
+    cards = cards_of(plans, titles, now)
+    return {
+        "letter": row.plan["letter"],
+        "name": row.plan["name"],
+        "at": LETTERS.index(row.plan["letter"]),
+        "made": plan_made(row),
+        "over": came["over"],
+        "assumed": came["assumed"],
+        "cards": [{"card": card, "plan": card.plan} for card in cards],
+        "waiting": sum(card.decidable and not card.expired for card in cards),
+        "measures": [
+            ("Requests", f"{came['requests']:,}", "since it is the plan"),
+            ("SLO met", percent_fine(came["slo_met"]), _predicted(percent_fine(came["predicted_slo_met"]))),
+            ("TTFT p95", milliseconds(came["ttft_p95_ms"]), _predicted(milliseconds(came["predicted_ttft_p95_ms"]))),
+            _instances(came["instances"]),
+        ],
+        "endpoints": [_endpoint(each, titles) for each in came["instances"]],
+    }
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def panel(request: HttpRequest, pk: int) -> HttpResponse:
+    """The panel that follows the plan, for a page with the same query; empty once none is the plan."""
+    row = get_object_or_404(WhatIf, pk=pk)
+    came = following(row)
+    if came is None:
+        return HttpResponse()
+    page = f"{reverse('console:what-if', args=[pk])}?{request.GET.urlencode()}"
+    return render(request, "console/what_if/followed.html", {"followed": came, "what_if": row, "page_address": page})
+
+
+def _predicted(text: str) -> str:
+    return "not comparable" if text == NONE else f"predicted {text} over all of it"
+
+
+def _instances(endpoints: list[dict[str, Any]]) -> tuple[str, str, str]:
+    ready = sum(each["ready"] for each in endpoints)
+    if any(each["predicted"] is None for each in endpoints):
+        return "Ready instances", f"{ready}", "not comparable"
+    return "Ready instances", f"{ready}", f"predicted {sum(each['predicted'] for each in endpoints):.1f} for now"
+
+
+def _endpoint(each: dict[str, Any], titles: dict[str, str]) -> dict[str, Any]:
+    """Instances of a model in a region: ready at the fork, predicted for now, and present."""
+    # Predictions are means over seeds: a difference below a half is none.
+    known = each["predicted"] is not None
+    more = round(each["ready"] - each["predicted"]) if known else 0
+    moving = [f"{each[name]} {name}" for name in ("starting", "draining") if each[name]]
+    return {
+        "model": each["model"],
+        "region": titles.get(each["region"], each["region"]),
+        "began": f"{round(each['began']):d}",
+        "predicted": f"{round(each['predicted'], 1):g}" if known else NONE,
+        "ready": each["ready"],
+        "moving": ", ".join(moving),
+        "difference": f"{signed(more)} against predicted" if more else "as predicted" if known else "not comparable",
+        "agrees": not more,
+    }
+
+
+KINDS: Final = {
+    "instances": ("Instances", "Instances added and taken away, and swaps, with their reasons"),
+    "swap": ("Swaps", "Instances added and taken away, and swaps, with their reasons"),
+    "region": ("Region", "Requests in order of arrival: who serves each, after which wait"),
+    "instance": ("Instance", "Requests in order of arrival: who serves each, after which wait"),
+    "order": ("Order", "Requests that waited, in the order in which each begins them"),
+}
+"""Of decisions: a word, and what the rows are."""
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def decisions(request: HttpRequest, pk: int, letter: str) -> HttpResponseBase:
+    """`/what-if/12/decisions/B/?kind=order&region=us-east`: of one kind in one region; the first there is, without them."""
+    row = get_object_or_404(WhatIf.objects.defer("start"), pk=pk)
+    future = get_object_or_404(row.futures, letter=letter)
+    known = compared(row, letter)
+    about = {(each["kind"], each["region"]): each for each in future.decides}
+    keys = [key for key in about if key in known]
+    asked = request.GET.get("kind", ""), request.GET.get("region", "")
+    key = asked if asked in keys else keys[0] if keys else None
+    at = began(row)
+    if key is not None and request.GET.get("format") == "csv":
+        return _table(future, known[key], at).csv(f"what-if-{pk}-{letter}-{'-'.join(key)}")
+    context = {
+        "what_if": row,
+        "future": future,
+        "at": LETTERS.index(letter),
+        "choices": _choices(keys, key),
+        "shown": _shown(known[key], at, key, about[key]) if key else None,
+    }
+    if key is not None:
+        ordered = sorted(keys, key=_place)
+        place = ordered.index(key)
+        context |= {
+            "before": _query(ordered[place - 1]) if place else "",
+            "after": _query(ordered[place + 1]) if place + 1 < len(ordered) else "",
+        }
+    return render(request, "console/what_if/decisions.html", context)
+
+
+def began(row: WhatIf) -> datetime:
+    """When the time that is simulated begins."""
+    at = WhatIf.objects.filter(pk=row.pk).values_list("start__at", flat=True).first()
+    return timezone.localtime(datetime.fromisoformat(at) if at else row.created_at)
+
+
+def _place(key: tuple[str, str]) -> tuple[str, int]:
+    kind, region = key
+    return region, list(KINDS).index(kind)
+
+
+def _query(key: tuple[str, str]) -> str:
+    return f"?kind={key[0]}&region={key[1]}"
+
+
+def _choices(keys: list[tuple[str, str]], chosen: tuple[str, str] | None) -> list[tuple[str, Any]]:
+    """By region, (address, kind, whether it is shown) of each difference."""
+    return [
+        (region_title(region), [(_query(each), KINDS[each[0]][0], each == chosen) for each in own])
+        for region, own in groupby(sorted(keys, key=_place), key=itemgetter(1))
+    ]
+
+
+def _shown(known: Compared, at: datetime, key: tuple[str, str], about: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "title": f"{region_title(key[1])}: {KINDS[key[0]][0].lower()}",
+        "caption": KINDS[key[0]][1],
+        "sentence": about["sentence"],
+        "effect": about["effect"],
+        "rows": [
+            {
+                "clock": f"{at + timedelta(seconds=each.at_s):%H:%M:%S}",
+                "about": each.about,
+                "first": each.first,
+                "other": each.other,
+                "differs": each.differs,
+                "marked": place == known.marked,
+            }
+            for place, each in enumerate(known.rows)
+        ],
+    }
+
+
+def _table(future: Future, known: Compared, at: datetime) -> Table:
+    header = ("Time (UTC)", "After the start (s)", "Model", "A", str(future), "Differs", "First difference")
+    rows = [
+        [
+            at + timedelta(seconds=each.at_s),
+            round(each.at_s, 3),
+            each.about,
+            each.first,
+            each.other,
+            each.differs,
+            place == known.marked,
+        ]
+        for place, each in enumerate(known.rows)
+    ]
+    return Table(header, rows)

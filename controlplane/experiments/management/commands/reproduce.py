@@ -70,7 +70,7 @@ def command_line(experiment: Experiment, settings: Settings) -> str:
 
 
 def show(experiment: Experiment, result: Result, shown: Console) -> None:
-    """Print *result*, and the paper's figures beside it where there are any."""
+    """Print *result*, and the paper's figures with ours where there are any."""
     experiment.show(shown, result)
     if rows := experiment.compare(result):
         shown.print(comparison_table(experiment, rows))
@@ -85,5 +85,5 @@ COMPARED = (
 
 
 def comparison_table(experiment: Experiment, rows: list[Comparison]) -> Table:
-    """The paper's figures beside ours."""
+    """The paper's figures and ours."""
     return table(f"Against the paper: {experiment.paper}", COMPARED, map(asdict, rows))

@@ -53,7 +53,7 @@ class Command(BaseCommand):
 
     def _agreed(self) -> bool:
         if not sys.stdin.isatty():
-            raise CommandError("Nothing is changed: add --yes where nobody can be asked.")
+            raise CommandError("Nothing is changed: add --yes where there is no terminal to ask.")
         return input("Apply these changes? [y/N] ").strip().lower() in {"y", "yes"}
 
     def _show(self, changes: list[Change]) -> None:

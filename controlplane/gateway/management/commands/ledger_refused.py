@@ -9,7 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from controlplane.gateway.ledger import refused
-from controlplane.gateway.ledger.entry import Entry
+from controlplane.gateway.ledger.entry import COLUMNS, RequestRecord
 from controlplane.gateway.ledger.refused import Refused
 from controlplane.gateway.ledger.writer import write_each
 
@@ -51,7 +51,7 @@ class Command(BaseCommand):
         still: list[Refused] = []
         for one in mended:
             try:
-                reasons = [reason for _, reason in write_each([Entry(**one.row).bounded()], again=True)]
+                reasons = [reason for _, reason in write_each([RequestRecord(**one.row).bounded()], again=True)]
             except (TypeError, ValueError) as error:
                 reasons = [f"{type(error).__name__}: {error}"]
             except DatabaseError as error:
@@ -75,8 +75,8 @@ class Command(BaseCommand):
 def _assignment(text: str) -> tuple[str, Any]:
     """COLUMN=VALUE. Raises argparse.ArgumentTypeError for another form, or no column of the ledger."""
     name, equals, value = text.partition("=")
-    if not equals or name not in Entry._fields:
-        raise argparse.ArgumentTypeError(f"{text!r} is not COLUMN=VALUE with one of {', '.join(Entry._fields)}")
+    if not equals or name not in COLUMNS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not COLUMN=VALUE with one of {', '.join(COLUMNS)}")
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from controlplane.accounts.models import ApiKey
 from controlplane.accounts.services import revoke_api_key
-from controlplane.gateway.replay import ledger_check
+from controlplane.gateway.replay import report as reports
 from controlplane.gateway.replay.report import Report, tokens
 from controlplane.gateway.replay.sender import Sender, Tally, Target
 from scheduling.simulation.workload.traces import FORMATS, TraceError, TraceRequest, read_trace
@@ -56,13 +56,13 @@ class Command(BaseCommand):
         run = f"replay-{secrets.token_hex(4)}"
         try:
             key, made = self._key(options, run)
-        except ledger_check.TenantError as error:
+        except reports.TenantError as error:
             raise CommandError(str(error)) from error
         try:
             report = self._replay(options, run, made or options["key"], key)
         finally:
             if key is not None and made:
-                revoke_api_key(key, ledger_check.ACTOR, f"{run} is over")
+                revoke_api_key(key, reports.ACTOR, f"{run} is over")
         if options["json"]:
             self.stdout.write(json.dumps(report.as_json()))
         else:
@@ -76,8 +76,8 @@ class Command(BaseCommand):
         """(row if this is the server's database, secret if the key was made for this run)."""
         try:
             if options["key"]:
-                return ledger_check.known_key(options["key"]), ""
-            return ledger_check.key_for_run(options["tenant"], run)
+                return reports.known_key(options["key"]), ""
+            return reports.key_for_run(options["tenant"], run)
         except DatabaseError as error:
             if options["key"]:
                 return None, ""
@@ -113,8 +113,8 @@ class Command(BaseCommand):
         comparison = None
         if key is not None and not options["no_check_ledger"]:
             tally = sender.tally
-            comparison = ledger_check.compare(run, ledger_check.Sums(tally.sent, tally.done, *tokens(tally.answers)))
-        terms = ledger_check.terms_of(key, options["slo_class"]) if key is not None else None
+            comparison = reports.compare(run, reports.Sums(tally.sent, tally.done, *tokens(tally.answers)))
+        terms = reports.terms_of(key, options["slo_class"]) if key is not None else None
         return Report(run, model.name, took_s, sender.tally, terms, comparison, interrupted)
 
 

@@ -19,7 +19,7 @@ ACTOR = "fit_profiles"
 
 class Command(BaseCommand):
     help = (
-        "Fit performance profiles to published measurements or to our own ledger, and say how far off they are on "
+        "Fit performance profiles to published measurements or to our own ledger, and give their errors on "
         "configurations that were left out of the fit."
     )
     requires_system_checks = []

@@ -103,7 +103,8 @@ class Command(BaseCommand):
 def write(folder: Path, table_format: str, ran: Simulated) -> None:
     """Write every table, and `result.json` with all but the series and changes, into *folder*."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, each in ran.tables().items():
+    tables = ran.tables() | {"series": ran.measures.series, "changes": ran.changes}
+    for name, each in tables.items():
         file = folder / f"{name}.{table_format}"
         each.write_csv(file) if table_format == "csv" else each.write_parquet(file)
     (folder / "result.json").write_text(json.dumps(ran.as_json(), indent=1), encoding="utf-8")
@@ -161,8 +162,8 @@ def write_long(path: Path, names: tuple[str, ...], columns: list[Any]) -> None:
 
 
 def show(shown: Console, ran: Simulated) -> None:
-    about, measures, tables = ran.about, ran.measures, ran.tables()
-    moves, plans = tables["moves"].rows, tables["plans"].rows
+    about, measures = ran.about, ran.measures
+    moves, plans = ran.moves.rows, ran.plans.rows
     shown.print(
         f"[bold]{about['scenario']}[/], seed {about['seed']}: {about['requests']:,} requests over"
         f" {about['simulated_s'] / 3600:.2f} h, simulated in {about['took_s']:.2f} s"

@@ -1,1 +1,1 @@
-"""What a future changes against now: typed, checked, applied to a scenario, and said in plain words."""
+"""Changes of a future against now: typed, checked, applied to a scenario, and put into words."""

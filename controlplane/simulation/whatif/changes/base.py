@@ -1,4 +1,4 @@
-"""What changes have in common: a table of values that is applied to a scenario's, and a sentence that says so."""
+"""Base of all changes: a table of values, applied to a scenario's and put into a sentence."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -32,7 +32,7 @@ class Change(BaseModel, ABC):
         """Write it into *values*, which are the caller's own. Raises ChangeError naming the field."""
 
     def edits(self, values: Values, seed: int, horizon_s: float) -> Sequence[Edit]:
-        """What it does to the requests themselves."""
+        """Edits of the requests themselves."""
         return ()
 
     @abstractmethod
@@ -62,7 +62,7 @@ def models_words(models: Sequence[str], values: Values) -> str:
 
 
 def clock(at_s: float) -> str:
-    """A time after the begin in words."""
+    """A time after the start in words."""
     minutes = round(at_s / 60)
     if minutes < 120:
         return f"{minutes} min"

@@ -124,7 +124,7 @@ class TenantChange(Change):
 
 
 class SloChange(Change):
-    """What a class promises; what is left out stays."""
+    """New targets of a class; those left out stay."""
 
     kind: Literal["slo"] = "slo"
     slo_class: str

@@ -7,15 +7,14 @@ from pydantic import Field, FiniteFloat
 
 from controlplane.simulation.whatif.changes.base import Change, ChangeError, Values, known, models_words, titled
 from forecasting.workload import FORECASTERS, rests
-from scheduling.bundles import BUNDLES
-from scheduling.queueing.ordering import ORDERINGS
-from scheduling.routing.routers import POLICY_CODES
+from scheduling.bundles import BUNDLES, SAID
+from scheduling.policy import ORDERS, ROUTERS
 from scheduling.scaling import NO_STRATEGY, STRATEGIES, make_strategy
 
 PARTS: Final = {
     "bundle": tuple(BUNDLES),
-    "routing": tuple(POLICY_CODES),
-    "ordering": tuple(ORDERINGS),
+    "routing": tuple(ROUTERS),
+    "ordering": tuple(ORDERS),
     "strategy": (*STRATEGIES, NO_STRATEGY),
     "forecaster": ("oracle", "recent", *FORECASTERS),
     "demand_level": ("strategy", "mean", "upper_80"),
@@ -24,16 +23,7 @@ TITLES: Final = {
     "bundle": "policy", "routing": "router", "ordering": "order", "strategy": "strategy", "forecaster": "forecaster",
     "demand_level": "planned demand",
 }  # fmt: skip
-OF_A_BUNDLE: Final = (
-    "routing",
-    "ordering",
-    "region_threshold",
-    "eviction_limit",
-    "strategy",
-    "parameters",
-    "forecaster",
-    "demand_level",
-)
+OF_A_BUNDLE: Final = (*SAID, "strategy", "parameters", "forecaster", "demand_level")
 """Keys of `[[endpoints]]` that a bundle says: what a scenario had there gives way."""
 
 
@@ -130,7 +120,7 @@ class LengthsChange(Change):
 
 
 class KeyChange(Change):
-    """Any key of the scenario, such as `planner.epsilon` or `endpoints[2].region_threshold`."""
+    """Any key of the scenario, such as `planner.epsilon` or `endpoints[2].ordering`."""
 
     kind: Literal["key"] = "key"
     path: Annotated[str, Field(max_length=200)]

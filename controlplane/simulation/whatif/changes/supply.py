@@ -137,7 +137,7 @@ class BoundsChange(Change):
 
 
 class FailureChange(Change):
-    """What is lost at a time: named instances (of a node, say), *count* of a region, or all of it; and for how long.
+    """A loss at a time: named instances (of a node, say), *count* of a region, or all of it; and for how long.
 
     `spot` is a provider that takes *count* instances back: like a failure, and the place is free again after *for_s*.
     """
@@ -246,7 +246,7 @@ def bounds_of(values: Values, model: str, region: str) -> tuple[int, int]:
 
 
 def instance_names(values: Values) -> dict[tuple[str, str], list[str]]:
-    """Names of the instances that are ready at the begin, by model and region, as `staging.fleet` gives them."""
+    """Names of the instances that are ready at the start, by model and region, as `staging.fleet` gives them."""
     names: dict[tuple[str, str], list[str]] = {}
     for group, region, own, _ in names_by_group(values):
         names.setdefault((group["model"], region), []).extend(own)
@@ -254,7 +254,7 @@ def instance_names(values: Values) -> dict[tuple[str, str], list[str]]:
 
 
 def names_by_group(values: Values) -> Iterator[tuple[Values, str, list[str], list[str]]]:
-    """Each group of the fleet in each of its regions, with the names of its instances that are ready at the begin and of its
+    """Each group of the fleet in each of its regions, with the names of its instances that are ready at the start and of its
     empty places."""
     ready: Counter[tuple[str, str]] = Counter()
     rest: Counter[tuple[str, str]] = Counter()

@@ -1,1 +1,1 @@
-"""What somebody may start from beside the living fleet, and the traces that were uploaded for it."""
+"""Starts other than the live fleet, and uploaded traces."""

@@ -18,7 +18,7 @@ from controlplane.simulation.whatif.starts.past import past_demand
 
 
 class Begin(BaseModel):
-    """What somebody asks to start from."""
+    """The start that a what-if is asked for."""
 
     model_config = ConfigDict(extra="forbid")
 

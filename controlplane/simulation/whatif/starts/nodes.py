@@ -1,4 +1,4 @@
-"""What is lost with a node: the instances of a start's scenario that run on it, by the names that failures have for them."""
+"""Losses with a node: the instances of a start's scenario that run on it, by their names in failures."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
 
 
 def with_instances(changes: Sequence[Mapping[str, Any]], values: dict[str, Any]) -> list[dict[str, Any]]:
-    """*changes*, in which a node that is lost takes down what it has in the scenario *values*, if nobody named it."""
+    """*changes*, in which a node that is lost takes down what it has in the scenario *values*, unless that is named."""
     made = [dict(change) for change in changes]
     lost = [one for one in made if one.get("what") == "node" and one.get("node") and not one.get("instances")]
     nodes = nodes_of(values) if lost and values.get("fleet") else {}

@@ -1,11 +1,12 @@
-"""What was asked in the hour before a what-if begins: its planners forecast from the begin on as live ones do."""
+"""Demand of the hour before a what-if, from which its planners forecast as live ones do."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from django.db.models import F
+from pydantic import BaseModel
 
 from controlplane.fleet.models import SloKind
 from controlplane.gateway.models import MinuteRow
@@ -16,41 +17,53 @@ from scheduling.simulation.staging.stage import PastDemand
 
 MINUTES: Final = 60
 MINUTE_S: Final = 60
-SERIES: Final = ("prompt", "output", "requests", "other")
 
 
-def past_demand(at: datetime) -> list[dict[str, Any]]:
-    """Of each endpoint with requests, by its callers' region: `model`, `region`, and for each of the last minutes before
-    *at* the tokens of prompts and outputs and the number of requests of interactive classes, and all tokens of `other`
-    (non-interactive) ones; as JSON. A minute in which nobody counted has none."""
+class EndpointDemand(BaseModel):
+    """Demand of an endpoint in each of the last minutes, oldest first."""
+
+    model: str
+    region: str
+    """Of the callers."""
+    prompt: list[int] = [0] * MINUTES
+    """Tokens of interactive classes, as `output`."""
+    output: list[int] = [0] * MINUTES
+    requests: list[int] = [0] * MINUTES
+    """Of interactive classes."""
+    other: list[int] = [0] * MINUTES
+    """All tokens of non-interactive classes."""
+
+
+def past_demand(at: datetime) -> list[EndpointDemand]:
+    """Demand of each endpoint with requests in the hour before *at*. A minute without a count has none."""
     until = last_complete(at, MINUTE_S)
     since = until - timedelta(minutes=MINUTES)
     separate, opportunistic = set(other_classes()), set(other_classes(SloKind.OPPORTUNISTIC))
     rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until).order_by().annotate(own=OWN_REGION)
     columns = (ASKED[Quantity.PROMPT], ASKED[Quantity.OUTPUT], F("requests") - F("repeated"))
-    asked: dict[Endpoint, dict[str, Any]] = {}
+    demand: dict[Endpoint, EndpointDemand] = {}
     for minute, model, region, slo_class, prompt, output, requests in rows.values_list(
         "minute", "model", "own", "slo_class", *columns
     ):
         if slo_class in opportunistic:
-            continue  # nobody plans for them
-        of = asked.setdefault(
-            (model, region), {"model": model, "region": region} | {name: [0] * MINUTES for name in SERIES}
-        )
+            continue  # no plan is made for them
+        of = demand.setdefault((model, region), EndpointDemand(model=model, region=region))
         index = int((minute - since).total_seconds()) // MINUTE_S
         if slo_class in separate:
-            of["other"][index] += prompt + output
+            of.other[index] += prompt + output
             continue
-        for name, value in zip(SERIES, (prompt, output, requests), strict=False):
-            of[name][index] += value
-    return [asked[endpoint] for endpoint in sorted(asked)]
+        of.prompt[index] += prompt
+        of.output[index] += output
+        of.requests[index] += requests
+    return [demand[endpoint] for endpoint in sorted(demand)]
 
 
-def as_arrays(past: Sequence[dict[str, Any]], endpoints: Sequence[Endpoint]) -> PastDemand:
-    """*past*, that of `past_demand`, for the *endpoints* of a simulation; zeros where nothing was asked."""
-    of = {(row["model"], row["region"]): row for row in past}
+def as_arrays(past: Sequence[EndpointDemand], endpoints: Sequence[Endpoint]) -> PastDemand:
+    """*past* for the *endpoints* of a simulation; zeros where there was none."""
+    of = {(each.model, each.region): each for each in past}
+    known = [of.get((model, region)) or EndpointDemand(model=model, region=region) for model, region in endpoints]
     prompt, output, requests, other = (
-        np.array([of[key][name] if key in of else [0] * MINUTES for key in endpoints], np.float64).reshape(-1, MINUTES)
-        for name in SERIES
+        np.array([getattr(each, name) for each in known], np.float64).reshape(-1, MINUTES)
+        for name in ("prompt", "output", "requests", "other")
     )
     return PastDemand(prompt / MINUTE_S, output / MINUTE_S, requests, other / MINUTE_S)

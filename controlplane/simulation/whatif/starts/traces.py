@@ -65,7 +65,7 @@ def workload_of(arrivals: dict[str, Any], scenario: Scenario, seed: int) -> Work
     """
     row = TraceFile.objects.filter(pk=arrivals["trace"]).first()
     if row is None:
-        raise ValueError(f"Trace {arrivals['trace']} is not kept any more. Upload it again.")
+        raise ValueError(f"Trace {arrivals['trace']} is no longer kept. Upload it again.")
     table = _table(row, arrivals)
     with _file(zlib.decompress(row.content)) as path:
         workload = load_trace(path, row.format, seed=seed, limit=table.limit)
@@ -76,10 +76,10 @@ def workload_of(arrivals: dict[str, Any], scenario: Scenario, seed: int) -> Work
 
 
 def misfits(arrivals: dict[str, Any], scenario: Scenario) -> dict[str, str]:
-    """What of *arrivals*, as `workload_of` takes them, does not fit *scenario*, by key of `[trace]`; empty if all does."""
+    """Problems of *arrivals*, those of `workload_of`, with *scenario*, by key of `[trace]`; empty for none."""
     row = TraceFile.objects.defer("content").filter(pk=arrivals["trace"]).first()
     if row is None:
-        return {"trace": f"{arrivals['trace']} is not kept any more: upload it again"}
+        return {"trace": f"{arrivals['trace']} is no longer kept: upload it again"}
     if unknown := [name for name in arrivals if name not in ("kind", "trace", *KEYS)]:
         return {unknown[0]: f"is no key; there is {', '.join(KEYS)}"}
     try:

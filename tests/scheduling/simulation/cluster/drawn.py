@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
+from scheduling.policy import Batching, EndpointPolicy
 from scheduling.queueing.ordering import ORDERINGS
 from scheduling.routing.routers import POLICY_CODES
 from scheduling.scaling import Reactive
-from scheduling.simulation.cluster.description import Batching, Cluster, Delays, InstanceSpec, Sharing
+from scheduling.simulation.cluster.description import Cluster, Delays, InstanceSpec, Sharing
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.workload.requests import Requests, make_requests
@@ -166,14 +167,16 @@ def clusters(draw, load: Load, exact: bool) -> Cluster:
     return Cluster(
         specs,
         latency_s=latency_s,
-        routing=draw(st.sampled_from(sorted(POLICY_CODES))),
-        ordering=draw(st.sampled_from([name for name in ORDERINGS if name != "qlm"])),
-        ordering_stretch=draw(st.sampled_from([0.5, 4.0, 0.0, 1000.0])),
-        dispatch_round_trip_s=draw(st.sampled_from([0.0, 0.0, 0.125, 1.0])),
-        requests_ahead_limit=draw(st.sampled_from([None, None, 0, 1, 3])),
-        batching=batching,
-        queue_bound=draw(st.sampled_from([None, 2, 8])),
-        threshold=draw(st.sampled_from([0.2, 0.7, 1.5])),
+        policies=EndpointPolicy(
+            routing=draw(st.sampled_from(sorted(POLICY_CODES))),
+            ordering=draw(st.sampled_from([name for name in ORDERINGS if name != "qlm"])),
+            ordering_stretch=draw(st.sampled_from([0.5, 4.0, 0.0, 1000.0])),
+            dispatch_round_trip_ms=draw(st.sampled_from([0.0, 0.0, 125.0, 1000.0])),
+            requests_ahead_limit=draw(st.sampled_from([None, None, 0, 1, 3])),
+            batching=batching,
+            queue_bound=draw(st.sampled_from([None, 2, 8])),
+            region_threshold=draw(st.sampled_from([0.2, 0.7, 1.5])),
+        ),
         delays=Delays(
             spot_median_s=1.0,
             spot_max_s=3.0,

@@ -52,7 +52,7 @@ def every_one_agrees(kind: str, how: settings) -> None:
         held["changes"] += len(result.changes)
         held["kept_tokens"] += sum(fleet.kept_tokens.values())
         held["chunked"] += int((drawn.requests.prompt_tokens[done] > budgets[outcomes["instance"][done]]).sum())
-        if drawn.cluster.of(drawn.cluster.batching, drawn.cluster.endpoints[0]).mode == "dynamic":
+        if drawn.cluster.policy(drawn.cluster.endpoints[0]).batching.mode == "dynamic":
             held["batched"] += int(done.sum())
 
     of_kind()

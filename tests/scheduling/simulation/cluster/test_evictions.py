@@ -1,6 +1,7 @@
 """When one that is to leave its instance does so, on both simulators."""
 
 from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.workload.requests import make_requests
@@ -20,7 +21,7 @@ def test_one_that_is_evicted_on_its_way_leaves_after_the_first_iteration_with_it
     )  # fmt: skip
     cluster = Cluster(
         instances=[InstanceSpec("m", "r", engine, dispatch_max_num_seqs=2)], models=["m"], regions=["r"],
-        dispatch_round_trip_s=ROUND_TRIP_S,
+        policies=EndpointPolicy(dispatch_round_trip_ms=1000 * ROUND_TRIP_S),
     )  # fmt: skip
     requests = make_requests([0.0, 3.0], [10, 10], [60, 5])
     evicted = Command(time_s=3.5, name="evict", arguments=(1,))

@@ -8,9 +8,10 @@ from io import StringIO
 import numpy as np
 import pytest
 
+from scheduling.policy import Batching
 from scheduling.queueing.waiting_set import in_order
 from scheduling.scaling import Reactive
-from scheduling.simulation.cluster.description import Batching, Delays, Sharing
+from scheduling.simulation.cluster.description import Delays, Sharing
 from scheduling.simulation.cluster.world import Outcome, State
 from scheduling.simulation.simulator import Pause, Simulation
 from scheduling.simulation.workload.requests import make_requests
@@ -266,7 +267,7 @@ def sharing(model: str, state: State = State.ASLEEP, weights_bytes: float = 0.0)
 
 
 def test_a_spot_instance_that_shares_its_gpus_is_not_lent_to_another_model():
-    """Its model is loaded beside those of its swap group: who scales out takes the next spot instance."""
+    """Its model is loaded with those of its swap group: scaling out takes the next spot instance."""
     described = cluster(sharing("a", State.SPOT), instance("a", state=State.SPOT), instance("b"))
     simulation = Simulation(described, make_requests([0.0], 100, 1, model=[1]))
     assert simulation.scale_out(described.endpoints.index(("b", described.regions[0]))) == 1

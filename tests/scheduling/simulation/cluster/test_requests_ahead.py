@@ -28,7 +28,10 @@ def run(round_trip_s: float, limit: int | None, ordering: str = "fcfs"):
     output = random.integers(10, 90, COUNT)
     requests = make_requests(np.zeros(COUNT), np.full(COUNT, 8), output, predicted_tokens=output)
     fleet = cluster(
-        instance(engine=ENGINE), dispatch_round_trip_s=round_trip_s, requests_ahead_limit=limit, ordering=ordering
+        instance(engine=ENGINE),
+        dispatch_round_trip_ms=1000 * round_trip_s,
+        requests_ahead_limit=limit,
+        ordering=ordering,
     )
     result = Simulation(fleet, requests, decisions=True).run()
     assert (result.outcomes["state"] == Outcome.DONE).all()
@@ -58,7 +61,7 @@ def test_strict_order_is_that_of_keys_and_requests_ahead_change_nothing_of_the_o
     assert strict == ahead
 
 
-@pytest.mark.parametrize("wrong", [{"dispatch_round_trip_s": -1.0}, {"requests_ahead_limit": -1}])
+@pytest.mark.parametrize("wrong", [{"dispatch_round_trip_ms": -1.0}, {"requests_ahead_limit": -1}])
 def test_what_makes_no_sense_is_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         cluster(instance(engine=ENGINE), **wrong)

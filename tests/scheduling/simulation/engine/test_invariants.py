@@ -119,7 +119,7 @@ def test_every_request_gets_exactly_its_tokens(engine_config, requests):
     most_steps = sum(request.prompt_tokens + request.output_tokens for request in requests) * len(requests) + 10
     while watch.step() is not None:
         most_steps -= 1
-        assert most_steps > 0, "the engine goes on for ever"
+        assert most_steps > 0, "the engine never ends"
     assert watch.finished == set(watch.requests)
 
 

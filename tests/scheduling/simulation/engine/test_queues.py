@@ -37,4 +37,4 @@ def test_an_empty_queue_has_no_head(queue):
     with pytest.raises(IndexError):
         queue.peek()
     with pytest.raises(KeyError):
-        queue.remove("nobody")
+        queue.remove("unknown")

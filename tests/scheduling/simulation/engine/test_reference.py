@@ -119,7 +119,7 @@ def test_fcfs_preempts_the_last_admitted_and_recomputes_what_it_had_produced():
     assert engine.kv_usage == 0
 
 
-def test_nobody_is_admitted_in_an_iteration_that_preempted():
+def test_none_is_admitted_in_an_iteration_that_preempted():
     engine = engine_with(
         request("low", 7, 4, priority=5),
         request("high", 7, 4, priority=1),
@@ -215,7 +215,7 @@ def test_abort_of_a_running_and_of_a_waiting_request_frees_all():
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_abort_says_whether_there_was_something_to_abort(policy):
     engine = engine_with(request("a", 4, 1), request("b", 4, 1), policy=policy, max_num_seqs=1)
-    assert not engine.abort("nobody")
+    assert not engine.abort("unknown")
     assert engine.abort("a")
     assert not engine.abort("a")
     assert [result.finished for result in steps(engine)] == [["b"]]
@@ -333,7 +333,7 @@ def test_step_times_are_those_of_the_profile():
     assert math.isclose(serve(slow, [request("a", 4, 2)])["a"].e2e_s - fast_s, 7.0)
 
 
-def test_blocks_without_a_hash_are_nobody_elses_whatever_the_hashes_are():
+def test_blocks_without_a_hash_are_never_shared():
     engine = engine_with(request("a", 9, 1), prefix_caching=True)
     steps(engine)
     engine.add(request("b", 9, 1, prefix_hashes=((0, 0), (0, 1))))

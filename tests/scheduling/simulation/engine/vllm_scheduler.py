@@ -69,7 +69,7 @@ def make_scheduler(settings: dict, model: ModelConfig) -> Scheduler:
 
 
 def make_request(number: int, asked: dict, block_size_tokens: int) -> Request:
-    """A request whose leading blocks are those its hashes stand for, and whose other tokens are nobody else's."""
+    """A request whose leading blocks are those its hashes stand for, and whose other tokens are unique."""
     tokens: list[int] = []
     for family, index in asked["prefix_hashes"]:
         tokens += [10_000 + 1000 * family + index] * block_size_tokens
@@ -110,7 +110,7 @@ def run(scenario: dict, model: ModelConfig) -> list[dict]:
             else:
                 prefill_tokens += tokens
         emitted = [one for one in ids if requests[one].num_computed_tokens == requests[one].num_tokens]
-        sampled = [[200_000 + int(one.removeprefix("r"))] if one in emitted else [] for one in ids]  # nobody else's
+        sampled = [[200_000 + int(one.removeprefix("r"))] if one in emitted else [] for one in ids]  # unique
         held = dict(requests)
         scheduler.update_from_output(
             scheduled,

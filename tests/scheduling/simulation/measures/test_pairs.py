@@ -4,8 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from scheduling.simulation.measures.differences import INSTANCE, INSTANCES, ORDER, REGION, SWAP, differences
-from scheduling.simulation.measures.pairs import BEFORE, ROWS, Pair, around
+from scheduling.simulation.measures.differences import (
+    BEFORE,
+    INSTANCE,
+    INSTANCES,
+    ORDER,
+    REGION,
+    ROWS,
+    SWAP,
+    Pair,
+    around,
+    differences,
+)
 from tests.scheduling.simulation.measures.test_differences import log
 
 

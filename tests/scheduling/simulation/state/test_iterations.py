@@ -1,4 +1,4 @@
-"""Prompts computed in chunks: how far they are is replayed from when tokens came, and is compared with the engine itself."""
+"""Prompts computed in chunks: progress is replayed from when tokens came, and is compared with the engine itself."""
 
 from math import inf
 
@@ -74,7 +74,7 @@ class Cut:
 
 
 def off_by(seed, cuts, outputs, many):
-    """By cut of an engine in the middle of a prompt: how far off what is replayed is at the most, in token budgets."""
+    """By cut of an engine in the middle of a prompt: the largest error of the replay, in token budgets."""
     random, off = np.random.default_rng(seed), []
     while len(off) < cuts:
         config = engine_of(int(random.choice([256, 512, 2048])))
@@ -92,7 +92,7 @@ def off_by(seed, cuts, outputs, many):
     return np.array(off)
 
 
-def test_what_is_computed_is_known_while_nobody_ends():
+def test_what_is_computed_is_known_while_none_ends():
     """To the token, but for a few of a hundred."""
     assert (off_by(3, 100, (9_000, 10_000), SEQUENCES) == 0).mean() > 0.95
 

@@ -8,10 +8,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from controlplane.fleet.lifecycle.states import ActionError
-from controlplane.simulation.whatif import selectors, services
+from controlplane.simulation.whatif import selectors, services, working
 from controlplane.simulation.whatif.changes.presets import PRESETS
 from controlplane.simulation.whatif.models import WhatIf
-from controlplane.simulation.whatif.runs import working
 from controlplane.simulation.whatif.starts.begin import Begin, start_of
 from controlplane.terminal import Column, console, progress, table
 from scheduling.simulation.scenario import ScenarioError
@@ -80,8 +79,8 @@ class Command(BaseCommand):
             self._watch(row, options["here"], options["json"])
         except KeyboardInterrupt:
             self.stderr.write(
-                f"What-if {row.pk} goes on where workers run. `manage.py whatif {row.pk}` follows it again, --here makes its"
-                f" runs, and `manage.py whatif --cancel {row.pk}` cancels it."
+                f"What-if {row.pk} continues where workers run. `manage.py whatif {row.pk}` follows it again, --here makes"
+                f" its runs, and `manage.py whatif --cancel {row.pk}` cancels it."
             )
             raise SystemExit(INTERRUPTED) from None
         row.refresh_from_db()

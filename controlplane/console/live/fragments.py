@@ -1,0 +1,170 @@
+"""Fragments of HTML that pages keep fresh: drawn once for each state of the fleet, whatever the number of browsers.
+
+A fragment has a name; elements with `data-fragment=NAME` hold it. Where more than words changes on a page (rows come, go
+or move), the *drawn* mark of its topic differs from the page's, and the page fetches its regions again.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from django.template.loader import render_to_string
+from django.utils.html import conditional_escape
+
+from controlplane.console.formats import FORMATS
+from controlplane.console.live import attention, length_service, queues, tiles, what_ifs
+from controlplane.console.live.state import LiveState
+from controlplane.console.selectors.events import latest_events, newest_event_id
+
+Html = dict[str, str]
+EVENTS_SHOWN = 5
+OPERATORS_TOPICS = frozenset({"system"})
+INSTANCE_CELLS: Final = (
+    ("status", "mark"), ("use_ratio", "percent"), ("waiting", "count"), ("kv_ratio", "percent"),
+    ("output_tokens_per_s", "quantity"), ("ttft_p95_ms", "milliseconds"), ("itl_p95_ms", "milliseconds"),
+    ("preemptions_per_min", "count"), ("heartbeat_at", "age"),
+)  # fmt: skip
+TABLE_CELLS: Final = (*INSTANCE_CELLS, ("use_ratio", "bar"), ("running", "running_of"), ("prefix_hit_ratio", "percent"))
+PAGE_CELLS: Final = (
+    *INSTANCE_CELLS, ("running", "count"), ("requests_ahead", "count"), ("round_trip_ms", "milliseconds"),
+)  # fmt: skip
+ENDPOINT_CELLS: Final = (("kv_ratio", "percent"), ("output_tokens_per_s", "quantity"))
+MODEL_CELLS: Final = (
+    ("instances_ready", "ready_of"), ("slo_met_ratio", "percent_fine"), ("ttft_p95_ms", "milliseconds"),
+    ("waiting", "count"), ("output_tokens_per_s", "quantity"),
+)  # fmt: skip
+BADGES: Final = {
+    "instances": "down",
+    "below": "below their SLO",
+    "plans": "to approve",
+    "system": "in trouble",
+    "queues": "groups at risk or late",
+}
+"""Counts of the attention list that the navigation shows, and what is counted."""
+
+
+def badge(problems: dict[str, Any], name: str) -> str:
+    return render_to_string("console/parts/badge.html", {"number": problems[name], "word": BADGES[name]})
+
+
+def attention_list(problems: dict[str, Any], model: str, instances: int, known: bool) -> str:
+    """The list of what needs attention, of one model or of all."""
+    shown = {**attention.of_model(problems, model), "model": model, "instances": instances, "known": known}
+    return render_to_string("console/overview/attention.html", shown)
+
+
+def event_list(model: str) -> str:
+    context = {"events": latest_events(EVENTS_SHOWN, model), "of_model": model}
+    return render_to_string("console/overview/events.html", context)
+
+
+def _cells(rows: Iterable[dict[str, Any]], cells: Iterable[tuple[str, str]]) -> Html:
+    return {
+        f"{row['live']}/{field}:{kind}": conditional_escape(FORMATS[kind](row[field], row))
+        for row in rows
+        for field, kind in cells
+    }
+
+
+def _tiles(of: tuple[tiles.Tile, ...], row: dict[str, Any] | None, live: str) -> Html:
+    return {one["live"]: one["html"] for one in tiles.readings(of, row, live)}
+
+
+def _everywhere(state: LiveState, _: str) -> Html:
+    """Fragments of every page: badges of the navigation, and numbers of models."""
+    badges = {f"badge/{name}": badge(state.attention, name) for name in BADGES} if state.known else {}
+    return badges | _cells((row for row in state.tables["tiles"] if row["scope"]), MODEL_CELLS)
+
+
+def _overview(state: LiveState, model: str) -> Html:
+    html = _tiles(tiles.TILES, state.tile(model), f"tile/{model}")
+    if state.known:
+        html["attention"] = attention_list(state.attention, model, len(state.tables["instances"]), True)
+    if state.newest_event_id is not None:
+        html["events"] = event_list(model)
+    return html
+
+
+def _instances(state: LiveState, _: str) -> Html:
+    tables = state.tables
+    return _cells(tables["instances"], TABLE_CELLS) | _cells(tables["endpoints"], ENDPOINT_CELLS)
+
+
+def _instance(state: LiveState, key: str) -> list[dict[str, Any]]:
+    return [row for row in state.tables["instances"] if str(row["id"]) == key]
+
+
+def _queues(state: LiveState, region: str) -> Html:
+    row = next(iter(state.of_region("queues", region)), None)
+    html = _tiles(queues.TILES, row, f"queue/{region}")
+    for group in state.of_region("groups", region):
+        html |= {f"group/{group['number']}/{line}": text for line, text in queues.block(group).items()}
+    return html
+
+
+def _lengths(state: LiveState, _: str) -> Html:
+    row = state.lengths()
+    return _tiles(length_service.TILES, row, "lengths") if row else {}
+
+
+def _drawn_queues(state: LiveState, region: str) -> Any:
+    groups = [
+        (row["number"], row["instance"], row["risk"], row["pinned"], row["hold_s"] > 0)
+        for row in state.of_region("groups", region)
+    ]
+    lanes = [(row["instance"], row["order"], row["state"]) for row in state.of_region("lanes", region)]
+    return groups, lanes, [round(row["at"]) for row in state.tables["reorders"][:1]]
+
+
+def _drawn_what_if(state: LiveState, number: str) -> Any:
+    return what_ifs.drawn(state.what_ifs.get(int(number)) or what_ifs.read(int(number)))
+
+
+def _nothing(state: LiveState, _: str) -> Any:
+    return None
+
+
+Drawn = Callable[[LiveState, str], Any]
+TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
+    "": (_everywhere, _nothing),
+    "overview": (_overview, _nothing),
+    "instances": (_instances, lambda state, _: [(row["id"], row["status"]) for row in state.tables["instances"]]),
+    "instance": (
+        lambda state, key: _cells(_instance(state, key), PAGE_CELLS),
+        lambda state, key: [row["status"] for row in _instance(state, key)],
+    ),
+    "queues": (_queues, _drawn_queues),
+    "lengths": (_lengths, _nothing),
+    "system": (
+        lambda state, _: {},
+        lambda state, _: [[row["state"] for row in rows] for rows in state.system().values()],
+    ),
+    "events": (lambda state, _: {}, lambda state, _: state.newest_event_id),
+    "what-if": (lambda state, number: what_ifs.html(state.what_ifs.get(int(number))), _drawn_what_if),
+}
+"""By the word before the colon of a topic: its fragments, and what their pages have drawn beyond them."""
+
+
+def is_topic(topic: str) -> bool:
+    kind, _, subject = topic.partition(":")
+    return kind in TOPICS and len(subject) <= 200 and (kind != "what-if" or what_ifs.is_number(subject))
+
+
+def html_of(state: LiveState, topic: str) -> Html:
+    kind, _, subject = topic.partition(":")
+    return TOPICS[kind][0](state, subject)
+
+
+def drawn_of(state: LiveState, topic: str) -> str:
+    """The mark of what a page with *topic* shows; empty where fragments say everything."""
+    kind, _, subject = topic.partition(":")
+    shown = TOPICS[kind][1](state, subject)
+    return "" if shown is None else hashlib.blake2b(repr(shown).encode(), digest_size=8).hexdigest()
+
+
+def drawn_by_page(state: LiveState, topics: Iterable[str]) -> dict[str, str]:
+    """The marks of a page that is drawn now; of events, what the database has, as the hub may not have looked yet."""
+    marks = {topic: drawn_of(state, topic) for topic in topics}
+    if "events" in marks:
+        marks["events"] = str(newest_event_id())
+    return marks

@@ -1,1 +1,0 @@
-"""Runs of futures: made by workers, packed into rows, their decisions compared; and the nightly replay of the ledger."""

@@ -1,0 +1,216 @@
+"""The policy of an endpoint, a model in a region: every knob with its default, unit, range and help.
+
+Everything else is derived: the tables of a scenario, the arrays that kernels read, the columns of a deployment with their
+admin and REST fields, and the settings per model.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Final
+
+import numpy as np
+from msgspec import field
+
+from scheduling.knob import Column, Knob, Policy, knobs, nested
+from scheduling.lookahead.rule import LookAheadRule
+
+ROUTERS: Final = {
+    "round_robin": "Round robin",
+    "least_request": "Least request",
+    "minimum_use": "Minimum use",
+    "join_shortest_queue": "Join shortest queue",
+    "preserve": "Least load ahead (PreServe)",
+    "least_delay": "Least predicted delay, with prefixes",
+}
+"""In the order of the codes in `scheduling.routing.routers`."""
+ORDERS: Final = {
+    "fcfs": "First come, first served",
+    "priority": "Priority of the SLO class, then first come",
+    "shortest": "Shortest predicted first",
+    "deadline": "Earliest deadline first",
+    "ssjf": "Priority of the SLO class, then shortest predicted first, with aging",
+    "slack": "Least slack first",
+    "sjf": "Shortest true output first",
+    "qlm": "Request groups in virtual queues (QLM)",
+}
+"""In the order of the codes in `scheduling.queueing.ordering`."""
+LIVE_ORDERS: Final = ("fcfs", "priority", "ssjf", "deadline", "slack", "qlm")
+"""A live deployment cannot have `shortest`, which may starve a request, nor `sjf`, which knows the true output."""
+GROUP_ORDERS: Final = {"arrival": "As they came", "length": "Shortest predicted first"}
+"""In the order of the codes in `scheduling.queueing.groups`."""
+BATCHING: Final = {"continuous": "Continuous", "none": "One request at a time", "dynamic": "Whole batches"}
+NO_BOUND: Final = 1 << 62
+MEASURED: Final = -1
+"""As `scheduling.routing.requests_ahead.MEASURED`."""
+
+
+class Batching(Policy, frozen=True):
+    """How an endpoint forms batches (SSJF section 4)."""
+
+    mode: Annotated[str, Knob(choices=BATCHING, help="How batches are formed.")] = "continuous"
+    max_batch_size: Annotated[int, Knob(ge=0, help="Requests in a whole batch.")] = 0
+    wait_timeout_s: Annotated[float, Knob(ge=0, unit="s", help="Longest wait for a batch to fill.")] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mode == "dynamic" and self.max_batch_size < 1:
+            raise ValueError(f"max_batch_size must be at least 1, not {self.max_batch_size}")
+
+
+class EndpointPolicy(Policy, frozen=True, kw_only=True):
+    """How the requests of an endpoint are ordered, bounded and routed."""
+
+    routing: Annotated[
+        str,
+        Knob(
+            choices=ROUTERS,
+            help="How an instance is chosen.",
+            column=Column(name="routing_policy", default="join_shortest_queue"),
+        ),
+    ] = "join_shortest_queue"
+    ordering: Annotated[
+        str,
+        Knob(
+            choices=ORDERS,
+            help="Which request that waits goes first.",
+            column=Column(name="ordering_policy", default="priority", choices=LIVE_ORDERS),
+        ),
+    ] = "fcfs"
+    ordering_stretch: Annotated[
+        float,
+        Knob(
+            ge=0,
+            help="Of ssjf: a request is overtaken only by those that come within this many times its own predicted "
+            "service time after it. 0 is first come, first served.",
+            column=Column(default=100.0, le=1e6),
+        ),
+    ] = 100.0
+    group_batches: Annotated[
+        float,
+        Knob(
+            gt=0,
+            setting="GROUP_BATCHES",
+            help="Most batches in a request group of the order `qlm` (QLM's delta): fewer let the global scheduler decide "
+            "more finely and take it longer.",
+        ),
+    ] = 4.0
+    group_order: Annotated[
+        str,
+        Knob(
+            choices=GROUP_ORDERS,
+            setting="GROUP_ORDER",
+            help="Order in which requests leave their group: as they came, or the shortest predicted first.",
+        ),
+    ] = "arrival"
+    eviction_limit: Annotated[
+        int,
+        Knob(
+            ge=0,
+            le=100,
+            setting="EVICTION_LIMIT",
+            title="evictions of a request",
+            help="How often the global scheduler may evict one request so that a group that is due sooner is in time; 0 is "
+            "never. What it had computed is computed again, unless its server keeps it in CPU memory (vLLM's "
+            "`--kv-offloading-size`).",
+        ),
+    ] = 0
+    swap_by_queue: Annotated[
+        bool,
+        Knob(
+            setting="SWAP_BY_QUEUE",
+            help="Instances that share GPUs have one virtual queue together, and the model of its first request group is "
+            "swapped to; where it is off for a model among them, each has a queue and swaps are made on demand. Of the "
+            "order `qlm`.",
+        ),
+    ] = True
+    dispatch_round_trip_ms: Annotated[
+        float, Knob(ge=0, unit="ms", help="From a decision until the instance has the request.")
+    ] = 0.0
+    requests_ahead_limit: Annotated[
+        int | None,
+        Knob(
+            ge=0,
+            absent=MEASURED,
+            help="Requests at the most that an instance is given beyond what it runs, so that no place stands empty for a "
+            "round trip. Empty: as many as end there within a measured round trip. 0: none, the order is strict.",
+            title="requests ahead",
+            column=Column(le=32_767),
+        ),
+    ] = None
+    region_threshold: Annotated[
+        float,
+        Knob(
+            ge=0,
+            setting="SPILL_ABOVE",
+            title="spills above",
+            help="Use of a region above which its requests may be given to another (SageServe's threshold); 1 is full.",
+        ),
+    ] = 0.7
+    queue_bound: Annotated[
+        int | None,
+        Knob(
+            ge=0,
+            absent=NO_BOUND,
+            help="Requests held for this endpoint before new ones are answered with 429.",
+            column=Column(default=2000, le=1_000_000, summed=True),
+        ),
+    ] = None
+    batching: Batching = field(default_factory=Batching)
+    look_ahead: LookAheadRule = field(default_factory=LookAheadRule)
+
+    @property
+    def round_trip_s(self) -> float:
+        return self.dispatch_round_trip_ms / 1000
+
+    def is_full(self, waiting: int) -> bool:
+        """Whether a queue of *waiting* requests takes no more."""
+        return self.queue_bound is not None and waiting >= self.queue_bound
+
+
+KNOBS: Final = knobs(EndpointPolicy)
+COLUMNS: Final = {each.knob.column.name or name: each for name, each in KNOBS.items() if each.knob.column is not None}
+"""The knobs that a live deployment holds, by column."""
+LIVE_CHOICES: Final = {
+    column: {name: title for name, title in knob.choices.items() if name in (knob.column.choices or knob.choices)}
+    for column, each in COLUMNS.items()
+    for knob in [each.knob]
+    if knob.choices is not None and knob.column is not None
+}
+"""Names that the columns of a live deployment can hold, with titles."""
+SETTINGS: Final = {
+    each.knob.setting: each
+    for struct in (EndpointPolicy, *nested(EndpointPolicy).values())
+    for each in knobs(struct).values()
+    if each.knob.setting
+}
+"""The knobs that are settings per model while live, by setting."""
+RECORD: Final = [(name, np.float64 if each.type is float else np.int64) for name, each in KNOBS.items()]
+"""Fields of a policy in an array: names as their place among the choices, None as `Knob.absent`."""
+
+
+def array_value(policy: EndpointPolicy, name: str) -> int | float:
+    """The knob *name* of *policy* as arrays hold it."""
+    value, knob = getattr(policy, name), KNOBS[name].knob
+    if knob.choices is not None:
+        return list(knob.choices).index(value)
+    return knob.absent if value is None else value
+
+
+def write_record(record: Any, policy: EndpointPolicy) -> None:
+    """Write the knobs of *policy* into the fields `RECORD` of *record*."""
+    for name in KNOBS:
+        record[name] = array_value(policy, name)
+
+
+def live_policy(setting: Callable[[str], Any], deployments: Sequence[object] = ()) -> EndpointPolicy:
+    """The policy of an endpoint whose settings *setting* gives and whose *deployments* hold the columns, oldest first."""
+
+    def of_settings(struct: type[Policy]) -> dict[str, Any]:
+        return {name: setting(each.knob.setting) for name, each in knobs(struct).items() if each.knob.setting}
+
+    values = of_settings(EndpointPolicy)
+    for name, struct in nested(EndpointPolicy).items():
+        values[name] = struct(**of_settings(struct))
+    for column, each in COLUMNS.items() if deployments else ():
+        held = [getattr(row, column) for row in deployments]
+        values[each.name] = sum(held) if each.knob.column and each.knob.column.summed else held[0]
+    return EndpointPolicy(**values)

@@ -1,0 +1,229 @@
+"""List scheduling: orders that are built group by group, each for the queue that is free first.
+
+The group is chosen by a composite index (ATCS: apparent tardiness cost with setups; Lee, Bhaskaran and Pinedo 1997), whose
+parameters are searched for each problem.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+from scheduling.queueing.reordering.annealing import draw
+from scheduling.queueing.reordering.problem import Floats, Ints, Order
+from scheduling.queueing.reordering.rows import Terms
+from scheduling.struct_of_arrays import struct_of_arrays
+
+IN_TIME: Final = 24
+"""Groups of each model that a free queue chooses from, by deadline, of those that can still be in time."""
+LATE: Final = 6
+"""The same of those that are late wherever they go."""
+GRID: Final = [
+    (near, near * swaps, 1.5 / math.sqrt(near)) for near in (0.2, 0.1, 0.4, 0.05, 0.8) for swaps in (0.8, 1.2)
+]
+"""Scale of slack in mean service times, that of swaps in mean swap times, and what a late group loses."""
+TRIES: Final = 10
+"""Orders listed between two looks at the budget."""
+CHANGED: Final = 0.3
+"""Share of parameters that a mutation changes."""
+STEP: Final = 0.35
+"""Scale of a mutation, at the median: each has its own."""
+
+
+@struct_of_arrays
+class Listing(NamedTuple):
+    """An order as it is built: the groups in the order in which they were chosen, and their queues; and room to work."""
+
+    chosen: Ints
+    """(movable groups,)"""
+    queue: Ints
+    """(movable groups,)"""
+    time: Floats
+    """(Q,)"""
+    loaded: Ints
+    """(Q,)"""
+    taken: Ints
+    """(N,): 1 once the group is taken."""
+    value: Floats
+    """(T, N): log of its requests by second of service."""
+    highest: Floats
+    """(T, M): no value of the model's groups is greater."""
+    least: Floats
+    """(N,): the least offset of any type; at times above minus it the group is late wherever it goes."""
+    by_near: Floats
+    """(M,): one over the scale of slack."""
+    waiting: Ints
+    """(M,): rank of the first group of each model that waits."""
+    in_time: Ints
+    """(M,): rank from which on groups can be in time."""
+    weights: Floats
+    """(M + 2 + T M,): of the best order: logs of the scale of slack by model and of that of swaps, what a late group loses,
+    and what queues of each type prefer of the models."""
+    tried: Floats
+    """The same, of the order that is built."""
+    best: Ints
+    """(2, movable groups): the best order's groups and their queues."""
+    cost: Floats
+    """(1,): of the best order; infinity while there is none."""
+
+
+def allocate_listing(terms: Terms) -> Listing:
+    size, queues, models = terms.movable.size, terms.kind.size, terms.first.size - 1
+    value = np.log(np.maximum(terms.weight, 1.0)) - np.log(np.maximum(terms.service, 1e-6))
+    highest = np.full((terms.service.shape[0], models), -np.inf)
+    for kind in range(highest.shape[0]):
+        np.maximum.at(highest[kind], terms.model[terms.movable], value[kind, terms.movable])
+    return Listing(
+        chosen=np.empty(size, np.int64),
+        queue=np.empty(size, np.int64),
+        time=np.empty(queues),
+        loaded=np.empty(queues, np.int64),
+        taken=np.empty(terms.model.size, np.int64),
+        value=value,
+        highest=highest,
+        least=terms.offset.min(axis=0, initial=np.inf),
+        by_near=np.empty(models),
+        waiting=np.empty(models, np.int64),
+        in_time=np.empty(models, np.int64),
+        weights=np.zeros(models + 2 + models * terms.service.shape[0]),
+        tried=np.zeros(models + 2 + models * terms.service.shape[0]),
+        best=np.empty((2, size), np.int64),
+        cost=np.array([np.inf]),
+    )
+
+
+def order_listed(listing: Listing, count: int, queues: int) -> Order:
+    """The first *count* choices as an order of *queues* queues."""
+    queue = listing.queue[:count]
+    first = np.searchsorted(queue[by := np.argsort(queue, kind="stable")], np.arange(queues + 1))
+    return Order(first.astype(np.int64), listing.chosen[:count][by])
+
+
+@compiled
+def list_groups(terms: Terms, listing: Listing, most: float) -> tuple[int, float]:
+    """The queue that is free first takes the group with the largest index; (how many were taken, cost).
+
+    The index of a group is the log of its requests by second of service, plus what queues of the type prefer of its model,
+    less the time until it can begin by the scale of swaps, less its slack by that of slack, or less what a late group loses
+    (`Listing.tried`). A cost above *most* ends it.
+    """
+    queues, models, cost, count = terms.kind.size, terms.first.size - 1, 0.0, 0
+    by_swap, give_up = math.exp(-listing.tried[models]), listing.tried[models + 1]
+    for queue in range(queues):
+        listing.time[queue], listing.loaded[queue] = terms.free[queue], terms.loaded[queue]
+    for group in range(listing.taken.size):
+        listing.taken[group] = 0
+    for model in range(models):
+        listing.waiting[model] = listing.in_time[model] = terms.first[model]
+        listing.by_near[model] = math.exp(-listing.tried[model])
+    while count < terms.movable.size:
+        queue = 0
+        for other in range(1, queues):
+            if listing.time[other] < listing.time[queue]:
+                queue = other
+        now_s = listing.time[queue]
+        if now_s == np.inf:
+            return count, np.inf
+        kind, loaded, best, highest = terms.kind[queue], listing.loaded[queue], -1, -np.inf
+        for k in range(models):
+            model = (max(loaded, 0) + k) % models  # first the one that is loaded, which mostly is the best
+            end, change_s = terms.first[model + 1], terms.change[kind, loaded + 1, model]
+            while listing.waiting[model] < end and listing.taken[terms.movable[listing.waiting[model]]]:
+                listing.waiting[model] += 1
+            listing.in_time[model] = max(listing.in_time[model], listing.waiting[model])
+            while listing.in_time[model] < end:
+                group = terms.movable[listing.in_time[model]]
+                if not listing.taken[group] and now_s + listing.least[group] <= 0.0:
+                    break
+                listing.in_time[model] += 1
+            base = listing.tried[models + 2 + kind * models + model] - change_s * by_swap
+            if change_s == np.inf or base + listing.highest[kind, model] + max(0.0, -give_up) <= highest:
+                continue
+            start_s, by_near = now_s + change_s, listing.by_near[model]
+            for ranks in range(2):
+                rank, left = (listing.waiting[model], LATE) if ranks == 0 else (listing.in_time[model], IN_TIME)
+                last = listing.in_time[model] if ranks == 0 else end
+                while rank < last and left > 0:
+                    group = terms.movable[rank]
+                    rank += 1
+                    if listing.taken[group]:
+                        continue
+                    left -= 1
+                    late_s = start_s + terms.offset[kind, group]
+                    index = base + listing.value[kind, group] + (late_s * by_near if late_s <= 0.0 else -give_up)
+                    if index > highest and terms.service[kind, group] < np.inf:
+                        best, highest = group, index
+        if best < 0:
+            listing.time[queue] = np.inf
+            continue
+        model = terms.model[best]
+        start_s = now_s + terms.change[kind, loaded + 1, model]
+        late_s = start_s + terms.offset[kind, best]
+        if late_s > 0.0:
+            cost += terms.weight[best] * (late_s + terms.kappa[0])
+            if cost > most:
+                return count, np.inf
+        listing.time[queue], listing.loaded[queue] = start_s + terms.service[kind, best], model
+        listing.chosen[count], listing.queue[count], listing.taken[best] = best, queue, 1
+        count += 1
+    return count, cost
+
+
+@compiled
+def try_weights(terms: Terms, listing: Listing) -> None:
+    """List an order by `Listing.tried`, and keep it if it is the best."""
+    count, cost = list_groups(terms, listing, listing.cost[0])
+    if count == terms.movable.size and cost < listing.cost[0]:
+        listing.cost[0] = cost
+        for at in range(listing.tried.size):
+            listing.weights[at] = listing.tried[at]
+        for at in range(count):
+            listing.best[0, at], listing.best[1, at] = listing.chosen[at], listing.queue[at]
+
+
+@compiled
+def mutate(terms: Terms, listing: Listing, random: NDArray[np.uint64], tries: int) -> None:
+    """Change the best weights at random, *tries* times. Models of which no group waits change nothing, and are not drawn."""
+    models, types = terms.first.size - 1, terms.service.shape[0]
+    for _ in range(tries):
+        step = STEP * math.exp(2.0 * (draw(random) + draw(random) - 1.0))
+        together = STEP * (draw(random) + draw(random) - 1.0) if draw(random) < CHANGED else 0.0
+        for at in range(models + 2 + types * models):
+            model = at if at < models else (at - models - 2) % models
+            listing.tried[at] = listing.weights[at]
+            if (at < models or at >= models + 2) and terms.first[model] == terms.first[model + 1]:
+                continue
+            if draw(random) < CHANGED:
+                listing.tried[at] += 2.0 * step * (draw(random) + draw(random) - 1.0)
+            if at <= models:
+                listing.tried[at] += together
+        try_weights(terms, listing)
+
+
+def best_listing(terms: Terms, random: NDArray[np.uint64], share_done: Callable[[int], float]) -> Order | None:
+    """The best of the orders listed until *share_done*(orders listed) is 1; None if none could place every group.
+
+    The grid comes first; then a (1+1) evolution strategy changes the weights.
+    """
+    listing, models, waiting = allocate_listing(terms), terms.first.size - 1, np.flatnonzero(np.diff(terms.first))
+    served = terms.service[:, terms.movable]
+    served = served[np.isfinite(served)]
+    mean_s = max(1e-6, float(served.mean())) if served.size else 1.0
+    swaps = terms.change[:, waiting + 1][:, :, waiting]
+    swaps = swaps[np.isfinite(swaps) & (swaps > 0)]
+    swap_s = float(swaps.mean()) if swaps.size else 1.0
+    for near, swap, give_up in GRID:
+        listing.tried[:models] = math.log(near * mean_s)
+        listing.tried[models : models + 2] = math.log(swap * swap_s), give_up
+        try_weights(terms, listing)
+    listed = len(GRID)
+    if not listing.cost[0] < np.inf:
+        return None
+    while share_done(listed) < 1.0:
+        mutate(terms, listing, random, TRIES)
+        listed += TRIES
+    listing.chosen[:], listing.queue[:] = listing.best
+    return order_listed(listing, terms.movable.size, terms.kind.size)
