@@ -240,7 +240,7 @@ def _setting(declared: Declared) -> tuple[Any, FieldInfo]:
     knob = declared.knob
     kind = Literal[tuple(knob.choices)] if knob.choices is not None else declared.type
     limits = {"ge": knob.ge, "gt": knob.gt, "le": knob.le, "allow_inf_nan": False if kind is float else None}
-    given = {name: limit for name, limit in limits.items() if limit is not None}
+    given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
     return Annotated[kind, Field(**given), PER_MODEL], Field(declared.default, description=knob.help)
 
 

@@ -156,7 +156,7 @@ class Batch(models.Model):
             return None
         now = timezone.now()
         left_s = (now.timestamp() - began) / self.ended_lines * (self.total - self.ended_lines)
-        return (self.expires_at - now).total_seconds() - left_s
+        return float((self.expires_at - now).total_seconds() - left_s)
 
     def to_dict(self) -> dict[str, Any]:
         """The batch as OpenAI's API shows it."""

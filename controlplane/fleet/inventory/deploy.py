@@ -59,7 +59,7 @@ FIELDS: Final = {
 
 
 BITS: Final = {16: "16 bits (BF16, FP16)", 8: "8 bits (FP8, INT8)", 4: "4 bits (AWQ, GPTQ, FP4)"}
-_SIZE: Final[dict[str, Any]] = {"gt": 0, "le": 1e6}
+MOST_OF_A_SIZE: Final = 1e6
 MOST: Final = 32_767
 
 
@@ -82,15 +82,19 @@ class DeployRequest(BaseModel):
     source: str = Field(
         "", max_length=255, description="Folder or repository that vLLM loads. Sizes left empty are read from it."
     )
-    weights_gb: float | None = Field(None, **_SIZE, title="or weights (GB)")
-    parameters_billion: float | None = Field(None, **_SIZE, title="Parameters (billions)")
+    weights_gb: float | None = Field(None, gt=0, le=MOST_OF_A_SIZE, title="or weights (GB)")
+    parameters_billion: float | None = Field(None, gt=0, le=MOST_OF_A_SIZE, title="Parameters (billions)")
     bits: int = Field(16, ge=1, le=32, title="Weight precision", description="Bits of a parameter.")
     active_parameters_billion: float | None = Field(
-        None, **_SIZE, title="Active parameters (billions)", description="Mixture of experts: those used per token."
+        None,
+        gt=0,
+        le=MOST_OF_A_SIZE,
+        title="Active parameters (billions)",
+        description="Mixture of experts: those used per token.",
     )
     experts: int | None = Field(None, ge=1, le=100_000, description="Per layer.")
     experts_per_token: int | None = Field(None, ge=1, le=100_000, title="Experts per token")
-    kv_kib_per_token: float | None = Field(None, **_SIZE, title="or KV cache (KiB per token)")
+    kv_kib_per_token: float | None = Field(None, gt=0, le=MOST_OF_A_SIZE, title="or KV cache (KiB per token)")
     layers: int | None = Field(None, ge=1, le=1_000)
     kv_heads: int | None = Field(None, ge=1, le=1_000, title="KV heads")
     head_dim: int | None = Field(None, ge=1, le=10_000, title="Head size")

@@ -26,7 +26,7 @@ from controlplane.console.pages.lengths.charts import (
     predicted_against_actual,
 )
 from controlplane.lengths import selectors, services, training
-from controlplane.lengths.models import LengthVersion
+from controlplane.lengths.models import LengthVersion, Measures
 from controlplane.lengths.selectors import Scope
 from controlplane.resources.filters import Filters, Select, every, last_hours, model_select, sort_by
 from controlplane.resources.tables import table
@@ -133,7 +133,7 @@ def _csv(
     request: HttpRequest,
     charts: dict[str, Chart],
     lines: list[tables.Line],
-    by_predictor: dict[str, selectors.Measures],
+    by_predictor: dict[str, Measures],
     asked: Asked,
 ) -> HttpResponseBase:
     name = request.GET.get("table", "")
