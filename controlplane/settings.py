@@ -4,6 +4,7 @@ Every variable that is no secret is a setting of the same name, without its pref
 """
 
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ INSTALLED_APPS = [
     "django.contrib.messages",
     "django.contrib.staticfiles",
     "channels",
-    "ninja",  # Swagger UI, for /api/docs
     "controlplane.accounts",
     "controlplane.events",
     "controlplane.tuning",
@@ -124,7 +124,11 @@ FORMAT_MODULE_PATH = "controlplane.formats"
 
 STATIC_URL = "/static/"
 STATIC_ROOT = STATE_DIR / "static"
-STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_DIRS: list[Path | tuple[str, Path]] = [BASE_DIR / "static"]
+if (
+    _ninja := find_spec("ninja")
+) is not None and _ninja.origin:  # Swagger UI; as an app it would be imported by all commands
+    STATICFILES_DIRS.append(("ninja", Path(_ninja.origin).parent / "static" / "ninja"))
 STATICFILES_FINDERS = [
     "django.contrib.staticfiles.finders.FileSystemFinder",
     "django.contrib.staticfiles.finders.AppDirectoriesFinder",

@@ -78,6 +78,7 @@ class Source:
         self.cursor = 0
         self.exhausted = False
         self._file: FieldFile | None = None
+        self._closed = False
 
     def next_lines(self, count: int) -> list[tuple[BatchLine, bytes]]:
         """At most *count* further lines that have no answer, with their bodies. Reads the database and the file."""
@@ -91,7 +92,10 @@ class Source:
             self.cursor = rows[-1].number
         if self._file is None and rows:
             self._file = self.batch.input_file.content.open("rb")
-        return [(row, self._body(row)) for row in rows]
+        lines = [(row, self._body(row)) for row in rows]
+        if self._closed:  # while this thread read
+            self.close()
+        return lines
 
     def _body(self, row: BatchLine) -> bytes:
         assert self._file is not None
@@ -99,6 +103,7 @@ class Source:
         return bytes(msgspec.json.decode(self._file.read(row.size_bytes), type=InputLine).body)
 
     def close(self) -> None:
+        self._closed = True
         if self._file is not None:
             self._file.close()
 

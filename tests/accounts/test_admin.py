@@ -6,6 +6,7 @@ from django.urls import reverse
 
 from controlplane.accounts import services
 from controlplane.accounts.models import ApiKey, SignInLink, Tenant, User, hash_secret
+from controlplane.batches.models import Batch, BatchLine, StoredFile
 from controlplane.events.models import Event
 from controlplane.fleet.models import (
     Region,
@@ -35,7 +36,7 @@ def test_every_model_of_the_project_is_registered():
     from django.apps import apps
 
     ours = {model for model in apps.get_models() if model.__module__.startswith("controlplane.")}
-    shown_elsewhere = {JobRow, UsageMark, CapacityStep}  # on the System page, nowhere, in charts of capacity
+    shown_elsewhere = {JobRow, UsageMark, CapacityStep, StoredFile, Batch, BatchLine}  # on pages of the console
     assert ours - shown_elsewhere == set(MODELS)
 
 

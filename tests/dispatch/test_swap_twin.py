@@ -205,4 +205,4 @@ async def test_both_clocks_swap_and_place_alike(per_s, due_s, options):
     assert result.counters["evictions"] == live.evicted
     assert min(result.counters["reorderings"], KEPT) == len(live.dispatcher.reordering.recent)
     shared = len(set(live.dispatcher.queue.arrays.groups.queue_of[live.shares].tolist())) == 1
-    assert shared == fleet.swap_by_queue
+    assert shared == fleet.policies.swap_by_queue

@@ -11,6 +11,7 @@ from controlplane.jobs.parts import Part, PartState
 from tests.gateway.conftest import until
 
 OWN = {
+    "feed-batches",
     "count-tokens",
     "sweep-queues",
     "queue-commands",

@@ -127,7 +127,7 @@ def test_jobs_come_to_a_model_whose_requests_wait_in_groups_one_region_after_the
     given = {tenant.name: demo.jobs_of(tenant, demo.streams_to(tenant, tenant.name)) for tenant in demo.senders()}
     assert given["acme"] == []
     jobs = given["globex"]
-    assert {BUNDLES[planning_demo.GIVEN[job.stream.model][0]].order for job in jobs} == {"qlm"}
+    assert {BUNDLES[planning_demo.GIVEN[job.stream.model][0]].policy["ordering"] for job in jobs} == {"qlm"}
     assert len({job.stream.region for job in jobs}) == len({job.first_s for job in jobs}) == len(jobs) == 3
 
 

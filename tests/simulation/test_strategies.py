@@ -167,13 +167,14 @@ def test_nothing_serves_in_a_lost_region_before_it_is_back(tmp_path: Path, strat
 def test_planners_do_not_count_on_what_is_lost(tmp_path: Path) -> None:
     failure = "[[failures]]\nat_h = 0.05\nregion = 'east'\nrepair_min = 1\n\n[demand]"
     path = changed(tmp_path, "[demand]", failure)
-    path.write_text(path.read_text().replace("instances = 2\n", "instances = 2\nempty = 2\n", 1))
+    text = path.read_text().replace('strategy = "reactive"', 'strategy = "lt_i"')
+    path.write_text(text.replace("instances = 2\n", "instances = 2\nempty = 2\n", 1))
     scenario = load_scenario(path)
-    then = planner._FleetThen(scenario, stage(scenario, path))
+    planned = planner.planner_of(scenario, path, stage(scenario, path))
+    assert planned is not None
 
     def most(now_s: float) -> dict[str, tuple[int, int]]:
-        then.now_s = now_s
-        fleet = then([])
+        fleet = planned.fleet_at(now_s, [])
         return {
             region: (row.max_instances, fleet.units[region, gpu]) for (_, region, gpu), row in fleet.deployments.items()
         }

@@ -3,7 +3,7 @@
 from controlplane.simulation import running
 from controlplane.simulation.planner import capabilities
 from controlplane.simulation.running import SMALL, warm_up
-from controlplane.simulation.whatif.start import SOURCE, Start, stage_start
+from controlplane.simulation.whatif.start import Start, stage_start
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.workload.edits import Factor, Lengths, Scope
 from tests.simulation.whatif.test_arrivals import AT, arrivals, stream
@@ -11,7 +11,7 @@ from tests.simulation.whatif.test_arrivals import AT, arrivals, stream
 
 def test_kernels_that_are_not_on_disk_are_left_to_the_first_run(monkeypatch):
     ran = []
-    monkeypatch.setattr(running, "run", lambda *given: ran.append(given))
+    monkeypatch.setattr(running, "run_small", lambda: ran.append(True))
     monkeypatch.setattr(running, "_on_disk", lambda kernel: False)
     warm_up()
     assert not ran
@@ -21,15 +21,10 @@ def test_kernels_that_are_not_on_disk_are_left_to_the_first_run(monkeypatch):
 
 
 def test_the_small_scenario_is_planned_and_served():
-    ran = running.run(*_small())
+    ran = running.simulate(Scenario.model_validate(SMALL))
     assert ran.about["requests"] > 1000
     assert ran.plans.rows
     assert ran.result.counters["failed"] == 0
-
-
-def _small():
-    scenario = Scenario.model_validate(SMALL)
-    return scenario, SOURCE, running.stage(scenario, SOURCE)
 
 
 def test_what_an_instance_serves_is_the_same_for_all_seeds_of_a_fork():

@@ -1,11 +1,10 @@
 """What is coming to an instance: what decodes there, its prompts that are not prefilled, its part of those that wait."""
 
-from dataclasses import astuple
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from scheduling.fleet.arrays import allocate_fleet
 from scheduling.lookahead.maps import add, allocate, project

@@ -58,7 +58,7 @@ swap_by_queue = false
     assert (east.swap_by_queue, west.swap_by_queue) == (True, False)
     assert made.scaled is not None
     assert made.scaled.floor == {("m", "east"): Floor(0.8, 15.0), ("m", "west"): Floor(0.8, 60.0)}
-    result = made.run().result
+    result = made.run()
     assert (result.outcomes["state"] == Outcome.DONE).all()
 
 
@@ -112,9 +112,9 @@ def test_models_on_the_same_gpus_are_swapped_on_demand(tmp_path: Path, scaled: b
     if not scaled:
         text = text.replace(text[text.index("[scaling]") : text.index("[demand]")], "")
     run = staged(tmp_path, text).run()
-    outcomes = run.result.outcomes
+    outcomes = run.outcomes
     assert (outcomes["state"] == Outcome.DONE).all()
-    assert run.result.counters["swaps"] > 2
+    assert run.counters["swaps"] > 2
 
 
 def test_swap_groups_that_nobody_is_of(tmp_path: Path) -> None:

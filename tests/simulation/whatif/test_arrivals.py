@@ -14,6 +14,7 @@ from controlplane.planning.models import Forecast
 from controlplane.simulation.whatif import timing
 from controlplane.simulation.whatif.arrivals import drawn, forecast_arrivals, recent, recorded
 from controlplane.simulation.whatif.changes.applying import parsed
+from scheduling.fleet.state import RunningRequest, WaitingRequest
 
 AT = datetime(2026, 11, 22, 14, 0, tzinfo=UTC)
 
@@ -159,14 +160,34 @@ def test_without_a_forecast_requests_come_as_lately_and_that_is_said(rows):
     assert any("no forecast for m" in remark for remark in remarks)
 
 
+COMMON = {
+    "request_id": "r",
+    "model": "m",
+    "region": "east",
+    "served_in": "east",
+    "slo_class": "interactive",
+    "tenant": "t",
+    "prompt_tokens": 60,
+    "expected_prompt": 60,
+    "sequences": 1,
+    "attempts": 1,
+}
+
+
+def waiting_request(**values):
+    return WaitingRequest(**COMMON, expected_output=values["predicted_tokens"], **values)
+
+
+def running_request(**values):
+    return RunningRequest(
+        **COMMON, expected_tokens=60 + values["predicted_tokens"], instance=0, placed_s=-500.0, streamed=True, **values
+    )
+
+
 def test_what_has_not_ended_counts_as_long_as_it_will_be(rows):
     rows(100)
-    runs = {
-        "model": "m", "region": "east", "slo_class": "interactive", "tenant": "t", "arrival_s": -500.0, "prompt_tokens": 60,
-        "predicted_tokens": 900, "output_tokens": 1000,
-    }  # fmt: skip
-    waits = {**runs, "arrival_s": -1.0, "predicted_tokens": 700}
-    del waits["output_tokens"]
+    runs = running_request(arrival_s=-500.0, predicted_tokens=900, output_tokens=1000)
+    waits = waiting_request(arrival_s=-1.0, predicted_tokens=700)
     made, _ = forecast_arrivals(AT, 1800.0, [runs, waits])
     (one,) = made["streams"]
     assert len(one["output_tokens"]) == 102
@@ -177,10 +198,7 @@ def test_what_has_not_ended_counts_as_long_as_it_will_be(rows):
 
 def test_what_waits_since_long_ago_says_nothing_of_how_much_comes(rows):
     rows(100)
-    old = {
-        "model": "m", "region": "east", "slo_class": "interactive", "tenant": "t", "arrival_s": -86_400.0,
-        "prompt_tokens": 60, "predicted_tokens": 900,
-    }  # fmt: skip
+    old = waiting_request(arrival_s=-86_400.0, predicted_tokens=900)
     made, _ = forecast_arrivals(AT, 1800.0, [old])
     assert made["streams"][0]["requests_per_s"]["mean"][0] == pytest.approx(0.1)
 
@@ -203,14 +221,18 @@ def test_recorded_requests_are_those_of_the_ledger(rows):
     assert workload.tenant.names == ["acme"]
 
 
+def edits_of(changes):
+    return [edit for change in parsed(changes) for edit in change.edits({}, 1, 1200.0)]
+
+
 def test_an_estimate_counts_what_edits_of_demand_add():
     start = SimpleNamespace(arrivals=arrivals(stream(), stream(model="n")), scenario={}, at=datetime.now(UTC))
     whole = timing._requests(start, 1200.0, [])
     assert whole == len(drawn(start.arrivals, 1))
     twice = {"kind": "demand", "edit": "factor", "by": 2.0}
-    assert timing._requests(start, 1200.0, parsed([twice])) == 2 * whole
-    of_one = timing._requests(start, 1200.0, parsed([twice | {"models": ["n"]}]))
+    assert timing._requests(start, 1200.0, edits_of([twice])) == 2 * whole
+    of_one = timing._requests(start, 1200.0, edits_of([twice | {"models": ["n"]}]))
     assert whole < of_one < 2 * whole
     evenly = SimpleNamespace(arrivals={"kind": "clients"}, scenario={"clients": [{"requests_per_s": 2.0}]})
     burst = {"kind": "demand", "edit": "burst", "by": 3.0, "from_s": 0.0, "until_s": 300.0}
-    assert timing._requests(evenly, 600.0, parsed([burst])) == 2400
+    assert timing._requests(evenly, 600.0, edits_of([burst])) == 2400

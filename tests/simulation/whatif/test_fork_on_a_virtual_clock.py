@@ -62,7 +62,7 @@ def requests(until_s: float, per_s: float, longest: int = 400) -> list[Asked]:
 
 def simulate(start: Start) -> Result:
     scenario = Scenario.model_validate(start.scenario)
-    return stage_start(start, scenario, 0).run(decisions=True).result
+    return stage_start(start, scenario, 0).run(decisions=True)
 
 
 @dataclass
