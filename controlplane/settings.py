@@ -125,9 +125,7 @@ FORMAT_MODULE_PATH = "controlplane.formats"
 STATIC_URL = "/static/"
 STATIC_ROOT = STATE_DIR / "static"
 STATICFILES_DIRS: list[Path | tuple[str, Path]] = [BASE_DIR / "static"]
-if (
-    _ninja := find_spec("ninja")
-) is not None and _ninja.origin:  # Swagger UI; as an app it would be imported by all commands
+if (_ninja := find_spec("ninja")) is not None and _ninja.origin:
     STATICFILES_DIRS.append(("ninja", Path(_ninja.origin).parent / "static" / "ninja"))
 STATICFILES_FINDERS = [
     "django.contrib.staticfiles.finders.FileSystemFinder",

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pulp
 from numpy.typing import NDArray
 
 from scheduling.planning.problem import OWN_REGION_SHARE, SECOND_HALF_WEIGHT, Problem
@@ -72,6 +71,8 @@ def write_model(problem: Problem, shortage: bool = False) -> Written:
     The cost of a place is convex in its instances: those present, then the model's own spot, then others. So each of the
     three is a column, and starts need no row. Units that the region has not acquired yet cost extra.
     """
+    import pulp  # takes HiGHS with it
+
     n, r, g = problem.shape
     theta, gpus, start = problem.capability_tokens_per_s, problem.gpus, problem.start_cost_usd
     model = pulp.LpProblem("instances", pulp.LpMinimize)
@@ -186,6 +187,8 @@ def relax(problem: Problem, shortage: bool = False, time_limit_s: float = 60.0) 
 
 def _run(written: Written, start: NDArray[np.float64] | None, **options: Any) -> Any:
     """HiGHS after its run; PuLP's own `solve` takes no start that is not of all columns."""
+    import pulp  # takes HiGHS with it
+
     solver, model = pulp.HiGHS(msg=False, threads=1, **options), written.model
     try:
         solver.createAndConfigureSolver(model)

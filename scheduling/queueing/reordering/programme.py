@@ -11,7 +11,6 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import pulp
 
 from scheduling.queueing.reordering.problem import Order, Problem, begin, broken_rules
 
@@ -44,6 +43,8 @@ class _Written(NamedTuple):
 
 def write(problem: Problem, kappa_s: float, literal: bool = False) -> _Written:
     """*problem* as a PuLP model. Positions from 0 to the number of groups - 1; those after the last group stay empty."""
+    import pulp  # takes HiGHS with it
+
     fixed, free_s, loaded = begin(problem)
     models = problem.swap_s.shape[1]
     places = {group for queue in fixed for group in queue}
@@ -148,6 +149,8 @@ def solve(
 
     Raises NoAnswer where HiGHS fails, or has no whole solution.
     """
+    import pulp  # takes HiGHS with it
+
     written = write(problem, kappa_s, literal)
     try:
         written.model.solve(pulp.HiGHS(msg=False, gapRel=GAP, timeLimit=time_limit_s, threads=1))
