@@ -1,1 +1,1 @@
-"""The decision side: the live fleet, the waiting queue, placement, heartbeats, look-ahead, the reactive floor."""
+"""The decision side: live fleet, waiting queue, placement, heartbeats, look-ahead, the reactive floor."""

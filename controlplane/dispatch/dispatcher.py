@@ -1,8 +1,8 @@
-"""The life of a request on the decision side: queued, placed, tried again or moved, and released.
+"""The life of a request on the decision side: queued, placed, retried or moved, and released.
 
-We hold the queue; an instance is given a request only while it has room, so order stays ours to change, and the few more
-that start there within a dispatch round trip (`scheduling.routing.requests_ahead`). All calls happen on the event loop, so
-no lock is needed; every decision is one compiled call on the same arrays that the simulator uses.
+The dispatcher holds the queue: an instance is given a request only while it has room, so the order can still change, plus
+the few that start there within a dispatch round trip (`scheduling.routing.requests_ahead`). All calls happen on the event
+loop, so no lock is needed; every decision is one compiled call on the arrays that the simulator also uses.
 """
 
 import math
@@ -29,7 +29,7 @@ MAX_ATTEMPTS = 3
 
 
 class Dispatcher:
-    """`take` takes the gateway's records, and *deliver* the decisions; *ask* has queues ordered by a worker."""
+    """Takes the gateway's records with `take`, and answers through *deliver*; *ask* has a worker order the queues."""
 
     def __init__(
         self, topology: Topology, clock: Callable[[], float], *, deliver: port.Deliver, ask: Ask | None = None
@@ -62,7 +62,7 @@ class Dispatcher:
                 self._prefix(record)
 
     def apply_inventory(self, inventory: Inventory) -> None:
-        """Make the live fleet agree with *inventory*, and list the models that may be asked for."""
+        """Update the live fleet from *inventory*, and list the models that may be requested."""
         topology = self.topology
         for replica in topology.apply(inventory):
             self.lose(replica)
@@ -76,14 +76,14 @@ class Dispatcher:
         self.deliver(port.ServedModels(tuple(models)))
 
     def pump_all(self) -> None:
-        """Give out what can be given out. Call it after any change of the topology."""
+        """Give out every request that has room. Call after any change of the topology."""
         if self.topology.by_prefix != self._by_prefix:
             self._want_prefixes(self.topology.by_prefix - self._by_prefix)
             self._by_prefix = self.topology.by_prefix
         self.placement.pump_all()
 
     def sweep(self) -> None:
-        """Reorder, move or refuse what waits in vain. Call it every `SWEEP_S`."""
+        """Reorder, move or refuse requests that wait in vain. Call every `SWEEP_S`."""
         self.swept_s = self.clock()
         self.topology.end_rests(self.swept_s)
         self.suspects.sweep()
@@ -92,12 +92,12 @@ class Dispatcher:
         self.sweep_queues()
 
     def reorder(self) -> None:
-        """Reorder the queues, and evict requests that keep a group from being in time."""
+        """Reorder the queues, and evict requests that make a group late."""
         for number in self.reordering.look():
             self.evict(number)
 
     def sweep_queues(self) -> None:
-        """Refuse what was held too long, and move what is better off elsewhere."""
+        """Refuse requests held too long, and move those that are better off elsewhere."""
         now_s, max_hold_s = self.clock(), self.topology.tuned.MAX_HOLD_S
         for endpoint in self.topology.endpoints:
             for request in self.queue.in_order(endpoint):
@@ -109,20 +109,20 @@ class Dispatcher:
     # Instances
 
     def lose(self, replica: Replica) -> None:
-        """*replica* was given up: the gateway knows for each of its requests what to do."""
+        """Give up *replica*; the gateway decides what to do for each of its requests."""
         for request in list(replica.requests):
             self.deliver(port.Lost(request.asked.number))
 
     def died(self, replica: Replica) -> None:
-        """The engine of *replica* ended under the requests that ran there. Comes before `lose`."""
+        """Record that the engine of *replica* died under its requests. Call before `lose`."""
         self.suspects.died(replica, [each.asked.fingerprint for each in replica.requests])
 
     # Requests
 
     def _submit(self, asked: port.Submit) -> None:
-        """Queue *asked* at its endpoint and give out what can be given out.
+        """Queue *asked* at its endpoint and give out what has room.
 
-        Refused with 503 if nothing serves its model or soon will, with 429 if the queue there is full.
+        Refused with 503 if nothing serves its model or soon will, with 429 if the queue is full.
         """
         candidates, own_region = self.topology.candidates(asked.model, asked.region), ""
         if candidates.size:
@@ -159,15 +159,15 @@ class Dispatcher:
                 self.deliver(port.Waiting(number, estimate.position, mean_s, p99_s))
 
     def _possible(self, asked: port.Submit) -> int:
-        """The predicted output of *asked*, at most what may come, and all of that if the prediction is no number.
+        """Return the predicted output of *asked*, capped at the possible output; the cap if the prediction is not a number.
 
-        Every bound on a wait rests on this: a length model may say anything.
+        Every bound on a wait rests on this: a length model may return anything.
         """
         model = self.topology.models.get(asked.model)
         most = asked.max_tokens
         if model:
             room = model.context_tokens - asked.prompt_tokens
-            # A prompt guessed to fill the whole context says nothing of its answer: vLLM counts it, or refuses it.
+            # A prompt estimated to fill the whole context says nothing about its answer: vLLM counts it, or refuses it.
             most = room if room > 0 else model.context_tokens
         if most and asked.max_tokens:
             most = min(most, asked.max_tokens)
@@ -206,7 +206,7 @@ class Dispatcher:
         self.accounts.advance((request, tokens - request.kept_tokens) for request, tokens in came)
 
     def _finished(self, finished: port.Finished) -> None:
-        """Learn length and pace from a request that was answered, and release it."""
+        """Learn length and pace from an answered request, and release it."""
         request = self._requests.pop(finished.number, None)
         if request is None:
             return
@@ -227,7 +227,7 @@ class Dispatcher:
         self._release(request)
 
     def _left(self, left: port.Left) -> None:
-        """Release a request, or only from its instance, and count the failure of that instance."""
+        """Release a request, or only take it off its instance, and count that instance's failure."""
         request = self._requests.get(left.number)
         if request is None:
             return
@@ -257,13 +257,13 @@ class Dispatcher:
             self.died(replica)
         if left.failure == port.BUSY:
             topology.note_busy(replica, left.reason, now_s, left.wait_s)
-        elif left.failure == port.ERROR and left.again:  # of the instance or of the request: another instance shows it
+        elif left.failure == port.ERROR and left.again:  # of the instance or of the request: another instance decides
             request.unproved.append((replica, left.reason))
         else:
             topology.note_failure(replica, left.reason, now_s)
 
     def _want_prefixes(self, models: frozenset[str]) -> None:
-        """Ask for the prefixes of waiting requests for *models*, whose router did not need them when they came."""
+        """Request prefixes of waiting requests for *models*, whose router did not need them on arrival."""
         for request in list(self._requests.values()):
             if request.asked.model in models and request.slot >= 0 and not request.asked.prefix_hashes:
                 self.deliver(port.PrefixWanted(request.asked.number))
@@ -288,8 +288,8 @@ class Dispatcher:
     def _place_again(self, request: Request, *, busy: bool = False) -> None:
         """Queue *request* again after its instance failed it or it was evicted, with its first queue key.
 
-        It goes to an instance that has not failed it while there is one. Refused after too many attempts (502), when
-        nothing serves the model any longer (503), or when it was refused as *busy* and nothing else can take it.
+        Instances that have not failed it are preferred. Refused after too many attempts (502), when nothing serves the model
+        any longer (503), or when it was refused as *busy* and nothing else can take it.
         """
         asked = request.asked
         failed = request.attempts - request.evictions
@@ -316,7 +316,7 @@ class Dispatcher:
                 self._drop(request, _none_serves(asked))
                 return
             self._enqueue(request, endpoint)
-        if request.slot >= 0:  # no other has room now
+        if request.slot >= 0:  # no other instance has room
             self.placement.pump(endpoint)
 
     def _takes_elsewhere(self, request: Request) -> bool:
@@ -373,10 +373,10 @@ class Dispatcher:
         self.deliver(refused)
 
     def evict(self, number: int) -> int | None:
-        """Have request *number* leave its instance and wait again with its output so far; returns the tokens to recompute.
+        """Evict request *number*, which waits again with its output so far; return the tokens to recompute.
 
-        None, and nothing happens, if it has no instance, or has emitted what cannot be continued. The output of an answer
-        that is not streamed is not known here, and is lost.
+        Return None, and do nothing, if it has no instance or has emitted what cannot be continued. The output of an
+        answer that is not streamed is unknown here, and is lost.
         """
         request = self._requests.get(number)
         if request is None or request.replica is None:
@@ -391,12 +391,12 @@ class Dispatcher:
     # Reading
 
     def estimated_wait_s(self, endpoint: Endpoint) -> float | None:
-        """Mean wait of a request that joins the queue of *endpoint* last; None while it is unknown."""
+        """Return the mean wait of a request that joins the queue of *endpoint* last; None while unknown."""
         wait = self.waits.of_next(endpoint)
         return None if wait is None else wait.mean_s
 
     def waiting_now(self, most: int) -> list[tuple[Request, Estimate]]:
-        """The first *most* waiting requests of each endpoint in order, with their waits from now on."""
+        """Return the first *most* waiting requests of each endpoint in order, with their remaining waits."""
         return [
             (request, self.waits.of(request))
             for endpoint in self.topology.endpoints
@@ -408,12 +408,12 @@ class Dispatcher:
         return max((now_s - request.asked.arrived_s for request in self.queue.of(endpoint)), default=0.0)
 
     def outlook(self, endpoint: Endpoint) -> Outlook:
-        """The outlook of *endpoint* by its look-ahead maps, with the prompts that wait for it."""
+        """Return the outlook of *endpoint* from its look-ahead maps and the prompts that wait for it."""
         return self.accounts.outlook(endpoint, self.queue.prompt_tokens(endpoint))
 
 
 def _keep(request: Request, kept_tokens: int) -> None:
-    """Make the output of *request* that is kept a part of its prompt for the next instance."""
+    """Make the kept output of *request* part of its prompt for the next instance."""
     asked, more = request.asked, kept_tokens - request.kept_tokens
     most = None if asked.max_tokens is None else max(1, asked.max_tokens - more)
     request.asked = replace(asked, prompt_tokens=asked.prompt_tokens + more, max_tokens=most)

@@ -1,9 +1,9 @@
-"""The reactive floor: an endpoint that is full gets an instance more, whatever else is dead.
+"""The reactive floor: a full endpoint gets one more instance, whatever else is dead.
 
-It runs in the gateway, which has the live load in memory, and looks once a second. Under a model whose strategy is alive
-it acts only where the strategy has failed: full with all that is on the way (`scheduling.scaling.floor_move`), and it
-never takes away. Where there is none (no automatic policy, or Celery, Redis or the strategy is dead) it is the
-strategy: SageServe's reactive heuristic, out above 70 %, in below 30 % for a while.
+It runs once a second in the gateway, which has the live load in memory. Under a model whose strategy is alive it acts only
+where the strategy has failed: full despite all instances on the way (`scheduling.scaling.floor_move`), and it never removes
+one. Without a live strategy (no automatic policy, or Celery, Redis or the strategy is dead) it acts as the strategy:
+SageServe's reactive heuristic, out above 70 %, in below 30 % for a while.
 
 Decisions are made on the event loop from memory; rows are written in separate threads, by `Rows`, so neither a slow
 database nor a dead broker holds up a request. The view of each endpoint is published for the strategies in the workers, and
@@ -50,13 +50,13 @@ from scheduling.scaling.view import (
 )
 
 logger = logging.getLogger(__name__)
-REFUSED_HOLD_S = 30.0  # moves that cannot be made for so long: what waits for an instance is refused
-RETRY_S = 2.0  # after a move that could not be made, where nothing serves or the minimum is not there
-OWN_COMMANDS_S = 2.0  # how often it looks whether a worker took its commands
-WATCH_S = 900.0  # and for how long after its last move
-WORKERS_FIRST_S = 15.0  # in which a worker would have stopped what has drained
+REFUSED_HOLD_S = 30.0  # time without a possible move after which requests that wait for an instance are refused
+RETRY_S = 2.0  # after a failed move, where nothing serves or the minimum is not met
+OWN_COMMANDS_S = 2.0  # period of checks whether a worker took its commands
+WATCH_S = 900.0  # duration of those checks after its last move
+WORKERS_FIRST_S = 15.0  # time in which a worker would have stopped drained instances
 STOP_WAIT_S = 1.0
-PAUSE_S = 5.0  # after the database refused
+PAUSE_S = 5.0  # after a database error
 COMPLAIN_EVERY_S = 30.0
 
 
@@ -65,17 +65,17 @@ class EndpointMemory:
     """State of one endpoint between two checks; times on the gateway's clock."""
 
     changed_s: float
-    last: Change = UNCHANGED  # what that was
-    serving: int = 0  # ready or coming, at the last look
+    last: Change = UNCHANGED  # the last change
+    serving: int = 0  # ready or coming, at the last check
     draining: int = 0
     easy_since_s: float | None = None
     busy: bool = False
     restoring: bool = False  # the minimum is being brought back
-    refused_since_s: float | None = None  # moves to more could not be made since
-    retry_s: float = -math.inf  # when the next is tried
+    refused_since_s: float | None = None  # start of a series of failed moves to more instances
+    retry_s: float = -math.inf  # time of the next retry
 
     def moved(self, delta: int, now_s: float) -> None:
-        """The floor itself changes the endpoint by *delta*: when that is seen, it is no change by others."""
+        """Record that the floor itself changes the endpoint by *delta*, so that it is not taken for a change by others."""
         self.changed_s, self.last = now_s, Change(Mover.FLOOR, delta)
         if delta > 0:
             self.serving += delta
@@ -84,8 +84,10 @@ class EndpointMemory:
 
 
 class Observation:
-    """*waiting* says how many requests are held for an endpoint, *outlook* what its look-ahead maps predict, *short* how
-    many instances the global scheduler misses there."""
+    """Views of endpoints, from memory.
+
+    *waiting* counts held requests, *outlook* returns the look-ahead, *short* the instances that the global scheduler lacks.
+    """
 
     def __init__(
         self,
@@ -104,18 +106,18 @@ class Observation:
         self._memory: dict[int, EndpointMemory] = {}  # by index of the endpoint
 
     def memory(self, endpoint: int) -> EndpointMemory:
-        """The memory of the endpoint with that index."""
+        """Return the memory of the endpoint with that index."""
         memory = self._memory.get(endpoint)
         if memory is None:
             memory = self._memory[endpoint] = EndpointMemory(changed_s=self.clock())
         return memory
 
     def view(self, endpoint: Endpoint, members: list[Replica], now_s: float) -> EndpointView:
-        """*endpoint* as strategies see it, from memory alone."""
+        """Return *endpoint* as strategies see it, from memory alone."""
         topology = self.topology
         fleet, memory = topology.fleet, self.memory(endpoint.index)
         wall_s = self.wall_clock()
-        # Who sleeps on shared GPUs is woken by a swap, not by scaling.
+        # Instances asleep on shared GPUs are woken by a swap, not by scaling.
         members = [one for one in members if not (one.spec.swap_group and one.spec.state == InstanceState.SLEEPING)]
         stages = [
             stage_of(one.spec.state, wall_s - one.spec.state_changed_at, bool(fleet.accepting[one.slot]))
@@ -147,13 +149,13 @@ class Observation:
 
 
 def demand_tokens_per_s(endpoint: Endpoint, now_s: float, passed_s: float) -> float:
-    """Tokens a second asked for over the last minute, or since the start, *passed_s* ago."""
+    """Return tokens a second requested over the last minute, or since the start, *passed_s* ago."""
     first, last = demand_seconds(now_s)
     return float(demand_rate(sum(tokens for second, tokens in endpoint.demand if first <= second < last), passed_s))
 
 
 class Decision:
-    """*began_s* is when the gateway started."""
+    """The floor's decisions; *began_s* is the start of the gateway."""
 
     def __init__(self, topology: Topology, began_s: float) -> None:
         self.topology = topology
@@ -169,7 +171,7 @@ class Decision:
         *,
         strategy_alive: bool,
     ) -> tuple[int, str]:
-        """The move that the floor wants of *endpoint* now: 1, -1 or 0, and why."""
+        """Return the move that the floor wants of *endpoint*, 1, -1 or 0, and why."""
         tuned = endpoint.spec.tuned
         rule = alone(tuned)
         memory.easy_since_s = (memory.easy_since_s or now_s) if is_easy(view, rule) else None
@@ -180,7 +182,7 @@ class Decision:
             return (1, reason) if now_s >= memory.retry_s else (0, "")
         if endpoint.spec.shares_gpus and view.ready == 0:
             return 0, ""  # a swap brings one up (`swapping`)
-        view = view._replace(min_instances=min(view.min_instances, view.instances))  # what is missing is waited for
+        view = view._replace(min_instances=min(view.min_instances, view.instances))  # missing instances are waited for
         settled = now_s - self._began_s >= tuned.FLOOR_SETTLE_S
         if view.ready == 0 or strategy_alive or not settled:
             if view.ready == 0 and now_s < memory.retry_s:
@@ -198,9 +200,9 @@ class Decision:
     def below_minimum(
         self, endpoint: Endpoint, view: EndpointView, members: list[Replica], memory: EndpointMemory
     ) -> bool:
-        """Whether an instance of the minimum is to be brought back now, under any strategy or none.
+        """Whether to bring an instance of the minimum back, under any strategy or none.
 
-        At once where one failed or requests wait. What an operator holds or has cordoned is not missing.
+        At once where one failed or requests wait. Instances that an operator holds or has cordoned are not missing.
         """
         if not endpoint.spec.missing_instances or not endpoint.spec.launches:
             memory.restoring = False
@@ -229,9 +231,9 @@ class Publication:
     def publish(
         self, views: Iterable[EndpointView], running: Mapping[str, int], left_tokens: Mapping[str, int], up_s: float
     ) -> None:
-        """Publish *views*, requests *running* and *left_tokens* by instance, and for how long the gateway is up."""
+        """Publish *views*, requests *running* and *left_tokens* by instance, and the gateway's uptime."""
         if self._publishing is not None and not self._publishing.done():
-            return  # Redis is slow: the next time there are newer ones
+            return  # Redis is slow: there will be newer ones
         message = orjson.dumps(
             {
                 "ts": time.time(),
@@ -250,7 +252,7 @@ class Publication:
         await self._redis.aclose()
 
     async def _exchange(self, message: bytes) -> None:
-        """Publish the views and read who is alive. Without Redis none is: workers have no broker then."""
+        """Publish the views and read which strategies are alive. Without Redis none is: workers have no broker then."""
         try:
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.set(VIEWS_KEY, message, ex=VIEWS_EXPIRE_S)
@@ -276,10 +278,10 @@ class Rows(Protocol):
         load: Mapping[str, float],
         to_minimum: bool = False,
     ) -> object | None:
-        """One instance more (delta 1; *to_minimum* only below it) or fewer (-1); None if it cannot be made."""
+        """Add an instance (delta 1; *to_minimum* only below it) or remove one (-1); return None if that is impossible."""
 
     def swap(self, instance_id: int, reason: str) -> object | None:
-        """Give that instance the GPUs that it shares; None if it cannot have them."""
+        """Give that instance the GPUs that it shares; return None if it cannot have them."""
 
     def note_evictions(self, evictions: Sequence[Evicted]) -> None:
         """Write an event for each."""
@@ -288,11 +290,11 @@ class Rows(Protocol):
         """Carry out the floor's own commands that waited for a worker for *patience_s*."""
 
     def finish_drains(self, idle: Iterable[str]) -> int:
-        """Stop those of the instances *idle* (names, nothing runs there) that scaling has drained."""
+        """Stop those of the *idle* instances (by name; nothing runs there) that scaling has drained."""
 
 
 class Floor:
-    """*owns* says whether this process has the regions; *read_inventory* makes the topology agree with the rows."""
+    """The floor's loop. *owns*: whether this process has the regions; *read_inventory* updates the topology from rows."""
 
     def __init__(
         self,
@@ -320,8 +322,8 @@ class Floor:
         self.publication = Publication(settings.REDIS_URL)
         self._jobs: set[asyncio.Future[None]] = set()
         self._looking = False
-        self._seeing: asyncio.Task[None] | None = None  # held, or the loop might drop it
-        # One look for what the last run of this process left behind.
+        self._seeing: asyncio.Task[None] | None = None  # keeps a reference, or the loop might drop it
+        # One check for what the last run of this process left behind.
         self._next_look_s = self._began_s + self.topology.tuned.FLOOR_PATIENCE_S
         self._watch_until_s = self._next_look_s + OWN_COMMANDS_S
         self._paused_until_s = 0.0
@@ -335,7 +337,7 @@ class Floor:
                     self.check()
 
     async def stop(self) -> None:
-        """Let go, after a moment for moves that are being written; a longer one ends with the process."""
+        """Stop after a moment for moves that are being written; a longer one ends with the process."""
         if self._jobs:
             await asyncio.wait(self._jobs, timeout=STOP_WAIT_S)
         await self.publication.stop()
@@ -343,7 +345,7 @@ class Floor:
     # Once a second
 
     def check(self) -> None:
-        """Look at every endpoint, publish what there is to see, and ask for the moves that are wanted."""
+        """Check every endpoint, publish the views, and request the moves that are wanted."""
         topology, now_s = self.topology, self.clock()
         members: dict[int, list[Replica]] = {}
         for replica in topology.replicas.values():
@@ -381,7 +383,7 @@ class Floor:
             self._next_look_s = now_s + OWN_COMMANDS_S
             self._run_own_commands(members)
 
-    # Doing it
+    # Carrying out
 
     def _move(self, endpoint: Endpoint, view: EndpointView, members: list[Replica], delta: int, reason: str) -> None:
         memory = self.observation.memory(endpoint.index)
@@ -409,12 +411,12 @@ class Floor:
         self._in_thread(move, done)
 
     def _left_tokens(self) -> dict[str, int]:
-        """Tokens left to do by instance: of those that could go, the one with the fewest goes."""
+        """Return remaining tokens by instance: the removable one with the fewest is removed."""
         left = self.topology.fleet.remaining_tokens
         return {replica.name: int(left[replica.slot]) for replica in self.topology.replicas.values()}
 
     def _run_own_commands(self, members: dict[int, list[Replica]]) -> None:
-        """Carry out own commands that no worker took, and stop what has drained empty while no worker does."""
+        """Carry out own commands that no worker took, and stop drained instances while no worker does."""
         wall_s = time.time()
         patience_s = self.topology.tuned.FLOOR_PATIENCE_S
         idle = [
@@ -448,7 +450,7 @@ class Floor:
         self._jobs.add(finished)
 
         async def see() -> None:
-            # The rows must be read before the next decision, or it would be made again.
+            # The rows must be read before the next decision, or it would be repeated.
             with contextlib.suppress(Exception):
                 await self._read_inventory()
             done()
@@ -472,7 +474,7 @@ class Floor:
         threading.Thread(target=run, name="floor", daemon=True).start()
 
     def _refused(self, error: Exception) -> None:
-        """The database did not take it: try again soon, and say so once in a while."""
+        """Handle a database error: retry soon, and log it occasionally."""
         now_s = self.clock()
         self._paused_until_s = now_s + PAUSE_S
         if now_s - self._complained_s >= COMPLAIN_EVERY_S:

@@ -1,4 +1,4 @@
-"""The compiled decisions that a request meets on its way, as the live dispatcher calls them: `scheduling.compiled`."""
+"""Compiled decisions of `scheduling.compiled`, as the live dispatcher calls them."""
 
 from scheduling import dispatch as decisions
 from scheduling.compiled import direct

@@ -1,7 +1,7 @@
-"""One gateway process owns the regions at a time: a lease in Redis, renewed every two seconds.
+"""Lease in Redis, renewed every two seconds: one gateway process owns the regions at a time.
 
-A process that does not hold it stands by: it answers `/v1` with 503 and takes over when the lease runs out. Without Redis
-there can be no second process, so a gateway that cannot reach Redis acts as the owner; one that was the owner stays it.
+A process without it is on standby: it answers `/v1` with 503 and takes over when the lease expires. Without Redis there can
+be no second process, so a gateway that cannot reach Redis acts as the owner; one that was the owner remains it.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class Lease:
                 await self._renew_or_take()
 
     async def _renew_or_take(self) -> None:
-        """Renew it, or try to take it. Raises what Redis raises; the owner stays the same then."""
+        """Renew the lease, or try to take it. Raises what Redis raises; the owner stays the same then."""
         if self.held and await self._redis.eval(RENEW, 1, KEY, self._value, LEASE_S):
             return
         taken = await self._redis.set(KEY, self._value, nx=True, ex=LEASE_S)

@@ -33,7 +33,7 @@ class Placement:
         self._candidates = np.zeros((CANDIDATES, columns.COLUMNS))  # of the current decision
 
     def choose_endpoint(self, candidates: NDArray[np.int32]) -> Endpoint | None:
-        """The endpoint of *candidates* for a new request: one that serves, or soon will, or can be started, or none."""
+        """Return the endpoint of *candidates* that serves, soon will, or can be started, for a new request; None without."""
         if not candidates.size:
             return None
         topology = self.topology
@@ -94,7 +94,7 @@ class Placement:
             kernels.insert_loose(topology.fleet, topology.arrays, queue.arrays, endpoint.index)
 
     def _route(self, endpoint: Endpoint, policy: int) -> tuple[int, int]:
-        """The first request of *endpoint*, and the instance that its router gives it to; (-1, -1) if none has room."""
+        """Return the first request of *endpoint* and its instance by the router; (-1, -1) if none has room."""
         topology, queue = self.topology, self.queue
         if policy not in LOOK_AHEAD:
             return kernels.dispatch(
@@ -113,7 +113,7 @@ class Placement:
         )
 
     def _pull(self, endpoint: Endpoint) -> tuple[int, int, str]:
-        """The slot that an instance of *endpoint* pulls from its virtual queue, the instance, and the reason."""
+        """Return the slot that an instance of *endpoint* pulls from its virtual queue, the instance, and the reason."""
         topology, queue = self.topology, self.queue
         now_s = queue.moment_s
         slot, instance = kernels.pull(topology.fleet, topology.arrays, queue.arrays, endpoint.index, now_s)
@@ -132,13 +132,13 @@ class Placement:
                 self.pump(endpoint)
 
     def _first_token_s(self, request: Request, instance: int) -> float:
-        """Time limit of the first token of *request* at *instance*: a long prompt has longer."""
+        """Return the time limit of the first token of *request* at *instance*: a long prompt has longer."""
         tuned = self.topology.tuned
         prompt_s = uncompiled(prefill_s)(self.topology.fleet, instance, float(request.asked.prompt_tokens))
         return max(tuned.FIRST_TOKEN_S, tuned.FIRST_TOKEN_FACTOR * prompt_s)
 
     def _explain(self, request: Request, endpoint: Endpoint, replica: Replica, pulled: str) -> dict[str, object]:
-        """The decision trace: docs/routing.md."""
+        """Return the decision trace: docs/routing.md."""
         return {
             "instance": replica.spec.name,
             "region": endpoint.spec.region,
@@ -150,7 +150,7 @@ class Placement:
         }
 
 
-CANDIDATES = 8  # that a trace shows
+CANDIDATES = 8  # shown in a trace
 
 Row = list[float]
 Parts = dict[str, float]
@@ -159,14 +159,14 @@ Parts = dict[str, float]
 def explain(
     topology: Topology, endpoint: Endpoint, chosen: Replica, candidates: NDArray[np.float64], pulled: str = ""
 ) -> dict[str, object]:
-    """`seen`, `chosen_because` and what is ahead, of a decision for *chosen* that wrote *candidates*.
+    """Return `seen`, `chosen_because` and what is ahead, of a decision for *chosen* that wrote *candidates*.
 
-    *pulled* says why the instance took it from its virtual queue, where no router was asked.
+    *pulled* is why the instance took it from its virtual queue, where no router was asked.
     """
     policy = JOIN_SHORTEST_QUEUE if pulled else POLICY_CODES[endpoint.spec.policy.routing]
     first, end = topology.arrays.first[endpoint.index : endpoint.index + 2].tolist()
     rows: list[Row] = candidates[: end - first].tolist()
-    rows = [row for row in rows if row[columns.INSTANCE] >= 0]  # there is room for more
+    rows = [row for row in rows if row[columns.INSTANCE] >= 0]  # the array has room for more
     by_slot = topology.by_slot
     if policy in LOOK_AHEAD and len(rows) > 1:
         rows.sort(key=lambda row: (row[columns.ROOM] == 0, row[columns.SCORE], row[columns.INSTANCE]))
@@ -212,7 +212,7 @@ def explain(
 
 
 def _ahead_parts(row: Row, policy: int) -> Parts:
-    """Parts of the score of a router that looks ahead."""
+    """Return the parts of the score of a router that looks ahead."""
     peak = round(row[columns.PEAK] / row[columns.KV_CAPACITY], 4) if row[columns.KV_CAPACITY] else 0.0
     if row[columns.IN_SECONDS]:
         return {
@@ -235,7 +235,7 @@ def _ahead_parts(row: Row, policy: int) -> Parts:
 
 
 def _load_parts(row: Row, policy: int) -> tuple[float | None, Parts]:
-    """The score of a router that looks at loads, and what makes it up."""
+    """Return the score of a router by load, and its parts."""
     match policy:
         case routers.LEAST_REQUEST:
             running = int(row[columns.RUNNING])

@@ -1,9 +1,9 @@
-"""Records between the HTTP side and the decision side, each of which can be serialised.
+"""Records between the HTTP side and the decision side, all serializable.
 
 The gateway sends `Submit`, `Progress`, `Prefix`, `Finished` and `Left`; the dispatcher answers with `Moved`, `Waiting`,
-`Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, and lists what may be asked for in `ServedModels`. A request is
-known by its *number*, which is unique within the gateway that submits it. Moments in `_s` are seconds of the machine's
-monotonic clock, those in `_at` epoch seconds.
+`Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, and lists the available models in `ServedModels`. A request is
+identified by its *number*, unique within the gateway that submits it. Moments in `_s` are seconds of the machine's monotonic
+clock, those in `_at` epoch seconds.
 """
 
 import math
@@ -13,23 +13,23 @@ from typing import Any
 from msgspec import Struct
 
 SILENT = "silent"
-"""How an instance failed a request: it does not answer. It is given no other before its next heartbeat."""
+"""Failure: the instance does not answer. It gets no other request before its next heartbeat."""
 CUT = "cut"
-"""It broke the connection off while the request ran: its server may have ended."""
+"""Failure: the connection was broken off while the request ran; the server may have died."""
 DEAD = "dead"
-"""Its engine died, though its server still answers heartbeats."""
+"""Failure: the engine died, though its server still answers heartbeats."""
 ERROR = "error"
-"""It answered with an internal error, or with nonsense."""
+"""Failure: the answer was an internal error, or malformed."""
 BUSY = "busy"
-"""It takes no more for a while, by its own word."""
+"""Failure: the instance reported that it takes no more for a while."""
 INSTANCES_BUSY = "instances_busy"
-"""Code of the refusal of a request that an instance refused as busy, when no other one can take it."""
+"""Refusal code of a request that an instance refused as busy, when no other can take it."""
 
 
 class Record(Struct, frozen=True, gc=False):
-    """A record; made in a fifth of the time of a frozen dataclass, written as JSON or msgpack by msgspec.
+    """A record; created in a fifth of the time of a frozen dataclass, written as JSON or msgpack by msgspec.
 
-    Without `gc` the collector does not walk it: no record is part of a cycle of references.
+    Without `gc` the collector does not walk it: no record is part of a reference cycle.
     """
 
 
@@ -45,26 +45,26 @@ class Submit(Record, frozen=True):
     region: str  # of the caller
     tenant_id: int
     priority: int  # of its SLO class
-    due_s: float | None  # after its arrival, of its first token; None: that is not promised
+    due_s: float | None  # of its first token, after its arrival; None: not promised
     arrived_at: float
     arrived_s: float
     prompt_tokens: int  # predicted
-    predicted_tokens: float  # output; as the length model said, whatever that is
+    predicted_tokens: float  # output; as the length model returned it, unchecked
     max_tokens: int | None
     sequences: int
     streamed: bool
-    prefix_hashes: tuple[int, ...] = ()  # of its leading blocks, where a router goes by them
+    prefix_hashes: tuple[int, ...] = ()  # of its leading blocks, where a router uses them
     block_tokens: int = 0
-    deadline_s: float | None = None  # of its SLO class, after its arrival: it is held so long
+    deadline_s: float | None = None  # longest hold, after its arrival: of its SLO class
     slo_class: str = ""
-    interactive: bool = True  # its SLO class is: of demand, scaling strategies see this alone
-    evictable: bool = False  # what it has emitted can be continued; before that every request can be evicted
-    fingerprint: int = 0  # of what was sent, the same when this process is sent it again; 0: not known
-    end_s: float | None = None  # after its arrival, of its last token: end to end, or the deadline
+    interactive: bool = True  # of its SLO class: scaling strategies see only this demand
+    evictable: bool = False  # its output can be continued; before its first output every request can be evicted
+    fingerprint: int = 0  # of its content, the same when it is resent to this process; 0: unknown
+    end_s: float | None = None  # of its last token, after its arrival: end to end, or the deadline
 
     @property
     def allowed_s(self) -> float:
-        """Seconds from its arrival after which the first of what it was promised is due, infinity for nothing."""
+        """Return seconds from its arrival until its first promise is due, infinity without any."""
         return min((each for each in (self.due_s, self.end_s) if each is not None), default=math.inf)
 
 
@@ -72,7 +72,7 @@ class Progress(Record, frozen=True):
     """Progress of many streams: never a record for one token."""
 
     tokens: tuple[tuple[int, int], ...] = ()
-    """(number, output tokens so far) of those with new tokens."""
+    """(number, output tokens so far) of streams with new tokens."""
     headers: tuple[tuple[int, float], ...] = ()
     """(number, seconds from its placement to the headers of its answer)."""
 
@@ -86,20 +86,20 @@ class Prefix(Record, frozen=True):
 
 
 class Finished(Record, frozen=True):
-    """It was answered completely, and leaves."""
+    """The end of a request that was answered completely."""
 
     number: int
     output_tokens: int = 0  # of all its sequences
 
 
 class Left(Record, frozen=True):
-    """It leaves before its end, or only the instance that it was given to (*again*)."""
+    """The departure of a request before its end, or only from its instance (*again*)."""
 
     number: int
-    again: bool = False  # place it once more, with its first queue key
-    failure: str = ""  # of its instance: SILENT, CUT, DEAD, ERROR, BUSY, or nothing
+    again: bool = False  # place it again, with its first queue key
+    failure: str = ""  # of its instance: SILENT, CUT, DEAD, ERROR, BUSY, or ""
     reason: str = ""  # in words
-    wait_s: float = 1.0  # of a busy instance: until it may take requests again, as it said
+    wait_s: float = 1.0  # until a busy instance takes requests again, as it reported
     evicted: bool = False  # as `Evict` asked
     kept_tokens: int = 0
     """Output tokens that it keeps: with *again*, the next instance continues there."""
@@ -109,79 +109,79 @@ class Left(Record, frozen=True):
 
 
 class Moved(Record, frozen=True):
-    """It waits for the endpoint of *region* now."""
+    """The request waits for the endpoint of *region*."""
 
     number: int
     region: str
-    predicted_tokens: int  # output: what may come
+    predicted_tokens: int  # possible output
     came_from: str = ""  # the region in which it waited before
     pressure: float | None = None  # there
-    own_region: str = ""  # where its caller's demand counts; empty where it was said before
+    own_region: str = ""  # where its caller's demand counts; empty where sent before
 
 
 class Waiting(Record, frozen=True):
-    """No instance had room when it came: its place in the queue then, and how long it is expected to wait there."""
+    """The request has to wait: its place in the queue on arrival, and its expected wait."""
 
     number: int
-    position: int  # 1: the next to be given out
-    estimated_wait_s: float | None  # mean; None while nothing is known of the pace there
+    position: int  # from 1
+    estimated_wait_s: float | None  # mean; None while the pace there is unknown
     estimated_wait_p99_s: float | None
 
 
 class Placed(Record, frozen=True):
-    """It was given to an instance."""
+    """The request was given to an instance."""
 
     number: int
     attempt: int  # from 1
     instance: str
-    ready_at: float  # since when it serves: with its name, which start of its server this is
+    ready_at: float  # start of its service: with its name, identifies this start of its server
     url: str
     api_key: str
     region: str
     ordering: str  # `scheduling.queueing.ordering.ORDERINGS`
-    queue_key_s: float  # as it was queued, on the clock of `arrived_at`: instances outlive a gateway
+    queue_key_s: float  # on the clock of `arrived_at`: instances outlive a gateway
     placed_s: float
     why: dict[str, Any]  # docs/routing.md
-    first_token_s: float  # how long the first token of a stream may take
-    keep_tokens: bool = False  # keep the ids of what it emits: it may be evicted
+    first_token_s: float  # time limit of the first token of a stream
+    keep_tokens: bool = False  # keep the ids of its output tokens: it may be evicted
 
     def __repr__(self) -> str:
-        """Without its secret."""
+        """Return the fields without the secret."""
         return (
             f"Placed(number={self.number}, attempt={self.attempt}, instance={self.instance!r}, region={self.region!r})"
         )
 
 
 class PrefixWanted(Record, frozen=True):
-    """It waits, and its router now needs its prefix: `Prefix` is the answer."""
+    """The router needs the prefix of a waiting request: `Prefix` is the answer."""
 
     number: int
 
 
 class Refused(Record, frozen=True):
-    """It will not be served."""
+    """The request will not be served."""
 
     number: int
     status: int  # of HTTP: 422, 429, 502, 503
     code: str
     message: str
-    retry_after_s: float | None  # None: trying again makes no sense
+    retry_after_s: float | None  # None: a retry makes no sense
     estimated_wait_s: float | None = None
-    region: str = ""  # of the endpoint that did; empty if it was none
+    region: str = ""  # of the endpoint that refused; empty if it was none
     own_region: str = ""  # as in `Moved`
 
 
 class Evict(Record, frozen=True):
-    """It is to leave its instance and come back to the queue, with what it has emitted: `Left` is the answer.
+    """Asks for a request back from its instance, with its output so far: `Left` is the answer.
 
-    None comes if it ends first, or has begun to emit what cannot be continued.
+    There is no answer if it ends first, or has begun to emit what cannot be continued.
     """
 
     number: int
 
 
 class Lost(Record, frozen=True):
-    """Its instance was given up, or is another one now."""
+    """The request's instance was given up, or is another one by now."""
 
     number: int
 
@@ -190,12 +190,12 @@ class ServedModel(Record, frozen=True):
     name: str
     context_tokens: int
     created_at: int
-    has_endpoint: bool  # it is served somewhere, or was
-    by_prefix: bool  # some router goes by how its prompts begin: `Submit.prefix_hashes` is wanted
+    has_endpoint: bool  # it is or was served somewhere
+    by_prefix: bool  # some router considers the start of prompts: `Submit.prefix_hashes` is wanted
 
 
 class ServedModels(Record, frozen=True):
-    """All models that may be asked for from now on."""
+    """All models that may be requested from now on."""
 
     models: tuple[ServedModel, ...]
 

@@ -1,7 +1,7 @@
-"""The global scheduler on the living queues: looked at every second, few groups in this process, many by a Celery worker.
+"""The global scheduler on the live queues, run every second: few groups in this process, many by a Celery worker.
 
-Groups stand where they are served first as they come (earliest due first, earliest completion), so a solver that is late,
-dead or finds nothing leaves a sound order behind. What it answers is merged into the queues as they are by then.
+On arrival, groups are placed where they are served first (earliest due first, earliest completion), so a solver that is
+late, dead or unsuccessful leaves a sound order. Its answer is merged into the queues as they are by then.
 """
 
 import logging
@@ -31,7 +31,7 @@ from scheduling.queueing.snapshot import Snapshot, snapshot
 logger = logging.getLogger(__name__)
 
 IN_PROCESS_GROUPS: Final = 64
-"""More groups are solved by a worker: the solver would hold up streams for longer than a token takes."""
+"""Most groups solved in this process: a larger problem would hold up streams for longer than a token takes."""
 PATIENCE_S: Final = 10.0
 """Longest wait for a worker's answer."""
 KEPT: Final = 50
@@ -39,8 +39,7 @@ PROVE_EVERY_S: Final = 30.0
 """Shortest time between two proofs of the gap by a worker."""
 
 Ask = Callable[[Snapshot, str, Callable[[Answer | None], None]], None]
-"""Have a snapshot solved elsewhere, by the search or the rule that is named; the answer, or None when there is none, comes
-to the callback, on the event loop."""
+"""Has a snapshot solved elsewhere by the named search or rule. The callback gets the answer, or None, on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +50,20 @@ class Evicted:
     region: str
     instance: str
     group: int
-    """That gains; -1 for requests that the instance has already, beyond what it runs at once."""
+    """The group that gains; -1 for requests that the instance already has, beyond those it runs at once."""
     slo_class: str
     requests: int
-    """That gain."""
+    """Number of requests that gain."""
     evicted_requests: int
     gain_s: float
-    """Lateness that the requests of the group are spared, summed."""
+    """Lateness saved over the requests of the group, summed."""
     cost_s: float
-    """Prefill of what is computed again, charged to the group."""
+    """Prefill of the recomputed tokens, charged to the group."""
     lost_tokens: int
 
     @classmethod
     def of(cls, evictions: Sequence[Eviction], replica: Replica, slo_class: str) -> "Evicted":
-        """*evictions* are those for one group."""
+        """Summarize *evictions*, which are those for one group."""
         endpoint = replica.endpoint
         return cls(
             endpoint.model,
@@ -93,7 +92,7 @@ class Evicted:
 
 
 class Reordering:
-    """*clock* is that of the dispatcher."""
+    """The global scheduler of the live queues, on the dispatcher's *clock*."""
 
     def __init__(
         self,
@@ -110,28 +109,25 @@ class Reordering:
         self.ask = ask
         self.scheduler = GlobalScheduler()
         self.recent: deque[Reordered] = deque(maxlen=KEPT)
-        self.changes: deque[QueueChange] = deque(
-            maxlen=KEPT
-        )  # those, answers that did not come, and what operators did
-        self.fallbacks = 0  # answers that did not come
-        self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # not written as events yet
+        self.changes: deque[QueueChange] = deque(maxlen=KEPT)  # those, missing answers, and operators' actions
+        self.fallbacks = 0  # missing answers
+        self.evicted: deque[Evicted] = deque(maxlen=KEPT)  # not yet written as events
         self.gap: float | None = None
-        """The share of its lateness that the best of all orders might spare the one that was found last, at the most, as the
-        programme has proved; None where it has proved nothing."""
+        """Proved bound on the share of the last order's lateness that the best order could save; None without a proof."""
         self._asked_s: float | None = None
         self._proof_asked_s = -math.inf
 
     @property
     def pending_s(self) -> float | None:
-        """For how long an answer has been awaited; None when none is."""
+        """Return how long an answer has been awaited; None when none is."""
         return None if self._asked_s is None else self.clock() - self._asked_s
 
     def short_instances(self, endpoint: Endpoint) -> int:
-        """Instances without which no order keeps in time what waits for *endpoint*."""
+        """Return the number of instances missing for what waits for *endpoint* to be in time in any order."""
         return self.scheduler.short_instances.get(endpoint.index, 0)
 
     def look(self) -> list[int]:
-        """Reorder the queues if a group will be late; returns the numbers of requests to evict so that one is in time."""
+        """Reorder the queues if a group will be late; return the numbers of requests to evict so that one is in time."""
         self._reorder()
         return self._evict_for_heads()
 
@@ -144,7 +140,7 @@ class Reordering:
         if not self.scheduler.wants(arrays, now_s):
             return
         by = topology.tuned.REORDER_BY
-        # The programme would hold up all streams of this process: without a worker there is the search alone.
+        # The programme would hold up all streams of this process: without a worker, use the search alone.
         self.scheduler.by = SEARCH if by == PROGRAMME and self.ask is None else by
         few = self.queue.group_count <= IN_PROCESS_GROUPS and self.scheduler.by != PROGRAMME
         began_s = time.perf_counter()
@@ -163,7 +159,7 @@ class Reordering:
 
     def _answered(self, seen: Snapshot | None, answer: Answer | None, asked_s: float) -> None:
         if asked_s != self._asked_s:
-            return  # it came after patience was over
+            return  # after PATIENCE_S
         self._asked_s = None
         if seen is None or answer is None:
             self.fallbacks += 1
@@ -178,7 +174,7 @@ class Reordering:
         self._note(seen, reordered, "a worker", self.clock() - asked_s)
 
     def _have_proved(self, seen: Snapshot, answer: Answer) -> None:
-        """Set the gap of *answer*, of the search; a worker is asked to prove it where it is not known."""
+        """Set the gap of *answer*, of the search; have a worker prove it where unknown."""
         if answer.gap is not None:
             self.gap = answer.gap
             return
@@ -191,10 +187,10 @@ class Reordering:
 
     def _proved(self, proof: Answer | None) -> None:
         if proof is not None:
-            self.gap = proof._replace(after=proof.before).gap  # that of the search's order, not of a better one
+            self.gap = proof._replace(after=proof.before).gap  # of the search's order, not of a better one
 
     def _evict_for_heads(self) -> list[int]:
-        """Requests that leave their instances for groups at the head of a virtual queue that would be late."""
+        """Return requests that leave their instances for groups at the head of a virtual queue that would be late."""
         topology, queue = self.topology, self.queue
         limit = np.zeros(queue.arrays.size.size, np.int64)
         for endpoint in topology.endpoints:
@@ -212,7 +208,7 @@ class Reordering:
         return [number for eviction in evictions for number in eviction.numbers]
 
     def _class_of(self, number: int) -> str:
-        """The SLO class of the group with that number; "" if there is none."""
+        """Return the SLO class of the group with that number; "" if there is none."""
         groups = self.queue.arrays.groups.groups
         at = np.flatnonzero((groups["number"] == number) & (groups["endpoint"] >= 0))
         return self.queue.at(int(groups["first"][at[0]])).asked.slo_class if at.size else ""
@@ -230,7 +226,7 @@ class Reordering:
 
 
 def _change(reordered: Reordered, ratios: tuple[float, float], by: str, took_s: float) -> QueueChange:
-    """*ratios* of requests in time, before and after."""
+    """Return the change, with *ratios* of requests in time before and after."""
     before, after = reordered.answer.before, reordered.answer.after
     late_s = [float(late) for late in before.late_s if late > 0.0 and math.isfinite(late)]
     still = sum(1 for late in after.late_s if late > 0.0)
@@ -257,11 +253,11 @@ def _groups(count: int) -> str:
 
 
 LEAVING_S: Final = 5.0
-"""After which one that was to be evicted is taken to stay: it had begun to emit what cannot be gone on with."""
+"""Time after which a request to be evicted is assumed to stay: it had begun to emit what cannot be continued."""
 
 
 def running_in(topology: Topology, queue: WaitingQueue) -> Running:
-    """Requests that instances of endpoints with request groups run, as the global scheduler sees them."""
+    """Return the requests running on instances of endpoints with request groups, as the global scheduler sees them."""
     clock_s = queue.clock()
     return running_of(
         _row(request, replica.slot, replica.endpoint.spec.profile, queue, clock_s)
@@ -272,7 +268,7 @@ def running_in(topology: Topology, queue: WaitingQueue) -> Running:
 
 
 def _row(request: Request, slot: int, profile: Profile, queue: WaitingQueue, clock_s: float) -> tuple[Any, ...]:
-    """As the fields of `Running`. What an answer that is not streamed has emitted is not known, so it stays."""
+    """Return the fields of `Running`. The output of an answer that is not streamed is unknown, so it stays."""
     asked, arrival_s = request.asked, queue.since_start_s(request.asked.arrived_s)
     resumable = asked.evictable or not request.output_tokens
     output = request.expected_tokens - request.expected_prompt

@@ -1,4 +1,4 @@
-"""Reads the state of the fleet out of the process that owns the queues: the start of a fork (`queues.commands`)."""
+"""State of the fleet, read from the process that owns the queues: the start of a fork (`queues.commands`)."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -38,12 +38,15 @@ CONDITIONS: Final = {
     Lifecycle.FAILED: Condition.FAILED,
 }
 LONG_AGO_S: Final = -1e9
-"""In the place of minus infinity, which JSON does not have."""
+"""Used instead of minus infinity, which JSON does not have."""
 
 
 class Snapshot:
-    """Call it for the state. *report* has the dispatcher count streamed tokens, and returns when each request last
-    streamed one, by its number, on the dispatcher's clock."""
+    """Callable that returns the state.
+
+    *report* makes the dispatcher count streamed tokens, and returns when each request (by number) last streamed one, on the
+    dispatcher's clock.
+    """
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class Snapshot:
         self.wall_clock = wall_clock
 
     def __call__(self) -> FleetState:
-        """Takes some 10 ms for a thousand requests."""
+        """Return the state; takes some 10 ms for a thousand requests."""
         heard = self.report()
         dispatcher, topology = self.dispatcher, self.dispatcher.topology
         now_s = dispatcher.clock()
@@ -109,7 +112,7 @@ class Snapshot:
         )
 
     def _iteration_s(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> float | None:
-        """End of the last iteration that was seen: every request that decodes there gets a token at its end."""
+        """Return the end of the last observed iteration: every request that decodes there gets a token then."""
         ended_s = [heard[number] for number in (each.asked.number for each in replica.requests) if number in heard]
         if replica.ended:
             ended_s.append(replica.ended[-1].ended_s)
@@ -124,7 +127,7 @@ class Snapshot:
         ]
 
     def _request(self, request: Request, now_s: float) -> dict[str, Any]:
-        """The fields that running and waiting requests share."""
+        """Return the fields that running and waiting requests share."""
         asked = request.asked
         return {
             "request_id": asked.request_id,
@@ -156,7 +159,7 @@ class Snapshot:
         )
 
     def _waiting(self, now_s: float) -> tuple[list[WaitingRequest], dict[int, int]]:
-        """Waiting requests in order of arrival at their queues, and the index of each by slot of the waiting set."""
+        """Return waiting requests in order of arrival at their queues, and the index of each by slot of the waiting set."""
         queue = self.dispatcher.queue
         slots = [
             int(slot)
@@ -196,7 +199,7 @@ class Snapshot:
         )
 
     def _groups(self, numbers: dict[int, int], places: dict[int, int], now_s: float) -> GroupsState | None:
-        """Request groups; *numbers* and *places* are indices of instances and waiting requests by slot."""
+        """Return request groups; *numbers* and *places* are indices of instances and waiting requests by slot."""
         arrays = self.dispatcher.queue.arrays.groups
         if not arrays.limit.any():
             return None
@@ -251,5 +254,5 @@ class Snapshot:
 
 
 def _placed(request: Request) -> tuple[float, float, int]:
-    """Order of dispatch; requests of one moment by their queue keys."""
+    """Return the sort key for dispatch order; requests of one moment by their queue keys."""
     return request.placed_s, request.queue_key_s, request.asked.number

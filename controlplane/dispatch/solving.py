@@ -1,7 +1,7 @@
-"""The order of the queues solved by a Celery worker: the problem goes with the task, the answer comes through Redis.
+"""The order of the queues solved by a Celery worker: the problem is sent with the task, the answer returns through Redis.
 
-What comes back is checked before it is used: compiled code follows an order without looking, and a group that stands in it
-twice, or does not exist, would destroy the queues.
+The answer is validated before use: compiled code follows an order without checks, and a group that appears twice, or does
+not exist, would corrupt the queues.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ KEY: Final = "pilothouse:reordering:"
 
 
 def pack(**arrays: Any) -> str:
-    """Arrays and numbers as text that Celery and Redis carry; never objects."""
+    """Return arrays and numbers as text that Celery and Redis carry; never objects."""
     out = io.BytesIO()
     np.savez(out, allow_pickle=False, **{name: np.asarray(value) for name, value in arrays.items()})
     return base64.b64encode(out.getvalue()).decode()
@@ -88,9 +88,9 @@ def unpack_answer(text: str | bytes) -> Answer:
 
 
 def read_answer(text: str | bytes, problem: Problem) -> Answer:
-    """The answer to *problem* that *text* holds.
+    """Return the answer to *problem* in *text*.
 
-    ValueError or KeyError for what is none, and for one that cannot be carried out (QLM equations 6 to 9).
+    Raises ValueError or KeyError if it is malformed or cannot be carried out (QLM equations 6 to 9).
     """
     answer = unpack_answer(text)
     order, scores = answer.order, (answer.before, answer.after)
@@ -106,7 +106,7 @@ def read_answer(text: str | bytes, problem: Problem) -> Answer:
 
 
 class CelerySolver:
-    """Asks workers, one asyncio task per problem."""
+    """Solver that asks workers, with one asyncio task per problem."""
 
     def __init__(self, redis_url: str) -> None:
         self._redis = aioredis.from_url(redis_url, socket_timeout=PATIENCE_S + 2, socket_connect_timeout=1.0)
@@ -130,7 +130,7 @@ class CelerySolver:
         try:
             if await asyncio.to_thread(send_task, TASK, key, packed, by, expires_s=PATIENCE_S):
                 came = cast(tuple[bytes, bytes] | None, await self._redis.blpop([key], timeout=PATIENCE_S))
-                # In a thread: of a thousand groups it takes longer than a token.
+                # In a thread: for a thousand groups it takes longer than a token.
                 answer = await asyncio.to_thread(read_answer, came[1], seen.problem) if came else None
         except (RedisError, OSError, ValueError, KeyError, TypeError) as error:
             logger.warning("queues: the answer of the global scheduler was lost: %s", error)

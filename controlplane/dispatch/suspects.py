@@ -1,6 +1,6 @@
-"""Suspects: requests that ran where an engine ended. Tried one by one, cleared by success, refused when a second one ends.
+"""Suspects: requests that ran when an engine died. Each is tried alone; success clears it, a second death refuses it.
 
-The evidence is in docs/health.md. A request is known by its fingerprint, so that one that is sent again is known too.
+The evidence is in docs/health.md. A request is known by its fingerprint, so a resent one is recognized.
 """
 
 import math
@@ -17,17 +17,17 @@ from controlplane.events.models import Severity
 from controlplane.fleet.lifecycle.states import InstanceState
 
 TRIAL_S: Final = 10.0
-"""The longest trial; one suspect per model is tried at a time."""
+"""Longest trial; one suspect per model is tried at a time."""
 CHECK_S: Final = 5.0
-"""The longest time that a request that was cut off is held for the check of its server."""
+"""Longest time that a cut-off request is held while its server is checked."""
 MOST_ENDS: Final = 1000
 MOST: Final = 10_000
-"""Fingerprints remembered; beyond it the oldest are forgotten."""
+"""Fingerprints remembered; beyond that the oldest are dropped."""
 
 
 @dataclass(slots=True)
 class Deaths:
-    """Ends of engines under one fingerprint."""
+    """Engine deaths under one fingerprint."""
 
     instances: list[str] = field(default_factory=list)
     last_s: float = -math.inf
@@ -35,7 +35,7 @@ class Deaths:
 
 
 class Suspects:
-    """*enqueue* has a request placed again, on another instance."""
+    """Suspect requests and their trials; *enqueue* places a request again on another instance."""
 
     def __init__(self, topology: Topology, clock: Callable[[], float], enqueue: Callable[[Request], None]) -> None:
         self.topology = topology
@@ -43,14 +43,14 @@ class Suspects:
         self.enqueue = enqueue
         self._deaths: OrderedDict[int, Deaths] = OrderedDict()
         self._ends: OrderedDict[tuple[str, float], set[int]] = OrderedDict()
-        """By instance and since when it had served: whose request has heard of its end, which each does by itself."""
+        """By instance and the start of its service: requests that have already been notified of its death."""
         self._line: dict[str, deque[Request]] = {}  # by model
-        self._on_trial: dict[str, tuple[Request, float]] = {}  # by model: who, until when
+        self._on_trial: dict[str, tuple[Request, float]] = {}  # by model: request, end of its trial
         self._cut: dict[int, tuple[float, set[int], list[Request]]] = {}
-        """By instance id that cut requests off: since when, the fingerprints of all that ran there, and who waits."""
+        """By id of the instance that cut requests off: since when, fingerprints of all that ran there, and requests held."""
 
     def is_suspect(self, asked: Submit) -> bool:
-        """Whether an engine ended under what is *asked*, and nothing has cleared it since."""
+        """Whether an engine died while running *asked* and nothing has cleared it since."""
         if not asked.fingerprint or not self._deaths:
             return False
         deaths = self._deaths.get(asked.fingerprint)
@@ -63,7 +63,7 @@ class Suspects:
         return bool(deaths.instances)
 
     def refusal(self, asked: Submit) -> Refused | None:
-        """The refusal of a request under which two engines ended; None for any other."""
+        """Return the refusal of a request under which two engines died; None for any other."""
         if not self.is_suspect(asked):
             return None
         deaths = self._deaths[asked.fingerprint]
@@ -90,12 +90,12 @@ class Suspects:
         return trial is not None and trial[0] is request
 
     def wait_for_trial(self, request: Request) -> None:
-        """Have the suspect *request* tried when no other of its model is."""
+        """Queue the suspect *request* for trial, after any other suspect of its model."""
         self._line.setdefault(request.asked.model, deque()).append(request)
         self._next(request.asked.model)
 
     def tried(self, request: Request, *, cleared: bool) -> None:
-        """Its trial is over: it got a token, or it leaves. *cleared*: it was answered whole."""
+        """End the trial of *request*: it got a token, or leaves. *cleared*: it was answered completely."""
         fingerprint, model = request.asked.fingerprint, request.asked.model
         if cleared and self._deaths and fingerprint in self._deaths:
             del self._deaths[fingerprint]
@@ -104,14 +104,14 @@ class Suspects:
             self._next(model)
 
     def gone(self, request: Request) -> None:
-        """*request* ends wherever it is."""
+        """Forget *request*, which has ended."""
         self.tried(request, cleared=False)
         for line in (*self._line.values(), *(held for _, _, held in self._cut.values())):
             if request in line:
                 line.remove(request)
 
     def died(self, replica: Replica, fingerprints: Iterable[int]) -> None:
-        """The engine of *replica* ended while the requests of *fingerprints* ran there."""
+        """Record that the engine of *replica* died while the requests of *fingerprints* ran there."""
         now_s = self.clock()
         known = self._ends.setdefault((replica.name, replica.spec.state_changed_at), set())
         ran = {each for each in fingerprints if each} - known
@@ -131,18 +131,18 @@ class Suspects:
         trial = self._on_trial.get(replica.spec.model)
         if trial is not None and trial[0].asked.fingerprint in again:
             alone = trial[0].asked.fingerprint
-            for each in again - {alone}:  # they only ran at the same time
+            for each in again - {alone}:  # the others merely ran at the same time
                 self._deaths[each].instances.pop()
             again = {alone}
-        elif len(again) > 1:  # who of them it was is not known yet
+        elif len(again) > 1:  # which of them it was is not known yet
             again = {each for each in again if len(self._deaths[each].instances) > 2}
         for fingerprint in again:
             self._refuse(replica.spec.model, self._deaths[fingerprint], now_s)
 
     def was_cut(self, request: Request, replica: Replica, again: bool) -> bool:
-        """*replica* cut *request* off. True: it is held until it is known whether the server there has ended.
+        """Record that *replica* cut *request* off. True if it is held until the server there is known to be alive or dead.
 
-        One that is being stopped proves nothing.
+        An instance that is being stopped proves nothing.
         """
         if replica.spec.state != InstanceState.READY:
             return False
@@ -155,7 +155,7 @@ class Suspects:
         return again
 
     def looked(self, replica: Replica, began_s: float, *, ended: bool) -> None:
-        """A heartbeat, begun at *began_s*, has shown whether the server of *replica* has *ended*."""
+        """Record that a heartbeat begun at *began_s* showed whether the server of *replica* has *ended*."""
         cut = self._cut.get(replica.spec.instance_id)
         if cut is None or (began_s < cut[0] and not ended):
             return
@@ -166,7 +166,7 @@ class Suspects:
             self.enqueue(request)
 
     def sweep(self) -> None:
-        """End trials and waits that have lasted long enough. Call it once a second."""
+        """End trials and holds that have lasted long enough. Call once a second."""
         now_s = self.clock()
         for model, (_, until_s) in list(self._on_trial.items()):
             if now_s >= until_s:
@@ -187,7 +187,7 @@ class Suspects:
         while line and model not in self._on_trial:
             request = line.popleft()
             self._on_trial[model] = request, self.clock() + TRIAL_S
-            self.enqueue(request)  # may end it at once
+            self.enqueue(request)  # may end it immediately
         if not line:
             self._line.pop(model, None)
 

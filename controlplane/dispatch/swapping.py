@@ -1,4 +1,4 @@
-"""Swaps that the floor asks for: the rules of `scheduling.scaling.swapping` on the groups of the inventory."""
+"""Swaps requested by the floor: the rules of `scheduling.scaling.swapping` applied to the groups of the inventory."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,46 +11,46 @@ from scheduling.queueing.groups import NONE, put_first
 from scheduling.scaling.swapping import Holder, Resting, has_groups, swap_by_queue, swap_wanted
 
 RETRY_S = 5.0
-"""After a swap was asked for: until the rows show it, or it could not be made."""
+"""Time after a requested swap until the rows show it, or until one that failed is retried."""
 REFUSED_S = 30.0
-"""After a swap by queue that could not be made: for so long the instance that is awake serves on."""
+"""Time after a failed swap by queue during which the awake instance continues to serve."""
 AT_REST = frozenset({InstanceState.SLEEPING, InstanceState.STOPPED})
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """The virtual queue that the instances of a swap group have together."""
+    """The virtual queue shared by the instances of a swap group."""
 
     queue: int
     serves: int
-    """The endpoint that has the GPUs, or will once the swap in progress is done; -1 for none."""
+    """Endpoint that has the GPUs, or will once the swap in progress is done; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A swap that was asked for: when, and for which instance."""
+    """A requested swap: when, and to which instance."""
 
     at_s: float
     instance_id: int
 
 
 class Swapping:
-    """*pump* gives out what an endpoint holds where there is room: its groups may stand first again."""
+    """Swap decisions. *pump* gives out an endpoint's requests where there is room: its groups may be first again."""
 
     def __init__(self, topology: Topology, queue: WaitingQueue, pump: Callable[[Endpoint], None]) -> None:
         self.topology = topology
         self._queue = queue
         self._pump = pump
-        self._asked: dict[str, _Asked] = {}  # by group, until it is seen
+        self._asked: dict[str, _Asked] = {}  # by group, until the rows show it
         self._refused_s: dict[str, float] = {}
 
     def wanted(self, now_s: float, wall_s: float) -> Iterator[tuple[int, str]]:
-        """The instances, by key, that are to have the GPUs of their groups now, each with the reason."""
+        """Yield the key of each instance that should get the GPUs of its group, with the reason."""
         for group in self.topology.swap_groups:
             shared = self._shared(group)
             asked = self._asked.get(group.name)
             if asked and (group.in_progress or (group.awake and group.awake.instance_id == asked.instance_id)):
-                del self._asked[group.name]  # a quick one begins and ends between two looks
+                del self._asked[group.name]  # a quick swap begins and ends between two checks
                 asked = None
             if group.in_progress:
                 self._keep(shared)
@@ -61,7 +61,7 @@ class Swapping:
                 yield swap
 
     def keep(self) -> None:
-        """No swap can be asked for now: let the instance that is awake serve its model."""
+        """Let the awake instance serve its model while no swap can be requested."""
         for group in self.topology.swap_groups:
             self._keep(self._shared(group))
 
@@ -95,7 +95,7 @@ class Swapping:
         return swap
 
     def _shared(self, group: SwapGroupSpec) -> _Shared | None:
-        """The virtual queue of *group*, None where its instances have one each."""
+        """Return the virtual queue of *group*; None where each of its instances has a separate one."""
         replicas = [
             self.topology.replicas[one.instance_id]
             for one in group.members
@@ -112,13 +112,13 @@ class Swapping:
         return _Shared(int(arrays.queue_of[slots[0]]), replica.endpoint.index if replica else NONE)
 
     def _keep(self, shared: _Shared | None) -> None:
-        """Let the model that is awake or comes up be served first."""
+        """Serve the model that is awake or coming up first."""
         if shared is not None and shared.serves != NONE:
             put_first(self._queue.arrays.groups, shared.queue, shared.serves)
             self._pump_served(shared)
 
     def _pump_served(self, shared: _Shared) -> None:
-        """Give out what waits for the model that has the GPUs."""
+        """Give out requests that wait for the model that has the GPUs."""
         if shared.serves != NONE:
             self._pump(self.topology.endpoints[shared.serves])
 

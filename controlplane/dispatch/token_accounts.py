@@ -1,8 +1,8 @@
-"""A request's tokens in the fleet's arrays and in the look-ahead maps, from its placement to its end.
+"""A request's tokens in the fleet's arrays and the look-ahead maps, from its placement to its end.
 
 A request enters the map of its instance with its first token (as in PreServe, when its prefill is over), moves with its
-tokens (ten times a second) and leaves with its end. One whose answer comes in one piece enters when it is placed, since
-nothing is heard of its start.
+tokens (ten times a second) and leaves at its end. One whose answer is not streamed enters at placement, since nothing shows
+when it starts.
 """
 
 from collections.abc import Iterable
@@ -17,21 +17,21 @@ from scheduling.lookahead import outlook
 from scheduling.lookahead.rule import ITERATIONS
 from scheduling.routing.routers import advance_many
 
-FIRST_REQUESTS = 1024  # that there is room for in the maps
+FIRST_REQUESTS = 1024  # initial room in the maps
 
 
 class Outlook(NamedTuple):
-    """The next iterations of an endpoint's instances (PreServe 4.3.2), as many as their `LookAheadRule` says."""
+    """Next iterations of an endpoint's instances (PreServe 4.3.2), as many as their `LookAheadRule` says."""
 
     overloaded_instances: int
-    """Those that will hold too much in too many iterations."""
+    """Instances that will hold too much in too many iterations."""
     peak_kv_sum: float
     """Sum of the highest KV use of each instance."""
     peak_kv_most: float
 
 
 class TokenAccounts:
-    """The kernels that choose an instance reserve a request's tokens there; everything after that is done here."""
+    """Token counts from placement on; the kernels that choose an instance reserve a request's tokens there."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -39,7 +39,7 @@ class TokenAccounts:
         self._tokens = np.zeros(0, np.int64)  # scratch
 
     def open(self, request: Request, replica: Replica) -> None:
-        """*request* was given to *replica*, where its first sequence and its tokens are reserved."""
+        """Register *request* on *replica*, where its first sequence and its tokens are reserved."""
         request.replica = replica
         request.queued_tokens = request.expected_prompt
         replica.requests.add(request)
@@ -51,7 +51,7 @@ class TokenAccounts:
             self.enter(request, replica.slot)
 
     def advance(self, came: Iterable[tuple[Request, int]]) -> None:
-        """Count the output tokens so far of requests that stream."""
+        """Count the output tokens so far of streaming requests."""
         streams, moved = [], []
         for request, output_tokens in came:
             if request.replica is None:
@@ -72,7 +72,7 @@ class TokenAccounts:
             advance_many(self.topology.fleet, slots, expected, before, done_tokens - before)
 
     def close(self, request: Request) -> Replica | None:
-        """*request* leaves its instance, which is returned; None if it had none."""
+        """Take *request* off its instance and return that instance; None if it had none."""
         self._prefilled(request)
         self.leave(request)
         replica, request.replica = request.replica, None
@@ -94,15 +94,15 @@ class TokenAccounts:
     # Look-ahead maps
 
     def fit_maps(self) -> None:
-        """Have a map for every slot of the fleet's arrays."""
+        """Provide a map for every slot of the fleet's arrays."""
         instances = self.topology.fleet.endpoint.size
         if self.maps.clock.size < instances:
             self.maps = lookahead.grow(self.maps, instances, self.maps.instance.size)
 
     def enter(self, request: Request, instance: int) -> None:
-        """*request* starts to decode on the instance in slot *instance*, or did a few tokens ago.
+        """Enter *request*, which has just begun to decode on the instance in slot *instance*, into the map.
 
-        Several sequences of one request share their prompt; they count as one, which is a little too few.
+        Several sequences of one request share their prompt; they count as one, which is slightly too few.
         """
         self.fit_maps()
         if self.maps.counters[lookahead.FREE] == 0:
@@ -112,7 +112,7 @@ class TokenAccounts:
         request.ahead = enter_map(self.maps, instance, request.asked.prompt_tokens, output, request.ahead_tokens)
 
     def move(self, requests: Iterable[Request]) -> None:
-        """Move the maps by the tokens of *requests*. The first token ended the prefill; `enter` counts it."""
+        """Advance the maps by the tokens of *requests*. The first token ended the prefill; `enter` counts it."""
         moved, begun = [], []
         for request in requests:
             produced = request.output_tokens // request.asked.sequences - 1
@@ -128,13 +128,13 @@ class TokenAccounts:
             self.enter(request, slot)
 
     def leave(self, request: Request) -> None:
-        """*request* ended or was lost. Does nothing if it is in no map."""
+        """Remove *request*, which ended or was lost. Does nothing if it is in no map."""
         if request.ahead >= 0:
             leave_map(self.maps, request.ahead)
             request.ahead = -1
 
     def outlook(self, endpoint: Endpoint, waiting_tokens: int) -> Outlook:
-        """The outlook of the instances of *endpoint* that take work, each with its part of *waiting_tokens*."""
+        """Return the outlook of the accepting instances of *endpoint*, each with its part of *waiting_tokens*."""
         fleet = self.topology.fleet
         slots = [replica.slot for replica in self.topology.members(endpoint)]
         accepting = [slot for slot in slots if fleet.accepting[slot] and slot < self.maps.clock.size]

@@ -1,5 +1,4 @@
-"""The waiting queue: every request that is held, in one waiting set with a heap for each endpoint, and request groups
-where its order is QLM's.
+"""The waiting queue: one waiting set with a heap per endpoint, and request groups where the ordering is QLM's.
 
 It is the only owner of the waiting set. A request carries its prefix hashes, where the gateway has sent them.
 """
@@ -37,14 +36,14 @@ from scheduling.routing.prefix_affinity import allocate_affinity, grow_affinity
 
 
 class WaitingQueue:
-    """*clock* is that of the dispatcher; the clock of the waiting set starts with it."""
+    """All held requests. *clock* is the dispatcher's; the clock of the waiting set starts with it."""
 
     def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
         self.topology = topology
         self.arrays = allocate_waiting(16, 1024, topology.fleet.endpoint.size)
         self.affinity = allocate_affinity(topology.fleet.endpoint.size, 1024)
         self.clock, self.began_s = clock, clock()
-        self._ordering: dict[int, int] = {}  # by endpoint: that of the keys in its heap
+        self._ordering: dict[int, int] = {}  # by endpoint: ordering of the keys in its heap
         self._held: dict[int, Request] = {}  # by slot of the waiting set
         self.by_tenant: Counter[tuple[int, str]] = Counter()
         """Waiting requests by (tenant, model)."""
@@ -53,19 +52,19 @@ class WaitingQueue:
         return len(self._held)
 
     def grouped(self, endpoint: Endpoint) -> bool:
-        """Whether what waits for *endpoint* is in request groups."""
+        """Whether requests for *endpoint* are in request groups."""
         return ORDERINGS[endpoint.spec.policy.ordering] == QLM
 
     @property
     def group_count(self) -> int:
-        """Request groups that wait."""
+        """Return the number of waiting request groups."""
         groups = self.arrays.groups
         return int(groups.groups.size - groups.counters[FREE_GROUPS])
 
     def keep_order(self) -> None:
-        """Let what waits be in the order that its endpoint has by now, and in groups whose instances still pull.
+        """Put waiting requests in their endpoint's current order, and in groups whose instances still pull.
 
-        Call it after any change of the topology, and every second.
+        Call after any change of the topology, and every second.
         """
         self.fit()
         any_grouped, limits = False, dict[int, int]()
@@ -93,9 +92,11 @@ class WaitingQueue:
             reassign(self.topology.fleet, self.topology.arrays, self.arrays)
 
     def _share_queues(self) -> None:
-        """Let instances that share GPUs have one virtual queue, where all of them are of endpoints with request groups whose
-        models are swapped by queue, and the floor, which asks for swaps, is on. One that is stopped is among them: its start
-        is a swap like any other."""
+        """Share one virtual queue among instances on the same GPUs.
+
+        Only where all are of endpoints with request groups whose models are swapped by queue, and the floor, which requests
+        swaps, is on. A stopped one is included: its start is a swap like any other.
+        """
         topology, sharing = self.topology, list[dict[int, Swap]]()
         self._note_phases()
         for group in topology.swap_groups if topology.tuned.FLOOR else ():
@@ -107,8 +108,10 @@ class WaitingQueue:
         share_queues(self.arrays.groups, sharing)
 
     def _note_phases(self) -> None:
-        """Note where the instances that share GPUs are in a swap; one that comes up is counted on after what that took
-        before, from when it was seen to."""
+        """Note the swap phase of instances that share GPUs.
+
+        For one that comes up, the time is counted from when its swap was seen, with the duration of earlier ones.
+        """
         arrays, replicas, phases = self.arrays.groups, self.topology.replicas, dict[int, tuple[int, float]]()
         for group in self.topology.swap_groups:
             for member in group.members:
@@ -128,18 +131,18 @@ class WaitingQueue:
         return int(fit_groups(topology.fleet, topology.arrays, self.arrays.groups, endpoint.index, batches))
 
     def _key_at(self, request: Request, endpoint: Endpoint) -> float:
-        """The queue key of *request*, which has a slot, at *endpoint*."""
+        """Return the queue key of *request*, which has a slot, at *endpoint*."""
         arrays, slot = self.arrays, request.slot
         prompt, output = int(arrays.prompt_tokens[slot]), int(arrays.output_tokens[slot])
         return _queue_key(endpoint, float(arrays.arrival_s[slot]), request.asked, prompt, output)
 
     def may_balance(self, endpoint: Endpoint) -> bool:
-        """Whether what is due first for *endpoint* may go to any instance, though it may stand in the queue of one."""
+        """Whether the earliest due request for *endpoint* may be given to any instance, even from another's queue."""
         topology = self.topology
         return may_balance(topology.fleet, topology.arrays, self.arrays, endpoint.index, self.moment_s)
 
     def why_pulled(self, slot: int, now_s: float) -> str:
-        """Why the request in *slot* is pulled, for the decision trace."""
+        """Return why the request in *slot* is pulled, for the decision trace."""
         groups = self.arrays.groups
         group: Any = groups.groups[groups.members[slot].group]
         slack_s = float(self.arrays.key[slot]) - now_s
@@ -150,29 +153,29 @@ class WaitingQueue:
         )
 
     def since_start_s(self, clock_s: float) -> float:
-        """*clock_s* on the clock of the waiting set."""
+        """Return *clock_s* on the clock of the waiting set."""
         return clock_s - self.began_s
 
     @property
     def moment_s(self) -> float:
-        """Now, on the clock of the waiting set."""
+        """Return the current time on the clock of the waiting set."""
         return self.clock() - self.began_s
 
     def count(self, endpoint: Endpoint) -> int:
-        """Requests that wait for *endpoint*."""
+        """Return the number of requests that wait for *endpoint*."""
         return int(self.arrays.size[endpoint.index]) if endpoint.index < self.arrays.size.size else 0
 
     def prompt_tokens(self, endpoint: Endpoint) -> int:
-        """Tokens of the prompts that wait for *endpoint*."""
+        """Return the prompt tokens that wait for *endpoint*."""
         return int(waiting_tokens(self.arrays, endpoint.index)) if self.count(endpoint) else 0
 
     def of(self, endpoint: Endpoint) -> list[Request]:
-        """Those that wait for *endpoint*, in any order."""
+        """Return the requests that wait for *endpoint*, in any order."""
         slots = self.arrays.heap[endpoint.index, : self.count(endpoint)] if self.count(endpoint) else ()
         return [self._held[int(slot)] for slot in slots]
 
     def at(self, slot: int) -> Request:
-        """The request that waits in *slot*."""
+        """Return the request that waits in *slot*."""
         return self._held[slot]
 
     def is_lost(self, slot: int) -> bool:
@@ -181,20 +184,20 @@ class WaitingQueue:
         return bool(arrays.deadline_s[slot] - arrays.arrival_s[slot] > self._held[slot].asked.allowed_s + 1e-3)
 
     def lost(self, seen: Snapshot) -> NDArray[np.bool_]:
-        """Mask of the groups of *seen* whose requests can no longer be in time."""
+        """Return a mask of the groups of *seen* whose requests can no longer be in time."""
         groups: Any = self.arrays.groups.groups[seen.places]
         there = (groups["number"] == seen.numbers) & (groups["endpoint"] >= 0)
         first = groups["first"].tolist()
         return np.array([at and self.is_lost(slot) for at, slot in zip(there.tolist(), first, strict=True)], np.bool_)
 
     def in_order(self, endpoint: Endpoint) -> list[Request]:
-        """Those that wait for *endpoint*, in the order in which they would leave."""
+        """Return the requests that wait for *endpoint*, in the order in which they would leave."""
         if not self.count(endpoint):
             return []
         return [self._held[slot] for slot in in_order(self.arrays, endpoint.index).tolist()]
 
     def first(self, endpoint: Endpoint, most: int) -> list[Request]:
-        """The first *most* of those, without putting all in order."""
+        """Return the first *most* of those, without sorting all."""
         count = self.count(endpoint)
         if count <= most:
             return self.in_order(endpoint)
@@ -204,11 +207,11 @@ class WaitingQueue:
         return [self._held[slot] for slot in ordered.tolist()]
 
     def add(self, request: Request, endpoint: Endpoint) -> None:
-        """Let *request* wait for *endpoint*, with a queue key by the ordering there."""
+        """Queue *request* for *endpoint*, with a queue key by the ordering there."""
         self.fit()
         asked = request.asked
         arrival_s = self.since_start_s(asked.arrived_s)
-        # A prompt that we guessed larger than any instance must not hold up the queue for ever: vLLM knows better.
+        # A prompt estimated larger than any instance must not block the queue for ever: vLLM knows better.
         room = endpoint.largest_kv_tokens
         prompt, output = asked.prompt_tokens, request.predicted_tokens
         if room and prompt + output > room:
@@ -238,7 +241,7 @@ class WaitingQueue:
         self.note_prefix(request)
 
     def move(self, request: Request, target: Endpoint) -> None:
-        """Let *request*, which waits, wait for *target* instead, with the queue key that it has by the ordering there."""
+        """Move *request*, which waits, to the queue of *target*, with a queue key by the ordering there."""
         remove(self.arrays, request.slot)
         push(self.arrays, target.index, request.slot, self._key_at(request, target))
         self._note_group(request)
@@ -250,7 +253,7 @@ class WaitingQueue:
         request.group = int(groups.groups["number"][group]) if group >= 0 else -1
 
     def take_out(self, slot: int) -> Request:
-        """The request in *slot*, which has left the queue, and may have been popped already."""
+        """Return the request in *slot*, which has left the queue, and may have been popped already."""
         request = self._held.pop(slot)
         self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
         # A lost request has been put off since it was queued.
@@ -261,7 +264,7 @@ class WaitingQueue:
         return request
 
     def fit(self) -> None:
-        """Let the waiting set have a heap for every endpoint and a slot to spare: kernels index without a check."""
+        """Grow the waiting set to a heap for every endpoint and a spare slot: kernels index without a check."""
         endpoints, capacity = self.arrays.heap.shape
         instances = self.topology.fleet.endpoint.size
         full = len(self._held) >= capacity
@@ -277,7 +280,7 @@ class WaitingQueue:
             self.affinity = grow_affinity(self.affinity, instances, slots)
 
     def note_prefix(self, request: Request) -> None:
-        """Let the router by delay know how the prompt of *request*, which waits, begins; other routers do not look."""
+        """Pass the prefix of *request*, which waits, to the router by delay; other routers do not use it."""
         hashes = request.asked.prefix_hashes
         self.affinity.noted_count[request.slot] = len(hashes)
         if hashes:
@@ -286,7 +289,7 @@ class WaitingQueue:
 
 
 def _phase(group: SwapGroupSpec, instance_id: int, state: str) -> int:
-    """Of one of *group* that is in *state*."""
+    """Return the swap phase of a member of *group* in *state*."""
     if not group.in_progress or state == FAILED:
         return STAYS
     if instance_id != group.target:
@@ -295,7 +298,7 @@ def _phase(group: SwapGroupSpec, instance_id: int, state: str) -> int:
 
 
 def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Submit, prompt_tokens: int, output_tokens: int) -> float:
-    """The queue key of a request at *endpoint*, by its ordering and the profile that it goes by."""
+    """Return the queue key of a request at *endpoint*, by its ordering and the profile it uses."""
     spec = endpoint.spec
     ordering = ORDERINGS[spec.policy.ordering]
     due_s, service_s = first_due_of(spec.profile, asked, prompt_tokens, output_tokens), 0.0
@@ -307,7 +310,7 @@ def _queue_key(endpoint: Endpoint, arrival_s: float, asked: Submit, prompt_token
 
 
 def first_due_of(profile: Profile, asked: Submit, prompt_tokens: int, output_tokens: int) -> float:
-    """Seconds from its arrival until the first token of *asked* is due, of so many expected tokens; infinity for never."""
+    """Return seconds from arrival until the first token of *asked* is due, given its expected tokens; infinity for never."""
     ttft_s = math.inf if asked.due_s is None else asked.due_s
     if asked.end_s is None:
         return ttft_s

@@ -1,4 +1,4 @@
-"""Expected waits of queued requests: the RWT estimator over the live queues, corrected by the waits that were measured."""
+"""Expected waits of queued requests: the RWT estimator over the live queues, corrected by measured waits."""
 
 import math
 import time
@@ -21,14 +21,14 @@ from scheduling.queueing.waits.waiting_in_queues import INSTANCE, LATEST, MOST_R
 from scheduling.queueing.waits.waiting_time import EXPECTED_COLUMNS, History, Lengths, Throughput, Wait, waiting_time
 from scheduling.scaling.swapping import SWAPPING_SHARE, busy_spell_s, leaving
 
-REFRESH_S = 1.0  # for so long a pace and the list of starting instances are not read again
+REFRESH_S = 1.0  # lifetime of a pace and of the list of starting instances
 PACE_STALE_S = 60.0
 RETURNS_S = 3.0
-"""Until heartbeats find an instance again that was unreachable, as measured on a busy machine."""
+"""Time until heartbeats find an unreachable instance again, as measured on a busy machine."""
 UNMEASURED_VARIANCE = 1.0  # relative, of a pace not yet compared with waits
-ENOUGH_BATCHES = 2.0  # of waits of a class, after which it has a correction for itself
-MOST_ERROR = 0.2  # error of the predicted output ahead, as a share, above which a wait does not teach throughput
-ARRIVALS = 64  # of a model, from which its arrival rate is read
+ENOUGH_BATCHES = 2.0  # of waits of a class, after which it has a separate correction
+MOST_ERROR = 0.2  # relative error of the predicted output ahead, above which a wait does not teach throughput
+ARRIVALS = 64  # requests of a model from which its arrival rate is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,9 @@ class Paces:
         self._paces: dict[tuple[int, int], Pace] = {}  # by endpoint and instance, -1 for all of its instances
         self._corrections: dict[tuple[int, str], Correction] = {}  # by endpoint and SLO class, "" for all
         self._blends: dict[tuple[int, str], Blend] = {}
-        self._coming: dict[int, tuple[float, int, list[Coming]]] = {}  # by endpoint: read when, how many served
+        self._coming: dict[
+            int, tuple[float, int, list[Coming]]
+        ] = {}  # by endpoint: time of the read, instances that served
 
     def shares(self, replica: Replica) -> bool:
         """Whether *replica* shares one virtual queue with the other instances on its GPUs."""
@@ -88,11 +90,11 @@ class Paces:
         return replica.slot < swap_s.size and bool(swap_s[replica.slot] < math.inf)
 
     def serving(self, endpoint: Endpoint) -> int:
-        """Instances of *endpoint* that accept work."""
+        """Return the number of instances of *endpoint* that accept work."""
         return int(np.count_nonzero(self.topology.fleet.accepting[self._slots(endpoint)]))
 
     def coming(self, endpoint: Endpoint) -> list[Coming]:
-        """Instances of *endpoint* that will soon serve, soonest first, without those that a swap brings up."""
+        """Return the instances of *endpoint* that will soon serve, soonest first, without those that a swap brings up."""
         now_s, serving = self.clock(), self.serving(endpoint)
         read = self._coming.get(endpoint.index)
         if read is None or now_s - read[0] > REFRESH_S or serving != read[1]:
@@ -100,11 +102,11 @@ class Paces:
         return read[2]
 
     def blend(self, endpoint: Endpoint, slo_class: str) -> Blend:
-        """To what degree waits of a class are those of the whole endpoint rather than of one queue."""
+        """Return the weight of the whole endpoint, rather than of one queue, in the waits of a class."""
         return self._blends.setdefault((endpoint.index, slo_class), Blend())
 
     def learned(self, endpoint: Endpoint, slo_class: str) -> Correction:
-        """The correction learned from waits of a class at *endpoint*; "" for all classes."""
+        """Return the correction learned from waits of a class at *endpoint*; "" for all classes."""
         key = (endpoint.index, slo_class)
         correction = self._corrections.get(key)
         if correction is None:
@@ -114,7 +116,7 @@ class Paces:
         return correction
 
     def known(self, endpoint: Endpoint, replica: Replica | None, slo_class: str) -> CorrectedPace | None:
-        """The pace of *endpoint*, or of *replica* alone; None while it is unknown."""
+        """Return the pace of *endpoint*, or of *replica* alone; None while unknown."""
         pace = self._pace(endpoint, replica)
         if pace is None:
             return None
@@ -129,12 +131,12 @@ class Paces:
         return None
 
     def weight(self, endpoint: Endpoint, prompt_tokens: int) -> float:
-        """Weight of a request's output tokens by its prompt (`Lengths.weight`)."""
+        """Return the weight of a request's output tokens by its prompt (`Lengths.weight`)."""
         pace = self._pace(endpoint, None)
         return pace.lengths.weight(float(prompt_tokens)) if pace is not None and pace.by_memory else 1.0
 
     def until_given(self, work: WorkAhead, endpoint: Endpoint, replica: Replica | None, known: CorrectedPace) -> Wait:
-        """Until *work* is given out and one more request can be."""
+        """Return the wait until *work* is given out and one more request can be."""
         lengths, batch = known.pace.lengths, known.pace.by_profile.batch
         requests, tokens_per_s = work.requests, known.tokens_per_s
         if work.empty:  # a batch starts at once (equation 11), so only the work beyond it has to end
@@ -168,7 +170,7 @@ class Paces:
         return sorted(listed)
 
     def _serves_in_s(self, one: Replica) -> float | None:
-        """Seconds until *one*, which starts, rests, is busy or unreachable, takes requests; None if it does or will not."""
+        """Return seconds until *one*, which starts, rests, is busy or unreachable, takes requests; None otherwise."""
         if one.spec.start_s is not None:
             passed_s = self.wall_clock() - one.spec.start_began_at
             return left_of_start_s(one.spec.start_s, max(0.0, passed_s)) if passed_s < COMING_LIMIT_S else None
@@ -215,11 +217,11 @@ class Paces:
 
 
 class Arrivals:
-    """The last requests of an endpoint: when they came, and the time each was allowed, infinity without a deadline."""
+    """Recent requests of an endpoint: arrival, and the time each was allowed, infinity without a deadline."""
 
     def __init__(self) -> None:
         self._came: deque[tuple[float, float]] = deque()
-        self._due, self._allowed_s = 0, 0.0  # how many have a deadline, and the time they were allowed together
+        self._due, self._allowed_s = 0, 0.0  # requests with a deadline, and the sum of their allowed times
 
     def add(self, arrived_s: float, allowed_s: float) -> None:
         self._came.append((arrived_s, allowed_s))
@@ -237,14 +239,14 @@ class Arrivals:
         return (count - 1) / max(now_s - self._came[0][0], 1e-3) if count > 1 else 0.0
 
     def next_due_s(self, now_s: float) -> float:
-        """When the next request to come is due, on average; infinity where none has a deadline."""
+        """Return when the next request to come is due on average; infinity where none has a deadline."""
         per_s = self.per_s(now_s) * self._due / max(len(self._came), 1)
         return now_s + 1.0 / per_s + self._allowed_s / self._due if per_s > 0.0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """A model's stay on shared GPUs, and the models that may take them from it.
+    """A model's stay on shared GPUs, and the models that may take the GPUs from it.
 
     Rows are those of `runs_ahead`.
     """
@@ -253,7 +255,7 @@ class Stay:
     row: list[float]
     takers: list[list[float]]
     stays_s: list[float]
-    """The shortest stay, by taker."""
+    """Shortest stay, by taker."""
 
 
 class SharedGpus:
@@ -277,7 +279,7 @@ class SharedGpus:
         )
 
     def ahead(self, replica: Replica, slot: int, expected: NDArray[np.float64]) -> tuple[WorkAhead, Stay] | None:
-        """The work ahead of *slot* for *replica*, and its stay; None while the pace of a model before it is unknown."""
+        """Return the work ahead of *slot* for *replica*, and its stay; None while an earlier pace is unknown."""
         topology, runs, moment_s = self.topology, self._runs, self.queue.moment_s
         count, behind, until_s, running, first = runs_ahead(
             topology.fleet, topology.arrays, self.queue.arrays, expected, slot, replica.slot, moment_s, runs
@@ -305,8 +307,10 @@ class SharedGpus:
         )
 
     def lost(self, stay: Stay, begins_s: float, own: Wait) -> Wait:
-        """The wait in addition to *own*, from when the model has the GPUs in *begins_s*, if another one takes them before
-        that is over: all that the other one serves, and two swaps."""
+        """Return the wait added to *own* if another model takes the GPUs meanwhile: its whole run, and two swaps.
+
+        The model of *own* has the GPUs in *begins_s*.
+        """
         topology, arrays, moment_s, now_s = (
             self.topology, self.queue.arrays.groups, self.queue.moment_s, self.clock(),
         )  # fmt: skip
@@ -330,13 +334,13 @@ class SharedGpus:
         return best
 
     def _later_run(self, row: list[float]) -> list[float]:
-        """The next run of the model of *row*, which is served before: of requests still to come."""
+        """Return the next run, of requests still to come, of the model of *row*, which is served before."""
         empty = [0.0] * RUN_COLUMNS
         empty[INSTANCE], empty[LATEST] = row[INSTANCE], self._next_due_s(row)
         return empty
 
     def _with_more(self, row: list[float], requests: float) -> list[float]:
-        """The run *row* with *requests* more that come until it begins."""
+        """Return the run *row* with *requests* more that arrive until it begins."""
         endpoint = self.topology.by_slot[int(row[INSTANCE])].endpoint
         lengths, more = self.paces.history.lengths(endpoint.model), list(row)
         more[REQUESTS] += requests
@@ -345,7 +349,7 @@ class SharedGpus:
         return more
 
     def _next_due_s(self, row: list[float]) -> float:
-        """When the next request to come for the model of *row* is due, on the clock of the queue."""
+        """Return when the next request to come for the model of *row* is due, on the clock of the queue."""
         arrivals = self._arrivals.get(self.topology.by_slot[int(row[INSTANCE])].endpoint.index)
         return self.queue.since_start_s(arrivals.next_due_s(self.clock())) if arrivals else math.inf
 
@@ -354,7 +358,7 @@ class SharedGpus:
         return known.pace.by_profile.batch if known else 0.0
 
     def _stays_s(self, rows: list[list[float]], at: int, moment_s: float) -> float:
-        """The shortest time that the model of run *at* keeps the GPUs, from *moment_s* or from when it is up."""
+        """Return the shortest time that the model of run *at* keeps the GPUs, from *moment_s* or from when it is up."""
         fleet, arrays, here = self.topology.fleet, self.queue.arrays.groups, int(rows[at][INSTANCE])
         to = next((int(row[INSTANCE]) for row in rows[at + 1 :] if row[INSTANCE] != here), here)
         was_up_s = 0.0 if at or not fleet.accepting[here] else moment_s - float(arrays.up_s[here])
@@ -363,10 +367,10 @@ class SharedGpus:
     def _until_gone(
         self, rows: list[list[float]], at: int, running: float, begins_s: float, *, first: bool
     ) -> Wait | None:
-        """From when the model of run *at* is up, in *begins_s*, until the next one is.
+        """Return the time from when the model of run *at* is up, in *begins_s*, until the next one is.
 
         Its requests are given out, it stays as long as it may (`scaling.swapping`), drains and sleeps, and the other comes
-        up. *first*: its groups stand before those of the next.
+        up. *first*: its groups are before those of the next.
         """
         topology, arrays, (row, after) = self.topology, self.queue.arrays.groups, rows[at : at + 2]
         replica, target = topology.by_slot[int(row[INSTANCE])], int(after[INSTANCE])
@@ -382,7 +386,7 @@ class SharedGpus:
         drain_s = float(change_s(topology.fleet, arrays, replica.slot, running, target)) - swap_s
         least_s = self._stays_s(rows, at, moment_s)
         slack_s = after[LATEST] - moment_s - begins_s - drain_s - swap_s
-        # A run that would make the next one late stands before it only until swaps may be made again.
+        # A run that would make the next one late precedes it only until swaps may be made again.
         given_s = max(0.0, min(given.mean_s, max(least_s, slack_s) if first else least_s))
         behind = not first and (row[REQUESTS] > 0.0 or rows[-1][INSTANCE] == row[INSTANCE])
         limit_s = least_s if behind else max(least_s, slack_s - swap_s / SWAPPING_SHARE)
@@ -421,11 +425,11 @@ class Waits:
         self._shared.came(request)
 
     def of(self, request: Request) -> Estimate:
-        """The wait of *request*, which is queued, from now on."""
+        """Return the remaining wait of *request*, which is queued."""
         return self._estimate(request.endpoint, request.slot, request.asked.slo_class)
 
     def of_next(self, endpoint: Endpoint) -> Wait | None:
-        """The wait of a request that would join the queue of *endpoint* last now; None while the pace is unknown."""
+        """Return the wait of a request that would join the queue of *endpoint* last; None while the pace is unknown."""
         if not self.queue.count(endpoint) and self._up(endpoint):
             comes = not self.paces.serving(endpoint) and self.paces.coming(endpoint)
             return self._of_first(endpoint, -1, comes).wait if comes else Wait()
@@ -439,7 +443,7 @@ class Waits:
         if self._shared.came_up_since(replica, request.asked.arrived_s):
             return  # it waited for another model meanwhile
         if not self.paces.shares(replica) and self.paces.serving(request.endpoint) != estimate.serving:
-            return  # other instances serve by now
+            return  # other instances serve by then
         waited_s = request.placed_s - request.asked.arrived_s
         if estimate.of_pool_s is not None:
             blend = self.paces.blend(request.endpoint, request.asked.slo_class)
@@ -479,7 +483,7 @@ class Waits:
         uncorrected_s = own.mean_s * known.tokens_per_s / pace.by_profile.tokens_per_s if is_known else None
         spread_s2 = overtaken_s * (overtaken_s + 2.0 * own.mean_s) * known.relative_variance
         own = own.then(Wait(overtaken_s, spread_s2))
-        # Groups that are in time stay where they stand (`reordering.scheduler`): only late ones gain new instances.
+        # Groups in time keep their place (`reordering.scheduler`): only late ones gain new instances.
         moves = replica is None or self.queue.moment_s + own.mean_s > float(self.queue.arrays.key[slot])
         if coming and moves and (together := self.paces.known(endpoint, None, slo_class)) is not None:
             own = sooner(own, together.tokens_per_s, coming)
@@ -492,13 +496,13 @@ class Waits:
         )  # fmt: skip
 
     def _of_first(self, endpoint: Endpoint, slot: int, coming: list[Coming]) -> Estimate:
-        """The wait of *slot* where no instance of *endpoint* serves yet."""
+        """Return the wait of *slot* where no instance of *endpoint* serves yet."""
         before = self._before(endpoint, slot)
         tokens = Wait(before.mean, before.variance + before.error**2)
         return Estimate(endpoint, round(before.requests) + 1, until_produced(tokens, 0.0, coming))
 
     def _of_pool(self, endpoint: Endpoint, replica: Replica | None, slot: int, slo_class: str) -> Wait | None:
-        """The wait of *slot* if all instances of *endpoint* serve the earliest deadlines; None where there is only one.
+        """Return the wait of *slot* if all instances of *endpoint* serve the earliest deadlines; None for a single one.
 
         Groups change queues, and idle instances take the earliest deadline.
         """
@@ -510,7 +514,7 @@ class Waits:
         return self.paces.until_given(self._before(endpoint, slot), endpoint, None, known)
 
     def _ahead(self, endpoint: Endpoint, replica: Replica | None, slot: int) -> tuple[WorkAhead | None, Stay | None]:
-        """The work before *slot*, -1 for a request that would come last, and its stay where GPUs are shared."""
+        """Return the work before *slot*, -1 for a request that would come last, and its stay where GPUs are shared."""
         if replica is None:
             return self._before(endpoint, slot), None
         if not self.paces.shares(replica):
@@ -519,7 +523,7 @@ class Waits:
         return self._shared.ahead(replica, slot, self._expected) or (None, None)
 
     def _before(self, endpoint: Endpoint, slot: int) -> WorkAhead:
-        """Everything queued for *endpoint* with an earlier queue key than *slot*, in whichever virtual queue."""
+        """Return everything queued for *endpoint* with an earlier queue key than *slot*, in any virtual queue."""
         arrays = self.queue.arrays
         heap, size = arrays.heap[endpoint.index], self.queue.count(endpoint)
         return WorkAhead(*ahead(heap, size, arrays.key, arrays.sequence, self._expected, slot))
@@ -532,7 +536,7 @@ class Waits:
         )
 
     def _pulling(self, endpoint: Endpoint, slot: int) -> Replica | None:
-        """The instance of *endpoint* whose virtual queue holds the group of *slot*; None where it is in none.
+        """Return the instance of *endpoint* whose virtual queue holds the group of *slot*; None where it is in none.
 
         For a request to come (-1) that would wait for a swap, the instance that the swap brings up.
         """

@@ -1,4 +1,4 @@
-"""The published state in Redis: keys, channels, expiry times, names of columns.
+"""Published state in Redis: keys, channels, expiry times, names of columns.
 
 Writers and readers of all apps import it from here, so it imports nothing of theirs.
 """
@@ -18,10 +18,10 @@ WAITING_KEY = "pilothouse:waiting"
 """Waiting requests with position and expected wait; each tenant sees its own."""
 
 VIEWS_KEY = "pilothouse:endpoints"
-"""Views of every endpoint, for the strategies; gone soon after the gateway."""
+"""Views of every endpoint, for the strategies; they expire soon after the gateway stops."""
 VIEWS_EXPIRE_S = 10
 STRATEGIST_KEY = "pilothouse:strategies"
-"""Names of the models whose strategy looked at them lately; written by the workers, gone soon after them."""
+"""Names of the models whose strategy ran lately; written by the workers, expiring soon after they stop."""
 
 ENDPOINT_COLUMNS = (
     "model",
@@ -79,9 +79,9 @@ GROUP_COLUMNS = (
     "hold_s",  # from now; 0 for one that is not held
     "risk",  # "", "risk" or "late"
 )
-"""Of request groups that wait, by region, instance and place."""
+"""Columns of waiting request groups, by region, instance and place."""
 LANE_COLUMNS = ("instance", "region", "model", "order", "state", "running", "kv_ratio", "waiting", "service_s")
-"""Of instances: the order of their endpoint, and where it groups requests what waits in their virtual queue."""
+"""Columns of instances: the order of their endpoint, and with request groups what waits in their virtual queue."""
 QUEUE_COLUMNS = (
     "region",
     "waiting",
@@ -93,13 +93,13 @@ QUEUE_COLUMNS = (
     "oldest_wait_s",
     "attainment_ratio",
     "fcfs_ratio",
-    "gap_ratio",  # of the lateness of the last order, over all regions: what the best might spare at the most, as proved
+    "gap_ratio",  # share of the last order's lateness, over all regions, that the best order saves at most, as proved
     "solved_ms",
     "solved_at",
     "pending_s",
     "fallbacks",
 )
-"""Of regions: what waits there, predicted for this order and for FCFS, and how the global scheduler does."""
+"""Columns of regions: waiting requests, predictions for this order and for FCFS, and the state of the global scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +112,25 @@ class QueueChange:
     what: str
     before_ratio: float | None = None
     after_ratio: float | None = None
-    before_late_s: float | None = None  # mean of a request
+    before_late_s: float | None = None  # mean per request
     after_late_s: float | None = None
     took_ms: float | None = None
     undo: int | None = None  # the group that an operator changed
 
 
 REORDER_COLUMNS = tuple(field.name for field in fields(QueueChange))
-"""Newest first."""
+"""Columns of changes, newest first."""
 
 HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
 
 
 def as_inputs(view: Any) -> dict[str, Any]:
-    """An endpoint's view (`scheduling.scaling.EndpointView`) as JSON: null for what is infinite or unknown."""
+    """Return an endpoint's view (`scheduling.scaling.EndpointView`) as JSON: null for what is infinite or unknown."""
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in as_published(view).items()}
 
 
 def as_published(view: Any) -> dict[str, Any]:
-    """The same to the last digit, for strategies that decide by it."""
+    """Return the view in full precision, for strategies that decide by it."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in view._asdict().items()

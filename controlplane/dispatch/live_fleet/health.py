@@ -1,6 +1,6 @@
 """Measurements of an instance: signs of life, progress, outcomes of its requests, and its dispatch round trip.
 
-docs/health.md has the rules. Nothing here knows of other instances: `Topology` decides who may rest.
+The rules are in docs/health.md. Nothing here knows of other instances: `Topology` decides which may rest.
 """
 
 import math
@@ -16,31 +16,31 @@ from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from workers.vllm.metrics import VllmMetrics
 
 OUTCOMES: Final = 20
-"""Of the last requests, by which an instance is judged, and"""
+"""Number of recent request outcomes by which an instance is judged."""
 OUTCOMES_S: Final = 60.0
-"""no older ones."""
+"""Age beyond which an outcome no longer counts."""
 FEWEST_FAILURES: Final = 3
 FAILING_SHARE: Final = 0.25
 REST_S: Final = 5.0
-"""The first rest; each further one is twice as long, up to"""
+"""First rest; each further one is twice as long."""
 LONGEST_REST_S: Final = 300.0
 FORGIVEN_S: Final = 600.0
-"""After so long without a rest, the next one is a first one again."""
+"""Time without a rest after which the next one counts as a first."""
 TRIED_AGAIN_S: Final = 60.0
-"""After which an instance that was wedged, and is idle, is tried with one request."""
+"""Idle time after which a wedged instance is tried with one request."""
 LONGEST_BUSY_S: Final = 60.0
-"""A longer `Retry-After` of an instance is not believed."""
+"""Cap on an instance's `Retry-After`."""
 
 
 class Breaker(Enum):
-    CLOSED = "closed"  # it takes requests
-    OPEN = "open"  # it rests
-    HALF_OPEN = "half-open"  # it takes one request, by whose outcome it is judged
+    CLOSED = "closed"  # takes requests
+    OPEN = "open"  # rests
+    HALF_OPEN = "half-open"  # takes one request, whose outcome decides
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An event about an instance or a model, not written yet."""
+    """An unwritten event about an instance or a model."""
 
     kind: str
     name: str
@@ -51,23 +51,23 @@ class Notice:
 
 @dataclass(slots=True)
 class Health:
-    """Moments are those of the gateway's clock."""
+    """Health of one instance. Moments are on the gateway's clock."""
 
     heard_s: float = -math.inf
-    """The last sign of life: an answered heartbeat, headers, a token, an answer."""
+    """Last sign of life: an answered heartbeat, headers, a token, an answer."""
     served_s: float = -math.inf
-    """The last token or whole answer."""
-    slow: bool = False  # it is silent, but for too short a time to fail
+    """Last token or complete answer."""
+    slow: bool = False  # silent, but too briefly to fail
     breaker: Breaker = Breaker.CLOSED
     reason: str = ""
-    """Why it rests or is slow; empty if neither is the case."""
+    """Why it rests or is slow; empty if neither."""
     until_s: float = 0.0  # of its rest
-    busy: bool = False  # it said itself that it takes nothing for a while: no fault
+    busy: bool = False  # it asked for a pause: no fault
     rests: int = 0  # in a row
     _outcomes: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=OUTCOMES))
     _progress: tuple[float, ...] = ()
     _progress_s: float = math.inf
-    _wedged_s: float | None = None  # since when it stands still; None while it does not
+    _wedged_s: float | None = None  # start of the stall; None while there is none
 
     def heard(self, now_s: float, *, served: bool = False) -> None:
         self.heard_s = now_s
@@ -75,24 +75,24 @@ class Health:
             self.served_s = now_s
 
     def still_s(self, metrics: VllmMetrics, now_s: float) -> float:
-        """For how long work has run there while no iteration ended and no token came; 0 where nothing runs."""
+        """Return how long work has run without an iteration or a token; 0 where nothing runs."""
         progress = (metrics.iterations_total, metrics.generation_tokens_total, metrics.prompt_tokens_total)
         if progress != self._progress or (not metrics.running and self._wedged_s is None):
             self._progress, self._progress_s, self._wedged_s = progress, now_s, None
         return now_s - max(self._progress_s, self.served_s)
 
     def wedge(self, now_s: float) -> None:
-        """It stands still with work."""
+        """Mark it as wedged: it has work and makes no progress."""
         self._wedged_s = now_s
 
     def progresses(self, metrics: VllmMetrics, now_s: float) -> bool:
-        """Whether it made progress after it was wedged, or was idle for long enough to try it."""
+        """Whether it made progress after it was wedged, or was idle long enough to be tried."""
         return self._wedged_s is None or (not metrics.running and now_s - self._wedged_s >= TRIED_AGAIN_S)
 
     # Outcomes of requests
 
     def succeeded(self, now_s: float) -> bool:
-        """A request was answered whole there. True if it serves again by that."""
+        """Record a complete answer. True if it serves again as a result."""
         self._outcomes.append((now_s, True))
         if self.breaker is not Breaker.HALF_OPEN:
             return False
@@ -100,7 +100,7 @@ class Health:
         return True
 
     def failed(self, now_s: float) -> bool:
-        """It failed a request that another served, or broke one off. True if it ought to rest."""
+        """Record a request that another instance served, or one broken off. True if it should rest."""
         self._outcomes.append((now_s, False))
         if self.breaker is Breaker.HALF_OPEN:
             return True
@@ -111,7 +111,7 @@ class Health:
         )
 
     def rest(self, why: str, now_s: float) -> float:
-        """Rest, and say for how many seconds."""
+        """Rest, and return for how many seconds."""
         self.rests = 1 if now_s - self.until_s > FORGIVEN_S else self.rests + 1
         rest_s = min(LONGEST_REST_S, REST_S * 2.0 ** (self.rests - 1))
         failures = sum(not ok for at_s, ok in self._outcomes if now_s - at_s <= OUTCOMES_S)
@@ -128,7 +128,7 @@ class Health:
             self.reason = f"is busy for {wait_s:g} s: {why}"
 
     def end_rest(self, *, alone: bool) -> bool:
-        """Its rest is over: one request says how it is. One that was only busy, or is *alone*, takes all at once.
+        """End its rest with one trial request. One that was only busy, or is *alone*, takes everything immediately.
 
         True if it failed requests, and takes all again without proof.
         """
@@ -144,7 +144,7 @@ class Health:
         self._outcomes.clear()
 
     def try_one(self, why: str) -> None:
-        """Take one request, by whose outcome it is judged."""
+        """Take one request, whose outcome decides."""
         self.breaker, self.reason = Breaker.HALF_OPEN, f"is tried with one request {why}"
 
     def takes(self, running: int) -> bool:
@@ -154,34 +154,34 @@ class Health:
 
 WINDOW_S = 10.0
 FEWEST = 8
-"""Requests over which means are compared."""
+"""Fewest requests over which means are compared."""
 OTHERS_SHARE = 0.1
-"""Of the requests that an instance says have ended, what may have come from elsewhere or be still on its way."""
+"""Tolerated share of an instance's ended requests that came from elsewhere or are still in transit."""
 
 
 class RoundTrip:
-    """The measurements of one instance. All times are seconds, moments those of the event loop's clock."""
+    """Round-trip measurements of one instance. All times are seconds, moments on the event loop's clock."""
 
     __slots__ = ("ended", "headers_at_s", "held_s", "metrics_at_s", "readings")
 
     def __init__(self) -> None:
         self.headers_at_s = self.metrics_at_s = -math.inf
-        self.ended, self.held_s = 0, 0.0  # requests that the instance answered, and how long it had them
+        self.ended, self.held_s = 0, 0.0  # requests that the instance answered, and how long it held them
         self.readings: deque[tuple[float, int, float, float, float]] = deque()
 
     def request_ended(self, held_s: float) -> None:
-        """The last byte of an answer came *held_s* after its request was given to the instance."""
+        """Record the last byte of an answer, *held_s* after its request was given to the instance."""
         self.ended += 1
         self.held_s += held_s
 
     def headers_came(self, fleet: FleetArrays, slot: int, took_s: float, now_s: float) -> None:
-        """A stream's headers came *took_s* after its request was given to the instance in *slot*."""
+        """Record a stream's headers, *took_s* after its request was given to the instance in *slot*."""
         self.headers_at_s = now_s
         if now_s - self.metrics_at_s > WINDOW_S:
             note_round_trip(fleet, slot, took_s)
 
     def heartbeat_came(self, fleet: FleetArrays, slot: int, took_s: float, metrics: VllmMetrics, now_s: float) -> None:
-        """The instance in *slot* answered a heartbeat with *metrics*, in *took_s*."""
+        """Record a heartbeat that the instance in *slot* answered with *metrics* in *took_s*."""
         readings = self.readings
         if readings and metrics.served_total < readings[-1][3]:
             readings.clear()  # it was restarted

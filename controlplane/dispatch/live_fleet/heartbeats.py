@@ -1,8 +1,8 @@
-"""Reading every instance once a second, and moving those that came up, went silent, stand still or came back.
+"""Heartbeats: reads every instance once a second, and moves those that came up, went silent, stalled or recovered.
 
-The rows are written by `fleet.services.move`, so each move is an event with its reason. Requests on an instance that is
-given up are interrupted: those that have sent no byte go elsewhere. Only silence everywhere fails an instance: a slow or
-missing `/metrics` does not while `/health` is answered, or tokens come (docs/health.md).
+Rows are written by `fleet.services.move`, so each move is an event with its reason. Requests on an instance that is given
+up are interrupted: those that have sent no byte are placed elsewhere. Only complete silence fails an instance: a slow or
+missing `/metrics` does not while `/health` answers or tokens arrive (docs/health.md).
 """
 
 import asyncio
@@ -35,24 +35,24 @@ logger = logging.getLogger(__name__)
 S = InstanceState
 ACTOR = "gateway"
 ROUND_S = 1.5
-"""A slower answer does not hold up the round: it is awaited during the next ones."""
+"""Longest wait of a round for an answer; a slower one is awaited during the next rounds."""
 METRICS_S = 30.0
 HEALTH_S = 1.5
 DOUBT_S = 0.05
-"""Pause before the check of a server that cut a request off: one that ends closes its sockets one by one."""
+"""Pause before checking a server that cut a request off: one that shuts down closes its sockets one by one."""
 TOKENS_FLOW_S = 1.0
 SLOW_S = 3.0
-"""Silence after which an instance takes nothing more while another of its endpoint serves."""
+"""Silence after which an instance gets no more requests while another of its endpoint serves."""
 SILENT_S = 10.0
-"""Silence after which it fails. One that refuses connections fails after `HEARTBEAT_FAILURES` of them."""
+"""Silence after which an instance fails. One that refuses connections fails after `HEARTBEAT_FAILURES` of them."""
 IDENTIFY_EVERY_S = 10.0
-"""How often an instance that is not what it is registered as is checked again."""
-HISTORY_S = 60.0  # over which preemptions and prefix hits are rates
-TOKENS_S = 10.0  # over which tokens are
+"""Period of checks of an instance that does not match its registration."""
+HISTORY_S = 60.0  # window of the rates of preemptions and prefix hits
+TOKENS_S = 10.0  # window of the token rate
 
 
 class Answered(ConnectionError):
-    """A status other than 200."""
+    """An answer with a status other than 200."""
 
     def __init__(self, status: int, path: str) -> None:
         super().__init__(f"{path} answered {status}")
@@ -60,7 +60,7 @@ class Answered(ConnectionError):
 
 
 class Heartbeats:
-    """*session* gives the connections; *refresh* has the inventory read again soon."""
+    """The heartbeat loop. *session* provides the connections; *refresh* requests an early read of the inventory."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Heartbeats:
         self.lease = lease
         self.session = session
         self.refresh = refresh
-        self.lag_ms = 0.0  # how long the last round took
+        self.lag_ms = 0.0  # duration of the last round
         self.job = job
         self._reading: dict[Replica, asyncio.Task[None]] = {}
 
@@ -96,7 +96,7 @@ class Heartbeats:
                 reading.cancel()
 
     async def _is_doubted(self, within_s: float) -> bool:
-        """Wait, and say whether an instance came in doubt meanwhile."""
+        """Wait, and return whether an instance came into doubt meanwhile."""
         try:
             async with asyncio.timeout(within_s):
                 await self.topology.doubted.wait()
@@ -106,7 +106,7 @@ class Heartbeats:
         return True
 
     def _doubted(self) -> list[Replica]:
-        """Those in doubt, which are looked at now."""
+        """Return the instances in doubt, which are checked immediately."""
         self.topology.doubted.clear()
         doubted = [replica for replica in self.topology.replicas.values() if replica.in_doubt]
         for replica in doubted:
@@ -114,11 +114,11 @@ class Heartbeats:
         return doubted if self.lease.held else []
 
     async def _round(self, replicas: Iterable[Replica]) -> None:
-        """Read each of *replicas* once. Raises the first error that is not an instance's silence, when all were read."""
+        """Read each of *replicas* once. Raises the first error other than an instance's silence, after all were read."""
         replicas = list(replicas)
         for replica in replicas:
             if replica.spec.url and replica.spec.state in POLLED and replica not in self._reading:
-                if replica.health.heard_s == -math.inf:  # its silence begins now
+                if replica.health.heard_s == -math.inf:  # its silence begins here
                     replica.health.heard(self.clock())
                 self._reading[replica] = asyncio.create_task(self._read(replica))
         if readings := [self._reading[replica] for replica in replicas if replica in self._reading]:
@@ -152,7 +152,7 @@ class Heartbeats:
             await self._answered(replica, metrics, now_s)
 
     async def _missed(self, replica: Replica, error: Exception, began_s: float) -> None:
-        """`/metrics` was not answered, of *error*: look for other signs of life of *replica*."""
+        """Look for other signs of life of *replica*, whose `/metrics` failed with *error*."""
         gone = _says_gone(error)
         healthy = not gone and await self._is_healthy(replica)
         if self._was_forgotten(replica):
@@ -161,7 +161,7 @@ class Heartbeats:
             await self._answered(replica, replica.metrics or VllmMetrics(), self.clock())
         elif replica.lost:
             await self._give_up(replica, replica.lost)
-            if not isinstance(error, Answered):  # now its server is gone as well; what answers next is another one
+            if not isinstance(error, Answered):  # its server is gone as well; whatever answers next is another one
                 replica.lost = replica.wedged = ""
         elif not isinstance(error, TimeoutError):
             await self._silent(replica, str(error) or type(error).__name__, gone=gone)
@@ -177,7 +177,7 @@ class Heartbeats:
         return True
 
     async def _look_at_silence(self, replica: Replica) -> None:
-        """`/metrics` of *replica* takes long: it fails if nothing else was heard of it for long either."""
+        """Handle a slow `/metrics` of *replica*: fail it if nothing else was heard from it for too long."""
         if self.clock() - replica.health.heard_s < SLOW_S:
             return
         if await self._is_healthy(replica):
@@ -190,7 +190,7 @@ class Heartbeats:
             await self._give_up(replica, f"{why}, and no token came", inputs={"silence_s": round(silence_s, 1)})
 
     async def _get(self, replica: Replica, path: str, timeout_s: float, **headers: str) -> bytes:
-        """The body of the answer. Raises ConnectionError for a status other than 200."""
+        """Return the body of the answer. Raises ConnectionError for a status other than 200."""
         async with self.session().get(
             replica.spec.url + path,
             timeout=aiohttp.ClientTimeout(total=timeout_s),
@@ -202,7 +202,7 @@ class Heartbeats:
             return await response.read()
 
     async def _look_at_work(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> None:
-        """Give *replica* up while work runs there without progress; take it back when it makes progress."""
+        """Give *replica* up while its work makes no progress; take it back when it does."""
         still_s = replica.health.still_s(metrics, now_s)
         limit_s = self.topology.tuned.WEDGED_S
         if still_s >= limit_s and not replica.lost and replica.spec.state in (S.READY, S.DRAINING):
@@ -215,7 +215,7 @@ class Heartbeats:
             replica.lost = ""
 
     async def _obstacle(self, replica: Replica, metrics: VllmMetrics) -> str:
-        """Why what answers there is not the vLLM server that it is registered as; empty if it is."""
+        """Return why the server there is not the vLLM server that is registered; empty if it is."""
         try:
             await self._get(replica, "/version", HEALTH_S)
         except Answered as answer:
@@ -234,7 +234,7 @@ class Heartbeats:
         return f"it serves {', '.join(names[:5]) or 'no model'}, not {replica.spec.model}"
 
     def _was_forgotten(self, replica: Replica) -> bool:
-        """Whether *replica* went from the inventory while it was read: its slot is free, or another's."""
+        """Whether *replica* left the inventory while it was read: its slot is free, or another's."""
         return self.topology.replicas.get(replica.spec.instance_id) is not replica
 
     async def _answered(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> None:
@@ -258,7 +258,7 @@ class Heartbeats:
             await self._move(replica, InstanceState.READY, "health check passed")
 
     async def _say_what_is_missing(self, replica: Replica, why: str) -> None:
-        """Note on the row of one that is started elsewhere, and loads, why it is not taken to be there."""
+        """Note on the row of a loading instance, started elsewhere, why it is not considered present."""
         spec = replica.spec
         if not spec.launched and spec.state == S.LOADING and replica.obstacle != why:
             replica.obstacle = why
@@ -266,7 +266,7 @@ class Heartbeats:
             await database_sync_to_async(rows.update)(startup=why[:120])
 
     async def _is_another(self, replica: Replica, metrics: VllmMetrics, now_s: float) -> bool:
-        """Whether *replica* is not what it is registered as, or that is not known yet. Then it does not become ready."""
+        """Whether *replica* differs from its registration, or that is not known yet. Then it does not become ready."""
         if now_s - replica.identified_s < IDENTIFY_EVERY_S:
             return True
         try:
@@ -282,13 +282,13 @@ class Heartbeats:
         return True
 
     async def _silent(self, replica: Replica, why: str, *, gone: bool) -> None:
-        """Its server is gone, or not well. Ignored while tokens come."""
+        """Handle a server that is gone or unwell. Ignored while tokens arrive."""
         now_s = self.clock()
         if now_s - replica.health.served_s < max(TOKENS_FLOW_S, settings.HEARTBEAT_S):
             replica.silent_count = 0
             return
         if now_s - replica.missed_s < settings.HEARTBEAT_S / 2:
-            return  # a look in between, for a doubt
+            return  # an extra check, for a doubt
         replica.missed_s = now_s
         replica.silent_count += 1
         if replica.silent_count >= settings.HEARTBEAT_FAILURES:
@@ -309,7 +309,7 @@ class Heartbeats:
         await self._move(replica, InstanceState.FAILED, reason, inputs=inputs)
 
     async def _write_notices(self) -> None:
-        """Have what was noticed become events. Raises what the database raises; then they are written later."""
+        """Write the notices as events. Raises what the database raises; then they are written later."""
         notices = list(self.topology.notices)
         if notices:
             await database_sync_to_async(_write)(notices)
@@ -333,10 +333,10 @@ class Heartbeats:
 
     @staticmethod
     def _write_move(seen: InstanceSpec, to: InstanceState, reason: str, inputs: dict[str, object] | None) -> None:
-        """Raises ActionError where the row has moved since it was *seen*: what was heard is of a server before.
+        """Raise ActionError where the row has moved since it was *seen*: the readings are of an earlier server.
 
-        One that is started again must not fail for its last server's silence: its start would be done, and it would wait
-        as after a failure.
+        An instance that is started again must not fail for its last server's silence: its start would be over, and it would
+        wait as after a failure.
         """
         with contextlib.suppress(Instance.DoesNotExist), transaction.atomic():
             instance = Instance.objects.select_for_update().get(pk=seen.instance_id)
@@ -348,7 +348,7 @@ class Heartbeats:
             services.move(instance, to, actor=ACTOR, reason=reason, inputs=inputs)
 
     def _rates(self, replica: Replica, metrics: VllmMetrics) -> None:
-        """Tokens a second over the last ten seconds; preemptions and the share of prefix-cache hits over the last minute.
+        """Update tokens a second over the last ten seconds, preemptions and the prefix-hit share over the last minute.
 
         Tokens are vLLM's own counters, which grow while an answer is made, streamed or not.
         """
@@ -378,7 +378,7 @@ class Heartbeats:
 
 
 def _says_gone(error: Exception) -> bool:
-    """Whether *error* means that nothing listens at the address; silence, or an unreachable network, does not."""
+    """Whether *error* means that nothing listens at the address; silence or an unreachable network does not."""
     if isinstance(error, TimeoutError | Answered):
         return False
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error

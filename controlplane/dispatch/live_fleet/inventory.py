@@ -1,4 +1,4 @@
-"""The inventory as plain values, read in one go so that the event loop never touches a row."""
+"""The inventory as plain values, read in one pass so that the event loop never touches a row."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -34,7 +34,7 @@ POLLED = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.S
 
 @dataclass(frozen=True, slots=True)
 class EndpointSpec:
-    """A model in a region, over all its active deployments."""
+    """A model in a region, across all its active deployments."""
 
     model: str
     region: str
@@ -42,15 +42,15 @@ class EndpointSpec:
     min_instances: int = 0
     max_instances: int = 0
     missing_instances: int = 0
-    """Of the minimum of each deployment, how many neither serve nor are on their way, though they may be started."""
+    """Instances missing from the deployments' minimum: neither serving nor starting, though they may be started."""
     launches: bool = False
-    """Whether Pilothouse has started instances of the model, so that it can start one here."""
+    """Whether Pilothouse has started instances of the model, and so can start one here."""
     shares_gpus: bool = False
     """Whether a swap on shared GPUs can bring an instance up."""
     profile: Profile = USUAL
-    """By which orderings measure requests: that of the oldest deployment."""
+    """Profile by which orderings measure requests: that of the oldest deployment."""
     tuned: Tunable = field(default_factory=without_rows)
-    """The settings in force for the model."""
+    """Settings in force for the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,19 +67,19 @@ class InstanceSpec:
     kv_capacity_tokens: int
     launched: bool = False  # by Pilothouse, which could start it again
     failures: int = 0  # in a row
-    swap_group: str = ""  # those that share its GPUs; "" for none
+    swap_group: str = ""  # group that shares its GPUs; "" for none
     start_s: float | None = None
-    """How long its start takes, as those before it did, where it is on its way; None otherwise."""
+    """Duration of its start, estimated from earlier ones, while it is starting; None otherwise."""
     start_began_at: float = 0.0  # epoch seconds
     profile: Profile | None = None
-    """Coefficients of its step time, where measured; routers that predict seconds use it."""
+    """Coefficients of its step time, where measured; used by routers that predict seconds."""
     api_key: str = field(default="", repr=False)
-    """The token that its server asks for; "" for none."""
+    """Token that its server asks for; "" for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SwapMemberSpec:
-    """One of the instances that share GPUs, also one that is stopped."""
+    """One of the instances that share GPUs, including stopped ones."""
 
     instance_id: int
     name: str
@@ -88,7 +88,7 @@ class SwapMemberSpec:
     state: str
     state_changed_at: float  # epoch seconds
     swap_s: float
-    """Time of a swap to it once the awake member is drained: as measured, else usual."""
+    """Duration of a swap to it once the awake member is drained: measured, else the usual one."""
     sleep_s: float
     """Time to leave the GPUs once drained."""
     load_s: float
@@ -97,16 +97,16 @@ class SwapMemberSpec:
 
 @dataclass(frozen=True, slots=True)
 class SwapGroupSpec:
-    """Instances that share their GPUs, of which one at most is awake."""
+    """Instances that share their GPUs, of which at most one is awake."""
 
     name: str
     members: tuple[SwapMemberSpec, ...]
     target: int | None = None
-    """The instance that the swap in progress is to; None without one."""
+    """Target instance of the swap in progress; None without one."""
 
     @property
     def in_progress(self) -> bool:
-        """Whether a swap is."""
+        """Whether a swap is in progress."""
         return self.target is not None
 
     @property
@@ -128,16 +128,16 @@ class Inventory:
     instances: tuple[InstanceSpec, ...]
     ttft_slo_ms: int | None  # the strictest target of an interactive class
     latency_ms: Mapping[tuple[str, str], float] = field(default_factory=dict)
-    """One way, by (origin, target), where it is known: `scheduling.routing.regions.latency_ms`."""
+    """One-way latency by (origin, target), where known: `scheduling.routing.regions.latency_ms`."""
     values: Values = field(default_factory=Values)
-    """The settings in force."""
+    """Settings in force."""
     swap_groups: tuple[SwapGroupSpec, ...] = ()
 
 
 def read() -> Inventory:
-    """The active inventory, in nine queries (more where GPUs are shared, or one is on its way). Order is stable: by name."""
+    """Read the active inventory in nine queries (more where GPUs are shared or an instance is starting), ordered by name."""
     models = {row.name: row for row in Model.objects.filter(active=True)}
-    # One that is stopped is there only where a swap may start it: it has a place in the virtual queue of its GPUs.
+    # A stopped instance counts only where a swap may start it: it has a place in the virtual queue of its GPUs.
     rows = Instance.objects.order_by("name").exclude(state=InstanceState.STOPPED, swap_group=None)
     rows = rows.exclude(~Q(held=""), state=InstanceState.STOPPED)
     instances = list(
@@ -240,7 +240,7 @@ def _swap_groups() -> tuple[SwapGroupSpec, ...]:
 
 
 def _measured(row: PerformanceProfile | None) -> Profile | None:
-    """The coefficients of *row*; None without a valid measurement."""
+    """Return the coefficients of *row*; None without a valid measurement."""
     try:
         return None if row is None else row.coefficients()
     except ValueError:
@@ -248,5 +248,5 @@ def _measured(row: PerformanceProfile | None) -> Profile | None:
 
 
 def _coefficients(row: PerformanceProfile | None) -> Profile:
-    """As `_measured`; the usual ones where there are none."""
+    """Return the coefficients of *row*, or the usual ones where there are none."""
     return _measured(row) or USUAL

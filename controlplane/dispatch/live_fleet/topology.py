@@ -1,4 +1,4 @@
-"""The gateway's live picture of the fleet: inventory rows turned into slots of the arrays that the kernels read."""
+"""The gateway's live picture of the fleet: inventory rows as slots of the arrays that the kernels read."""
 
 from __future__ import annotations
 
@@ -32,58 +32,58 @@ from scheduling.scaling.view import DEMAND_WINDOW_S
 from workers.vllm.metrics import VllmMetrics
 
 _GONE = EndpointPolicy(ordering="priority", queue_bound=0)
-"""Of an endpoint whose deployment is not active: it takes no requests."""
+"""Policy of an endpoint whose deployment is not active: it takes no requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimated wait of a request, and what a later comparison needs."""
+    """Estimated wait of a request, and the values for a later comparison."""
 
     endpoint: Endpoint
-    position: int  # in its queue; 1: the next to be given out
-    wait: Wait | None = None  # None while nothing is known of the pace there
+    position: int  # in its queue, from 1
+    wait: Wait | None = None  # None while the pace there is unknown
     uncorrected_s: float | None = None  # mean by the profile alone, once lengths are known
-    says_throughput: bool = False  # the queue was long enough for its wait to say how fast the endpoint is
+    says_throughput: bool = False  # the queue was long enough for its wait to show the endpoint's throughput
     batch: float = 1.0
-    of_own_s: float = 0.0  # mean by the queue that it stands in, and
-    of_pool_s: float | None = None  # by all instances of its endpoint; None where these are one
-    serving: int = 0  # instances of its endpoint, by then
+    of_own_s: float = 0.0  # mean by its own queue
+    of_pool_s: float | None = None  # mean by all instances of its endpoint; None where these are one
+    serving: int = 0  # serving instances of its endpoint at that time
 
 
 class Request(Struct, eq=False):
     asked: Submit
-    predicted_tokens: int  # output that may come
+    predicted_tokens: int  # possible output
     endpoint: Endpoint  # where it waits or runs
     slot: int = -1  # in the waiting set, while waiting
-    group: int = -1  # number of the request group that it joined last
+    group: int = -1  # number of its last request group
     queue_key_s: float = 0.0  # there, on the clock of `Submit.arrived_at`
     replica: Replica | None = None
     attempts: int = 0
-    evictions: int = 0  # of those, that ended by one
-    evicting_s: float | None = None  # since when its instance is asked to give it up
-    kept_tokens: int = 0  # output of earlier instances: now part of what `asked` calls its prompt
+    evictions: int = 0  # attempts that ended by eviction
+    evicting_s: float | None = None  # when its instance was asked to give it up
+    kept_tokens: int = 0  # output of earlier instances: part of the prompt in `asked`
     placed_s: float = 0.0
-    output_tokens: int = 0  # that came so far
+    output_tokens: int = 0  # so far
     expected_tokens: int = 0  # prompt and output, as the fleet arrays reserved them
-    counted_tokens: int = 0  # of those, what the arrays know to be done
+    counted_tokens: int = 0  # of those, counted as done in the arrays
     expected_prompt: int = 0  # of those, the prompt
-    queued_tokens: int = 0  # of the prompt, what the arrays count as not prefilled
+    queued_tokens: int = 0  # of the prompt, counted as not prefilled
     ahead: int = -1  # in the look-ahead maps, while an instance has it
-    ahead_tokens: int = 0  # output tokens that the maps know of
+    ahead_tokens: int = 0  # output tokens that the maps count
     estimate: Estimate | None = None  # of its wait, when it came
-    own_region: str = ""  # of its caller, until the gateway has heard of it
-    failed_at: list[Replica] = []  # where it was tried in vain
+    own_region: str = ""  # of its caller, until the gateway knows it
+    failed_at: list[Replica] = []  # instances that failed it
     unproved: list[tuple[Replica, str]] = []
-    """Of those, which count as failing, and why, once another instance could serve it."""
+    """Of those, the ones that count as failing once another instance serves it, with the reason."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether an instance had it that gave it up, or is asked what is to be gone on with: it is not refused."""
+        """Whether an instance had it and gave it up, or it asks for a continuation: it is not refused."""
         return self.evictions > 0 or self.kept_tokens > 0
 
 
-RATE_WINDOW = 64  # finished requests from which an endpoint's pace is read
-KNOWN_ENDED = 32  # of an instance
+RATE_WINDOW = 64  # finished requests from which an endpoint's pace is computed
+KNOWN_ENDED = 32  # per instance
 MOST_NOTICES = 1000
 
 
@@ -94,10 +94,10 @@ class Endpoint:
     index: int
     spec: EndpointSpec
     finished_s: deque[float] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
-    largest_kv_tokens: int = 0  # capacity of its largest instance, as far as known
+    largest_kv_tokens: int = 0  # capacity of its largest instance, where known
     running_sequences: int = 0  # of requests given to its instances
-    running_output_tokens: int = 0  # that those have streamed so far
-    can_start: bool = False  # the floor would start an instance for what waits here
+    running_output_tokens: int = 0  # streamed so far by those
+    can_start: bool = False  # the floor would start an instance for the requests that wait here
     demand: deque[tuple[int, int]] = field(default_factory=deque)  # (second, tokens asked for), oldest first
 
     @property
@@ -111,7 +111,7 @@ class Endpoint:
     def count_demand(self, asked: Submit, now_s: float) -> None:
         """Count the tokens of *asked*, whose caller prefers this endpoint, wherever it is served.
 
-        Of interactive classes: forecasts are of those, and demand is held against them (SageServe 6.4, 6.5.1).
+        Only interactive classes: forecasts cover those, and demand is compared with them (SageServe 6.4, 6.5.1).
         """
         if not asked.interactive:
             return
@@ -127,28 +127,28 @@ class Endpoint:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A live instance: its slot in the fleet arrays, what runs there, what it last said of itself."""
+    """A live instance: its slot in the fleet arrays, the requests there, its last reported metrics."""
 
     slot: int
     endpoint: Endpoint
     spec: InstanceSpec
     reachable: bool = True
-    wedged: str = ""  # why it is lost, if its work stands still
+    wedged: str = ""  # why it is lost, if its work stalls
     lost: str = ""  # why it will answer no request, though its server still answers heartbeats
     silent_count: int = 0  # heartbeats missed in a row
-    missed_s: float = -math.inf  # when the last of them was, on the clock
-    in_doubt: bool = False  # it failed a request in a way that asks for a look
+    missed_s: float = -math.inf  # time of the last missed one, on the clock
+    in_doubt: bool = False  # it failed a request in a way that calls for a check
     health: Health = field(default_factory=Health)
     heartbeat_at: float | None = None  # epoch seconds
     metrics: VllmMetrics | None = None
     preemptions_per_min: float | None = None
     prefix_hit_ratio: float | None = None
     moving: bool = False  # a change of state is being written
-    output_tokens_per_s: float = 0.0  # as its counters grow
+    output_tokens_per_s: float = 0.0  # by its counters
     prompt_tokens_per_s: float = 0.0
     readings: deque[tuple[float, VllmMetrics]] = field(default_factory=deque)  # of the last minute, by monotonic time
-    obstacle: str = ""  # as its row says of a start by others: why it is not taken to be there
-    identified_s: float = -math.inf  # when it was found to be another server
+    obstacle: str = ""  # why it is not considered present, as noted on the row of one started elsewhere
+    identified_s: float = -math.inf  # when it was identified as another server
     round_trip: RoundTrip = field(default_factory=RoundTrip)
     ended: deque[EndedRequest] = field(default_factory=lambda: deque(maxlen=KNOWN_ENDED))  # the last ones
     requests: set[Request] = field(default_factory=set)
@@ -159,7 +159,7 @@ class Replica:
 
     @property
     def trouble(self) -> str:
-        """Why it is given nothing, or little, though it is ready; empty if all is well."""
+        """Return why it is ready but gets no requests, or few; empty if all is well."""
         if self.lost:
             return f"is lost: {self.lost}"
         return self.health.reason or ("is silent: its /metrics are slow" if self.health.slow else "")
@@ -184,10 +184,10 @@ class Topology:
         self.endpoints: list[Endpoint] = []
         self.replicas: dict[int, Replica] = {}  # by instance id
         self.by_slot: dict[int, Replica] = {}
-        self.by_prefix: frozenset[str] = frozenset()  # models of which some router goes by how prompts begin
+        self.by_prefix: frozenset[str] = frozenset()  # models with a router that considers the start of prompts
         self.changed = asyncio.Event()  # set on every change that may make room
         self.doubted = asyncio.Event()
-        """Set with `Replica.in_doubt` of any."""
+        """Set together with `Replica.in_doubt` of any instance."""
         self.notices: deque[Notice] = deque(maxlen=MOST_NOTICES)
         """Events to be written."""
         self._active: set[tuple[str, str]] = set()
@@ -200,18 +200,18 @@ class Topology:
         return self._endpoint_of.get((model, region))
 
     def candidates(self, model: str, region: str) -> NDArray[np.int32]:
-        """Endpoints of *model*, as a caller in *region* prefers them."""
+        """Return the endpoints of *model*, in the order that a caller in *region* prefers."""
         indices = self._candidates.get((model, region))
         if indices is None:
             of_model = {each.region: each.index for each in self.endpoints if each.model == model and self.serves(each)}
             nearest = by_preference(region, of_model, lambda to: latency_ms(self.latency_ms, region, to))
             indices = np.array([of_model[to] for to in nearest], np.int32)
-            if len(self._candidates) < 10_000:  # X-Region is the tenant's to choose: do not remember without end
+            if len(self._candidates) < 10_000:  # X-Region is the tenant's to choose: bound the cache
                 self._candidates[model, region] = indices
         return indices
 
     def own_region(self, model: str, region: str) -> str:
-        """The region in which demand of a caller in *region* counts: that of the preferred endpoint. Empty without any."""
+        """Return the region of the endpoint that a caller in *region* prefers, where its demand counts; "" without any."""
         candidates = self.candidates(model, region)
         return self.endpoints[int(candidates[0])].region if candidates.size else ""
 
@@ -219,11 +219,11 @@ class Topology:
         return [replica for replica in self.replicas.values() if replica.endpoint is endpoint]
 
     def coming(self, endpoint: Endpoint) -> bool:
-        """Whether an instance of *endpoint* is there or on its way, or a swap can bring one up."""
+        """Whether an instance of *endpoint* is present or starting, or a swap can bring one up."""
         return endpoint.spec.shares_gpus or any(one.spec.state in PRESENT for one in self.members(endpoint))
 
     def apply(self, inventory: Inventory) -> list[Replica]:
-        """Make the live picture agree with *inventory*; returns the instances whose requests are lost."""
+        """Update the live picture from *inventory*; return the instances whose requests are lost."""
         lost: list[Replica] = []
         self.models, self.ttft_slo_ms, self.latency_ms = inventory.models, inventory.ttft_slo_ms, inventory.latency_ms
         self.values, self.tuned = inventory.values, inventory.values.of()
@@ -256,14 +256,14 @@ class Topology:
         return lost
 
     def settle(self, replica: Replica) -> None:
-        """Write whether *replica* accepts work into the arrays."""
+        """Write into the arrays whether *replica* accepts work."""
         accepting = (
             replica.spec.state == InstanceState.READY
             and replica.reachable
             and not replica.lost
             and self.serves(replica.endpoint)
             and self.fleet.kv_capacity_tokens[replica.slot] > 0
-            and not (replica.metrics and replica.metrics.sleeping)  # it would hang until it is woken
+            and not (replica.metrics and replica.metrics.sleeping)  # a request would hang until it is woken
             and replica.health.takes(len(replica.requests))
             and not replica.health.slow
         )
@@ -274,17 +274,17 @@ class Topology:
             self.changed.set()
 
     def doubt(self, replica: Replica) -> None:
-        """Have `Heartbeats` look at once whether the server of *replica* is there."""
+        """Have `Heartbeats` check immediately whether the server of *replica* is alive."""
         replica.in_doubt = True
         self.doubted.set()
 
     def alone(self, replica: Replica) -> bool:
-        """Whether no other instance of its endpoint accepts work: it may not rest, whatever it does."""
+        """Whether no other instance of its endpoint accepts work: then it may not rest, whatever it does."""
         others = (one for one in self.members(replica.endpoint) if one is not replica)
         return not any(self.fleet.accepting[one.slot] for one in others)
 
     def note_failure(self, replica: Replica, why: str, now_s: float) -> None:
-        """*replica* failed a request: *why*. It rests if it fails too many, while another of its endpoint serves."""
+        """Record that *replica* failed a request. It rests after too many, while another of its endpoint serves."""
         if replica.health.failed(now_s) and not self.alone(replica):
             rest_s = replica.health.rest(why, now_s)
             self.notices.append(
@@ -293,7 +293,7 @@ class Topology:
         self.settle(replica)
 
     def note_success(self, replica: Replica, now_s: float) -> None:
-        """*replica* answered a request whole."""
+        """Record that *replica* answered a request completely."""
         replica.health.heard(now_s, served=True)
         if replica.health.succeeded(now_s):
             self._note_end_of_rest(replica, "the request that it was tried with was answered")
@@ -301,14 +301,14 @@ class Topology:
             self.settle(replica)
 
     def note_busy(self, replica: Replica, why: str, now_s: float, wait_s: float) -> None:
-        """*replica* asks for a pause of *wait_s*, and has it while another of its endpoint serves."""
+        """Let *replica* pause for *wait_s*, as it asked, while another of its endpoint serves."""
         replica.health.heard(now_s)
         if not self.alone(replica):
             replica.health.rest_busy(why, now_s, wait_s)
         self.settle(replica)
 
     def end_rests(self, now_s: float) -> None:
-        """Try instances whose rest is over, and those without which none serves. Call it once a second."""
+        """Try instances whose rest is over, and those without which none serves. Call once a second."""
         for replica in self.replicas.values():
             health = replica.health
             if health.breaker is not Breaker.CLOSED:
@@ -326,7 +326,7 @@ class Topology:
 
     @contextmanager
     def without(self, replicas: Iterable[Replica]) -> Iterator[None]:
-        """As if none of *replicas* accepted work."""
+        """Treat *replicas* as not accepting work."""
         slots = [replica.slot for replica in replicas if self.by_slot.get(replica.slot) is replica]
         before = self.fleet.accepting[slots]
         self.fleet.accepting[slots] = 0
@@ -336,25 +336,25 @@ class Topology:
             self.fleet.accepting[slots] = before
 
     def observe(self, replica: Replica, metrics: VllmMetrics) -> None:
-        """Take in what an instance says of itself."""
+        """Take in the metrics of an instance."""
         replica.metrics = metrics
         self.fleet.observed_waiting[replica.slot] = metrics.waiting
         capacity = metrics.kv_cache_size_tokens or replica.spec.kv_capacity_tokens
-        if not capacity:  # a server that does not say: as if every sequence could be as long as the context
+        if not capacity:  # not reported: assume every sequence can fill the context
             capacity = replica.spec.max_num_seqs * self.models[replica.spec.model].context_tokens
         self.fleet.kv_capacity_tokens[replica.slot] = capacity
         self.settle(replica)
 
     def round_trip_ms(self, replica: Replica) -> float | None:
-        """The measured dispatch round trip; None before the first."""
+        """Return the measured dispatch round trip; None before the first."""
         return float(self.fleet.round_trips[replica.slot, ROUND_TRIP_S]) * 1000 or None
 
     def requests_ahead(self, replica: Replica) -> int:
-        """Requests given to *replica* beyond what it has room for."""
+        """Return the number of requests given to *replica* beyond its room."""
         return int(requests_ahead(self.fleet, replica.slot))
 
     def serves(self, endpoint: Endpoint) -> bool:
-        """Whether its deployment is active: requests are given to it."""
+        """Whether its deployment is active, so that it gets requests."""
         return (endpoint.model, endpoint.region) in self._active
 
     def _add_endpoint(self, spec: EndpointSpec) -> Endpoint:
@@ -367,11 +367,11 @@ class Topology:
 
     def _take(self, spec: InstanceSpec, lost: list[Replica]) -> None:
         endpoint = self._endpoint_of.get((spec.model, spec.region))
-        if endpoint is None:  # its deployment is not active; what runs there may finish
+        if endpoint is None:  # its deployment is not active; running requests may finish
             endpoint = self._add_endpoint(EndpointSpec(spec.model, spec.region, _GONE))
         replica = self.replicas.get(spec.instance_id)
         if replica is not None and replica.spec.url != spec.url:  # nothing known of it holds
-            if replica.requests:  # they run, or hang, where it was
+            if replica.requests:  # they run, or hang, at the old address
                 lost.append(replica)
                 self.fleet.accepting[replica.slot] = 0
                 return
@@ -379,7 +379,7 @@ class Topology:
             replica = None
         if replica is None:
             replica = self._add_replica(spec, endpoint)
-        elif replica.endpoint is not endpoint and not replica.requests:  # it serves another model now
+        elif replica.endpoint is not endpoint and not replica.requests:  # it serves another model
             self._forget(replica)
             replica = self._add_replica(spec, endpoint)
         if spec.state == InstanceState.SLEEPING and replica.requests:
@@ -390,7 +390,7 @@ class Topology:
             replica.lost, replica.wedged, replica.health = "", "", Health()
             if was_wedged:
                 replica.health.try_one("after it was wedged")
-            forget(self.fleet, replica.slot)  # restarted, or asleep meanwhile: nothing is cached there
+            forget(self.fleet, replica.slot)  # restarted, or was asleep: nothing is cached there
         replica.spec = spec
         self.fleet.max_num_seqs[replica.slot] = spec.max_num_seqs
         policy = replica.endpoint.spec.policy

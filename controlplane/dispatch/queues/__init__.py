@@ -1,1 +1,1 @@
-"""The living queues as operators see them, and what operators do to them."""
+"""The live queues as operators see them, and the actions on them."""

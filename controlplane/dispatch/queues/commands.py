@@ -1,7 +1,7 @@
-"""Operators' commands to the gateway process that owns the queues, from any process: a request and a reply over Redis.
+"""Operators' commands to the gateway process that owns the queues, from any process: request and reply over Redis.
 
-A command waits in a list for the owner, which answers into a list of its own. One that nobody took in time is never carried
-out: who asked has been answered that nothing was done.
+A command waits in a list for the owner, which replies into a separate list. A command not taken in time is never carried
+out: its sender has already been answered that nothing was done.
 """
 
 import asyncio
@@ -44,15 +44,15 @@ class Reply(msgspec.Struct, Generic[Answer]):
 
 
 def ask(command: str, **values: Any) -> dict[str, Any]:
-    """Have the owner of the queues do *command*: `detail` or `act`, with the arguments of `QueueOperations`.
+    """Send *command*, `detail` or `act`, to the owner of the queues with the arguments of `QueueOperations`.
 
-    Raises ActionError with what the owner says against it, GatewaySilent when none answers within PATIENCE_S.
+    Raises ActionError with the owner's objection, GatewaySilent when none answers within PATIENCE_S.
     """
     return _exchange(command, values, dict[str, Any])
 
 
 def fleet_state() -> FleetState:
-    """State of the fleet, of the owner of the queues. Raises what `ask` does."""
+    """Return the state of the fleet from the owner of the queues. Raises as `ask` does."""
     return _exchange("snapshot", {}, FleetState)
 
 
@@ -77,7 +77,7 @@ def _exchange(command: str, values: dict[str, Any], kind: type[Answer]) -> Answe
 
 
 class Commands:
-    """Takes commands while this process *owns* the queues."""
+    """Receiver of commands while this process *owns* the queues."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Commands:
     async def _take(self, message: bytes) -> None:
         """Answer one command. Raises what Redis raises."""
         asked: dict[str, Any] = orjson.loads(message)
-        if not self.owns():  # it lost the lease while it waited
+        if not self.owns():  # the lease was lost while it waited
             await self._redis.rpush(KEY, message)
             return
         if time.time() > asked["until"]:

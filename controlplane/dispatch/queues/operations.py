@@ -1,4 +1,4 @@
-"""Actions of operators on a waiting request group: pin, bump, hold, evict and undo, each with its price.
+"""Operators' actions on a waiting request group: pin, bump, hold, evict and undo, each with its price.
 
 The price is the change of predicted starts and attainment: the action is applied to the arrays, the queues are read again,
 and it is undone, all within one call on the event loop.
@@ -24,28 +24,28 @@ from scheduling.queueing.served import worth
 
 LONGEST_HOLD_S: Final = 3600.0
 LATER_S: Final = 0.5
-"""A group that starts later by less is not said to."""
+"""Delay below which a group is not listed as starting later."""
 SHOWN_LATER: Final = 3
 Z_P90: Final = 1.2816
-"""The standard normal quantile."""
+"""0.9 quantile of the standard normal."""
 SHOWN_MEMBERS: Final = 5_000
 """Members of a group whose tenants are counted."""
 
 
 class GroupAction(StrEnum):
     PIN = "pin"
-    """Its place in its virtual queue stays, whatever the global scheduler finds."""
+    """Keep its place in its virtual queue, whatever the global scheduler decides."""
     UNPIN = "unpin"
     BUMP = "bump"
-    """First after what runs, and pinned there."""
+    """Put it first after the running requests, pinned there."""
     HOLD = "hold"
-    """Not given out before a moment; those behind it go first."""
+    """Do not give it out before a given moment; groups behind it are served first."""
     RELEASE = "release"
     """End a hold."""
     EVICT = "evict"
-    """Its requests that run leave their instances, and it is last in its queue. Cannot be undone."""
+    """Take its running requests off their instances, and put it last in its queue. Cannot be undone."""
     UNDO = "undo"
-    """Undo an action of the last half minute."""
+    """Undo an action of the last 30 s."""
 
 
 DONE: Final = {
@@ -71,17 +71,17 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """The predicted outcome of the queues."""
+    """Predicted outcome of the queues."""
 
     attainment_ratio: float
-    lateness_s: float  # mean of a request
+    lateness_s: float  # mean per request
     late: int  # groups
     start_s: float | None  # of the group in question, from now
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Of an action on a group: before, after, and who starts later."""
+    """Price of an action on a group: before, after, and the groups that start later."""
 
     before: Worth
     after: Worth
@@ -93,10 +93,10 @@ class Price:
 class QueueOperations:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
-        self._undo: dict[int, tuple[float, Standing]] = {}  # by number: until when, and as it stood
+        self._undo: dict[int, tuple[float, Standing]] = {}  # by number: deadline of the undo, and the state before
 
     def detail(self, number: int) -> dict[str, Any]:
-        """The row of the group, whose requests it has, when they came, and the price of each action that is possible."""
+        """Return the group's row, its requests' instances and arrivals, and the price of each possible action."""
         at = self._find(number)
         row, rows, _ = self._read(number)
         queue, slot = self.dispatcher.queue, int(self._groups["first"][at])
@@ -131,7 +131,7 @@ class QueueOperations:
         return actions
 
     def price(self, number: int, action: GroupAction, hold_s: float = 0.0) -> Price:
-        """The price of *action*; nothing is changed. Raises ActionError where it cannot be done."""
+        """Return the price of *action* without changing anything. Raises ActionError where it cannot be done."""
         at = self._checked(number, action, hold_s)
         before, starts = self._worth(number)
         standing = self._standing(at)
@@ -152,7 +152,7 @@ class QueueOperations:
     def act(
         self, number: int, action: GroupAction, operator: str, hold_s: float = 0.0, reason: str = ""
     ) -> dict[str, Any]:
-        """Do *action* on the group: its row as it was, and the price. Raises ActionError where it cannot be done."""
+        """Do *action* on the group; return its row as it was, and the price. Raises ActionError where it cannot be done."""
         at = self._find(number)
         row, _, _ = self._read(number)
         if action == GroupAction.UNDO:
@@ -172,7 +172,7 @@ class QueueOperations:
             self.dispatcher.placement.pump(endpoint)
         return {"group": row, "price": asdict(price)}
 
-    # Within
+    # Internals
 
     @property
     def _groups(self) -> Any:
@@ -195,7 +195,7 @@ class QueueOperations:
         return at
 
     def _running(self, number: int) -> list[Request]:
-        """Requests of the group that an instance has, and that can be evicted."""
+        """Return requests of the group that are on an instance and can be evicted."""
         replicas = self.dispatcher.topology.replicas.values()
         return [
             request
@@ -205,7 +205,7 @@ class QueueOperations:
         ]
 
     def _read(self, number: int) -> tuple[Row, list[Row], Score]:
-        """The row of the group, those of all groups, and the score of the queues now."""
+        """Return the row of the group, the rows of all groups, and the current score of the queues."""
         if (seen := see(self.dispatcher)) is not None:
             score = worth(seen)
             rows = group_rows(self.dispatcher, seen, score)
@@ -215,7 +215,7 @@ class QueueOperations:
         raise gone(number)
 
     def _worth(self, number: int) -> tuple[Worth, dict[int, tuple[Row, float]]]:
-        """The worth of the queues now, and the name and start of each group."""
+        """Return the current worth of the queues, and the row and start of each group."""
         own, rows, score = self._read(number)
         names = ("number", "count", "slo_class", "model")
         starts = {
@@ -255,7 +255,7 @@ class QueueOperations:
                 self._groups["pinned"][at] = 0
 
     def _restore(self, at: int, standing: Standing) -> None:
-        """Put the group back to the same place from the front, among those that stand in that queue now."""
+        """Put the group back in the same place from the front, among the groups now in that queue."""
         arrays = self.dispatcher.queue.arrays.groups
         unqueue(arrays, at)
         after = int(arrays.queues["first"][standing.queue])
@@ -282,7 +282,7 @@ class QueueOperations:
     def _note(
         self, row: dict[str, Any], action: GroupAction, operator: str, hold_s: float, reason: str, price: Price
     ) -> None:
-        """List the action among the last changes; an older one of this group can no longer be undone."""
+        """List the action among the last changes; an earlier one of this group can no longer be undone."""
         changes = self.dispatcher.reordering.changes
         number, clock_s = row["number"], self.dispatcher.clock()
         self._undo = {each: kept for each, kept in self._undo.items() if kept[0] >= clock_s}

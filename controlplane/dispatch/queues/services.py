@@ -1,4 +1,4 @@
-"""Actions of operators on request groups, from the console or by REST; each is an event with before and after."""
+"""Operators' actions on request groups, from the console or by REST; each is an event with before and after."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from controlplane.fleet.models import Model
 
 
 def act(number: int, action: GroupAction, user: User, reason: str = "", hold_s: float = 0.0) -> dict[str, Any]:
-    """Do *action* on the group *number*, and record it: the row of the group as it was, and the price.
+    """Do *action* on group *number* and record it; return the group's row as it was, and the price.
 
-    Raises ActionError when the gateway says no, GatewaySilent (an ActionError) when none answers, and then records nothing.
+    Raises ActionError when the gateway objects, GatewaySilent (an ActionError) when none answers; then nothing is recorded.
     """
     if action == GroupAction.EVICT and not reason:
         raise ActionError("Say why it is evicted: requests that run start over")
@@ -39,7 +39,7 @@ def act(number: int, action: GroupAction, user: User, reason: str = "", hold_s: 
 
 
 def sentence(done: dict[str, Any], action: GroupAction) -> str:
-    """The action and its price, in a sentence."""
+    """Return the action and its price as a sentence."""
     group, price = done["group"], done["price"]
     before, after = price["before"]["attainment_ratio"], price["after"]["attainment_ratio"]
     met = "stays" if before == after else f"{before:.1%} to"

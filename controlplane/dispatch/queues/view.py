@@ -1,4 +1,4 @@
-"""The queues of every region as published: groups in order, instances, totals, the last changes."""
+"""The queues of every region as published: groups in order, instances, totals, recent changes."""
 
 import math
 import time
@@ -16,18 +16,18 @@ from scheduling.queueing.snapshot import Snapshot, snapshot
 
 EVERY_S: Final = 1.0
 RISK_S: Final = 15.0
-"""Slack under which a group is at risk."""
+"""Slack below which a group is at risk."""
 UNDO_S: Final = 30.0
 SHOWN_CHANGES: Final = 12
 FCFS_GROUPS: Final = 256
-"""With more groups the FCFS attainment is not computed: that takes time of the event loop."""
+"""Most groups for which the FCFS attainment is computed: it takes time on the event loop."""
 
 Row = dict[str, Any]
 Tables = dict[str, dict[str, list[Any]]]
 
 
 def see(dispatcher: Dispatcher) -> Snapshot | None:
-    """All groups that stand in virtual queues now, pinned ones too; None without any."""
+    """Return all groups in virtual queues, pinned ones included; None if there are none."""
     topology, queue = dispatcher.topology, dispatcher.queue
     queue.fit()
     running = running_in(topology, queue)
@@ -39,7 +39,7 @@ def risk_of(slack_s: float) -> str:
 
 
 class QueuesView:
-    """Read again once a second."""
+    """Published queues, read again once a second."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
@@ -47,7 +47,7 @@ class QueuesView:
         self._read_s = -math.inf
 
     def __call__(self) -> Tables:
-        """Columns of `groups`, `lanes`, `queues` and `reorders` (`dispatch.wire`)."""
+        """Return the columns of `groups`, `lanes`, `queues` and `reorders` (`dispatch.wire`)."""
         now_s = self.dispatcher.clock()
         if now_s - self._read_s >= EVERY_S:
             self._tables, self._read_s = self._read(), now_s
@@ -67,7 +67,7 @@ class QueuesView:
         }
 
     def _lanes(self, groups: list[Row]) -> list[Row]:
-        """Instances that serve, or hold groups."""
+        """Return rows of the instances that serve or hold groups."""
         topology, queue = self.dispatcher.topology, self.dispatcher.queue
         waiting: dict[str, int] = {}
         service_s: dict[str, float] = {}
@@ -106,7 +106,7 @@ class QueuesView:
             if seen and 1 < seen.numbers.size <= FCFS_GROUPS
             else None
         )
-        # Of all regions, as that by first come, first served is.
+        # Of all regions, like the FCFS one.
         late_ratio = sum(row["count"] for row in groups if row["risk"] == "late") / max(
             1, sum(row["count"] for row in groups)
         )
@@ -148,7 +148,7 @@ class QueuesView:
 
 
 def group_rows(dispatcher: Dispatcher, seen: Snapshot, score: Score) -> list[Row]:
-    """Of each group of *seen*, in the order of the queues."""
+    """Return a row per group of *seen*, in queue order."""
     problem, arrays = seen.problem, dispatcher.queue.arrays.groups
     instances = _pulling(dispatcher)
     groups = arrays.groups[seen.places]
@@ -189,7 +189,7 @@ def group_rows(dispatcher: Dispatcher, seen: Snapshot, score: Score) -> list[Row
 
 
 def _pulling(dispatcher: Dispatcher) -> dict[tuple[int, int], Replica]:
-    """The instance that serves an endpoint out of a virtual queue, by queue and endpoint; one that accepts work first."""
+    """Return the instance that serves each (queue, endpoint) of virtual queues, preferring one that accepts work."""
     topology, queue_of = dispatcher.topology, dispatcher.queue.arrays.groups.queue_of
     replicas: dict[tuple[int, int], Replica] = {}
     for slot in np.argsort(-topology.fleet.accepting.astype(np.int64), kind="stable").tolist():
