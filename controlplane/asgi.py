@@ -1,9 +1,9 @@
-"""The one ASGI application: each protocol and path goes to the thinnest stack that can serve it.
+"""The ASGI application: each protocol and path is routed to the thinnest stack that can serve it.
 
 - `/healthz` …      operations: answers from memory, never waits for the database
-- `/v1/…`           the gateway: tenants' data path, no Django middleware at all; what clients of OpenAI and vLLM ask for
-                    beside it, and whatever comes with a key, gets its errors, in JSON
-- `/v1/files` and `/v1/batches` are Django's: they are no data path
+- `/v1/…`           the gateway: tenants' data path, without Django middleware; other paths that clients of OpenAI and vLLM
+  request, and any request with a key, get its errors, in JSON
+- `/v1/files`, `/v1/batches` served by Django, off the data path
 - `/static/…`       files, served by servestatic
 - websockets        Channels, behind origin check and session
 - everything else   Django: console, admin, operator API
@@ -22,7 +22,7 @@ from channels.security.websocket import AllowedHostsOriginValidator
 from django.conf import settings
 from django.core.asgi import get_asgi_application
 
-django_application = get_asgi_application()  # sets Django up: what needs models is imported after this line
+django_application = get_asgi_application()  # # sets Django up: modules that need models are imported below
 
 from servestatic import ServeStaticASGI
 
@@ -43,7 +43,7 @@ static_files = ServeStaticASGI(None, root=str(settings.STATIC_ROOT), prefix="sta
 
 
 def create_application(gateway: Gateway) -> Application:
-    """The whole ASGI application around one gateway."""
+    """Build the ASGI application around one gateway."""
     operations = Operations(gateway)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,7 +92,8 @@ async def _upload(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _of_api_client(scope: Scope, path: str) -> bool:
-    """Whether a request beside `/v1` and `/api` is for no page: a person's browser sends no key (but a proxy's password)."""
+    """Return whether a request outside `/v1` and `/api` comes from an API client: browsers send no key (but may send a
+    proxy's password)."""
     if path.startswith("/api/"):
         return False
     keys = (value for name, value in scope["headers"] if name == b"authorization")

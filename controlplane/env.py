@@ -1,10 +1,10 @@
-"""The environment variables that Pilothouse reads: each is declared once, as a field of `Environment`.
+"""The environment variables that Pilothouse reads, each declared once as a field of `Environment`.
 
-A field holds the variable's name, its type with unit and limits, its default and, as its docstring, what it is for.
-`controlplane/settings.py` makes a setting of the same name of every field, and `python -m tests.docs.configuration` writes
-the table of `docs/configuration.md`. An unknown `PILOTHOUSE_*` variable is an error, so that a typing mistake does not pass
-silently. Every variable `NAME` may instead be given as `NAME_FILE`, the path of a file that holds the value (Docker and
-Kubernetes secrets). Those that an operator tunes while Pilothouse runs are declared in `controlplane/tunable.py`.
+A field holds the variable's name, its type with unit and limits, its default and, as its docstring, its purpose.
+`controlplane/settings.py` turns every field into a setting of the same name, and `python -m tests.docs.configuration` writes
+the table of `docs/configuration.md`. An unknown `PILOTHOUSE_*` variable is an error, which catches typos. Every variable
+`NAME` may instead be given as `NAME_FILE`, the path of a file that holds the value (Docker and Kubernetes secrets).
+Variables that can also be tuned at run time are declared in `controlplane/tunable.py`.
 """
 
 import os
@@ -40,12 +40,12 @@ from controlplane.tunable import (
 
 PREFIX = "PILOTHOUSE_"
 SQLITE_WAITS_S = 20.0
-"""How long a writer waits for another's transaction. SQLite has no queue of writers: on a busy machine one of a dozen may be
-passed over for seconds, though each transaction takes some milliseconds."""
+"""Lock timeout of SQLite writers. SQLite has no queue of writers: on a busy machine one of a dozen may be passed over for
+seconds, though each transaction takes milliseconds."""
 
 
 class Environment(Tunable, BaseSettings):
-    """Every variable; those of `Tunable` are defaults that rows go before.
+    """All environment variables; those of `Tunable` are defaults that rows override.
 
     The docstring of a field is its line in `docs/configuration.md`.
     """
@@ -61,78 +61,78 @@ class Environment(Tunable, BaseSettings):
     DEBUG: bool = False
     """Django debug pages and checks; never on a public address."""
     SECRET_KEY: SecretStr = SecretStr("")
-    """Signs sessions and sign-in links. Required unless debug is on or `manage.py up` keeps one in `var/`."""
+    """Key that signs sessions and sign-in links. Required unless debug is on or `manage.py up` keeps one in `var/`."""
     SECRET_KEY_FALLBACKS: Secrets = []
-    """Earlier secret keys that are still accepted while rotating."""
+    """Previous secret keys that are still accepted during rotation."""
     ALLOWED_HOSTS: Texts = ["localhost", "127.0.0.1", "[::1]"]
-    """Host names the console answers to."""
+    """Host names that the console answers to."""
     TRUSTED_ORIGINS: Texts = []
     """Origins (`https://host`) trusted for forms and websockets behind a proxy."""
     HTTPS: bool = False
-    """The console is reached over HTTPS: secure cookies, HSTS, redirect from plain HTTP."""
+    """The console is served over HTTPS: secure cookies, HSTS, redirect from plain HTTP."""
     TRUST_PROXY_HEADER: bool = False
     """Trust `X-Forwarded-Proto` from the reverse proxy (only if the proxy always sets it)."""
     TIME_ZONE: str = "UTC"
-    """Time zone of pages; stored times are UTC."""
+    """Time zone of pages; times are stored in UTC."""
     STATE_DIR: str = "var"
     """Folder for the SQLite database, logs and embedded Redis."""
     LOG_LEVEL: Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"] = "INFO"
-    """Level of Pilothouse's own loggers."""
+    """Level of Pilothouse's loggers."""
     LOG_FORMAT: Literal["text", "json"] = "text"
     """`text` for people or `json` for collectors; neither holds prompts."""
     METRICS_TOKEN: SecretStr = SecretStr("")
-    """Bearer token for `/metrics`. Without one, `/metrics` answers on loopback only."""
+    """Bearer token for `/metrics`. If unset, `/metrics` answers on loopback only."""
 
     MAX_BODY_BYTES: PositiveBytes = 4 * 1024 * 1024
-    """Largest request body of `/v1`, without what it holds of images, sounds and films."""
+    """Maximum request body of `/v1`, not counting images, audio and video."""
     MAX_MEDIA_BODY_BYTES: PositiveBytes = 32 * 1024 * 1024
-    """Largest request body of `/v1` with them."""
+    """Maximum request body of `/v1`, including them."""
     MAX_JSON_DEPTH: JsonDepth = 512
-    """Deepest nesting of a `/v1` request body."""
+    """Maximum nesting of a `/v1` request body."""
     CORS_ORIGINS: Texts = []
     """Origins (`https://host`) whose pages may call `/v1` from a browser; `*` is any. Requests still need a key."""
     KEY_CACHE_S: Seconds = 2.0
-    """How long a checked API key is trusted before it is read again."""
+    """Cache lifetime of a verified API key."""
     FLEET_REFRESH_S: PositiveSeconds = 1.0
-    """Time between readings of the inventory by the gateway."""
+    """Interval at which the gateway reads the inventory."""
     HEARTBEAT_S: PositiveSeconds = 1.0
-    """Time between metric readings of each instance."""
+    """Interval between metric readings of each instance."""
     HEARTBEAT_FAILURES: PositiveCount = 3
-    """Readings missed in a row after which an instance is failed."""
+    """Consecutive missed readings after which an instance counts as failed."""
     SUMMARY_S: PositiveSeconds = 0.5
-    """Time between published summaries of live load."""
+    """Interval between published summaries of live load."""
     LEDGER_FLUSH_S: PositiveSeconds = 0.5
-    """Time between batches of ledger rows."""
+    """Interval between batch writes of ledger rows."""
     LEDGER_KEEP_DAYS: WholeDays = 30
-    """How long request rows are kept; minute rows stay."""
+    """Retention of request rows; minute rows are kept."""
     FILES_URL: str = ""
-    """Where files of `/v1/files` lie: `s3://bucket/prefix?endpoint_url=https://...&region_name=...` (credentials as AWS's
+    """Store of the files of `/v1/files`: `s3://bucket/prefix?endpoint_url=https://...&region_name=...` (credentials as AWS's
     tools find them; needs the extra `s3`); default is a folder in the state folder."""
     UPSTREAM_CONNECT_S: PositiveSeconds = 2.0
-    """How long a connection to an instance may take before another instance is tried."""
+    """Timeout for connecting to an instance before another is tried."""
     UPSTREAM_SILENCE_S: PositiveSeconds = 120.0
     """Time without a byte from an instance after which the request fails."""
     STREAM_ALL: bool = True
-    """Answers that their tenant does not stream are streamed by their instance and put together, so that they are timed."""
+    """Stream every answer from the instance, so that it is timed, and assemble those that the tenant does not stream."""
     HOST: str = ""
-    """Name of this machine among the hosts that run vLLM processes; default is its host name. Give containers one."""
+    """Name of this machine among the hosts that run vLLM processes; default is its host name. Set it in containers."""
     EMULATOR_PORT: Port = 8100
     """Port of the emulated fleet that `manage.py up` starts."""
     LENGTH_INLINE_US: Microseconds = 1000.0
-    """A length model that answers its hardest prompt within this runs in the gateway, else in a subprocess."""
+    """A length model that answers its hardest prompt within this time runs in the gateway, otherwise in a subprocess."""
     LENGTH_TORCH_THREADS: PositiveCount = 1
-    """Threads of torch in each process in which a length model on an encoder is trained or answers."""
+    """Torch threads per process that trains or runs a length model with an encoder."""
     WHAT_IF_PROCESSES: PositiveCount = 2
-    """Runs of what-ifs that the Celery workers of a machine make at once; give it as many as it has cores to spare."""
+    """What-if runs that the Celery workers of a machine execute in parallel; set it to the number of spare cores."""
     DEMO_DAY_S: PositiveSeconds = 480.0
-    """Length of a day of the demo's traffic."""
+    """Length of a day in the demo's traffic."""
 
     DATABASE_URL: Annotated[SecretStr, Field(validation_alias="DATABASE_URL")] = SecretStr("")
     """`postgres://user:password@host:port/name` or `sqlite:///path`; default is SQLite in the state folder."""
     REDIS_URL: Annotated[SecretStr, Field(validation_alias="REDIS_URL")] = SecretStr("")
     """`redis://host:port/0`; default is the Redis that `manage.py up` starts."""
     VLLM_PYTHON: Annotated[str, Field(validation_alias="VLLM_PYTHON")] = ""
-    """Python of the environment that holds vLLM; default `.venv-vllm/bin/python` if there."""
+    """Python of the environment that holds vLLM; default is `.venv-vllm/bin/python` if it exists."""
 
     @classmethod
     def settings_customise_sources(
@@ -141,12 +141,12 @@ class Environment(Tunable, BaseSettings):
         return (VariablesAndFiles(settings_cls),)
 
     def public(self) -> dict[str, Any]:
-        """Names and values of the fields that are no secrets."""
+        """Return names and values of the non-secret fields."""
         return {name: value for name, value in self if not is_secret(type(self).model_fields[name])}
 
 
 class VariablesAndFiles(EnvSettingsSource):
-    """The variable `NAME` of the environment, or the file that `NAME_FILE` names, which goes first."""
+    """Settings source: the file that `NAME_FILE` names, else the variable `NAME`."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         value, key, is_complex = super().get_field_value(field, field_name)
@@ -160,7 +160,7 @@ class VariablesAndFiles(EnvSettingsSource):
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of the field *name*."""
+    """Return the environment variable of the field *name*."""
     alias = Environment.model_fields[name].validation_alias
     return alias if isinstance(alias, str) else PREFIX + name
 
@@ -170,7 +170,7 @@ def is_secret(field: FieldInfo) -> bool:
 
 
 def read() -> Environment:
-    """The environment of this process. Raises ImproperlyConfigured, which names every wrong variable."""
+    """Return this process's environment. Raises ImproperlyConfigured naming every invalid variable."""
     known = {variable_of(name) for name in Environment.model_fields}
     known |= {f"{variable}_FILE" for variable in known}
     unknown = sorted(variable for variable in os.environ if variable.startswith(PREFIX) and variable not in known)
@@ -178,7 +178,7 @@ def read() -> Environment:
         raise ImproperlyConfigured(f"Unknown environment variables: {', '.join(unknown)}. See docs/configuration.md.")
     try:
         return Environment()
-    except SettingsError as error:  # what a source raises comes wrapped
+    except SettingsError as error:  # # errors of a source arrive wrapped
         raise ImproperlyConfigured(str(error.__cause__ or error)) from error
     except ValidationError as error:
         raise ImproperlyConfigured("\n".join(map(_message, error.errors()))) from None
@@ -191,7 +191,7 @@ def _message(error: ErrorDetails) -> str:
 
 
 def database(url: str, state_dir: Path) -> dict[str, Any]:
-    """Django's DATABASES entry for *url* (see `DATABASE_URL`); SQLite under *state_dir* when it is empty."""
+    """Return Django's DATABASES entry for *url* (see `DATABASE_URL`); SQLite under *state_dir* when it is empty."""
     parts = urlsplit(url or f"sqlite:///{state_dir / 'pilothouse.sqlite3'}")
     if parts.scheme == "sqlite":
         return {

@@ -1,8 +1,8 @@
 """Compile kernels before they are needed: `python -m controlplane.kernels [--background] [GROUP ...]`, by default all.
 
-A group's kernels (`scheduling.compiling.GROUPS`) are compiled in as many processes as it has parts, under its lock. When
-that was done for these sources on this machine, in any checkout, and is still there, nothing is loaded: it takes tenths of a
-second. `manage.py up` has what a request needs compiled before the web process starts, and the rest in the background.
+The parts of a group (`scheduling.compiling.GROUPS`) are compiled in parallel processes, under the group's lock. If that was
+done for these sources on this machine, in any checkout, nothing is loaded, which takes tenths of a second. `manage.py up`
+compiles what requests need before the web process starts, and the rest in the background.
 """
 
 import contextlib
@@ -30,14 +30,14 @@ BACKGROUND: Final = 10
 
 
 def sources() -> Iterator[Path]:
-    """Whatever the kernels, or the calls that compile them, are made of."""
+    """Return the sources of the kernels and of the calls that compile them."""
     yield Path(__file__)
     for name in PACKAGES:
         yield from sorted((ROOT / name).rglob("*.py"))
 
 
 def processor() -> str:
-    """Its model and abilities."""
+    """Return the processor's model and features."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -47,7 +47,7 @@ def processor() -> str:
 
 @functools.cache
 def state() -> str:
-    """A digest of what a kernel on disk is found by: sources, versions, the processor."""
+    """Return a digest of what identifies a kernel on disk: sources, versions, the processor."""
     machine = (sys.version, importlib.metadata.version("numba"), importlib.metadata.version("llvmlite"), processor())
     digest = hashlib.sha256(repr(machine).encode())
     for path in sources():
@@ -56,19 +56,19 @@ def state() -> str:
 
 
 def stamp(folder: Path, group: str) -> Path:
-    """The file that is there once *group* was compiled; its folder goes when unused for a week, as those of kernels."""
+    """Return the file that marks *group* as compiled. Its folder, like those of kernels, is removed after a week unused."""
     return folder / f"kernels-all-{state()}" / group
 
 
 def kept(since_s: float) -> set[str]:
-    """Compiled kernels on disk whose folders have been asked for since then."""
+    """Return the compiled kernels on disk whose folders were used since then."""
     bases = {base for name in PACKAGES for base in cache_bases(ROOT / name)}
     folders = [folder for base in bases for folder in base.glob("kernels-*") if folder.stat().st_mtime >= since_s]
     return {str(path) for folder in folders for path in folder.glob("*.nbc")}
 
 
 def is_done(stamp: Path) -> bool:
-    """Whether *stamp* was written for what is here now, and what was compiled then is still there."""
+    """Return whether *stamp* was written for the current state and its compiled kernels still exist."""
     try:
         os.utime(stamp.parent)
         files = stamp.read_text().splitlines()
@@ -83,7 +83,7 @@ def note_done(stamp: Path, files: Iterable[str]) -> None:
 
 
 def compile_requests() -> None:
-    """What a request meets on its way."""
+    """Compile the kernels on a request's path."""
     from forecasting.lengths import LengthQuery, bundled, caches
     from scheduling import dispatch
     from scheduling.queueing.waits import waiting_in_queues, waiting_time
@@ -98,14 +98,14 @@ def compile_requests() -> None:
 
 
 def compile_orders() -> None:
-    """The search for the order of queues, which the gateway has at hand too."""
+    """Compile the search for the order of queues, which the gateway uses too."""
     from scheduling.queueing import global_scheduler
 
     global_scheduler.warm_up()
 
 
 def compile_simulation() -> None:
-    """The simulator's loop, and what strategies see of endpoints. Django is not set up here."""
+    """Compile the simulator's loop and strategies' views of endpoints. Django is not set up here."""
     import numpy as np
 
     from controlplane.simulation.running import SMALL
@@ -117,16 +117,18 @@ def compile_simulation() -> None:
     for strategy in (
         "preserve",
         "reactive",
-    ):  # one asks for look-ahead maps of endpoints, the other for their use alone
+    ):  # # one asks for look-ahead maps of endpoints, the other for their utilisation only
         scaling = {"strategy": strategy, "min_instances": 1, "max_instances": 4}
         staged = stage(Scenario.model_validate({**SMALL, "scaling": scaling}), Path("small"))
         staged.run(advisor=_Silent())
     world = Simulation(staged.cluster, staged.requests).world
-    memory_held(world.fleet, world.endpoints, world.engines, np.zeros(1), np.zeros(1))  # what experiments scale by
+    memory_held(
+        world.fleet, world.endpoints, world.engines, np.zeros(1), np.zeros(1)
+    )  # # the scaling that experiments use
 
 
 class _Silent:
-    """A planner that advises nothing."""
+    """Planner without advice."""
 
     def advise(self, _now_s: float, views: Sequence[object]) -> list[None]:
         return [None] * len(views)
@@ -139,7 +141,7 @@ PARTS: Final[dict[str, dict[str, Callable[[], None]]]] = {
 
 
 def base() -> Path | None:
-    """Where kernels of this machine are kept, and the locks of those who compile them; None where nothing can be written."""
+    """Return the folder of this machine's kernels and compile locks; None where nothing can be written."""
     for folder in cache_bases(ROOT / PACKAGES[0]):
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
@@ -149,25 +151,25 @@ def base() -> Path | None:
 
 
 def progress() -> Progress | None:
-    """Progress of the process that compiles kernels on this machine now; None if none does."""
+    """Return the progress of the process that compiles kernels on this machine; None if none does."""
     if (folder := base()) is None:
         return None
     return next((now for group in GROUPS if (now := progress_of(folder, group))), None)
 
 
 def missing() -> list[str]:
-    """Groups that were not compiled as a whole on this machine."""
+    """Return the groups that are not fully compiled on this machine."""
     folder = base()
     return [group for group in GROUPS if folder is None or not is_done(stamp(folder, group))]
 
 
 def compile_group(group: str) -> int:
-    """Compile what *group* lacks, in a process for each part; the worst exit status of them."""
+    """Compile what *group* lacks, one process per part; return the worst exit status."""
     folder = base()
     if folder is None or is_done(done := stamp(folder, group)):
-        return 0  # where nothing can be kept, each process compiles for itself
+        return 0  # # without a cache each process compiles for itself
     with compiling(folder, group):
-        if is_done(done):  # by the process that held the lock before
+        if is_done(done):  # # compiled by the process that held the lock before
             return 0
         began_s = time.time()
         environment = os.environ | {COMPILES: "1"}
@@ -190,7 +192,7 @@ def main(arguments: list[str]) -> int:
         known = ", ".join(GROUPS)
         sys.stderr.write(f"No group of kernels is named {', '.join(sorted(unknown))}; there are {known}\n")
         return 2
-    if background:  # one after the other
+    if background:  # # sequentially
         os.nice(BACKGROUND)
         return max(map(compile_group, arguments[1:] or GROUPS))
     with ThreadPoolExecutor(len(GROUPS)) as threads:

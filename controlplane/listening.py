@@ -1,16 +1,16 @@
-"""The event loop and the HTTP of the web process, uvicorn's, in what it costs when there is much to do.
+"""Event loop and HTTP protocol of the web process: uvicorn's, made cheaper under load.
 
 `uvicorn --loop controlplane.listening:create_loop --http controlplane.listening:HttpProtocol`
 
-The loop: libuv accepts one connection of a listening socket in each iteration. With a thousand streams one takes ten
-milliseconds and more, so of a thousand clients that connect at once the last waited more than ten seconds before its first
-byte was read, and so did those who asked for `/healthz` behind them. Here the same socket is listened to several times over,
-and each iteration accepts as many.
+The loop: libuv accepts one connection per listening socket and iteration. With a thousand streams an iteration takes ten
+milliseconds and more, so of a thousand clients that connect at once the last waited more than ten seconds for its first byte
+to be read, and so did `/healthz` requests behind them. Here the same socket is listened to several times over, and each
+iteration accepts as many.
 
-HTTP: the head of an answer goes out with the first bytes of its body, in one system call instead of two; and what streams
-can be written from a callback (`Direct`), where an ASGI message would take a task to send it. It calls back when the client
-goes away, where ASGI takes a task that waits for the message. A body that is here is read, and an answer that is whole is
-written, in one call each: uvicorn looks at every header for what may not stand in one, 20 us an answer.
+HTTP: the head of an answer is sent with the first bytes of its body, in one system call instead of two. Streams can be
+written from a callback (`Direct`), where an ASGI message would need a task. A callback reports that the client disconnected,
+where ASGI needs a task that waits for the message. A complete body is read, and a complete answer written, in one call each:
+uvicorn checks every header for illegal characters, 20 us an answer.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ ACCEPTED_PER_ITERATION = 64
 Headers = Sequence[tuple[bytes, bytes]]
 
 DIRECT = "pilothouse.direct"
-"""The ASGI extension that offers a `Direct`, as `answer`."""
+"""ASGI extension that offers a `Direct`, as `answer`."""
 
 
 class HeadWithBody:
-    """The transport of one answer until its body begins: holds back the head, and writes it with the first piece."""
+    """Transport of one answer until its body begins: holds back the head and writes it with the first piece."""
 
     __slots__ = ("_cycle", "_head", "_transport")
 
@@ -49,7 +49,7 @@ class HeadWithBody:
             self.begun().write(self._head + data)
 
     def begun(self) -> asyncio.Transport:
-        """The transport itself: what writes the head writes the body with it."""
+        """Return the underlying transport, for the code that writes head and body together."""
         self._cycle.transport = self._transport
         return self._transport
 
@@ -63,9 +63,8 @@ class HeadWithBody:
 
 
 class Direct:
-    """Reads a request and writes its answer without waiting, and so without ASGI messages; calls back when the client goes
-    away. Each call may find that it would have to wait, or that uvicorn has more to do: then ASGI's messages are for it.
-    """
+    """Non-waiting reads of a request and writes of its answer, without ASGI messages; calls back when the client
+    disconnects. Each call may find that it would have to wait, or that uvicorn has more to do: then use ASGI's messages."""
 
     __slots__ = ("_cycle", "_left")
 
@@ -74,7 +73,7 @@ class Direct:
         self._left: Callable[[], object] | None = None
 
     def body(self, most_bytes: int) -> bytes | None:
-        """The request's body; None, and nothing is read, if it is not all here or larger than *most_bytes*."""
+        """Return the request's body; None, without reading, if it is incomplete or larger than *most_bytes*."""
         cycle = self._cycle
         if cycle.more_body or cycle.disconnected or cycle.waiting_for_100_continue or len(cycle.body) > most_bytes:
             return None
@@ -84,7 +83,7 @@ class Direct:
         return body
 
     def answer(self, status: int, headers: Headers, body: bytes) -> bool:
-        """Whether the whole answer was written. *headers* hold its length and no line ends."""
+        """Return whether the whole answer was written. *headers* hold its length and no line ends."""
         cycle = self._cycle
         if (
             cycle.response_started
@@ -112,29 +111,29 @@ class Direct:
         return True
 
     def watch(self, left: Callable[[], object] | None) -> None:
-        """Call *left* when the client goes away before the answer is complete, at once if it has; None to call nothing."""
+        """Call *left* when the client disconnects before the answer is complete, at once if it has; None clears it."""
         self._left = left
         if self._cycle.disconnected:
             self.notify()
 
     def notify(self) -> None:
-        """The client went away."""
+        """Report that the client disconnected."""
         left, self._left = self._left, None
         if left is not None:
             left()
 
     def leave_scope(self) -> None:
-        """The answer is complete. A scope that went on naming this would be a cycle of references, a dozen objects for each
-        request, which only the garbage collector frees: 20 ms in which nothing else runs, several times a second.
-        """
+        """Drop the reference from the scope once the answer is complete. Kept, it would be a reference cycle of a dozen
+        objects per request, which only the garbage collector frees: 20 ms in which nothing else runs, several times a
+        second."""
         self._cycle.scope["extensions"] = {}
 
     def write(self, data: bytes) -> bool:
-        """Whether *data* was written. Not while the client does not read: an ASGI message waits for that."""
+        """Return whether *data* was written. False while the client does not read: an ASGI message waits for that."""
         return self.write_chunk(b"%x\r\n%b\r\n" % (len(data), data))
 
     def write_chunk(self, chunk: bytes) -> bool:
-        """As `write`; *chunk* has its size before it and the line end behind it already."""
+        """Like `write`; *chunk* already has its size in front and the line end behind."""
         cycle = self._cycle
         if cycle.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding or cycle.response_complete:
             return False
@@ -143,16 +142,16 @@ class Direct:
 
 
 def direct_of(scope: dict[str, Any]) -> Direct | None:
-    """What writes the answer to the request of *scope* without waiting; None if another server serves it."""
+    """Return the non-waiting writer for the request of *scope*; None under another server."""
     extension = (scope.get("extensions") or {}).get(DIRECT)
     return extension["answer"] if extension else None
 
 
 class HttpProtocol(HttpToolsProtocol):
-    _direct: Direct | None = None  # of the answer that is being made
+    _direct: Direct | None = None  # # of the current answer
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if cycle.scope["method"] != "HEAD":  # no piece of a body would come that the head could go out with
+        if cycle.scope["method"] != "HEAD":  # # no body follows that the head could be sent with
             cycle.transport = cast(asyncio.Transport, HeadWithBody(cycle))
         direct = self._direct = Direct(cycle)
         cycle.scope["extensions"] = {DIRECT: {"answer": direct}}
@@ -173,7 +172,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class Servers:
-    """Several servers on one socket that are closed together."""
+    """Several servers on one socket, closed together."""
 
     def __init__(self, servers: Sequence[asyncio.Server]) -> None:
         self._servers = servers
@@ -193,7 +192,7 @@ class Servers:
 
 class Loop(uvloop.Loop):
     async def create_server(self, protocol_factory: Any, *arguments: Any, **options: Any) -> Any:
-        """Like uvloop's; accepts up to `ACCEPTED_PER_ITERATION` connections of each of its sockets in one iteration."""
+        """Create a server like uvloop's that accepts up to `ACCEPTED_PER_ITERATION` connections per socket and iteration."""
         first = await super().create_server(protocol_factory, *arguments, **options)
         servers = [cast(asyncio.Server, first)]  # uvloop's own class has the same methods
         also = {name: options[name] for name in ("ssl", "backlog") if name in options}

@@ -1,4 +1,4 @@
-"""Logs: JSON lines, without tracebacks of services that do not answer or of refusals. Prompts and answers are never here."""
+"""Logs as JSON lines, without tracebacks for unreachable services or refusals. They never contain prompts or answers."""
 
 import json
 import logging
@@ -10,9 +10,9 @@ from typing import ClassVar
 
 @cache
 def service_errors() -> tuple[type[BaseException], ...]:
-    """A service did not answer, or a process was killed: where in the code that was noticed says nothing, and when one
-    dies everything notices it."""
-    # Half a second to import, in every command of manage.py; no log line with an error is that urgent.
+    """Return the errors that mean an unreachable service or a killed process. Their tracebacks say nothing useful, and
+    everything that uses the service raises them."""
+    # Imports take half a second in every command of manage.py; no log line with an error is that urgent.
     import billiard.exceptions
     import django.db
     import kombu.exceptions
@@ -29,11 +29,11 @@ def service_errors() -> tuple[type[BaseException], ...]:
 
 
 WORKER_LOGGERS = ("celery.worker", "celery.bootsteps")
-"""Of Celery itself; what a task raises is logged by others."""
+"""Celery's own loggers; errors raised by tasks are logged elsewhere."""
 
 
 class ServiceErrors(logging.Filter):
-    """Leaves the tracebacks of `service_errors` out; what was raised stays, in the line itself."""
+    """Filter that drops the tracebacks of `service_errors`; the error itself stays in the line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -45,10 +45,10 @@ class ServiceErrors(logging.Filter):
 
 
 def _follows_one(error: BaseException | None) -> bool:
-    """Whether *error* came up while a service error was handled.
+    """Return whether *error* was raised while handling a service error.
 
-    From Celery itself that is such an error too: a worker that loses Redis with messages unacknowledged ends by an
-    AttributeError in kombu (5.7, `restore_unacked`), and is started again.
+    An error from Celery itself counts too: a worker that loses Redis with messages unacknowledged ends by an AttributeError
+    in kombu (5.7, `restore_unacked`), and is restarted.
     """
     while error is not None and not isinstance(error, service_errors()):
         error = error.__cause__ or error.__context__
@@ -56,7 +56,7 @@ def _follows_one(error: BaseException | None) -> bool:
 
 
 class Refusals(logging.Filter):
-    """Leaves the tracebacks of pages that were refused out: who may not is no fault of the code."""
+    """Filter that drops the tracebacks of refused pages: missing rights are not a fault of the code."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if getattr(record, "status_code", None) == HTTPStatus.FORBIDDEN:
@@ -65,7 +65,7 @@ class Refusals(logging.Filter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Time, level, logger, message, and whatever a call gave in `extra=`."""
+    """Formatter with time, level, logger, message and the fields of `extra=`."""
 
     STANDARD: ClassVar = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 

@@ -1,6 +1,5 @@
-"""Operations endpoints that answer from memory and never wait for the database: `/healthz`, `/readyz`, `/metrics`; and
-vLLM's `/health`, `/ping` and `/version`, which its clients ask for before they send anything.
-"""
+"""Operations endpoints that answer from memory and never wait for the database: `/healthz`, `/readyz`, `/metrics`, and
+vLLM's `/health`, `/ping` and `/version`, which its clients call before anything else."""
 
 import hmac
 import ipaddress
@@ -60,7 +59,7 @@ class Operations:
         await send({"type": "http.response.body", "body": body})
 
     def checks(self) -> dict[str, str]:
-        """By part, "ok" or what is the matter."""
+        """Return "ok" or the problem, by part."""
         gateway = self.gateway
         return {
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
@@ -72,11 +71,11 @@ class Operations:
 
     @staticmethod
     def serves(checks: dict[str, str]) -> bool:
-        """Without Redis requests are still served, so it does not take this process out of rotation."""
+        """Return whether requests can be served. Without Redis they still are, so it does not count here."""
         return all(checks[name] == "ok" for name in ("gateway", "lease", "database"))
 
     def ready(self) -> tuple[int, bytes, bytes]:
-        """Whether this process should be sent tenants' requests, and what is the matter if not."""
+        """Return whether this process should receive tenants' requests, and the problem if not."""
         checks = self.checks()
         ready = self.serves(checks)
         return (
@@ -86,12 +85,12 @@ class Operations:
         )
 
     def jobs(self) -> dict[str, dict[str, object]]:
-        """How periodic jobs stand; one that is late or fails does not take this process out of rotation."""
+        """Return the state of periodic jobs; a late or failing job does not take this process out of rotation."""
         shown = ("state", "last_success_at", "due_at", "failures_in_a_row")
         return {job["name"]: {name: job[name] for name in shown} for job in self.gateway.monitor.report()["jobs"]}
 
     def metrics(self, scope: Scope) -> tuple[int, bytes, bytes]:
-        """The Prometheus page: with the token if one is set, else for loopback clients only."""
+        """Serve the Prometheus page: with the token if one is set, else to loopback clients only."""
         token = settings.METRICS_TOKEN
         given = dict(scope["headers"]).get(b"authorization", b"")
         if token:
@@ -111,7 +110,7 @@ class Operations:
 def _is_loopback(scope: Scope) -> bool:
     client = scope.get("client")
     if not client or any(name == b"x-forwarded-for" for name, _ in scope["headers"]):
-        return False  # behind a proxy every client looks local
+        return False  # # behind a proxy every client appears local
     try:
         return ipaddress.ip_address(client[0]).is_loopback
     except ValueError:
@@ -119,7 +118,7 @@ def _is_loopback(scope: Scope) -> bool:
 
 
 class GatewayCollector:
-    """Reads the gateway's own counters at scrape time, so that counting costs the data path a dictionary entry."""
+    """Collector that reads the gateway's counters at scrape time: counting costs the data path only a dictionary entry."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -244,7 +243,7 @@ class GatewayCollector:
 
 
 def _length_models(reports: Iterable[dict[str, Any]]) -> Iterator[Metric]:
-    """How often each length model was asked, how often it answered in time, and how long it took."""
+    """Yield calls, answers in time and latency of each length model."""
     labels = ["version", "kind"]
     asked = CounterMetricFamily("pilothouse_length_model_asked", "Requests that a model was asked for.", labels=labels)
     in_time = CounterMetricFamily("pilothouse_length_model_in_time", "Its answers within the budget.", labels=labels)

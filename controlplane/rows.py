@@ -1,4 +1,4 @@
-"""Rows as lists show them: narrowed by filters, searched, the newest of each kind, and in pages by cursor."""
+"""Rows for lists: filtered, searched, newest of each kind, and cursor pagination."""
 
 from dataclasses import dataclass
 from functools import reduce
@@ -13,35 +13,35 @@ MAX_PAGE_SIZE = 500
 
 
 def narrowed(rows: QuerySet[Row], **lookups: Any) -> QuerySet[Row]:
-    """Those of *rows* that fit all of *lookups*; an empty value does not narrow."""
+    """Return *rows* that match all *lookups*; empty values are ignored."""
     return rows.filter(**{name: value for name, value in lookups.items() if value not in (None, "")})
 
 
 def containing(rows: QuerySet[Row], text: str, *fields: str) -> QuerySet[Row]:
-    """Those of *rows* that have each word of *text* in one of *fields*, in whatever case."""
+    """Return *rows* that have each word of *text* in one of *fields*, ignoring case."""
     for word in text.split():
         rows = rows.filter(reduce(or_, (Q(**{f"{field}__icontains": word}) for field in fields)))
     return rows
 
 
 def newest_of_each(rows: QuerySet[Row], *by: str) -> QuerySet[Row]:
-    """The row with the highest key of each value of *by*."""
+    """Return the row with the highest key for each value of *by*."""
     newest = rows.order_by().values(*by).annotate(newest=Max("pk")).values_list("newest", flat=True)
     return rows.filter(pk__in=list(newest))
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Row]):
-    """*next_cursor* is passed back for the next page; None on the last one."""
+    """One page of rows. *next_cursor* requests the next page; None on the last one."""
 
     rows: list[Row]
     next_cursor: int | None
 
 
 def page_of(rows: QuerySet[Row], cursor: int | None = None, size: int = PAGE_SIZE) -> Page[Row]:
-    """The page of *rows* older than *cursor*, from the newest without one.
+    """Return the page of *rows* older than *cursor*, or the newest page without one.
 
-    A cursor is the key of a page's last row, and keys only grow: pages neither repeat nor skip while new rows arrive.
+    A cursor is the key of a page's last row, and keys only grow: pages neither repeat nor skip rows when new ones arrive.
     """
     size = max(1, min(size, MAX_PAGE_SIZE))
     if cursor is not None:
@@ -53,9 +53,9 @@ def page_of(rows: QuerySet[Row], cursor: int | None = None, size: int = PAGE_SIZ
 def sorted_page_of(
     rows: QuerySet[Row], field: str, descending: bool, cursor: int | None = None, size: int = PAGE_SIZE
 ) -> Page[Row]:
-    """The page of *rows* by *field* after the first *cursor* of them; rows without a value are left out.
+    """Return the page of *rows* by *field* after the first *cursor* rows; rows without a value are left out.
 
-    Rows that arrive meanwhile may shift what follows: a page may then repeat a row or skip one.
+    New rows may shift the following pages, which may then repeat or skip a row.
     """
     start, size = cursor or 0, max(1, min(size, MAX_PAGE_SIZE))
     order = [f"-{field}" if descending else field, "-pk"]

@@ -1,6 +1,6 @@
-"""Django settings: one module for every environment; what differs is declared in `controlplane/env.py`.
+"""Django settings for every environment; what differs is declared in `controlplane/env.py`.
 
-Every variable that is no secret is a setting of the same name, without its prefix.
+Every non-secret variable becomes a setting of the same name, without its prefix.
 """
 
 import socket
@@ -15,7 +15,7 @@ from controlplane import env
 
 environment = env.read()
 globals().update(environment.public())
-django_stubs_ext.monkeypatch()  # so that `ModelAdmin[Node]` can be written as its types ask
+django_stubs_ext.monkeypatch()  # # allows `ModelAdmin[Node]`, as its types require
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 STATE_DIR: Path = (BASE_DIR / environment.STATE_DIR).resolve()
@@ -23,7 +23,7 @@ STATE_DIR.mkdir(parents=True, exist_ok=True)
 
 SECRET_KEY = environment.SECRET_KEY.get_secret_value()
 if not SECRET_KEY:
-    # `manage.py up` writes this file on its first start, so that a single machine needs no set-up.
+    # `manage.py up` writes this file on its first start, so a single machine needs no set-up.
     key_file = STATE_DIR / "secret_key"
     if key_file.exists():
         SECRET_KEY = key_file.read_text().strip()
@@ -65,7 +65,7 @@ INSTALLED_APPS = [
 # The console's stack. `/v1` never passes through it: `controlplane/asgi.py` hands those requests to the gateway first.
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "django.middleware.gzip.GZipMiddleware",  # CSRF tokens are masked anew in each answer, and lengths padded at random
+    "django.middleware.gzip.GZipMiddleware",  # # CSRF tokens are masked differently in each answer, with random padding
     "controlplane.console.middleware.content_security_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -99,7 +99,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = environment.REDIS_URL.get_secret_value()
 if not REDIS_URL:
-    # While `manage.py up` runs a Redis of its own, its address is in this file, for commands run beside it.
+    # The address of the Redis that `manage.py up` runs, for commands run alongside it.
     redis_url_file = STATE_DIR / "redis_url"
     REDIS_URL = redis_url_file.read_text() if redis_url_file.exists() else "redis://127.0.0.1:6379/0"
 
@@ -168,7 +168,7 @@ CSRF_FAILURE_VIEW = "controlplane.console.pages.errors.views.forged"
 X_FRAME_OPTIONS = "DENY"
 SECURE_REFERRER_POLICY = "same-origin"
 
-# Celery. Progress and results live in our own rows.
+# Celery. Progress and results are stored in our rows.
 CELERY_BROKER_URL = REDIS_URL
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_TASK_ACKS_LATE = True
@@ -178,18 +178,18 @@ CELERY_TASK_TRACK_STARTED = True
 CELERY_TASK_DEFAULT_QUEUE = "control"
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_MAX_TASKS_PER_CHILD = 1000
-CELERY_WORKER_MAX_MEMORY_PER_CHILD = 600_000  # KiB: what a training leaves behind is given back after it
+CELERY_WORKER_MAX_MEMORY_PER_CHILD = 600_000  # # KiB: memory left over from a training is freed after it
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = 3
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None  # as long as it takes
-# Work under way goes on while the broker is away: commands are rows, and what they start must not be cut off in the middle.
+# Running work continues while the broker is away: commands are rows, and what they start must not be interrupted.
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_BEAT_SCHEDULER = "workers.beat:Scheduler"
 CELERY_ACCEPT_CONTENT = ["json"]
 CELERY_TIMEZONE = "UTC"
-# Static: what runs periodically is part of the release, not a row somebody can lose (docs/adr/0009). `expires`: while no
-# worker runs, messages must not pile up.
+# Static: the schedule is part of the release, not a row that can be lost (docs/adr/0009). `expires`: messages must not pile
+# up while no worker runs.
 CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     "run-pending-commands": {
         "task": "workers.tasks.fleet.run_pending_commands",
@@ -245,7 +245,7 @@ if not VLLM_PYTHON and (BASE_DIR / ".venv-vllm/bin/python").exists():
     VLLM_PYTHON = str(BASE_DIR / ".venv-vllm/bin/python")
 
 # Forecasts, plans and strategies (docs/live-scaling.md).
-# Each of these looks whether its work is due (by the newest row), so that a restart neither skips nor repeats it.
+# Each of these checks whether its work is due (by the newest row), so a restart neither skips nor repeats it.
 CELERY_TASK_ROUTES = {
     "workers.tasks.planning.forecast_and_plan": {"queue": "simulation"},
     "workers.tasks.planning.compare_strategies": {"queue": "simulation"},
@@ -343,7 +343,7 @@ CELERY_BEAT_SCHEDULE |= {
     },
 }
 
-# What is watched of a task that only looks whether work is due: the work, at its own pace (controlplane/jobs/schedule.py).
+# Tasks that only check whether work is due: the work itself is monitored, at its own period (controlplane/jobs/schedule.py).
 JOBS_WITHIN_TASKS = {"forecast-and-plan": ("forecasts", "plans")}
 
 LOGGING = {

@@ -1,4 +1,4 @@
-"""What management commands print: tables, and a progress bar while they work."""
+"""Output of management commands: tables and a progress bar."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-WIDTH = 170  # where no terminal says otherwise
+WIDTH = 170  # # unless a terminal says otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. Text is at the left and folds; what has a format is a figure, at the right."""
+    """Table column. Text is left-aligned and wraps; a column with a format is numeric and right-aligned."""
 
     head: str
     value: str | Callable[[Any], Any]
-    """The key of a row, or what makes the value of a row."""
+    """Key of a row, or a function from a row to its value."""
     format: str | Callable[[Any], str] = ""
-    """A template such as "{:.2f} s", or what makes text of a value; "-" stands for None in a template."""
+    """Template such as "{:.2f} s", or a function from value to text; a template shows None as "-"."""
 
     def cell(self, row: Any) -> str:
         value = row[self.value] if isinstance(self.value, str) else self.value(row)
@@ -33,7 +33,7 @@ class Column:
 def table(
     title: str, columns: Sequence[Column], rows: Iterable[Any], style: Callable[[Any], str] | None = None
 ) -> Table:
-    """*rows* as a table; *style* is of each row."""
+    """Return *rows* as a table; *style* returns the style of a row."""
     shown = Table(title=title)
     for column in columns:
         if column.format:
@@ -46,13 +46,13 @@ def table(
 
 
 def console(stdout: Any) -> Console:
-    """The console of a command's standard output."""
+    """Return the console for standard output."""
     return Console(file=stdout, width=None if sys.stdout.isatty() else WIDTH)
 
 
 @contextmanager
 def progress(quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on standard error: a callback that takes the step, how much of it is done, and of how much."""
+    """Show a progress bar on standard error; yields a callback that takes the step, the amount done and the total."""
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
     with Progress(*columns, console=Console(stderr=True, quiet=quiet), refresh_per_second=4) as bars:
         steps: dict[str, TaskID] = {}

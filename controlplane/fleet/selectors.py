@@ -11,7 +11,7 @@ from controlplane.rows import containing, narrowed
 def instances(
     *, model: str = "", region: str = "", gpu_type: str = "", state: str = "", text: str = ""
 ) -> QuerySet[Instance]:
-    """Instances with all that a page or an answer shows of them, in one query; an empty value does not narrow."""
+    """Return instances with everything that a page or an answer shows, in one query; empty filters are ignored."""
     every = Instance.objects.select_related(
         "deployment__model", "deployment__region", "deployment__gpu_type", "node", "swap_group"
     )
@@ -49,7 +49,7 @@ def gpus_fitted() -> dict[tuple[str, str], int]:
 
 
 def region_latencies_ms() -> dict[tuple[str, str], float]:
-    """One way, by (origin, target), where it is known."""
+    """Return known one-way latencies by (origin, target)."""
     rows = RegionLatency.objects.values_list("origin__name", "target__name", "latency_ms")
     return {(origin, target): latency_ms for origin, target, latency_ms in rows}
 

@@ -115,9 +115,9 @@ def drain(instance: Instance, actor: User | str, reason: str) -> Instance:
 
 @transaction.atomic
 def resume(instance: Instance, actor: User | str, reason: str, withdrawn: InstanceCommand | None = None) -> Instance:
-    """Give a draining *instance* requests again. Raises ActionError, also while a stop or sleep is under way.
+    """Return a draining *instance* to service. Raises ActionError, also while a stop or sleep is under way.
 
-    A command that is *withdrawn* is not, unless a worker has begun it meanwhile.
+    A command that is *withdrawn* does not count, unless a worker has begun it meanwhile.
     """
     row = _lock(instance, Action.RESUME)
     if withdrawn is not None:
@@ -131,10 +131,10 @@ def resume(instance: Instance, actor: User | str, reason: str, withdrawn: Instan
 
 @transaction.atomic
 def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand | None:
-    """Have the server behind *instance* started; it is ready when it answers.
+    """Start the server behind *instance*; it is ready when it answers.
 
-    Returns the command, or None for a server started elsewhere, which is simply looked for again. Asking twice gives
-    the same command. Raises ActionError when the state does not allow it, or the inventory no longer has a place for it.
+    Returns the command, or None for a server started elsewhere, which is only probed again. Idempotent. Raises ActionError
+    when the state does not allow it, or the inventory no longer has a place for it.
     """
     places.lock(Deployment.objects.filter(instances=instance.pk))
     _check_gpus_are_free(instance)
@@ -168,11 +168,10 @@ def start(instance: Instance, actor: User | str, reason: str) -> InstanceCommand
 
 @transaction.atomic
 def stop(instance: Instance, actor: User | str, reason: str) -> InstanceCommand | None:
-    """Have the server behind *instance* stopped, cutting what it runs (drain first to spare it).
+    """Stop the server behind *instance*, aborting its requests (drain first to spare them).
 
-    A ready instance is given nothing new from this moment on. What a user stops is held: only a user's start brings it
-    back. Returns the command, or None for a server started elsewhere, which is only taken out of service. Asking twice
-    gives the same command.
+    A ready instance gets no new requests from this moment on. An instance stopped by a user is held: only a user can start
+    it again. Returns the command, or None for a server started elsewhere, which is only taken out of service. Idempotent.
     """
     row = _lock(instance, Action.STOP)
     if isinstance(actor, User):
@@ -213,7 +212,7 @@ def wake(instance: Instance, actor: User | str, reason: str) -> InstanceCommand:
 
 @transaction.atomic
 def cordon(place: Node | Region, actor: User | str, reason: str) -> str:
-    """Have nothing new started at *place*; running instances stay. Returns a sentence that says so."""
+    """Cordon *place*: nothing new is started there, running instances stay. Returns a sentence that says so."""
     return _cordon(place, by_whom(actor, reason), "cordoned", actor, reason)
 
 
@@ -279,7 +278,7 @@ def retire(model: Model, actor: User | str, reason: str) -> str:
 
 
 def by_whom(actor: User | str, reason: str) -> str:
-    """Who holds or cordons something, and why, in words for pages."""
+    """Return who holds or cordons something, and why, in words for pages."""
     name = actor if isinstance(actor, str) else actor.get_username()
     return f"{name}{f', {reason}' if reason else ''} ({timezone.now():%d %b %H:%M} UTC)"[:255]
 
@@ -329,12 +328,12 @@ def awake_in(swap_group: int) -> QuerySet[Instance]:
 
 
 def advance_swaps() -> bool:
-    """Have the next move of swaps in progress made now, not at beat's next look. Never raises."""
+    """Make the next move of swaps in progress immediately instead of at beat's next check. Never raises."""
     return send_task(ADVANCE_SWAPS_TASK, expires_s=SWAPS_EXPIRE_S)
 
 
 def notify() -> bool:
-    """Ask the gateways to read the inventory now, not within `PILOTHOUSE_FLEET_REFRESH_S`. Never raises."""
+    """Make the gateways read the inventory immediately, not within `PILOTHOUSE_FLEET_REFRESH_S`. Never raises."""
     try:
         with impatient_redis() as client:
             client.publish(INVENTORY_CHANNEL, "inventory")
@@ -372,7 +371,7 @@ def _check_gpus_are_free(instance: Instance) -> None:
 
 
 def _moved(instance: Instance, row: Instance) -> Instance:
-    """Let the caller's *instance* show what is now in the database."""
+    """Refresh the caller's *instance* from the database."""
     for name in (
         "state",
         "state_reason",

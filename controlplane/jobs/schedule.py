@@ -33,7 +33,7 @@ LONGEST_PLAN_PERIOD_S = 3600.0
 
 
 def look_s() -> float:
-    """Seconds between two looks whether forecasts and plans are due."""
+    """Return the polling interval in seconds for due forecasts and plans."""
     return max(1.0, min(30.0, tuned().FORECAST_EVERY_S / 6, _plan_period_s() / 6))
 
 
@@ -42,12 +42,12 @@ def _plan_period_s() -> float:
 
 
 def beat_periods() -> dict[str, float]:
-    """Seconds between two runs of the entries of beat's schedule whose period is a setting, by name."""
+    """Return the periods in seconds of beat's entries whose period is a setting, by name."""
     return {"forecast-and-plan": look_s(), "run-strategies": tuned().STRATEGY_EVERY_S}
 
 
 def periods() -> dict[str, float]:
-    """Seconds between two runs of each job that Celery runs, by name."""
+    """Return the period in seconds of each job that Celery runs, by name."""
     values, changed = tuned(), beat_periods()
     of_work = {"forecasts": values.FORECAST_EVERY_S, "plans": _plan_period_s()}
     return {

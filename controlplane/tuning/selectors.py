@@ -33,7 +33,7 @@ class Values:
     _made: dict[str, Tunable] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, model: str = "") -> Tunable:
-        """Those for *model*, or, without a name, for all that have none of their own."""
+        """Return the values for *model*, or those for all models without a name."""
         own = model if model in self.rows else ""
         if own not in self._made:
             self._made[own] = Tunable.model_construct(**self.given(own))
@@ -50,7 +50,7 @@ def defaults() -> dict[str, Any]:
 
 
 def read() -> Values:
-    """The rows as they are now; those that an older release declared are left out."""
+    """Read the current rows; settings that only an older release declared are left out."""
     rows: dict[str, dict[str, Any]] = {}
     for model, name, value in Setting.objects.order_by().values_list("model__name", "name", "value"):
         declared = Tunable.model_fields.get(name)
@@ -60,7 +60,7 @@ def read() -> Values:
 
 
 def without_rows() -> Tunable:
-    """The settings as they are by default."""
+    """Return the default settings."""
     return Values().of()
 
 

@@ -13,9 +13,9 @@ from controlplane.tuning.models import Setting
 
 @transaction.atomic
 def change(name: str, value: Any, actor: User | str, reason: str = "", model: Any = None) -> Setting:
-    """*value* is that of the setting *name* from now on, for all models or for *model*, a row of fleet's.
+    """Set the setting *name* to *value*, for all models or for *model*, a row of fleet's.
 
-    Raises ValidationError that says what is wrong with it. Nothing is written, and no event, where it has that value.
+    Raises ValidationError that says what is wrong with it. Writes no row and no event if the value is unchanged.
     """
     before = selectors.read().given(model.name if model else "").get(name)
     row, changed = put(name, value, actor, model)
@@ -25,7 +25,7 @@ def change(name: str, value: Any, actor: User | str, reason: str = "", model: An
 
 
 def put(name: str, value: Any, actor: User | str, model: Any = None) -> tuple[Setting, bool]:
-    """As `change`, without its event, which is the caller's; whether anything was written."""
+    """Like `change`, but the caller writes the event. Return whether anything was written."""
     row = Setting.objects.filter(name=name, model=model).first() or Setting(name=name, model=model)
     old, was_there = row.value, row.pk is not None
     row.value, row.changed_at, row.changed_by = value, timezone.now(), _name(actor)
@@ -40,7 +40,7 @@ def put(name: str, value: Any, actor: User | str, model: Any = None) -> tuple[Se
 
 @transaction.atomic
 def reset(row: Setting, actor: User | str, reason: str = "") -> None:
-    """The setting of *row* has its default again, or for one model what all have. Raises ValidationError if it cannot."""
+    """Reset the setting of *row* to its default, or for one model to the value of all models. Raises ValidationError."""
     before, key = row.value, row.pk
     row.delete()
     row.pk = key
