@@ -1,4 +1,4 @@
-"""Who is asking: a signed-in person (session cookie, CSRF token on every write), a tenant's API key or a service key."""
+"""Authentication of callers: a session cookie (CSRF token on every write), a tenant's API key or a service key."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,8 +19,8 @@ NOTE_USE = timedelta(minutes=1)
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A signed-in *user*; a tenant's *key*, which sees what the tenant's people see and changes nothing; or a service key,
-    which is both: it acts as the user that is its account.
+    """Authenticated caller: a signed-in *user*, a tenant's *key* (read-only, sees what the tenant's users see), or both for
+    a service key, which acts as its account.
     """
 
     user: User | None = None
@@ -33,7 +33,7 @@ class Caller:
             raise ApiError(403, "forbidden", f"This needs the role {least} over the fleet.")
 
     def require(self, least: Role) -> User:
-        """Who acts, if they have at least *least* over the fleet; raises ApiError 403 otherwise."""
+        """Return the acting user. Raise ApiError 403 below role *least* over the fleet."""
         self.check(least)
         if self.user is None:
             raise ApiError(
@@ -43,7 +43,7 @@ class Caller:
 
     @property
     def person(self) -> User:
-        """The user, where no key is let in; raises ApiError 403 for a key."""
+        """Return the user of a session. Raise ApiError 403 for a key."""
         if self.user is None or self.key is not None:
             raise ApiError(403, "forbidden", "This is for people, not for keys.")
         return self.user
@@ -53,7 +53,7 @@ class Caller:
         return self.fleet_role is not None
 
     def tenants(self) -> QuerySet[Tenant]:
-        """Tenants whose keys, requests and usage the caller may see."""
+        """Tenants whose keys, requests and usage are visible to the caller."""
         if self.sees_fleet:
             return Tenant.objects.all()
         return Tenant.objects.filter(pk=self.key.tenant_id) if self.key is not None else visible_tenants(self.person)
@@ -63,13 +63,13 @@ class Caller:
 
 
 class ApiRequest(HttpRequest):
-    """A request that one of the classes below has let in."""
+    """Request with an authenticated caller."""
 
     auth: Caller
 
 
 class SessionCaller(APIKeyCookie):
-    """The console's session, of a user with at least the role *least* over the fleet.
+    """Authenticate a console session of a user with at least role *least* over the fleet.
 
     Ninja checks the CSRF token of every request that is not read-only.
     """
@@ -94,9 +94,9 @@ class SessionCaller(APIKeyCookie):
 
 
 class KeyCaller(HttpBearer):
-    """`Authorization: Bearer ph_…`, as on `/v1`. A request that brings a key is judged by it alone, whatever its cookies.
+    """Authenticate `Authorization: Bearer ph_…`, as on `/v1`. Cookies are ignored when a key is sent.
 
-    A key of a tenant that operates the fleet reads what its people see, as a viewer; a service key has its own role.
+    A key of an operator tenant reads as a viewer; a service key has its own role.
     """
 
     openapi_name = "api_key"

@@ -1,4 +1,4 @@
-"""Errors of `/api`: one body, `{"error": {"code", "message", "field"}}`, whatever went wrong."""
+"""Errors of `/api`. All share one body: `{"error": {"code", "message", "field"}}`."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ class ErrorDetail(Schema):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     code: str
-    """A word for programs, such as `not_found`."""
+    """Machine-readable code, such as `not_found`."""
     message: str
     field: str | None = None
-    """The field or parameter at fault, if it is one."""
+    """Field or parameter at fault, if any."""
 
 
 class ErrorBody(Schema):
@@ -37,7 +37,7 @@ def body(code: str, message: str, field: str | None = None) -> dict[str, Any]:
 
 
 def install(api: NinjaAPI) -> None:
-    """Give *api* a handler for everything that a route may raise."""
+    """Register handlers for all exceptions that a route may raise."""
 
     def answer(request: HttpRequest, status: int, code: str, message: str, field: str | None = None) -> HttpResponse:
         return api.create_response(request, body(code, message, field), status=status)
@@ -60,7 +60,7 @@ def install(api: NinjaAPI) -> None:
     def invalid_request(request: HttpRequest, error: RequestError) -> HttpResponse:
         first = error.errors[0]
         names = [str(part) for part in first.get("loc", ())]
-        # ("body", "change", "title") and ("query", "limit"): the last part is what the caller wrote
+        # ("body", "change", "title") and ("query", "limit"): the last part is the caller's name for it
         field = names[-1] if len(names) > 1 else None
         return answer(request, 422, "invalid", str(first.get("msg", "invalid")), field)
 

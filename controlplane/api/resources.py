@@ -1,4 +1,4 @@
-"""REST lists of resources: the schema of a row, the parameters and the operation."""
+"""REST lists built from resources: row schema, query parameters and operation."""
 
 from collections.abc import Callable
 from types import new_class
@@ -17,7 +17,7 @@ from controlplane.resources.resource import Column, Resource
 
 
 def schema_of(resource: Resource, name: str, doc: str = "", **more: Any) -> Any:
-    """The schema *name* of a row of *resource*, with the fields *more*; columns of the fleet are null for other callers."""
+    """Return the schema *name* of rows of *resource*, plus fields *more*. Fleet-only columns are null for other callers."""
     columns = [column for column in resource.columns if column.rest]
     hidden = [column.name for column in columns if column.fleet]
 
@@ -55,7 +55,7 @@ def _type(resource: Resource, column: Column) -> Any:
 
 
 def query_of(resource: Resource) -> type[Schema]:
-    """The parameters that *resource* is narrowed by."""
+    """Return the query parameters that filter *resource*."""
     parameters: dict[str, Any] = {
         each.name: (str, Field("", description=each.about or None))
         if each.type is str
@@ -77,9 +77,9 @@ def add_list(
     leave_out: tuple[str, ...] = (),
     check: Callable[[Caller, dict[str, Any]], None] = lambda caller, given: None,
 ) -> None:
-    """`GET /NAME`, or *path*: rows that the caller may see, described by *doc*.
+    """Add `GET /NAME`, or *path*: rows visible to the caller, described by *doc*.
 
-    *leave_out* are fields that no answer needs; *check* may refuse parameters.
+    *leave_out* are fields to omit; *check* may refuse parameters.
     """
 
     parameters = query_of(resource)

@@ -1,4 +1,4 @@
-"""Building blocks of the schemas of `/api`. Units stand in names; times are ISO 8601 in UTC; prices are US dollars."""
+"""Building blocks of the schemas of `/api`. Names include units; times are ISO 8601 in UTC; prices are US dollars."""
 
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -18,21 +18,21 @@ Row = TypeVar("Row")
 
 
 class Described(Schema):
-    """Lines of text under a field are its description in the OpenAPI document."""
+    """Schema whose attribute docstrings are the field descriptions in the OpenAPI document."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class Strict(Described):
-    """A body in which an unknown field is an error, so that a typing mistake does not pass silently."""
+    """Request body that rejects unknown fields, so that typing mistakes do not pass silently."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class ColumnsOfMeta(ResolverMetaclass):
-    """Adds the columns that `Meta` names, before the schema's own fields.
+    """Add the columns named by `Meta` before the schema's own fields.
 
-    Ninja's ModelSchema is for bodies: what has a default in the database may be missing or null in its answers, too.
+    Ninja's ModelSchema is for bodies: fields with a database default may be missing or null in its responses, too.
     """
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kwargs: Any) -> Any:
@@ -43,7 +43,7 @@ class ColumnsOfMeta(ResolverMetaclass):
 
 
 def answered(column: Column[Any, Any]) -> Any:
-    """The type of *column* in an answer, described by its help text; another row goes by its name."""
+    """Return the response type of *column*, described by its help text; related rows are shown by name."""
     other = isinstance(column, ForeignKey)
     python: Any = str if other else TYPES[column.get_internal_type()]
     about = Field(alias=f"{column.name}.name" if other else None, description=str(column.help_text) or None)
@@ -51,7 +51,7 @@ def answered(column: Column[Any, Any]) -> Any:
 
 
 class RowSchema(Described, metaclass=ColumnsOfMeta):
-    """An answer with columns of a row. Those with choices, JSON or a row that may be missing are declared one by one."""
+    """Response with columns of a row. Columns with choices, JSON or an optional relation are declared explicitly."""
 
 
 class Items(Schema, Generic[Row]):
@@ -59,7 +59,7 @@ class Items(Schema, Generic[Row]):
 
 
 class Page(Schema, Generic[Row]):
-    """Newest first. Pass `next_cursor` back as `cursor` for the next page; null on the last."""
+    """Page of rows, newest first. Pass `next_cursor` back as `cursor` for the next page; null on the last."""
 
     items: list[Row]
     next_cursor: int | None
@@ -71,9 +71,9 @@ class PageQuery(Schema):
 
 
 class NewestFirst(PaginationBase):
-    """For `paginate`: the handler gives rows, the answer is a `Page` of them.
+    """Pagination for `paginate`: the handler returns rows, the response is a `Page` of them.
 
-    Ninja's CursorPagination answers addresses, where lists of this API answer the number to ask with.
+    Ninja's CursorPagination returns URLs; this API returns the cursor itself.
     """
 
     Input = PageQuery  # type: ignore[assignment]  # ninja names no common class
@@ -95,4 +95,4 @@ class DecisionIn(Strict):
 
 
 Reason = Query("", max_length=255, description="Kept with the event.")
-"""Of what has no body."""
+"""For operations without a body."""

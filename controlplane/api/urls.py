@@ -1,6 +1,6 @@
-"""The operator and tenant REST API. OpenAPI document: `/api/openapi.json`.
+"""Operator and tenant REST API. OpenAPI document: `/api/openapi.json`.
 
-Tenants' inference calls are not here but on `/v1`, in OpenAI's shapes.
+Inference is served on `/v1`, in OpenAI's format.
 """
 
 import functools
@@ -30,11 +30,11 @@ from controlplane.api.routers import (
 from controlplane.api.routers.fleet import deploy, instances, inventory, swaps
 
 INFERENCE = Path(__file__).with_name("inference.json")
-"""The gateway's `/v1` in OpenAPI: bodies are OpenAI's and pass through to vLLM; what the gateway reads is described."""
+"""OpenAPI of the gateway's `/v1`: bodies are OpenAI's and pass through to vLLM; only what the gateway reads is described."""
 
 
 class PilothouseApi(NinjaAPI):
-    """Operations are named by their functions: `list_instances`, not by module paths."""
+    """API whose operations are named after their functions (`list_instances`) instead of module paths."""
 
     def get_openapi_operation_id(self, operation: Operation) -> str:
         return operation.view_func.__name__
@@ -42,7 +42,7 @@ class PilothouseApi(NinjaAPI):
     def get_openapi_schema(
         self, *, path_prefix: str | None = None, path_params: dict[str, Any] | None = None
     ) -> OpenAPISchema:
-        """Ninja's document with `/v1` added; made once for each prefix of the paths, since it takes 0.16 s."""
+        """Return Ninja's document with `/v1` added; cached by path prefix, since it takes 0.16 s."""
         prefix = self.get_root_path(path_params or {}) if path_prefix is None else path_prefix
         if prefix not in self._documents:
             self._documents[prefix] = self._document(prefix)
@@ -106,4 +106,4 @@ def nothing_here(request: HttpRequest, rest: str) -> NoReturn:
     raise ApiError(404, "not_found", "There is no such path. The paths are listed in /api/openapi.json.")
 
 
-api.add_router("", rest_of_paths)  # last: it takes every path that none of the others took
+api.add_router("", rest_of_paths)  # last: a catch-all for the remaining paths

@@ -12,9 +12,9 @@ from controlplane.fleet.lifecycle.states import ActionError
 
 
 def act_with_reason(request: HttpRequest, act: Callable[[str], str], unchanged: str) -> None:
-    """Do *act* with the form's reason; it returns a sentence of what was done, or raises ActionError.
+    """Run *act* with the form's reason; it returns a sentence on the result or raises ActionError.
 
-    *unchanged* says what stays as it is when no reason was given.
+    *unchanged* is the message if the reason is missing.
     """
     reason = " ".join(request.POST.get("reason", "").split())[:255]
     if not reason:
@@ -27,7 +27,7 @@ def act_with_reason(request: HttpRequest, act: Callable[[str], str], unchanged: 
 
 
 def back(request: HttpRequest, name: str, *args: Any) -> HttpResponse:
-    """To the page that the form was on, if it is one of ours, else to the page *name*."""
+    """Redirect to the form's page if it is one of ours, else to the page *name*."""
     target = request.POST.get("next", "")
     if target and url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure()):
         return redirect(target)

@@ -1,4 +1,4 @@
-"""Context of every console template: the user's navigation, and how fresh the live numbers are."""
+"""Context of every console template: navigation, and freshness of the live numbers."""
 
 import time
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class Entry:
     url_name: str
     label: str
     icon: str
-    key: str  # second key of `g …`
-    pages: tuple[str, ...] = ()  # further pages that belong to it
+    key: str  # second key of the shortcut `g …`
+    pages: tuple[str, ...] = ()  # further pages of the entry
 
 
 FLEET = (
@@ -59,7 +59,7 @@ SYSTEM = (
 
 
 def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
-    """Groups of entries, with their headings; only pages that this user can open."""
+    """Return groups of entries with their headings; only pages that this user can open."""
     if may(request, Role.VIEWER):
         system = SYSTEM if may(request, Role.OPERATOR) else SYSTEM[1:]
         return [("", FLEET), ("Serve", SERVE), ("Plan", PLAN), ("Tenants", TENANTS), ("System", system)]
@@ -67,18 +67,18 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
 
 
 BADGES = {"instances": "instances", "models": "below", "scaling": "plans", "system": "system", "queues": "queues"}
-"""By entry of the navigation, the fragment that counts what is wrong there."""
+"""Fragment that counts problems, by navigation entry."""
 
 
 def badges(attention: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """By entry of the navigation: its badge's name and HTML."""
+    """Return the badge's name and HTML by navigation entry."""
     return {entry: (name, badge(attention, name)) for entry, name in BADGES.items()}
 
 
 def freshness(state: LiveState, now_s: float | None = None) -> dict[str, str]:
-    """The badge next to the title as the server sees it; `live.js` takes over from there.
+    """Return the freshness badge next to the title, as rendered by the server; `live.js` updates it.
 
-    `word` is live, delayed or disconnected; `text` is what it says.
+    `word` is live, delayed or disconnected; `text` is its label.
     """
     now_s = time.time() if now_s is None else now_s
     if state.ts is None:
@@ -94,7 +94,7 @@ def freshness(state: LiveState, now_s: float | None = None) -> dict[str, str]:
 
 
 def console(request: HttpRequest) -> dict[str, object]:
-    # The admin and error pages of people who are signed out ask for nothing.
+    # Admin and error pages without a user need no queries.
     if not getattr(request, "user", None) or not request.user.is_authenticated or request.path.startswith("/admin/"):
         return {"version": __version__}
     match = request.resolver_match

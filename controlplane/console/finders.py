@@ -1,4 +1,4 @@
-"""Where `collectstatic` finds plotly.js: in the installed `plotly` package, whose figures it draws."""
+"""Static file finder for plotly.js in the installed `plotly` package."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,18 +17,18 @@ PACKAGE_DATA = Path(plotly.__file__).parent / "package_data"
 
 @cache
 def guarded_style_ids() -> tuple[str, ...]:
-    """Ids under which plotly.js looks before it adds a style element (for its maps, which we do not draw).
+    """Return the ids that plotly.js checks before it adds a style element (for its maps, which are not used).
 
-    Pages hold an empty element with each id, so that it adds none: the Content-Security-Policy would refuse it.
+    Pages contain an empty element for each id, since the Content-Security-Policy would refuse the added ones.
     """
     text = (PACKAGE_DATA / "plotly.min.js").read_text()
     return tuple(sorted(set(re.findall(r'getElementById\("([0-9a-f]{64})"\)', text))))
 
 
 class _OneFile(FileSystemStorage):
-    """Shows the package's file under the path that pages use."""
+    """Storage that exposes the package's file under the path used by pages."""
 
-    prefix = None  # `collectstatic` asks for it
+    prefix = None  # required by `collectstatic`
 
     def path(self, name: str) -> str:
         return super().path(Path(name).name)

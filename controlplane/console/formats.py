@@ -1,4 +1,4 @@
-"""Numbers, times and states as people read them, in templates, charts and live fragments.
+"""Formats of numbers, times and states in templates, charts and live fragments.
 
 Every function of `FORMATS` takes a value and its row and returns text or HTML; `None` is a dash. One space separates a
 number from its unit, so that a tile can set the unit smaller.
@@ -31,7 +31,7 @@ STATUS_WORDS = {
 
 
 def fixed(value: float, digits: int) -> str:
-    """*value* rounded half up to *digits* decimals, with thousands separators."""
+    """Round *value* half up to *digits* decimals, with thousands separators."""
     scale = 10**digits
     return f"{math.floor(value * scale + 0.5) / scale:,.{digits}f}"
 
@@ -41,17 +41,17 @@ def count(value: float | None) -> str:
 
 
 def gib(size_bytes: float) -> str:
-    """Bytes as GiB: "3.1"."""
+    """Format bytes as GiB: "3.1"."""
     return f"{size_bytes / 2**30:.1f}"
 
 
 def gigabytes(size_bytes: float) -> str:
-    """Bytes as GB, as sizes of weights are given: "16.1"."""
+    """Format bytes as GB, the usual unit of weights: "16.1"."""
     return fixed(size_bytes / 1e9, 1)
 
 
 def quantity(value: float | None) -> str:
-    """Three or four significant figures: 3.1, 38.4, 412, 4,812, 48.2k, 1.23M."""
+    """Format with three or four significant figures: 3.1, 38.4, 412, 4,812, 48.2k, 1.23M."""
     if value is None:
         return NONE
     if value < 99.95:
@@ -64,7 +64,7 @@ def quantity(value: float | None) -> str:
 
 
 def amount(value: float | None) -> str:
-    """Of what is counted in whole numbers: 0, 412, 4,812, 48.2k, 1.23M."""
+    """Format a count: 0, 412, 4,812, 48.2k, 1.23M."""
     return count(value) if value is None or value < 9_999.5 else quantity(value)
 
 
@@ -83,50 +83,50 @@ def percent(ratio: float | None) -> str:
 
 
 def percent_fine(ratio: float | None) -> str:
-    """One decimal; rounded down, since 99.96% met is not all met."""
+    """Format with one decimal, rounded down, since 99.96% met is not all met."""
     return NONE if ratio is None else f"{math.floor(ratio * 1_000 + 1e-9) / 10:.1f}%"
 
 
 def goal(ratio: float | None) -> str:
-    """A share that is promised, with the digits that it needs: 95%, 99.9%."""
+    """Format a promised share with the digits it needs: 95%, 99.9%."""
     return NONE if ratio is None else f"{round(ratio * 100, 3):g}%"
 
 
 def times(value: float | None) -> str:
-    """How many times as much as is allowed, with the sign: 2.4 times."""
+    """Format a multiple of the allowed value: 2.4 times."""
     return NONE if value is None else f"{fixed(value, 1)}\N{MULTIPLICATION SIGN}"
 
 
 def usd(amount: float | None) -> str:
-    """`$38.40`; cents are left out from a thousand on."""
+    """Format as `$38.40`; cents are omitted from a thousand."""
     if amount is None:
         return NONE
     return f"${fixed(amount, 2 if amount < 1_000 else 0)}"
 
 
 def signed(value: float | None) -> str:
-    """`+2`, or a one with a true minus before it."""
+    """Format as `+2`, or with a true minus."""
     if value is None:
         return NONE
     return f"{'+' if round(value) >= 0 else MINUS}{fixed(abs(value), 0)}"
 
 
 def points_signed(share: float | None) -> str:
-    """A difference of two shares: `+1.2 pt`, or with a true minus."""
+    """Format a difference of two shares: `+1.2 pt`, or with a true minus."""
     if share is None:
         return NONE
     return f"{'+' if share >= 0 else MINUS}{fixed(100 * abs(share), 1)} pt"
 
 
 def usd_signed(amount: float | None) -> str:
-    """`+$2.80`, or with a true minus before the dollar."""
+    """Format as `+$2.80`, or with a true minus before the dollar."""
     if amount is None:
         return NONE
     return f"{'+' if amount >= 0 else MINUS}{usd(abs(amount))}"
 
 
 def duration(seconds: float | None) -> str:
-    """A length of time by its two largest units: 45 s, 12 min, 3 h 12 min, 4 d 3 h."""
+    """Format a duration by its two largest units: 45 s, 12 min, 3 h 12 min, 4 d 3 h."""
     if seconds is None:
         return NONE
     whole = max(0, math.floor(seconds))
@@ -142,7 +142,7 @@ def duration(seconds: float | None) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """A short length of time to the second: 42 s, 1:48 min, 1:05 h."""
+    """Format a short duration to the second: 42 s, 1:48 min, 1:05 h."""
     if seconds is None:
         return NONE
     whole = max(0, math.floor(seconds + 0.5))
@@ -154,12 +154,12 @@ def clock(seconds: float | None) -> str:
 
 
 def period(seconds: float | None) -> str:
-    """How often something is done: 0.5 s, 30 s, 10 min, 1 h."""
+    """Format the period of a job: 0.5 s, 30 s, 10 min, 1 h."""
     return NONE if seconds is None else f"{seconds:g} s" if seconds < 60 else duration(seconds)
 
 
 def seconds(value_s: float | None) -> str:
-    """A short duration: "0.6 s", "12.3 s"."""
+    """Format a short duration: "0.6 s", "12.3 s"."""
     return NONE if value_s is None else f"{fixed(value_s, 1)} s"
 
 
@@ -168,13 +168,13 @@ def age(seconds: float | None) -> str:
 
 
 def moment(at: datetime, this_year: int) -> str:
-    """`20 Nov 12:53:47`; with its year where that is not this one. *at* is in the zone to show."""
+    """Format as `20 Nov 12:53:47`, with the year if it is not this one. *at* is in the zone to show."""
     year = f" {at.year}" if at.year != this_year else ""
     return f"{at.day} {at:%b}{year} {at:%H:%M:%S}"
 
 
 def mark(status: str) -> SafeString:
-    """A status as shape, colour and word."""
+    """Render a status as shape, colour and word."""
     return format_html(
         '<span class="status" data-status="{}"><svg aria-hidden="true"><use href="#mark-{}"/></svg><span>{}</span></span>',
         status,
@@ -184,7 +184,7 @@ def mark(status: str) -> SafeString:
 
 
 def bar(ratio: float | None, kind: str = "use") -> SafeString:
-    """A small horizontal bar; the number stands next to it. A bar of the kind `use` warns when nearly full."""
+    """Render a small horizontal bar, shown next to its number. The kind `use` warns when nearly full."""
     value = 0.0 if ratio is None else max(0.0, min(1.0, ratio))
     level = "" if kind != "use" else "critical" if value > 0.98 else "warning" if value > 0.90 else ""
     return format_html(
@@ -196,7 +196,7 @@ def bar(ratio: float | None, kind: str = "use") -> SafeString:
 
 
 def ticking(attribute: str, epoch_s: float | None) -> SafeString:
-    """`5 s ago` (*attribute* `age`) or `3 h 12 min` (`since`); `clock.js` keeps it fresh."""
+    """Render `5 s ago` (*attribute* `age`) or `3 h 12 min` (`since`); `clock.js` updates it."""
     if epoch_s is None:
         return SafeString(NONE)
     passed = time.time() - epoch_s
@@ -219,7 +219,7 @@ def _unit(text: str, unit: str) -> str:
 
 
 def _of_class(text: str, row: "Row") -> str:
-    """*text*, of which class it is, and how fast its error budget burns."""
+    """Add class and error budget burn to *text*."""
     return _unit(text, f"{row['slo_class']}, burn {times(row.get('slo_burn'))}") if row.get("slo_class") else text
 
 

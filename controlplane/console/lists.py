@@ -1,4 +1,4 @@
-"""The page of a resource: its newest rows, or sorted ones, by cursor; or all that fit as a CSV file."""
+"""Page of a resource: rows sorted or newest first, by cursor; or all matching rows as CSV."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from controlplane.resources.tables import ROW_LIMIT
 
 @dataclass(frozen=True, slots=True)
 class PageViewer:
-    """The user of a page, as resources know a viewer."""
+    """Viewer of a page, as resources expect it."""
 
     person: User
     sees_fleet: bool
@@ -41,9 +41,9 @@ def list_page(
     status: int = 200,
     **more: Any,
 ) -> HttpResponseBase:
-    """The page of *resource* after the cursor, its rows as *show* makes them; with `?format=csv` its file.
+    """Return the page of *resource* after the cursor, rows rendered by *show*; with `?format=csv`, the file.
 
-    *more* is what its own template needs.
+    *more* is additional template context.
     """
     viewer = viewer_of(request)
     filters, rows = resource.listed(viewer, request.GET)
@@ -63,7 +63,7 @@ def list_page(
         "next_cursor": page.next_cursor,
         "is_sorted": bool(filters.order.field),
         "row_limit": ROW_LIMIT,
-        # The newest page, unfiltered, grows while it is open.
+        # Only the newest, unfiltered page grows while open.
         "follows": cursor is None and not filters.narrow,
         **more,
     }
@@ -71,7 +71,7 @@ def list_page(
 
 
 def list_view(resource: Resource, show: Callable[[list[Any]], Sequence[Any]] = list) -> View:
-    """The view of a page that needs nothing beyond its *resource*."""
+    """Return the view of a page that only needs its *resource*."""
 
     def view(request: HttpRequest) -> HttpResponseBase:
         return list_page(request, resource, show)

@@ -1,1 +1,1 @@
-"""A router for each part of the REST API; `controlplane.api.urls` joins them."""
+"""Routers of the REST API, one per area; `controlplane.api.urls` joins them."""

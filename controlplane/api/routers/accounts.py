@@ -1,4 +1,4 @@
-"""`/api`: tenants and their keys."""
+"""`/api`: tenants and their API keys."""
 
 from datetime import datetime
 from typing import Annotated, Any, TypedDict, cast
@@ -28,9 +28,9 @@ class KeyIn(Strict):
     tenant: str
     name: str = Field(min_length=1, max_length=80)
     expires_at: datetime | None = None
-    """A service key needs it, within 366 days."""
+    """Required for a service key, at most 366 days ahead."""
     role: Role | None = None
-    """Makes a service key of a tenant that operates the fleet: it may do on `/api` what this role may. At most your own."""
+    """Creates a service key of an operator tenant with this role on `/api`. At most your own role."""
 
 
 class RevokeIn(ActionIn):
@@ -39,9 +39,9 @@ class RevokeIn(ActionIn):
 
 class MeOut(Described):
     user: str | None
-    """Of a service key: its account, as events name it."""
+    """Account of a service key, as named in events."""
     tenant: str | None
-    """Of the API key."""
+    """Tenant of the API key."""
     fleet_role: Role | None
     tenants: list[str]
 
@@ -52,7 +52,7 @@ class Shown(TypedDict):
 
 @router.get("/me", response=MeOut)
 def get_me(request: ApiRequest) -> dict[str, Any]:
-    """Who the caller is, and which tenants they see."""
+    """Return the caller and the tenants visible to it."""
     caller = request.auth
     return {
         "user": caller.user.get_username() if caller.user else None,
@@ -68,7 +68,7 @@ add_list(router, KEYS, KeyOut, "API keys, newest first, without their secrets.",
 
 @router.post("/keys", response={201: NewKey}, auth=PEOPLE)
 def create_key(request: ApiRequest, body: KeyIn) -> Status[ApiKey]:
-    """A new key. The secret is in this answer and nowhere else. Needs the role operator, in the tenant or over the fleet."""
+    """Create a key. The secret is only in this response. Requires the role operator, in the tenant or over the fleet."""
     user = request.auth.person
     tenant = tenants_with_managed_keys(user).filter(name=body.tenant).first()
     if tenant is None:
@@ -80,7 +80,7 @@ def create_key(request: ApiRequest, body: KeyIn) -> Status[ApiKey]:
 
 @router.post("/keys/{int:key_id}/revoke", response=KeyOut, auth=PEOPLE)
 def revoke_key(request: ApiRequest, key_id: int, body: RevokeIn) -> ApiKey:
-    """End a key for good. Requests with it are refused within seconds."""
+    """Revoke a key permanently. Requests with it are refused within seconds."""
     user = request.auth.person
     if not request.auth.api_keys().filter(pk=key_id).exists():
         raise ApiError(404, "not_found", "There is no such key that you may see.")

@@ -1,4 +1,4 @@
-"""`/api`: how predicted output lengths fared, and the versions of the length model. Viewers read, operators decide."""
+"""`/api`: accuracy of length predictions and versions of the length model. Viewers read, operators decide."""
 
 from datetime import timedelta
 from typing import Any
@@ -25,26 +25,27 @@ class LengthQuery(Schema):
 
 
 class LengthMeasuresOut(Described):
-    """Requests of a model and tenant that one predictor answered, with its errors in tokens of one sequence."""
+    """Accuracy of one predictor for a model and tenant; errors in tokens per sequence."""
 
     model: str
     tenant: str
     predictor: str
-    """`cache`, `lexical cache`, `embedding cache`, `prior`, a version such as `student 3` (0 comes with
-    Pilothouse), or its shadow."""
+    """`cache`, `lexical cache`, `embedding cache`, `prior`, a version such as `student 3` (0 ships with Pilothouse), or
+    its shadow.
+    """
     requests: int
     mean_output_tokens: float
     mae_tokens: float
     bias_tokens: float
-    """Predicted less real: above 0 it predicts too long."""
+    """Predicted minus actual; positive: predictions are too long."""
     acc_25: float
     """Share of requests off by at most 25 tokens."""
     acc_50: float
     acc_100: float
     below_median: float
-    """Share at most as long as the predicted median; 0.5 is right."""
+    """Share at or below the predicted median; ideally 0.5."""
     below_upper: float
-    """Share at most as long as the predicted 0.9 quantile; 0.9 is right."""
+    """Share at or below the predicted 0.9 quantile; ideally 0.9."""
 
 
 class LengthVersionOut(RowSchema):
@@ -54,12 +55,12 @@ class LengthVersionOut(RowSchema):
 
     state: VersionState
     measures: dict[str, Any]
-    """On samples held out of its training."""
+    """Measured on held-out samples."""
 
 
 class TrainingIn(DecisionIn):
     kind: LengthModelKind = LengthModelKind.STUDENT
-    """The kind to train. Kinds that read prompts learn from tenants that keep them alone."""
+    """Kind to train. Kinds that read prompts train only on each tenant's retained prompts."""
 
 
 class TrainingOut(RowSchema):
@@ -81,7 +82,7 @@ class TrainingOut(RowSchema):
 
     state: TrainingState
     version: int | None = None
-    """Number of what came of it."""
+    """Number of the resulting version."""
 
     @staticmethod
     def resolve_version(row: LengthTraining) -> int | None:
@@ -90,7 +91,7 @@ class TrainingOut(RowSchema):
 
 @router.get("/lengths", response=Items[LengthMeasuresOut])
 def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, Any]:
-    """How predictions fared by model, tenant and predictor; shadows are among the predictors."""
+    """Return prediction accuracy by model, tenant and predictor, shadows included."""
     since = timezone.now() - timedelta(hours=query.hours)
     scope = selectors.Scope(since, query.model, frozenset([query.tenant]) if query.tenant else None)
     sums_by_series = selectors.by_series(scope)
@@ -118,13 +119,13 @@ def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, An
 
 @router.get("/lengths/versions", response=Items[LengthVersionOut])
 def list_length_versions(request: ApiRequest) -> dict[str, Any]:
-    """Versions of the length model, newest first. When none is active, the student that comes with Pilothouse answers."""
+    """List versions of the length model, newest first. When none is active, the bundled student predicts."""
     return {"items": selectors.versions()}
 
 
 @router.post("/lengths/versions/{int:number}/promote", response=LengthVersionOut)
 def promote_length_version(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
-    """Make a shadow the active version; gateways take it up within seconds. 409 unless it is a shadow."""
+    """Promote a shadow to active; gateways load it within seconds. 409 unless it is a shadow."""
     user = request.auth.require(Role.OPERATOR)
     return services.promote(_version(number), user, body.reason)
 
@@ -138,16 +139,16 @@ def reject_length_version(request: ApiRequest, number: int, body: DecisionIn) ->
 
 @router.post("/lengths/versions/{int:number}/shadow", response=LengthVersionOut)
 def put_length_version_in_shadow(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
-    """Put a rejected version back in shadow, to be judged again. 409 unless it was rejected."""
+    """Put a rejected version back in shadow for another evaluation. 409 unless it was rejected."""
     user = request.auth.require(Role.OPERATOR)
     return services.put_in_shadow(_version(number), user, body.reason)
 
 
 @router.post("/lengths/versions/{int:number}/rollback", response=LengthVersionOut)
 def roll_back_length_version(request: ApiRequest, number: int, body: DecisionIn) -> LengthVersion:
-    """Go back to a retired version, or from the active one to what was there before; the active one is rejected.
+    """Return to a retired version, or from the active one to its predecessor; the active one is rejected.
 
-    409 when this one is neither. The answer shows it as it is then.
+    409 when this one is neither. The response shows its new state.
     """
     user = request.auth.require(Role.OPERATOR)
     version = _version(number)
@@ -158,13 +159,13 @@ def roll_back_length_version(request: ApiRequest, number: int, body: DecisionIn)
 
 @router.get("/lengths/trainings", response=Items[TrainingOut])
 def list_length_trainings(request: ApiRequest) -> dict[str, Any]:
-    """Trainings of versions, newest first, with the progress of those that run and the result of those that ended."""
+    """List trainings, newest first, with the progress of running ones and the result of finished ones."""
     return {"items": selectors.trainings()}
 
 
 @router.post("/lengths/train", response={202: TrainingOut})
 def train_length_model(request: ApiRequest, body: TrainingIn) -> Status[LengthTraining]:
-    """Have a worker train a version of a kind now, into the shadow. 409 when there are too few samples, or one runs."""
+    """Have a worker train a version of a kind now, into shadow. 409 with too few samples, or while another training runs."""
     user = request.auth.require(Role.OPERATOR)
     return Status(202, training.ask(user, body.reason, body.kind))
 

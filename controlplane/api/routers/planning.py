@@ -1,4 +1,4 @@
-"""`/api`: forecasts, scaling policies, plans, moves, and how strategies compare. Viewers read, operators decide."""
+"""`/api`: forecasts, scaling policies, plans, moves and strategy comparisons. Viewers read, operators decide."""
 
 from datetime import datetime, timedelta
 from typing import Annotated, Any
@@ -38,31 +38,31 @@ class ClassServiceOut(Described):
     judged: int
     met_ratio: float | None
     objective_ratio: float
-    """The share that the class's percentile promises."""
+    """Share promised by the class's percentile."""
     burn: float | None
-    """Misses over those that the objective allows; above 1 the error budget does not last."""
+    """Misses divided by those the objective allows; above 1 the error budget runs out early."""
 
 
 class EndpointOut(Described):
-    """One model in one region. Tokens are of prompts and outputs together and of all SLO classes, as planners count."""
+    """One model in one region. Tokens are prompt plus output, over all SLO classes, as planners count."""
 
     model: str
     region: str
     instances_ready: int
     gpus: int
-    """Of instances that serve or are starting."""
+    """GPUs of instances that serve or are starting."""
     usd_per_hour: float
     demand_tokens_per_s: float | None
-    """Asked for by callers of the region over the last ten minutes; null while nothing is counted."""
+    """Demand from callers of the region over the last ten minutes; null while nothing is counted."""
     capacity_tokens_per_s: float | None
-    """Of what is ready, as the newest plan counts it; null where there was no plan yet."""
+    """Capacity of ready instances in the newest plan; null without a plan."""
     load_ratio: float | None
     slo_classes: list[ClassServiceOut]
-    """Of the last hour, by the region that served."""
+    """Last hour, by serving region."""
 
 
 class ForecastOut(RowSchema):
-    """The forecast of one series. Lists have one element a window, in tokens a second."""
+    """Forecast of one series. Lists have one element per window, in tokens per second."""
 
     class Meta:
         model = Forecast
@@ -82,13 +82,13 @@ class BacktestOut(RowSchema):
         fields = ("id", "made_at", "source", "window_s", "horizon_windows")
 
     rows: list[dict[str, Any]]
-    """One a forecaster, series and quantity."""
+    """One row per forecaster, series and quantity."""
 
 
 class PolicyOut(Described):
     model: str
     strategy: str | None
-    """Null where the model has no policy: it is scaled by the reactive floor alone."""
+    """Null where the model has no policy: only the reactive floor scales it."""
     mode: PolicyMode
     parameters: dict[str, Any]
     changed_at: datetime | None
@@ -98,12 +98,12 @@ class PolicyIn(Strict):
     strategy: str = Field(max_length=40)
     mode: PolicyMode
     parameters: dict[str, Any] = {}
-    """Of the strategy, by name; what is not given has its standard value."""
+    """Strategy parameters by name; omitted ones have their defaults."""
     reason: str = Field("", max_length=255)
 
 
 class BundleOut(Described):
-    """Router, order, strategy, forecaster and length model that a model is given together."""
+    """Router, order, strategy, forecaster and length model, applied to a model together."""
 
     name: str
     title: str
@@ -114,9 +114,9 @@ class BundleOut(Described):
 class ModelBundleOut(Described):
     model: str
     bundle: str
-    """`custom` where its values are no bundle's."""
+    """`custom` where the values match no bundle."""
     nearest: str
-    """The bundle that differs in the fewest values."""
+    """Bundle that differs in the fewest values."""
     values: dict[str, Any]
     differs: dict[str, Any]
     """Values of the nearest bundle that differ, by name."""
@@ -128,14 +128,14 @@ class BundleIn(Strict):
 
 
 class PartsIn(Strict):
-    """Parts that are not given stay as they are."""
+    """Policy parts; omitted parts stay unchanged."""
 
     routing_policy: str | None = None
     ordering_policy: str | None = None
     strategy: str | None = None
     FORECASTER: str | None = None
     length_model: str | None = None
-    """Empty: the version in use."""
+    """Empty: the active version."""
     reason: str = Field("", max_length=255)
 
 
@@ -149,14 +149,14 @@ MoveOut = schema_of(MOVES, "MoveOut", "One instance added or taken away by scali
 
 
 class ComparisonOut(RowSchema):
-    """The last hours of the ledger simulated under each strategy."""
+    """Simulation of the last hours of the ledger under each strategy."""
 
     class Meta:
         model = StrategyComparison
         fields = ("id", "made_at", "from_at", "to_at", "requests", "note")
 
     rows: list[dict[str, Any]]
-    """One a strategy: instance-hours, dollars, p95 latencies, share of promises kept, wasted hours, moves."""
+    """One row per strategy: instance-hours, dollars, p95 latencies, SLO attainment, wasted hours, moves."""
 
 
 class ForecastQuery(Schema):
@@ -168,7 +168,7 @@ class ForecastQuery(Schema):
 
 @router.get("/endpoints", response=Items[EndpointOut])
 def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> dict[str, Any]:
-    """Demand, capacity, load, GPUs, cost and service by SLO class of every endpoint, as the console shows them."""
+    """Return demand, capacity, load, GPUs, cost and service by SLO class of every endpoint, as the console shows them."""
     now = timezone.now()
     served = attainments(now - timedelta(hours=1))
     loads = capacity.endpoint_loads(now)
@@ -194,10 +194,10 @@ def list_endpoints(request: ApiRequest, model: str = "", region: str = "") -> di
 @router.get("/forecasts", response=Page[ForecastOut])
 @paginate(NewestFirst)
 def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet[Forecast]:
-    """Forecasts of demand, newest first: of all interactive SLO classes together, or of the one that `slo_class` names.
+    """List demand forecasts, newest first: of all interactive SLO classes together, or of `slo_class`.
 
-    They are never mixed, so that sums over a list count no token twice. After `PILOTHOUSE_FORECAST_KEEP_HOURS` those of a
-    series that were made within an hour are one row, with the last forecast of each window; its note says so.
+    The two are never mixed, so sums over a list count no token twice. After `PILOTHOUSE_FORECAST_KEEP_HOURS`, the forecasts
+    of a series from one hour become one row with the last forecast of each window; its note says so.
     """
     rows = Forecast.objects.filter(slo_class=query.slo_class)
     return narrowed(rows, model=query.model, region=query.region, quantity=query.quantity)
@@ -206,21 +206,21 @@ def list_forecasts(request: ApiRequest, query: Query[ForecastQuery]) -> QuerySet
 @router.get("/backtests", response=Page[BacktestOut])
 @paginate(NewestFirst)
 def list_backtests(request: ApiRequest) -> QuerySet[Backtest]:
-    """How well each forecaster would have done, newest first."""
+    """List backtests of the forecasters, newest first."""
     return Backtest.objects.all()
 
 
 @router.get("/scaling/policies", response=Items[PolicyOut])
 def list_policies(request: ApiRequest) -> dict[str, Any]:
-    """How each active model is scaled."""
+    """Return the scaling policy of each active model."""
     return {"items": [_policy(model, policy) for model, policy in selectors.policies()]}
 
 
 @router.put("/scaling/policies/{path:model}", response=PolicyOut)
 def set_policy(request: ApiRequest, model: str, body: PolicyIn) -> dict[str, Any]:
-    """Set how *model* is scaled. Plans that waited for approval under another strategy or mode are superseded.
+    """Set the scaling policy of *model*. Plans awaiting approval under another strategy or mode are superseded.
 
-    In the mode `auto` instances move without anybody being asked; `shadow` shows first what would come of it.
+    In mode `auto`, instances move without approval; try `shadow` first to see the effect.
     """
     user = request.auth.require(Role.OPERATOR)
     row = get_object_or_404(Model, name=model, active=True)
@@ -229,7 +229,7 @@ def set_policy(request: ApiRequest, model: str, body: PolicyIn) -> dict[str, Any
 
 @router.get("/scaling/bundles", response=Items[BundleOut])
 def list_bundles(request: ApiRequest) -> dict[str, Any]:
-    """The policy bundles that there are."""
+    """List the policy bundles."""
     names = ("name", "title", "about")
     of_all = [
         {name: getattr(each, name) for name in names} | {"values": bundles.values_of(each)} for each in BUNDLES.values()
@@ -239,13 +239,13 @@ def list_bundles(request: ApiRequest) -> dict[str, Any]:
 
 @router.get("/models/{path:model}/bundle", response=ModelBundleOut)
 def get_bundle(request: ApiRequest, model: str) -> dict[str, Any]:
-    """The bundle whose values *model* has, and what differs."""
+    """Return the bundle that *model* matches or is nearest to, and the differences."""
     return _bundle(bundles.present(get_object_or_404(Model, name=model, active=True)))
 
 
 @router.put("/models/{path:model}/bundle", response=ModelBundleOut)
 def switch_bundle(request: ApiRequest, model: str, body: BundleIn) -> dict[str, Any]:
-    """Give *model* the values of a bundle. The next decisions follow it; nothing restarts, and the mode stays."""
+    """Apply a bundle to *model* from the next decision, without a restart. The mode stays."""
     user = request.auth.require(Role.OPERATOR)
     row = get_object_or_404(Model, name=model, active=True)
     return _bundle(services.switch_bundle(row, body.bundle, user, body.reason))
@@ -253,7 +253,7 @@ def switch_bundle(request: ApiRequest, model: str, body: BundleIn) -> dict[str, 
 
 @router.patch("/models/{path:model}/bundle", response=ModelBundleOut)
 def switch_parts(request: ApiRequest, model: str, body: PartsIn) -> dict[str, Any]:
-    """Give *model* single parts: router, order, strategy, forecaster or length model. One event; nothing restarts."""
+    """Change parts of the policy of *model*: router, order, strategy, forecaster or length model. One event; no restart."""
     user = request.auth.require(Role.OPERATOR)
     row = get_object_or_404(Model, name=model, active=True)
     values = body.model_dump(exclude={"reason"}, exclude_none=True)
@@ -277,10 +277,10 @@ def get_plan(request: ApiRequest, plan_id: int) -> ScalingPlan:
 
 @router.post("/scaling/plans/{int:plan_id}/approve", response=PlanDetail)
 def approve_plan(request: ApiRequest, plan_id: int, body: DecisionIn) -> ScalingPlan:
-    """Have a plan carried out. Instances move after this answer.
+    """Approve a plan. Instances move after this response.
 
-    When a newer plan has replaced it and asks for the same numbers of instances, that one is approved and answered. 409
-    when the newer one differs, with what changed, or when the plan is no advice.
+    If a newer plan with the same instance counts has replaced it, that one is approved and returned. 409 when the newer one
+    differs, with the changes, or when the plan is not advice.
     """
     user = request.auth.require(Role.OPERATOR)
     return services.approve(get_object_or_404(selectors.plans(), pk=plan_id), user, body.reason)
@@ -288,7 +288,7 @@ def approve_plan(request: ApiRequest, plan_id: int, body: DecisionIn) -> Scaling
 
 @router.post("/scaling/plans/{int:plan_id}/reject", response=PlanDetail)
 def reject_plan(request: ApiRequest, plan_id: int, body: DecisionIn) -> ScalingPlan:
-    """Have a plan not carried out, or the newer one that repeats it. 409 as for approving."""
+    """Reject a plan, or the newer one that repeats it. 409 as for approval."""
     user = request.auth.require(Role.OPERATOR)
     return services.reject(get_object_or_404(selectors.plans(), pk=plan_id), user, body.reason)
 
@@ -305,7 +305,7 @@ add_list(
 @router.get("/scaling/comparisons", response=Page[ComparisonOut])
 @paginate(NewestFirst)
 def list_comparisons(request: ApiRequest) -> QuerySet[StrategyComparison]:
-    """Cost and service of each strategy on the last hours of the ledger, newest first."""
+    """List comparisons of each strategy's cost and service on the last hours of the ledger, newest first."""
     return StrategyComparison.objects.all()
 
 

@@ -1,4 +1,4 @@
-"""`/api/queues`: what waits where, in which order, who will be late; and what an operator does to a request group."""
+"""`/api/queues`: waiting request groups, their order and predicted lateness, and actions on a group."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,28 +21,28 @@ Answer = TypeVar("Answer")
 
 class GroupOut(Described):
     number: int
-    """Its own, never used again."""
+    """Unique number, never reused."""
     region: str
     instance: str
     model: str
     place: int
-    """In its virtual queue, from 1."""
+    """Position in its virtual queue, from 1."""
     slo_class: str
     count: int
     tokens: int
-    """Prompts and expected output of all its requests."""
+    """Prompt and expected output tokens of all its requests."""
     start_s: float | None
-    """From now, as the global scheduler estimates; null where nothing serves it."""
+    """Seconds from now, as estimated by the global scheduler; null if nothing serves it."""
     service_s: float | None
     due_s: float | None
-    """From now; null without a deadline."""
+    """Seconds from now; null without a deadline."""
     slack_s: float | None
-    """Until its last request would have its first token late; negative: it will be."""
+    """Time until its last request's first token would be late; negative: it will be late."""
     pinned: bool
     hold_s: float
-    """For how long it is held from now on."""
+    """Remaining hold time."""
     risk: str
-    """`late`, `risk` with less than 15 s of slack, or nothing."""
+    """`late`, `risk` below 15 s of slack, or empty."""
 
 
 class LaneOut(Described):
@@ -50,12 +50,12 @@ class LaneOut(Described):
     region: str
     model: str
     order: str
-    """Of its endpoint. Only `qlm` has request groups."""
+    """Order of the endpoint. Only `qlm` has request groups."""
     state: str
     running: int
     kv_ratio: float | None
     waiting: int | None
-    """In its virtual queue; null under another order, where requests wait for the endpoint."""
+    """Requests in its virtual queue; null under another order, where requests wait for the endpoint."""
     service_s: float | None
 
 
@@ -69,18 +69,19 @@ class RegionOut(Described):
     late_requests: int
     oldest_wait_s: float
     attainment_ratio: float | None
-    """Share of requests in groups that is predicted to be in time."""
+    """Share of grouped requests predicted to be in time."""
     fcfs_ratio: float | None
     """The same in order of arrival, over all regions."""
     gap_ratio: float | None
-    """By what share of itself the lateness of the last order over all regions may be above that of the best, as the exact
-    programme has proved; null where it has proved nothing (many groups, or no worker)."""
+    """Proven bound of the last order's relative lateness gap to the optimum over all regions; null where the exact programme
+    proved nothing (many groups, or no worker).
+    """
     solved_ms: float | None
     solved_at: float | None
     pending_s: float | None
-    """For how long a worker's answer has been awaited."""
+    """Time since a worker's answer was requested."""
     fallbacks: int
-    """Answers that did not come."""
+    """Answers that did not arrive."""
 
 
 class ReorderOut(Described):
@@ -95,7 +96,7 @@ class ReorderOut(Described):
     after_late_s: float | None
     took_ms: float | None
     undo: int | None
-    """The group that an operator changed, while that can be undone."""
+    """Group that an operator changed, while that can be undone."""
 
 
 class QueuesOut(Described):
@@ -110,11 +111,11 @@ class QueuesOut(Described):
 class WorthOut(Described):
     attainment_ratio: float
     lateness_s: float
-    """Mean of a request."""
+    """Mean per request."""
     late: int
-    """Groups."""
+    """Late groups."""
     start_s: float | None
-    """Of the group, from now."""
+    """Start of the group, from now."""
 
 
 class LaterOut(Described):
@@ -129,7 +130,7 @@ class PriceOut(Described):
     before: WorthOut
     after: WorthOut
     later: list[LaterOut]
-    """Those that lose most."""
+    """Groups that lose the most."""
     later_groups: int
     evicted: int
 
@@ -140,19 +141,19 @@ class GroupDetail(GroupOut):
     prompt_tokens: int
     output_tokens: int
     running: int
-    """Its requests that run already and could be evicted."""
+    """Its running requests, which could be evicted."""
     oldest_at: float
     first_wait_s: float | None
     first_wait_p90_s: float | None
     can_undo: bool
     prices: dict[str, PriceOut]
-    """Of each action that is possible; of `hold`, for a minute."""
+    """Price of each possible action; for `hold`, of one minute."""
 
 
 class ActedOut(Described):
     message: str
     group: GroupOut
-    """As it was."""
+    """The group before the action."""
     price: PriceOut
 
 
@@ -172,7 +173,7 @@ def answered(act: Callable[[], Answer]) -> Answer:
 
 @router.get("/queues", response={200: QueuesOut, 503: ErrorBody})
 def list_queues(request: ApiRequest, region: str = "", model: str = "") -> dict[str, Any]:
-    """Request groups in the order of their virtual queues, the instances that pull from those, and the last reorders.
+    """Return request groups in virtual queue order, the instances that pull from the queues, and the last reorders.
 
     503 while no gateway publishes them.
     """
@@ -200,13 +201,13 @@ def list_queues(request: ApiRequest, region: str = "", model: str = "") -> dict[
 
 @router.get("/queues/groups/{int:number}", response={200: GroupDetail, 503: ErrorBody})
 def get_queue_group(request: ApiRequest, number: int) -> dict[str, Any]:
-    """One group that waits, and what each action on it would cost. 409 when it has left the queue."""
+    """Return one waiting group and the cost of each action on it. 409 when it has left the queue."""
     return answered(lambda: ask("detail", number=number))
 
 
 @router.post("/queues/groups/{int:number}/{action}", response={200: ActedOut, 503: ErrorBody})
 def act_on_queue_group(request: ApiRequest, number: int, action: GroupAction, body: GroupActionIn) -> dict[str, Any]:
-    """Pin, unpin, bump, hold, release or evict a group, or undo that within 30 s. 409 when it cannot be done."""
+    """Pin, unpin, bump, hold, release or evict a group, or undo that within 30 s. 409 when not possible."""
     user = request.auth.require(Role.OPERATOR)
     done = answered(lambda: services.act(number, action, user, body.reason, body.hold_s))
     return done | {"message": services.sentence(done, action)}

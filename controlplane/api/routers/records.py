@@ -1,4 +1,4 @@
-"""`/api`: what happened: events, requests, usage."""
+"""`/api`: history: events, requests, usage."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -29,11 +29,11 @@ USAGE_DEFAULT_RANGE = timedelta(hours=1)
 
 
 class UsageRow(RowSchema):
-    """One minute of arrival for one model, region, region of the callers and SLO class.
+    """One minute of arrivals for one model, region, caller region and SLO class.
 
-    Tokens were served. Those of `unserved` requests, which the fleet refused, or which expired, were cancelled or failed
-    before their first token, are as predicted. Those of `repeated` requests, retries of them, were served. Demand is served
-    and unserved tokens less the repeated, in the callers' `own_region`.
+    Tokens were served. `unserved` requests (refused, or expired, cancelled or failed before their first token) count
+    predicted tokens; `repeated` requests, their retries, count served tokens. Demand is served plus unserved minus repeated
+    tokens, in the callers' `own_region`.
     """
 
     class Meta:
@@ -44,7 +44,7 @@ class UsageRow(RowSchema):
 class UsageOut(Described):
     items: list[UsageRow]
     truncated: bool
-    """There are more rows than `limit`: ask for a shorter range, or for CSV."""
+    """More rows exist than `limit`: use a shorter range or CSV."""
 
 
 class UsageQuery(Schema):
@@ -89,11 +89,11 @@ add_list(
 
 @router.get("/usage", response=UsageOut)
 def get_usage(request: ApiRequest, query: Query[UsageQuery]) -> dict[str, Any] | HttpResponseBase:
-    """Requests and tokens by minute of arrival, model, region and SLO class; `since` is included, `until` is not.
+    """Return requests and tokens by minute of arrival, model, region and SLO class; `since` is inclusive, `until` exclusive.
 
-    Without a range, the last hour. The fleet's people get the fleet's series, or with `tenant` that tenant's; a tenant's
-    people and keys get their own, counted from the request ledger, which is kept for `PILOTHOUSE_LEDGER_KEEP_DAYS` days.
-    `format=csv` streams the whole range.
+    Default range: the last hour. Fleet users get the fleet's series, or with `tenant` that tenant's; tenant users and keys
+    get their own, counted from the request ledger, which is kept for `PILOTHOUSE_LEDGER_KEEP_DAYS` days. `format=csv`
+    streams the whole range.
     """
     caller: Caller = request.auth
     until = query.until or timezone.now()
@@ -117,7 +117,7 @@ def get_usage(request: ApiRequest, query: Query[UsageQuery]) -> dict[str, Any] |
 
 
 def _tenants(caller: Caller, name: str) -> QuerySet[Tenant] | None:
-    """The tenants to show requests of: *name* if given, else all that the caller sees; None is no limit at all."""
+    """Return the tenant *name* if given, else all tenants visible to the caller; None means no limit."""
     if not name:
         return None if caller.sees_fleet else caller.tenants()
     tenants = caller.tenants().filter(name=name)

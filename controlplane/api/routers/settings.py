@@ -1,4 +1,4 @@
-"""`/api`: the settings that are changed while Pilothouse runs. Viewers read, operators change."""
+"""`/api`: runtime settings. Viewers read, operators change."""
 
 from datetime import datetime
 from typing import Any
@@ -19,11 +19,11 @@ router = Router(auth=VIEWERS, tags=["Settings"])
 
 
 class SettingOut(Described):
-    """A setting, the value in force and the one that it has without a row."""
+    """Setting with its effective value and default."""
 
     name: str
     model: str
-    """Empty: for all models that have no value of their own."""
+    """Empty: all models without an override."""
     group: str
     purpose: str
     kind: str
@@ -32,10 +32,10 @@ class SettingOut(Described):
     limits: str
     choices: list[str]
     per_model: bool
-    """Whether one model may have a value of its own."""
+    """Whether it can be overridden per model."""
     value: Any
     default: Any
-    """What is in force once it is set back: the environment's value, or for one model that of all."""
+    """Value after a reset: the environment's, or for one model the value for all."""
     changed: bool
     changed_at: datetime | None
     changed_by: str | None
@@ -48,22 +48,22 @@ class SettingQuery(Schema):
 class SettingIn(Strict):
     value: Any
     model: str = ""
-    """Empty: for all models that have no value of their own."""
+    """Empty: all models without an override."""
     reason: str = Field("", max_length=255)
 
 
 @router.get("/settings", response=Items[SettingOut])
 def list_settings(request: ApiRequest, query: Query[SettingQuery]) -> dict[str, Any]:
-    """Every setting that is changed while Pilothouse runs, by group."""
+    """List all runtime settings by group."""
     _model(query.model)
     return {"items": [_shown(each) for each in selectors.described(query.model)]}
 
 
 @router.put("/settings/{name}", response=SettingOut)
 def change_setting(request: ApiRequest, name: str, body: SettingIn) -> dict[str, Any]:
-    """Give a setting a value, for all models or for one. It is in force within seconds, without a restart.
+    """Set a value for all models or for one. It takes effect within seconds, without a restart.
 
-    422 says which limit a value breaks.
+    422 names the limit that a value violates.
     """
     user, model = request.auth.require(Role.OPERATOR), _model(body.model)
     services.change(_known(name), body.value, user, body.reason, model)
@@ -72,7 +72,7 @@ def change_setting(request: ApiRequest, name: str, body: SettingIn) -> dict[str,
 
 @router.delete("/settings/{name}", response=SettingOut)
 def reset_setting(request: ApiRequest, name: str, query: Query[SettingQuery], reason: str = Reason) -> dict[str, Any]:
-    """Set it back: to its default, or for one model to the value of all."""
+    """Reset to the default, or for one model to the value for all."""
     user, model = request.auth.require(Role.OPERATOR), _model(query.model)
     row = Setting.objects.filter(name=_known(name), model=model).first()
     if row is not None:

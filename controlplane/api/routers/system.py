@@ -1,4 +1,4 @@
-"""`/api`: how the fleet, periodic jobs and the parts of the stack stand now."""
+"""`/api`: current state of the fleet, periodic jobs and parts of the stack."""
 
 import hashlib
 from typing import Any
@@ -25,12 +25,12 @@ SUMMARY_TIMEOUT_S = 0.5
 class JobOut(Described):
     name: str
     kind: str
-    """`celery` or `gateway`: what runs it."""
+    """Runner: `celery` or `gateway`."""
     state: JobState
     """`late`: not done for two periods; `never`: has not run yet and is not late."""
     period_s: float
     last_success_at: float | None
-    """Epoch seconds, as all times here."""
+    """Epoch seconds, like all times here."""
     last_error: str
     last_error_at: float | None
     failures_in_a_row: int
@@ -44,7 +44,7 @@ class PartOut(Described):
     state: PartState
     detail: str
     since: float | None
-    """When it came into this state, epoch seconds."""
+    """Time of the last state change, epoch seconds."""
     restarts: int | None
     """Null where Pilothouse does not start it."""
     process_id: int | None
@@ -57,16 +57,16 @@ class SystemOut(Described):
 
 @router.get("/system", response=SystemOut, tags=["Records"])
 def get_system(request: ApiRequest) -> dict[str, Any]:
-    """Periodic jobs and parts of the stack, as this web process sees them. For operators."""
+    """Return periodic jobs and parts of the stack, as seen by this web process. Requires the role operator."""
     request.auth.require(Role.OPERATOR)
     return monitor.report()
 
 
 @router.get("/summary", response={200: dict, 304: None, 503: ErrorBody}, tags=["Live"])
 def get_summary(request: ApiRequest) -> HttpResponse:
-    """The newest live summary that the gateway published: fleet, models, endpoints and instances, columnar.
+    """Return the gateway's newest live summary: fleet, models, endpoints and instances, columnar.
 
-    Answers 304 to an `If-None-Match` of the same summary, and 503 while no gateway publishes one.
+    304 if `If-None-Match` names the same summary, 503 while no gateway publishes one.
     """
     summary = read_summary()
     if summary is None:
@@ -79,7 +79,7 @@ def get_summary(request: ApiRequest) -> HttpResponse:
 
 
 def read_summary() -> bytes | None:
-    """The summary as the gateway wrote it; None if there is none or Redis does not answer."""
+    """Return the gateway's summary, or None if there is none or Redis does not answer."""
     try:
         with redis.Redis.from_url(
             settings.REDIS_URL, socket_connect_timeout=SUMMARY_TIMEOUT_S, socket_timeout=SUMMARY_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""`/api/v1/usage`: what tenants used, and what it cost."""
+"""`/api/v1/usage`: tenants' usage and its cost."""
 
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
@@ -28,42 +28,42 @@ NAMES = ("day", "hour", "tenant", "key", "key_name", "model", "slo_class", "idle
 
 class UsageSums(Described):
     requests: int
-    """All that arrived then and have ended, refused ones too."""
+    """All requests that arrived in the period and have ended, including refused ones."""
     prompt_tokens: int
     output_tokens: int
     kv_token_s: float
-    """KV tokens held (the prompt and half of the output) times the seconds of running."""
+    """KV tokens held (prompt plus half of the output) times running seconds."""
     gpu_s: float
     cost_usd: float
-    """Shares of the cost of the instances that the requests ran on, by KV-token-seconds."""
+    """Shares of the cost of the serving instances, by KV-token-seconds."""
     charged_usd: float
-    """The cost times the price factor of the SLO class."""
+    """Cost times the price factor of the SLO class."""
 
 
 class UsageItem(UsageSums):
-    """What is not grouped by is null."""
+    """Usage of one group; fields not grouped by are null."""
 
     day: date | None
-    """In UTC."""
+    """UTC day."""
     hour: datetime | None
     tenant: str | None
     key: str | None
-    """The first characters of the API key."""
+    """First characters of the API key."""
     key_name: str | None
     model: str | None
     slo_class: str | None
     idle: bool
-    """Time in which instances ran no request: nobody's. Only for the fleet's people."""
+    """Time in which instances ran no request. Only for fleet users."""
 
 
 class UsageAnswer(Described):
     since: datetime
     until: datetime
     counted_until: datetime | None
-    """What ended later is not counted yet."""
+    """Requests that ended later are not counted yet."""
     items: list[UsageItem]
     truncated: bool
-    """There are more rows than `limit`: group by less, ask for a shorter range, or for CSV."""
+    """More rows exist than `limit`: use coarser groups, a shorter range or CSV."""
 
 
 class UsageFilter(Schema):
@@ -80,11 +80,11 @@ class UsageFilter(Schema):
 
 @router.get("/v1/usage", response=UsageAnswer)
 def sum_usage(request: ApiRequest, query: Query[UsageFilter]) -> dict[str, Any] | HttpResponseBase:
-    """Requests, tokens, GPU-seconds and dollars by day, tenant, key, model and SLO class (`group_by`).
+    """Return requests, tokens, GPU-seconds and dollars by day, tenant, key, model and SLO class (`group_by`).
 
-    A tenant's people and keys get their own. The fleet's people get all, with idle time, so that the costs of all rows are
-    the fleet's; with `tenant` that tenant's. Hours are summed whole: `since` and `until` are cut to the hour, and `until` is
-    not included. Rows are kept when the request ledger is not.
+    Tenant users and keys get their own. Fleet users get all, including idle time, so that costs add up to the fleet's; with
+    `tenant` that tenant's. Sums are hourly: `since` and `until` are truncated to the hour, `until` is exclusive. Rows
+    outlive the request ledger.
     """
     asked = _asked(request.auth, query)
     if query.format == "csv" or (query.format is None and CSV in request.headers.get("Accept", "")):

@@ -1,4 +1,4 @@
-"""`/api/v1/waiting`: requests that wait now; `/api/v1/wait-estimates`: how well waits were estimated."""
+"""`/api/v1/waiting`: currently waiting requests; `/api/v1/wait-estimates`: accuracy of wait estimates."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -28,13 +28,13 @@ class WaitingOut(Described):
     tenant: str
     model: str
     region: str
-    """Of the endpoint that it waits for."""
+    """Region of the endpoint that it waits for."""
     slo_class: str
     arrived_at: datetime
     position: int
-    """In its queue; 1 is the next to be given out."""
+    """Position in its queue; 1 is dispatched next."""
     estimated_wait_s: float | None
-    """From now on, the mean; null while nothing is known of the pace there."""
+    """Mean from now; null while the pace of the queue is unknown."""
     estimated_wait_p99_s: float | None
 
 
@@ -42,7 +42,7 @@ class WaitingAnswer(Described):
     at: datetime
     items: list[WaitingOut]
     total: int
-    """Requests that wait, of these tenants; the first of each queue are listed."""
+    """Waiting requests of these tenants; only the first of each queue are listed."""
 
 
 class WaitPoint(Described):
@@ -58,17 +58,17 @@ class WaitCalibration(Described):
     model: str
     requests: int
     r2: float | None
-    """Coefficient of determination of estimated and actual waits; null if all waited the same."""
+    """Coefficient of determination of estimated and actual waits; null if all waits were equal."""
     below_p99: float
-    """Share that waited no longer than the 99th percentile that was estimated."""
+    """Share that waited at most the estimated 99th percentile."""
     mean_excess_s: float
-    """By how much estimates were too high, on average."""
+    """Mean overestimate."""
 
 
 class WaitEstimates(Described):
     models: list[WaitCalibration]
     points: list[WaitPoint]
-    """The latest, at most `limit`."""
+    """Latest points, at most `limit`."""
 
 
 class EstimateQuery(Schema):
@@ -79,9 +79,9 @@ class EstimateQuery(Schema):
 
 @router.get("/v1/waiting", response=WaitingAnswer)
 def list_waiting(request: ApiRequest, model: str = "") -> dict[str, Any]:
-    """Requests that wait now, in the order of their queues, with place and expected wait. A tenant sees its own.
+    """List waiting requests in queue order, with position and expected wait. A tenant sees its own.
 
-    503 while no gateway says anything.
+    503 while no gateway publishes them.
     """
     published = _published()
     tenants = dict(request.auth.tenants().values_list("pk", "name"))
@@ -97,7 +97,7 @@ def list_waiting(request: ApiRequest, model: str = "") -> dict[str, Any]:
 
 @router.get("/v1/wait-estimates", response=WaitEstimates)
 def list_wait_estimates(request: ApiRequest, query: Query[EstimateQuery]) -> dict[str, Any]:
-    """Estimated and actual waits of requests that waited since `since` (a day ago), and how well they agree by model."""
+    """Return estimated and actual waits since `since` (default: a day ago), and their accuracy by model."""
     request.auth.check(Role.VIEWER)
     since = query.since or timezone.now() - CALIBRATION_RANGE
     points = selectors.wait_points(since, model=query.model)
@@ -105,7 +105,7 @@ def list_wait_estimates(request: ApiRequest, query: Query[EstimateQuery]) -> dic
 
 
 def _published() -> dict[str, Any]:
-    """The waiting requests as the gateway last published them."""
+    """Return the waiting requests last published by the gateway."""
     try:
         with redis.Redis.from_url(
             settings.REDIS_URL, socket_connect_timeout=REDIS_TIMEOUT_S, socket_timeout=REDIS_TIMEOUT_S

@@ -1,4 +1,4 @@
-"""`/api/what-ifs`: futures asked of the simulator, compared, and made the plan. Viewers read, operators decide."""
+"""`/api/what-ifs`: simulated futures, their comparison, and adoption as a plan. Viewers read, operators decide."""
 
 from dataclasses import asdict
 from datetime import datetime
@@ -31,27 +31,27 @@ router = Router(auth=VIEWERS, tags=["What-if"])
 class FutureIn(Strict):
     name: str = Field("", max_length=80)
     preset: str = ""
-    """Name of one of `/api/what-if-presets`, whose changes come before `changes`."""
+    """Name of one of `/api/what-if-presets`; its changes precede `changes`."""
     changes: list[dict[str, Any]] = []
-    """Changes against now, each with its `kind`: docs/what-if.md has them."""
+    """Changes against now, each with its `kind`, see docs/what-if.md."""
 
 
 class WhatIfIn(Strict):
     title: str = Field("", max_length=160)
     begin: Begin = Begin()
-    """What it starts from."""
+    """Starting point."""
     horizon_s: float = 3600.0
     warmup_s: float = 0.0
-    """Of the horizon, from its begin: not counted."""
+    """Start of the horizon that is not counted."""
     seeds: int = 5
     edits: list[dict[str, Any]] = []
-    """Changes of demand that all futures share."""
+    """Changes of demand shared by all futures."""
     futures: list[FutureIn] = []
-    """Futures other than A, which is as now; at most five."""
+    """Futures other than A (the present state); at most five."""
     usd_per_1000_missed: float = 5.0
     slo_target: float = 0.99
     draft: bool = False
-    """Only keep it; else workers run it at once."""
+    """Only save it; otherwise workers run it immediately."""
 
 
 class WhatIfOut(RowSchema):
@@ -68,14 +68,14 @@ class WhatIfOut(RowSchema):
 
 class WhatIfDetail(WhatIfOut):
     begin: dict[str, Any]
-    """Kind, moment and remarks of its start."""
+    """Kind, time and remarks of the starting point."""
     edits: list[dict[str, Any]]
     futures: list[dict[str, Any]]
-    """letter, name, changes, those in words, and every key that differs from now."""
+    """Letter, name, changes, changes in words, and every key that differs from now."""
     progress: dict[str, Any]
-    """As the live topic `what-if:ID`: state, done, eta_s, and a row for each future."""
+    """As in the live topic `what-if:ID`: state, done, eta_s, and a row for each future."""
     plan: dict[str, Any]
-    """What was made of the chosen future; empty for nothing."""
+    """Plan made from the chosen future; empty for none."""
 
     @staticmethod
     def resolve_begin(row: WhatIf) -> dict[str, Any]:
@@ -106,19 +106,19 @@ class WhatIfQuery(Schema):
 
 class FutureDecision(DecisionIn):
     future: str = Field("", max_length=1)
-    """Letter of one; empty for all."""
+    """Letter of one future; empty for all."""
 
 
 class PlanIn(DecisionIn):
     future: str = Field(max_length=1)
-    """Its letter."""
+    """Letter of the future."""
     confirmed: bool = False
-    """That it becomes the plan though it misses its target in every seed."""
+    """Confirms a plan that misses its target in every seed."""
 
 
 class ChoiceIn(Strict):
     future: str = Field(max_length=1)
-    """Its letter."""
+    """Letter of the future."""
     usd_per_1000_missed: float | None = None
 
 
@@ -142,7 +142,7 @@ class CounterfactualOut(RowSchema):
 
 class Counterfactuals(Described):
     sentence: str
-    """Which bundle would have been the cheapest, and by how much."""
+    """The cheapest bundle and its saving."""
     items: list[CounterfactualOut]
 
 
@@ -151,14 +151,16 @@ class TwinErrorOut(Described):
     gpu: str
     """GPUs of an instance."""
     windows: int
-    """Of which `within` is made."""
+    """Number of windows behind `within`."""
     requests: int
     to_at: datetime
     """End of the newest window."""
     last: dict[str, float]
-    """Of that window: ttft_p50, ttft_p95, itl_p50, itl_p95 as simulated over measured, less one; slo_met in points of 1."""
+    """Errors of that window: ttft_p50, ttft_p95, itl_p50, itl_p95 as simulated over measured, minus one; slo_met as a
+    difference of shares.
+    """
     within: dict[str, float]
-    """What the errors were within in nine of ten windows, whatever their sign."""
+    """Bound of the absolute errors in nine of ten windows."""
 
 
 class SeedsIn(Strict):
@@ -178,7 +180,7 @@ class TraceOut(RowSchema):
 
 @router.post("/what-ifs", response={202: WhatIfDetail})
 def ask_what_if(request: ApiRequest, body: WhatIfIn) -> Status[WhatIf]:
-    """Have workers simulate futures. 422 names the field that is wrong, such as `B.changes[0].region`."""
+    """Have workers simulate futures. 422 names the invalid field, such as `B.changes[0].region`."""
     user = request.auth.require(Role.OPERATOR)
     values = body.model_dump(exclude={"begin", "futures", "draft"})
     values["start"] = start_of(body.begin, body.horizon_s).model_dump(mode="json")
@@ -207,7 +209,7 @@ def run_what_if(request: ApiRequest, number: int) -> WhatIf:
 
 @router.post("/what-ifs/{int:number}/cancel", response=WhatIfDetail)
 def cancel_what_if(request: ApiRequest, number: int, body: FutureDecision) -> WhatIf:
-    """Cancel it, or one future; what is done stays. 409 when it has ended."""
+    """Cancel a what-if or one future; completed runs stay. 409 when it has ended."""
     user = request.auth.require(Role.OPERATOR)
     return services.cancel(_row(number), user, body.reason, body.future)
 
@@ -221,21 +223,21 @@ def resume_what_if(request: ApiRequest, number: int, body: FutureDecision) -> Wh
 
 @router.post("/what-ifs/{int:number}/seeds", response=WhatIfDetail)
 def add_what_if_seeds(request: ApiRequest, number: int, body: SeedsIn) -> WhatIf:
-    """Run more seeds of every future: its intervals become narrower."""
+    """Run more seeds of every future, which narrows the intervals."""
     user = request.auth.require(Role.OPERATOR)
     return services.add_seeds(_row(number), body.count, user)
 
 
 @router.post("/what-ifs/{int:number}/choose", response=WhatIfDetail)
 def choose_future(request: ApiRequest, number: int, body: ChoiceIn) -> WhatIf:
-    """Note which future is looked at, and what a thousand missed requests cost, for everybody who opens it."""
+    """Set the selected future and the cost of a thousand missed requests, for all users of this what-if."""
     request.auth.require(Role.OPERATOR)
     return services.choose(_row(number), body.future, body.usd_per_1000_missed)
 
 
 @router.post("/what-ifs/{int:number}/delete", response={204: None})
 def delete_what_if(request: ApiRequest, number: int) -> Status[None]:
-    """Delete it with its runs. 409 while it runs, or when a plan was made of it."""
+    """Delete it with its runs. 409 while it runs, or when a plan was made from it."""
     user = request.auth.require(Role.OPERATOR)
     services.delete(_row(number), user)
     return Status(204, None)
@@ -243,9 +245,9 @@ def delete_what_if(request: ApiRequest, number: int) -> Status[None]:
 
 @router.get("/what-ifs/{int:number}/comparison", response=dict[str, Any])
 def compare_futures(request: ApiRequest, number: int, query: Query[ComparisonQuery]) -> dict[str, Any]:
-    """The futures side by side with 95% intervals, regret, and the decisions that first differ from those of A.
+    """Compare the futures with 95% intervals, regret, and the decisions that first differ from those of A.
 
-    `scope`: all, interactive, or either with `, edited`: the time of shared edits alone.
+    `scope`: all, interactive, or either with `, edited`: only the time of shared edits.
     """
     row = _row(number)
     return {**selectors.comparison(row, query.scope, query.usd_per_1000_missed), "decides": selectors.decides(row)}
@@ -253,27 +255,27 @@ def compare_futures(request: ApiRequest, number: int, query: Query[ComparisonQue
 
 @router.get("/what-ifs/{int:number}/curves", response=dict[str, Any])
 def get_what_if_curves(request: ApiRequest, number: int, query: Query[ComparisonQuery]) -> dict[str, Any]:
-    """By letter: TTFT as (ms, share of requests), and instances and queues over time by `MODEL REGION`."""
+    """Return by letter: TTFT as (ms, share of requests), and instances and queues over time by `MODEL REGION`."""
     return selectors.curves(_row(number), query.scope)
 
 
 @router.get("/what-ifs/{int:number}/runs.csv", response={200: None})
 def export_what_if_runs(request: ApiRequest, number: int) -> StreamingHttpResponse:
-    """Every run and scope as CSV."""
+    """Export every run and scope as CSV."""
     return csv_response(f"what-if-{number}-runs", selectors.RUNS_HEADER, selectors.runs(_row(number)))
 
 
 @router.get("/what-ifs/{int:number}/futures.csv", response={200: None})
 def export_what_if_futures(request: ApiRequest, number: int, query: Query[ComparisonQuery]) -> StreamingHttpResponse:
-    """The comparison as CSV."""
+    """Export the comparison as CSV."""
     rows = selectors.futures(_row(number), query.scope)
     return csv_response(f"what-if-{number}", selectors.FUTURES_HEADER, rows)
 
 
 @router.get("/what-ifs/{int:number}/report.html", response={200: None})
 def export_what_if_report(request: ApiRequest, number: int) -> HttpResponse:
-    """The comparison as one HTML file with its figures, which needs nothing else."""
-    # Here, since it brings Plotly, of which a web process has no need.
+    """Export the comparison as one self-contained HTML file with its figures."""
+    # imported here: Plotly is not needed otherwise in a web process
     from controlplane.simulation.whatif import report
 
     disposition = f'attachment; filename="pilothouse-what-if-{number}.html"'
@@ -282,7 +284,7 @@ def export_what_if_report(request: ApiRequest, number: int) -> HttpResponse:
 
 @router.get("/what-ifs/{int:number}/obstacles", response=Obstacles)
 def check_what_if_plan(request: ApiRequest, number: int, query: Query[FutureQuery]) -> dict[str, Any]:
-    """What stands against making a future the plan, and what else differs now from when the what-if began."""
+    """Check a future before it becomes the plan: obstacles, and changes since the what-if started."""
     row = _row(number)
     future = get_object_or_404(row.futures, letter=query.future)
     return {"obstacles": plan.obstacles(row, future), "differs": plan.changed_since(row)}
@@ -290,9 +292,10 @@ def check_what_if_plan(request: ApiRequest, number: int, query: Query[FutureQuer
 
 @router.post("/what-ifs/{int:number}/plan", response=WhatIfDetail)
 def make_what_if_plan(request: ApiRequest, number: int, body: PlanIn) -> WhatIf:
-    """Make a future the plan: its policies and bounds change, its instances are proposed as plans to approve.
+    """Make a future the plan: its policies and bounds apply, its instances are proposed as plans to approve.
 
-    409 if what it rests on has changed since, or if it misses its target in every seed and that is not confirmed, in words.
+    409 if the current state has changed since, or if it misses its target in every seed and that is not confirmed; the error
+    says why.
     """
     user = request.auth.require(Role.OPERATOR)
     return plan.make_plan(_row(number), body.future, user, body.reason, confirmed=body.confirmed)
@@ -300,34 +303,34 @@ def make_what_if_plan(request: ApiRequest, number: int, body: PlanIn) -> WhatIf:
 
 @router.post("/what-ifs/{int:number}/undo", response=WhatIfDetail)
 def undo_what_if_plan(request: ApiRequest, number: int, body: DecisionIn) -> WhatIf:
-    """Give back what making it the plan changed. 409 if it is not the plan."""
+    """Undo the changes that making it the plan caused. 409 if it is not the plan."""
     user = request.auth.require(Role.OPERATOR)
     return plan.undo(_row(number), user, body.reason)
 
 
 @router.get("/what-ifs/{int:number}/followed", response=dict[str, Any] | None)
 def follow_what_if_plan(request: ApiRequest, number: int) -> dict[str, Any] | None:
-    """What was predicted of the plan, and what happens; null if it is not the plan."""
+    """Return the plan's predictions and measurements; null if it is not the plan."""
     return plan.followed(_row(number))
 
 
 @router.get("/counterfactuals", response=Counterfactuals)
 def list_counterfactuals(request: ApiRequest) -> dict[str, Any]:
-    """The newest replay of the ledger under every bundle, the cheapest first; an empty sentence before the first."""
+    """Return the newest replay of the ledger under every bundle, cheapest first; an empty sentence before the first."""
     newest = counterfactual.newest()
     return {"sentence": newest.sentence, "items": newest.rows} if newest else {"sentence": "", "items": []}
 
 
 @router.get("/twin-errors", response=Items[TwinErrorOut])
 def list_twin_errors(request: ApiRequest) -> dict[str, Any]:
-    """Errors of the simulator by performance profile; none before the first window is judged."""
+    """Return errors of the simulator by performance profile; empty before the first window is judged."""
     bands = twin_errors.twin_errors().items()
     return {"items": [{"model": model, "gpu": gpu, **asdict(band)} for (model, gpu), band in bands]}
 
 
 @router.get("/what-if-presets", response=Items[dict[str, Any]])
 def list_what_if_presets(request: ApiRequest) -> dict[str, Any]:
-    """Futures ready to take: each paper's system, its baselines, and ours."""
+    """List predefined futures: each paper's system, its baselines, and ours."""
     return {
         "items": [
             {"name": each.name, "title": each.title, "about": each.about, "changes": each.changes}
@@ -338,7 +341,7 @@ def list_what_if_presets(request: ApiRequest) -> dict[str, Any]:
 
 @router.get("/what-if-traces", response=Items[TraceOut])
 def list_traces(request: ApiRequest) -> dict[str, Any]:
-    """Traces that were uploaded."""
+    """List uploaded traces."""
     return {"items": TraceFile.objects.defer("content")}
 
 
@@ -348,7 +351,7 @@ def upload_trace(
     file: Annotated[UploadedFile | None, File()] = None,
     trace_format: Annotated[str, Form(alias="format")] = "",
 ) -> Status[TraceFile]:
-    """Keep a trace for what-ifs to start from; formats are those of docs/simulation.md. 409 says what is wrong with it."""
+    """Upload a trace that what-ifs can start from; for formats see docs/simulation.md. 409 says what is wrong with it."""
     user = request.auth.require(Role.OPERATOR)
     if file is None:
         raise ActionError("file is missing: the trace.")
@@ -369,7 +372,7 @@ SHOWN = FutureSeed.objects.only("future", "seed", "progress", "error")
 
 class SimulationIn(Strict):
     scenario: dict[str, Any]
-    """As a scenario file (docs/simulation.md), in JSON; traces and other files are not read."""
+    """Scenario file (docs/simulation.md) in JSON; traces and other files are not read."""
     reason: str = Field("", max_length=255)
 
 
@@ -383,9 +386,9 @@ class SimulationOut(RowSchema):
     state: WhatIfState
     seed: int
     progress: float
-    """Share of the whole run that is done."""
+    """Completed share of the run."""
     error: str
-    """Why it failed."""
+    """Reason of the failure."""
 
     @staticmethod
     def resolve_seed(row: WhatIf) -> int:
@@ -403,7 +406,7 @@ class SimulationOut(RowSchema):
 class SimulationDetail(SimulationOut):
     scenario: dict[str, Any] = Field(alias="start.scenario")
     result: dict[str, Any] | None
-    """Measures, hours, counters, moves and plans (the first 5,000 of each), once it is done."""
+    """Measures, hours, counters, moves and plans (the first 5,000 of each), when done."""
 
     @staticmethod
     def resolve_result(row: WhatIf) -> dict[str, Any] | None:
@@ -413,7 +416,7 @@ class SimulationDetail(SimulationOut):
 
 @simulations.post("/simulations", response={202: SimulationOut})
 def run_simulation(request: ApiRequest, body: SimulationIn) -> Status[WhatIf]:
-    """Have a worker simulate a scenario. 422 names the key that is wrong, 409 when too many wait."""
+    """Have a worker simulate a scenario. 422 names the invalid key, 409 when too many are queued."""
     user = request.auth.require(Role.OPERATOR)
     try:
         return Status(202, services.simulate_scenario(body.scenario, user, body.reason))
@@ -437,11 +440,11 @@ def get_simulation(request: ApiRequest, number: int) -> WhatIf:
 
 @simulations.post("/simulations/{int:number}/cancel", response=SimulationOut)
 def cancel_simulation(request: ApiRequest, number: int, body: DecisionIn) -> WhatIf:
-    """Cancel one that waits or runs. 409 when it has ended."""
+    """Cancel a queued or running simulation. 409 when it has ended."""
     user = request.auth.require(Role.OPERATOR)
     return services.cancel(get_object_or_404(RUNS, pk=number), user, body.reason)
 
 
 def _run(row: WhatIf) -> FutureSeed:
-    """The only one."""
+    """Return the only run."""
     return row.futures.all()[0].runs.all()[0]

@@ -1,8 +1,8 @@
-"""Sign-ins that fail are events; too many of them close the door for a while. No table, and nothing to clean up.
+"""Sign-in throttling based on failed-sign-in events: no table, and nothing to clean up.
 
-A pair of name and address is refused after PAIR_FAILURES within WINDOW, until the window has passed or a sign-in succeeded
-with that name from there; an address after ADDRESS_FAILURES, whatever the names. Refused attempts are not recorded, so the
-record cannot be flooded. Typed names are kept only as a digest, since people type passwords into the wrong field.
+A (name, address) pair is refused after PAIR_FAILURES within WINDOW, until the window has passed or a sign-in with that name
+and address succeeded; an address after ADDRESS_FAILURES, whatever the names. Refused attempts are not recorded, so the log
+cannot be flooded. Names are stored only as a digest, since people type passwords into the wrong field.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ FAILED, DONE = "sign_in.failed", "sign_in.done"
 
 
 def address_of(request: HttpRequest) -> str:
-    """The client's address as the server saw it (uvicorn resolves a trusted proxy's header before us)."""
+    """Return the client's address (uvicorn resolves a trusted proxy's header)."""
     return str(request.META.get("REMOTE_ADDR", ""))
 
 

@@ -1,4 +1,4 @@
-"""Who may open which page. The fleet's people are viewer, operator or admin; a tenant's people see their own things only."""
+"""Page permissions. Fleet users are viewer, operator or admin; tenant users see only their own data."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -17,7 +17,7 @@ View = Callable[..., HttpResponseBase]
 
 
 def role_of(request: HttpRequest) -> Role | None:
-    """The user's role over the fleet, asked of the database once a request."""
+    """Return the user's role over the fleet, queried once per request."""
     noted = cast(NotedRequest, request)
     if not hasattr(request, "fleet_role"):
         user = request.user
@@ -31,12 +31,12 @@ def may(request: HttpRequest, least: Role) -> bool:
 
 
 def sees_tenants(request: HttpRequest) -> bool:
-    """Whether there is any tenant whose keys and requests the user may see."""
+    """Return whether the user may see keys and requests of any tenant."""
     return may(request, Role.VIEWER) or visible_tenants(request.user).exists()
 
 
 def signed_in(view: View) -> View:
-    """The page is for users who see some tenant; others are asked to sign in, or to have an admin give them a role."""
+    """Restrict the page to users who see some tenant; others are asked to sign in or to request a role."""
 
     @wraps(view)
     def guarded(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -50,7 +50,7 @@ def signed_in(view: View) -> View:
 
 
 def fleet_role(least: Role) -> Callable[[View], View]:
-    """The page is for people with at least the role *least* over the fleet."""
+    """Restrict the page to users with at least role *least* over the fleet."""
 
     def decorate(view: View) -> View:
         @wraps(view)
@@ -59,7 +59,7 @@ def fleet_role(least: Role) -> Callable[[View], View]:
                 if not request.user.is_authenticated:
                     return redirect_to_login(request.get_full_path())
                 if request.path == "/" and sees_tenants(request):
-                    return redirect("console:usage")  # where a tenant's people land after signing in
+                    return redirect("console:usage")  # tenant users land here after signing in
                 raise PermissionDenied(f"This needs the role {least.label.lower()} over the fleet.")
             return view(request, *args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Figures built once for all browsers that show the same thing."""
+"""Figures built once for all browsers that show the same data."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -13,7 +13,7 @@ _lock = Lock()
 
 
 def once(key: Hashable, build: Callable[[], Made]) -> Made:
-    """The result of *build*, computed once per *key* and kept while it is in use."""
+    """Return the result of *build*, computed once per *key* and kept while in use."""
     with _lock:
         if key in _built:
             _built.move_to_end(key)

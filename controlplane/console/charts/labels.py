@@ -1,8 +1,8 @@
-"""Where names of points stand in a chart, so that they cover neither points nor each other."""
+"""Placement of point labels in a chart without covering points or other labels."""
 
 from collections.abc import Sequence
 
-# Where the name of a point may stand, best first: its left edge and middle from the point, by its width, in pixels.
+# Label positions, best first: left edge and middle relative to the point, by label width, in pixels.
 SIDES = {
     "top center": (-0.5, 0, -15),
     "bottom center": (-0.5, 0, 15),
@@ -14,7 +14,7 @@ SIDES = {
     "bottom left": (-1, -4, 13),
 }
 GROUNDS_PX = ((460.0, 200.0), (272.0, 200.0))
-"""About the size of the plot's ground on a desktop and on a phone: a name stands on one side in both."""
+"""Approximate plot areas on desktop and phone; a label has the same side in both."""
 LETTER_PX, LINE_PX, POINT_PX = 6.3, 14.0, 12.0
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -23,7 +23,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 def label_sides(
     points: Sequence[tuple[str, str, float, float]], across: Sequence[float], up: Sequence[float]
 ) -> dict[str, str]:
-    """For each (key, text, x, y): the side of its point on which the text covers least of other points and texts."""
+    """Return for each (key, text, x, y) the side of its point where the text covers least of other points and texts."""
     half = POINT_PX / 2
     grounds = []
     for width, height in GROUNDS_PX:
@@ -50,14 +50,14 @@ def label_sides(
 
 
 def box(place: tuple[float, float], side: str, width: float) -> Box:
-    """The area that a text of *width* pixels covers on that *side* of the point at *place*."""
+    """Return the area covered by a text of *width* pixels on that *side* of the point at *place*."""
     share, right, down = SIDES[side]
     left, middle = place[0] + share * width + right, place[1] + down
     return left, middle - LINE_PX / 2, left + width, middle + LINE_PX / 2
 
 
 def overlap(one: Box, other: Box) -> float:
-    """Square pixels that both cover."""
+    """Return the overlap in square pixels."""
     wide = min(one[2], other[2]) - max(one[0], other[0])
     high = min(one[3], other[3]) - max(one[1], other[1])
     return wide * high if wide > 0 and high > 0 else 0.0

@@ -1,6 +1,6 @@
-"""A figure as plain SVG, for the time before plotly.js has loaded and for browsers that do not run it.
+"""SVG preview of a figure, for the time before plotly.js has loaded and for browsers that do not run it.
 
-The same numbers without axes' detail: lines, bands, points, the objective, and nothing that needs text.
+The same numbers without axis details: lines, bands, points and the objective, without text.
 """
 
 import math
@@ -31,14 +31,15 @@ def preview(figure: dict[str, Any]) -> SafeString:
 
 
 class _Scale:
-    """From an axis' values to the drawing. Times, numbers and names (by their order) may lie on the horizontal axis; both
-    axes may be logarithmic, with a range in powers of ten, as in plotly."""
+    """Mapping from axis values to drawing coordinates. The horizontal axis may hold times, numbers or names (by order); both
+    axes may be logarithmic, with a range in powers of ten, as in plotly.
+    """
 
     def __init__(self, traces: list[dict[str, Any]], layout: dict[str, Any], levels: list[float]) -> None:
         self._names: dict[str, int] = {}
         self._logarithmic = layout.get("xaxis", {}).get("type") == "log"
         places = [self._place(value) for trace in traces for value in trace["x"]]
-        room = 0.5 if self._names else 0.0  # names stand in the middle of their places
+        room = 0.5 if self._names else 0.0  # names are centred in their slots
         self._left, right = min(places, default=0.0) - room, max(places, default=1.0) + room
         if across := layout.get("xaxis", {}).get("range"):
             self._left, right = across if self._logarithmic else map(self._place, across)
@@ -65,7 +66,7 @@ class _Scale:
         return HEIGHT * (1 - (self._up(value) - self._bottom) / (self._top - self._bottom))
 
     def points(self, trace: dict[str, Any]) -> Points:
-        """Of a trace whose line is a step, with the corners of its steps."""
+        """Return the points of a trace, with corners added for step lines."""
         known = zip(trace["x"], trace["y"], strict=True)
         points = [(self.x(place), self.y(value)) for place, value in known if value is not None]
         if trace.get("line", {}).get("shape") != "hv":
@@ -124,7 +125,7 @@ def _lines(traces: list[dict[str, Any]], layout: dict[str, Any]) -> SafeString:
 
 
 def _bars(traces: list[dict[str, Any]], layout: dict[str, Any]) -> SafeString:
-    """Bars of times, each series on top of those before it; each is as wide as its period."""
+    """Draw stacked bars over time; each is as wide as its period."""
     tops = [sum(values) for values in zip(*(trace["y"] for trace in traces), strict=True)]
     scale = _Scale([traces[0] | {"y": tops}], layout, [])
     height_of = dict.fromkeys(traces[0]["x"], 0.0)
@@ -143,7 +144,7 @@ def _bars(traces: list[dict[str, Any]], layout: dict[str, Any]) -> SafeString:
 
 
 def _heat(traces: list[dict[str, Any]], layout: dict[str, Any]) -> SafeString:
-    """Runs of nearly equal cells are one rectangle each, so that the page stays small."""
+    """Draw a heat map; runs of nearly equal cells become one rectangle, which keeps the page small."""
     trace = traces[0]
     rows = trace["z"][::-1]  # plotly draws the first row at the bottom
     height = HEIGHT / max(1, len(rows))
@@ -164,4 +165,4 @@ def _heat(traces: list[dict[str, Any]], layout: dict[str, Any]) -> SafeString:
 
 
 DRAWN: dict[str, Callable[[list[dict[str, Any]], dict[str, Any]], SafeString]] = {"heatmap": _heat, "bar": _bars}
-"""By the type of a figure's first trace; all others are lines and points."""
+"""By type of a figure's first trace; all others are lines and points."""

@@ -1,8 +1,8 @@
-"""A chart: data, axes with units, levels, and from them the figure, its legend, its table and CSV file.
+"""Chart specification: data, axes with units and levels; derives the figure, legend, table and CSV file.
 
-A page declares a `Chart`; nothing here is drawn by hand. Figures are plotly's JSON, with CSS variables (`var(--s1)`) for
-colours, which `charts.js` resolves, so that one figure serves both themes. The meaning of a style is fixed: s1 solid is the
-main series, a level is dashed in the critical colour; line style differs as well as colour.
+Pages declare a `Chart`. Figures are plotly's JSON with CSS variables (`var(--s1)`) for colours, which `charts.js` resolves,
+so that one figure serves both themes. Styles have fixed meanings: s1 solid is the main series, a level is dashed in the
+critical colour; series differ in line style as well as colour.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,30 +16,30 @@ from django.http import StreamingHttpResponse
 from controlplane.console.formats import NONE
 from controlplane.resources.tables import Table
 
-HEIGHT, TALL_HEIGHT = 196, 220  # px, with a legend above, and without
+HEIGHT, TALL_HEIGHT = 196, 220  # px, with and without a legend above
 HEIGHTS = {"large": 320, "medium": 248}
-DASHES = {"dot": "1 4", "dash": "7 4", "dashdot": "7 3 1 3", "longdash": "11 4"}  # of SVG lines
+DASHES = {"dot": "1 4", "dash": "7 4", "dashdot": "7 3 1 3", "longdash": "11 4"}  # SVG dash patterns
 STYLES = (("s1", "solid"), ("s2", "dash"), ("s3", "dot"), ("s4", "dashdot"), ("s5", "longdash"), ("s6", "solid"))
-SHADES = [[0.0, "var(--sunken)"], [1.0, "var(--s1)"]]  # in either theme full stands out, and empty does not
+SHADES = [[0.0, "var(--sunken)"], [1.0, "var(--s1)"]]  # in either theme, full is prominent and empty is not
 NO_SAMPLES = "No samples yet. The gateway keeps one every 5 s; the first appear shortly after it starts."
 NO_TRAFFIC = "No traffic in this range."
 
 Values = Sequence[float | None]
-Settings = Mapping[str, Any]  # in plotly's words
+Settings = Mapping[str, Any]  # as in plotly
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """*heading* is that of the table's first column, *unit* that of the other columns."""
+    """Axis. *heading* is that of the table's first column, *unit* that of the other columns."""
 
     settings: Settings = field(default_factory=dict)
     unit: str = ""
     heading: str = ""
     time_format: str = "%H:%M:%S"  # of the table's first column
-    scale: float = 1.0  # from values to what is drawn
+    scale: float = 1.0  # from values to drawn values
 
     def but(self, *, unit: str | None = None, heading: str | None = None, **settings: Any) -> "Axis":
-        """This axis with other settings."""
+        """Return this axis with other settings."""
         return replace(
             self,
             settings={**self.settings, **settings},
@@ -67,21 +67,21 @@ AMOUNT = Axis({"tickformat": "~s"})
 COUNT = Axis({"tickformat": ",d"})
 SHARE = Axis({"tickformat": ".0%"}, "ratio")
 MILLISECONDS = Axis({"ticksuffix": "s", "tickformat": "~s", "hoverformat": ".3~s"}, "ms", scale=1e-3)
-"""Drawn in seconds, so that the axis says 500ms and 8s."""
+"""Drawn in seconds, so that ticks read 500ms and 8s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A line, or with *size* points: on the line, or where *shape* is given alone.
+    """Line, or points if *size* is set: on the line, or alone with *shape*.
 
-    The entry of the legend and the heading of the table's column are made of *label*.
+    The legend entry and the table heading derive from *label*.
     """
 
     label: str
     y: Values
     style: tuple[str, str] = STYLES[0]  # colour and dash
-    x: Sequence[Any] | None = None  # the chart's, if None
-    width: float = 1.75  # px; with 0 the line is an edge of a filled ground
+    x: Sequence[Any] | None = None  # default: the chart's
+    width: float = 1.75  # px; 0: edge of a filled area
     shape: str = ""  # circle, diamond, square or triangle-up
     size: int = 0  # of points, px
     heading: str = ""  # of the table's column
@@ -99,7 +99,7 @@ class Series:
 
     @property
     def stroke(self) -> str:
-        """For the legend's SVG."""
+        """Return the stroke for the legend's SVG."""
         return DASHES.get(self.dash, "none")
 
     def trace(self, x: Sequence[Any]) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Heat:
-    """Rows of shares over time, the first at the bottom."""
+    """Heat map of shares over time, first row at the bottom."""
 
     names: Sequence[str]
     z: Sequence[Values]  # 0 to 1
@@ -146,7 +146,7 @@ class Heat:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Dashed lines across the chart: an SLO, or what was promised, against what came."""
+    """Dashed horizontal lines: an SLO, or the promised value."""
 
     label: str
     values: Sequence[float]
@@ -163,7 +163,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart in all its forms. There is nothing to draw when *empty* says why; the table has the rows even then."""
+    """Chart in all its forms. *empty* explains why nothing is drawn; the table has the rows even then."""
 
     key: str
     title: str
@@ -174,12 +174,12 @@ class Chart:
     across: Axis = TIME
     up: Axis = PLAIN
     levels: Levels | None = None
-    now: datetime | None = None  # where a line parts past and future
-    table: Table | None = None  # where the series are not its columns
+    now: datetime | None = None  # boundary of past and future
+    table: Table | None = None  # where its columns are not the series
     empty: str = ""
-    size: str = ""  # "large" for the chart that a page is about, or "medium"
+    size: str = ""  # "large" for the main chart of a page, or "medium"
     hover: str = "x unified"
-    shapes: Sequence[Settings] = ()  # further ones, in plotly's words
+    shapes: Sequence[Settings] = ()  # further shapes, as in plotly
 
     @property
     def script_id(self) -> str:
@@ -187,7 +187,7 @@ class Chart:
 
     @property
     def legend(self) -> tuple[Series | Levels, ...]:
-        """In the order of declaration."""
+        """Return the legend entries in order of declaration."""
         if self.empty:
             return ()
         listed = tuple(series for series in self.series if isinstance(series, Series) and series.listed)
@@ -199,7 +199,7 @@ class Chart:
 
     @property
     def header(self) -> tuple[str, ...]:
-        """With units."""
+        """Return the table header with units."""
         if self.table:
             return self.table.header
         return (self.across.heading, *(one.heading or f"{one.label} ({self.up.unit})" for one in self._columns))
@@ -211,7 +211,7 @@ class Chart:
         return [list(row) for row in zip(self.x, *(series.y for series in self._columns), strict=True)]
 
     def csv(self, name: str) -> StreamingHttpResponse:
-        """The file of the rows. In files times are UTC; on pages they are in the zone of the pages."""
+        """Return the rows as a CSV file. Times are UTC in files, in the pages' zone on pages."""
         header = (f"{self.header[0]} (UTC)", *self.header[1:]) if self._of_times else self.header
         return Table(header, self.rows).csv(name)
 
@@ -221,13 +221,13 @@ class Chart:
 
     @property
     def shown_rows(self) -> list[list[str]]:
-        """The rows as the page's table shows them, newest first where they are times."""
+        """Return the rows as shown in the page's table, newest first if they are times."""
         rows = self.rows[::-1] if self._of_times else self.rows
         return [[_shown(value, self.across.time_format) for value in row] for row in rows]
 
     @cached_property
     def figure(self) -> dict[str, Any] | None:
-        """Plotly's JSON; None when there is nothing to draw."""
+        """Return plotly's JSON, or None if there is nothing to draw."""
         if self.empty:
             return None
         traces = [series.trace(self.x) for series in sorted(self.series, key=lambda series: series.layer)]
@@ -254,7 +254,7 @@ class Chart:
         return merged(LAYOUT, changes | ({"shapes": shapes} if shapes else {}))
 
     def payload(self) -> dict[str, Any]:
-        """The message that redraws it."""
+        """Return the message that redraws the chart."""
         return {"figure": self.figure, "sentence": self.sentence, "empty": self.empty}
 
 
@@ -300,7 +300,7 @@ LAYOUT: dict[str, Any] = {
 
 
 def merged(base: Settings, changes: Settings) -> dict[str, Any]:
-    """*base* with *changes* laid over it, level by level; None takes a setting away."""
+    """Return *base* deeply merged with *changes*; None removes a setting."""
     settings = dict(base)
     for name, value in changes.items():
         if isinstance(value, Mapping) and isinstance(settings.get(name), Mapping):
@@ -313,7 +313,7 @@ def merged(base: Settings, changes: Settings) -> dict[str, Any]:
 
 
 def local(moment: datetime) -> str:
-    """Plotly shows dates as they are written: the time of the page's zone, without the zone."""
+    """Return the local time without a zone: plotly shows dates verbatim."""
     return moment.replace(tzinfo=None).isoformat(sep=" ")
 
 
@@ -329,17 +329,17 @@ def _shown(value: Any, time_format: str) -> str:
 
 
 def styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """A colour and dash for each of *names*; those beyond the last style share it."""
+    """Return a colour and dash for each of *names*; those beyond the last style share it."""
     return {name: STYLES[min(at, len(STYLES) - 1)] for at, name in enumerate(names)}
 
 
 def last(values: Values) -> float | None:
-    """The newest known value."""
+    """Return the newest known value."""
     return next((value for value in reversed(values) if value is not None), None)
 
 
 def change(values: Values) -> str:
-    """`, up 8% over the range`, or nothing when little changed or is known."""
+    """Return `, up 8% over the range`, or an empty text for small or unknown changes."""
     known = [value for value in values if value is not None]
     if len(known) < 6:
         return ""

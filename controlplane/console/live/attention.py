@@ -1,4 +1,4 @@
-"""Problems for operators to look at, worst first: the list of the overview and the badges of the navigation."""
+"""Problems for operators, worst first: the overview's list and the navigation badges."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,25 +15,25 @@ from controlplane.fleet.lifecycle.restarts import CRASH_LOOP
 SHOWN = 5
 ERRORS_WARNING, ERRORS_CRITICAL = 0.001, 0.01
 QUEUE_WARNING = 0.8  # of the endpoint's bound
-JOBS_NAMED = 3  # beyond these, jobs in trouble are one line
+JOBS_NAMED = 3  # beyond these, failing jobs share one line
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Facts from the database that live numbers are held against; endpoints by (model, region)."""
+    """Database facts compared with live numbers; endpoints by (model, region)."""
 
     queue_bounds: dict[tuple[str, str], int] = field(default_factory=dict)
     min_instances: dict[tuple[str, str], int] = field(default_factory=dict)
     plans: tuple[str, ...] = ()
-    """Models of the plans that wait for an operator, one for each plan."""
+    """Model of each plan that waits for an operator."""
     flapping: tuple[tuple[str, str, str], ...] = ()
-    """(model, region, who moved what) of endpoints that are scaled out and in again and again."""
+    """(model, region, movers) of endpoints that are repeatedly scaled out and in."""
     rollouts: tuple[tuple[str, str, str], ...] = ()
-    """(model, region, message) of rollouts that failed and left outdated instances."""
+    """(model, region, message) of failed rollouts that left outdated instances."""
     held: dict[tuple[str, str], str] = field(default_factory=dict)
-    """Who holds an instance at an endpoint, and why."""
+    """Holder and reason of a held instance, by endpoint."""
     titles: Mapping[str, str] = field(default_factory=dict)
-    """Of regions, by name."""
+    """Region titles by name."""
 
     def where(self, model: str, region: str) -> str:
         return f"{model} in {self.titles.get(region, region)}"
@@ -41,7 +41,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to look at; *rank* orders items of one severity, lowest first. Without a model it concerns the fleet."""
+    """One problem; *rank* orders items of one severity, lowest first. Without a model it concerns the fleet."""
 
     severity: str  # critical, warning
     rank: float
@@ -56,16 +56,16 @@ class Item:
 
 
 def link(page: str, **query: str) -> str:
-    """The address of a page of the console with its filters set."""
+    """Return the URL of a console page with its filters set."""
     return f"{reverse(f'console:{page}')}?{urlencode(query)}"
 
 
 def find(tables: Mapping[str, list[dict[str, Any]]], known: Known) -> dict[str, Any]:
-    """`{"items": the worst SHOWN, "total": all of them, "instances": how many are down, "below": how many models are below
-    their SLO, "plans": how many wait, "system": how many jobs and parts are in trouble, "models"}`.
+    """Return `{"items": the worst SHOWN, "total": all of them, "instances": how many are down, "below": how many models are
+    below their SLO, "plans": how many wait, "system": how many jobs and parts have problems, "models"}`.
 
-    *models* has items and total once more for each model that something is wrong with: its own and the fleet's. Of a model
-    that is not among them only the fleet's are to be seen, which are under `""`.
+    *models* has items and total for each model with problems: its own and the fleet's. Other models have only the fleet's,
+    under `""`.
     """
     waiting = list(_plans(known.plans))
     system = list(_system(tables.get("parts", []), tables.get("jobs", [])))
@@ -94,12 +94,12 @@ def find(tables: Mapping[str, list[dict[str, Any]]], known: Known) -> dict[str, 
 
 
 def of_model(attention: dict[str, Any], model: str) -> dict[str, Any]:
-    """Items and total of *attention* (of `find`) for one model; for all of them where it is empty."""
+    """Return items and total of *attention* (from `find`) for one model, or for all if empty."""
     return attention["models"].get(model, attention["models"][""]) if model else attention
 
 
 def _list(items: list[Item]) -> dict[str, Any]:
-    """The worst of *items*, and how many there are."""
+    """Return the worst of *items*, and their number."""
     worst = sorted(items, key=lambda item: (item.severity != "critical", item.rank, item.title))
     return {"items": [item.as_dict() for item in worst[:SHOWN]], "total": len(items)}
 
@@ -127,7 +127,7 @@ def _instances(table: list[dict[str, Any]], known: Known) -> Iterator[Item]:
 
 
 def _endpoints(table: list[dict[str, Any]], known: Known) -> Iterator[Item]:
-    """Endpoints with too few instances ready, and those with one whose queue is full or nearly so."""
+    """Endpoints with too few ready instances, or with a full or nearly full queue."""
     for row in table:
         model, region, waiting, ready = row["model"], row["region"], row["waiting"] or 0, row["instances_ready"] or 0
         name, href = known.where(model, region), link("instances", model=model, region=region)
@@ -150,26 +150,26 @@ def _endpoints(table: list[dict[str, Any]], known: Known) -> Iterator[Item]:
 
 
 def _rollouts(known: Known) -> Iterator[Item]:
-    """Rollouts that failed, until the next one or until the settings are changed back."""
+    """Failed rollouts, until the next one or until the settings are reverted."""
     for model, region, message in known.rollouts:
         href = link("instances", model=model, region=region)
         yield Item("warning", 0.4, f"The rollout of {known.where(model, region)} failed", message, href, model)
 
 
 def _flapping(known: Known) -> Iterator[Item]:
-    """Endpoints whose instances come and go: who moves them work against each other."""
+    """Endpoints with movers that work against each other."""
     for model, region, moved in known.flapping:
         href = link("moves", model=model, region=region)
         yield Item("warning", 0.6, f"Scaling of {known.where(model, region)} flaps", moved, href, model)
 
 
 def slo_level(row: Mapping[str, Any]) -> str:
-    """How worrying the SLO of a tile is: that of its worst class, against what the class promises."""
+    """Return the warning level of a tile's SLO: its worst class against the class's promise."""
     return level_of(row.get("slo_met_ratio"), row.get("slo_objective_ratio"), row.get("slo_burn"))
 
 
 def _service(table: list[dict[str, Any]]) -> Iterator[Item]:
-    """Service levels and errors by model (the fleet's own line says nothing about where to look)."""
+    """Service levels and errors by model (the fleet's own line gives no clue where to look)."""
     for row in table:
         model, met = row["scope"], row["slo_met_ratio"]
         if not model:
@@ -188,7 +188,7 @@ def _service(table: list[dict[str, Any]]) -> Iterator[Item]:
 
 
 def _lengths(table: list[dict[str, Any]]) -> Iterator[Item]:
-    """Answers that have become longer or shorter than was learned."""
+    """Answers that are longer or shorter than the learned lengths."""
     for drift in (drift for row in table for drift in row["drift"] or ()):
         model, tenant = drift["model"], drift["tenant"]
         change = {True: "longer than", False: "shorter than"}.get(drift.get("longer"), "other than")
@@ -198,7 +198,6 @@ def _lengths(table: list[dict[str, Any]]) -> Iterator[Item]:
 
 
 def _plans(models: tuple[str, ...]) -> Iterator[Item]:
-    """Advice that awaits a decision."""
     if models:
         title = "1 plan waits for approval" if len(models) == 1 else f"{len(models)} plans wait for approval"
         names = sorted(set(models))
@@ -207,7 +206,7 @@ def _plans(models: tuple[str, ...]) -> Iterator[Item]:
 
 
 def _system(parts: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> Iterator[Item]:
-    """Parts of the stack that are down, and jobs that are late or fail for no such reason."""
+    """Parts of the stack that are down, and jobs that are late or fail for another reason."""
     href = reverse("console:system")
     for part in parts:
         if part["state"] == "down":

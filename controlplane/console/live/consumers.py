@@ -1,15 +1,15 @@
-"""`/ws/live/?topics=overview:llama,instances,events`: a page follows the live state over one websocket.
+"""`/ws/live/?topics=overview:llama,instances,events`: live state for a page over one websocket.
 
 Messages are JSON objects with `t` (kind):
 
 - `hello` {protocol, interval_s, now}: first; *now* is this server's clock, by which pages compute ages
-- `state` {ts, source, html, drawn}: the fragments that changed since the last one, the first time all of them, and by topic
-  the mark of what the page shows beyond them, see `fragments.py`
-- `alive` {now}: nothing else was sent for `ALIVE_S`; a page that hears nothing for longer has lost its connection, whatever
-  its socket says
+- `state` {ts, source, html, drawn}: the fragments that changed since the last one (initially all), and by topic the mark of
+the page's remaining content, see `fragments.py`
+- `alive` {now}: nothing else was sent for `ALIVE_S`; a page that receives nothing for longer has lost its connection, even
+if its socket is open
 
-A client sends nothing. It gets at most one state a second, drawn when it is sent: nothing queues. Close codes: 4001 signed
-out, 4003 not allowed, 4008 too slow, 4010 message not understood.
+A client sends nothing. It gets at most one state a second, rendered when sent: nothing queues. Close codes: 4001 signed out,
+4003 not allowed, 4008 too slow, 4010 message not understood.
 """
 
 import asyncio
@@ -44,21 +44,21 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class Closed(Exception):
-    """The connection ends with *code*."""
+    """Closure of the connection with *code*."""
 
     def __init__(self, code: int) -> None:
         self.code = code
 
 
 async def role_of_session(session: SessionBase) -> Role | None:
-    """The fleet role of the session's user now; None once signed out, expired, blocked or demoted."""
+    """Return the current fleet role of the session's user; None once signed out, expired, blocked or demoted."""
     fresh = import_module(settings.SESSION_ENGINE).SessionStore(session.session_key)
     user = await get_user(cast(Any, {"session": fresh}))
     return await database_sync_to_async(user.fleet_role)() if isinstance(user, User) else None
 
 
 class LiveConnection:
-    """One browser's connection: what was last sent to it, and the loop that sends what has changed."""
+    """One browser's connection: the last sent state, and the loop that sends changes."""
 
     def __init__(self, send: Send, topics: list[str], live: LiveHub) -> None:
         self._send = send
@@ -69,7 +69,7 @@ class LiveConnection:
         self._watcher = live.watch(topics)
 
     async def run(self) -> None:
-        """Send until cancelled. Raises Closed."""
+        """Send until cancelled. Raise Closed on refusal."""
         try:
             await self._message("hello", protocol=PROTOCOL, interval_s=INTERVAL_S, now=time.time())
             await asyncio.to_thread(self._hub.state)
@@ -82,7 +82,7 @@ class LiveConnection:
             self._hub.unwatch(self._watcher)
 
     async def _news(self) -> None:
-        """Wait until there may be something to send, and say meanwhile that the connection is alive."""
+        """Wait for a possible change, sending `alive` messages meanwhile."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ALIVE_S):
@@ -108,14 +108,14 @@ class LiveConnection:
 
 
 async def _listen(receive: Callable[[], Awaitable[dict[str, Any]]]) -> None:
-    """Wait until the client goes. Raises Closed if it says anything else."""
+    """Wait until the client disconnects. Raise Closed if it sends anything."""
     message = await receive()
     if message["type"] != "websocket.disconnect":
         raise Closed(NOT_UNDERSTOOD)
 
 
 async def _guard(session: SessionBase, least: Role) -> None:
-    """Return never; raise Closed once the session no longer gives the right to look."""
+    """Never return; raise Closed once the session loses its permission."""
     while True:
         await asyncio.sleep(SESSION_CHECK_S)
         role = await role_of_session(session)
@@ -126,7 +126,7 @@ async def _guard(session: SessionBase, least: Role) -> None:
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
     """Cancel *tasks* until they have ended: one that waits for the database may swallow a first cancellation.
 
-    How they end is looked at, or asyncio would log what one of them met that was sending when the browser went away.
+    Results are retrieved, otherwise asyncio would log the exceptions of sends to a closed connection.
     """
     while pending := [task for task in tasks if not task.done()]:
         for task in pending:
@@ -136,7 +136,7 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 
 
 async def live(scope: dict[str, Any], receive: Callable[[], Awaitable[dict[str, Any]]], send: Send) -> None:
-    """The ASGI application of one connection; `asgi.py` has checked its origin and found its session."""
+    """Serve one connection as an ASGI application; `asgi.py` has checked its origin and loaded its session."""
     await receive()  # websocket.connect
     query = parse_qs(scope.get("query_string", b"").decode("ascii", "replace"))
     topics = sorted(set(filter(None, query.get("topics", [""])[0].split(","))))
@@ -170,7 +170,7 @@ async def live(scope: dict[str, Any], receive: Callable[[], Awaitable[dict[str, 
     finally:
         await _end(tasks)
     if code is not None:
-        # A reader that is too slow does not take the goodbye either.
+        # A slow reader may not receive the close message either.
         with suppress(OSError, RuntimeError, TimeoutError):
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await send({"type": "websocket.close", "code": code})

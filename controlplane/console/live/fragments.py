@@ -1,7 +1,7 @@
-"""Fragments of HTML that pages keep fresh: drawn once for each state of the fleet, whatever the number of browsers.
+"""HTML fragments that pages keep fresh, rendered once per fleet state for all browsers.
 
-A fragment has a name; elements with `data-fragment=NAME` hold it. Where more than words changes on a page (rows come, go
-or move), the *drawn* mark of its topic differs from the page's, and the page fetches its regions again.
+A fragment has a name; elements with `data-fragment=NAME` hold it. When more than text changes on a page (rows appear,
+disappear or move), the *drawn* mark of its topic differs from the page's, and the page reloads its regions.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ BADGES: Final = {
     "system": "in trouble",
     "queues": "groups at risk or late",
 }
-"""Counts of the attention list that the navigation shows, and what is counted."""
+"""Counts of the attention list in the navigation, with their labels."""
 
 
 def badge(problems: dict[str, Any], name: str) -> str:
@@ -48,7 +48,7 @@ def badge(problems: dict[str, Any], name: str) -> str:
 
 
 def attention_list(problems: dict[str, Any], model: str, instances: int, known: bool) -> str:
-    """The list of what needs attention, of one model or of all."""
+    """Render the attention list of one model or of all."""
     shown = {**attention.of_model(problems, model), "model": model, "instances": instances, "known": known}
     return render_to_string("console/overview/attention.html", shown)
 
@@ -71,7 +71,7 @@ def _tiles(of: tuple[tiles.Tile, ...], row: dict[str, Any] | None, live: str) ->
 
 
 def _everywhere(state: LiveState, _: str) -> Html:
-    """Fragments of every page: badges of the navigation, and numbers of models."""
+    """Render fragments of every page: navigation badges, and numbers of models."""
     badges = {f"badge/{name}": badge(state.attention, name) for name in BADGES} if state.known else {}
     return badges | _cells((row for row in state.tables["tiles"] if row["scope"]), MODEL_CELLS)
 
@@ -142,7 +142,7 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
     "events": (lambda state, _: {}, lambda state, _: state.newest_event_id),
     "what-if": (lambda state, number: what_ifs.html(state.what_ifs.get(int(number))), _drawn_what_if),
 }
-"""By the word before the colon of a topic: its fragments, and what their pages have drawn beyond them."""
+"""Fragments and marks by topic (the part before the colon)."""
 
 
 def is_topic(topic: str) -> bool:
@@ -156,14 +156,14 @@ def html_of(state: LiveState, topic: str) -> Html:
 
 
 def drawn_of(state: LiveState, topic: str) -> str:
-    """The mark of what a page with *topic* shows; empty where fragments say everything."""
+    """Return the mark of a page with *topic*; empty where fragments cover everything."""
     kind, _, subject = topic.partition(":")
     shown = TOPICS[kind][1](state, subject)
     return "" if shown is None else hashlib.blake2b(repr(shown).encode(), digest_size=8).hexdigest()
 
 
 def drawn_by_page(state: LiveState, topics: Iterable[str]) -> dict[str, str]:
-    """The marks of a page that is drawn now; of events, what the database has, as the hub may not have looked yet."""
+    """Return the marks of a page being rendered. Events come from the database, since the hub may not have read them yet."""
     marks = {topic: drawn_of(state, topic) for topic in topics}
     if "events" in marks:
         marks["events"] = str(newest_event_id())

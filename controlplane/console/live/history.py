@@ -1,8 +1,8 @@
-"""The last hour as the gateway sampled it every five seconds: windows of it, thinned for charts, by time and series.
+"""Last hour as sampled by the gateway every five seconds: windows, thinned for charts, by time and series.
 
-A sample (`gateway.monitoring.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE},
-"endpoints": columns of demand, "kv": {instance: ratio}, "load": {instance: [running, waiting]},
-"pace": {instance: [TTFT p95 in ms, ITL p95 in ms, output tokens/s]}}`.
+A sample (`gateway.monitoring.summary.history_sample`) is `{"ts", "fleet": TILE, "models": {name: TILE}, "endpoints": columns
+of demand, "kv": {instance: ratio}, "load": {instance: [running, waiting]}, "pace": {instance: [TTFT p95 in ms, ITL p95 in
+ms, output tokens/s]}}`.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from typing import Any
 
 from django.utils import timezone
 
-POINTS = 180  # of a line; one every 5 s for 15 minutes, every 20 s for an hour
+POINTS = 180  # per line: every 5 s for 15 minutes, every 20 s for an hour
 
 Sample = dict[str, Any]
 Series = list[float | None]
 
 
 def window(history: Sequence[Sample], range_s: float, now_s: float) -> list[Sample]:
-    """The samples of the last *range_s* seconds, thinned evenly to at most POINTS; the newest is always kept."""
+    """Return the samples of the last *range_s* seconds, thinned evenly to at most POINTS, including the newest."""
     since = now_s - range_s
     samples = [sample for sample in history if sample["ts"] >= since]
     step = -(-len(samples) // POINTS) or 1
@@ -26,7 +26,7 @@ def window(history: Sequence[Sample], range_s: float, now_s: float) -> list[Samp
 
 
 def times(samples: Sequence[Sample]) -> list[datetime]:
-    """Times of *samples* in the time zone of the pages."""
+    """Return the times of *samples* in the pages' time zone."""
     zone = timezone.get_current_timezone()
     return [datetime.fromtimestamp(sample["ts"], zone).replace(microsecond=0) for sample in samples]
 
@@ -36,12 +36,12 @@ def tile_of(sample: Sample, model: str = "") -> dict[str, Any]:
 
 
 def tile_series(samples: Sequence[Sample], field: str, model: str = "") -> Series:
-    """One fleet number over time, of all models or of one."""
+    """Return one tile number over time, for all models or one."""
     return [tile_of(sample, model).get(field) for sample in samples]
 
 
 def demand_by_region(samples: Sequence[Sample], field: str, model: str = "") -> dict[str, Series]:
-    """*field* summed over the endpoints of each region, of all models or of one; None before anything was known."""
+    """Return *field* summed by region over its endpoints, for all models or one; None before any data."""
     regions: dict[str, Series] = {}
     for at, sample in enumerate(samples):
         endpoints = sample.get("endpoints")
@@ -56,27 +56,27 @@ def demand_by_region(samples: Sequence[Sample], field: str, model: str = "") -> 
 
 
 def kv_by_instance(samples: Sequence[Sample], names: Sequence[str]) -> dict[str, Series]:
-    """KV cache use of each of *names* over time."""
+    """Return KV cache use of each of *names* over time."""
     return {name: [(sample.get("kv") or {}).get(name) for sample in samples] for name in names}
 
 
 def load_of_instance(samples: Sequence[Sample], name: str) -> tuple[Series, Series]:
-    """Requests running in, and waiting inside, one instance over time."""
+    """Return running requests and requests waiting inside one instance over time."""
     pairs = [(sample.get("load") or {}).get(name) or (None, None) for sample in samples]
     return [running for running, _ in pairs], [waiting for _, waiting in pairs]
 
 
 def pace_of_instance(samples: Sequence[Sample], name: str) -> tuple[Series, Series, Series]:
-    """p95 of TTFT and of ITL in ms, and output tokens a second, of one instance over time."""
+    """Return p95 of TTFT and ITL in ms, and output tokens per second, of one instance over time."""
     rows = [(sample.get("pace") or {}).get(name) or (None, None, None) for sample in samples]
     return [row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows]
 
 
 def newest_s(history: Sequence[Sample]) -> float:
-    """When the newest sample was taken; 0.0 without any."""
+    """Return the time of the newest sample; 0.0 without any."""
     return history[-1]["ts"] if history else 0.0
 
 
 def latest(history: Sequence[Sample], minutes: int) -> list[Sample]:
-    """The last *minutes* up to the newest sample."""
+    """Return the last *minutes* before the newest sample."""
     return window(history, 60.0 * minutes, newest_s(history))

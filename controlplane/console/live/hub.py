@@ -1,7 +1,7 @@
-"""The live hub: one thread of the web process that follows Redis and new events, and wakes its watchers.
+"""Live hub: one thread of the web process that follows Redis and new events, and wakes its watchers.
 
 Pages read `hub.state()`; connections (`consumers.py`) hold a `Watcher`, which wakes them and carries no data: a slow reader
-sees a later state, and nothing queues. Losing Redis is a state like any other; the hub keeps trying, and pages say so.
+sees a later state, and nothing queues. Losing Redis is a normal state; the hub keeps trying, and pages say so.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ logger = logging.getLogger(__name__)
 EVENTS_S = 1.0
 WHAT_IFS_S = 0.5
 KNOWN_S = 5.0
-FIRST_LOOK_S = 1.0  # how long the first page of a process waits for the first look at Redis
+FIRST_LOOK_S = 1.0  # longest wait of a process's first page for the first read of Redis
 RETRY_S = (0.5, 5.0)
 
 
 class Watcher:
-    """A reader that wants to know when the hub has something new. `changed` is set from the hub's thread."""
+    """Reader woken when the hub has something new. `changed` is set from the hub's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, topics: Iterable[str]) -> None:
         self.changed = asyncio.Event()
@@ -57,7 +57,7 @@ class Watcher:
         self._loop = loop
 
     def wake(self) -> None:
-        # RuntimeError: the loop was closed under a connection that was never closed.
+        # RuntimeError: the loop was closed before its connection.
         try:
             self._loop.call_soon_threadsafe(self.changed.set)
         except RuntimeError:
@@ -82,16 +82,16 @@ class LiveHub:
         self._drawing = threading.Lock()
         self._due = {"history": 0.0, "events": 0.0, "known": 0.0, "what_ifs": 0.0}
 
-    # What others call.
+    # Public methods
 
     def state(self) -> LiveState:
-        """The newest state; starts the hub if need be, and gives the first look a moment."""
+        """Return the newest state; start the hub if needed, and wait briefly for the first read."""
         self.start()
         self._looked.wait(FIRST_LOOK_S)
         return self._state
 
     def latest(self) -> LiveState:
-        """The newest state, without waiting: for code on an event loop."""
+        """Return the newest state without waiting, for code on an event loop."""
         return self._state
 
     def start(self) -> None:
@@ -109,7 +109,7 @@ class LiveHub:
             thread.join(timeout=2)
 
     def watch(self, topics: Iterable[str]) -> Watcher:
-        """A watcher of the running event loop; give it back with `unwatch`."""
+        """Return a watcher for the running event loop; release it with `unwatch`."""
         watcher = Watcher(asyncio.get_running_loop(), topics)
         with self._lock:
             self._watchers.add(watcher)
@@ -125,9 +125,9 @@ class LiveHub:
         return len(self._watchers)
 
     def draw(self, topics: Iterable[str]) -> tuple[LiveState, dict[str, str], dict[str, str]]:
-        """The newest state, its fragments of *topics*, and by topic the mark of what pages show beyond them.
+        """Return the newest state, its fragments of *topics*, and the page marks by topic.
 
-        Each topic is drawn once for each state, for all connections.
+        Each topic is rendered once per state, for all connections.
         """
         html: dict[str, str] = {}
         marks: dict[str, str] = {}
@@ -146,7 +146,7 @@ class LiveHub:
             marks["events"] = str(state.newest_event_id)
         return state, html, marks
 
-    # The thread.
+    # Thread
 
     def _run(self) -> None:
         retry_s = RETRY_S[0]
@@ -158,7 +158,7 @@ class LiveHub:
                     socket_connect_timeout=2,
                     socket_timeout=5,
                     health_check_interval=10,
-                    retry=Retry(NoBackoff(), 0),  # trying again is this loop's work
+                    retry=Retry(NoBackoff(), 0),  # this loop retries itself
                 ) as client:
                     self._follow(client)
                 retry_s = RETRY_S[0]
@@ -177,16 +177,16 @@ class LiveHub:
             retry_s = min(retry_s * 2, RETRY_S[1])
 
     def _wait(self, wait_s: float) -> None:
-        """Do without Redis what is due, for *wait_s* or until the hub stops."""
+        """Do due work without Redis, for *wait_s* or until the hub stops."""
         until = time.monotonic() + wait_s
         while time.monotonic() < until and not self._stopping.wait(0.25):
             self._do_due(None)
 
     def _follow(self, client: redis.Redis) -> None:
-        """Take what is there, then what comes, until Redis goes away or the hub stops."""
+        """Read existing data, then follow updates until Redis disconnects or the hub stops."""
         with client.pubsub(ignore_subscribe_messages=True) as channel:
             channel.subscribe(LIVE_CHANNEL)
-            # A new Redis has none: what is held stays.
+            # An empty Redis does not clear the history.
             self._take_history(cast(list[bytes], client.lrange(HISTORY_KEY, 0, -1)))
             summary = cast(bytes | None, client.get(SUMMARY_KEY))
             if summary is not None:
@@ -201,7 +201,7 @@ class LiveHub:
                 self._do_due(client)
 
     def take(self, data: bytes) -> None:
-        """Make *data*, a published summary, the newest state. One that cannot be read is logged and left out."""
+        """Make the published summary *data* the newest state. Log and skip an unreadable one."""
         try:
             summary = orjson.loads(data)
             state = state_of(summary, self._state.version + 1, self._known, tuple(self._history))
@@ -225,7 +225,7 @@ class LiveHub:
         self._publish(replace(self._state, version=self._state.version + 1))
 
     def _do_due(self, client: redis.Redis | None) -> None:
-        """Periodic work between messages; *client* is None while Redis is away."""
+        """Run periodic work between messages; *client* is None while Redis is down."""
         now = time.monotonic()
         if now >= self._due["known"]:
             self._due["known"] = now + KNOWN_S
@@ -246,7 +246,7 @@ class LiveHub:
             self._publish(replace(state, version=state.version + 1, source=Source.SILENT))
 
     def _take_history(self, lines: list[bytes]) -> None:
-        """Add the samples of *lines* that are newer than the newest held."""
+        """Add the samples of *lines* that are newer than the newest stored one."""
         newest = self._history[-1]["ts"] if self._history else float("-inf")
         for line in lines:
             try:
@@ -278,7 +278,7 @@ class LiveHub:
             close_old_connections()
 
     def _read_what_ifs(self) -> None:
-        """Read the progress of what-ifs, only of those that a page follows."""
+        """Read the progress of what-ifs that a page follows."""
         with self._lock:
             wanted = frozenset[int]().union(*(watcher.what_ifs for watcher in self._watchers))
         if not wanted and not self._what_ifs:
@@ -296,7 +296,7 @@ class LiveHub:
             self._publish_again()
 
     def _read_events(self) -> None:
-        """Look for new events, only while a page that shows them is open."""
+        """Look for new events while a page that shows them is open."""
         with self._lock:
             wanted = any(watcher.wants_events for watcher in self._watchers)
         if not wanted:

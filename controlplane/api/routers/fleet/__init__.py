@@ -1,1 +1,1 @@
-"""Routers of the fleet: the inventory, what is deployed, instances and what operators do to them, models that swap."""
+"""Fleet routers: inventory, deployments, instances and their actions, model swaps."""

@@ -1,4 +1,4 @@
-"""`/api/deploy`: hardware, model, deployment, profile and instances in one call."""
+"""`/api/deploy`: create hardware, model, deployment, profile and instances in one call."""
 
 from typing import Any
 
@@ -24,17 +24,17 @@ class DeployIn(DeployRequest):
 class DeployOut(Described):
     deployment: int
     instances: list[str]
-    """Those that start now, or one that waits for a swap."""
+    """Instances that start now, or the one that waits for a swap."""
     profile_estimated: bool | None
-    """Null where there is no performance profile."""
+    """Null without a performance profile."""
     expected_kv_tokens: int
-    """KV cache of one instance."""
+    """KV cache of one instance, in tokens."""
 
 
 @router.post("/deploy", response={201: DeployOut})
 def deploy(request: ApiRequest, body: DeployIn) -> Status[dict[str, Any]]:
-    """Deploy a model: create what is missing of region, GPU type, node, model, deployment and performance profile, and start
-    as many instances as the minimum, one at least. All of it or nothing; one event says what was done.
+    """Deploy a model: create the missing region, GPU type, node, model, deployment and performance profile, and start the
+    minimum number of instances (at least one). All or nothing; recorded as one event.
     """
     user = request.auth.require(Role.OPERATOR)
     if body.address != LOCAL:

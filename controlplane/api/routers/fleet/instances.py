@@ -1,4 +1,4 @@
-"""`/api`: instances, what operators do to them, and a changed deployment on its way to them."""
+"""`/api`: instances, operator actions and rollouts of changed deployments."""
 
 from typing import Any, TypedDict, cast
 
@@ -45,11 +45,11 @@ class InstanceOut(RowSchema):
     launcher: Launcher
     state: InstanceState
     tier: Tier
-    """Where its weights are."""
+    """Where the weights are."""
     swap_group: str | None
-    """Who shares its GPUs: `/api/swap-groups`."""
+    """Instances that share its GPUs: `/api/swap-groups`."""
     outdated: list[str] = Field(default_factory=list)
-    """Engine settings of its deployment that are other than those it was started with."""
+    """Engine settings of the deployment that differ from those it was started with."""
 
     @staticmethod
     def resolve_outdated(row: Any) -> list[str]:
@@ -75,11 +75,11 @@ class CommandOut(RowSchema):
 
 class InstanceDetail(InstanceOut):
     possible_actions: list[Action]
-    """Actions that its state allows."""
+    """Actions allowed in its state."""
     commands: list[CommandOut]
-    """The newest ten."""
+    """Newest ten commands."""
     engine: dict[str, Any]
-    """The server as measured: version, arguments, KV cache in tokens and blocks, memory in bytes."""
+    """Measured server: version, arguments, KV cache in tokens and blocks, memory in bytes."""
 
     @staticmethod
     def resolve_possible_actions(row: Any) -> list[Action]:
@@ -92,17 +92,17 @@ class InstanceDetail(InstanceOut):
 
 class ActionOut(Described):
     message: str
-    """The result, in one sentence."""
+    """Result in one sentence."""
     instance: InstanceOut
 
 
 class LogOut(Described):
     lines: list[str]
-    """The last ones, oldest first; none if the log is not on the machine that answers."""
+    """Last lines, oldest first; empty if the log is on another machine."""
     file: str
-    """Where the log is, on the machine whose worker started the server; "" for a server that is no process of ours."""
+    """Path of the log on the worker's machine; empty for a server that Pilothouse did not start."""
     error: str
-    """The error that ended the server, if it has ended by one."""
+    """Error that ended the server, if any."""
 
 
 class RolloutOut(RowSchema):
@@ -115,12 +115,12 @@ class RolloutOut(RowSchema):
 
 class RolloutStatus(Described):
     total: int
-    """Instances that Pilothouse started and that run."""
+    """Running instances started by Pilothouse."""
     up_to_date: int
     outdated: dict[str, list[str]]
-    """Instances that were started with other settings, and which; an empty list where it is not known what they were."""
+    """Instances started with other settings, and those settings; an empty list where the original settings are unknown."""
     rollout: RolloutOut | None
-    """The newest."""
+    """Newest rollout."""
 
 
 class Compared(TypedDict):
@@ -136,7 +136,7 @@ def list_instances(
     state: InstanceState | None = None,
     q: str = "",
 ) -> dict[str, Any]:
-    """Instances by name. `q` is looked for in name, address and model. Live load is in `/api/summary`."""
+    """List instances by name. `q` searches name, address and model. Live load is in `/api/summary`."""
     rows = list(selectors.instances(model=model, region=region, gpu_type=gpu_type, state=state or "", text=q))
     differ = revisions.outdated(rows)
     for row in rows:
@@ -151,7 +151,7 @@ def get_instance(request: ApiRequest, name: str) -> Instance:
 
 @router.get("/instances/{name}/log", response=LogOut)
 def get_instance_log(request: ApiRequest, name: str, lines: int = QueryParam(200, ge=1, le=2000)) -> dict[str, Any]:
-    """The end of its server's log. It may hold what tenants sent, so it needs the role operator."""
+    """Return the end of the server's log. Requires the role operator, since it may hold tenants' prompts."""
     request.auth.require(Role.OPERATOR)
     row = get_object_or_404(selectors.instances(), name=name)
     failed = row.state == InstanceState.FAILED
@@ -166,7 +166,7 @@ def get_instance_log(request: ApiRequest, name: str, lines: int = QueryParam(200
 def act_on_instance(request: ApiRequest, name: str, action: Action, body: ActionIn) -> Status[dict[str, Any]]:
     """Drain, resume, start, stop, sleep or wake. 409 when the instance's state does not allow it.
 
-    Work of a worker continues after this response: watch `state`, or the commands of the instance.
+    Workers continue after this response: poll `state` or the instance's commands.
     """
     user = request.auth.require(Role.OPERATOR)
     row = get_object_or_404(selectors.instances(), name=name)
@@ -176,21 +176,22 @@ def act_on_instance(request: ApiRequest, name: str, action: Action, body: Action
 
 @router.get("/deployments/{int:deployment_id}/rollout", response=RolloutStatus)
 def get_rollout(request: ApiRequest, deployment_id: int) -> rollout_selectors.Status:
-    """Which instances have the deployment's present engine settings, and the newest rollout."""
+    """Return which instances have the deployment's current engine settings, and the newest rollout."""
     get_object_or_404(Deployment, pk=deployment_id)
     return rollout_selectors.statuses(pk=deployment_id)[0]
 
 
 @router.post("/deployments/{int:deployment_id}/rollout", response={202: RolloutOut})
 def start_rollout(request: ApiRequest, deployment_id: int, body: ActionIn) -> Status[Rollout]:
-    """Start its instances again with the present settings, one by one. 409 when one is in progress or all are up to
-    date."""
+    """Restart its instances with the current settings, one by one. 409 when a rollout is in progress or all are up to
+    date.
+    """
     user = request.auth.require(Role.OPERATOR)
     return Status(202, rollouts.start(get_object_or_404(Deployment, pk=deployment_id), user, body.reason))
 
 
 @router.delete("/deployments/{int:deployment_id}/rollout", response=RolloutOut)
 def cancel_rollout(request: ApiRequest, deployment_id: int, reason: str = Reason) -> Rollout:
-    """End the rollout in progress where it stands; what drains for it serves again. 409 when none is in progress."""
+    """Cancel the rollout in progress; instances that drain for it serve again. 409 when none is in progress."""
     user = request.auth.require(Role.OPERATOR)
     return rollouts.cancel(get_object_or_404(Deployment, pk=deployment_id), user, reason)

@@ -1,7 +1,7 @@
-"""`/api`: the inventory. Rows are created, changed and deleted by the rules of the admin and of fleet files.
+"""`/api`: the inventory. Rows are validated as in the admin and in fleet files.
 
-Each kind has `GET` and `POST /api/KIND`, `PATCH /api/KIND/NAME` and, where its rows may go, `DELETE /api/KIND/NAME`. Other
-rows are named in a body by their names. A deployment has no name, so it goes by its number.
+Each kind has `GET` and `POST /api/KIND`, `PATCH /api/KIND/NAME` and, where rows may be deleted, `DELETE /api/KIND/NAME`.
+Bodies refer to other rows by name; deployments have no name and use their number.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ router = Router(auth=VIEWERS, tags=["Inventory"])
 
 class MessageOut(Described):
     message: str
-    """The result, in one sentence."""
+    """Result in one sentence."""
 
 
 class RegionOut(RowSchema):
@@ -101,7 +101,7 @@ class DeploymentOut(RowSchema):
     expected_kv_tokens: int
     environment: dict[str, str]
     secret_names: list[str]
-    """Environment variables whose values are not shown."""
+    """Environment variables whose values are hidden."""
     has_api_key: bool
 
     @staticmethod
@@ -115,16 +115,16 @@ class DeploymentOut(RowSchema):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A *kind* under its *path*; *rows* are as the answer *out* needs them."""
+    """Inventory *kind* at *path*; *rows* are prefetched for the schema *out*."""
 
     kind: Kind
     path: str
-    word: str  # of the operations' names
+    word: str  # in operation names
     out: type[BaseModel]
     rows: Callable[[], QuerySet[models.Model]]
     about_list: str = ""
     router: Router = router
-    """Which has its list, since one router has all operations of a path; another than this module's brings its own."""
+    """Router with the list operation of the same path, since one router must hold all operations of a path."""
 
 
 RESOURCES = (
@@ -167,7 +167,7 @@ RESOURCES = (
 
 
 class Reasoned(BaseModel):
-    """Common fields of bodies."""
+    """Common fields of request bodies."""
 
     reason: str
 
@@ -195,7 +195,7 @@ def add_list(resource: Resource) -> None:
 
 
 def add_operations(resource: Resource) -> None:
-    """Create, change and delete rows of one kind. Functions are named, as everywhere in `/api`, after what they do."""
+    """Add operations that create, change and delete rows of one kind, named after what they do."""
     kind, title = resource.kind, resource.kind.title
     every, one = f"/{resource.path}", f"/{resource.path}/{{name}}"
 
@@ -242,7 +242,7 @@ for each in RESOURCES:
         add_list(each)
     add_operations(each)
 
-if TYPE_CHECKING:  # their other fields are made from the rows
+if TYPE_CHECKING:  # the other fields are generated from the rows
     NewDeployment = Reasoned
     DeploymentChange = Reasoned
 else:
@@ -251,7 +251,7 @@ else:
 
 @router.post("/deployments", response={201: DeploymentOut})
 def create_deployment(request: ApiRequest, body: NewDeployment) -> Status[Deployment]:
-    """A new deployment. Its instances are created on their own. Needs the role admin."""
+    """Create a deployment. Its instances are created automatically. Requires the role admin."""
     user = request.auth.require(Role.ADMIN)
     row = services.create(kinds.DEPLOYMENT, given(body), user, body.reason)
     return Status(201, selectors.deployments().get(pk=row.pk))
@@ -259,14 +259,15 @@ def create_deployment(request: ApiRequest, body: NewDeployment) -> Status[Deploy
 
 @router.patch("/deployments/{int:deployment_id}", response=DeploymentOut)
 def change_deployment(request: ApiRequest, deployment_id: int, body: DeploymentChange) -> Deployment:
-    """Only what is given changes. The gateway follows bounds and policies within a second; instances keep the settings
-    of their engine until they start again: `POST /api/deployments/ID/rollout`. Needs the role admin."""
+    """Change the given fields. The gateway applies bounds and policies within a second; instances keep their engine settings
+    until they restart: `POST /api/deployments/ID/rollout`. Requires the role admin.
+    """
     user = request.auth.require(Role.ADMIN)
     row = get_object_or_404(Deployment, pk=deployment_id)
     changes = {
         name: value
         for name, value in given(body).items()
-        if value is not None or Deployment._meta.get_field(name).null  # whose null says something
+        if value is not None or Deployment._meta.get_field(name).null  # null is a value only for nullable fields
     }
     services.change(kinds.DEPLOYMENT, row, changes, user, body.reason)
     return selectors.deployments().get(pk=row.pk)
@@ -274,7 +275,7 @@ def change_deployment(request: ApiRequest, deployment_id: int, body: DeploymentC
 
 @router.delete("/deployments/{int:deployment_id}", response={204: None})
 def delete_deployment(request: ApiRequest, deployment_id: int, reason: str = Reason) -> Status[None]:
-    """Refused while it has instances. Needs the role admin."""
+    """Delete a deployment. Refused while it has instances. Requires the role admin."""
     user = request.auth.require(Role.ADMIN)
     services.delete(kinds.DEPLOYMENT, get_object_or_404(Deployment, pk=deployment_id), user, reason)
     return Status(204, None)
@@ -282,14 +283,16 @@ def delete_deployment(request: ApiRequest, deployment_id: int, reason: str = Rea
 
 @router.post("/deployments/{int:deployment_id}/undeploy", response=MessageOut)
 def undeploy(request: ApiRequest, deployment_id: int, body: ActionIn) -> dict[str, str]:
-    """Take it out of service and stop its instances, cutting what they run. Its history stays. Needs the role admin."""
+    """Take a deployment out of service and stop its instances, aborting running requests. Its history stays. Requires
+    the role admin.
+    """
     user, row = request.auth.require(Role.ADMIN), get_object_or_404(Deployment, pk=deployment_id)
     return {"message": fleet.undeploy(row, user, body.reason)}
 
 
 @router.post("/models/{name}/retire", response=MessageOut)
 def retire_model(request: ApiRequest, name: str, body: ActionIn) -> dict[str, str]:
-    """Undeploy it everywhere and offer it no more. Its history stays. Needs the role admin."""
+    """Undeploy a model everywhere and stop offering it. Its history stays. Requires the role admin."""
     user, row = request.auth.require(Role.ADMIN), get_object_or_404(Model, name=name)
     return {"message": fleet.retire(row, user, body.reason)}
 
@@ -318,13 +321,13 @@ class LatencyIn(Strict):
 
 @router.get("/region-latencies", response=Items[RegionLatencyOut])
 def list_region_latencies(request: ApiRequest) -> dict[str, Any]:
-    """By which a request whose own region is full finds the nearest."""
+    """List latencies between regions; requests whose own region is full spill to the nearest."""
     return {"items": list(RegionLatency.objects.select_related("origin", "target"))}
 
 
 @router.put("/region-latencies/{origin}/{target}", response=RegionLatencyOut)
 def put_region_latency(request: ApiRequest, origin: str, target: str, body: LatencyIn) -> RegionLatency:
-    """The gateway goes by it within a second. Needs the role admin."""
+    """Set the latency between two regions. The gateway applies it within a second. Requires the role admin."""
     user, kind = request.auth.require(Role.ADMIN), kinds.REGION_LATENCY
     key, values = {"origin": origin, "target": target}, {"latency_ms": body.latency_ms}
     known = kind.find(key)
@@ -338,7 +341,7 @@ def put_region_latency(request: ApiRequest, origin: str, target: str, body: Late
 
 @router.delete("/region-latencies/{origin}/{target}", response={204: None})
 def delete_region_latency(request: ApiRequest, origin: str, target: str, reason: str = Reason) -> Status[None]:
-    """The usual latency holds again. Needs the role admin."""
+    """Reset the latency between two regions to the default. Requires the role admin."""
     user = request.auth.require(Role.ADMIN)
     row = get_object_or_404(RegionLatency, origin__name=origin, target__name=target)
     services.delete(kinds.REGION_LATENCY, row, user, reason)

@@ -1,4 +1,4 @@
-"""`/api/swap-groups`: which models share GPUs, which is awake, and giving the GPUs to another."""
+"""`/api/swap-groups`: models that share GPUs, the awake instance, and swaps."""
 
 from django.shortcuts import get_object_or_404
 from ninja import Field, Router, Status
@@ -21,7 +21,7 @@ class SwapOut(RowSchema):
 
     to: str = Field(alias="instance.name")
     gave_way: str | None
-    """The instance that was awake; null for none."""
+    """Instance that was awake; null for none."""
     state: SwapState
     tier: Tier
     """Where the weights came from."""
@@ -38,19 +38,19 @@ class SwapMemberOut(Described):
     tier: Tier
     """Where its weights are."""
     swap_s: float = Field(alias="seconds")
-    """Time of a swap to it once the awake instance is drained."""
+    """Duration of a swap to it once the awake instance is drained."""
     measured: bool = Field(alias="is_measured")
-    """Whether that is the median of measured times; else it is computed from the size of the weights."""
+    """True for the median of measured times; false for an estimate from the size of the weights."""
 
 
 class SwapGroupOut(Described):
     name: str = Field(alias="group.name")
     cpu_memory_bytes: int | None = Field(alias="group.cpu_memory_bytes")
-    """For the weights of those that sleep; null: not limited."""
+    """Memory for weights of sleeping instances; null: unlimited."""
     awake: str | None
     members: list[SwapMemberOut]
     swaps: list[SwapOut]
-    """The newest five."""
+    """Newest five swaps."""
 
     @staticmethod
     def resolve_awake(status: GroupStatus) -> str | None:
@@ -59,20 +59,21 @@ class SwapGroupOut(Described):
 
 class SwapIn(Strict):
     to: str = Field(max_length=80)
-    """The instance, by name, that is to be awake."""
+    """Name of the instance to wake."""
     reason: str = Field(min_length=1, max_length=255)
 
 
 @router.get("/swap-groups", response=Items[SwapGroupOut])
 def list_swap_groups(request: ApiRequest, model: str = "", region: str = "") -> dict[str, list[GroupStatus]]:
-    """Instances of several models that share the same GPUs, of which one at most is awake."""
+    """List swap groups: instances of several models that share the same GPUs, at most one of them awake."""
     return {"items": statuses(model, region)}
 
 
 @router.post("/swaps", response={202: SwapOut})
 def start_swap(request: ApiRequest, body: SwapIn) -> Status[Swap]:
-    """Let who is awake finish what it runs and sleep, then wake or start the other. 409 when it is awake already, shares no
-    GPUs, or another swap of its group is in progress."""
+    """Drain and put to sleep the awake instance, then wake or start the other. 409 when it is already awake, shares no GPUs,
+    or another swap of its group is in progress.
+    """
     user = request.auth.require(Role.OPERATOR)
     instance = get_object_or_404(Instance, name=body.to)
     return Status(202, swaps.request(instance, user, body.reason))
