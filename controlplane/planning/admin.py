@@ -1,4 +1,4 @@
-"""Admin of forecasts and scaling: policies are edited, plans are approved or rejected, the rest is read."""
+"""Admin of forecasts and scaling: policies are edited, plans approved or rejected, everything else read-only."""
 
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -59,7 +59,7 @@ class ScalingPolicyAdmin(AuditedAdmin[ScalingPolicy]):
 
 
 def decision(verb: str, question: str) -> "AdminAction[ScalingPlan]":
-    """Approving or rejecting, through the services."""
+    """Return an admin action that approves or rejects through the services."""
 
     def act(row: ScalingPlan, user: User, reason: str) -> str:
         plan = getattr(services, verb)(row, user, reason)

@@ -1,4 +1,4 @@
-"""Which policy bundle (`scheduling.bundles`) a model has: it is read off its rows, and switching writes them."""
+"""Policy bundles (`scheduling.bundles`) of models, read from their rows; switching writes the rows."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ HELD: Final = {name: KNOBS[name].knob for name in SAID}
 COLUMNS: Final = {knob.column.name: name for name, knob in HELD.items() if knob.column is not None}
 KNOB_SETTINGS: Final = {knob.setting: name for name, knob in HELD.items() if knob.setting}
 SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", *KNOB_SETTINGS)
-"""Those that a bundle sets for its model."""
+"""Settings that a bundle sets per model."""
 NONE: Final = "none"
 
 
 def values_of(bundle: Bundle) -> dict[str, Any]:
-    """What a model has that has *bundle*, by the names of its rows' columns and settings."""
+    """Return the values of *bundle*, by column and setting names."""
     return {
         **{column: bundle.policy[name] for column, name in COLUMNS.items()},
         "strategy": bundle.strategy,
@@ -37,7 +37,7 @@ CUSTOM: Final = "custom"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """*what* a model has and a bundle would give it."""
+    """One value, *what*, in which a model differs from a bundle."""
 
     what: str
     present: Any
@@ -46,7 +46,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """What a model's rows have now. *nearest* is its bundle, or the one that differs in the fewest values."""
+    """Present values of a model's rows. *nearest* is its bundle, or the one with the fewest differences."""
 
     model: Model
     values: dict[str, Any]
@@ -57,7 +57,7 @@ class Present:
 
     @property
     def name(self) -> str:
-        """The name of its bundle, or `custom`."""
+        """Name of its bundle, or `custom`."""
         return CUSTOM if self.differences(self.nearest) else self.nearest.name
 
     @property
@@ -65,7 +65,7 @@ class Present:
         return "Custom" if self.name == CUSTOM else self.nearest.title
 
     def differences(self, bundle: Bundle) -> list[Difference]:
-        """What *bundle* would change."""
+        """Return what *bundle* would change."""
         return [
             Difference(what, self.values[what], value)
             for what, value in values_of(bundle).items()
@@ -74,12 +74,12 @@ class Present:
 
 
 def present(model: Model) -> Present:
-    """What *model* has now. Where its deployments differ, all their policies, with commas."""
+    """Return the present values of *model*. Policies of differing deployments are joined with commas."""
     return presents([model])[model.pk]
 
 
 def presents(models: Iterable[Model]) -> dict[int, Present]:
-    """The same of several, by key; in three queries."""
+    """Return the present values of several models, by key, in three queries."""
     models = list(models)
     settings = read_settings()
     policies = {row.model_id: row for row in ScalingPolicy.objects.filter(model__in=models)}

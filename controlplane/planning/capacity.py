@@ -1,7 +1,7 @@
-"""Demand, capacity and load of endpoints: one meaning for pages, REST and what is kept of the past.
+"""Demand, capacity and load of endpoints: one definition for pages, REST and history.
 
-All are in the planner's unit, prompt and output tokens together, of all SLO classes: demand is what callers of a region
-asked for, capacity what its ready instances serve as the newest plan counts with them, and load the one of the other.
+All in the planner's unit, prompt plus output tokens of all SLO classes. Demand is what callers of a region asked for,
+capacity what its ready instances serve by the newest plan's capability, and load is demand over capacity.
 """
 
 from bisect import bisect_right
@@ -23,29 +23,30 @@ from controlplane.rows import narrowed, newest_of_each
 
 @dataclass(frozen=True, slots=True)
 class EndpointLoad:
-    """One model in one region now: tokens a second, GPUs as they are fitted, dollars by the hour on demand."""
+    """Current load of one model in one region: tokens per second, GPUs, on-demand dollars per hour."""
 
     model: str
     region: str
     ready: int
     gpus: int
-    """Of instances that serve or are starting."""
+    """GPUs of instances that serve or are starting."""
     usd_per_hour: float
     demand_tokens_per_s: float | None
-    """Over the last ten minutes; None while nothing is counted."""
+    """Demand over the last ten minutes; None while nothing is counted."""
     capacity_tokens_per_s: float | None
-    """None where no plan has valued an instance yet."""
+    """Capacity; None until a plan has valued an instance."""
 
     @property
     def load(self) -> float | None:
-        """Demand as a share of the capacity."""
+        """Demand as a share of capacity."""
         demand, capacity = self.demand_tokens_per_s, self.capacity_tokens_per_s
         return None if demand is None or not capacity else demand / capacity
 
 
 def capabilities() -> dict[tuple[str, str], float]:
-    """Tokens a second that one instance serves, by (model, GPU type), as the newest plans count with it. A model that was
-    never planned is left out.
+    """Return tokens per second of one instance by (model, GPU type), as in the newest plans.
+
+    Models that were never planned are left out.
     """
     planned = ScalingPlan.objects.exclude(strategy=WHAT_IF)
     rows = newest_of_each(planned, "model").values_list("model__name", "inputs")
@@ -57,7 +58,7 @@ def capabilities() -> dict[tuple[str, str], float]:
 
 
 def endpoint_loads(now: datetime) -> dict[tuple[str, str], EndpointLoad]:
-    """Every endpoint of an active deployment, by (model, region)."""
+    """Return the load of every endpoint with an active deployment, by (model, region)."""
     able, asked = capabilities(), demand_now(TOKENS, now, EVERY_CLASS)
     counts: dict[int, list[str]] = defaultdict(list)
     for deployment, state in Instance.objects.values_list("deployment_id", "state"):
@@ -85,14 +86,13 @@ def endpoint_loads(now: datetime) -> dict[tuple[str, str], EndpointLoad]:
     return loads
 
 
-# The past
+# History
 
 
 def record_capacity(now: datetime) -> int:
-    """Keep what the endpoints can serve from *now* on, of those where it has changed. Returns how many.
+    """Record capacity from *now* for endpoints where it changed; return their number.
 
-    What was capacity at a time is what was counted with then: a later plan that values instances otherwise, and an
-    instance that is taken out of the inventory, change nothing of it.
+    Past capacity stays as recorded: later plans with other capabilities, and removed instances, do not change it.
     """
     newest = newest_of_each(CapacityStep.objects.all(), "model", "region")
     before = {(row.model, row.region): (row.ready, row.tokens_per_s) for row in newest}
@@ -108,8 +108,9 @@ def record_capacity(now: datetime) -> int:
 
 
 def capacity_over_time(model: str, region: str, moments: Sequence[datetime]) -> list[float | None]:
-    """What was capacity at each of *moments* (oldest first), as it was kept then: of all models, or of all regions, where
-    one is empty. None before anything was kept.
+    """Return recorded capacity at each of *moments* (oldest first), summed over all models or regions where one is empty.
+
+    None before the first record.
     """
     if not moments:
         return []
@@ -136,6 +137,6 @@ def _at(step: tuple[datetime, float | None]) -> datetime:
 
 
 def out_of_date(oldest: datetime) -> QuerySet[CapacityStep]:
-    """Steps before *oldest*, but for the newest of each endpoint, which still says what there is."""
+    """Return steps before *oldest*, except each endpoint's newest, which is still current."""
     newest = newest_of_each(CapacityStep.objects.all(), "model", "region").values("pk")
     return CapacityStep.objects.filter(at__lt=oldest).exclude(pk__in=newest).order_by("pk")

@@ -1,4 +1,4 @@
-"""Policy bundles of the demo: several papers', in two modes, so that there is something to see, approve and compare."""
+"""Policy bundles of the demo: several papers' bundles in two modes, to view, approve and compare."""
 
 from collections import Counter
 
@@ -9,7 +9,7 @@ from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.planning.services import set_policy, switch_bundle
 from scheduling.bundles import BUNDLES
 
-# Bundles with ARIMA or mLSTM are left out: in windows of a minute they take minutes to fit, and the first forecasts wait.
+# Bundles with ARIMA or mLSTM are left out: with one-minute windows they take minutes to fit, delaying the first forecasts.
 GIVEN = {
     "llama-3.1-8b": ("pilothouse", PolicyMode.AUTO),
     "llama-2-70b": ("ssjf", PolicyMode.AUTO),
@@ -21,7 +21,7 @@ GIVEN = {
 
 @transaction.atomic
 def seed() -> Counter[str]:
-    """Give the demo's models a bundle where they have no policy; what an operator set stays. Returns the rows created."""
+    """Assign bundles to demo models without a policy; operators' policies stay. Return counts of created rows."""
     created: Counter[str] = Counter()
     with_policy = set(ScalingPolicy.objects.values_list("model__name", flat=True))
     for model in Model.objects.filter(name__in=GIVEN.keys() - with_policy).order_by("name"):

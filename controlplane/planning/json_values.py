@@ -1,4 +1,4 @@
-"""Values as JSON columns take them: no NumPy, and null for what is not finite (JSON has neither NaN nor infinity)."""
+"""Values for JSON columns: no NumPy, and null for non-finite numbers (JSON has neither NaN nor infinity)."""
 
 import math
 from collections.abc import Mapping
@@ -10,9 +10,9 @@ import numpy as np
 
 
 def plain(value: Any) -> Any:
-    """*value* with arrays as lists, scalars and decimals as numbers, times in ISO 8601; null where it is not finite.
+    """Convert *value*: arrays to lists, scalars and decimals to numbers, times to ISO 8601, non-finite to null.
 
-    Raises TypeError for what has no such form.
+    Raises TypeError for unsupported types.
     """
     match value:
         case None | bool() | str() | int():

@@ -1,4 +1,4 @@
-"""What the slow planners read and write: forecasts, scaling policies, plans, moves, and how strategies compare."""
+"""Tables of the slow planners: forecasts, scaling policies, plans, moves and strategy comparisons."""
 
 import uuid
 
@@ -11,14 +11,14 @@ from controlplane.fleet.models import Model
 
 
 class Quantity(models.TextChoices):
-    """Which tokens a series counts."""
+    """Token kind of a series."""
 
     PROMPT = "prompt", "Prompt tokens"
     OUTPUT = "output", "Output tokens"
 
 
 class Forecast(models.Model):
-    """What one forecaster expects of one series. Lists have one element a window, in tokens a second."""
+    """Forecast of one series by one forecaster. Lists have one element per window, in tokens per second."""
 
     made_at = models.DateTimeField(default=timezone.now, db_index=True)
     model = models.CharField(max_length=160)
@@ -47,7 +47,7 @@ class Forecast(models.Model):
 
 
 class Backtest(models.Model):
-    """How well each forecaster would have done on one source of data, from a rolling origin."""
+    """Rolling-origin errors of each forecaster on one data source."""
 
     made_at = models.DateTimeField(default=timezone.now, db_index=True)
     source = models.CharField(max_length=160, help_text="The ledger, or the name of a trace.")
@@ -67,7 +67,7 @@ class Backtest(models.Model):
 
 
 class PolicyMode(models.TextChoices):
-    """What happens with the advice of a model's strategy."""
+    """Treatment of the advice of a model's strategy."""
 
     OFF = "off", "Off: only the reactive floor"
     SHADOW = "shadow", "Shadow: plans are made and compared, never carried out"
@@ -76,7 +76,7 @@ class PolicyMode(models.TextChoices):
 
 
 class ScalingPolicy(models.Model):
-    """How one model is scaled. A model without a row has the reactive floor alone."""
+    """Scaling policy of one model. A model without one has only the reactive floor."""
 
     model = models.OneToOneField(Model, on_delete=models.CASCADE, related_name="scaling_policy")
     strategy = models.CharField(max_length=40, default="reactive", help_text="A name in `scheduling.scaling`.")
@@ -108,19 +108,19 @@ class ScalingPolicy(models.Model):
 
 
 WHAT_IF = "what_if"
-"""Strategy of plans that a what-if's chosen future proposes.
+"""Strategy of plans proposed from a what-if's chosen future.
 
-An operator alone decides about them: the planner's rounds neither replace them nor count with them.
+Only an operator decides about them: planning rounds neither replace nor count them.
 """
 
 
 class PlanStatus(models.TextChoices):
-    """A plan's life.
+    """State of a plan.
 
-    Advice waits for an operator: it is approved, then in progress while some of its instances cannot be moved yet. A plan
-    that an automatic strategy follows is in force: the strategy moves instances when load asks for them. Either is carried
-    out once its targets are reached, else superseded by a newer plan, or expired; its note says what was not moved, and
-    why. A plan in shadow is compared only.
+    Advice waits for an operator; once approved, it is in progress while some of its instances cannot be moved yet. A plan
+    followed by an automatic strategy is in force: the strategy moves instances when load requires it. Both end as carried
+    out once targets are reached, else as superseded by a newer plan or expired; the note says what was not moved, and
+    why. A shadow plan is only compared.
     """
 
     ADVICE = "advice", "Advice"
@@ -135,7 +135,7 @@ class PlanStatus(models.TextChoices):
 
 
 class ScalingPlan(models.Model):
-    """What a planner would have one model's instances be until *valid_until*, with all that it was made from.
+    """Target instances of one model until *valid_until*, with all inputs.
 
     Models that share GPUs are planned together: their plans have the same *round*.
     """
@@ -174,7 +174,7 @@ class ScalingPlan(models.Model):
 
 
 class MoveSource(models.TextChoices):
-    """Who asked for a move."""
+    """Origin of a move."""
 
     FLOOR = "floor", "Reactive floor"
     PLAN = "plan", "Plan"
@@ -183,7 +183,7 @@ class MoveSource(models.TextChoices):
 
 
 class ScalingMove(models.Model):
-    """One instance added or taken away by scaling, and why."""
+    """One instance added or removed by scaling, with the reason."""
 
     at = models.DateTimeField(default=timezone.now, db_index=True)
     plan = models.ForeignKey(ScalingPlan, on_delete=models.SET_NULL, null=True, blank=True, related_name="moves")
@@ -206,7 +206,7 @@ class ScalingMove(models.Model):
 
 
 class StrategyComparison(models.Model):
-    """The last hours of the ledger simulated under each strategy: what each would have cost and achieved."""
+    """The ledger's last hours simulated under each strategy: cost and SLO attainment."""
 
     made_at = models.DateTimeField(default=timezone.now, db_index=True)
     from_at = models.DateTimeField()

@@ -1,6 +1,6 @@
-"""The five parts of how a model is served, each with every choice and a sentence on what it means: what a page offers.
+"""The five parts of how a model is served, with every choice and a sentence about it, for pages.
 
-A bundle sets all of them (`bundles`); a part is set by itself with `services.switch_parts`. What the choices do is in
+A bundle sets all of them (`bundles`); `services.switch_parts` sets single ones. The choices are described in
 docs/routing.md, docs/ordering.md, docs/scaling.md, docs/forecasting.md and docs/length-models.md.
 """
 
@@ -18,7 +18,9 @@ from scheduling.policy import LIVE_CHOICES
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """*about* says in a sentence what comes of *value*; *rests* why it cannot be had here, so that something stands in."""
+    """One value of a part. *about* describes its effect; *rests* says why it is unavailable here and replaced by a
+    fallback.
+    """
 
     value: str
     title: str
@@ -28,7 +30,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """*name* is that of `bundles.values_of`; *values* gives what it may be, with titles."""
+    """A part named as in `bundles.values_of`; *values* are its choices with titles."""
 
     name: str
     title: str
@@ -40,7 +42,7 @@ class Part:
         return [Choice(value, title, self.abouts[value], self.rests(value)) for value, title in self.values().items()]
 
     def choice(self, value: Any) -> Choice:
-        """That of *value*; of one that cannot be chosen, such as several of different deployments, the value itself."""
+        """Return the choice for *value*; for one that cannot be chosen, such as mixed deployments, the value itself."""
         known = next((choice for choice in self.choices() if choice.value == value), None)
         if known is not None:
             return known
@@ -48,7 +50,7 @@ class Part:
 
 
 OTHERS: Final = {"none": "None"}
-"""Titles of what can be there and not be chosen."""
+"""Titles of values that may be present but cannot be chosen."""
 ROUTERS: Final = {
     "none": "It has no deployment.",
     "round_robin": "Each instance of the endpoint in turn.",
@@ -113,7 +115,7 @@ def _titled(names: list[str], of: str = "") -> dict[str, str]:
 
 
 def _forecaster_rests(name: str) -> str:
-    from forecasting.workload import rests  # half a second
+    from forecasting.workload import rests  # takes half a second
 
     return rests(name)
 
@@ -140,6 +142,6 @@ PARTS: Final = (
 
 
 def resting(values: Mapping[str, Any]) -> list[str]:
-    """Why parts among *values*, by the names of `bundles.values_of`, rest: a sentence each."""
+    """Return why parts among *values* (named as in `bundles.values_of`) are unavailable, one sentence each."""
     said = (part.rests(values[part.name]) for part in PARTS if part.name in values)
     return [reason for reason in said if reason]

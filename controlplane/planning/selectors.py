@@ -1,4 +1,4 @@
-"""Reads of plans, moves, policies, comparisons and the instances that they are about. Writing is in `services.py`."""
+"""Reads of plans, moves, policies, comparisons and their instances. Writes are in `services.py`."""
 
 from collections import Counter, defaultdict
 from datetime import datetime, timedelta
@@ -27,10 +27,10 @@ LIVING_PLANS = (PlanStatus.ADVICE, PlanStatus.SHADOW, *IN_FORCE)
 
 
 def ready_over_time(model: str, region: str, since: datetime) -> list[tuple[datetime, Counter[str]]]:
-    """Ready instances by GPU type from *since* on, as steps: each moment of a change and what there is from then. Without a
-    region, of all regions together.
+    """Return ready instances by GPU type from *since* as steps: each change and the counts from then.
 
-    Read backwards from the present states through the events of moves, so that it ends at what there is.
+    Without a region, of all regions. Read backwards from present states through the events of moves, so that it ends at
+    the present counts.
     """
     rows = narrowed(Instance.objects.filter(deployment__model__name=model), deployment__region__name=region)
     gpu_types = {str(pk): name for pk, name in rows.values_list("pk", "deployment__gpu_type__name")}
@@ -51,7 +51,7 @@ def ready_over_time(model: str, region: str, since: datetime) -> list[tuple[date
 
 
 def instances_by_place() -> dict[tuple[str, str, str], Counter[str]]:
-    """Instances of active deployments by (model, region, GPU type) and by state; stopped and failed ones too."""
+    """Return instances of active deployments by (model, region, GPU type) and state, including stopped and failed."""
     counts: dict[tuple[str, str, str], Counter[str]] = defaultdict(Counter)
     rows = Instance.objects.filter(deployment__active=True).values_list(
         "deployment__model__name", "deployment__region__name", "deployment__gpu_type__name", "state"
@@ -65,38 +65,40 @@ def instances_by_place() -> dict[tuple[str, str, str], Counter[str]]:
 
 
 def plans(model: str = "") -> QuerySet[ScalingPlan]:
-    """Plans, newest first; of *model*, or all."""
+    """Return plans of *model* (empty: all), newest first."""
     return narrowed(ScalingPlan.objects.select_related("model").order_by("-pk"), model__name=model)
 
 
 def current_plans() -> dict[str, ScalingPlan]:
-    """The newest plan of each model that is neither rejected nor replaced nor expired, by the model's name."""
+    """Return each model's newest plan that is not rejected, replaced or expired, by model name."""
     living = ScalingPlan.objects.select_related("model").filter(status__in=LIVING_PLANS, model__active=True)
     return {row.model.name: row for row in newest_of_each(living, "model").order_by("model__name")}
 
 
 def plan_in_force(model: str, now: datetime) -> ScalingPlan | None:
-    """The newest plan of *model* that is to be carried out or was, while its time lasts; none that a what-if proposed, which
-    has no forecast to follow."""
+    """Return the newest unexpired plan of *model* that is to be, or was, carried out.
+
+    Excludes plans proposed by a what-if, which have no forecast to follow.
+    """
     rows = ScalingPlan.objects.filter(status__in=IN_FORCE, valid_until__gte=now, model__name=model)
     rows = rows.exclude(strategy=WHAT_IF)
     return rows.order_by("-pk").first()
 
 
 def waiting_plans() -> list[ScalingPlan]:
-    """Plans that wait for an operator, by model."""
+    """Return plans waiting for an operator, by model."""
     return list(
         ScalingPlan.objects.select_related("model").filter(status=PlanStatus.ADVICE).order_by("model__name", "-pk")
     )
 
 
 def plan_strategies() -> list[str]:
-    """Every strategy that has made a plan, for a filter's choices."""
+    """Return every strategy that has made a plan, for filter choices."""
     return list(ScalingPlan.objects.order_by("strategy").values_list("strategy", flat=True).distinct())
 
 
 def moves(model: str = "") -> QuerySet[ScalingMove]:
-    """Moves, newest first; of *model*, or all."""
+    """Return moves of *model* (empty: all), newest first."""
     return narrowed(ScalingMove.objects.select_related("plan").order_by("-pk"), model=model)
 
 
@@ -105,7 +107,7 @@ def moves_since(since: datetime, model: str = "") -> int:
 
 
 def policies() -> list[tuple[Model, ScalingPolicy | None]]:
-    """Every active model with its policy, by name; None where it has the reactive floor alone."""
+    """Return every active model with its policy, by name; None where only the reactive floor scales it."""
     rows = Model.objects.filter(active=True).select_related("scaling_policy").order_by("name")
     return [(row, getattr(row, "scaling_policy", None)) for row in rows]
 

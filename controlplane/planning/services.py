@@ -1,8 +1,8 @@
-"""Writes of planning: what operators decide about plans and policies.
+"""Planning writes: operators' decisions about plans and policies.
 
-Approving is a row like any other promise: a Celery worker is notified at once, and when no broker answers, beat finds the
-approved plan within seconds. What the planners write is in `forecasts`, `plans`, `comparison` (strategies simulated) and
-`execution` (approved plans, strategies between plans, instances).
+Approval is stored as a row: a Celery worker is notified at once, and without a broker, beat picks up the approved plan
+within seconds. Planners' writes are in `forecasts`, `plans`, `comparison` (simulated strategies) and `execution`
+(approved plans, strategies between plans, instances).
 """
 
 from typing import Any
@@ -29,10 +29,10 @@ APPLY_PLANS_TASK = "workers.tasks.planning.apply_plans"
 
 @transaction.atomic
 def approve(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
-    """Have *plan* carried out, or the newer one that repeats it; a worker moves the instances. Returns which.
+    """Approve *plan*, or the newer one that repeats it, for a worker to carry out. Return the approved plan.
 
-    What another plan of the model left to do is superseded. Raises ActionError unless it is advice and still valid; of
-    a plan that was replaced it says what changed.
+    The model's other unfinished plans are superseded. Raises ActionError unless it is valid advice; for a replaced plan
+    the error says what changed.
     """
     row = _to_decide(plan, "approved")
     for old in ScalingPlan.objects.filter(model=row.model, status__in=plan_rollout.TO_CARRY_OUT).select_related(
@@ -46,7 +46,7 @@ def approve(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
 
 @transaction.atomic
 def reject(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
-    """Have *plan*, or the newer one that repeats it, not carried out. Returns which; raises ActionError as `approve`."""
+    """Reject *plan*, or the newer one that repeats it. Return the rejected plan; raises ActionError like `approve`."""
     row = _to_decide(plan, "rejected")
     _decide(row, PlanStatus.REJECTED, actor, reason, asked=plan.pk)
     return _shown(plan, row)
@@ -56,9 +56,9 @@ def reject(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
 def set_policy(
     model: Model, strategy: str, mode: str, parameters: dict[str, Any], actor: User | str, reason: str = ""
 ) -> ScalingPolicy:
-    """How *model* is scaled from now on. Raises ValidationError naming the field that cannot be.
+    """Set the scaling policy of *model*. Raises ValidationError naming the invalid field.
 
-    Plans that waited for approval under another strategy or mode are superseded, and a new strategy remembers nothing.
+    Plans waiting for approval under another strategy or mode are superseded, and a new strategy starts with empty memory.
     """
     row = ScalingPolicy.objects.select_for_update().filter(model=model).first()
     before = snapshot(row) if row else None
@@ -77,10 +77,10 @@ def set_policy(
 
 @transaction.atomic
 def switch_bundle(model: Model, name: str, actor: User | str, reason: str = "") -> bundles.Present:
-    """Give *model* the values of the bundle *name*: its deployments' policies, strategy, length model and settings.
+    """Apply the bundle *name* to *model*: its deployments' policies, strategy, length model and settings.
 
-    One event has what was before and after; its mode stays, shadow where it had no policy. Raises ValidationError if there
-    is no such bundle. Plans of another strategy are superseded, as by `set_policy`.
+    One event records before and after. The mode is kept, or shadow without a policy. Plans of another strategy are
+    superseded as by `set_policy`. Raises ValidationError for an unknown bundle.
     """
     if name not in BUNDLES:
         raise ValidationError({"bundle": f"There is no bundle {name!r}; there are {', '.join(BUNDLES)}."})
@@ -103,9 +103,9 @@ def switch_bundle(model: Model, name: str, actor: User | str, reason: str = "") 
 
 @transaction.atomic
 def switch_parts(model: Model, values: dict[str, str], actor: User | str, reason: str = "") -> bundles.Present:
-    """Give *model* single parts of `parts.PARTS`, by name; the others stay. One event has what was before and after.
+    """Set single parts of *model*, named as in `parts.PARTS`; others stay. One event records before and after.
 
-    A new strategy has its own parameters, and supersedes plans as `set_policy` does. Raises ValidationError naming the part.
+    A new strategy has its own parameters, and supersedes plans like `set_policy`. Raises ValidationError naming the part.
     """
     model = Model.objects.select_for_update().get(pk=model.pk)
     before = bundles.present(model)
@@ -138,10 +138,11 @@ def switch_parts(model: Model, values: dict[str, str], actor: User | str, reason
 
 @transaction.atomic
 def give(model: Model, values: dict[str, Any], actor: User | str) -> dict[str, Any]:
-    """Give *model* those *values*, by the names of `bundles.values_of`; the caller records it. What it had instead.
+    """Apply *values*, named as in `bundles.values_of`, to *model*; return the previous values. The caller records the
+    event.
 
-    The strategy `none` takes its policy away, as it was before it had one.
-    Plans of another strategy are superseded, as by `set_policy`. Raises ValidationError for what cannot be.
+    The strategy `none` deletes the policy. Plans of another strategy are superseded as by `set_policy`. Raises
+    ValidationError for invalid values.
     """
     model = Model.objects.select_for_update().get(pk=model.pk)
     before = bundles.present(model)
@@ -160,7 +161,7 @@ def give(model: Model, values: dict[str, Any], actor: User | str) -> dict[str, A
 
 
 def _give(model: Model, before: bundles.Present, differences: list[bundles.Difference], actor: User | str) -> None:
-    """Write what *differences* have instead of *before* to the rows of *model*, which is locked."""
+    """Write *differences* from *before* to the rows of *model*, which is locked."""
     given = {each.what: each.bundled for each in differences}
     if policies := {name: given[name] for name in bundles.COLUMNS if name in given}:
         model.deployments.update(**policies)
@@ -183,18 +184,18 @@ def _give(model: Model, before: bundles.Present, differences: list[bundles.Diffe
 
 
 def supersede_open(model: Model) -> int:
-    """Plans of *model* that nobody decided about, or that its strategy followed, are of no use; returns how many."""
+    """Supersede plans of *model* that are undecided or followed by its strategy; return their number."""
     undecided = [PlanStatus.ADVICE, PlanStatus.SHADOW, PlanStatus.IN_FORCE]
     return ScalingPlan.objects.filter(model=model, status__in=undecided).update(status=PlanStatus.SUPERSEDED)
 
 
 def notify_workers(task: str = APPLY_PLANS_TASK) -> bool:
-    """Notify the workers to look at the rows now; False, in under a second, if the broker does not answer."""
+    """Notify workers to read the rows; return False, in under a second, if the broker does not answer."""
     return send_task(task, expires_s=60)
 
 
 def _to_decide(plan: ScalingPlan, wanted: str) -> ScalingPlan:
-    """The row that a decision about *plan* is for, locked: its own, or that of the newer advice that repeats it."""
+    """Return the locked row a decision about *plan* applies to: its own, or the newer advice that repeats it."""
     rows = ScalingPlan.objects.select_for_update(of=("self",)).select_related("model")
     row, now = rows.get(pk=plan.pk), timezone.now()
     if row.status == PlanStatus.ADVICE and row.valid_until > now:
@@ -216,7 +217,7 @@ def _to_decide(plan: ScalingPlan, wanted: str) -> ScalingPlan:
 
 
 def _differences(old: ScalingPlan, new: ScalingPlan) -> str:
-    """Where *new* asks for another number of instances than *old*, in words; empty if it repeats it."""
+    """Describe where *new* differs from *old* in instance counts; empty if it repeats it."""
     before, after = plans.target_counts(old.targets), plans.target_counts(new.targets)
     return "; ".join(
         f"{after.get(place, 0)} instances instead of {before.get(place, 0)} in {place[0]} on {place[1]}"
@@ -241,7 +242,7 @@ def _decide(row: ScalingPlan, status: PlanStatus, actor: User, reason: str, aske
 
 
 def _shown(plan: ScalingPlan, row: ScalingPlan) -> ScalingPlan:
-    """Let the caller's *plan* show what is now in the database, if it is the one that was decided about."""
+    """Update the caller's *plan* from the decided *row*, if they are the same."""
     if plan.pk != row.pk:
         return row
     plan.status, plan.decided_by, plan.decided_at = row.status, row.decided_by, row.decided_at

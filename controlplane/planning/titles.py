@@ -1,4 +1,4 @@
-"""Names of forecasters and strategies as people read them."""
+"""Display titles of forecasters and strategies."""
 
 TITLES = {
     "seasonal_naive": "Seasonal naive",
@@ -20,6 +20,6 @@ TITLES = {
 
 
 def title_of(name: str) -> str:
-    """`seasonal_arima` as "Seasonal ARIMA"; a name without a title of its own is written as words."""
+    """Return `seasonal_arima` as "Seasonal ARIMA"; names without a title are written as words."""
     words = name.replace("_", " ").replace("-", " ").strip()
     return TITLES.get(name, words[:1].upper() + words[1:])

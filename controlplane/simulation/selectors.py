@@ -1,4 +1,4 @@
-"""Reads of the request ledger: as a workload, as a trace, and as measurements of our own instances."""
+"""Reads of the request ledger: as a workload, a trace, and measurements of our instances."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -32,30 +32,30 @@ WORKLOAD_COLUMNS = (
     "predicted_prompt_tokens", "predicted_output_tokens", "unserved",
 )  # fmt: skip
 IDLE_ROWS_ENOUGH = 30
-"""With so many requests that met an idle instance, only these show how long a prefill takes."""
+"""With so many requests that met an idle instance, only these measure prefill time."""
 
 
 def ledger_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:
-    """Rows in order of arrival, from *since* up to *until*, of one *model* or of all."""
+    """Return rows in order of arrival, from *since* to *until*, of one *model* or all."""
     return narrowed(
         LedgerRow.objects.order_by("arrived_at", "pk"), arrived_at__gte=since, arrived_at__lt=until, model=model
     )
 
 
 def asked_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:
-    """The same, as demand is counted: without retries of what was."""
+    """Return rows like `ledger_rows`, without retries, as demand is counted."""
     return ledger_rows(since, until, model).filter(repeated=False)
 
 
 def own_rows(rows: QuerySet[LedgerRow]) -> Any:
-    """*rows* as tuples of WORKLOAD_COLUMNS, each with the region of its caller."""
+    """Return *rows* as tuples of WORKLOAD_COLUMNS, each with the caller's region."""
     return rows.annotate(own=OWN_REGION).values_list(*WORKLOAD_COLUMNS)
 
 
 def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
-    """*rows* of WORKLOAD_COLUMNS, in order of arrival, with *at* as time 0.
+    """Return the workload of *rows* (WORKLOAD_COLUMNS, in order of arrival), with *at* as time 0.
 
-    A request that was not served is as long as it was predicted to be.
+    Unserved requests have their predicted length.
     """
     columns = list(zip(*rows, strict=True))
     if not columns:
@@ -77,9 +77,9 @@ def workload_of(rows: Iterable[tuple[Any, ...]], at: datetime) -> Workload:
 
 
 def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:
-    """LEDGER_COLUMNS of *rows*, times to the microsecond: what the trace format "ledger" reads.
+    """Yield LEDGER_COLUMNS of *rows*, times to the microsecond, as read by the trace format "ledger".
 
-    Each comes from the region of its caller. One that was not served is as long as it was predicted to be.
+    Each has the caller's region. Unserved requests have their predicted length.
     """
     for row in rows.select_related("tenant").defer("trace").iterator(chunk_size=5000):
         yield (
@@ -98,18 +98,17 @@ def ledger_trace(rows: QuerySet[LedgerRow]) -> Iterator[tuple[Any, ...]]:
 
 class _Points:
     def __init__(self) -> None:
-        self.prefill: list[tuple[float, float, int]] = []  # tokens, seconds, running when it was placed
-        self.decode: list[tuple[float, float, float]] = []  # batch, own tokens on average, seconds
+        self.prefill: list[tuple[float, float, int]] = []  # tokens, seconds, running at dispatch
+        self.decode: list[tuple[float, float, float]] = []  # batch, mean own tokens, seconds
         self.configurations: list[int] = []
 
 
 def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
-    """Measurements from the ledger of each (model, GPU type, tensor parallel degree) whose instances are in the inventory.
+    """Return measurements of each (model, GPU type, tensor parallel degree) whose instances are in the inventory.
 
-    Prefill is TTFT less the time in our queue; the decode batch is what ran on the instance when the request was
-    placed, from the decision trace, and itself. Rows of one batch size and one eighth of the prompt lengths are one
-    configuration, which is held out as a whole. Requests that ended well at the first attempt count, if their first token
-    is timed.
+    Prefill is TTFT less our queueing time; the decode batch is the request plus what ran on the instance at dispatch,
+    from the decision trace. Rows of one batch size and one eighth of the prompt lengths are one configuration, held out
+    as a whole. Only requests that succeeded at the first attempt with a timed first token count.
     """
     settings = {
         instance.name: Setting(
@@ -135,7 +134,7 @@ def ledger_measurements(rows: QuerySet[LedgerRow]) -> list[Measurements]:
 
 
 def _running(row: LedgerRow) -> int | None:
-    """Requests that ran on its instance when *row* was placed; None if its trace does not say."""
+    """Return requests running on the instance when *row* was placed; None if its trace does not say."""
     for placement in reversed(row.trace):
         for seen in placement.get("seen", ()):
             if seen.get("instance") == row.instance:
@@ -154,6 +153,6 @@ def _measurements(setting: Setting, points: _Points) -> Measurements:
     return Measurements(
         setting,
         PrefillPoints(tokens[idle], first_s[idle], configurations[idle]),
-        # The others' tokens are not in the row: they are taken to be as long as requests are on average.
+        # The others' tokens are not in the row: they are assumed to have the mean length.
         DecodePoints(batch, own_tokens + (batch - 1) * float(own_tokens.mean()), between_s, none, none, configurations),
     )

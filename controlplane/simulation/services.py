@@ -1,4 +1,4 @@
-"""Writes: performance profiles that were fitted."""
+"""Writes of fitted performance profiles."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,10 +14,10 @@ from scheduling.fleet.profile_fitting import Fit
 
 @transaction.atomic
 def store_profiles(fits: Iterable[Fit], source: str, actor: str) -> list[PerformanceProfile]:
-    """Store a profile for every fit whose model and GPU type are in the inventory, replacing the one that is there.
+    """Store a profile for every fit whose model and GPU type are in the inventory, replacing existing ones.
 
-    Of several fits for one setting (engines, precisions) the one with the smallest held-out error counts; errors that
-    are not known count as the largest. Each change is an event with the coefficients before and after.
+    Of several fits for one setting (engines, precisions) the one with the smallest held-out error is stored; unknown
+    errors count as the largest. Each change is an event with the coefficients before and after.
     """
     models, gpu_types = list(Model.objects.all()), list(GpuType.objects.all())
     best: dict[tuple[int, int, int], tuple[Model, GpuType, Fit]] = {}
@@ -56,14 +56,15 @@ def _badness(fit: Fit) -> float:
 
 
 def find_model(name: str, models: Sequence[Model]) -> Model | None:
-    """The model that a publication calls *name*: `meta-llama/Llama-3.1-8B-Instruct` is our `llama-3.1-8b`."""
+    """Return the model that a publication calls *name*: `meta-llama/Llama-3.1-8B-Instruct` is our `llama-3.1-8b`."""
     return next((model for model in models if _plain(model.name) == _plain(name)), None)
 
 
 def find_gpu_type(name: str, gpu_types: Sequence[GpuType]) -> GpuType | None:
-    """The GPU type that a publication calls *name*: `h100_sxm` and `H100` are our `h100-80gb`, `A100-80` is `a100-80gb`.
+    """Return the GPU type that a publication calls *name*: `h100_sxm` and `H100` are `h100-80gb`, `A100-80` is
+    `a100-80gb`.
 
-    None if several could be meant, or if it was run with a power cap.
+    None if ambiguous, or if it ran with a power cap.
     """
     wanted = _words(name)
     if "pcap" in wanted:
@@ -85,6 +86,6 @@ def _words(name: str) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """*name* without owner, tuning, precision and punctuation."""
+    """Return *name* without owner, tuning, precision and punctuation."""
     words = _words(name.rpartition("/")[2].replace(".", ""))
     return "".join(word for word in words if word not in {"instruct", "chat", "hf", "fp8", "fp4", "nvfp4", "bf16"})

@@ -1,1 +1,1 @@
-"""The last hours of the ledger under each strategy."""
+"""The ledger's last hours simulated under each strategy."""

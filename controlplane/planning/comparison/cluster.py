@@ -1,4 +1,4 @@
-"""The fleet of the rows as tables of a scenario, with the round trips that were measured."""
+"""The live fleet as scenario tables, with measured round trips."""
 
 from functools import partial
 from typing import Any
@@ -17,11 +17,11 @@ from controlplane.tuning.selectors import tuned
 from scheduling.policy import live_policy
 
 TRACES = 500
-"""Newest requests by whose decision traces round trips are known."""
+"""Number of newest requests whose decision traces give round trips."""
 
 
 def round_trips_s(rows: QuerySet[LedgerRow]) -> dict[tuple[str, str], float]:
-    """The dispatch round trip that was measured, by endpoint: the median of what the newest decisions knew."""
+    """Return the measured dispatch round trip by endpoint: the median over the newest decisions."""
     known: dict[tuple[str, str], list[float]] = {}
     for model, region, trace in rows.order_by("-arrived_at").values_list("model", "region", "trace")[:TRACES]:
         for step in trace:
@@ -31,11 +31,10 @@ def round_trips_s(rows: QuerySet[LedgerRow]) -> dict[tuple[str, str], float]:
 
 
 def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, Any]:
-    """The tables of a scenario that say what the fleet is and how it dispatches; demand and scaling are left to the caller.
+    """Return the scenario tables of the fleet and its dispatching; demand and scaling are left to the caller.
 
-    As many instances as each deployment with a profile may have, those that are there ready; those that share GPUs as they
-    are now. Round trips are those of
-    *rows*, latencies between regions those of the inventory, marks those in force for each model.
+    Each deployment with a profile has its maximum number of instances, existing ones ready; shared GPUs are as at
+    present. Round trips come from *rows*, latencies between regions from the inventory, marks from each model's settings.
     """
     from scheduling.routing.regions import latency_ms
 
@@ -72,7 +71,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             "max_num_batched_tokens": max(row.max_num_batched_tokens, row.max_num_seqs),
             "block_size_tokens": BLOCK_TOKENS,
             "queue": row.scheduling_policy,
-            # Live, an instance that is let go is stopped; it comes back as any other does.
+            # A released live instance is stopped; it restarts like any other.
             "start_s": fleet.starts.of(model, gpu).seconds,
         }
         tables["fleet"][place] = [table] if most else []
@@ -98,7 +97,7 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             **to_builtins(live_policy(partial(getattr, tuned()))),
             "max_hold_s": tuned().MAX_HOLD_S,
             "reordering": tuned().REORDER_BY,
-            "share_spot": False,  # an instance belongs to its deployment: no command gives it to another model
+            "share_spot": False,  # live, an instance keeps its deployment's model
         },
     }
 

@@ -1,4 +1,4 @@
-"""The live fleet as a whole scenario: what it is, how it dispatches, how it is scaled and planned; demand is left out."""
+"""The live fleet as a whole scenario: inventory, dispatching, scaling and planning, without demand."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from scheduling.scaling import NO_STRATEGY, STRATEGIES, make_strategy
 
 
 def scenario_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, Any]:
-    """All tables of a scenario but those of its demand; round trips are those of *rows*. Of no model without a profile."""
+    """Return all scenario tables except demand, for models with a profile; round trips come from *rows*."""
     tables = live_scenario(fleet, rows)
     values: dict[str, Any] = {"title": "The live fleet", "sample_s": 60.0, **tables, **scaling(fleet, tables)}
     for name in values["models"]:
@@ -33,7 +33,7 @@ def scenario_of(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str, 
 
 
 def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
-    """Strategies, forecasters, bounds, floor and planner as they are live. Where no strategy acts, the floor is alone."""
+    """Return live strategies, forecasters, bounds, floor and planner. Without an acting strategy, only the floor."""
     policies = {row.model.name: row for row in ScalingPolicy.objects.select_related("model")}
     endpoints = []
     for endpoint in tables["endpoints"]:
@@ -70,7 +70,7 @@ def scaling(fleet: inventory.Fleet, tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def marks_of(model: str) -> dict[str, dict[str, float]]:
-    """By strategy, the marks that settings give it for *model*, as far as they are not the strategy's own."""
+    """Return the marks set for *model* by strategy, where they differ from the strategy's own."""
     given = {}
     for name in STRATEGIES:
         usual = make_strategy(name)
@@ -81,20 +81,20 @@ def marks_of(model: str) -> dict[str, dict[str, float]]:
 
 
 def strategy_of(policy: ScalingPolicy) -> dict[str, Any]:
-    """The strategy of *policy*, with its parameters and the marks of its model's settings."""
+    """Return the strategy of *policy* with its parameters and the marks of its model's settings."""
     marks = strategies.marks(policy.strategy, tuned(policy.model.name))
     return {"strategy": policy.strategy, "parameters": {**marks, **policy.parameters}}
 
 
 def floor_alone(values: Tunable) -> dict[str, Any]:
-    """The floor where no strategy is alive, with its marks."""
+    """Return the floor used without a live strategy, with its marks."""
     rule = alone(values)
     marks = {name: getattr(rule, name) for name in ("out_above", "in_below", "cooldown_s", "patience_s")}
     return {"strategy": NO_STRATEGY, "parameters": marks}
 
 
 def without_none(value: Any) -> Any:
-    """*value* as it is read back from TOML, which has no None."""
+    """Return *value* as read back from TOML, which has no None."""
     if isinstance(value, dict):
         return {name: without_none(each) for name, each in value.items() if each is not None}
     return [without_none(each) for each in value] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""The last hours of the ledger under each strategy: what each would have cost and achieved with the present fleet.
+"""The ledger's last hours under each strategy: cost and SLO attainment with the present fleet.
 
-A strategy varies the live fleet's scenario. The requests are the ledger's, unserved ones included, and plans are
-made by the forecasts of that time.
+A strategy varies the live fleet's scenario. Requests are the ledger's, unserved ones included, and plans use the
+forecasts of that time.
 """
 
 import logging
@@ -39,18 +39,18 @@ LEAST_REQUESTS = 200
 LEAST = timedelta(minutes=5)
 TOO_LITTLE = "Too little to compare"
 AGAIN_S = 120.0
-"""When there was too little, it is tried again after this."""
+"""Retry period in seconds after too little data."""
 SETTLE_S = 600.0
-"""Simulated after the last arrival at most: a request that waits would add hours of every instance."""
+"""Maximum simulated time after the last arrival, in seconds: a waiting request would add hours of every instance."""
 RECENT_MINUTES = int(RECENT.total_seconds()) // demand.MINUTE_S
 
 
 def compare_strategies(
     hours: float, now: datetime, has_pending: Callable[[], bool] = lambda: False
 ) -> StrategyComparison | None:
-    """Simulate the last *hours* under every strategy and keep the result as a row; None if *has_pending* meanwhile.
+    """Simulate the last *hours* under every strategy and store the result; None once *has_pending*.
 
-    With too few requests, the row notes it and has no lines. Bounded in requests and time by the settings.
+    With too few requests, the row has a note and no lines. Requests and time are bounded by settings.
     """
     since = now - timedelta(hours=hours)
     served = Q(outcome=Outcome.DONE, repeated=False, prompt_tokens__gt=0, output_tokens__gt=0)
@@ -60,7 +60,7 @@ def compare_strategies(
     replay = Replay.read(rows, fleet, now)
     missing = _missing(replay)
     if replay is None or missing:
-        # One such row is enough: a newer one stands for it.
+        # Keep only the newest such row.
         StrategyComparison.objects.filter(note__startswith=TOO_LITTLE).delete()
         count = len(replay.workload) if replay else 0
         note = f"{TOO_LITTLE}: {'; '.join(filter(None, (missing, left_out(fleet))))}."
@@ -90,8 +90,10 @@ def compare_strategies(
 
 
 def _missing(replay: "Replay | None") -> str:
-    """Requests or time missing for a comparison, in words; empty if there is enough. A busy fleet's newest requests, cut at
-    `COMPARE_REQUESTS`, are compared whatever time they cover."""
+    """Describe the requests or time missing for a comparison; empty if there is enough.
+
+    A busy fleet's newest requests, cut at `COMPARE_REQUESTS`, are compared whatever time they cover.
+    """
     count = len(replay.workload) if replay else 0
     if replay is None or count < LEAST_REQUESTS:
         return f"{count} requests of the {LEAST_REQUESTS} that are needed"
@@ -102,7 +104,7 @@ def _missing(replay: "Replay | None") -> str:
 
 
 def due(now: datetime) -> bool:
-    """Whether it is time for the next comparison."""
+    """Return whether the next comparison is due."""
     if tuned().COMPARE_EVERY_S <= 0:
         return False
     newest = StrategyComparison.objects.order_by("-pk").first()
@@ -115,7 +117,7 @@ def due(now: datetime) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Requests of the ledger, and the scenario of the fleet that serves them."""
+    """Ledger requests and the scenario of the fleet that serves them."""
 
     fleet: inventory.Fleet
     scenario: dict[str, Any]
@@ -123,11 +125,11 @@ class Replay:
     from_at: datetime
     to_at: datetime
     note: str
-    """That there were more requests than are simulated; empty if there were not."""
+    """Note that requests were cut; empty if all are simulated."""
 
     @classmethod
     def read(cls, rows: QuerySet[LedgerRow], fleet: inventory.Fleet, now: datetime) -> "Replay | None":
-        """The newest requests that the present fleet could serve; None if there are none."""
+        """Return the newest requests that the present fleet could serve; None if there are none."""
         endpoints = {(row.model.name, row.region.name) for row in _simulated(fleet)}
         newest = own_rows(rows).order_by("-arrived_at")[: tuned().COMPARE_REQUESTS]
         replayed = [row for row in reversed(newest) if (row[1], row[2]) in endpoints]
@@ -139,7 +141,7 @@ class Replay:
         return cls(fleet, scenario_of(fleet, rows), workload_of(replayed, from_at), from_at, now, note)
 
     def stage(self, strategy: str) -> "Stage":
-        """The replay with every model scaled by *strategy*, with the marks of the model's settings."""
+        """Return the replay with every model scaled by *strategy*, with the marks of the model's settings."""
         from scheduling.simulation.scenario import Scenario
         from scheduling.simulation.staging import stage
 
@@ -152,7 +154,7 @@ class Replay:
         return stage(Scenario.model_validate(self.scenario | varied), seed=0, workload=self.workload)
 
     def line(self, strategy: str) -> dict[str, Any]:
-        """Simulate *strategy* and measure what it would have cost and achieved."""
+        """Simulate *strategy*; return its cost and SLO attainment."""
         from scheduling.simulation.cluster.world import UNPAID
         from scheduling.simulation.measures.results import PROVISIONING, kept, latency_s
 
@@ -186,7 +188,7 @@ class Replay:
 def recorded_planner(
     fleet: inventory.Fleet, from_at: datetime, to_at: datetime, strategy: str = ""
 ) -> "SimulatedPlanner":
-    """The planner of a simulation of *from_at* to *to_at*: plans as live ones, by the forecasts that there were then.
+    """Return the planner of a simulation from *from_at* to *to_at*: live plans, from the forecasts of that time.
 
     *strategy* follows the plans.
     """
@@ -226,12 +228,12 @@ def recorded_planner(
 
 
 def _simulated(fleet: inventory.Fleet) -> list[Deployment]:
-    """Deployments that may have instances and have a performance profile."""
+    """Return deployments that may have instances and have a performance profile."""
     return [row for row in fleet.deployments.values() if row.max_instances and row.profile() is not None]
 
 
 def left_out(fleet: inventory.Fleet) -> str:
-    """The endpoints that are not simulated for want of a performance profile, in words; empty for none."""
+    """Describe endpoints that are not simulated for lack of a performance profile; empty if none."""
     known = {(row.model.name, row.region.name) for row in _simulated(fleet)}
     asked = {(row.model.name, row.region.name) for row in fleet.deployments.values() if row.max_instances}
     names = ", ".join(f"{model} in {region}" for model, region in sorted(asked - known))

@@ -1,4 +1,4 @@
-"""Swap groups of the rows as tables of a scenario: who shares GPUs, who is awake, and what it takes to sleep and to wake."""
+"""Swap groups as scenario tables: members, awake instances, and sleep and wake times."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,19 +9,19 @@ from controlplane.fleet.models import Instance, Tier
 from controlplane.fleet.swaps import times
 
 Place = tuple[str, str, str]
-"""(model, region, GPU type), by name."""
+"""(model, region, GPU type) names."""
 
 
 @dataclass(slots=True)
 class Shared:
-    """The instances that share their GPUs: each a separate table of the fleet."""
+    """Instances that share GPUs, each as its own fleet table."""
 
     members: dict[Place, list[dict[str, Any]]] = field(default_factory=dict)
-    """Keys of the table of each in addition to those of its deployment."""
+    """Extra table keys per instance, besides its deployment's."""
     present: Counter[Place] = field(default_factory=Counter)
-    """Those that are awake or on the way up."""
+    """Instances that are awake or waking."""
     groups: dict[str, dict[str, float]] = field(default_factory=dict)
-    """`[swap_groups]`."""
+    """Tables of `[swap_groups]`."""
 
 
 def read() -> Shared:

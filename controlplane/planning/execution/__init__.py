@@ -1,1 +1,1 @@
-"""Carrying plans and strategies out: instances are started, drained and stopped."""
+"""Execution of plans and strategies: instances are started, drained and stopped."""

@@ -1,7 +1,7 @@
-"""Moves that others undo: the floor takes back what a strategy did, a strategy what an operator approved, and instances of
-an endpoint come and go.
+"""Contested moves: the floor undoes a strategy's move, a strategy an operator's, or an endpoint's instances flap.
 
-Who owns an endpoint is a rule of both clocks (`scheduling.scaling.owner`); here is what the rows know of it.
+Ownership of an endpoint is a rule for both live and simulated time (`scheduling.scaling.owner`); this module reads its
+inputs from rows.
 """
 
 from collections import Counter, defaultdict
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 UNDONE_WITHIN = timedelta(minutes=15)
 FLAPPING_OVER = timedelta(minutes=15)
 FLAPPING_REVERSALS = 4
-"""Changes of direction of an endpoint within that time, from which on it flaps."""
+"""Direction changes of an endpoint within that time from which it counts as flapping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """A move, and the later one by somebody else that took it back."""
+    """A move and the later one, by another actor, that undid it."""
 
     move: ScalingMove
     by: ScalingMove
@@ -39,7 +39,7 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Flapping:
-    """An endpoint that was scaled out and in again and again lately. *by* counts instances by who asked, out then in."""
+    """An endpoint that was repeatedly scaled out and in. *by* counts instances by actor, out then in."""
 
     model: str
     region: str
@@ -48,7 +48,7 @@ class Flapping:
 
 
 def last_changes(model: str, region: str = "", *, now: datetime) -> dict[str, "Change"]:
-    """The last move of *model* by region; in *region* alone, or in all."""
+    """Return the last move of *model* by region; in *region* alone, or in all."""
     from scheduling.scaling.owner import Change
 
     rows = narrowed(ScalingMove.objects.filter(model=model), region=region)
@@ -65,14 +65,14 @@ def last_changes(model: str, region: str = "", *, now: datetime) -> dict[str, "C
 
 
 def _holds_s(row: ScalingMove, now: datetime) -> float:
-    """For how long the approved plan of *row* still holds; 0 where it was no such plan's."""
+    """Return the seconds for which the approved plan of *row* still holds; 0 if it has none."""
     if row.source != MoveSource.PLAN or row.plan is None:
         return 0.0
     return max(0.0, (row.plan.valid_until - now).total_seconds())
 
 
 def undone(moves: Iterable[ScalingMove]) -> list[Undone]:
-    """Those of *moves* that somebody else took back soon after, oldest first; each is taken back once."""
+    """Return those of *moves* that another actor undid soon after, oldest first; each is undone once."""
     pairs = []
     standing: dict[tuple[str, str], list[ScalingMove]] = defaultdict(list)
     for move in sorted(moves, key=lambda each: each.pk):
@@ -91,7 +91,7 @@ def undone(moves: Iterable[ScalingMove]) -> list[Undone]:
 
 
 def undone_of(plans: Collection[ScalingPlan]) -> dict[int, list[Undone]]:
-    """What of each of *plans*, by its key, was taken back by others; those without are left out."""
+    """Return the undone moves of each of *plans*, by key; plans without any are left out."""
     own = list(ScalingMove.objects.filter(plan__in=[plan.pk for plan in plans]).order_by("pk"))
     if not own:
         return {}
@@ -107,7 +107,7 @@ def undone_of(plans: Collection[ScalingPlan]) -> dict[int, list[Undone]]:
 
 
 def flapping(now: datetime) -> list[Flapping]:
-    """Endpoints that flap now, the worst first."""
+    """Return flapping endpoints, worst first."""
     by_place: dict[tuple[str, str], list[ScalingMove]] = defaultdict(list)
     for move in ScalingMove.objects.filter(at__gte=now - FLAPPING_OVER).order_by("pk"):
         by_place[move.model, move.region].append(move)

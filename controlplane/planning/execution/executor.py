@@ -1,9 +1,8 @@
-"""Moving instances for scaling: the nearest method to add one, the least loaded to go, and never past a bound.
+"""Instance moves for scaling: add by the quickest method, remove the least loaded, never past a bound.
 
-Every move is one transaction that locks the endpoint's deployments and their nodes, counts again and acts, so that planner,
-strategies, floor and operators cannot step on each other, and repeating one that was cut off does no harm. A move writes
-a `ScalingMove` and an event with what it was decided from; the instance's own moves and commands are written by
-`fleet.services`.
+Every move is one transaction that locks the endpoint's deployments and nodes, recounts and acts, so that planner,
+strategies, floor and operators cannot conflict, and repeating an interrupted move is harmless. A move writes a
+`ScalingMove` and an event with its inputs; the instance's transitions and commands are written by `fleet.services`.
 """
 
 import logging
@@ -42,13 +41,13 @@ from controlplane.tuning.selectors import tuned
 logger = logging.getLogger(__name__)
 
 DRAIN_SETTLE = timedelta(seconds=3)
-"""Until every gateway has seen that an instance drains, and its last request has reached it."""
+"""Time until every gateway sees that an instance drains, and its last request has arrived."""
 DRAIN_LIMIT = timedelta(minutes=10)
-"""A drained instance is stopped then, whatever still runs on it."""
+"""Time after which a draining instance is stopped even with running requests."""
 STOP_REST = timedelta(minutes=1)
-"""When stopping a drained instance failed, it is tried again after this."""
+"""Retry period after stopping a drained instance failed."""
 REFUSAL_REPEATED_AFTER = timedelta(minutes=5)
-"""The same refusal of the same endpoint is an event once in this time."""
+"""Minimum interval between events for the same refusal of the same endpoint."""
 
 
 class Refused(ActionError):
@@ -56,12 +55,12 @@ class Refused(ActionError):
 
 
 class Waits(Refused):
-    """A move is not made yet: an instance that failed is started again first, when its back-off is over."""
+    """A move must wait: a failed instance is restarted first, after its back-off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Who asks for a move and what it was decided from."""
+    """Actor and inputs of a move."""
 
     source: MoveSource
     strategy: str
@@ -85,12 +84,12 @@ PLANNER = "planner"
 
 
 def present_count(deployment: Deployment) -> int:
-    """Instances of *deployment* that serve or soon will."""
+    """Return the number of instances of *deployment* that serve or soon will."""
     return deployment.instances.present().count()
 
 
 def present(model: str, region: str, gpu_type: str = "") -> int:
-    """Instances at an endpoint (on *gpu_type*, or all) that serve or soon will."""
+    """Return the number of instances at an endpoint (on *gpu_type*, or all) that serve or soon will."""
     rows = Instance.objects.present().filter(
         deployment__model__name=model, deployment__region__name=region, deployment__active=True
     )
@@ -98,19 +97,18 @@ def present(model: str, region: str, gpu_type: str = "") -> int:
 
 
 def lock(model: str, region: str = "", gpu_type: str = "") -> list[Deployment]:
-    """The active deployments of *model*, or of an endpoint, or of one GPU type there, locked by `places.lock`."""
+    """Return the active deployments of *model*, an endpoint, or one GPU type there, locked by `places.lock`."""
     rows = Deployment.objects.filter(model__name=model, active=True, model__active=True, region__active=True)
     return places.lock(narrowed(rows, region__name=region, gpu_type__name=gpu_type))
 
 
 @transaction.atomic
 def add(model: str, region: str, why: Why, gpu_type: str = "", *, to_minimum: bool = False) -> ScalingMove:
-    """One instance more at an endpoint, on *gpu_type* or (empty) where it is there soonest, then cheapest.
+    """Add one instance at an endpoint, on *gpu_type* or (empty) where it is ready soonest, then cheapest.
 
-    The nearest method counts: one that still drains is taken back, a sleeping one woken, a stopped one started, then a new
-    one made beside its siblings, at last a failed one started again. Below the minimum a failed one comes before a new one,
-    and is waited for; with *to_minimum* nothing is added above it. Raises Refused, which says what stands in the way, or
-    Waits.
+    Methods by speed: a draining instance is taken back, a sleeping one woken, a stopped one started, a new one created,
+    at last a failed one restarted. Below the minimum a failed one precedes a new one, and is waited for; *to_minimum*
+    adds nothing above it. Raises Refused, naming the obstacle, or Waits.
     """
     obstacles: list[str] = []
     open_to_more = []
@@ -147,10 +145,10 @@ def add(model: str, region: str, why: Why, gpu_type: str = "", *, to_minimum: bo
 def remove(
     model: str, region: str, why: Why, gpu_type: str = "", load: Mapping[str, float] | None = None
 ) -> ScalingMove:
-    """One instance fewer at an endpoint: it drains, and `finish_drains` stops it when nothing runs on it any more.
+    """Remove one instance at an endpoint: it drains, and `finish_drains` stops it once nothing runs there.
 
-    Who goes is ranked by `scheduling.scaling.ranking`: *load* are the tokens left to do by name; of equals the newest goes.
-    Raises Refused, also when its bounds or who started it do not allow it.
+    `scheduling.scaling.ranking` picks it: *load* is the tokens left by name; among equals the newest goes. Raises
+    Refused, also when bounds or the instance's origin forbid it.
     """
     from scheduling.scaling.ranking import drain_rank
 
@@ -187,7 +185,9 @@ def move(
     load: Mapping[str, float] | None = None,
     to_minimum: bool = False,
 ) -> ScalingMove:
-    """`add` (delta 1) or `remove` (-1); Waits while another owns the endpoint (`scheduling.scaling.owner`)."""
+    """Call `add` (delta 1) or `remove` (-1). Raises Waits while another actor owns the endpoint
+    (`scheduling.scaling.owner`).
+    """
     from scheduling.scaling.owner import UNCHANGED, undoing, waits
 
     last = contested.last_changes(model, region, now=timezone.now()).get(region, UNCHANGED)
@@ -200,7 +200,7 @@ def move(
 
 
 def attempt(delta: int, model: str, region: str, why: Why, **options: Any) -> ScalingMove | None:
-    """`move`, with its options; a refusal is an event, once in a while, and None."""
+    """Call `move` with *options*; a refusal becomes a rate-limited event, and None is returned."""
     try:
         return move(delta, model, region, why, **options)
     except Waits as waits:
@@ -212,7 +212,7 @@ def attempt(delta: int, model: str, region: str, why: Why, **options: Any) -> Sc
 
 
 def refuse(delta: int, model: str, region: str, why: Why, obstacle: str) -> None:
-    """Write down that a move could not be made, unless the same was written down in the last minutes."""
+    """Record the event of a refused move, unless the same one was recorded in the last minutes."""
     logger.info("scaling: %+d %s in %s refused: %s", delta, model, region, obstacle)
     subject = {"delta": delta, "model": model, "region": region}
     recent = Event.objects.filter(
@@ -232,7 +232,7 @@ def refuse(delta: int, model: str, region: str, why: Why, obstacle: str) -> None
 
 
 def drained() -> list[Instance]:
-    """Instances that scaling or a rollout drains, without a command under way: to be stopped when nothing runs there."""
+    """Return instances drained by scaling or a rollout without a pending command, to be stopped once idle."""
     now = timezone.now()
     rows = Instance.objects.launched().filter(state=InstanceState.DRAINING, state_changed_at__lte=now - DRAIN_SETTLE)
     rows = rows.select_related("deployment__model", "deployment__region")
@@ -245,7 +245,7 @@ def drained() -> list[Instance]:
 
 
 def finish_drain(instance: Instance, running: int | None, actor: str) -> bool:
-    """Stop a drained *instance* if nothing runs there (None: it does not say) or its time is over. Returns whether."""
+    """Stop a drained *instance* if nothing runs there (None: unknown) or its time is over. Return whether it was stopped."""
     waited = timezone.now() - instance.state_changed_at
     if running != 0 and waited < DRAIN_LIMIT:
         return False
@@ -299,7 +299,7 @@ class _Method:
 
 
 def _methods(deployments: Sequence[Deployment]) -> list[_Method]:
-    """Every method; of those of one deployment, what changed last comes first."""
+    """Return every method; within a deployment, the last changed comes first."""
     from scheduling.scaling.ranking import Source
 
     methods = []
@@ -313,13 +313,13 @@ def _methods(deployments: Sequence[Deployment]) -> list[_Method]:
             if source is not None:
                 methods.append(_Method(source, deployment, row, missing > 0))
         if missing > 0 and (_coming_back(rows) >= missing or _looping(rows) >= deployment.max_instances):
-            continue  # they are to come back; one row more would only be one more that fails
+            continue  # they will be restarted; another row would probably fail too
         methods.append(_Method(Source.NEW, deployment, None, missing > 0))
     return methods
 
 
 def _coming_back(rows: Sequence[Instance]) -> int:
-    """Of *rows*, those that failed and are started again before long: they count for the minimum."""
+    """Return how many failed instances of *rows* will be restarted soon: they count for the minimum."""
     return sum(_restartable(row) and not restarts.loops(row) for row in rows)
 
 
@@ -333,7 +333,7 @@ def _restartable(row: Instance) -> bool:
 
 
 def _source(row: Instance) -> int | None:
-    """From where *row* would be added; None if it is not to be touched."""
+    """Return the source that adding *row* counts as; None if it must not be touched."""
     from scheduling.scaling.ranking import Source
 
     if fleet.open_command(row) != _stop_to_come(row) or places.obstacle(row):
@@ -341,9 +341,9 @@ def _source(row: Instance) -> int | None:
     if row.swap_group_id is not None and (
         row.state != InstanceState.FAILED or fleet.awake_in(row.swap_group_id).exists()
     ):
-        return None  # a swap brings it up
+        return None  # brought up by a swap
     match row.state:
-        case InstanceState.DRAINING:  # not one that an operator drains
+        case InstanceState.DRAINING:  # unless drained by an operator
             return Source.TAKEN_BACK if _drained_by_scaling(row) else None
         case InstanceState.SLEEPING:
             return Source.ASLEEP
@@ -355,21 +355,21 @@ def _source(row: Instance) -> int | None:
 
 
 def _stop_to_come(row: Instance) -> InstanceCommand | None:
-    """The stop of a drained *row* that `finish_drain` asked for, and that no worker has begun; None without one."""
+    """Return the stop of a drained *row*, requested by `finish_drain` and not yet begun by a worker; None without one."""
     ours = row.commands.filter(verb=CommandVerb.STOP, state=CommandState.PENDING, actor__in=(FLOOR_ACTOR, PLANNER))
     return ours.first() if row.state == InstanceState.DRAINING else None
 
 
 def _drained_by_scaling(row: Instance) -> bool:
-    """Whether the last word about *row* is a move of ours to take it away."""
+    """Return whether the last change of *row* is its removal by scaling."""
     last = ScalingMove.objects.filter(instance=row.name).aggregate(last=Max("pk"))["last"]
     move = ScalingMove.objects.filter(pk=last).first()
-    # The move's row is written just after the instance's own; an operator's drain since then is later than both.
+    # The move's row is written just after the instance's; an operator's later drain is newer than both.
     return move is not None and move.delta < 0 and move.at >= row.state_changed_at - timedelta(seconds=1)
 
 
 def _usd(deployment: Deployment) -> float:
-    """An hour of one instance."""
+    """Return the hourly price of one instance."""
     return deployment.tensor_parallel * float(deployment.gpu_type.on_demand_usd_per_hour)
 
 

@@ -1,7 +1,7 @@
-"""What the gateway's reactive floor does to rows. Called in a thread of the gateway, which must not wait for a worker.
+"""Row writes of the gateway's reactive floor, called in a gateway thread that must not wait for a worker.
 
-The floor's moves go through the same services as everybody's. A command that no worker takes in time, since Celery or
-its broker is dead, is carried out here: claiming it is one update of its row, so a worker that comes back finds it done.
+The floor's moves use the same services as all others. A command that no worker takes in time, since Celery or its broker
+is down, is carried out here: claiming it is one update of its row, so a returning worker finds it done.
 """
 
 import logging
@@ -32,7 +32,7 @@ STRATEGY = "floor"
 
 
 def in_a_thread(work: Callable[P, T]) -> Callable[P, T]:
-    """Have *work* leave no database connection behind in the thread that it ran in."""
+    """Wrap *work* to close its thread's database connections."""
 
     @wraps(work)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -54,9 +54,9 @@ def move(
     load: Mapping[str, float],
     to_minimum: bool = False,
 ) -> ScalingMove | None:
-    """One instance more (delta 1; *to_minimum* only below it) or fewer (-1) for the floor; None if it cannot be made.
+    """Add (delta 1; *to_minimum* only below it) or remove (-1) an instance for the floor; None if impossible.
 
-    It takes none away that a plan in force counts on.
+    Never removes an instance that a plan in force counts on.
     """
     if delta < 0 and executor.present(model, region) <= wanted_by_plan(model, region):
         return None
@@ -66,7 +66,7 @@ def move(
 
 @in_a_thread
 def swap(instance_id: int, reason: str) -> Swap | None:
-    """Have that instance take the GPUs that it shares; None if that cannot be now."""
+    """Swap the instance onto its shared GPUs; None if impossible at the moment."""
     try:
         return swaps.request(Instance.objects.get(pk=instance_id), executor.FLOOR_ACTOR, reason)
     except (ActionError, Instance.DoesNotExist) as error:
@@ -76,7 +76,7 @@ def swap(instance_id: int, reason: str) -> Swap | None:
 
 @in_a_thread
 def note_evictions(evictions: Sequence[Evicted]) -> None:
-    """An event for each: for which group, and what it gains and costs."""
+    """Record an event per eviction: the group it is for, its gain and its cost."""
     for one in evictions:
         record(
             "queue.evicted",
@@ -89,22 +89,22 @@ def note_evictions(evictions: Sequence[Evicted]) -> None:
 
 
 def wanted_by_plan(model: str, region: str) -> int:
-    """Instances that the newest plan in force wants at an endpoint; 0 without one."""
+    """Return the instances that the newest plan in force wants at an endpoint; 0 without one."""
     plan = selectors.plan_in_force(model, timezone.now())
     return sum(row["target"] for row in plan.targets if row["region"] == region) if plan else 0
 
 
 @in_a_thread
 def take_up_commands(patience_s: float) -> int:
-    """Carry out the floor's own commands that waited for a worker for *patience_s*. Returns how many were taken up.
+    """Carry out the floor's own commands that waited for a worker for *patience_s*. Return their number.
 
-    Those of other hosts are left to them; what is left of failed servers on this one is ended too.
+    Commands of other hosts are left to them; leftovers of failed servers on this host are ended too.
     """
     from workers.tasks.fleet import STALE_AFTER, end_failed, run_command
 
     now = timezone.now()
     own = InstanceCommand.objects.filter(actor=executor.FLOOR_ACTOR)
-    # A worker may have died with one in its hands.
+    # A worker may have died while holding one.
     own.filter(state=CommandState.RUNNING, started_at__lt=now - STALE_AFTER).update(
         state=CommandState.PENDING, started_at=None
     )
@@ -119,6 +119,6 @@ def take_up_commands(patience_s: float) -> int:
 
 @in_a_thread
 def finish_drains(idle: Iterable[str]) -> int:
-    """Stop those of the instances *idle* (names, nothing runs there) that scaling has drained. Returns how many."""
+    """Stop those of the *idle* instances (names) that scaling has drained. Return their number."""
     names = set(idle)
     return sum(executor.finish_drain(row, 0, executor.FLOOR_ACTOR) for row in executor.drained() if row.name in names)

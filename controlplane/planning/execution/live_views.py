@@ -1,4 +1,4 @@
-"""Live load as strategies see it: what the gateway publishes of every endpoint, joined with its rows."""
+"""Live load for strategies: the gateway's published endpoint figures, joined with rows."""
 
 import logging
 import math
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 FRESH_S = 5.0
-"""Older views say nothing of now."""
+"""Maximum age of published figures, in seconds."""
 SETTLED_S = 60.0
-"""How long a gateway serves before its figures are believed: as long as the window over which it takes rates."""
+"""Gateway uptime before its figures are used: the window over which it measures rates."""
 TIMEOUT_S = 1.0
 UNKNOWN = {"use": math.inf, "peak_kv_sum": math.nan, "peak_kv_most": math.nan}
-"""Values of null, by name: JSON has neither infinity nor NaN."""
+"""Replacements for null by name: JSON has neither infinity nor NaN."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the gateway saw last: endpoints by (model, region), requests that run and tokens left to do by instance."""
+    """Latest gateway figures: endpoints by (model, region), running requests and tokens left by instance."""
 
     endpoints: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     running: Mapping[str, int] = field(default_factory=dict)
@@ -41,9 +41,9 @@ class Load:
 
 
 def read() -> Load | None:
-    """The load that the gateway published in the last seconds; None if none did or Redis does not answer.
+    """Return the load published in the last seconds; None without any, or if Redis does not answer.
 
-    None too just after the gateway started: low load then does not mean low demand.
+    Also None just after the gateway started, when low load does not mean low demand.
     """
     published = _published()
     if published is None or published["up_s"] < SETTLED_S:
@@ -53,13 +53,13 @@ def read() -> Load | None:
 
 
 def running() -> Mapping[str, int]:
-    """Requests by instance that the gateway has given it and not yet answered whole; empty without a recent summary."""
+    """Return unfinished requests by instance; empty without a recent summary."""
     published = _published()
     return published["running"] if published else {}
 
 
 def _published() -> dict[str, Any] | None:
-    """What the gateway published in the last seconds."""
+    """Return the gateway's recent summary."""
     try:
         with _redis() as client:
             text = client.get(VIEWS_KEY)
@@ -73,7 +73,7 @@ def _published() -> dict[str, Any] | None:
 
 
 def say_alive(models: Iterable[str], for_s: float) -> None:
-    """Publish to the gateway that the strategies of *models* look after them, for the next *for_s* seconds."""
+    """Publish a heartbeat for the strategies of *models*, valid for *for_s* seconds."""
     try:
         with _redis() as client:
             client.set(STRATEGIST_KEY, orjson.dumps(sorted(models)), px=max(1, int(1000 * for_s)))
@@ -82,9 +82,9 @@ def say_alive(models: Iterable[str], for_s: float) -> None:
 
 
 def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
-    """The endpoints of *model* in the gateway's summary, by region: counts and bounds from rows, load from *load*.
+    """Return the endpoints of *model* in the gateway's summary, by region: counts and bounds from rows, load from *load*.
 
-    Spot of other models is none: live, an instance keeps the model of its deployment.
+    No spot of other models: live, an instance keeps its deployment's model.
     """
     from controlplane.fleet.lifecycle.stages import stage_of
     from scheduling.scaling.owner import UNCHANGED
@@ -110,7 +110,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
         seen = load.endpoints.get((model, region))
         if seen is None:
             continue
-        # Ready by its row and not yet by the gateway, which are read at different moments: the newest.
+        # Ready in its row but not yet in the gateway's earlier summary: the newest instances.
         ready = [state for _, state in states[region]].count(InstanceState.READY)
         unseen = max(0, ready - seen["ready"])
         stages = []

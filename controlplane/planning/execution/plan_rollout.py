@@ -1,8 +1,8 @@
-"""Plans carried out, and what becomes of those that are not: instances are moved to the targets of approved plans.
+"""Rollout of plans: instances are moved to the targets of approved plans.
 
-What is still to be moved is kept in the plan (`left` of a target, with the `obstacle` met last), so that a pass that was
-cut off, or met a full node, is taken up by the next one. A plan ends as carried out, superseded or expired; its note says
-what was not moved, and why.
+Remaining moves are stored in the plan (`left` of a target, with the last `obstacle`), so that the next pass continues
+after an interruption or a full node. A plan ends as carried out, superseded or expired; its note says what was not moved,
+and why.
 """
 
 from collections import Counter
@@ -23,9 +23,9 @@ TO_CARRY_OUT = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS)
 
 
 def apply_plans(now: datetime) -> list[ScalingMove]:
-    """One pass over all approved plans: first what is taken away, so that its GPUs are free, then what is added.
+    """Make one pass over all approved plans: removals first, to free their GPUs, then additions.
 
-    Advice and plans in force whose time is over expire.
+    Expires advice and plans in force whose time is over.
     """
     for row in ScalingPlan.objects.filter(status__in=[PlanStatus.ADVICE, PlanStatus.IN_FORCE], valid_until__lte=now):
         end(row, PlanStatus.EXPIRED, now)
@@ -41,11 +41,11 @@ def apply_plans(now: datetime) -> list[ScalingMove]:
 
 @transaction.atomic
 def apply_plan(plan: ScalingPlan, now: datetime, load: live_views.Load | None = None) -> list[ScalingMove]:
-    """One pass over *plan*; nothing unless it is approved. It is carried out once nothing is left to move.
+    """Make one pass over *plan* if it is approved. It is carried out once nothing is left to move.
 
-    Targets are numbers of instances, not differences: what others moved since the plan was made is not moved again.
+    Targets are instance counts, not differences: moves by others since the plan was made are not repeated.
     """
-    # Its key stays free: a move for this plan that is just written refers to it, and its writer has places locked.
+    # Its key stays unlocked: a concurrent move for this plan refers to it, and its writer has places locked.
     rows = ScalingPlan.objects.select_for_update(of=("self",), no_key=True).select_related("model")
     row = rows.get(pk=plan.pk)
     if row.status not in TO_CARRY_OUT:
@@ -74,7 +74,7 @@ def apply_plan(plan: ScalingPlan, now: datetime, load: live_views.Load | None = 
 
 
 def mark_if_reached(plan: ScalingPlan, instances: Mapping[str, int], now: datetime) -> bool:
-    """Whether *plan*, which a strategy follows, is carried out: *instances* by region are what it asks for."""
+    """Mark the followed *plan* as carried out if *instances* by region match it; return whether they do."""
     wanted = wanted_by_region(plan)
     if plan.status != PlanStatus.IN_FORCE or any(instances.get(region, 0) != wanted[region] for region in wanted):
         return False
@@ -86,7 +86,7 @@ def mark_if_reached(plan: ScalingPlan, instances: Mapping[str, int], now: dateti
 
 
 def end(plan: ScalingPlan, status: PlanStatus, now: datetime) -> None:
-    """*plan*, which was not carried out, is superseded or has expired; its note says how far it came, and why."""
+    """End the unfinished *plan* as superseded or expired; its note says what was moved, and why not all."""
     note, was = plan.note, plan.status
     if was == PlanStatus.IN_FORCE:
         present = {region: executor.present(plan.model.name, region) for region in wanted_by_region(plan)}
@@ -101,7 +101,7 @@ def end(plan: ScalingPlan, status: PlanStatus, now: datetime) -> None:
         note = _with_note(plan, "Nobody decided about it in time")
     plan.status, plan.note = status, note
     changed = ScalingPlan.objects.filter(pk=plan.pk, status=was).update(status=status, note=note)
-    if changed and was != PlanStatus.IN_FORCE:  # a strategy moves on to the next plan each time; that is no event
+    if changed and was != PlanStatus.IN_FORCE:  # a strategy moves to the next plan each time; that is no event
         _ended(plan, was, note, short=was in TO_CARRY_OUT)
 
 
@@ -125,7 +125,7 @@ def _ended(plan: ScalingPlan, was: str, reason: str, short: bool) -> None:
 
 
 def _count_left(plan: ScalingPlan, target: dict[str, Any]) -> None:
-    """What is left of the change at *target*: not more than at the last pass, and nothing in the other direction."""
+    """Update what is left at *target*: at most as much as at the last pass, and nothing in the other direction."""
     change = target["target"] - executor.present(plan.model.name, target["region"], target["gpu_type"])
     left = target.get("left", change)
     target["left"] = min(max(change, 0), left) if left > 0 else max(min(change, 0), left)
@@ -149,7 +149,7 @@ def _move(plan: ScalingPlan, target: dict[str, Any], step: int, load: live_views
 
 
 def not_moved(plan: ScalingPlan) -> str:
-    """What of an approved plan was not moved, and what stood in the way."""
+    """Describe what an approved plan did not move, and the obstacles."""
     parts = []
     for target in plan.targets:
         if left := target.get("left", target["target"] - target["present"]):
@@ -159,11 +159,11 @@ def not_moved(plan: ScalingPlan) -> str:
 
 
 def _followed(plan: ScalingPlan) -> str:
-    """How far a strategy came with a plan in force, and why not further."""
+    """Describe the progress of a followed plan, and what stopped it."""
     changed = {target["region"] for target in plan.targets if target["target"] != target["present"]}
     wanted = sum(abs(target["target"] - target["present"]) for target in plan.targets)
     moved = plan.moves.filter(region__in=changed).count()
-    since = plan.made_at - executor.REFUSAL_REPEATED_AFTER  # what is refused again is no new event
+    since = plan.made_at - executor.REFUSAL_REPEATED_AFTER  # a repeated refusal is no new event
     refused = Event.objects.filter(kind="scaling.refused", at__gte=since, after__model=plan.model.name)
     obstacle = refused.order_by("-pk").values_list("reason", flat=True).first()
     why = f"refused: {obstacle}" if obstacle else strategies.pace(plan.strategy, tuned(plan.model.name))

@@ -1,4 +1,4 @@
-"""The strategies by which a model may be scaled, as the policy library names them, made from a policy's row."""
+"""Scaling strategies of models, named as in the policy library and made from policy rows."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,7 @@ ONLY_SIMULATED = {
     "siloed": "siloed needs endpoints of their own for interactive and other work, and a fleet has one for each model in "
     "a region: it can be simulated, not run"
 }
-"""Strategies that no model can be scaled by, and why."""
+"""Strategies unavailable for live scaling, with the reason."""
 
 
 MARKS: Final = {
@@ -23,18 +23,18 @@ MARKS: Final = {
     "cooldown_s": "SCALE_COOLDOWN_S",
     "patience_s": "SCALE_EASE_S",
 }
-"""Settings of marks by the parameter of all strategies that they stand for, where a policy gives none."""
+"""Mark settings by strategy parameter, used where a policy gives no value."""
 OWN_MARKS: Final = {
     "lt_ua": {"gap_out": "SCALE_GAP_OUT", "gap_in": "SCALE_GAP_IN", "gap_last_s": "SCALE_GAP_LAST_S"},
     "preserve": {"ease_below": "PRESERVE_EASE_BELOW", "ease_after_s": "PRESERVE_EASE_S"},
     "pilothouse": {"out_above": "POOL_OUT_ABOVE", "aim": "POOL_AIM", "confirm_above": "POOL_CONFIRM_ABOVE"},
 }
-"""The same of single strategies."""
+"""Mark settings of single strategies."""
 
 
 def names() -> list[str]:
-    """The strategies that a model may be scaled by, in the order in which they are listed."""
-    from scheduling.scaling import STRATEGIES  # brings Numba, which few pages need
+    """Return the strategies a model may be scaled by, in display order."""
+    from scheduling.scaling import STRATEGIES  # loads Numba, which few pages need
 
     return [name for name in STRATEGIES if name not in ONLY_SIMULATED]
 
@@ -42,9 +42,9 @@ def names() -> list[str]:
 def make(
     name: str, parameters: Mapping[str, Any], values: Tunable, memory: Mapping[str, float] | None = None
 ) -> "ByEndpoint":
-    """The strategy *name* with *parameters*, else the marks of *values*, remembering *memory*.
+    """Return the strategy *name* with *parameters*, else the marks of *values*, and the given *memory*.
 
-    Raises ValueError, in words to show, if there is no such strategy, it is only simulated, or the parameters do not fit.
+    Raises ValueError, with a displayable message, if it is unknown or only simulated, or the parameters do not fit.
     """
     from scheduling.scaling import make_strategy
 
@@ -56,12 +56,12 @@ def make(
 
 
 def marks(name: str, values: Tunable) -> dict[str, float]:
-    """The parameters of the strategy *name* that *values* have a mark for."""
+    """Return the parameters of strategy *name* that *values* have a mark for."""
     return {parameter: getattr(values, setting) for parameter, setting in (MARKS | OWN_MARKS.get(name, {})).items()}
 
 
 def check_marks(setting: str, values_of: Callable[[str], Tunable]) -> None:
-    """Raise ValueError if *setting* is a mark and does not go with the parameters that a model's policy gives."""
+    """Raise ValueError if *setting* is a mark that conflicts with the parameters of a model's policy."""
     from controlplane.planning.models import ScalingPolicy
 
     if not any(setting in own.values() for own in (MARKS, *OWN_MARKS.values())):
@@ -74,8 +74,9 @@ def check_marks(setting: str, values_of: Callable[[str], Tunable]) -> None:
 
 
 def floored(strategy: "ByEndpoint", values: Tunable) -> "Strategy":
-    """*strategy* with the floor of *values* under it, as simulations have it at its ticks; between them the gateway's looks
-    alone. Without a floor where that is off.
+    """Return *strategy* above the floor of *values*, applied at its ticks as in simulations.
+
+    Between ticks only the gateway applies the floor. Unchanged where the floor is off.
     """
     from controlplane.tuning.rules import beneath
     from scheduling.scaling import Floored
@@ -84,19 +85,19 @@ def floored(strategy: "ByEndpoint", values: Tunable) -> "Strategy":
 
 
 def follows_plans(name: str) -> bool:
-    """Whether the strategy *name* acts on plans; the others decide from live load alone."""
+    """Return whether the strategy *name* acts on plans; the others use live load only."""
     from scheduling.scaling import STRATEGIES
 
     return name in STRATEGIES and STRATEGIES[name]().uses_advice
 
 
 def plans_for(name: str) -> "PlansFor":
-    """What of a forecast the strategy *name* would have plans made for; the mean where there is none of that name."""
+    """Return the forecast level that the strategy *name* plans for; the mean for unknown names."""
     from scheduling.scaling import STRATEGIES, PlansFor
 
     return STRATEGIES[name]().plans_for if name in STRATEGIES else PlansFor()
 
 
 def pace(name: str, values: Tunable) -> str:
-    """When the strategy *name* with the marks of *values* moves instances to a plan's targets, in words."""
+    """Describe when the strategy *name* with the marks of *values* moves instances to a plan's targets."""
     return f"{title_of(name)} {make(name, {}, values).pace}" if name in names() else ""

@@ -1,7 +1,7 @@
-"""Strategies between plans: each automatic model's strategy looks at live load and the plan in force, and moves instances.
+"""Strategies between plans: each automatic model's strategy reads live load and the plan in force, and moves instances.
 
-What a strategy remembers from tick to tick is in its policy's row, so that any worker can run any tick. The row is locked
-for the tick: two workers never run the same strategy side by side.
+A strategy's memory is stored in its policy's row, so that any worker can run any tick. The row is locked for the tick:
+two workers never run the same strategy concurrently.
 """
 
 import logging
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 TICKED = "ticked at"
-"""Where in the memory of a policy the time of its last tick is; strategies use names of endpoints."""
+"""Memory key of the last tick's time; strategies use endpoint names."""
 MISSED_TICKS = 3
-"""After so many, the gateway takes the strategies for dead and its floor scales alone."""
+"""Missed ticks after which the gateway treats the strategies as dead and only its floor scales."""
 AS_SPOT = ", lent out as spot once drained"
 
 
 def run_strategies(now: datetime) -> list[ScalingMove]:
-    """Run every automatic strategy whose tick has come; return the moves made.
+    """Run every automatic strategy that is due; return the moves made.
 
-    A strategy that raises costs its own model the tick; its floor takes over, since its heartbeat stops. Where an operator
-    approved a plan, that is what the floor is beneath, for as long as the plan holds.
+    A strategy that raises costs only its model the tick; the floor takes over when its heartbeat stops. Below an
+    operator's approved plan, the floor applies for as long as the plan holds.
     """
     keys = list(ScalingPolicy.objects.filter(mode=PolicyMode.AUTO, model__active=True).values_list("pk", flat=True))
     alive = _approved(now)
@@ -57,7 +57,7 @@ def run_strategies(now: datetime) -> list[ScalingMove]:
 
 
 def _approved(now: datetime) -> list[str]:
-    """Models of which an operator approved a plan that still holds."""
+    """Return models with an approved plan that still holds."""
     carried = (PlanStatus.APPROVED, PlanStatus.IN_PROGRESS, PlanStatus.CARRIED_OUT)
     rows = ScalingPlan.objects.filter(status__in=carried, valid_until__gt=now, model__active=True)
     rows = rows.exclude(decided_by__in=("", executor.PLANNER))
@@ -65,9 +65,9 @@ def _approved(now: datetime) -> list[str]:
 
 
 def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[ScalingMove], float]:
-    """One policy's tick: its model, what was moved, and the time between two ticks in seconds.
+    """Run one policy's tick; return its model, the moves, and its period in seconds.
 
-    Each move has a transaction of its own: SQLite has one writer, and all moves of a model took seconds on a busy machine.
+    Each move is a separate transaction: SQLite has one writer, and all moves of a model took seconds on a busy machine.
     """
     policy = ScalingPolicy.objects.select_related("model").get(pk=key)
     model, now_s = policy.model.name, now.timestamp()
@@ -75,7 +75,7 @@ def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[Sca
     ticked_s = memory.pop(TICKED, -math.inf)
     strategy = strategies.make(policy.strategy, policy.parameters, tuned(model), memory)
     floored = strategies.floored(strategy, tuned(model))
-    # Beat comes every STRATEGY_EVERY_S, never to the millisecond: half of that early is on time.
+    # Beat runs every STRATEGY_EVERY_S, with jitter: half of that early is on time.
     if policy.mode != PolicyMode.AUTO or now_s - ticked_s < strategy.tick_s - tuned().STRATEGY_EVERY_S / 2:
         return model, [], strategy.tick_s
     views = live_views.views(model, load, now)
@@ -96,7 +96,7 @@ def _tick(key: int, load: live_views.Load, now: datetime) -> tuple[str, list[Sca
 
 @transaction.atomic
 def _taken(policy: ScalingPolicy, memory: dict[str, float]) -> bool:
-    """Whether this tick is ours: no other process ticked, and no operator changed *policy*, since it was read."""
+    """Claim this tick; return False if another process ticked, or an operator changed *policy*, since it was read."""
     row = ScalingPolicy.objects.select_for_update(of=("self",)).get(pk=policy.pk)
     if (row.mode, row.strategy, row.memory) != (policy.mode, policy.strategy, policy.memory):
         return False
@@ -114,12 +114,12 @@ def _carry_out(
     inputs: dict[str, Any] = {"view": as_inputs(view)}
     if advised is not None:
         inputs["advice"] = advised._asdict()
-    # Live, what is let go is stopped once drained; nobody borrows it.
+    # Live, released instances are stopped once drained, never lent.
     why = executor.Why(MoveSource(wanted.by), policy.strategy, wanted.reason.replace(AS_SPOT, ""), inputs, plan)
     made, step = [], 1 if wanted.delta > 0 else -1
     for _ in range(abs(wanted.delta)):
         move = None
-        # Where the plan says on which GPUs, these come first.
+        # GPU types named by the plan come first.
         for gpu_type in gpu_types(plan, view.region, step):
             try:
                 move = executor.move(step, view.model, view.region, why, gpu_type, load=load.left_tokens)
@@ -140,7 +140,7 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
     rows = [row for row in plan.targets if row["region"] == region]
     if not rows:
         return None
-    # Plans of before have less in their inputs.
+    # Older plans have fewer inputs.
     given, made_at_s = plan.inputs, plan.made_at.timestamp()
     windows: Sequence[float] = given.get("demand_tokens_per_s", {}).get(region, [])
     start_at = given.get("start_at")
@@ -157,7 +157,7 @@ def advice(plan: ScalingPlan, region: str, now: datetime) -> "Advice | None":
 
 
 def gpu_types(plan: ScalingPlan | None, region: str, step: int) -> list[str]:
-    """GPU types of *region* on which *plan* wants more (*step* 1) or fewer (-1) than there were, most wanted first."""
+    """Return GPU types of *region* on which *plan* adds (*step* 1) or removes (-1) instances, largest change first."""
     if plan is None:
         return []
     here = [row for row in plan.targets if row["region"] == region]

@@ -1,1 +1,1 @@
-"""Demand as series, and its forecasts as rows."""
+"""Demand series and their forecasts."""

@@ -1,6 +1,6 @@
-"""Backtests: how well each forecaster would have done on the ledger's demand, or on a trace's.
+"""Backtests: errors of each forecaster on the ledger's demand or on a trace.
 
-An operator asks for one (`manage.py backtest`); a Celery worker makes one of the ledger now and then, of as many series as
+An operator starts one with `manage.py backtest`; a Celery worker periodically backtests the ledger, on as many series as
 its time allows, those with the most tokens first.
 """
 
@@ -22,20 +22,20 @@ from controlplane.tuning.selectors import tuned
 if TYPE_CHECKING:
     from forecasting.workload.series import Series
 
-HORIZON = 6  # an hour of ten minutes: what a plan is made for; steps 1 and 2 are shown separately
+HORIZON = 6  # an hour of ten-minute windows, the planning horizon; steps 1 and 2 are shown separately
 FIT_DAYS = 7.0
-FIT_SHARE = 0.7  # of a series that has no more than FIT_DAYS
+FIT_SHARE = 0.7  # of a series no longer than FIT_DAYS
 LEAST_WINDOWS = 100
-"""Of a series that is worth judging without being asked."""
+"""Minimum windows of a series in periodic backtests."""
 LOOK_S = 1.0
-"""Between two looks whether somebody waits."""
+"""Poll interval in seconds for waiting work."""
 SETTLED = timedelta(minutes=3)
-"""Demand is counted for so long before the first backtest that nobody asked for: a start has enough to do."""
+"""Counted demand required before the first periodic backtest, to keep start-up light."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One source: what it is called in the stored result, and its series by name, prompt and output separately."""
+    """One source: its name in the stored result, and its series by name, prompt and output separately."""
 
     source: str
     series: Mapping[str, Mapping[str, "Series"]]
@@ -43,16 +43,18 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What became of a backtest."""
+    """Result of a backtest."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
-    """One a forecaster, series and quantity: `forecasting.workload.backtesting.backtest`, with `series` and `quantity`."""
+    """One row per forecaster, series and quantity: `forecasting.workload.backtesting.backtest`, with `series` and
+    `quantity`.
+    """
     judged: list[dict[str, Any]] = field(default_factory=list)
-    """One a series and quantity: how many windows it was fitted and judged on, and how many were gaps."""
+    """One row per series and quantity: windows fitted, judged and missing."""
 
 
 def read_ledger(window_s: float, model: str = "", region: str = "", *, by_class: bool = False) -> Demand:
-    """Demand of every model and region of callers (and SLO class) by the ledger's minute rows.
+    """Read demand of every model and caller region (and SLO class) from the ledger's minute rows.
 
     Raises ValueError if the ledger has no minute of *model* and *region* (empty: of any).
     """
@@ -83,7 +85,7 @@ def read_ledger(window_s: float, model: str = "", region: str = "", *, by_class:
 def split(
     series: "Series", name: str, fit_days: float | None = None, test_days: float | None = None
 ) -> tuple[int, int]:
-    """Windows to fit on and to judge. Raises ValueError when the series does not hold them."""
+    """Return the windows to fit on and to judge. Raises ValueError if the series is too short."""
     from forecasting.workload.series import DAY_S
 
     count, day = len(series), DAY_S / series.window_s
@@ -112,7 +114,7 @@ def judge(
 ) -> Judgement:
     """Judge *forecasters* on every series of *demand*, *horizon* windows ahead.
 
-    *report* is called with (step, windows done, all windows of the step). Raises ValueError, naming the series that cannot
+    *report* is called with (step, windows done, all windows of the step). Raises ValueError naming the series that cannot
     be judged.
     """
     from forecasting.workload import FORECASTERS, backtest
@@ -144,7 +146,7 @@ def judge(
 
 
 def store(source: str, window_s: int, horizon: int, rows: Sequence[Mapping[str, Any]]) -> Backtest:
-    """Keep the result of one backtest. Raises ValidationError."""
+    """Store the result of one backtest. Raises ValidationError."""
     row = Backtest(source=source[:160], window_s=window_s, horizon_windows=horizon, rows=plain(list(rows)))
     row.full_clean()
     row.save()
@@ -152,7 +154,7 @@ def store(source: str, window_s: int, horizon: int, rows: Sequence[Mapping[str, 
 
 
 def due(now: datetime) -> bool:
-    """Whether it is time for the next backtest of the ledger that nobody asks for."""
+    """Return whether the next periodic backtest of the ledger is due."""
     if tuned().BACKTEST_EVERY_S <= 0:
         return False
     newest = Backtest.objects.filter(source__startswith="ledger").order_by("-made_at").first()
@@ -164,15 +166,16 @@ def due(now: datetime) -> bool:
 
 
 class GivesWay(Exception):
-    """Somebody waits for what the backtest keeps busy."""
+    """Other work waits for the worker."""
 
 
 def backtest_ledger(
     limit_s: float, clock: Callable[[], float] = time.monotonic, somebody_waits: Callable[[], bool] = lambda: False
 ) -> Backtest | None:
-    """Judge every forecaster that does not rest on the ledger's largest series, and keep the result: none after *limit_s*.
+    """Judge every available forecaster on the ledger's largest series and store the result; no new series after
+    *limit_s*.
 
-    It ends when *somebody_waits*, with the series judged by then. None while there is none, or none has `LEAST_WINDOWS`.
+    Ends when *somebody_waits*, keeping the series judged so far. None without any, or if none has `LEAST_WINDOWS`.
     """
     from forecasting.workload import FORECASTERS, rests
 
@@ -209,7 +212,7 @@ def backtest_ledger(
         except GivesWay:
             break
         except ValueError:
-            continue  # nothing was asked for in the part that is judged
+            continue  # no demand in the judged part
         count += 1
     if not rows:
         return None

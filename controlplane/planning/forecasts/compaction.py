@@ -1,9 +1,9 @@
-"""Forecasts that have had their time are folded: those of one series that were made within an hour become one row.
+"""Compaction of past forecasts: those of one series made within an hour become one row.
 
-At a forecast a minute, ten windows ahead, each window is forecast ten times. Until it begins, every forecast of it
-matters: plans are made from the newest forecast, and comparisons replay which one was the newest when. Of a window that is
-long over, only the last forecast before it is used again: the Forecast page draws that and judges it. A folded row
-keeps just that, under the key and the time of the last of its forecasts, so that the page shows the same before and after.
+With a forecast per minute, ten windows ahead, each window is forecast ten times. Until it starts, every forecast of it
+matters: plans use the newest, and comparisons replay which was the newest when. For past windows only the last forecast
+before each is used, drawn and judged by the Forecast page. A compacted row keeps just that, under the key and time of its
+last forecast, so that the page is unchanged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,21 +25,21 @@ BANDS = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
 
 @dataclass(frozen=True, slots=True)
 class Hour:
-    """A series and the begin of an hour in which several forecasts of it were made."""
+    """A series and the start of an hour with several forecasts of it."""
 
     series: tuple[str, str, str, str]
     begin: datetime
 
 
 def whole_for() -> timedelta:
-    """How long a forecast stays as it was made: no shorter than a comparison of strategies looks back."""
+    """Return how long forecasts stay uncompacted: at least as long as comparisons of strategies look back."""
     spare_s = 2 * max(tuned().FORECAST_EVERY_S, tuned().FORECAST_WINDOW_S)
     compared = timedelta(hours=tuned().COMPARE_HOURS, seconds=spare_s)
     return max(timedelta(hours=tuned().FORECAST_KEEP_HOURS), compared)
 
 
 def due(now: datetime) -> list[Hour]:
-    """Hours that are to be folded, oldest first. Those that cannot be, for they have gaps, are among them every time."""
+    """Return the hours to be compacted, oldest first, including those whose gaps prevent it."""
     until = (now - whole_for()).replace(minute=0, second=0, microsecond=0)
     several = (
         Forecast.objects.filter(made_at__lt=until)
@@ -58,14 +58,14 @@ def due(now: datetime) -> list[Hour]:
 
 @transaction.atomic
 def fold(hour: Hour) -> int:
-    """Fold the forecasts of *hour*; how many rows there are fewer. The newest of a series stays as it was made."""
+    """Compact the forecasts of *hour*; return how many rows were removed. The newest of a series is left unchanged."""
     newest = latest_forecast(*hour.series)
     rows = forecasts_of(*hour.series).filter(made_at__gte=hour.begin, made_at__lt=hour.begin + HOUR).order_by("pk")
     return sum(_put_together(run) for run in _runs([row for row in rows if row != newest]))
 
 
 def _runs(rows: Sequence[Forecast]) -> Iterator[list[Forecast]]:
-    """*rows* one after another by one forecaster, whose windows follow each other without a gap."""
+    """Yield runs of consecutive *rows* by one forecaster whose windows follow each other without a gap."""
     run: list[Forecast] = []
     for row in rows:
         if run and not _follows(row, run[-1]):

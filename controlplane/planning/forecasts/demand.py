@@ -1,7 +1,7 @@
-"""Demand as series: the ledger's minute rows put into windows, with gaps marked where nobody counted.
+"""Demand series: the ledger's minute rows as windows, with gaps where nothing was counted.
 
-Demand is what was asked for, by the region of the callers: what another region served, and what the fleet refused, or held
-until it expired or was cancelled, is in it, once however often its client tried again.
+Demand is what was asked for, by the callers' region: including what another region served, and what was refused, expired
+or cancelled, counted once regardless of client retries.
 """
 
 from collections.abc import Iterator
@@ -21,71 +21,72 @@ from controlplane.planning.models import Quantity
 
 MINUTE_S = 60
 LAG = timedelta(seconds=30)
-"""A request is counted in the minute in which it came, but only when it is done: younger windows are not complete."""
+"""Requests are counted in their arrival minute, but only once done: younger windows are incomplete."""
 COLUMNS = {Quantity.PROMPT: "prompt_tokens", Quantity.OUTPUT: "output_tokens"}
 ASKED = {
     quantity: F(column) + F(f"unserved_{column}") - F(f"repeated_{column}") for quantity, column in COLUMNS.items()
 }
-"""Tokens of a minute row that were asked for: those served, and of requests that got none, as counted and predicted; not
-those of their retries, which are demand that is counted."""
+"""Tokens asked for in a minute row: served ones, and those of unserved requests as counted and predicted, without their
+retries, which are counted as demand.
+"""
 
 TOKENS = "tokens"
-"""Prompt and output tokens together, the unit in which capacity is counted; beside the quantities."""
+"""Prompt plus output tokens, the unit of capacity, in addition to the quantities."""
 EVERY_CLASS = "*"
-"""In place of the name of an SLO class."""
+"""Used instead of an SLO class name."""
 
 BURSTS_OVER = timedelta(hours=4)
 Endpoint = tuple[str, str]
-"""(model, region), by name."""
+"""(model, region) names."""
 Key = tuple[Endpoint, Quantity, str]
-"""Of one series: endpoint, quantity, and SLO class by name; "" is all interactive classes together, which plans are for."""
+"""Endpoint, quantity and SLO class name of a series; "" is all interactive classes together, which plans use."""
 Totals = tuple[list[int], list[int]]
 """Prompt and output tokens by window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Tokens a second of series in whole windows, oldest first; NaN in windows in which nobody counted."""
+    """Tokens per second of series in whole windows, oldest first; NaN where nothing was counted."""
 
     start: datetime
     window_s: int
     tokens_per_s: dict[Key, NDArray[np.float64]]
-    """Of every endpoint all interactive classes together, and each class of which anything was counted."""
+    """Series of all interactive classes together for every endpoint, and of each class with counts."""
     known: int
-    """Windows in which something was counted."""
+    """Number of windows with counts."""
 
     def of(self, endpoint: Endpoint, quantity: Quantity, slo_class: str = "") -> NDArray[np.float64]:
-        """The series of *endpoint*; one without any request is measured zeros (and the gaps of all)."""
+        """Return the series of *endpoint*; without requests, zeros with the common gaps."""
         series = self.tokens_per_s.get((endpoint, quantity, slo_class))
         return series if series is not None else 0.0 * self.tokens_per_s[endpoint, quantity, ""]
 
     def by_class(self) -> list[Key]:
-        """Every series of a single class that has any token."""
+        """Return every single-class series that has tokens."""
         return [key for key, series in self.tokens_per_s.items() if key[2] and np.nansum(series) > 0]
 
 
 def endpoints() -> list[Endpoint]:
-    """(model, region) of every active deployment, by name."""
+    """Return (model, region) of every active deployment, sorted."""
     rows = Deployment.objects.filter(active=True, model__active=True, region__active=True)
     return sorted(set(rows.values_list("model__name", "region__name")))
 
 
 def window_start(moment: datetime, window_s: int) -> datetime:
-    """Begin of the window in which *moment* lies; windows are whole multiples of their length since the epoch."""
+    """Return the start of the window containing *moment*; windows are whole multiples of their length since the epoch."""
     return datetime.fromtimestamp(int(moment.timestamp()) // window_s * window_s, UTC)
 
 
 def last_complete(now: datetime, window_s: int) -> datetime:
-    """End of the newest window of which every request that is done by *now* is known: begin of the first to forecast."""
+    """Return the end of the newest window whose finished requests are all counted by *now*: the start of the forecast."""
     return window_start(now - LAG, window_s)
 
 
 def read(since: datetime, until: datetime, window_s: int) -> Demand:
-    """Demand of every endpoint in the whole windows from *since* to *until*, of the interactive SLO classes together and of
-    each class.
+    """Read demand of every endpoint in the whole windows from *since* to *until*, for interactive SLO classes together
+    and each class.
 
-    A window in which no minute has a row of any series is a gap: a quiet minute looks the same as one in which the
-    gateway did not run. A minute with rows of other series alone is a measured zero. *window_s* is a multiple of 60.
+    A window in which no minute has a row of any series is a gap: a quiet minute looks the same as one without a running
+    gateway. A minute with rows of other series only is a measured zero. *window_s* is a multiple of 60.
     """
     if window_s % MINUTE_S:
         raise ValueError(f"a window is whole minutes, not {window_s} s")
@@ -133,14 +134,15 @@ def _nothing(count: int) -> Totals:
 
 
 def other_classes(*kinds: SloKind) -> QuerySet[SloClass, str]:
-    """Names of the SLO classes of *kinds*, by default of all that are not interactive. One not known any more is."""
+    """Return names of SLO classes of *kinds*, by default all non-interactive ones and unknown ones."""
     rows = SloClass.objects.filter(kind__in=kinds) if kinds else SloClass.objects.exclude(kind=SloKind.INTERACTIVE)
     return rows.values_list("name", flat=True)
 
 
 def non_interactive(now: datetime, window_s: int = 3600) -> dict[Endpoint, float]:
-    """Tokens a second of the non-interactive classes, by endpoint, over the last *window_s*; the opportunistic ones, which
-    take what is left, are planned for by nobody.
+    """Return tokens per second of the non-interactive classes, by endpoint, over the last *window_s*.
+
+    Opportunistic classes use leftover capacity and are not planned for.
     """
     names = other_classes(SloKind.NON_INTERACTIVE)
     rows = MinuteRow.objects.filter(minute__gte=now - timedelta(seconds=window_s), minute__lt=now, slo_class__in=names)
@@ -156,7 +158,7 @@ def non_interactive(now: datetime, window_s: int = 3600) -> dict[Endpoint, float
 
 
 def arrival_cvs(now: datetime) -> dict[Endpoint, float]:
-    """CV of the arrivals of interactive requests over the last hours, by endpoint of the callers, by their minutes."""
+    """Return the CV of interactive arrivals over the last hours, by callers' endpoint, from minute counts."""
     from scheduling.planning.bursts import arrival_cv
 
     start = window_start(now - BURSTS_OVER, MINUTE_S)
@@ -168,26 +170,26 @@ def arrival_cvs(now: datetime) -> dict[Endpoint, float]:
     for model, region, minute, requests in sums:
         by_minute = counts.setdefault((model, region), np.zeros(count))
         by_minute[int((minute - start).total_seconds()) // MINUTE_S] += requests
-    # As for demand: a minute of which nothing is known at all is a gap.
+    # As for demand, a minute without any counts is a gap.
     counted = np.any(list(counts.values()), axis=0)
     return {endpoint: arrival_cv(np.where(counted, by_minute, np.nan)) for endpoint, by_minute in counts.items()}
 
 
 def _rows(since: datetime, until: datetime) -> Iterator[tuple[Any, ...]]:
-    """(minute as text, model, region, own region, SLO class, prompt tokens, output tokens): there is one row of each."""
+    """Yield (minute as text, model, region, own region, SLO class, prompt tokens, output tokens), one row of each."""
     rows = MinuteRow.objects.filter(minute__gte=since, minute__lt=until).order_by()
-    # Half a million rows have some ten thousand minutes: a datetime for each row would be half the cost.
+    # Half a million rows cover some ten thousand minutes: a datetime per row would be half the cost.
     texts = rows.annotate(text=Cast("minute", CharField()), **{quantity.name: ASKED[quantity] for quantity in Quantity})
     columns = ("text", "model", "region", "own_region", "slo_class", *(quantity.name for quantity in Quantity))
     yield from texts.values_list(*columns).iterator(chunk_size=5_000)
 
 
 def asked_from(region: str) -> Q:
-    """Minute rows of callers in *region*."""
+    """Return a filter for minute rows of callers in *region*."""
     return Q(own_region=region) | Q(own_region="", region=region)
 
 
 def _moment(text: str) -> datetime:
-    """The time that a database wrote as *text*: SQLite does without the time zone, which is UTC."""
+    """Parse a time written by the database; SQLite omits the time zone, which is UTC."""
     moment = datetime.fromisoformat(text)
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

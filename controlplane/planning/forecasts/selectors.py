@@ -1,4 +1,4 @@
-"""Reads of demand, forecasts and backtests, as pages show them. Writing is in `services.py`."""
+"""Reads of demand, forecasts and backtests for pages. Writes are in `services.py`."""
 
 import math
 from collections import defaultdict
@@ -39,7 +39,7 @@ Series = list[float | None]
 
 
 def grid(since: datetime, until: datetime, window_s: int) -> list[datetime]:
-    """Begins of the windows from *since* up to *until*, at whole multiples of the window since the epoch."""
+    """Return the starts of windows from *since* to *until*, at whole multiples of the window since the epoch."""
     first = window_start(since, window_s)
     count = math.ceil((until - first).total_seconds() / window_s)
     return [first + timedelta(seconds=number * window_s) for number in range(count)]
@@ -48,12 +48,11 @@ def grid(since: datetime, until: datetime, window_s: int) -> list[datetime]:
 def demand(
     model: str, region: str, quantity: str, starts: Sequence[datetime], window_s: int, slo_class: str = ""
 ) -> Series:
-    """Tokens a second of one series in each window that begins at one of *starts* (evenly spaced, oldest first). Without a
-    model, of all models together, and without a region, of all regions.
+    """Return tokens per second of one series in each window starting at *starts* (evenly spaced, oldest first).
 
-    None is a gap, as in `demand.read`, which reads every series where this reads one. *slo_class* narrows, empty is all
-    interactive classes, `EVERY_CLASS` all there are; *quantity* may be `TOKENS`. Windows with generated minutes are no
-    gaps; `generated_past` says which they are.
+    Without a model, of all models; without a region, of all regions. None is a gap, as in `demand.read`, which reads
+    every series. *slo_class* filters: empty is all interactive classes, `EVERY_CLASS` all classes; *quantity* may be
+    `TOKENS`. Windows with generated minutes are no gaps; see `generated_past`.
     """
     if not starts:
         return []
@@ -79,7 +78,7 @@ def _asked(quantity: str) -> Combinable:
 
 
 def quantities(quantity: str) -> list[str]:
-    """Those that *quantity* is the sum of."""
+    """Return the quantities that *quantity* is the sum of."""
     return list(Quantity.values) if quantity == TOKENS else [quantity]
 
 
@@ -91,14 +90,14 @@ def _of(slo_class: str) -> Q:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedPast:
-    """The made-up minutes of the demo that forecasters learn from, before those that were counted."""
+    """The demo's generated minutes that forecasters learn from, before counted ones."""
 
     since: datetime
     until: datetime
 
 
 def generated_past(now: datetime) -> GeneratedPast | None:
-    """None where nothing was generated, and once it is too old to be learned from."""
+    """Return the generated past; None if there is none, or it is too old for forecasters."""
     rows = MinuteRow.objects.filter(generated=True, minute__gte=now - timedelta(days=tuned().FORECAST_HISTORY_DAYS))
     ends = rows.aggregate(since=Min("minute"), until=Max("minute"))
     if ends["since"] is None:
@@ -109,10 +108,10 @@ def generated_past(now: datetime) -> GeneratedPast | None:
 def demand_now(
     quantity: str, now: datetime, slo_class: str = "", minutes: int = 10
 ) -> dict[tuple[str, str], float] | None:
-    """Tokens a second by (model, region) over the last whole *minutes* in which anybody counted; None without any.
+    """Return tokens per second by (model, region) over the last whole *minutes* with counts; None without any.
 
-    Generated minutes were counted by nobody. A series without requests is left out. *slo_class* narrows, empty is all
-    interactive classes, `EVERY_CLASS` all there are; *quantity* may be `TOKENS`.
+    Generated minutes are ignored, series without requests left out. *slo_class* filters: empty is all interactive
+    classes, `EVERY_CLASS` all classes; *quantity* may be `TOKENS`.
     """
     until = window_start(now - LAG, MINUTE_S)
     counted = MinuteRow.objects.filter(generated=False)
@@ -125,7 +124,7 @@ def demand_now(
 
 @dataclass(frozen=True, slots=True)
 class NotServedHere:
-    """The part of a series that was not served, and that which another region served, in tokens a second."""
+    """Demand of a series that was not served, or served by another region, in tokens per second."""
 
     unserved: float = 0.0
     elsewhere: float = 0.0
@@ -134,7 +133,7 @@ class NotServedHere:
 def not_served_here(
     quantity: str, now: datetime, minutes: int = 10, slo_class: str = ""
 ) -> dict[tuple[str, str], NotServedHere]:
-    """By (model, region), over the minutes of `demand_now` and of its classes; those without any are left out."""
+    """Return demand not served here by (model, region), over the minutes and classes of `demand_now`; omits zeros."""
     until = window_start(now - LAG, MINUTE_S)
     counted = MinuteRow.objects.filter(generated=False)
     rows = counted.filter(minute__gte=until - timedelta(minutes=minutes), minute__lt=until).order_by()
@@ -158,7 +157,7 @@ def not_served_here(
 def minutes_of(
     model: str, region: str, slo_class: str = "", since: datetime | None = None
 ) -> tuple[int, datetime | None]:
-    """How many minutes a series has rows for, and the first of them."""
+    """Return how many minutes a series has rows for, and the first of them."""
     rows = MinuteRow.objects.filter(_of(slo_class), asked_from(region), model=model).order_by()
     if since is not None:
         rows = rows.filter(minute__gte=since)
@@ -170,7 +169,7 @@ def minutes_of(
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was expected of one window, in tokens a second, by the last forecast that was made before its end."""
+    """Expected tokens per second of one window, by the last forecast made before its end."""
 
     start: datetime
     mean: float
@@ -181,11 +180,11 @@ class Window:
 
 
 def windows_of(forecast: Forecast) -> list[Window]:
-    """The windows of one forecast, oldest first; a list that is shorter than the mean ends them."""
+    """Return the windows of one forecast, oldest first; a list shorter than the mean ends them."""
     columns = zip(
         forecast.mean, forecast.lower_80, forecast.upper_80, forecast.lower_95, forecast.upper_95, strict=False
     )
-    # A begin between two whole windows is counted to the one it lies in, so that forecasts of one series line up.
+    # A start between two whole windows belongs to the one it lies in, so that forecasts of one series line up.
     first = int(forecast.start_at.timestamp()) // forecast.window_s
     return [
         Window(datetime.fromtimestamp((first + at) * forecast.window_s, UTC), *values)
@@ -194,7 +193,7 @@ def windows_of(forecast: Forecast) -> list[Window]:
 
 
 def forecasts_of(model: str, region: str, quantity: str, slo_class: str = "") -> QuerySet[Forecast]:
-    """Forecasts of one series, newest first; without a class, of all interactive classes together."""
+    """Return forecasts of one series, newest first; without a class, of all interactive classes together."""
     return Forecast.objects.filter(model=model, region=region, quantity=quantity, slo_class=slo_class)
 
 
@@ -203,14 +202,14 @@ def latest_forecast(model: str, region: str, quantity: str, slo_class: str = "")
 
 
 def newest_forecast() -> Forecast | None:
-    """Of any series."""
+    """Return the newest forecast of any series."""
     return Forecast.objects.order_by("-pk").first()
 
 
 def forecast_failure(now: datetime) -> Event | None:
-    """The newest event of the last minutes that says why a series has no forecast; None if none failed.
+    """Return the newest event of the last minutes on a series without a forecast; None if none failed.
 
-    The same failure is an event once in a quarter of an hour.
+    The same failure is an event at most once in a quarter of an hour.
     """
     since = now - FAILURE_SAID_AGAIN - timedelta(seconds=2 * tuned().FORECAST_EVERY_S)
     failed = Event.objects.filter(kind__in=FORECAST_FAILURES, severity=Severity.CRITICAL, at__gt=since)
@@ -218,11 +217,11 @@ def forecast_failure(now: datetime) -> Event | None:
 
 
 def tracks(newest: Sequence[Forecast], since: datetime) -> list[list[Window]]:
-    """What was expected of each window since *since* and is expected of those to come, oldest first: for each series of
-    *newest*, which have windows of one length.
+    """Return past (since *since*) and future windows, oldest first, of each series of *newest*, whose windows have one
+    length.
 
-    A past window has the last forecast before it, from which plans were made. Forecasts with windows of another length
-    are left out.
+    A past window has the last forecast before it, the one used by plans. Forecasts with windows of another length are
+    left out.
     """
     if not newest:
         return []
@@ -249,17 +248,17 @@ def _series(row: Forecast) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """How one series' forecasts did on windows that are over. Ratios; None without any window to judge."""
+    """Accuracy of one series' forecasts on past windows, as ratios; None without any window to judge."""
 
     windows: int
     error: float | None
-    """Mean absolute error as a share of each rate; where a window was empty, the sum of errors as a share of all demand."""
+    """Mean absolute error as a share of each rate; with an empty window, the sum of errors as a share of all demand."""
     coverage_80: float | None
     coverage_95: float | None
 
 
 def accuracy(expected: Iterable[Window], actual: dict[datetime, float | None]) -> Accuracy:
-    """Judge *expected* by what came (tokens a second by begin of the window)."""
+    """Judge *expected* against *actual* tokens per second by window start."""
     came, errors, within_80, within_95 = [], [], [], []
     for window in expected:
         value = actual.get(window.start)
@@ -281,7 +280,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def latest_forecasts(quantity: str, since: datetime) -> dict[tuple[str, str], Forecast]:
-    """The newest forecast of each (model, region), all interactive classes together, that was made after *since*."""
+    """Return the newest forecast of each (model, region), all interactive classes together, made after *since*."""
     rows = Forecast.objects.filter(quantity=quantity, slo_class="", made_at__gte=since)
     return {(row.model, row.region): row for row in newest_of_each(rows, "model", "region")}
 
@@ -289,11 +288,11 @@ def latest_forecasts(quantity: str, since: datetime) -> dict[tuple[str, str], Fo
 def forecasts_in_force(
     quantity: str, since: datetime, slo_class: str = "", *, model: str = "", region: str = ""
 ) -> dict[tuple[str, str], list[Forecast]]:
-    """The newest forecasts that were made after *since* and together are one of *quantity* and *slo_class* for each
-    (model, region), all interactive classes together first.
+    """Return the newest forecasts after *since* that add up to *quantity* and *slo_class* by (model, region), interactive
+    first.
 
-    Of all classes, those that are not interactive are forecast one by one, as long as they have demand: a forecast that is
-    older than its endpoint's newest by more than two rounds is of a class whose demand has ended.
+    Non-interactive classes are forecast singly while they have demand: one older than its endpoint's newest by more than
+    two rounds is of a class whose demand has ended.
     """
     every = Q(slo_class="") | Q(slo_class__in=other_classes())
     of_class = every if slo_class == EVERY_CLASS else Q(slo_class=slo_class)
@@ -307,7 +306,7 @@ def forecasts_in_force(
     for place, rows in by_endpoint.items():
         oldest = max(row.made_at for row in rows) - stale
         present = [row for row in rows if not row.slo_class or row.made_at >= oldest or len(rows) == 1]
-        if {row.quantity for row in present} == set(quantities(quantity)):  # half of a sum would be no forecast of it
+        if {row.quantity for row in present} == set(quantities(quantity)):  # half of a sum is no forecast
             in_force[place] = present
     return in_force
 
@@ -316,5 +315,5 @@ def forecasts_in_force(
 
 
 def backtests() -> list[Backtest]:
-    """The newest backtest of each source, newest first."""
+    """Return the newest backtest of each source, newest first."""
     return list(newest_of_each(Backtest.objects.all(), "source").order_by("-pk"))

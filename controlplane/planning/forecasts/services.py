@@ -1,11 +1,11 @@
-"""Forecasts of every endpoint's demand, made from the ledger's minute rows and kept as rows.
+"""Forecasts of every endpoint's demand, made from the ledger's minute rows and stored as rows.
 
-A fitted forecaster is kept in the state folder, one file a series: it is fitted rarely and otherwise updated with new
-windows. Losing those files costs a fit. Plans are made from the series of all interactive SLO classes together;
-those of single classes are for display.
+Fitted forecasters are stored in the state folder, one file per series, refitted rarely and otherwise updated with new
+windows. Losing a file costs a fit. Plans use the series of all interactive SLO classes together; those of single classes
+are for display.
 
-Forecasters whose fit takes long (ARIMA, mLSTM) are fitted in a job of their own, `fit_forecasters`: until they are, and for
-single classes, the best of the quick ones stands in, and the forecast says so.
+Forecasters that are slow to fit (ARIMA, mLSTM) are fitted by a separate job, `fit_forecasters`: until then, and for
+single classes, the best quick one is used, and the forecast notes it.
 """
 
 import hashlib
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEAST_WINDOWS = 2
-"""With fewer there is nothing to forecast from; plans go by the last minutes."""
+"""Minimum windows for a forecast; with fewer, plans use recent demand."""
 GROWN = 1.5
-"""Factor of known windows after which a forecaster is refitted."""
+"""Refit once the known windows have grown by this factor."""
 CLASSES_SHARE = 0.1
-"""How much of the time between forecasts those of single classes may take: plans do without them, and come after them."""
+"""Share of the forecast period available to single classes, which come last since plans do not need them."""
 REFITS_SHARE = 0.5
-"""How much of the time between forecasts may go by before a forecaster is fitted again; others wait for the next round."""
+"""Share of the forecast period after which no more forecasters are refitted; the others wait for the next round."""
 FAILED_KIND = "planning.forecaster_failed"
 SAY_AGAIN = timedelta(minutes=15)
-"""That forecasters fail is an event once in this time."""
+"""Minimum interval between events about failed forecasters."""
 
 
 def make_forecasts(now: datetime) -> list[Forecast]:
-    """Forecast prompt and output tokens of every endpoint for the next windows; one row a series.
+    """Forecast prompt and output tokens of every endpoint for the next windows; return one row per series.
 
-    Series are of all interactive SLO classes together, whose rows are stored first, and of each class with demand. Where a
-    forecaster fails, a simpler one replaces it, and the row's note says so; without any left, only that series has no
-    forecast. Raises what the first of them raised when no series has a forecast.
+    Series of all interactive SLO classes together are stored first, then each class with demand. A failed forecaster is
+    replaced by a simpler one, which the row's note names; if all fail, only that series has no forecast. Raises the first
+    error if no series has a forecast.
     """
     window_s = tuned().FORECAST_WINDOW_S
     until = demand.last_complete(now, window_s)
@@ -76,9 +76,9 @@ def make_forecasts(now: datetime) -> list[Forecast]:
 def _of_classes(
     making: "_Making", every: dict[tuple[demand.Endpoint, Quantity], "Predicted"], now: datetime
 ) -> list[Forecast]:
-    """Forecasts of single classes, until their time is over: those left come first the next time.
+    """Forecast single classes until their time is used up; the remaining ones come first in the next round.
 
-    A class that alone makes up the demand of an endpoint has the forecast of *every* class together.
+    A class that makes up all demand of an endpoint reuses the forecast of all classes together.
     """
     until_s = time.monotonic() + CLASSES_SHARE * tuned().FORECAST_EVERY_S
     rows, keys, known = [], [], making.known
@@ -99,18 +99,18 @@ def _of_classes(
 
 
 class _Making:
-    """One round of forecasts: what is known of demand, and which forecasters failed."""
+    """One round of forecasts: known demand and failed forecasters."""
 
     def __init__(self, known: demand.Demand) -> None:
         self.known = known
         self.refit_until_s = time.monotonic() + REFITS_SHARE * tuned().FORECAST_EVERY_S
         self.stood_in: dict[str, Exception] = {}
-        """What the forecaster raised, by the name of a series that a simpler one forecasts since."""
+        """Forecaster errors by name of a series that uses a fallback since."""
         self.without: dict[str, Exception] = {}
-        """The same of a series that has no forecast."""
+        """Forecaster errors by name of a series without a forecast."""
 
     def predicted(self, key: demand.Key) -> "Predicted | None":
-        """The next windows of one series; None if its forecaster failed, and all simpler ones."""
+        """Return the next windows of one series; None if its forecaster and all fallbacks failed."""
         from forecasting.workload import rests
 
         try:
@@ -129,7 +129,7 @@ class _Making:
         return made
 
     def report(self, now: datetime) -> None:
-        """Say once for all series what failed: an event and a traceback, and a line while the event is young."""
+        """Report all failures at once: an event with a traceback, or a log line while that event is recent."""
         failed = self.without or self.stood_in
         if not failed:
             return
@@ -146,9 +146,9 @@ class _Making:
 
 
 def fit_forecasters(now: datetime, somebody_waits: Callable[[], bool] = lambda: False) -> int:
-    """Fit the forecasters that take long, of the series that plans follow and whose time has come; how many were fitted.
+    """Fit slow forecasters of the series used by plans, where due; return their number.
 
-    It ends early when *somebody_waits*. What fails is reported as by `make_forecasts`.
+    Stops early when *somebody_waits*. Failures are reported as by `make_forecasts`.
     """
     endpoints = [endpoint for endpoint in demand.endpoints() if _is_slow(forecaster_name(endpoint[0]))]
     if not endpoints:
@@ -185,12 +185,12 @@ def _quick() -> str:
 
 
 def forget_fitted() -> None:
-    """Have every forecaster fitted anew, for what it has learned from is there no more."""
+    """Delete all fitted forecasters, since their data was deleted."""
     shutil.rmtree(_folder(), ignore_errors=True)
 
 
 def forecaster_name(model: str = "") -> str:
-    """The forecaster in use for *model*, or for all that have none of their own: the best where the chosen one rests."""
+    """Return the forecaster used for *model*, or the default: the best one where the chosen one is unavailable."""
     from forecasting.workload import usable
 
     return usable(tuned(model).FORECASTER)
@@ -198,20 +198,20 @@ def forecaster_name(model: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """When and on how many known windows a forecaster was fitted."""
+    """Time of a forecaster's fit and the number of known windows then."""
 
     at_s: float
     windows: int
     failed: Sequence[str] = ()
-    """What failed before the forecaster that is kept, in words."""
+    """Failures that preceded the stored forecaster."""
 
 
 class NotFitted(Exception):
-    """A forecaster that takes long to fit has not been fitted, and never is for a single class; says which."""
+    """A slow forecaster has not been fitted, or never is for a single class."""
 
 
 class _Learner:
-    """The forecaster of one series, with its file."""
+    """Forecaster of one series, with its file."""
 
     def __init__(self, key: demand.Key, known: demand.Demand, refit_until_s: float = math.inf, name: str = "") -> None:
         from forecasting.workload import Series
@@ -223,17 +223,17 @@ class _Learner:
         self.note = self.file.with_suffix(".json")
         self.refit_until_s = refit_until_s
         self.error: Exception | None = None
-        """What a forecaster raised; a simpler one replaces it from then on."""
+        """Error of the forecaster, which a simpler one replaces from then on."""
 
     def predict(self, horizon: int) -> "Predicted":
-        """Raises NotFitted before the first fit of a forecaster that takes long to fit."""
+        """Return the next windows. Raises NotFitted before the first fit of a slow forecaster."""
         slow = _is_slow(self.name)
         if slow:
-            self.refit_until_s = -math.inf  # its time comes in `fit_forecasters`
+            self.refit_until_s = -math.inf  # refitted by `fit_forecasters`
         pair = self._loaded()
         if pair is None:
             if slow:
-                self.note.unlink(missing_ok=True)  # one that is kept cannot be used
+                self.note.unlink(missing_ok=True)  # the stored one is unusable
                 raise NotFitted(f"{self.name} is not fitted " + ("for single classes" if self.of_class else "yet"))
             pair = self._fitted()
         forecaster, fitted = pair
@@ -245,17 +245,17 @@ class _Learner:
         return predicted
 
     def fit_when_due(self) -> bool:
-        """Fit and keep it, unless what is kept is young enough; whether it was fitted."""
+        """Fit and store the forecaster if the stored one is too old; return whether it was fitted."""
         try:
             if not self._is_due(_Fitted(**json.loads(self.note.read_text()))):
                 return False
         except (OSError, ValueError, TypeError):
-            pass  # there is none, or none that can be read
+            pass  # missing or unreadable
         self.error = self._fitted()[0].error
         return True
 
     def _fitted(self, kept: "Fallback | None" = None) -> "tuple[Fallback, _Fitted]":
-        """Fit a new forecaster, or *kept* anew, which goes on with what it has learned of its own errors."""
+        """Fit a new forecaster, or refit *kept*, which keeps its learned errors."""
         fitted = self._fitted_now()
         if kept is None:
             kept = self._new()
@@ -274,7 +274,7 @@ class _Learner:
         return Fallback(FORECASTERS[self.name]())
 
     def _loaded(self) -> "tuple[Fallback, _Fitted] | None":
-        """Load the last forecaster, updated with what came since, fitted anew once it is old; None if one is to be made."""
+        """Load the stored forecaster, updated with new windows and refitted once old; None if a new one is needed."""
         from forecasting.workload import Fallback, load
 
         try:
@@ -294,7 +294,7 @@ class _Learner:
             return None
         if new:
             forecaster.update(self.series.tokens_per_s[len(self.series) - new :])
-            if forecaster.forecaster.since_fit == 0:  # a day of windows had come: it was fitted with them
+            if forecaster.forecaster.since_fit == 0:  # refitted on a day of new windows
                 fitted = self._fitted_now()
         if may_refit and self._is_old(fitted):
             return self._fitted(forecaster)
@@ -336,12 +336,12 @@ def _folder() -> Path:
 
 
 def _kept_by(key: demand.Key) -> tuple[str, str]:
-    """The forecasters of the series *key*: its own, and its fallback."""
+    """Return the names of the stored forecasters of series *key*: its own and its fallback."""
     return forecaster_name(key[0][0]), _quick()
 
 
 def _kept_s(file: Path) -> float:
-    """When *file* was written last, in seconds since 1970; 0 if it never was."""
+    """Return the Unix time of the last write to *file*; 0 if it does not exist."""
     try:
         return file.stat().st_mtime
     except FileNotFoundError:
@@ -369,6 +369,6 @@ def _row(key: demand.Key, predicted: "Predicted", now: datetime) -> Forecast:
 
 
 def newest(now: datetime, within: timedelta) -> dict[tuple[str, str, str], Forecast]:
-    """The newest forecast of each (model, region, quantity) that was made *within* that time, of the interactive classes."""
+    """Return the newest forecast of each (model, region, quantity) made *within* that time, for interactive classes."""
     rows = Forecast.objects.filter(slo_class="", made_at__gt=now - within, made_at__lte=now).order_by("pk")
     return {(row.model, row.region, row.quantity): row for row in rows}

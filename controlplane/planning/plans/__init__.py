@@ -1,1 +1,1 @@
-"""Scaling plans: what they are made from, and making them."""
+"""Scaling plans and their inputs."""

@@ -1,8 +1,8 @@
-"""What one instance can serve: PreServe's Algorithm 1 over the ledger, with the performance profile behind it.
+"""Capability of one instance: PreServe's Algorithm 1 over the ledger, with the performance profile as fallback.
 
-A window is ten minutes of an endpoint's instances of one GPU type, under the bursts that it saw. Where too few windows are
-known, or none shows a limit, a simulation of the profile with requests as they come stands in, which also says what
-reserve bursts ask for (`scheduling.planning.simulated_capability`).
+A window is ten minutes of an endpoint's instances of one GPU type, under the bursts it saw. With too few windows, or none
+that shows a limit, the profile is simulated with requests as they come, which also gives the reserve for bursts
+(`scheduling.planning.simulated_capability`).
 """
 
 from collections import defaultdict
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from scheduling.simulation.measures.results import Promise
 
 Key = tuple[str, str]
-"""(model, GPU type), by name."""
+"""(model, GPU type) names."""
 WINDOW_S = 600
 MISSED_SHARE = 0.05
-"""Promises that may break in a class that is not known any more; otherwise its percentile says it."""
+"""Allowed share of broken promises for an unknown class; otherwise its percentile defines it."""
 BLOCK_TOKENS = 16
 PAIRS = 2_000
-"""Newest requests whose lengths are drawn from."""
+"""Number of newest requests whose lengths are sampled."""
 MOST_KEPT = 256
 POISSON_CV = 1.0
 USUAL_LENGTHS = (512.0, 128.0)
-"""Prompt and output tokens of a request where none has been seen."""
+"""Default prompt and output tokens before any request was seen."""
 _simulated: dict[Any, "Capability"] = {}
 
 
 def read(fleet: inventory.Fleet, now: datetime) -> dict[Key, "Capability"]:
-    """By (model, GPU type); a pair with neither ledger windows nor a profile is left out."""
+    """Return capability by (model, GPU type); pairs with neither ledger windows nor a profile are left out."""
     from scheduling.planning.capacity import UNKNOWN, profile_capability
 
     windows, cvs = _windows(now), demand.arrival_cvs(now)
@@ -75,11 +75,11 @@ def read(fleet: inventory.Fleet, now: datetime) -> dict[Key, "Capability"]:
 def by_profile(
     deployment: Deployment, prompt_tokens: float, output_tokens: float, cv: float, now: datetime
 ) -> "Capability | None":
-    """Capability by a simulation of the profile of *deployment*, under the strictest of the interactive promises; None
-    without a profile.
+    """Return capability by simulating the profile of *deployment* under the strictest interactive promise; None without a
+    profile.
 
-    Lengths are those of the newest requests; with none, all are of *prompt_tokens* and *output_tokens*. It is measured
-    again when the mean lengths change by a tenth or *cv* by a quarter.
+    Lengths are sampled from the newest requests, else all are *prompt_tokens* and *output_tokens*. Measured again when
+    the mean lengths change by a tenth or *cv* by a quarter.
     """
     from scheduling.planning.simulated_capability import fleet_sizes, simulated_capability
 
@@ -108,7 +108,7 @@ def by_profile(
 
 
 def engine_of(deployment: Deployment, profile: PerformanceProfile) -> "EngineConfig":
-    """The server of *deployment* as simulations have it."""
+    """Return the simulated engine of *deployment*."""
     from scheduling.simulation.engine.reference import EngineConfig
 
     return EngineConfig(
@@ -124,7 +124,7 @@ def engine_of(deployment: Deployment, profile: PerformanceProfile) -> "EngineCon
 
 
 def strictest() -> tuple["Promise", float]:
-    """The strictest of each interactive promise, and the highest percentile that one is given for."""
+    """Return the strictest of each interactive promise, and the highest percentile given for any."""
     from scheduling.simulation.measures.results import Promise
 
     rows = SloClass.objects.filter(kind=SloKind.INTERACTIVE)
@@ -135,7 +135,7 @@ def strictest() -> tuple["Promise", float]:
 
 
 def mean_lengths(model: str, now: datetime) -> tuple[float, float]:
-    """Mean prompt and output tokens of the requests of *model*, as far back as windows are read."""
+    """Return mean prompt and output tokens of requests of *model* within `looked_back`."""
     rows = MinuteRow.objects.filter(model=model, minute__gte=now - looked_back(), minute__lt=now)
     asked = {quantity.name.lower(): Sum(tokens) for quantity, tokens in ASKED.items()}
     sums = rows.aggregate(requests=Sum("requests"), **asked)
@@ -145,13 +145,14 @@ def mean_lengths(model: str, now: datetime) -> tuple[float, float]:
 
 
 def looked_back() -> timedelta:
-    """How far back windows are read: instances change, and so does what they are asked."""
+    """Return the look-back of ledger windows: instances and their requests change over time."""
     return timedelta(hours=tuned().CAPABILITY_HOURS)
 
 
 def _windows(now: datetime) -> dict[Key, list[tuple[float, ...]]]:
-    """Rows of each endpoint's windows, by (model, GPU type): prompt tokens, output tokens, broken promises, requests,
-    instances of that type, and how many promises may break by the percentiles of their classes."""
+    """Return rows of each endpoint's windows by (model, GPU type): prompt tokens, output tokens, broken promises,
+    requests, instances of that type, and allowed broken promises by class percentiles.
+    """
     hardware = {
         name: (model, region, gpu_type)
         for name, model, region, gpu_type in Instance.objects.values_list(

@@ -1,4 +1,4 @@
-"""Demand that plans are made for: the newest forecasts; where one is missing or old, what came in the last minutes."""
+"""Demand used for planning: the newest forecasts, or recent demand where a forecast is missing or stale."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
     from scheduling.scaling import PlansFor
 
 RECENT = timedelta(minutes=10)
-"""Without a forecast, the demand of this past time is used."""
+"""Period of recent demand used without a forecast."""
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Demand by (model, region) for each window of the horizon, and where it is from."""
+    """Demand by (model, region) for each window of the horizon, and its source."""
 
     start: datetime
     window_s: int
     of: dict[demand.Endpoint, "EndpointDemand"] = field(default_factory=dict)
     follows: dict[str, "PlansFor"] = field(default_factory=dict)
-    """What plans are made for, by model."""
+    """Demand level that plans are made for, by model."""
     notes: dict[demand.Endpoint, str] = field(default_factory=dict)
 
     def notes_of(self, model: str) -> list[str]:
         return [note for (name, _), note in self.notes.items() if name == model]
 
     def to_plan(self, since_s: float = 0.0) -> "Demand":
-        """The same as the planner has it, on a clock that was 0 at *since_s*."""
+        """Return demand as the planner's type, on a clock that was 0 at *since_s*."""
         from scheduling.planning.advisor import Demand
 
         return Demand(self.start.timestamp() - since_s, float(self.window_s), self.of)
 
 
 def levels(model: str, strategy: str) -> "tuple[str, PlansFor]":
-    """What of forecasts plans of *model* are made for that *strategy* follows: a band, and how far up to its upper end."""
+    """Return the forecast band, and the level within it, that plans of *model* under *strategy* are made for."""
     match tuned(model).PLAN_DEMAND:
         case "strategy":
             return "upper_80", strategies.plans_for(strategy)
@@ -56,14 +56,14 @@ def levels(model: str, strategy: str) -> "tuple[str, PlansFor]":
 
 
 def expect(now: datetime, followers: Mapping[str, str]) -> Expected | None:
-    """Demand of the next windows by the newest forecasts; where one is missing or old, what came in the last minutes.
+    """Return demand of the next windows by the newest forecasts, or by recent demand where one is missing or stale.
 
-    *followers* are the strategies that will follow the plans, by model. None when neither is known of any endpoint:
-    nothing is not the same as no demand.
+    *followers* are the strategies that follow the plans, by model. None when neither is known for any endpoint: unknown
+    is not zero demand.
     """
     newest = forecasts.newest(now, fresh_for())
     recent = demand.read(now - RECENT, demand.last_complete(now, demand.MINUTE_S), demand.MINUTE_S)
-    if not newest and recent.known < forecasts.LEAST_WINDOWS:  # the first minute was not counted from its begin
+    if not newest and recent.known < forecasts.LEAST_WINDOWS:  # the first minute is only partly counted
         return None
     return expected_at(
         now,
@@ -79,9 +79,9 @@ def expected_at(
     forecast_of: Callable[[demand.Endpoint, Quantity], Forecast | None],
     recent_of: Callable[[demand.Endpoint, Quantity], Floats],
 ) -> Expected:
-    """Demand of the endpoints in *followers*, each with the strategy that follows its plans, from *at* on.
+    """Return demand of the endpoints in *followers* (strategy by model) from *at*.
 
-    By forecast; without a usable one, the highest of the recent minutes in every window.
+    By forecast; without a usable one, the highest recent minute in every window.
     """
     from scheduling.planning.advisor import Band, EndpointDemand
     from scheduling.planning.capacity import niw_buffer
@@ -113,15 +113,15 @@ def expected_at(
 
 
 def fresh_for() -> timedelta:
-    """How old a forecast may be and still be planned by."""
+    """Return the maximum age of a forecast used for planning."""
     return timedelta(seconds=2 * max(tuned().FORECAST_EVERY_S, tuned().FORECAST_WINDOW_S))
 
 
 def ahead(forecast: Forecast, start: datetime, count: int, band: str = "upper_80") -> "Band | None":
-    """Return *forecast* for *count* windows from *start*, with the upper end of *band*; its last one is repeated beyond
+    """Return *forecast* for *count* windows from *start* with the upper end of *band*, its last window repeated beyond
     its end.
 
-    None if it does not cover the time from *start* on, or its windows are of another length.
+    None if it does not cover *start*, or its windows have another length.
     """
     from scheduling.planning.advisor import Band
 

@@ -1,4 +1,4 @@
-"""What planners know of the fleet: deployments, instances and GPUs, read from their rows."""
+"""Planner's view of the fleet: deployments, instances and GPUs, read from rows."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from scheduling.planning.places import Fleet as PlannedFleet
 
 Place = tuple[str, str, str]
-"""(model, region, GPU type), by name."""
+"""(model, region, GPU type) names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Active deployments and how many instances each has, by place."""
+    """Active deployments and their instance counts, by place."""
 
     deployments: dict[Place, Deployment]
     present: Counter[Place]
     spare: Counter[Place]
-    """Sleeping instances, which wake in seconds: the live fleet's equivalent of spot."""
+    """Sleeping instances, which wake in seconds: the live equivalent of spot."""
     units: dict[tuple[str, str], int]
-    """GPUs by (region, GPU type) that planned instances may have; none where no hardware is kept."""
+    """GPUs by (region, GPU type) available to planned instances; empty where no hardware is recorded."""
     starts: start_times.StartTimes
     models: tuple[str, ...] = field(default=())
     regions: tuple[str, ...] = field(default=())
 
     def to_plan(self) -> "PlannedFleet":
-        """The same without Django, as the planner has it."""
+        """Return the fleet as the planner's Django-free type."""
         from scheduling.planning.places import Deployed
         from scheduling.planning.places import Fleet as PlannedFleet
 
@@ -44,7 +44,7 @@ class Fleet:
                 gpus=row.tensor_parallel,
                 usd_per_hour=float(row.gpu_type.on_demand_usd_per_hour),
                 start_s=self.starts.of(place[0], place[2]).seconds,
-                machine_s=0.0,  # a start that was measured had it
+                machine_s=0.0,  # included in the measured start
             )
             for place, row in self.deployments.items()
         }
@@ -52,18 +52,18 @@ class Fleet:
 
 
 def read(models: set[str]) -> Fleet:
-    """The fleet as far as *models* (names) are planned; GPUs that others hold are not theirs to plan with."""
+    """Read the fleet of *models* (names), without GPUs held by other models."""
     rows = Deployment.objects.filter(active=True, model__active=True, region__active=True, model__name__in=models)
     deployments = {
         (row.model.name, row.region.name, row.gpu_type.name): row
         for row in rows.select_related("model", "region", "gpu_type").order_by("model__name", "region__name", "pk")
     }
     bounds = places.bounds(deployments.values())
-    for row in deployments.values():  # as planners may go by them now; nobody saves these
+    for row in deployments.values():  # adjusted for planning only, never saved
         row.min_instances, row.max_instances = bounds[row.pk]
     present: Counter[Place] = Counter()
     spare: Counter[Place] = Counter()
-    taken: Counter[tuple[str, str]] = Counter()  # by what is not planned
+    taken: Counter[tuple[str, str]] = Counter()  # by unplanned instances
     planned: Counter[tuple[str, str]] = Counter()
     instances = Instance.objects.exclude(state=InstanceState.STOPPED).values_list(
         "deployment__model__name",
@@ -77,7 +77,7 @@ def read(models: set[str]) -> Fleet:
     for model, region, gpu_type, gpus, state, node, swap_group in instances:
         place = model, region, gpu_type
         if swap_group is not None and state == InstanceState.SLEEPING:
-            continue  # its GPUs are those of who is awake
+            continue  # its GPUs are counted with the awake member
         if place in deployments and state in PRESENT:
             present[place] += 1
             planned[region, gpu_type] += gpus
@@ -85,7 +85,7 @@ def read(models: set[str]) -> Fleet:
             spare[place] += 1
             planned[region, gpu_type] += gpus
         elif node is not None and (place not in deployments or state == InstanceState.FAILED):
-            taken[region, gpu_type] += gpus  # what drains gives its GPUs back soon
+            taken[region, gpu_type] += gpus  # draining instances free their GPUs soon
     units: Counter[tuple[str, str]] = Counter()
     for machine in Node.objects.filter(active=True).select_related("region", "gpu_type"):
         units[machine.region.name, machine.gpu_type.name] += places.plannable_gpus(machine)

@@ -1,4 +1,4 @@
-"""One round of planning: the models that share GPUs, solved as one problem, and what the row of each says of it."""
+"""One planning round: models that share GPUs, solved as one problem, and each model's row."""
 
 import time
 import uuid
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def plan_settings() -> "PlanSettings":
-    """How plans are made."""
+    """Return the planner's settings."""
     from scheduling.planning.advisor import PlanSettings
 
     return PlanSettings(
@@ -32,7 +32,7 @@ def plan_settings() -> "PlanSettings":
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What was known of the fleet and its demand, and the plan made of it."""
+    """Fleet and demand as known, and the plan made from them."""
 
     fleet: inventory.Fleet
     expected: Expected
@@ -49,8 +49,8 @@ class Round:
         measured: Mapping[capability.Key, "Capability"],
         now: datetime,
     ) -> "Round":
-        """Plan *fleet* from *now* on. Raises what the solver raises."""
-        from scheduling.planning import advisor  # brings the solver
+        """Plan *fleet* from *now*. Raises what the solver raises."""
+        from scheduling.planning import advisor  # loads the solver
 
         began = time.perf_counter()
         made = advisor.make_plan(
@@ -66,7 +66,7 @@ class Round:
         return next(plan for key, plan in self.made.endpoints.items() if key[0] == model)
 
     def columns(self, model: str, strategy: str, note: str) -> dict[str, Any]:
-        """Columns of the `ScalingPlan` of *model*, which *strategy* follows; *note* stands among the round's own."""
+        """Return the `ScalingPlan` columns of *model*, which follows *strategy*; *note* is added to the round's notes."""
         problem, plan, shortage = self.made.planned.problem, self.made.plan, self._shortage(model)
         idle = problem.shortage(problem.instances).total_tokens_per_s[problem.models.index(model)]
         usd = self._usd_per_hour(model)
@@ -91,7 +91,7 @@ class Round:
         }
 
     def targets(self, model: str) -> list[dict[str, Any]]:
-        """The rows of `ScalingPlan.targets`, by region and GPU type."""
+        """Return the rows of `ScalingPlan.targets`, by region and GPU type."""
         problem, plan, rows = self.made.planned.problem, self.made.plan, []
         for place in self._places(model):
             i, j, k = self.made.planned.index(place)
@@ -117,7 +117,7 @@ class Round:
         return sorted(place for place in self.fleet.deployments if place[0] == model)
 
     def _usd_per_hour(self, model: str) -> dict[str, float]:
-        """The price of the instances that are present, and of those that the plan asks for."""
+        """Return the hourly price of present and of planned instances."""
         usd = {"present": 0.0, "target": 0.0}
         for place, row in zip(self._places(model), self.targets(model), strict=True):
             deployment = self.fleet.deployments[place]
@@ -185,7 +185,7 @@ class Round:
         return inputs
 
     def _shortage(self, model: str) -> str:
-        """What no capacity could serve, in words; empty if all is."""
+        """Describe the demand that no capacity could serve; empty if all is served."""
         problem, plan = self.made.planned.problem, self.made.plan
         i = problem.models.index(model)
         overall = float(plan.unmet_total_tokens_per_s[i])
@@ -198,5 +198,5 @@ class Round:
         )
 
     def _concerns(self, text: str, model: str) -> bool:
-        """Whether a row of the problem, in words, concerns *model*: it names it, or no model at all."""
+        """Return whether the text of a constraint concerns *model*: it names it, or names no model."""
         return model in text or not any(name in text for name in self.made.planned.problem.models)

@@ -1,8 +1,8 @@
-"""Scaling plans: what the planner would have each model's instances be until the end of the horizon, with all its inputs.
+"""Scaling plans: target instances of each model until the end of the horizon, with all inputs.
 
-Models whose plans are due, each at the period of its strategy, are planned together, since they share GPUs; each gets a
-row of its own, and the rows of one round have the same `round`. GPUs that the others hold are theirs. What becomes of a
-plan is the policy's mode: kept for comparison (shadow), laid before an operator (ask), or in force at once (auto).
+Models whose plans are due (each at its strategy's period) are planned together, since they share GPUs; each gets its own
+row, and rows of one round have the same `round`. GPUs held by other models are not available. The policy's mode decides
+what happens to a plan: kept for comparison (shadow), shown to an operator (ask), or in force at once (auto).
 """
 
 import logging
@@ -26,10 +26,10 @@ OPEN = (PlanStatus.ADVICE, PlanStatus.SHADOW)
 
 
 def due(now: datetime, early_s: float, late_share: float) -> set[str] | None:
-    """Models whose next plan is due, each at the period of its strategy; None if no plan is.
+    """Return the models whose next plan is due, each at its strategy's period; None if no plan is.
 
-    Empty when no model is planned. A new policy is due at once. *early_s* before its time is not too early; *late_share* of
-    a period is waited beyond it. A model of which there is no plan yet is tried again when others are planned.
+    Empty when no model is planned. A new policy is due at once. *early_s* before its time still counts as due;
+    *late_share* of a period is waited beyond it. A model without a plan is retried when others are planned.
     """
     policies, settings = list(_policies().values()), plan_settings()
     planned = ScalingPlan.objects.exclude(strategy=WHAT_IF).order_by()
@@ -45,20 +45,20 @@ def due(now: datetime, early_s: float, late_share: float) -> set[str] | None:
 
 
 def _policies() -> dict[str, ScalingPolicy]:
-    """Those that are not off, by model."""
+    """Return the policies that are not off, by model."""
     return {row.model.name: row for row in ScalingPolicy.objects.exclude(mode=PolicyMode.OFF).select_related("model")}
 
 
 def make_plans(now: datetime, models: Set[str] | None = None) -> list[ScalingPlan]:
-    """Plan *models* (None: all) as far as their policies are not off; the rows of the round, none if nothing is planned.
+    """Plan *models* (None: all) whose policies are not off; return the rows of the round, empty if nothing is planned.
 
-    Whatever the solver raises is raised: plans that are in force stay so until their time is over.
+    Raises whatever the solver raises; plans in force then stay until they expire.
     """
     policies = {name: row for name, row in _policies().items() if models is None or name in models}
     fleet = inventory.read(set(policies))
     measured = capability.read(fleet, now)
     unknown = {place[0] for place, count in fleet.present.items() if count and (place[0], place[2]) not in measured}
-    if unknown:  # a plan would take away what it cannot value
+    if unknown:  # a plan would remove instances whose capability is unknown
         logger.warning("planning: no plan for %s: no capability from profile or ledger", unknown)
         fleet = inventory.read(set(policies) - unknown)
     if not fleet.deployments:
@@ -108,7 +108,7 @@ def _store(policy: ScalingPolicy, solved: Round, now: datetime) -> ScalingPlan:
 
 
 def _repeated(policy: ScalingPolicy, status: PlanStatus, targets: list[dict[str, Any]]) -> ScalingPlan | None:
-    """The plan that waits for approval, is being carried out or is in force, and asks for the same *targets*."""
+    """Return the open plan (waiting, being carried out or in force) with the same *targets*."""
     alike = {
         PlanStatus.ADVICE: [PlanStatus.ADVICE, *plan_rollout.TO_CARRY_OUT],
         PlanStatus.IN_FORCE: [PlanStatus.IN_FORCE],
@@ -120,8 +120,11 @@ def _repeated(policy: ScalingPolicy, status: PlanStatus, targets: list[dict[str,
 
 
 def _renewed(old: ScalingPlan, values: dict[str, Any]) -> ScalingPlan:
-    """*old* with a later end. An operator who reads the page must not find that it was replaced by its like; what was
-    approved stays as it was then, and of what a strategy follows it stays known how many there were at first."""
+    """Extend *old* to a later end.
+
+    An operator reading the page must not find it replaced by an identical plan. Approved values stay as approved; a
+    followed plan keeps its initial counts.
+    """
     if old.status in plan_rollout.TO_CARRY_OUT:
         values = {name: values[name] for name in ("round", "made_at", "valid_until")}
     elif old.status == PlanStatus.IN_FORCE:
@@ -135,7 +138,7 @@ def _renewed(old: ScalingPlan, values: dict[str, Any]) -> ScalingPlan:
 
 
 def target_counts(targets: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
-    """Instances asked for, by region and GPU type."""
+    """Return target instance counts by (region, GPU type)."""
     return {(row["region"], row["gpu_type"]): row["target"] for row in targets}
 
 

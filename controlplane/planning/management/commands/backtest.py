@@ -98,7 +98,7 @@ class Command(BaseCommand):
                 backtests.store(demand.source, round(window_s), horizon, made.rows)
             except ValidationError as error:
                 raise CommandError("; ".join(error.messages)) from error
-            except DatabaseError as error:  # minutes of work are not thrown away for it
+            except DatabaseError as error:  # keep minutes of work
                 self.stderr.write(f"The result could not be stored: {error}")
         about = {
             "source": demand.source,
@@ -115,7 +115,7 @@ class Command(BaseCommand):
 
 
 def read(options: dict[str, Any]) -> Demand:
-    """The source that the options name. Raises TraceError for a file, CommandError for what else cannot be."""
+    """Read the source named by the options. Raises TraceError for a file, CommandError for other errors."""
     file, window_s = options["file"], options["window"]
     if file is None:
         if window_s % 60:
@@ -139,7 +139,7 @@ def read(options: dict[str, Any]) -> Demand:
         if options["model"] and model != options["model"]:
             continue
         chosen = workload.model.codes == code
-        # All models' series end with the trace, so that a model that is asked for no more is seen to be.
+        # All models' series end with the trace, so that a model without further requests shows zero demand.
         arrivals = np.append(workload.arrival_s[chosen], workload.arrival_s[-1])
         counts = {"prompt": workload.prompt_tokens[chosen], "output": workload.output_tokens[chosen]}
         series[model or file.stem] = {
@@ -152,9 +152,9 @@ def read(options: dict[str, Any]) -> Demand:
 
 
 def read_servegen(path: Path, window_s: float) -> dict[str, Series]:
-    """Prompt and output series of a file of ten-minute bins, summed into windows of *window_s*.
+    """Read prompt and output series from a file of ten-minute bins, summed into windows of *window_s*.
 
-    Bins that are not in the file, and those without any request, were not collected: they are gaps.
+    Missing bins, and those without any request, were not collected: they are gaps.
     """
     if window_s % SERVEGEN_BIN_S:
         raise CommandError(f"--window: this file has bins of {SERVEGEN_BIN_S:g} s; windows are a whole number of them.")
@@ -190,7 +190,7 @@ def step_column(step: int) -> Column:
 
 
 def columns(horizon: int) -> list[Column]:
-    """Of the table of one series: errors over all windows ahead and at some, bands, one origin, and times."""
+    """Return the columns of one series' table: errors over all and some steps, bands, one origin, and times."""
     return [
         Column("Forecaster", "forecaster"),
         Column("error", "error", percent),
@@ -208,7 +208,7 @@ def columns(horizon: int) -> list[Column]:
 
 
 def show(shown: Console, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """One table a series and quantity, smallest error first: mean APE, or WAPE where windows were empty."""
+    """Print one table per series and quantity, smallest error first: mean APE, or WAPE where windows were empty."""
     horizon = about["horizon_windows"]
     shown.print(
         f"[bold]{about['source']}[/], windows of {about['window_s'] / 60:g} min, forecast {horizon} ahead before each window"

@@ -1,4 +1,4 @@
-"""`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.py`, the policies that scale it, and its past."""
+"""`manage.py seed_demo`: the demo inventory of `controlplane/fleet/demo.py`, its scaling policies and its history."""
 
 from typing import Literal
 
@@ -53,7 +53,7 @@ class Command(BaseCommand):
 
 
 def _without_past() -> str:
-    """Take the past away, and with it the forecasters that have learned from it."""
+    """Delete the generated history and the forecasters fitted to it."""
     rows = remove_generated()
     if not rows:
         return "There is no generated past."

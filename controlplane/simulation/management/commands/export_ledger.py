@@ -9,7 +9,7 @@ from scheduling.simulation.measures.tables import write_csv
 
 
 def moment(text: str) -> datetime:
-    """A date or a date and time; UTC unless it says otherwise."""
+    """Parse a date or a date and time; UTC by default."""
     value = datetime.fromisoformat(text)
     return value if value.tzinfo else value.replace(tzinfo=UTC)
 

@@ -101,7 +101,7 @@ COLUMNS = (
 
 
 def summary(fits: list[Fit]) -> list[str]:
-    """One line a kind of error: the median over the series that have a held-out error."""
+    """Return one line per kind of error: the median over series with a held-out error."""
     lines = []
     for name, attribute in (("TTFT", "prefill_error"), ("TPOT", "decode_error")):
         errors: list[Error] = [error for fit in fits if (error := getattr(fit, attribute)) is not None]

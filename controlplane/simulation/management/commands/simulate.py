@@ -132,7 +132,7 @@ def write_requests(folder: Path, table_format: str, ran: Simulated) -> None:
 
 
 def write_decisions(folder: Path, table_format: str, ran: Simulated) -> None:
-    """Write the decision log: which request was given to which instance when, and how many were left waiting there."""
+    """Write the decision log: request, instance, time, and how many requests still waited."""
     result = ran.result
     log, endpoints = result.decisions, result.cluster.endpoints
     assert log is not None
@@ -149,7 +149,7 @@ def write_decisions(folder: Path, table_format: str, ran: Simulated) -> None:
 
 
 def write_long(path: Path, names: tuple[str, ...], columns: list[Any]) -> None:
-    """A table of as many rows as there may be, by the ending of *path*."""
+    """Write a table of any length; the suffix of *path* selects the format."""
     if path.suffix == ".parquet":
         write_parquet(path, names, columns)
         return
