@@ -222,7 +222,7 @@ class Cluster:
         return [places[to] for to in by_preference(region, places, lambda to: latency_s[self.regions.index(to)])]
 
     def engines(self) -> dict[tuple[str, str], EngineConfig]:
-        """Return the engine of each model on each GPU type, for redeploying: from the catalogue, else the first instance's."""
+        """Return the engine of each model on each GPU type, for redeploying: the catalogue's, else the first instance's."""
         engines = dict(self.catalog)
         for spec in self.instances:
             engines.setdefault((spec.model, spec.gpu_type), spec.engine)

@@ -97,7 +97,7 @@ class Lives:
         self._change(PUT, instance, goal, lasts_s=lasts_s)
 
     def swap_s(self, instance: int, model: str) -> float:
-        """Return the time to bring *model* onto *instance*: from its GPU, host memory or storage, by the models last there."""
+        """Return the time to bring *model* onto *instance*: from its GPU, host memory or storage, by its latest models."""
         if model not in self.used[instance]:
             return self.delays.swap_storage_s
         rank = self.used[instance].index(model)
