@@ -1,7 +1,7 @@
-"""Policy bundles: the router, order, strategy, forecaster and length model of a paper, which one model is given together.
+"""Policy bundles: the router, order, strategy, forecaster and length model of one paper, applied to a model together.
 
-A bundle is nothing but values, by the names that live rows and scenario files have for them. Where a value comes from is in
-docs/routing.md (routers), docs/ordering.md, docs/scaling.md, docs/forecasting.md and docs/length-models.md.
+A bundle holds only values, by their names in live rows and scenario files. The sources of the values are in docs/routing.md
+(routers), docs/ordering.md, docs/scaling.md, docs/forecasting.md and docs/length-models.md.
 """
 
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from typing import Any, Final
 from scheduling.policy import EndpointPolicy
 
 SAID: Final = ("routing", "ordering", "region_threshold", "eviction_limit")
-"""Knobs that every bundle says, so that nothing of the one before it stays."""
+"""Knobs that every bundle sets, so that nothing of the previous bundle stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """*about* says in a sentence what comes of it."""
+    """*about* describes the effect in one sentence."""
 
     name: str
     title: str
@@ -97,7 +97,7 @@ BUNDLES: Final = {
 
 
 def bundle_named(name: str) -> Bundle:
-    """The bundle of that name or title. ValueError names those that there are."""
+    """Return the bundle with that name or title. Raise ValueError, naming the known bundles, if there is none."""
     bundle = BUNDLES.get(name.lower().replace(" ", "-"))
     if bundle is None:
         raise ValueError(f"must be one of {', '.join(BUNDLES)}, not {name!r}")

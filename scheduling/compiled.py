@@ -1,13 +1,12 @@
-"""One way to compile a kernel: `@compiled` is Numba's `njit` with a disk cache that cannot go stale.
+"""Kernel compilation: `@compiled` is Numba's `njit` with a disk cache that cannot go stale.
 
-Numba decides whether a cached kernel is still good by the modification time of the file that holds it. A kernel that
-calls another one in a second file keeps the old code of the callee when only the second file changes. So the kernels of
-a file are cached in a folder named after a digest of that file and of all that it imports from its package, directly or not:
-a change there opens a new one, and kernels that it does not concern stay compiled. The folder lies in the user's cache and
-is found by that digest alone, so a second checkout, or one that was moved, compiles nothing again.
+Numba validates a cached kernel by the modification time of its own file only, so a kernel keeps the old code of a callee
+whose file changed. Here the kernels of a file are cached in a folder named after a digest of that file and of everything
+that it imports from its package, directly or not: a change opens a new folder, and unaffected kernels stay compiled. The
+folder is in the user's cache and depends on the digest alone, so a second or moved checkout compiles nothing again.
 
-Numba itself is imported by the first call of a kernel. That takes most of a second, and most commands and processes that
-import kernels call none: to check a scenario, to write rows, to show a page.
+Numba itself is imported by the first call of a kernel: the import takes most of a second, and most commands and processes
+that import kernels call none (checking a scenario, writing rows, showing a page).
 """
 
 import functools
@@ -39,7 +38,7 @@ IMPORT = re.compile(
 
 
 def source_files(file: Path, root: Path) -> set[Path]:
-    """*file* and every file under the folder *root* that it imports, directly or not; *root* is where imports begin."""
+    """Return *file* and every file under *root* that it imports, directly or not; imports are resolved from *root*."""
     files, unread = {file}, [file]
     while unread:
         for name in _imported(unread.pop()):
@@ -52,12 +51,12 @@ def source_files(file: Path, root: Path) -> set[Path]:
 
 
 def _imported(file: Path) -> list[str]:
-    """What *file* may import: modules, and names in them that may be modules."""
+    """Return what *file* may import: modules, and names in them that may be modules."""
     return _imported_by(_text(file))
 
 
 def _text(file: Path) -> bytes:
-    """Each file is read by most digests of a process: once, unless it changes meanwhile."""
+    """Return the text of *file*, read once unless it changes: most digests of a process need each file."""
     state = file.stat()
     return _read(file, state.st_mtime_ns, state.st_size)
 
@@ -77,7 +76,7 @@ def _imported_by(text: bytes) -> list[str]:
 
 
 def source_digest(file: Path, root: Path) -> str:
-    """Sixteen hexadecimal digits that change when a file that the kernels in *file* may use, or Numba itself, changes."""
+    """Return sixteen hexadecimal digits that change when Numba or a file that the kernels in *file* may use changes."""
     digest = hashlib.sha256(importlib.metadata.version("numba").encode())
     for path in sorted(source_files(file, root)):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + _text(path))
@@ -85,7 +84,9 @@ def source_digest(file: Path, root: Path) -> str:
 
 
 def cache_bases(package: Path) -> list[Path]:
-    """Where kernels of *package* may be kept, best first: NUMBA_CACHE_DIR, the user's cache, the package's `__pycache__`."""
+    """Return possible cache folders for *package*, best first: NUMBA_CACHE_DIR, the user's cache, the package's
+    `__pycache__`.
+    """
     bases = [Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pilothouse", package / "__pycache__"]
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         bases.insert(0, Path(chosen))
@@ -93,7 +94,7 @@ def cache_bases(package: Path) -> list[Path]:
 
 
 def cache_folder(file: Path, root: Path) -> Path | None:
-    """The folder for the compiled kernels of *file*, created; None when no place is writable (every start compiles).
+    """Create and return the folder for the compiled kernels of *file*; None if nothing is writable (every start compiles).
 
     Removes folders that have not been used for a week.
     """
@@ -117,14 +118,14 @@ def cache_folder(file: Path, root: Path) -> Path | None:
 def _folder(file: str) -> Path | None:
     path = Path(file)
     if not path.is_relative_to(ROOT):
-        return None  # typed at a prompt, or a test's own
+        return None  # typed at a prompt, or created by a test
     return cache_folder(path, ROOT)
 
 
 class Locator:
-    """Where Numba keeps the kernels of a file: in its folder, whatever the path of the checkout and the times of its files.
+    """Cache locator of Numba: the file's own folder, independent of the checkout's path and modification times.
 
-    By Numba's own interface for this (NUMBA_CACHE_LOCATOR_CLASSES), whose locators have the path in theirs.
+    Implements NUMBA_CACHE_LOCATOR_CLASSES; Numba's own locators include the path.
     """
 
     def __init__(self, function: Callable[..., Any], file: str, folder: Path) -> None:
@@ -143,7 +144,7 @@ class Locator:
         return str(self._folder)
 
     def get_source_stamp(self) -> str:
-        """The folder's name has the digest of all sources."""
+        """Return a constant: the folder's name already has the digest of all sources."""
         return self._folder.name
 
     def get_disambiguator(self) -> str:
@@ -151,9 +152,9 @@ class Locator:
 
 
 class Kernel:
-    """*function*, to be compiled with Numba's *options*, and kept on disk if *kept*; Numba is imported when that is needed.
+    """*function*, compiled on demand with Numba's *options* and cached on disk if *kept*; Numba is imported on first use.
 
-    Other kernels call it as they would Numba's own, which has the attributes `ASKED_OF_NUMBA`.
+    Other kernels call it like Numba's own dispatcher, which has the attributes `ASKED_OF_NUMBA`.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any], kept: bool) -> None:
@@ -165,7 +166,7 @@ class Kernel:
         return self._call(*arguments, **named)
 
     def _first_call(self, *arguments: Any, **named: Any) -> Any:
-        if not self._kept and self.dispatcher is not self.py_func:  # Numba would end the process
+        if not self._kept and self.dispatcher is not self.py_func:  # otherwise Numba ends the process
             raise TypeError(f"{self.py_func.__name__} is for compiled callers only; py_func is the plain function")
         if self._kept and self.dispatcher is not self.py_func:
             wait_for(self.py_func, _folder(self.py_func.__code__.co_filename))
@@ -174,7 +175,7 @@ class Kernel:
 
     @functools.cached_property
     def dispatcher(self) -> Any:
-        """What Numba made of it: compiled code by types of arguments. Without compilation, the function itself."""
+        """Numba's dispatcher: compiled code by argument types. Without compilation, the function itself."""
         import numba
         import numba.core.config
         from numba.core.dispatcher import Dispatcher
@@ -203,57 +204,59 @@ class Kernel:
 
     @property
     def _numba_type_(self) -> Any:
-        """What it is to compiled code that calls it."""
+        """Numba type for compiled callers."""
         return self.dispatcher._numba_type_
 
     def __getattr__(self, name: str) -> Any:
         if name not in ASKED_OF_NUMBA:
-            raise AttributeError(name)  # asked of everything, by what collects tests, copies or looks at objects
+            raise AttributeError(name)  # called for every object by tools that collect tests, copy or inspect
         return getattr(self.dispatcher, name)
 
 
 ASKED_OF_NUMBA: Final = frozenset({"nopython_signatures", "overloads", "signatures", "stats"})
 
 IN_NUMBA: Final = threading.RLock()
-"""Around what changes Numba's configuration for a moment."""
+"""Held while Numba's configuration is changed temporarily."""
 
 
 def compiled(function: Function) -> Function:
-    """Compile *function* on its first call with each set of argument types, and keep the result on disk.
+    """Compile *function* on its first call with each set of argument types, and cache the result on disk.
 
-    Pass plain `int` and `float` for scalars: another type, such as `np.int32`, compiles once more (a second or so).
-    The uncompiled function stays at `.py_func`. A kernel counts no references (inside the simulator's loop that cost more
-    than all the work), so it reads and writes arrays but must not make or return any.
+    Pass plain `int` and `float` for scalars: another type, such as `np.int32`, compiles once more (a second or so). The
+    uncompiled function stays at `.py_func`. A kernel counts no references (inside the simulator's loop that cost more than
+    all the work), so it reads and writes arrays but must not create or return any.
     """
     return cast(Function, Kernel(function, OPTIONS, kept=True))
 
 
 def compiled_without_gil(function: Function) -> Function:
-    """Compile *function* as `compiled` does; other threads of Python go on while it runs. For what takes a millisecond or
-    more: to take the lock again may have to wait for one of them."""
+    """Compile *function* like `compiled`, but release the GIL while it runs.
+
+    For kernels that take a millisecond or more: reacquiring the lock may have to wait for another thread.
+    """
     return cast(Function, Kernel(function, {**OPTIONS, "nogil": True}, kept=True))
 
 
 def compiled_inline(function: Function) -> Function:
     """Compile *function* for compiled callers only, inlined into each of them: for the parts of a hot loop.
 
-    It counts no references: it must not make arrays, and its caller's arguments must outlive it, as those of a `compiled`
-    function do. (Counting cost fifteen times the work itself.) Python cannot call it, and it is not cached by itself.
+    It counts no references: it must not create arrays, and its caller's arguments must outlive it, as those of a `compiled`
+    function do. (Counting cost fifteen times the work itself.) Python cannot call it, and it is not cached separately.
     """
     return cast(Function, Kernel(function, {**INTERNAL, "forceinline": True}, kept=False))
 
 
 def compiled_internal(function: Function) -> Function:
-    """Compile *function* as `compiled_inline` does, but not inlined: off the hot path, so that callers stay small."""
+    """Compile *function* like `compiled_inline`, but not inlined: off the hot path, so that callers stay small."""
     return cast(Function, Kernel(function, INTERNAL, kept=False))
 
 
 def direct(kernel: Function) -> Function:
-    """*kernel*, `compiled`, for a caller that passes the same first argument call after call, by position.
+    """Return *kernel*, `compiled`, for a caller that passes the same first argument in every call, by position.
 
-    Numba finds the code for a call by the type of every argument, which takes ten times as long as most kernels (8 us; here
-    0.8). Here it is found again only when the first argument is another object, or an argument has another type or layout;
-    structs of arrays of one class are taken to be alike. The last first argument is kept.
+    Numba looks up the code for a call by the type of every argument, which takes ten times as long as most kernels (8 us;
+    here 0.8). Here the lookup is repeated only if the first argument is another object, or an argument has another type or
+    layout; structs of arrays of one class are assumed alike. Keeps a reference to the latest first argument.
     """
     if not isinstance(kernel, Kernel):
         return kernel
@@ -285,24 +288,24 @@ def _layout(array: Any) -> tuple[Any, int, int]:
 
 
 def uncompiled(kernel: Function) -> Function:
-    """The function of *kernel* as it stands: for few calls on plain numbers, which must not wait for Numba."""
+    """Return the plain Python function of *kernel*: for few calls on plain numbers, which must not wait for Numba."""
     return cast(Function, kernel.py_func) if isinstance(kernel, Kernel) else kernel
 
 
 OPTIONS: Final = {"_nrt": False, "error_model": "numpy", "forceinline": False}
-"""Numba would else inline a function wherever it is called, if the first caller that it is compiled for is an inline one."""
+"""Without these, Numba inlines a function at every call if the first caller it is compiled for is an inline one."""
 INTERNAL: Final = {**OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 def record(fields: list[tuple[str, type[np.generic]]]) -> np.dtype[np.void]:
-    """A record of *fields* that compiled and uncompiled code alike read by attribute."""
+    """Return a record type of *fields* that compiled and uncompiled code both read by attribute."""
     return np.dtype((np.record, np.dtype(fields, align=True)))
 
 
 @compiled_inline
 def index(number: int) -> int:
-    """*number*, which is from 0 up to 2**32: so the compiler leaves out what Python does for negative indices.
+    """Return *number*, from 0 up to 2**32, so that the compiler omits Python's handling of negative indices.
 
-    Of the instructions of the simulator's loop that was one in eight.
+    That was one in eight instructions of the simulator's loop.
     """
     return np.int64(np.uint32(number))  # type: ignore[return-value]  # a plain int to compiled code

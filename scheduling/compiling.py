@@ -1,8 +1,8 @@
 """Locks for compiling: one process compiles a group of kernels, and others that need one of them wait.
 
-`controlplane.kernels` compiles a group as a whole, before services start. It holds the group's lock, a file next to the
-compiled kernels, and writes its progress there. A process that calls a kernel of the group which is not on disk yet waits
-for it, and logs that, instead of compiling the same.
+`controlplane.kernels` compiles a whole group before services start. It holds the group's lock, a file next to the compiled
+kernels, and writes its progress there. A process that calls a kernel of the group which is not on disk yet logs that and
+waits, instead of compiling the same kernel.
 """
 
 import fcntl
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 GROUPS: Final = ("requests", "simulation")
-"""In the order in which they are compiled: of a request's way through the gateway, of the simulator."""
+"""In compilation order: the gateway's request path, then the simulator."""
 COMPILES: Final = "PILOTHOUSE_COMPILES_KERNELS"
-"""Set in the environment of processes that compile under a lock which another one holds for them."""
+"""Set in the environment of processes that compile under a lock that another process holds for them."""
 POLL_S: Final = 0.2
 WRITE_S: Final = 0.5
 
@@ -34,7 +34,7 @@ class Progress:
     began_s: float
     """Since the epoch."""
     kernels: int
-    """On disk by now, of its group or called by one."""
+    """On disk so far: of its group, or called by one of its kernels."""
 
     def __str__(self) -> str:
         took_s = max(0.0, time.time() - self.began_s)
@@ -42,7 +42,7 @@ class Progress:
 
 
 def group_of(module: str) -> str:
-    """The group of kernels in the module of that name."""
+    """Return the kernel group of the module."""
     return "simulation" if module.startswith("scheduling.simulation.") else "requests"
 
 
@@ -52,7 +52,7 @@ def _lock_file(base: Path, group: str) -> Path:
 
 @contextmanager
 def compiling(base: Path, group: str) -> Iterator[None]:
-    """Hold the lock of *group* in the folder *base*, after any other process that does, and write the progress."""
+    """Hold the lock of *group* in the folder *base*, waiting for any other process that does, and write the progress."""
     base.mkdir(parents=True, exist_ok=True)
     _lock_file(base, group).touch()
     with _lock_file(base, group).open("r+b") as file:
@@ -62,7 +62,7 @@ def compiling(base: Path, group: str) -> Iterator[None]:
         began_s, ended = (
             os.fstat(file.fileno()).st_mtime,
             threading.Event(),
-        )  # by the clock of files, which ticks slowly
+        )  # by the file system's clock, which is coarse
 
         def write() -> None:
             while True:
@@ -89,20 +89,20 @@ def _modified_s(path: Path) -> float:
 
 
 def progress(base: Path, group: str) -> Progress | None:
-    """Progress of the process that compiles *group* now; None if none does."""
+    """Return the progress of the process that is compiling *group*; None if there is none."""
     try:
         with _lock_file(base, group).open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return Progress(**json.loads(file.read() or "{}"))
-    except (OSError, ValueError, TypeError):  # no such file, or one that is being written
+    except (OSError, ValueError, TypeError):  # no such file, or one being written
         pass
     return None
 
 
 def wait_for(kernel: Any, folder: Path | None) -> None:
-    """Wait until *kernel*, a function, is in *folder* or no process compiles its group."""
+    """Wait until *kernel*, a function, is in *folder* or no process is compiling its group."""
     if folder is None or os.environ.get(COMPILES):
         return
     group = group_of(kernel.__module__)

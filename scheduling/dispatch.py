@@ -57,15 +57,15 @@ def dispatch(
 ) -> tuple[int, int]:
     """Dispatch the first request in the queue of *endpoint*, if an instance has room for it.
 
-    1. Look at the head of the heap; only at it: one that needs more room than there is holds up those behind it, or it
-       would wait for ever behind small ones.
-    2. Route it by the policy with code *policy* (`routing.POLICY_CODES`): to an instance with room, or if none has any, to
-       one that may have it ahead (`allowance`).
-    3. Take it out of the heap, write its instance, and place its load.
+    1. Consider only the head of the heap: a request that needs more room than there is holds up those behind it, since it
+       would otherwise wait for ever behind small ones.
+    2. Route it by the policy with code *policy* (`routing.POLICY_CODES`): to an instance with room, or, if there is none, to
+       one that may hold it ahead (`allowance`).
+    3. Remove it from the heap, write its instance, and place its load.
 
-    What the decision saw is written into *rows* (`routing.candidates`), if they are given.
-    Returns (slot, instance), or (-1, -1) when none waits or the head has no room. The slot stays taken: free it when
-    nothing more is to be read from it. Call again until it says no.
+    Writes the inputs of the decision into *rows* (`routing.candidates`), if given.
+    Returns (slot, instance), or (-1, -1) if no request waits or the head has no room. The slot stays taken: free it once
+    nothing more is read from it. Call repeatedly until (-1, -1).
     """
     slot = peek(waiting, endpoint)
     if slot < 0:
@@ -87,16 +87,16 @@ def dispatch(
 
 @compiled
 def send(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, slot: int, instance: int) -> None:
-    """Take the waiting *slot* out of its heap for *instance*, and place its load there."""
+    """Remove the waiting *slot* from its heap for *instance*, and place its load there."""
     remove(waiting, slot)
     waiting.instance[slot] = instance
     place(fleet, endpoints, instance, waiting.prompt_tokens[slot], waiting.output_tokens[slot])
 
 
 def warm_up() -> None:
-    """Load every kernel that runs live from the cache, or compile it (some ten seconds, on the first start only).
+    """Load every live kernel from the cache, or compile it (about ten seconds, on the first start only).
 
-    Call it before serving: afterwards no call that passes plain `int` and `float` stops to compile.
+    Call it before serving: afterwards no call with plain `int` and `float` compiles.
     """
     fleet, endpoints, waiting = allocate_fleet(1), allocate_endpoints(1, 1), allocate_waiting(1, 2)
     rows = np.zeros((1, COLUMNS))

@@ -1,4 +1,4 @@
-"""Declaring a knob of a policy once, so that tables, schemas, columns, settings and arrays can be derived from it."""
+"""Declare a policy's knobs once; tables, schemas, columns, settings and arrays are derived from the declaration."""
 
 import math
 from collections.abc import Mapping
@@ -13,16 +13,16 @@ from msgspec.structs import fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """The column of a live deployment that holds a knob, where its terms differ from those of a scenario."""
+    """Column of a live deployment that holds a knob, where it differs from the scenario's field."""
 
     name: str = ""
-    """Empty: the name of the knob."""
+    """Empty: the knob's name."""
     default: Any = None
     le: float | None = None
     choices: tuple[str, ...] = ()
-    """Those that a live deployment can have; empty: all."""
+    """Choices available live; empty: all."""
     summed: bool = False
-    """Whether the deployments of one endpoint add up. Otherwise the oldest decides."""
+    """Whether the values of an endpoint's deployments are added up. Otherwise the oldest deployment's value applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +36,11 @@ class Knob:
     gt: float | None = None
     le: float | None = None
     choices: Mapping[str, str] | None = None
-    """Allowed names with their titles; arrays hold the place of a name."""
+    """Allowed names with their titles; arrays hold a name's position."""
     absent: int = 0
-    """The value in arrays for None."""
+    """Array value of None."""
     setting: str = ""
-    """The per-model setting that holds it live."""
+    """Per-model setting that holds the knob live."""
     column: Column | None = None
 
 
@@ -55,7 +55,7 @@ class Declared(NamedTuple):
     knob: Knob
 
     def problem(self, value: Any) -> str:
-        """The reason to refuse *value*, as the end of a sentence; empty if it is in range."""
+        """Return why *value* is refused, as the end of a sentence; empty if it is in range."""
         knob = self.knob
         if value is None and self.optional:
             return ""
@@ -76,7 +76,7 @@ class Declared(NamedTuple):
 
 
 class Policy(Struct, frozen=True):
-    """A structure of knobs. ValueError names the first one whose value is out of range."""
+    """A structure of knobs. Raises ValueError for the first knob whose value is out of range."""
 
     def __post_init__(self) -> None:
         for name, declared in knobs(type(self)).items():
@@ -86,7 +86,7 @@ class Policy(Struct, frozen=True):
 
 @cache
 def knobs(struct: type[Policy]) -> dict[str, Declared]:
-    """The knobs of *struct* by name; fields that are structures themselves are left out."""
+    """Return the knobs of *struct* by name, without fields that are structures themselves."""
     hints, declared = get_type_hints(struct, include_extras=True), {}
     for each in fields(struct):
         knob = next((one for one in getattr(hints[each.name], "__metadata__", ()) if isinstance(one, Knob)), None)
@@ -102,6 +102,6 @@ def knobs(struct: type[Policy]) -> dict[str, Declared]:
 
 @cache
 def nested(struct: type[Policy]) -> dict[str, type[Policy]]:
-    """The fields of *struct* that are structures of knobs themselves."""
+    """Return the fields of *struct* that are structures of knobs."""
     hints = get_type_hints(struct)
     return {each.name: hints[each.name] for each in fields(struct) if each.name not in knobs(struct)}

@@ -1,14 +1,15 @@
-"""How functions that kernels call are compiled: once for all integers, and where Python cannot call them only to be linked.
+"""Compilation of functions that kernels call: once for all integer types, and for linking only where Python cannot call
+them.
 
-Numba optimises every function with all that is linked into it, and makes machine code of it. One that is inlined eight calls
-deep is so optimised eight times, and the machine code of all but the last is never run. Here what Python cannot call
-(`compiled.INTERNAL`) is left as it was lowered; the kernel that Python calls is optimised with all of it. The simulator's
-loop takes much less time to compile so, and none more to run.
+Numba optimises and generates machine code for every function together with all that is linked into it. A function inlined
+eight calls deep is optimised eight times, and all machine code but the last is never run. Here a function that Python cannot
+call (`compiled.INTERNAL`) is left as lowered; the kernel that Python calls is optimised with all of them. The simulator's
+loop compiles much faster this way and runs no slower.
 
-Numba compiles a function for each set of types that it is called with, and to it 0, -1, an element of an int32 array and an
-int64 are four types. Here a call passes them all as int64.
+Numba compiles a function for each set of argument types, and 0, -1, an element of an int32 array and an int64 are four types
+to it. Here a call passes them all as int64.
 
-These classes of Numba are not public: a test says when they are no longer what a kernel is compiled by.
+These classes of Numba are not public: a test fails when kernels are no longer compiled by them.
 """
 
 from typing import Any
@@ -18,19 +19,19 @@ from numba.core.codegen import JITCodeLibrary
 
 
 class _NoEngine:
-    """Of a library whose functions are never in memory by themselves."""
+    """Engine of a library whose functions are never loaded on their own."""
 
     def set_env(self, name: str, env: object) -> None:
-        """There is no code that would read it."""
+        """Do nothing: no code would read it."""
 
 
 class LinkedLibrary(JITCodeLibrary):
-    """Code that is linked into that of others."""
+    """Code that is linked into other libraries."""
 
     codegen = _NoEngine()
 
     def finalize(self) -> None:
-        """Take in what this code calls, as Numba's own does before it optimises."""
+        """Link in the callees, as Numba does before it optimises."""
         self._raise_if_finalized()
         for library in dict.fromkeys(self._linking_libraries):
             self._reload_init.update(library._reload_init)
@@ -40,20 +41,20 @@ class LinkedLibrary(JITCodeLibrary):
         self._finalized = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """None: Python cannot call it."""
+        """Return None: Python cannot call it."""
         self._ensure_finalized()
         return 0
 
 
 class LinkedCompiler(compiler.Compiler):
-    """Numba's compiler, for functions of a `LinkedLibrary`."""
+    """Numba's compiler, producing a `LinkedLibrary`."""
 
     def __init__(self, typingctx: Any, targetctx: Any, library: Any, *rest: Any) -> None:
         super().__init__(typingctx, targetctx, library or LinkedLibrary(targetctx.codegen(), "linked"), *rest)
 
 
 def widen_calls(dispatcher: Any) -> None:
-    """Let kernels that call *dispatcher* pass signed integers as int64 and truth values as boolean, constants included."""
+    """Let kernels that call *dispatcher* pass signed integers as int64 and booleans as boolean, constants included."""
     resolve = dispatcher.get_call_template
 
     def get_call_template(args: tuple[types.Type, ...], kws: dict[str, types.Type]) -> Any:

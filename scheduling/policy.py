@@ -1,7 +1,7 @@
 """The policy of an endpoint, a model in a region: every knob with its default, unit, range and help.
 
-Everything else is derived: the tables of a scenario, the arrays that kernels read, the columns of a deployment with their
-admin and REST fields, and the settings per model.
+Everything else is derived: scenario tables, the arrays that kernels read, deployment columns with their admin and REST
+fields, and per-model settings.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ ORDERS: Final = {
 }
 """In the order of the codes in `scheduling.queueing.ordering`."""
 LIVE_ORDERS: Final = ("fcfs", "priority", "ssjf", "deadline", "slack", "qlm")
-"""A live deployment cannot have `shortest`, which may starve a request, nor `sjf`, which knows the true output."""
+"""Live orders exclude `shortest`, which may starve a request, and `sjf`, which needs the true output length."""
 GROUP_ORDERS: Final = {"arrival": "As they came", "length": "Shortest predicted first"}
 """In the order of the codes in `scheduling.queueing.groups`."""
 BATCHING: Final = {"continuous": "Continuous", "none": "One request at a time", "dynamic": "Whole batches"}
@@ -162,33 +162,33 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
         return self.dispatch_round_trip_ms / 1000
 
     def is_full(self, waiting: int) -> bool:
-        """Whether a queue of *waiting* requests takes no more."""
+        """Whether a queue of *waiting* requests is full."""
         return self.queue_bound is not None and waiting >= self.queue_bound
 
 
 KNOBS: Final = knobs(EndpointPolicy)
 COLUMNS: Final = {each.knob.column.name or name: each for name, each in KNOBS.items() if each.knob.column is not None}
-"""The knobs that a live deployment holds, by column."""
+"""Knobs that a live deployment holds, by column."""
 LIVE_CHOICES: Final = {
     column: {name: title for name, title in knob.choices.items() if name in (knob.column.choices or knob.choices)}
     for column, each in COLUMNS.items()
     for knob in [each.knob]
     if knob.choices is not None and knob.column is not None
 }
-"""Names that the columns of a live deployment can hold, with titles."""
+"""Names that a live deployment's columns can hold, with titles."""
 SETTINGS: Final = {
     each.knob.setting: each
     for struct in (EndpointPolicy, *nested(EndpointPolicy).values())
     for each in knobs(struct).values()
     if each.knob.setting
 }
-"""The knobs that are settings per model while live, by setting."""
+"""Knobs that are per-model settings live, by setting."""
 RECORD: Final = [(name, np.float64 if each.type is float else np.int64) for name, each in KNOBS.items()]
-"""Fields of a policy in an array: names as their place among the choices, None as `Knob.absent`."""
+"""Array fields of a policy: names as their position among the choices, None as `Knob.absent`."""
 
 
 def array_value(policy: EndpointPolicy, name: str) -> int | float:
-    """The knob *name* of *policy* as arrays hold it."""
+    """Return the array value of the knob *name* of *policy*."""
     value, knob = getattr(policy, name), KNOBS[name].knob
     if knob.choices is not None:
         return list(knob.choices).index(value)
@@ -202,7 +202,7 @@ def write_record(record: Any, policy: EndpointPolicy) -> None:
 
 
 def live_policy(setting: Callable[[str], Any], deployments: Sequence[object] = ()) -> EndpointPolicy:
-    """The policy of an endpoint whose settings *setting* gives and whose *deployments* hold the columns, oldest first."""
+    """Return the policy of an endpoint from its *setting* values and the columns of its *deployments*, oldest first."""
 
     def of_settings(struct: type[Policy]) -> dict[str, Any]:
         return {name: setting(each.knob.setting) for name, each in knobs(struct).items() if each.knob.setting}

@@ -1,11 +1,11 @@
 """A `NamedTuple` of arrays that kernels take as one pointer: decorate its class with `@struct_of_arrays`.
 
-Numba passes any other NamedTuple by its fields: each kernel, and each call in one, has an argument for every field of every
-array, nine hundred for a simulation. Type inference, lowering and LLVM work through all of them at every call, which took
-most of the time of compiling. Here each object keeps a table, the addresses and shapes of its arrays, and kernels read from
-it what they use. `struct_type` is what Numba knows of it.
+Numba passes any other NamedTuple by its fields: every call has an argument for every field of every array, nine hundred for
+a simulation. Type inference, lowering and LLVM process all of them at every call, which took most of the compile time. Here
+each object keeps a table of the addresses and shapes of its arrays, from which kernels read what they use. `struct_type` is
+the Numba side.
 
-The table is made once per object, so an array may be written but not resized or moved.
+The table is built once per object, so an array may be written but not resized or moved.
 """
 
 import functools
@@ -20,7 +20,7 @@ CLASSES: Final[list[type]] = []
 """Every decorated class, for `struct_type` to register once Numba is imported."""
 
 TABLE: Final = "_address"
-"""The attribute that compiled code asks an object for."""
+"""Attribute that compiled code reads from an object."""
 
 
 def struct_of_arrays(cls: type[Struct]) -> type[Struct]:
@@ -36,7 +36,7 @@ def struct_of_arrays(cls: type[Struct]) -> type[Struct]:
         "__doc__": cls.__doc__,
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
-        "__getstate__": lambda self: None,  # a copy, or another process, makes its own table
+        "__getstate__": lambda self: None,  # a copy, or another process, builds its own table
         "_table": _cached(table, "_table"),
         TABLE: _cached(address, TABLE),
         "_numba_type_": _cached(_numba_type, "_numba_type_"),
@@ -55,13 +55,13 @@ def _cached(function: Any, name: str) -> Any:
 
 
 def _numba_type(struct: Any) -> Any:
-    from scheduling.struct_type import type_of  # here: it imports Numba
+    from scheduling.struct_type import type_of  # imported here because it imports Numba
 
     return type_of(struct)
 
 
 def table(struct: Any) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """What `struct_type.StructType` reads of *struct*: eight bytes a word, as many words for each field as `words` gives."""
+    """Return the table that `struct_type.StructType` reads: words of eight bytes, `words` of them per field."""
     written: list[int] = []
     for field in struct:
         if isinstance(field, np.ndarray):

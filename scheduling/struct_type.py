@@ -1,7 +1,7 @@
-"""What Numba knows of a struct of arrays: its type, how a kernel gets its pointer, and how one reads its fields.
+"""Numba type of a struct of arrays, how a kernel gets its pointer, and how it reads its fields.
 
-By Numba's public interface for extensions alone. The words of a table never change while a kernel runs, and each
-load of one says so: LLVM keeps what it has read where a store to some array might otherwise have changed it.
+Uses only Numba's public extension interface. The words of a table never change while a kernel runs, and each load is marked
+so: LLVM keeps a loaded word where a store to some array might otherwise have changed it.
 """
 
 import hashlib
@@ -34,27 +34,27 @@ class StructType(types.Type):
     def __init__(self, name: str, members: tuple[tuple[str, types.Type], ...]) -> None:
         self.members = dict(members)
         self.first = {}
-        """By field: which word of the table it begins at."""
+        """Index of each field's first word in the table."""
         count = 0
         for field, member in members:
             self.first[field] = count
             count += words(member)
         digest = hashlib.sha256(repr([(field, str(member)) for field, member in members]).encode())
-        super().__init__(f"{name}.{digest.hexdigest()[:8]}")  # short: it is part of each compiled function's name
+        super().__init__(f"{name}.{digest.hexdigest()[:8]}")  # short: part of each compiled function's name
 
     def __repr__(self) -> str:
         return str(self.name)
 
 
 def words(member: types.Type) -> int:
-    """Words of a table that a field of type *member* takes: an array's address and shape, and strides unless they follow."""
+    """Return the number of table words of a field of type *member*: address and shape, and strides unless implied."""
     if isinstance(member, types.Array):
         return 1 + int(member.ndim) * (1 if member.layout == "C" else 2)
     return 1
 
 
 def type_of(struct: Any) -> StructType:
-    """The type of *struct*. Raises TypeError for a field that is no array, number or struct of arrays."""
+    """Return the type of *struct*. Raise TypeError for a field that is no array, number or struct of arrays."""
     members = []
     for field, value in zip(struct._fields, struct, strict=True):
         member = typeof_impl(value, None)
@@ -65,7 +65,7 @@ def type_of(struct: Any) -> StructType:
 
 
 def register(cls: type) -> None:
-    """Let Numba know objects of *cls* by their own type."""
+    """Register the Numba type of *cls*."""
     typeof_impl.register(cls)(lambda struct, _context: struct._numba_type_)
 
 
@@ -75,7 +75,7 @@ for each in struct_of_arrays.CLASSES:
 
 @register_model(StructType)
 class StructModel(models.PrimitiveModel):
-    """A pointer to the table."""
+    """Data model: a pointer to the table."""
 
     def __init__(self, manager: Any, kind: StructType) -> None:
         super().__init__(manager, kind, WORD.as_pointer())
@@ -83,7 +83,7 @@ class StructModel(models.PrimitiveModel):
 
 @infer_getattr
 class StructAttribute(AttributeTemplate):
-    """The types of fields."""
+    """Types of the fields."""
 
     key = StructType
 
@@ -93,7 +93,7 @@ class StructAttribute(AttributeTemplate):
 
 @lower_getattr_generic(StructType)
 def read(context: Any, builder: Any, kind: StructType, pointer: Any, field: str) -> Any:
-    """The value of *field*."""
+    """Load *field*."""
     member, first = kind.members[field], kind.first[field]
 
     def word(at: int) -> Any:
@@ -125,7 +125,7 @@ def read(context: Any, builder: Any, kind: StructType, pointer: Any, field: str)
 
 @unbox(StructType)
 def pointer_of(kind: StructType, struct: Any, c: Any) -> NativeValue:
-    """The address that the object itself keeps."""
+    """Return the address that the object itself keeps."""
     number = c.pyapi.object_getattr_string(struct, TABLE)
     address = c.pyapi.long_as_voidptr(number)
     c.pyapi.decref(number)

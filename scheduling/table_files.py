@@ -1,4 +1,4 @@
-"""Reading files of rows, one at a time, with errors that say where the file is wrong."""
+"""Read files of rows, one row at a time, with errors that locate the fault."""
 
 import csv
 import gzip
@@ -19,7 +19,7 @@ UNREADABLE: Final = (UnicodeDecodeError, gzip.BadGzipFile, EOFError, zlib.error)
 
 
 class TraceError(ValueError):
-    """A file of rows cannot be read; names the file, the line (from 1; 0 = none), the column and what is wrong with it."""
+    """A file of rows cannot be read; names the file, the line (from 1; 0 = none), the column and the fault."""
 
     def __init__(self, path: Path, line: int, column: str, what: str) -> None:
         self.place = ", ".join(text for text in (line and f"line {line}", column and f"column {column}") if text)
@@ -28,7 +28,7 @@ class TraceError(ValueError):
 
 
 class Row:
-    """One row under its header, with readers that say where a wrong value stands."""
+    """One row and its header, with readers whose errors name the position."""
 
     __slots__ = ("line", "path", "values")
 
@@ -72,8 +72,9 @@ class Row:
         return tokens
 
     def moment_s(self, column: str, *, usual: str = NUMBER) -> float:
-        """Seconds: of a number of them, of a clock time (hours may be over 24), or since 1970 of a date and time, where one
-        without an offset is taken as UTC. *usual* is named first where it is none of them.
+        """Return seconds: from a number, a clock time (hours may exceed 24), or, since 1970, a date and time.
+
+        A date without an offset is taken as UTC. *usual* is the format named first in the error.
         """
         if self.is_number(column):
             return self.number(column)
@@ -82,7 +83,7 @@ class Row:
             hours, minutes, seconds = clock.groups()
             return 3600 * int(hours) + 60 * int(minutes) + float(seconds)
         try:
-            # Seven decimals, as .NET writes them: fromisoformat reads any number of them and keeps six.
+            # .NET writes seven decimals; fromisoformat accepts any number and keeps six.
             moment = datetime.fromisoformat(text)
         except ValueError:
             first, *others = sorted((NUMBER, CLOCK_TIME, DATE), key=lambda form: form != usual)
@@ -101,7 +102,7 @@ def open_text(path: Path) -> IO[str]:
 
 
 def csv_rows(path: Path, *columns: str, fill: bool = False) -> Iterator[Row]:
-    """Rows of a CSV file with a header that holds *columns*; with *fill*, values missing at the end of a row are empty."""
+    """Yield the rows of a CSV file whose header has *columns*; with *fill*, values missing at the end of a row are empty."""
     with open_text(path) as file:
         reader = csv.reader(file)
         try:

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def running_in(world: World) -> tuple[Running, Any]:
-    """Requests on instances of endpoints with groups, `number` being that of the request; and the sequence of each.
+    """Return the requests on instances of endpoints with groups, numbered by request, and the sequence of each.
 
-    The fleet arrays must be up to the moment.
+    The fleet arrays must be up to date.
     """
     engines, arrivals = world.engines, world.arrivals
     sequences = sequences_in_use(engines)
-    # In order of dispatch, so that nothing hangs on which record a sequence happens to have.
+    # In order of dispatch, so that the result does not depend on which record a sequence uses.
     sequences = sequences[np.argsort(engines.sequences["number"][sequences])]
     endpoints = world.fleet.endpoint[engines.sequences["instance"][sequences]]
     sequences = sequences[world.waiting.groups.limit[endpoints] > 0]
@@ -64,14 +64,14 @@ def running_in(world: World) -> tuple[Running, Any]:
 
 
 class Scheduling:
-    """Call `look` every `GlobalScheduler.EVERY_S`. *by*: what it goes by, a name in `reordering.rules.REORDERINGS`."""
+    """Call `look` every `GlobalScheduler.EVERY_S`. *by*: a name in `reordering.rules.REORDERINGS`."""
 
     def __init__(self, by: str) -> None:
         self.scheduler = GlobalScheduler(by=by)
         self.reorderings = 0
 
     def look(self, simulation: Simulation) -> None:
-        """Let the global scheduler look at what waits."""
+        """Run the global scheduler on the waiting requests."""
         waiting, now_s = simulation.waiting, simulation.now_s
         grouped = waiting.groups.limit > 0
         if not waiting.size[grouped].any():

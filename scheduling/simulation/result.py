@@ -18,10 +18,10 @@ class MadeMove:
     endpoint: int
     wanted: int
     done: int
-    """As many as there were instances to be had or to be let go; of the sign of *wanted*."""
+    """Instances moved, limited by how many were available; same sign as *wanted*."""
     reason: str
     by: str
-    """Whose it is (`scaling.owner`)."""
+    """Owner of the move (`scaling.owner`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,6 @@ class Result:
     """`world.CHANGE` in order of time."""
     end_s: float
     strategy: str = ""
-    """Empty where nothing scales."""
+    """Empty if nothing scales."""
     moves: list[MadeMove] = field(default_factory=list)
-    """Of a strategy that decides at ticks; moves by the trigger on arrivals are among the changes."""
+    """Moves of a strategy that decides at ticks; those of the trigger on arrivals are among the changes."""

@@ -1,4 +1,4 @@
-"""Running a simulation from Python: set up, let time pass, decide at control ticks, read what came out."""
+"""Run a simulation from Python: set up, advance time, decide at control ticks, read the result."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ from scheduling.simulation.workload.requests import Requests
 
 
 class Happening(NamedTuple):
-    """What is done to a simulation at a time, beside what its strategy does."""
+    """Scheduled intervention in a simulation, in addition to its strategy's moves."""
 
     at_s: float
     happen: "Callable[[Simulation], None]"
@@ -51,18 +51,18 @@ OUT_OF_ORDER = (State.FAILED, State.LOST)
 
 
 class Pause(IntEnum):
-    """Why `advance` came back."""
+    """Reason why `advance` returned."""
 
     DONE = loop.ALL_DONE
     UNTIL = loop.UNTIL
 
 
 class Simulation:
-    """One run. The same cluster, requests and seed give the same result to the last bit.
+    """One simulation run. The same cluster, requests and seed give a bit-identical result.
 
-    ValueError for requests that make no sense on the cluster. *sample_s*: the step of the series, 0 for none. *decisions*:
-    keep a log of dispatches. *state*: begin with its fleet and not with an idle one; *requests* then come after those
-    that it holds, which stand before them in `requests` and the result.
+    Raises ValueError for requests that are invalid for the cluster. *sample_s*: step of the series, 0 for none. *decisions*:
+    keep a log of dispatches. *state*: start with its fleet instead of an idle one; the requests that it holds then precede
+    *requests* in `requests` and the result.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class Simulation:
         world = build_world(cluster, requests, decisions=decisions, held=0 if state is None else state.requests.count)
         self.lives = Lives(cluster, world, seed)
         self._run_state: Any = world.run_state[0]
-        # What is read at every second is read from arrays of one number: a record takes ten times as long.
+        # Values read every second come from arrays of one number: reading a record takes ten times as long.
         self._now_s, self._arrived, self._ended = (world.run_state[name] for name in ("now_s", "arrived", "ended"))
         self._enter = direct(loop.enter)
         self._decisions = decisions
         self._samples = Samples(sample_s)
         self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
-        """The global scheduler, where any endpoint has request groups."""
-        self.looked_s = 0.0  # at the virtual queues
+        """Global scheduler, if any endpoint has request groups."""
+        self.looked_s = 0.0  # last look at the virtual queues
         if state is not None:
             self._begin(state)
-        self.control()  # so that all is compiled before time begins to count
+        self.control()  # compiles everything before time is measured
 
     def _begin(self, state: Fork) -> None:
         self.make_room(state.slots)
@@ -101,7 +101,7 @@ class Simulation:
 
     @property
     def world(self) -> World:
-        """All arrays. It is another tuple, over the same arrays but those that had to grow, after time has passed."""
+        """All arrays. After time has passed this is another tuple, of the same arrays except those that had to grow."""
         return self.lives.world
 
     @property
@@ -131,14 +131,14 @@ class Simulation:
         return self._ended.item()  # type: ignore[no-any-return]
 
     def advance(self, until_s: float) -> Pause:
-        """Let everything happen that happens before *until_s*; what happens at it is still to come."""
+        """Process all events before *until_s*, excluding those at it."""
         if not until_s >= self.now_s:
             raise ValueError(f"until_s ({until_s}) is before now ({self.now_s})")
         count = self.requests.count
         while True:
             sample_s, look_s = self._samples.next_s, np.inf
             if self.scheduling is not None:
-                # Without an arrival or an event to come, what waits does so for ever, in whatever order.
+                # Without further arrivals or events, waiting requests wait for ever, in any order.
                 comes = self._arrived.item() < count or self.world.events.time_s.item(1) < np.inf
                 look_s = self.looked_s + GlobalScheduler.EVERY_S if comes else np.inf
             stop_s = min(until_s, sample_s, look_s)
@@ -162,7 +162,7 @@ class Simulation:
                 return Pause(reason)
 
     def _reach_out(self, endpoint: int) -> None:
-        """The reactive trigger wants one more instance than *endpoint* has of its own, and another model's is lent out."""
+        """Borrow a lent instance of another model: the reactive trigger wants one more than *endpoint* has itself."""
         self.lives.reach_out(endpoint)
         self._run_state.scale_outs += 1
         self.world.policies[endpoint].scaled_s = self.now_s
@@ -175,10 +175,10 @@ class Simulation:
         progress: Callable[[int, int], None] | None = None,
         happenings: "Sequence[Happening]" = (),
     ) -> Result:
-        """Run to the end of the last request, or *until_s*, calling *on_tick* at every multiple of *tick_s* on the way.
+        """Run to the end of the last request, or *until_s*, calling *on_tick* at every multiple of *tick_s*.
 
-        *progress* is called with requests ended and all requests, as often; each of *happenings*, which are in order of
-        time, at its own time, before what ticks then. RuntimeError if requests wait for ever.
+        *progress* is called at each tick with the requests ended and the total; each of *happenings*, in order of time, at
+        its own time, before the ticks of that time. Raises RuntimeError if requests wait for ever.
         """
         if not 0 < tick_s < np.inf:
             raise ValueError(f"tick_s must be a number above 0, not {tick_s}")
@@ -220,7 +220,7 @@ class Simulation:
         self.lives.make_room()
 
     def _grown_affinity(self, slots: int) -> Affinity:
-        """That of the world, with room for what waits in *slots*, if anything is noted of it."""
+        """Return the world's affinity table, grown for the waiting requests in *slots* if it is in use."""
         affinity, noted = self.world.affinity, (self.world.policies["routing"] == LEAST_DELAY).any()
         return grow_affinity(affinity, affinity.matched.size, slots) if noted else affinity
 
@@ -228,7 +228,7 @@ class Simulation:
         self.lives.world = self.world._replace(**arrays)
 
     def scale_out(self, endpoint: int, count: int = 1) -> int:
-        """Begin to add *count* instances to *endpoint*, by the shortest ways there are; how many were begun."""
+        """Start adding *count* instances to *endpoint*, nearest source first; return how many were started."""
         self._check_endpoint(endpoint)
         begun = 0
         while begun < count and self.lives.scale_out(endpoint):
@@ -238,7 +238,7 @@ class Simulation:
         return begun
 
     def scale_in(self, endpoint: int, count: int = 1) -> int:
-        """Let the *count* least loaded instances of *endpoint* drain and become spot; how many there were."""
+        """Drain the *count* least loaded instances of *endpoint* into spot; return how many there were."""
         self._check_endpoint(endpoint)
         begun = 0
         while begun < count and self.lives.scale_in(endpoint):
@@ -247,24 +247,24 @@ class Simulation:
         return begun
 
     def start(self, instance: int) -> None:
-        """Bring *instance* back from EMPTY, SPOT, ASLEEP, or a drain that leads there. ValueError if it is elsewhere."""
+        """Bring *instance* back from EMPTY, SPOT, ASLEEP, or a drain that leads there. Raise ValueError in other states."""
         self._check_instance(instance, State.EMPTY, State.SPOT, State.ASLEEP, State.DRAINING)
         if not self.lives.start(instance):
             raise ValueError(f"instance {instance} drains to change its model, or another has its GPUs")
         self.control(int(self.fleet.endpoint[instance]))
 
     def drain(self, instance: int) -> None:
-        """Let *instance* finish what it has, then lend it out as spot."""
+        """Drain *instance*, then lend it out as spot."""
         self._check_instance(instance, *BUSY)
         self.lives.drain(instance, State.SPOT)
 
     def stop(self, instance: int) -> None:
-        """Let *instance* finish what it has, then give its machine up."""
+        """Drain *instance*, then release its machine."""
         self._check_instance(instance, *BUSY, State.SPOT, State.ASLEEP)
         self.lives.drain(instance, State.EMPTY)
 
     def sleep(self, instance: int) -> None:
-        """Let *instance* finish what it has, then put it to sleep."""
+        """Drain *instance*, then put it to sleep."""
         self._check_instance(instance, *BUSY)
         self.lives.sleep(instance)
 
@@ -274,10 +274,10 @@ class Simulation:
             raise ValueError(f"instance {instance} shares its GPUs, and another has them: swap to it")
 
     def fail(self, instance: int, repair_s: float | None = None) -> int:
-        """Lose *instance* with all that it holds; how many requests were queued again: those that had emitted nothing, and
-        where there are request groups, whose streams can be evicted, all.
+        """Fail *instance* and return how many of its requests were queued again.
 
-        It is repaired after *repair_s* (infinity: never; None: as the cluster's delays say), and loads its weights anew.
+        Those are the requests without output so far, or all requests where request groups make streams evictable. The
+        instance is repaired after *repair_s* (infinity: never; None: by the cluster's delays), and loads its weights again.
         """
         self._check_instance(instance, *(state for state in State if state not in (*OUT_OF_ORDER, State.EMPTY)))
         lasts_s = self._repair_s(repair_s)
@@ -300,9 +300,9 @@ class Simulation:
         return again
 
     def lose(self, instance: int, repair_s: float | None = None) -> None:
-        """Lose the machine of *instance*, whether it runs or not: nothing serves there before it is back, after *repair_s*.
+        """Lose the machine of *instance*, running or not; nothing serves there until it is back, after *repair_s*.
 
-        A place that is out of order already is so until the later of the two ends.
+        A place that is already out of order stays so until the later of the two times.
         """
         lasts_s, state = self._repair_s(repair_s), State(self.states[instance])
         if state in OUT_OF_ORDER:
@@ -322,25 +322,25 @@ class Simulation:
         return float(lasts_s)
 
     def redeploy(self, instance: int, endpoint: int, remote: bool = False) -> None:
-        """Let *instance* finish what it has, then load the model of *endpoint*; *remote*: its weights are far away."""
+        """Drain *instance*, then load the model of *endpoint*; *remote*: the weights come from remote storage."""
         self._check_move(instance, endpoint)
         self.lives.redeploy(instance, endpoint, remote=remote)
 
     def swap(self, instance: int, endpoint: int) -> None:
-        """Let *instance* finish what it has, then exchange its model for that of *endpoint*, from the nearest tier."""
+        """Drain *instance*, then swap its model for that of *endpoint*, from the nearest tier."""
         self._check_move(instance, endpoint)
         self.lives.swap(instance, endpoint)
 
     def swap_to(self, instance: int) -> None:
-        """Let who has the GPUs of its swap group finish what it has and sleep, then wake *instance*, or start it there."""
+        """Drain and put to sleep the holder of the swap group's GPUs, then wake or start *instance* there."""
         self._check_instance(instance, State.ASLEEP, State.EMPTY)
         if not self.lives.swap_to(instance):
             raise ValueError(f"instance {instance} is of no swap group, or its group cannot swap now")
 
     def evict(self, request: int) -> None:
-        """Have *request* leave its instance at the end of the iteration in progress and wait again, what it emitted kept.
+        """Evict *request* from its instance at the end of the current iteration; it waits again and keeps its output.
 
-        ValueError if no instance has it, if it leaves already, or if it was evicted too often.
+        Raises ValueError if no instance has it, it is already leaving, or it was evicted too often.
         """
         engines, outcome = self.world.engines, self.world.outcomes[request]
         mine = sequences_in_use(engines)
@@ -350,7 +350,7 @@ class Simulation:
         self.evict_sequence(int(mine[0]))
 
     def evict_sequence(self, sequence: int) -> None:
-        """As `evict`, where that is known to make sense."""
+        """Evict *sequence* like `evict`, without the checks."""
         self._room_to_keep()
         loop.change(self.world, EVICT, sequence)
 
@@ -359,12 +359,12 @@ class Simulation:
             self._replace(kept_tokens=np.zeros(self.requests.arrival_s.size, np.int32))
 
     def rekey(self, request: int, key: float) -> bool:
-        """Give *request* another key in its queue (lowest first); False if it does not wait."""
+        """Give *request* another key in its queue (lowest first); return False if it does not wait."""
         slots = np.flatnonzero((self.world.held == request) & (self.world.waiting.position >= 0))
         return bool(slots.size and rekey(self.world.waiting, int(slots[0]), float(key)))
 
     def control(self, endpoint: int = -1, request: int = -1, source: int = loop.CONTROL) -> int:
-        """Bring the fleet arrays up to now, as *source* sees it, and queue *request* again, or pump *endpoint*.
+        """Update the fleet arrays to the present, as *source* sees it, then requeue *request* or pump *endpoint*.
 
         Returns the endpoint, -1 for none.
         """
@@ -400,7 +400,7 @@ class Simulation:
             raise ValueError(f"instance {instance}: nothing says how {model} runs on its GPU type, {gpu_type!r}")
 
     def result(self) -> Result:
-        """What came out so far."""
+        """Return the result so far."""
         world, run_state = self.world, self._run_state
         sums = ("events", "arrived", "ended", "forwarded", "requeued", "refused", "expired", "rehomed", "failed")
         counted = (*sums, "evictions", "scale_outs", "scale_ins")

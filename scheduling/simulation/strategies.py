@@ -1,6 +1,6 @@
-"""Running a scaling strategy inside a simulation: at its ticks it sees the fleet, and its moves are carried out.
+"""Run a scaling strategy inside a simulation: at its ticks it sees the fleet, and its moves are carried out.
 
-The same strategy objects run live. What scales on every arrival (the reactive heuristic) is run by the compiled trigger.
+The same strategy objects run live. The reactive heuristic, which scales on every arrival, runs as the compiled trigger.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,16 +57,16 @@ STAGE_OF[[State.SPOT, State.ASLEEP]] = Stage.SPARE
 
 
 class Advisor(Protocol):
-    """A slow planner in a simulation. It is asked at every tick, and makes a new plan when one is due."""
+    """A slow planner in a simulation. It is called at every tick, and makes a new plan when one is due."""
 
     def advise(self, now_s: float, views: Sequence[EndpointView]) -> Sequence[Advice | None]:
-        """Advice for each of *views*, in their order. It must not look at anything that happens after *now_s*."""
+        """Return advice for each of *views*, in order, without using anything that happens after *now_s*."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Least and most instances of every endpoint."""
+    """Minimum and maximum instances of every endpoint."""
 
     min_instances: int = 2
     max_instances: int = 20
@@ -79,7 +79,7 @@ class Bounds:
 
 
 class Demand:
-    """Interactive tokens that callers asked for, by the endpoint of their own region, second by second."""
+    """Interactive tokens requested, by endpoint of the caller's own region, per second."""
 
     def __init__(
         self,
@@ -88,8 +88,9 @@ class Demand:
         before: NDArray[np.float64] | None = None,
         interactive: Sequence[bool] = (),
     ) -> None:
-        """*before*: endpoints x seconds, tokens asked for in the last seconds before 0; requests from before 0 do not count
-        once more. *interactive*: whether each SLO class is, by number; empty for all."""
+        """*before*: endpoints x seconds, tokens requested in the last seconds before 0; requests from before 0 are not
+        counted again. *interactive*: whether each SLO class is interactive, by number; empty for all.
+        """
         count = requests.arrival_s.size
         steps = max(0, int(requests.arrival_s[-1])) + 1 if count else 1
         endpoint_of = np.zeros((len(cluster.models), len(cluster.regions)), np.int64)
@@ -112,22 +113,22 @@ class Demand:
         self._before = None if before is None else np.pad(before[:, ::-1].cumsum(axis=1), ((0, 0), (1, 0)))
 
     def seen(self, now_s: float) -> NDArray[np.float64]:
-        """Tokens a second over the last minute, by endpoint."""
+        """Return tokens per second over the last minute, by endpoint."""
         first, last = (min(at, self._until.shape[1] - 1) for at in demand_seconds(now_s))
         tokens = self._until[:, last] - self._until[:, first]
         if self._before is None:
             return demand_rate(tokens, now_s)
-        further = max(0, DEMAND_WINDOW_S - int(now_s))  # seconds of the window that lie before the start
+        further = max(0, DEMAND_WINDOW_S - int(now_s))  # seconds of the window before the start
         return demand_rate(tokens + self._before[:, min(further, self._before.shape[1] - 1)], DEMAND_WINDOW_S)
 
     def windows(self, window_s: float) -> NDArray[np.float64]:
-        """Tokens a second by endpoint and window; a last window that is not over is left out. For forecasts."""
+        """Return tokens per second by endpoint and complete window, for forecasts."""
         at = self._until[:, :: round(window_s)]
         return np.asarray(np.diff(at, axis=1) / window_s)
 
 
 class Control:
-    """A strategy at work: call it with the simulation at every tick."""
+    """A strategy in control of a simulation: call it with the simulation at every tick."""
 
     def __init__(
         self,
@@ -140,8 +141,9 @@ class Control:
         floor: Floors | None = None,
         state: Fork | None = None,
     ) -> None:
-        """*floor* looks between the strategy's ticks; at them it is part of the *strategy* (`Floored`). *state*: what the
-        simulation began with."""
+        """*floor* runs between the strategy's ticks; at them it is part of the *strategy* (`Floored`). *state*: the initial
+        state of the simulation.
+        """
         cluster = simulation.cluster
         self.strategy = strategy
         self._floor, self._next_tick_s = floor, -np.inf
@@ -175,7 +177,7 @@ class Control:
         self._swaps = Swapping(simulation) if cluster.swap_groups() else None
 
     def __call__(self, simulation: Simulation) -> None:
-        """See, ask, act. Between the ticks of the strategy the floor alone is asked."""
+        """Build the views, ask the strategy, carry out its moves. Between the strategy's ticks only the floor is asked."""
         now_s = simulation.now_s
         if self._swaps is not None and now_s % LOOK_S == 0:
             self._swaps(simulation)
@@ -188,7 +190,7 @@ class Control:
             self._carry_out(simulation, floor_moves(self.views(simulation), self._floor))
 
     def _may_be_full(self, simulation: Simulation) -> bool:
-        """Whether the floor could want anything now: views cost something to make, and it looks often."""
+        """Whether the floor could act now: it runs often, and views are costly to build."""
         world = simulation.world
         since_s = simulation.now_s - self._changed_s
         return bool(
@@ -211,11 +213,11 @@ class Control:
             self.moves.append(MadeMove(now_s, move.endpoint, move.delta, done, reason, move.by))
 
     def views(self, simulation: Simulation) -> list[EndpointView]:
-        """Every endpoint as the strategy sees it now."""
+        """Return every endpoint as the strategy sees it."""
         fleet, world, now_s = simulation.fleet, simulation.world, simulation.now_s
         keys, count, states = simulation.cluster.endpoints, self._use.size, simulation.states
         since_s = world.lives.instances["since_s"]
-        # An instance that is ready at the start counts as ready for long, unless a state says since when.
+        # An instance that is ready at the start counts as ready since long ago, unless a state says since when.
         since_s = np.where(since_s != 0.0, since_s, -np.inf)
         instances = count_instances(fleet.endpoint, STAGE_OF[states], since_s, count)
         waiting = world.waiting.size
@@ -292,11 +294,11 @@ def run_strategy(
 ) -> Result:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.
 
-    *sample_s*, *decisions* and *state* are those of `Simulation`, *happenings* those of its `run`, *interactive* is that of
-    `Demand`, where none is given. *per_arrival*: the reactive strategies decide as in the paper, on every arrival, without
-    patience and without a floor. *control* decides what the strategy sees.
+    *sample_s*, *decisions* and *state* are as in `Simulation`, *happenings* as in its `run`, and *interactive* as in
+    `Demand`, if no demand is given. *per_arrival*: the reactive strategies decide on every arrival, without patience or a
+    floor, as in the paper. *control* decides what the strategy sees.
 
-    ValueError if the strategy follows advice and *advisor* is None. Other errors are those of `Simulation`.
+    Raises ValueError if the strategy follows advice and *advisor* is None, and the errors of `Simulation`.
     """
     if strategy.uses_advice and advisor is None:
         raise ValueError(f"{strategy.name} follows plans: an advisor is needed")
@@ -326,11 +328,11 @@ def run_strategy(
 
 PROGRESS_S: Final = 3600.0
 PROGRESS_STEPS: Final = 100
-"""Of a shorter time, at least so often."""
+"""Progress calls per run, at least."""
 
 
 def _widest(bounds: Bounds | Mapping[EndpointKey, Bounds]) -> Bounds:
-    """The trigger on arrivals knows one pair for all endpoints."""
+    """Return one pair for all endpoints: the trigger on arrivals has no others."""
     if isinstance(bounds, Bounds):
         return bounds
     each = list(bounds.values())
@@ -338,12 +340,12 @@ def _widest(bounds: Bounds | Mapping[EndpointKey, Bounds]) -> Bounds:
 
 
 def _common_s(tick_s: float, period_s: float) -> float:
-    """The longest time, in whole milliseconds, of which both are multiples."""
+    """Return the greatest common divisor of both times, in whole milliseconds."""
     return max(1, gcd(round(1000 * tick_s), round(1000 * period_s))) / 1000
 
 
 def _seldom(progress: Callable[[int, int], None], every: float) -> Callable[[int, int], None]:
-    """*progress*, at one call of so many."""
+    """Return *progress* limited to one call in *every*."""
     calls = count()
 
     def seldom(done: int, total: int) -> None:

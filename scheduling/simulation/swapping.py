@@ -1,4 +1,4 @@
-"""Swaps in a simulation, at the floor's looks: the rules of `scaling.swapping` on simulated groups."""
+"""Swaps in a simulation, each time the floor runs: the rules of `scaling.swapping` on simulated groups."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -14,14 +14,14 @@ from scheduling.simulation.simulator import Simulation
 
 AT_REST: Final = (State.ASLEEP, State.EMPTY)
 AWAY: Final = (State.FAILED, State.SPOT, State.LOST)
-"""States of an instance that no swap brings up."""
+"""States from which no swap brings an instance up."""
 
 
 class Swapping:
-    """Call it with the simulation at every look; it does nothing where no GPUs are shared.
+    """Call it with the simulation each time the floor runs; it does nothing where no GPUs are shared.
 
-    Instances of endpoints with request groups share a virtual queue, and its order says who is swapped to; of others, and
-    where one of them has `swap_by_queue` off, that is decided on demand.
+    Instances of endpoints with request groups share a virtual queue, whose order decides the swaps. For other endpoints, and
+    groups with an instance that has `swap_by_queue` off, demand decides.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -46,7 +46,7 @@ class Swapping:
                 simulation.lives.swap_to(wanted[0])
 
     def _share(self, simulation: Simulation) -> None:
-        """Let the virtual queues be those of the instances that swaps can bring up now."""
+        """Assign virtual queues to the instances that swaps can bring up."""
         arrays, endpoints, sharing = simulation.waiting.groups, simulation.fleet.endpoint, []
         for members in self._groups.values():
             up = [instance for instance in members if simulation.states[instance] not in AWAY]
@@ -76,7 +76,7 @@ def _by_queue(simulation: Simulation, group: int, members: list[int]) -> tuple[i
     fleet, waiting = simulation.fleet, simulation.waiting
     wanted = swap_by_queue(fleet, waiting, queue, endpoint, holder, resting, simulation.now_s)
     if wanted is None and endpoint != NONE and world.waiting.size[endpoint]:
-        simulation.control(endpoint)  # its groups may stand first again
+        simulation.control(endpoint)  # its groups may be first again
     return wanted
 
 
@@ -93,7 +93,7 @@ def _resting(simulation: Simulation, members: list[int]) -> Iterator[Resting]:
 
 
 def _as_resting(simulation: Simulation, instance: int, having: int) -> Resting:
-    """*instance*, and the one that has the GPUs, -1 for none."""
+    """Return *instance* as `Resting`; *having* holds the GPUs, -1 for none."""
     endpoint = int(simulation.fleet.endpoint[instance])
     model, _ = simulation.cluster.endpoints[endpoint]
     sleep_s = 0.0 if having == NONE else _swap(simulation, having).sleep_s
@@ -102,7 +102,7 @@ def _as_resting(simulation: Simulation, instance: int, having: int) -> Resting:
 
 
 def _swap(simulation: Simulation, instance: int) -> Swap:
-    """Time of *instance* to leave its GPUs, and to come back from where its weights are, or would be."""
+    """Return the time for *instance* to leave its GPUs, and to return from the tier of its weights."""
     lives = simulation.world.lives
     life: Any = lives.instances[instance]
     group: Any = lives.groups[life.swap_group]
@@ -118,7 +118,7 @@ def _swap(simulation: Simulation, instance: int) -> Swap:
 
 
 def _having(simulation: Simulation, members: list[int]) -> int:
-    """The instance that has the GPUs; -1 for none."""
+    """Return the instance that holds the GPUs; -1 for none."""
     return next((each for each in members if not WITHOUT_GPUS >> int(simulation.states[each]) & 1), NONE)
 
 

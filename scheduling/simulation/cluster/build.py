@@ -1,4 +1,4 @@
-"""From a cluster and its requests to the arrays that the compiled loop runs on."""
+"""Build the arrays of the compiled loop from a cluster and its requests."""
 
 from dataclasses import asdict, astuple
 from typing import Any
@@ -40,7 +40,7 @@ FIRST_CHANGES = 1024
 
 
 def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: int = 0) -> World:
-    """The world at time 0. ValueError for requests that make no sense on *cluster*; the first *held* came before."""
+    """Return the world at time 0. Raise ValueError for requests invalid on *cluster*; the first *held* arrived earlier."""
     came_s = requests.arrival_s if not held else np.maximum(requests.arrival_s, 0.0)
     check_requests(requests._replace(arrival_s=came_s), cluster.models, cluster.regions, cluster.longest_tokens())
     check_prefixes(requests, cluster.cached_block_sizes())
@@ -82,7 +82,7 @@ def build_world(cluster: Cluster, requests: Requests, *, decisions: bool, held: 
     takes_time = any(cluster.policy(key).round_trip_s for key in keys)
     nodes = 2 * instances + regions * regions + endpoints * (1 + takes_time)
     if takes_time:
-        held_at_once *= 2  # an allowance is never more than what runs at once
+        held_at_once *= 2  # an allowance never exceeds what runs at once
     serves = [spec.state == State.READY or (spec.sharing is not None and spec.state != State.SPOT) for spec in specs]
     np.add.at(policies["serving"], fleet.endpoint, serves)
     np.maximum.at(policies["largest_kv_tokens"], fleet.endpoint, fleet.kv_capacity_tokens)
@@ -164,7 +164,7 @@ def _lives(cluster: Cluster) -> LifeArrays:
 
 
 def _swap_groups(cluster: Cluster, instances: NDArray[np.void]) -> NDArray[np.void]:
-    """Who shares its GPUs, written into *instances* (LIFE records), and the SWAP_GROUP records."""
+    """Return the SWAP_GROUP records, and write the memberships into *instances* (LIFE records)."""
     names = cluster.swap_groups()
     groups = np.zeros(max(len(names), 1), SWAP_GROUP)
     groups["target"] = -1
@@ -191,7 +191,7 @@ def _outcomes(count: int) -> NDArray[np.void]:
         first[name] = np.nan
     first["instance"] = first["endpoint"] = -1
     first["state"] = Outcome.WAITING
-    # As plain words, in one pass over the memory: ten million of them are 400 MB.
+    # Written as plain words, in one pass over the memory: ten million records are 400 MB.
     outcomes = np.empty(count, OUTCOME)
     outcomes.view(np.uint64).reshape(count, OUTCOME.itemsize // 8)[:] = first.view(np.uint64)
     return outcomes
@@ -199,7 +199,7 @@ def _outcomes(count: int) -> NDArray[np.void]:
 
 def _arrivals(requests: Requests) -> Arrivals:
     def column(values: NDArray[np.generic]) -> NDArray[np.generic]:
-        # Always writable and in one piece: any other kind of array would have the loop compiled once more.
+        # Always writable and contiguous: any other kind of array would compile the loop once more.
         return np.require(values[:1].copy() if values.strides == (0,) else values, requirements=["C", "W"])
 
     return Arrivals(*(column(getattr(requests, name)) for name in Arrivals._fields))  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""What the live kernels decide, found without looking at all that they look at: which region, which instance, how many.
+"""Decisions of the live kernels, computed from bounds: which region, which instance, how many.
 
 The region and the shortest queue are chosen by the bodies of the kernels (`regions.first_choice`, `routers.shortest_queue`).
-The kernels ask them of fleet arrays that are up to the moment at every instance; here they ask what bounds these, and the
-tokens are counted only of instances that the bounds cannot distinguish.
+The kernels read fleet arrays that are up to date at every instance; here they read bounds, and tokens are counted only for
+instances that the bounds cannot separate.
 """
 
 import math
@@ -20,22 +20,22 @@ from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.state import NONE
 
 Moment = tuple[World, float, int]
-"""What is known of the fleet at a time, as a source of events sees it."""
+"""The fleet at a time, as a source of events sees it."""
 Waiting = tuple[World, int, float, int]
-"""The same, and in between the slot of a request that waits."""
+"""The same, with the slot of a waiting request in between."""
 
 
 @compiled_inline
 def column(values: NDArray[np.integer[Any]], request: int) -> int:
-    """The value of *request* in a column that may have one element for all."""
+    """Return the value of *request* in a column that may have one element for all."""
     return int(values[request if values.size > 1 else 0])
 
 
 @compiled_inline
 def _most_left(seen: Waiting, at: int, fewest: float) -> float:
-    """`least_tokens` is the least that the instance at this place has left, infinity without room.
+    """Return an upper bound of what is left; `least_tokens` is the lower bound of the instance, infinity without room.
 
-    How many iterations of a segment have ended is bounded from both sides without a square root.
+    The number of ended iterations of a segment is bounded from both sides without a square root.
     """
     world, slot, now_s, source = seen
     fleet, engines, least_tokens = world.fleet, world.engines, world.least_tokens
@@ -48,7 +48,7 @@ def _most_left(seen: Waiting, at: int, fewest: float) -> float:
     if engines.exceeding[instance] != 0:
         beyond = engine.step_decodes - engine.step_within
         if not has_room(fleet, instance, prompt_tokens, output_tokens + beyond * (engine.steps - engine.counted)):
-            # Not, if it were at the end of its segment.
+            # Not if it were at the end of its segment.
             grown = int(grown_tokens(engines, instance, now_s)) + 1
             if not has_room(fleet, instance, prompt_tokens, output_tokens + grown):
                 report(fleet, engines, instance, now_s, source)
@@ -57,7 +57,7 @@ def _most_left(seen: Waiting, at: int, fewest: float) -> float:
     least = most = float(fleet.remaining_tokens[instance])
     if engine.next_s <= now_s:
         passed_s, steps, counted = now_s - engine.started_s, float(engine.steps), float(engine.counted)
-        # One more and two fewer than the bounds say: an iteration ends at now, and sums are rounded.
+        # One more and two fewer than the bounds: an iteration may end now, and sums are rounded.
         least -= engine.step_within * (min(passed_s * engine.most_per_s + 1.0, steps) - counted)
         if least > fewest:
             return math.inf
@@ -82,7 +82,7 @@ def _tokens_left(seen: Waiting, at: int) -> int:
 
 @compiled_inline
 def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
-    """What `routing.join_shortest_queue` says of the request in *slot*, of an endpoint that is not observed."""
+    """Return the choice of `routing.join_shortest_queue` for *slot*, at an endpoint that is not up to date."""
     engines, first = world.engines, index(world.endpoints.first[endpoint])
     last = first + index(engines.totals[endpoint].open)
     at = shortest_queue(first, last, _most_left, _may_have, _tokens_left, (world, slot, now_s, source))
@@ -91,7 +91,7 @@ def shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) 
 
 @compiled_inline
 def _fullness(world: World, endpoint: int, more_tokens: int, left_s: float, now_s: float) -> float:
-    """`regions.pressure` of *endpoint*, of which the sums are up to now but for *more_tokens*; *left_s* is its backlog."""
+    """Return `regions.pressure` of *endpoint*, whose sums lack *more_tokens*; *left_s* is its backlog."""
     total = world.engines.totals[endpoint]
     return fullness(
         total.kv_tokens + more_tokens,
@@ -107,9 +107,9 @@ def _fullness(world: World, endpoint: int, more_tokens: int, left_s: float, now_
 
 @compiled_inline
 def _pressure(world: World, endpoint: int, low: float, high: float, left_s: float, now_s: float, source: int) -> float:
-    """A number that is below *low*, above *high* or neither, as `regions.pressure` of *endpoint* is with a backlog *left_s*.
+    """Return a number that compares with *low* and *high* as `regions.pressure` of *endpoint* with backlog *left_s* does.
 
-    What sequences beyond the tokens expected of them have added to its memory is bounded, and mostly that is enough.
+    The memory growth by sequences beyond their expected tokens is bounded, and mostly the bound suffices.
     """
     least = _fullness(world, endpoint, 0, left_s, now_s)
     if least > high:
@@ -137,7 +137,7 @@ def _use(seen: Moment, endpoint: int) -> float:
 
 @compiled_internal
 def choose_endpoint(world: World, request: int, now_s: float, source: int) -> int:
-    """The endpoint for *request* by the global router; -1 if nothing serves its model or soon will."""
+    """Return the global router's endpoint for *request*; -1 if nothing serves its model or soon will."""
     model, region = column(world.arrivals.model, request), column(world.arrivals.region, request)
     at = model * world.latency_s.shape[0] + region
     candidates = world.candidates[world.candidate_first[at] : world.candidate_first[at + 1]]
@@ -155,14 +155,14 @@ def choose_endpoint(world: World, request: int, now_s: float, source: int) -> in
 
 @compiled_inline
 def trigger(world: World, endpoint: int, now_s: float, source: int) -> int:
-    """What the reactive trigger wants of *endpoint*, which a request has just reached."""
+    """Return the reactive trigger's move for *endpoint*, which a request has just reached."""
     run_state, policy = world.run_state[0], world.policies[endpoint]
     since_s, cooldown_s = now_s - float(policy.scaled_s), float(run_state.cooldown_s)
     if since_s < cooldown_s:
         return 0
     above, below = float(run_state.out_above), float(run_state.in_below)
-    # Without the backlog, most of which is this very request: instances take longer to come than it to be served.
+    # Without the backlog, which is mostly this very request: instances take longer to start than it takes to be served.
     use = _pressure(world, endpoint, below, above, 0.0, now_s, source)
     least, most = int(run_state.min_instances), int(run_state.max_instances)
-    # Without patience those on the way count as ready, and nothing else is asked.
+    # Without patience, instances on the way count as ready, and no other condition applies.
     return reactive_move(use, int(policy.serving), 0, 0, since_s, 0.0, above, below, cooldown_s, least, most, 0.0)

@@ -1,4 +1,4 @@
-"""A fleet to simulate: instances, what connects them, and the policies that run them. `build` makes arrays of it."""
+"""A fleet to simulate: instances, the links between them, and their policies. `build` turns it into arrays."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,15 +21,15 @@ RESTS = (State.EMPTY, State.READY, State.SPOT, State.ASLEEP)
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """That an instance shares its GPUs with the others of its swap group, of which one at most is awake (QLM section 5)."""
+    """An instance's membership in a swap group: its GPUs are shared, and at most one member is awake (QLM section 5)."""
 
     group: str
     sleep_s: float
     """Until its weights have left the GPUs."""
     wake_s: float
-    """Until it serves, with its weights in CPU memory (vLLM's sleep level 1)."""
+    """Until it serves, from weights in CPU memory (vLLM's sleep level 1)."""
     reload_s: float
-    """The same with its weights in storage alone (level 2)."""
+    """Until it serves, from weights only in storage (level 2)."""
     weights_bytes: float = 0.0
 
     def __post_init__(self) -> None:
@@ -50,26 +50,27 @@ class InstanceSpec:
     state: State = State.READY
     """At rest: EMPTY, READY, SPOT or ASLEEP."""
     dispatch_max_num_seqs: int | None = None
-    """Most requests that the dispatcher gives it at once; the engine's limit if None."""
+    """Maximum requests that the dispatcher gives it at once; the engine's limit if None."""
     dispatch_kv_tokens: int | None = None
-    """KV tokens that the dispatcher counts on; the engine's own if None."""
+    """KV tokens that the dispatcher assumes; the engine's own if None."""
     start_s: float | None = None
-    """From asking for it until it serves, machine and weights together (what comes back from spot is drawn around it), where
-    that was measured; as the `Delays` say if None."""
+    """Measured time from request to serving, machine and weights together (returns from spot are drawn around it); None: by
+    the `Delays`.
+    """
     usd_per_hour: float = 0.0
-    """Of its GPUs: of those that could be added the cheapest comes first, of those that could go the dearest."""
+    """Price of its GPUs: the cheapest candidate is added first, the dearest removed first."""
     sharing: Sharing | None = None
-    """None: its GPUs are its own."""
+    """None: shares no GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """How long changes take, seconds. Spot and redeploying: SageServe sections 4 and 7.1; the others are ours to set."""
+    """Durations of changes in seconds. Spot and redeploying: SageServe sections 4 and 7.1; the others are our choice."""
 
     spot_median_s: float = 60.0
     spot_max_s: float = 300.0
     start_s: float = 180.0
-    """A machine that was not paid for, until its weights begin to load."""
+    """From an unpaid machine until its weights begin to load."""
     local_weights_s: float = 600.0
     remote_weights_s: float = 7200.0
     sleep_s: float = 3.0
@@ -78,9 +79,9 @@ class Delays:
     swap_cpu_s: float = 5.0
     swap_storage_s: float = 60.0
     gpu_models: int = 1
-    """Models whose weights an instance's GPU holds, the one that serves included."""
+    """Models whose weights an instance's GPU holds, including the serving one."""
     cpu_models: int = 2
-    """Models beyond these whose weights its host memory holds."""
+    """Further models whose weights its host memory holds."""
     repair_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -95,29 +96,30 @@ class Delays:
 
 @dataclass(slots=True)
 class Cluster:
-    """Instances, regions and policies. ValueError says what is wrong, and of which instance or endpoint."""
+    """Instances, regions and policies. Raises ValueError naming the invalid instance or endpoint."""
 
     instances: Sequence[InstanceSpec]
     models: list[str] = field(default_factory=list)
-    """Numbers of models are places in here; models of instances that are not named are added."""
+    """A model's number is its position; models of instances that are missing here are added."""
     regions: list[str] = field(default_factory=list)
     latency_s: ArrayLike | None = None
     """One way, from region (row) to region (column)."""
     policies: EndpointPolicy | Mapping[EndpointKey, EndpointPolicy] = field(default_factory=EndpointPolicy)
     """Of all endpoints, or by endpoint."""
     reordering: str = SEARCH
-    """Of the order `qlm`: what the global scheduler goes by, the search or a rule of `reordering.rules`."""
+    """For the order `qlm`: the global scheduler's rule, the search or a rule of `reordering.rules`."""
     sweeps: bool = False
-    """Whether what waits is looked at every second, as live: it moves to where it is better off, and is refused when it was
-    held for longer than `Requests.hold_s`."""
+    """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
+    waiting longer than `Requests.hold_s`.
+    """
     delays: Delays = field(default_factory=Delays)
     reactive: Reactive | None = None
     share_spot: bool = True
-    """Whether an instance that one model lends out as spot may be redeployed for another."""
+    """Whether a spot instance of one model may be redeployed for another."""
     catalog: Mapping[tuple[str, str], EngineConfig] = field(default_factory=dict)
     """Engines by (model, GPU type) for redeploying and swapping, in addition to those of the instances."""
     swap_memory_bytes: Mapping[str, float] = field(default_factory=dict)
-    """CPU memory for the weights of those that sleep, by swap group; without end where none is given."""
+    """CPU memory for the weights of sleeping instances, by swap group; unlimited if not given."""
     endpoints: list[EndpointKey] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -175,12 +177,13 @@ class Cluster:
                 raise ValueError(f"swap_memory_bytes of {name} must be a number from 0 up, not {memory_bytes}")
 
     def swap_groups(self) -> list[str]:
-        """Names in the order of their numbers."""
+        """Return the names in order of their numbers."""
         return list(dict.fromkeys(spec.sharing.group for spec in self.instances if spec.sharing is not None))
 
     def shared_queues(self, ordered: Container[EndpointKey]) -> dict[int, int]:
-        """The virtual queue of each instance that has one with others, as `sharing.share_queues` numbers it; *ordered* are
-        the endpoints with request groups."""
+        """Return the virtual queue of each instance that shares one, as numbered by `sharing.share_queues`; *ordered* are
+        the endpoints with request groups.
+        """
         members: dict[str, list[int]] = {}
         for slot, spec in enumerate(self.instances):
             if spec.sharing is not None:
@@ -196,11 +199,11 @@ class Cluster:
         return self.policies if isinstance(self.policies, EndpointPolicy) else self.policies[key]
 
     def reference_profile(self, key: EndpointKey) -> Profile:
-        """The profile of the endpoint's first instance: how long its requests take, for orderings that compare them."""
+        """Return the profile of the endpoint's first instance, for orderings that compare service times."""
         return next(spec.engine.profile for spec in self.instances if (spec.model, spec.region) == key)
 
     def latencies(self) -> NDArray[np.float64]:
-        """One way, regions x regions. ValueError if they are not that many, or not times."""
+        """Return one-way latencies, regions x regions. Raise ValueError for another shape or invalid times."""
         count = len(self.regions)
         if self.latency_s is None:
             return np.zeros((count, count))
@@ -213,25 +216,25 @@ class Cluster:
         return latency_s
 
     def candidates(self, model: str, region: str) -> list[int]:
-        """Endpoints of *model*, as a caller in *region* prefers them."""
+        """Return the endpoints of *model* in the order that a caller in *region* prefers."""
         latency_s = self.latencies()[self.regions.index(region)]
         places = {where: at for at, (name, where) in enumerate(self.endpoints) if name == model}
         return [places[to] for to in by_preference(region, places, lambda to: latency_s[self.regions.index(to)])]
 
     def engines(self) -> dict[tuple[str, str], EngineConfig]:
-        """The engine of each model on each GPU type, for redeploying: from the catalogue, else of the first instance."""
+        """Return the engine of each model on each GPU type, for redeploying: the catalogue's, else the first instance's."""
         engines = dict(self.catalog)
         for spec in self.instances:
             engines.setdefault((spec.model, spec.gpu_type), spec.engine)
         return engines
 
     def cached_block_sizes(self) -> set[int]:
-        """Block sizes, in tokens, of the engines that cache prefixes."""
+        """Return the block sizes, in tokens, of the engines that cache prefixes."""
         engines = [*(spec.engine for spec in self.instances), *self.catalog.values()]
         return {engine.block_size_tokens for engine in engines if engine.prefix_caching}
 
     def longest_tokens(self) -> list[int]:
-        """For each model, prompt and output together that any of its instances can hold; 0 without an instance."""
+        """Return the most prompt and output tokens of each model that any instance can hold; 0 without an instance."""
         longest = [0] * len(self.models)
         served = [(spec.model, spec.engine) for spec in self.instances]
         served += [(model, engine) for (model, _), engine in self.catalog.items() if model in dict(self.endpoints)]

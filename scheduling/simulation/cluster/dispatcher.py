@@ -1,7 +1,7 @@
-"""The dispatcher's part, as the gateway has it: requests are queued at an endpoint and given to instances that have room.
+"""The dispatcher, as in the gateway: requests queue at an endpoint and are dispatched to instances with room.
 
-A request waits at the endpoint that the global router chose, then the head of the queue is dispatched while an instance has
-room; when a request ends its room is released, and the head of the queue is tried again.
+A request waits at the endpoint chosen by the global router, and the head of the queue is dispatched while an instance has
+room. When a request ends, its room is released and the head of the queue is tried again.
 """
 
 from typing import Any
@@ -31,7 +31,7 @@ from scheduling.simulation.engine.state import GIVEN, NONE
 
 @compiled_internal
 def _give(world: World, slot: int, instance: int, now_s: float, source: int) -> None:
-    """Hand the request in *slot*, just dispatched, to *instance*."""
+    """Hand the just dispatched request in *slot* to *instance*."""
     waiting, engines, arrivals = world.waiting, world.engines, world.arrivals
     endpoint, request = index(waiting.endpoint[slot]), index(world.held[slot])
     outcome = world.outcomes[request]
@@ -86,7 +86,7 @@ def _sent_node(world: World, endpoint: int) -> int:
 
 @compiled_internal
 def _send_off(world: World, endpoint: int, sequence: int, now_s: float) -> None:
-    """*sequence*, just dispatched from *endpoint*, is on its way to its instance."""
+    """Send *sequence*, just dispatched from *endpoint*, to its instance."""
     this = world.engines.sequences[sequence]
     this.reaches_s = now_s + world.policies[endpoint].dispatch_round_trip_ms / 1000.0
     this.next = NONE
@@ -101,7 +101,7 @@ def _send_off(world: World, endpoint: int, sequence: int, now_s: float) -> None:
 
 @compiled_internal
 def land(world: World, endpoint: int, now_s: float) -> None:
-    """The first sequence that *endpoint* sent off reaches its instance."""
+    """Deliver the first sequence that *endpoint* sent to its instance."""
     engines = world.engines
     sequence = int(world.sent[0, endpoint])
     this = engines.sequences[sequence]
@@ -117,7 +117,7 @@ def land(world: World, endpoint: int, now_s: float) -> None:
 
 @compiled_inline
 def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int) -> int:
-    """`choices.shortest`, where no instance has room among those that may have a request ahead."""
+    """Return `choices.shortest` when no instance that may hold requests ahead has room."""
     opened = False
     while True:
         instance = shortest(world, endpoint, slot, now_s, source)
@@ -133,7 +133,7 @@ def _shortest(world: World, endpoint: int, slot: int, now_s: float, source: int)
 
 @compiled_internal
 def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> tuple[int, int]:
-    """`dispatch` by a router that looks ahead: with all tokens counted, and the maps moved by them."""
+    """Call `dispatch` for a router that looks ahead, with all tokens counted and the maps moved by them."""
     observe_endpoint(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
     return dispatch_ahead(
         world.fleet,
@@ -148,7 +148,7 @@ def _dispatch_ahead(world: World, endpoint: int, now_s: float, source: int) -> t
 
 @compiled_internal
 def note_prefix(world: World, slot: int, request: int) -> None:
-    """Note the prefix of *request*, which waits in *slot*, for the router that goes by it."""
+    """Note the prefix of *request*, which waits in *slot*, for the prefix-aware router."""
     cache, first, last = world.engines.cache, 0, 0
     if cache.first.size > 1:
         first, last = cache.first[request], cache.first[request + 1]
@@ -157,7 +157,7 @@ def note_prefix(world: World, slot: int, request: int) -> None:
 
 @compiled_internal
 def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
-    """Dynamic batching: an idle instance is given `batch_size` requests at once, or fewer after `batch_wait_s`."""
+    """Dynamic batching: give an idle instance `batch_size` requests at once, or fewer after `batch_wait_s`."""
     fleet, policy, waiting = world.fleet, world.policies[endpoint], world.waiting
     node = 2 * fleet.endpoint.size + world.link.shape[1] + endpoint
     first, last = index(world.endpoints.first[endpoint]), index(world.endpoints.first[endpoint + 1])
@@ -180,7 +180,7 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
             return
         policy.batch_opened_s = np.inf
         set_time(world.events, node, np.inf)
-        # While a batch runs, its instance takes nothing.
+        # While a batch runs, its instance accepts nothing.
         for at in range(first, last):
             instance = index(world.endpoints.members[at])
             if busy[instance] != 0:
@@ -210,7 +210,7 @@ def _batch_pump(world: World, endpoint: int, now_s: float, source: int) -> None:
 
 @compiled_internal
 def pump(world: World, endpoint: int, now_s: float, source: int) -> None:
-    """Dispatch requests of *endpoint*, in order, while an instance has room or may have one more ahead."""
+    """Dispatch requests of *endpoint*, in order, while an instance has room or may hold one more ahead."""
     if world.policies[endpoint].batch_size > 0:
         _batch_pump(world, endpoint, now_s, source)
         return
@@ -257,7 +257,7 @@ def refuse(world: World, request: int) -> None:
 
 @compiled_inline
 def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
-    """How long a request takes alone by the profile of *policy*, an ENDPOINT record."""
+    """Return the time that a request takes alone by the profile of *policy*, an ENDPOINT record."""
     return service_time_s(
         float(policy.prefill_t0_s),
         float(policy.prefill_a_s),
@@ -273,7 +273,7 @@ def _service_s(policy: Any, prompt_tokens: int, output_tokens: int) -> float:
 
 @compiled_inline
 def _allowed_s(world: World, request: int) -> float:
-    """Seconds from its arrival after which the first of what *request* was promised is due."""
+    """Return the seconds from arrival after which the first deadline of *request* is due."""
     arrivals = world.arrivals
     ttft_s = arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0]
     return float(min(ttft_s, arrivals.end_s[request if arrivals.end_s.size > 1 else 0]))
@@ -281,14 +281,14 @@ def _allowed_s(world: World, request: int) -> float:
 
 @compiled_inline
 def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output_tokens: int) -> float:
-    """The queue key of *request* at *endpoint*."""
+    """Return the queue key of *request* at *endpoint*."""
     policy, arrivals = world.policies[endpoint], world.arrivals
     arrival_s, priority = float(arrivals.arrival_s[request]), column(arrivals.priority, request)
     due_s = float(arrivals.deadline_s[request if arrivals.deadline_s.size > 1 else 0])
     end_s = float(arrivals.end_s[request if arrivals.end_s.size > 1 else 0])
     ordering = int(policy.ordering)
     service_s = 0.0
-    if ordering not in (FCFS, PRIORITY):  # which do not ask for it
+    if ordering not in (FCFS, PRIORITY):  # which do not use it
         if end_s < np.inf:
             a_s, b_s, c_s = (
                 float(policy.decode_a_s),
@@ -306,7 +306,7 @@ def key_of(world: World, request: int, endpoint: int, prompt_tokens: int, output
 
 @compiled_internal
 def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
-    """Let *request* wait at *endpoint*; where that is *bounded*, refuse it if the queue there is full."""
+    """Queue *request* at *endpoint*; if *bounded*, refuse it when the queue is full."""
     policy, arrivals, waiting = world.policies[endpoint], world.arrivals, world.waiting
     outcome = world.outcomes[request]
     outcome.state, outcome.endpoint = 0, endpoint
@@ -333,9 +333,9 @@ def queue(world: World, request: int, endpoint: int, bounded: bool) -> None:
 
 @compiled_inline
 def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
-    """*sequence* leaves *instance*, and its room goes to others: its last token has come out, or it was evicted.
+    """Remove *sequence*, finished or evicted, from *instance* and give its room to others.
 
-    The request that waits again, NONE for none.
+    Returns the request that waits again, NONE for none.
     """
     engines = world.engines
     this = engines.sequences[sequence]
@@ -362,7 +362,7 @@ def finish(world: World, instance: int, sequence: int, now_s: float) -> int:
 
 @compiled_internal
 def _keep(world: World, instance: int, sequence: int) -> int:
-    """Note what *sequence*, which was evicted, has emitted: the tokens that the dispatcher knows to be done."""
+    """Record the output of the evicted *sequence*: the tokens that the dispatcher knows of."""
     this = world.engines.sequences[sequence]
     world.outcomes[this.request].evictions += 1
     world.run_state[0].evictions += 1
@@ -375,8 +375,7 @@ def _keep(world: World, instance: int, sequence: int) -> int:
 
 @compiled_internal
 def queue_again(world: World, request: int, now_s: float, source: int) -> int:
-    """Let *request*, which was evicted, wait again, and return its endpoint; refuse it if nothing serves its model, then
-    -1."""
+    """Queue the evicted *request* again and return its endpoint; refuse it and return -1 if nothing serves its model."""
     endpoint = choose_endpoint(world, request, now_s, source)
     if endpoint < 0:
         refuse(world, request)

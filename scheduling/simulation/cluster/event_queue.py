@@ -1,10 +1,10 @@
-"""When something happens next: a tournament over nodes, each with one time. Infinity means never.
+"""Next event: a tournament over nodes, each with one time. Infinity means never.
 
-Ties go to the lowest node, so that the order of events at one moment does not hang on what happened before.
+Ties go to the lowest node, so that the order of simultaneous events does not depend on earlier ones.
 
-A tree whose leaves are the nodes' times, and in which every place above holds the earlier of the two below it: a change
-goes up from one leaf, over as many places every time. In a heap a node that gets a later time (nearly all do) sinks a way
-that no processor can predict.
+The leaves of the tree are the nodes' times, and every inner place holds the earlier of its two children: a change moves up
+from one leaf, always over the same number of places. In a heap, a node whose time increases (nearly all do) sinks along a
+path that no processor can predict.
 """
 
 from typing import NamedTuple
@@ -18,14 +18,14 @@ from scheduling.struct_of_arrays import struct_of_arrays
 
 @struct_of_arrays
 class EventTree(NamedTuple):
-    """Twice as many places as there are leaves, a power of two: place 1 is what happens next, p is over 2p and 2p + 1."""
+    """Twice as many places as leaves, a power of two: place 1 is the next event, the children of p are 2p and 2p + 1."""
 
     time_s: NDArray[np.float64]
     node: NDArray[np.int32]
 
 
 def allocate_events(nodes: int) -> EventTree:
-    """*nodes* that never happen."""
+    """Return a queue in which *nodes* have no event."""
     leaves = 1 << (nodes - 1).bit_length()
     node = np.zeros(2 * leaves, np.int32)
     node[leaves:] = np.arange(leaves)
@@ -33,14 +33,14 @@ def allocate_events(nodes: int) -> EventTree:
 
 
 def _set_time(events: EventTree, node: int, time_s: float) -> None:
-    """Let *node* happen at *time_s* instead. O(log nodes)."""
+    """Set the time of *node*. O(log nodes)."""
     times, nodes = events.time_s, events.node
     at = index((times.size >> 1) + node)
     times[at] = time_s
     while at > 1:
         other = index(at ^ 1)
         other_s, other_node = times[other], nodes[other]
-        # Nothing here is a branch, for no processor could predict it: a minimum, and one number or the other.
+        # Branch-free, for no processor could predict the branches: a minimum, and a selection.
         before = (other_s < time_s) | ((other_s <= time_s) & (other < at))
         node = other_node if before else node
         time_s = min(time_s, other_s)

@@ -1,6 +1,6 @@
-"""The life cycle of instances, for callers in Python; the changes themselves are compiled (`state_changes`).
+"""Life cycle of instances, for callers in Python; the changes themselves are compiled (`state_changes`).
 
-Delays are the cluster's; that of a spot reclaim is drawn (SageServe 7.1: median one minute, at most five).
+Delays are the cluster's; spot reclaims are drawn (SageServe 7.1: median one minute, at most five).
 """
 
 import math
@@ -28,11 +28,11 @@ SPOT_SPREAD: Final = 0.6
 """Standard deviation of the logarithm of a reclaim: one in 270 takes more than five medians."""
 FEWEST_DRAWN: Final = 64
 MOST_DRAWN: Final = 8192
-"""Reclaims that are drawn ahead: twice as many each time, for the loop pauses whenever there are no more."""
+"""Limit of reclaims drawn ahead: the number doubles each time, for the loop pauses when none are left."""
 
 
 class Lives:
-    """The states of all instances, and the only way to change them. Callers check that a change makes sense."""
+    """States of all instances, and the only way to change them. Callers check that a change is valid."""
 
     def __init__(self, cluster: Cluster, world: World, seed: int) -> None:
         self.delays: Delays = cluster.delays
@@ -43,7 +43,7 @@ class Lives:
         self._run_state: Any = world.run_state[0]
         self._random = np.random.default_rng(seed)
         self.used: list[list[str]] = [[spec.model] for spec in cluster.instances]
-        """Models that were on each instance, the last one first."""
+        """Models that were on each instance, latest first."""
 
     @property
     def state(self) -> NDArray[np.int8]:
@@ -51,17 +51,17 @@ class Lives:
         return self.world.lives.instances["state"]
 
     def state_s(self, now_s: float) -> NDArray[np.float64]:
-        """Seconds that each instance spent in each state up to *now_s*."""
+        """Return the seconds that each instance spent in each state up to *now_s*."""
         spent_s = self.world.lives.spent_s.copy()
         spent_s[np.arange(self.state.size), self.state] += now_s - self.world.lives.instances["since_s"]
         return spent_s
 
     def changes(self) -> NDArray[Any]:
-        """CHANGE records in order of time."""
+        """Return the CHANGE records in order of time."""
         return self.world.lives.changes[: self._run_state.changes].copy()
 
     def make_room(self) -> None:
-        """See to it that there is room for one more change, and that one more reclaim is drawn."""
+        """Ensure room for one more change, and one more drawn reclaim."""
         lives = self.world.lives
         if self._run_state.changes == lives.changes.size:
             lives = lives._replace(changes=np.concatenate([lives.changes, np.zeros_like(lives.changes)]))
@@ -80,12 +80,12 @@ class Lives:
         return int(change(self.world, what, subject, int(state), endpoint, float(lasts_s)))
 
     def drain(self, instance: int, goal: State, lasts_s: float = NEVER, endpoint: int = -1) -> None:
-        """Let *instance* finish what it has and become *goal*, for *lasts_s*, at another *endpoint* if that moves it."""
+        """Drain *instance*, then set it to *goal* for *lasts_s*, at another *endpoint* if given."""
         if self._change(DRAIN, instance, goal, endpoint, lasts_s) == TO_CALLER:
             self.settle(instance)
 
     def settle(self, instance: int) -> None:
-        """*instance*, which is to move to another endpoint, holds nothing."""
+        """Complete the move of the drained *instance* to another endpoint."""
         life: Any = self.world.lives.instances[instance]
         goal, endpoint, lasts_s = State(life.goal), int(life.goal_endpoint), float(life.goal_s)
         life.goal_endpoint = -1
@@ -97,7 +97,7 @@ class Lives:
         self._change(PUT, instance, goal, lasts_s=lasts_s)
 
     def swap_s(self, instance: int, model: str) -> float:
-        """How long *model* takes to come onto *instance*: from its GPU, host memory or storage, by who was there last."""
+        """Return the time to bring *model* onto *instance*: from its GPU, host memory or storage, by its latest models."""
         if model not in self.used[instance]:
             return self.delays.swap_storage_s
         rank = self.used[instance].index(model)
@@ -108,7 +108,7 @@ class Lives:
         return self.delays.swap_storage_s
 
     def move(self, instance: int, endpoint: int) -> None:
-        """Let the idle *instance* belong to *endpoint*, with the engine that its model has on this GPU type."""
+        """Assign the idle *instance* to *endpoint*, with the engine of its model on this GPU type."""
         fleet, policies = self.world.fleet, self.world.policies
         key = model, _ = self._cluster.endpoints[endpoint]
         config = self._catalog[model, self._cluster.instances[instance].gpu_type]
@@ -132,7 +132,7 @@ class Lives:
             policies[each].largest_kv_tokens = capacities.max(initial=0)
 
     def start(self, instance: int) -> bool:
-        """Bring *instance* up from whatever rest it is at; False if it is at none."""
+        """Bring *instance* up from its resting state; return False if it is not resting."""
         return self._change(START, instance) >= 0
 
     def redeploy(self, instance: int, endpoint: int, *, remote: bool) -> None:
@@ -146,11 +146,11 @@ class Lives:
 
     @property
     def swaps(self) -> int:
-        """Changes of model that were begun: in place, and within swap groups."""
+        """Model changes started: in place, and within swap groups."""
         return self.swaps_in_place + int(self.world.lives.groups["swaps"].sum())
 
     def swap_to(self, instance: int) -> bool:
-        """Give *instance* the GPUs of its swap group; False if it cannot have them now."""
+        """Give *instance* the GPUs of its swap group; return False if it cannot have them now."""
         return self._change(SWAP, instance) >= 0
 
     def sleep(self, instance: int) -> None:
@@ -164,11 +164,11 @@ class Lives:
         self._change(PUT, instance, State.FAILED, lasts_s=repair_s)
 
     def lose(self, instance: int, lasts_s: float) -> None:
-        """Nobody starts at the empty place of *instance* for *lasts_s*."""
+        """Keep the empty place of *instance* unusable for *lasts_s*."""
         self._change(PUT, instance, State.LOST, lasts_s=lasts_s)
 
     def scale_out(self, endpoint: int) -> bool:
-        """One instance more for *endpoint*, by the shortest way that there is; False if there is none."""
+        """Add an instance to *endpoint* from the nearest source; return False if there is none."""
         changed = self._change(SCALE_OUT, endpoint)
         if changed == TO_CALLER:
             self.reach_out(endpoint)
@@ -183,12 +183,12 @@ class Lives:
         self.redeploy(int(cheapest), endpoint, remote=False)
 
     def scale_in(self, endpoint: int) -> bool:
-        """One instance less for *endpoint*: the ready one with the least left to do drains, and is lent out as spot."""
+        """Drain the least loaded ready instance of *endpoint* into spot; return False if there is none."""
         return self._change(SCALE_IN, endpoint) >= 0
 
 
 def _recall(world: World, instance: int) -> int:
-    """Take those on their way to *instance* off it; the first of a list of them, NONE for none."""
+    """Remove the requests in transit to *instance*; return the first of their list, NONE for none."""
     endpoint, sequences = int(world.fleet.endpoint[instance]), world.engines.sequences
     at = int(world.sent[0, endpoint])
     kept: list[int] = []
@@ -197,7 +197,7 @@ def _recall(world: World, instance: int) -> int:
         (mine if sequences[at]["instance"] == instance else kept).append(at)
         at = int(sequences[at]["next"])
     for each in (kept, mine):
-        for one, following in zip(each, [*each[1:], NONE], strict=False):  # none of none
+        for one, following in zip(each, [*each[1:], NONE], strict=False):  # NONE ends the list
             sequences[one]["next"] = following
     if mine:
         world.sent[:, endpoint] = (kept[0], kept[-1]) if kept else NONE
@@ -207,9 +207,9 @@ def _recall(world: World, instance: int) -> int:
 
 
 def take_out(world: World, instance: int) -> list[tuple[int, int]]:
-    """Empty *instance*, with the fleet arrays up to now; its requests, and how many tokens of each came out of it.
+    """Empty *instance*, with up-to-date fleet arrays; return its requests, and the tokens that each has emitted.
 
-    They are in order of admission, then of queue key; last those on their way there.
+    They are in order of admission, then of queue key; those in transit come last.
     """
     engines = world.engines
     engine: Any = engines.instances[instance]

@@ -1,8 +1,8 @@
-"""The compiled loop: takes the next event, applies it, and decides, by the live dispatcher's own kernels.
+"""The compiled loop: takes the next event, applies it, and decides with the live dispatcher's own kernels.
 
-Events of one moment are taken in this order: control ticks (by the caller, between two calls of `run`), arrivals, ends of
+Simultaneous events are processed in this order: control ticks (by the caller, between two calls of `run`), arrivals, ends of
 iterations, changes of instances' states, arrivals from other regions, batch timeouts, arrivals at instances, sweeps; each by
-number. Before every decision the fleet arrays count all tokens that have come out by then, and no others.
+number. Before every decision the fleet arrays count exactly the tokens emitted by then.
 """
 
 import math
@@ -34,30 +34,30 @@ from scheduling.simulation.cluster.world import World
 from scheduling.simulation.engine.batch import begin, end, give
 from scheduling.simulation.engine.state import IDLE, LEAVING, NONE
 
-# Why the loop paused.
+# Reasons for pausing the loop.
 RUNS: Final = -1
 ALL_DONE: Final = 0
 UNTIL: Final = 1
 FULL: Final = 2  # the waiting set, a log or the delays drawn ahead have to grow
 SCALE: Final = 3  # the reactive trigger wants an instance that has another model: called_endpoint
-DRAINED: Final = 4  # called_instance has no work left and is to move to another endpoint
+DRAINED: Final = 4  # called_instance is drained and moves to another endpoint
 
 TIME: Final = -3
 CONTROL: Final = -2
 ARRIVAL: Final = -1
-"""Sources of events that are not nodes. At one moment, a node's event is over for sources above its number."""
+"""Sources of events that are not nodes. Of simultaneous events, a node's precedes those of sources with higher numbers."""
 
 
 @compiled_inline
 def _must_pause(world: World) -> int:
-    """ALL_DONE, FULL where the next event may need more room than there is, or RUNS."""
+    """Return ALL_DONE, FULL if the next event may need more room than there is, or RUNS."""
     run_state = world.run_state[0]
     if run_state.ended == world.arrivals.arrival_s.size:
         return ALL_DONE
     if world.waiting.counters[FREE_COUNT] <= world.engines.counters[LEAVING]:
         return FULL
     if world.decisions.size > 0 and world.decisions.size - run_state.decisions <= world.waiting.key.size:
-        return FULL  # an event may give out all that wait
+        return FULL  # one event may dispatch all waiting requests
     if run_state.changes == world.lives.changes.size or run_state.reclaims == world.lives.reclaims_s.size:
         return FULL
     return RUNS
@@ -65,7 +65,7 @@ def _must_pause(world: World) -> int:
 
 @compiled_inline
 def _step(world: World, until_s: float) -> int:
-    """Take the next event before *until_s* and apply it; why the loop pauses, or RUNS."""
+    """Apply the next event before *until_s*; return why the loop pauses, or RUNS."""
     run_state, arrivals, events = world.run_state[0], world.arrivals, world.events
     reason = _must_pause(world)
     if reason != RUNS:
@@ -103,7 +103,7 @@ def _step(world: World, until_s: float) -> int:
 
 @compiled_inline
 def _arrive(world: World, request: int, now_s: float) -> int:
-    """*request* comes: it waits at an endpoint, or is on its way to another region."""
+    """Let *request* arrive: queue it at an endpoint, or send it to another region."""
     endpoint = choose_endpoint(world, request, now_s, ARRIVAL)
     if endpoint < 0:
         refuse(world, request)
@@ -134,7 +134,7 @@ def _set_out(world: World, request: int, link: int, reaches_s: float) -> None:
 
 @compiled_internal
 def _reach_region(world: World, link: int, source: int, now_s: float) -> int:
-    """The first request on *link* reaches its region."""
+    """Deliver the first request on *link* to its region."""
     request = int(world.link[0, link])
     following = int(world.travelling[request])
     world.link[0, link] = following
@@ -160,14 +160,14 @@ def _join(world: World, request: int, endpoint: int, now_s: float, source: int) 
 
 @compiled_inline
 def _scale(world: World, endpoint: int, now_s: float, source: int) -> int:
-    """What the reactive trigger wants of *endpoint*, which a request has just reached."""
+    """Apply the reactive trigger's move for *endpoint*, which a request has just reached."""
     run_state = world.run_state[0]
     if run_state.reactive == 0:
         return RUNS
     wanted = trigger(world, endpoint, now_s, source)
     if wanted == 0:
         return RUNS
-    if wanted < 0:  # the instance with the least to do goes
+    if wanted < 0:  # removes the least loaded instance
         observe_endpoint(world.fleet, world.endpoints, world.engines, endpoint, now_s, source)
     changed = _apply(world, SCALE_OUT if wanted > 0 else SCALE_IN, endpoint, source)
     if changed == TO_CALLER:
@@ -182,7 +182,7 @@ def _scale(world: World, endpoint: int, now_s: float, source: int) -> int:
 
 @compiled_inline
 def _end_iteration(world: World, instance: int, now_s: float) -> int:
-    """Iterations of *instance* end: what is done leaves, its room is given to others, and the next iterations begin."""
+    """End iterations of *instance*: release finished sequences, give their room to others, start the next iterations."""
     engines, done = world.engines, 0
     if engines.instances[instance].phase != IDLE:
         done = end(world.fleet, engines, instance, now_s, world.outcomes)
@@ -217,7 +217,7 @@ def _apply(world: World, what: int, subject: int, source: int) -> int:
 
 @compiled_internal
 def _sweep(world: World, now_s: float, until_s: float, source: int) -> None:
-    """Look at what waits; the endpoint that a request moves to is pumped before the sweep continues."""
+    """Sweep the waiting requests; an endpoint that a request moves to is pumped before the sweep continues."""
     endpoint = sweep(world, now_s, source)
     while endpoint >= 0:
         pump(world, endpoint, now_s, source)
@@ -227,7 +227,7 @@ def _sweep(world: World, now_s: float, until_s: float, source: int) -> None:
 
 @compiled_internal
 def _control(world: World, endpoint: int, request: int, source: int) -> int:
-    """Queue *request* again, or pump *endpoint*; the endpoint, -1 for none."""
+    """Queue *request* again, or pump *endpoint*; return the endpoint, -1 for none."""
     now_s = float(world.run_state[0].now_s)
     if request >= 0:
         endpoint = choose_endpoint(world, request, now_s, source)
@@ -242,10 +242,10 @@ def _control(world: World, endpoint: int, request: int, source: int) -> int:
 def enter(
     world: World, time_s: float, endpoint: int, request: int, source: int, what: int, subject: int, after: int
 ) -> int:
-    """All that Python asks of the loop, by *source* and *what*: one kernel, so that its parts are compiled once.
+    """Handle every call from Python, by *source* and *what*: a single kernel, so that its parts are compiled once.
 
-    TIME: `run`. BEGIN and GIVE put together an engine. Any other action is done to *subject*, and without one *endpoint* and
-    *request* are those of `control`, both with the fleet arrays up to now.
+    TIME: `run`. BEGIN and GIVE assemble an engine. Any other action is done to *subject*; without one, *endpoint* and
+    *request* are those of `control`. Both update the fleet arrays first.
     """
     engines = world.engines
     if what == BEGIN:
@@ -276,5 +276,5 @@ def enter(
 def change(
     world: World, what: int, subject: int, after: int = NONE, endpoint: int = NONE, lasts_s: float = math.inf
 ) -> int:
-    """`state_changes.act`, with the fleet arrays up to now. There must be room for one more change and one more reclaim."""
+    """Call `state_changes.act` with up-to-date fleet arrays. One more change and one more reclaim must fit."""
     return enter(world, lasts_s, endpoint, NONE, CONTROL, what, subject, after)

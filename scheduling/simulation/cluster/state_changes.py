@@ -1,7 +1,7 @@
-"""Changes of instances' states, compiled: what the loop does by itself, and what `lifecycle` asks of it.
+"""Compiled state changes of instances: those of the loop itself, and those that `lifecycle` requests.
 
-Each action changes the state of one instance at most. What needs more than the arrays (another model's engine on an
-instance) is left to the caller.
+Each action changes the state of at most one instance. The caller handles whatever needs more than the arrays (another
+model's engine on an instance).
 """
 
 import math
@@ -24,19 +24,19 @@ from scheduling.simulation.engine.state import NONE
 # Actions.
 NOTHING: Final = 0
 PUT: Final = 1  # an instance, into a state, for some time
-START: Final = 2  # an instance, from the rest that it is at
-DRAIN: Final = 3  # an instance, and what it becomes then, for how long, at which endpoint
+START: Final = 2  # an instance, from its resting state
+DRAIN: Final = 3  # an instance, and its next state, duration and endpoint
 SETTLE: Final = 4  # an instance that is drained
-TIMER_EXPIRED: Final = 5  # an instance: its state has lasted its time
+TIMER_EXPIRED: Final = 5  # an instance: its state has timed out
 SCALE_OUT: Final = 6  # an endpoint
 SCALE_IN: Final = 7  # an endpoint
-SWAP: Final = 8  # an instance, which is to have the GPUs of its swap group
-EVICT: Final = 9  # a sequence, which is to leave its instance
+SWAP: Final = 8  # an instance, which takes the GPUs of its swap group
+EVICT: Final = 9  # a sequence, which leaves its instance
 BEGIN: Final = 10  # an instance between two iterations: the next ones (`loop.enter`)
 GIVE: Final = 11  # a sequence, which has reached its instance (`loop.enter`)
 
 TO_CALLER: Final = -2
-"""Beside an instance's number and NONE the answer to an action: the caller is to see to it."""
+"""Answer to an action besides an instance's number and NONE: the caller must handle it."""
 
 # States as plain numbers.
 EMPTY: Final = int(State.EMPTY)
@@ -60,28 +60,28 @@ _SOURCES: Final = {
     State.EMPTY: Source.NEW,
 }
 SOURCE_OF: Final = tuple(int(_SOURCES.get(state, NONE)) for state in State)
-"""Where an instance of the endpoint in each state would be added from; NONE: from there it is not."""
+"""Source from which an instance of the endpoint in each state is added; NONE: not possible."""
 OTHER_SPOT: Final = int(Source.OTHER_SPOT)
 LAST: Final = len(Source)
 COMING: Final = 1 << STARTING | 1 << LOADING | 1 << READY | 1 << RECLAIMING | 1 << WAKING | 1 << SWAPPING
-"""Bits of the states of an instance that serves its endpoint or is on the way to it."""
+"""Bits of the states of an instance that serves its endpoint or is about to."""
 SHARING: Final = COMING | 1 << DRAINING | 1 << FALLING_ASLEEP | 1 << ASLEEP | 1 << EMPTY
-"""The same of one that shares its GPUs: a swap may bring it up."""
+"""The same for an instance that shares its GPUs: a swap may bring it up."""
 WITHOUT_GPUS: Final = 1 << EMPTY | 1 << ASLEEP | 1 << FAILED | 1 << LOST
-"""Bits of the states of one that shares its GPUs in which another may have them."""
+"""Bits of the states in which an instance leaves its shared GPUs to others."""
 SWAPPABLE: Final = 1 << READY | 1 << DRAINING
-"""Bits of the states of one that may be put to sleep for another."""
+"""Bits of the states from which an instance may be put to sleep for another."""
 
 
 @compiled_inline
 def _serves(life: Any, state: int) -> int:
-    """1 if an instance in *state* serves its endpoint or will, else 0."""
+    """Return 1 if an instance in *state* serves its endpoint or will, else 0."""
     return (SHARING if life.swap_group >= 0 else COMING) >> state & 1
 
 
 @compiled_internal
 def _holder(world: World, group: int) -> int:
-    """The instance that has the GPUs of the swap group, NONE if none has."""
+    """Return the instance that has the GPUs of the swap group, NONE if none has."""
     instances = world.lives.instances
     for instance in range(instances.size):
         if instances[instance].swap_group == group and not WITHOUT_GPUS >> instances[instance].state & 1:
@@ -97,7 +97,7 @@ def _are_taken(world: World, group: int) -> bool:
 
 @compiled_internal
 def _pass_gpus(world: World, instance: int, before: int, after: int, now_s: float, lasts_s: float) -> None:
-    """*instance*, of a swap group, goes from *before* to *after*, which lasts *lasts_s*: what that is to its group."""
+    """Update the swap group of *instance*, which changes from *before* to *after*, a state that lasts *lasts_s*."""
     life = world.lives.instances[instance]
     group = world.lives.groups[life.swap_group]
     if after == FALLING_ASLEEP:
@@ -135,7 +135,7 @@ def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) 
     fleet.accepting[instance] = after == READY
     sum_up(fleet, world.endpoints, world.engines, endpoint)
     world.policies[endpoint].serving += _serves(life, after) - _serves(life, before)
-    if after not in (READY, DRAINING):  # only who serves keeps what is cached
+    if after not in (READY, DRAINING):  # only a serving instance keeps its cache
         forget(fleet, instance)
         if run_state.caches != 0:
             empty_cache(world.engines, instance)
@@ -152,7 +152,7 @@ def _put(world: World, instance: int, after: int, now_s: float, lasts_s: float) 
 
 @compiled_inline
 def _first_to_add(world: World, endpoint: int) -> int:
-    """The instance to add to *endpoint* by `addition_rank`; TO_CALLER for one of another model, NONE for none."""
+    """Return the instance to add to *endpoint* by `addition_rank`; TO_CALLER for another model's, NONE for none."""
     lives, members = world.lives, world.endpoints.members
     chosen, best = NONE, (LAST, math.inf)
     for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
@@ -173,7 +173,7 @@ def _first_to_add(world: World, endpoint: int) -> int:
 
 @compiled_inline
 def _first_to_drain(world: World, endpoint: int) -> int:
-    """The ready instance of *endpoint* that drains first by `drain_rank`; NONE if none is ready."""
+    """Return the ready instance of *endpoint* that drains first by `drain_rank`; NONE if none is ready."""
     chosen, best = NONE, (math.inf, math.inf)
     for at in range(world.endpoints.first[endpoint], world.endpoints.first[endpoint + 1]):
         instance = int(world.endpoints.members[at])
@@ -188,7 +188,7 @@ def _first_to_drain(world: World, endpoint: int) -> int:
 
 @compiled_inline
 def _take_gpus(life: Any) -> tuple[int, float]:
-    """What an instance of a swap group becomes when it has the GPUs, and how long that lasts."""
+    """Return the state of a swap-group instance that gets the GPUs, and how long it lasts."""
     if life.state == EMPTY:
         return LOADING, float(life.local_weights_s)
     return WAKING, float(life.wake_s if life.in_memory != 0 else life.reload_s)
@@ -196,9 +196,9 @@ def _take_gpus(life: Any) -> tuple[int, float]:
 
 @compiled_internal
 def _gives_way(world: World, target: int) -> int:
-    """The instance that has to sleep for *target*, of a swap group: *target* itself if the GPUs are free, NONE if it cannot.
+    """Return the instance that must sleep for *target*, of a swap group; *target* if the GPUs are free, NONE if it cannot.
 
-    The one that sleeps is to drain; the swap is noted.
+    Notes the swap; the instance returned is to be drained.
     """
     life = world.lives.instances[target]
     if life.swap_group < 0 or life.state not in (ASLEEP, EMPTY):
@@ -218,10 +218,10 @@ def _gives_way(world: World, target: int) -> int:
 
 @compiled_internal
 def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: float) -> int:
-    """Do *what* to the instance, endpoint or sequence *at*, now: the instance that it was done to, NONE, or TO_CALLER.
+    """Do *what* to the instance, endpoint or sequence *at*; return the affected instance, NONE, or TO_CALLER.
 
-    PUT and DRAIN take what it becomes and how long that lasts, DRAIN also the *endpoint* that it moves to, NONE for its own.
-    SWAP gives the GPUs of its swap group to the instance *at*: who has them finishes what it runs and sleeps first.
+    PUT and DRAIN take the next state and its duration, DRAIN also the *endpoint* to move to, NONE for the same. SWAP gives
+    the GPUs of its swap group to the instance *at*: their holder first finishes its requests and sleeps.
     """
     lives, run_state = world.lives, world.run_state[0]
     now_s = float(run_state.now_s)
@@ -270,7 +270,7 @@ def act(world: World, what: int, at: int, after: int, endpoint: int, lasts_s: fl
         if life.swap_group >= 0 and state in (EMPTY, ASLEEP):
             after, lasts_s = _take_gpus(life)
         elif life.swap_group >= 0 and state == FAILED and _are_taken(world, int(life.swap_group)):
-            after = EMPTY  # its GPUs are another's by now
+            after = EMPTY  # another has its GPUs by now
         elif state in (STARTING, FAILED):
             after, lasts_s = LOADING, life.loading_s
             life.loading_s = life.local_weights_s

@@ -1,6 +1,6 @@
-"""Looking at what waits, as the gateway does: what was held too long is refused, what is better off elsewhere moves there.
+"""Sweep the waiting requests, as the gateway does: refuse what waited too long, move what is better off elsewhere.
 
-It is done every `SWEEP_S` while anything waits, by the rules of the live dispatcher (`routing.regions.better_home`,
+A sweep runs every `SWEEP_S` while anything waits, by the rules of the live dispatcher (`routing.regions.better_home`,
 `Requests.hold_s`). A move takes no time: the dispatcher holds the queues of all regions in its own memory.
 """
 
@@ -21,7 +21,7 @@ from scheduling.simulation.engine.state import NONE
 
 @compiled_inline
 def arm(world: World, now_s: float) -> None:
-    """Have what waits looked at when the next second begins, unless that is due already."""
+    """Schedule a sweep at the next full second, unless one is due already."""
     run_state = world.run_state[0]
     if run_state.sweep_node >= 0 and run_state.sweep_s == math.inf:
         run_state.sweep_s = (math.floor(now_s / SWEEP_S) + 1) * SWEEP_S
@@ -36,7 +36,7 @@ def _hold_s(world: World, request: int) -> float:
 
 @compiled_inline
 def expect_end(world: World, request: int, endpoint: int) -> None:
-    """*request* waits for *endpoint* now, and will have been held too long at some time."""
+    """Note when *request*, which now waits for *endpoint*, expires."""
     policy = world.policies[endpoint]
     policy.expires_s = min(policy.expires_s, world.arrivals.arrival_s[request] + _hold_s(world, request))
 
@@ -60,7 +60,7 @@ def _give_up(world: World, slot: int) -> None:
 
 @compiled_internal
 def _expire(world: World, endpoint: int, now_s: float) -> None:
-    """Refuse what was held too long for *endpoint*."""
+    """Refuse the requests that waited too long for *endpoint*."""
     arrivals, waiting, policy = world.arrivals, world.waiting, world.policies[endpoint]
     if now_s < policy.expires_s:
         return
@@ -69,12 +69,12 @@ def _expire(world: World, endpoint: int, now_s: float) -> None:
     while at >= 0:
         slot = int(waiting.heap[endpoint, at])
         request = int(world.held[slot])
-        if world.outcomes[request].evictions > 0 or column(world.kept_tokens, request) > 0:  # it had begun
+        if world.outcomes[request].evictions > 0 or column(world.kept_tokens, request) > 0:  # it had started
             at -= 1
         elif now_s - arrivals.arrival_s[request] > _hold_s(world, request):
             world.run_state[0].expired += 1
             _give_up(world, slot)
-            at = min(at, int(waiting.size[endpoint]) - 1)  # another may stand in its place now
+            at = min(at, int(waiting.size[endpoint]) - 1)  # another may be in its place now
         else:
             expect_end(world, request, endpoint)
             at -= 1
@@ -82,7 +82,7 @@ def _expire(world: World, endpoint: int, now_s: float) -> None:
 
 @compiled_internal
 def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
-    """Move the first request that waits for *endpoint* to where it is better off, and return that endpoint; else -1."""
+    """Move the first request of *endpoint* that is better off elsewhere, and return its new endpoint; else -1."""
     fleet, endpoints, waiting = world.fleet, world.endpoints, world.waiting
     policy = world.policies[endpoint]
     first = int(policy.model * world.latency_s.shape[0] + policy.region)
@@ -116,7 +116,7 @@ def _rehome(world: World, endpoint: int, now_s: float, source: int) -> int:
 
 @compiled_internal
 def _keep_groups(world: World) -> None:
-    """Fit the sizes of request groups to recent requests, and move them to queues that an instance pulls."""
+    """Fit request-group sizes to recent requests, and move groups to queues that an instance pulls."""
     groups, any_grouped = world.waiting.groups, False
     for endpoint in range(world.policies.size):
         if groups.limit[endpoint] > 0:
@@ -129,7 +129,7 @@ def _keep_groups(world: World) -> None:
 
 @compiled_internal
 def sweep(world: World, now_s: float, source: int) -> int:
-    """Continue the sweep until a request moves: the endpoint to be pumped before the next call; -1 at the end."""
+    """Continue the sweep until a request moves; return the endpoint to pump before the next call, -1 at the end."""
     run_state = world.run_state[0]
     if run_state.sweeping == 0:
         _keep_groups(world)
@@ -146,7 +146,7 @@ def sweep(world: World, now_s: float, source: int) -> int:
 
 @compiled_internal
 def end_sweep(world: World, now_s: float, until_s: float) -> None:
-    """Have what still waits looked at again; but not if nothing would ever change, for then time would have no end."""
+    """Schedule the next sweep, except if nothing would ever change: the run would never end."""
     run_state = world.run_state[0]
     run_state.sweep_s = math.inf
     set_time(world.events, int(run_state.sweep_node), math.inf)

@@ -1,9 +1,9 @@
-"""What the global router and the reactive trigger look at: sums over an endpoint's instances, kept up to date.
+"""Inputs of the global router and the reactive trigger: sums over an endpoint's instances, kept up to date.
 
-A decision that asks how full an endpoint is would look at all its instances; a change concerns one. So an instance adds
-its changes to the sums of its endpoint, and remembers what it has added (`summed_...`). They hold no more than the fleet
-arrays: who brings an instance up to the moment updates them. What they may lack is bounded by a straight line in
-time, in whole numbers, so that ten million changes leave no rounding behind.
+The load of an endpoint depends on all its instances, but a change concerns one. So an instance adds its changes to the sums
+of its endpoint, and remembers what it has added (`summed_...`). The sums cover the same as the fleet arrays: updating an
+instance updates them. What they lack is bounded by a straight line in time, in whole numbers, so that ten million changes
+leave no rounding error.
 """
 
 import math
@@ -15,12 +15,12 @@ from scheduling.simulation.engine.progress import observe
 from scheduling.simulation.engine.state import EngineArrays
 
 PARTS: Final = 1024
-"""Of a token, in bounds."""
+"""Parts of a token in bounds."""
 
 
 @compiled_internal
 def sum_up(fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int) -> None:
-    """Recompute the sums of *endpoint*, after instances came, went, or began or ceased to accept work."""
+    """Recompute the sums of *endpoint*, after instances came, went, or changed whether they accept work."""
     total = engines.totals[endpoint]
     total.kv_tokens = total.kv_capacity_tokens = total.running = total.max_num_seqs = 0
     total.growth_per_s = total.growth = total.open = 0
@@ -41,7 +41,7 @@ def sum_up(fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays,
 
 @compiled_inline
 def update_totals(fleet: FleetArrays, engines: EngineArrays, instance: int) -> None:
-    """Bring the sums of its endpoint up to what *instance* runs and holds now."""
+    """Update the endpoint's sums to what *instance* runs and holds now."""
     if fleet.accepting[instance] != 0:
         engine, total = engines.instances[instance], engines.totals[index(fleet.endpoint[instance])]
         running, kv_tokens = fleet.running[instance], fleet.kv_tokens[instance]
@@ -52,14 +52,14 @@ def update_totals(fleet: FleetArrays, engines: EngineArrays, instance: int) -> N
 
 @compiled_inline
 def update_growth_totals(fleet: FleetArrays, engines: EngineArrays, instance: int) -> None:
-    """Bring the sums of its endpoint up to how fast *instance* may grow from now on, and what it may have grown by."""
+    """Update the endpoint's sums to how fast *instance* may grow from now on, and how much it may have grown."""
     if fleet.accepting[instance] != 0:
         engine, total = engines.instances[instance], engines.totals[index(fleet.endpoint[instance])]
         per_s, growth = 0, 0
         if engines.exceeding[instance] != 0:
             beyond = engine.step_decodes - engine.step_within
             per_s = math.ceil(PARTS * beyond * engine.most_per_s)
-            # One iteration more than the bound says: sums are rounded.
+            # One iteration more than the bound: sums are rounded.
             growth = PARTS * beyond * (1 - engine.counted) - math.floor(per_s * engine.started_s)
         total.growth_per_s += per_s - engine.summed_growth_per_s
         total.growth += growth - engine.summed_growth
@@ -68,7 +68,7 @@ def update_growth_totals(fleet: FleetArrays, engines: EngineArrays, instance: in
 
 @compiled_inline
 def report(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, source: int) -> None:
-    """Count every token of *instance* that has come out, as *source* sees this moment, and update its endpoint's sums."""
+    """Count every token that *instance* has emitted, as *source* sees this moment, and update its endpoint's sums."""
     observe(fleet, engines, instance, now_s, instance < source)
     update_totals(fleet, engines, instance)
     update_growth_totals(fleet, engines, instance)
@@ -76,7 +76,7 @@ def report(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: floa
 
 @compiled_inline
 def grown_at_most(engines: EngineArrays, endpoint: int, now_s: float) -> int:
-    """KV tokens that *endpoint* may have grown by at the most, and the sums do not know of."""
+    """Return the most KV tokens that *endpoint* may have grown by without the sums including them."""
     total = engines.totals[endpoint]
     return int(max((total.growth_per_s * now_s + total.growth) / PARTS, 0.0)) + 1
 
@@ -85,7 +85,7 @@ def grown_at_most(engines: EngineArrays, endpoint: int, now_s: float) -> int:
 def observe_endpoint(
     fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int, now_s: float, source: int
 ) -> None:
-    """Count every token that has come out at *endpoint* up to this moment."""
+    """Count every token emitted at *endpoint* so far."""
     for at in range(index(endpoints.first[endpoint]), index(endpoints.first[endpoint + 1])):
         instance = index(endpoints.members[at])
         report(fleet, engines, instance, now_s, source)
@@ -93,9 +93,9 @@ def observe_endpoint(
 
 @compiled_inline
 def grown_tokens(engines: EngineArrays, instance: int, now_s: float) -> float:
-    """KV tokens that *instance*, in a segment, may have grown by at the most, and the fleet arrays do not know of."""
+    """Return the most KV tokens that *instance*, in a segment, may have grown by beyond the fleet arrays."""
     engine = engines.instances[instance]
-    # One iteration more than the bound says: sums are rounded.
+    # One iteration more than the bound: sums are rounded.
     ended = min((now_s - engine.started_s) * engine.most_per_s + 1.0, float(engine.steps)) - engine.counted
     return float((engine.step_decodes - engine.step_within) * ended)
 
@@ -104,7 +104,7 @@ def grown_tokens(engines: EngineArrays, instance: int, now_s: float) -> float:
 def observe_memory(
     fleet: FleetArrays, endpoints: EndpointArrays, engines: EngineArrays, endpoint: int, now_s: float, source: int
 ) -> None:
-    """Bring the fleet arrays of *endpoint* up to now, where it matters for memory: at instances that may have grown."""
+    """Update the fleet arrays of *endpoint* where memory may have changed: at instances that may have grown."""
     first = index(endpoints.first[endpoint])
     for at in range(first, first + index(engines.totals[endpoint].open)):
         instance = index(engines.open[index(at)])

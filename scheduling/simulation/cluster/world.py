@@ -1,4 +1,4 @@
-"""Everything that a simulation holds in arrays, as one bundle that @compiled functions take. Made by `build`."""
+"""All arrays of a simulation, as one bundle for @compiled functions. Created by `build`."""
 
 from dataclasses import fields
 from enum import IntEnum
@@ -19,17 +19,17 @@ from scheduling.struct_of_arrays import struct_of_arrays
 
 
 class State(IntEnum):
-    """What an instance is for at a moment. It takes work only while READY."""
+    """State of an instance. It accepts work only while READY."""
 
     EMPTY = 0
-    """No machine is paid for."""
+    """No paid machine."""
     STARTING = 1
-    """A machine is being brought up."""
+    """The machine is being started."""
     LOADING = 2
-    """Weights are on their way into the GPU."""
+    """Weights are being loaded into the GPU."""
     READY = 3
     DRAINING = 4
-    """Finishes what it has, then becomes what was decided."""
+    """Finishes its requests, then enters the state decided on."""
     SPOT = 5
     """Lent out as a spot instance, with its model loaded."""
     RECLAIMING = 6
@@ -42,7 +42,7 @@ class State(IntEnum):
     SWAPPING = 11
     """Changing its model in place."""
     LOST = 12
-    """An empty place whose machine is lost: nobody starts there until it is back."""
+    """An empty place whose machine is lost: nothing starts there until it is back."""
 
 
 UNPAID: Final = (State.EMPTY, State.SPOT, State.LOST)
@@ -50,7 +50,7 @@ UNPAID: Final = (State.EMPTY, State.SPOT, State.LOST)
 
 
 class Outcome(IntEnum):
-    """How far a request came."""
+    """Outcome of a request."""
 
     WAITING = 0
     RUNNING = 1
@@ -58,7 +58,7 @@ class Outcome(IntEnum):
     FAILED = 3
     """Its instance was lost after the first token, or for the third time."""
     REFUSED = 4
-    """No instance served its model or soon would, the queue was full, or it was held too long."""
+    """No instance served its model or soon would, the queue was full, or it waited too long."""
 
 
 # Outcomes as plain numbers, for kernels.
@@ -83,7 +83,7 @@ OUTCOME = record(
         ("state", np.int8),
     ]
 )
-"""What became of one request; times in seconds from its arrival at the caller's gateway, nan for never.
+"""Outcome of one request; times in seconds from its arrival at the caller's gateway, nan for never.
 
 `cached_tokens` of its prompt were in the prefix cache when it was first admitted.
 """
@@ -97,7 +97,7 @@ DECISION = record(
         ("waiting", np.int64),
     ]
 )
-"""One dispatch: where a request was sent, and how many were left waiting there."""
+"""One dispatch: the request's instance, and how many requests were left waiting at the endpoint."""
 
 RUN_STATE = record(
     [
@@ -108,14 +108,14 @@ RUN_STATE = record(
         ("cooldown_s", np.float64),
         ("min_instances", np.int64),
         ("max_instances", np.int64),
-        ("called_endpoint", np.int64),  # what the loop wants the caller to look at: an endpoint that scales out,
+        ("called_endpoint", np.int64),  # what the caller must handle: an endpoint that scales out,
         ("called_instance", np.int64),  # or an instance that is to move
-        ("arrived", np.int64),  # requests by what became of them
+        ("arrived", np.int64),  # requests by outcome
         ("ended", np.int64),
         ("forwarded", np.int64),
         ("requeued", np.int64),
         ("refused", np.int64),
-        ("expired", np.int64),  # of those, held too long
+        ("expired", np.int64),  # of those, waited too long
         ("rehomed", np.int64),
         ("failed", np.int64),
         ("evictions", np.int64),
@@ -125,29 +125,29 @@ RUN_STATE = record(
         ("scale_outs", np.int64),
         ("scale_ins", np.int64),
         ("reclaims", np.int64),
-        ("sweep_node", np.int64),  # of the event tree; -1 where what waits stays where it is
-        ("sweep_s", np.float64),  # when what waits is looked at next; infinity while nothing waits
-        ("sweeping", np.int64),  # the endpoint at which a sweep stands
+        ("sweep_node", np.int64),  # of the event tree; -1 if waiting requests never move
+        ("sweep_s", np.float64),  # time of the next sweep; infinity while no request waits
+        ("sweeping", np.int64),  # the current endpoint of a sweep
         ("caches", np.uint8),  # whether any engine caches prefixes
         ("share_spot", np.uint8),  # whether a spot instance of another model may be redeployed
         ("wake_s", np.float64),  # a delay
     ]
 )
-"""The state of the run as a whole: its clock, its parameters, what it counts."""
+"""State of the whole run: clock, parameters, counts."""
 
 ENDPOINT = record(
     [
         ("model", np.int64),
         ("region", np.int64),
         *RECORD,
-        *((field.name, np.float64) for field in fields(Profile)),  # by which orderings measure requests
-        ("batch_size", np.int64),  # 0: continuous; else a batch is given whole to an idle instance (SSJF: dynamic)
+        *((field.name, np.float64) for field in fields(Profile)),  # for orderings that estimate service times
+        ("batch_size", np.int64),  # 0: continuous; else an idle instance is given a whole batch (SSJF: dynamic)
         ("batch_wait_s", np.float64),
-        ("batch_opened_s", np.float64),  # when a batch in the making met an idle instance; infinity for none
-        ("largest_kv_tokens", np.int64),  # of its largest instance; a longer prediction is cut to it
+        ("batch_opened_s", np.float64),  # when a partial batch first found an idle instance; infinity for none
+        ("largest_kv_tokens", np.int64),  # of its largest instance; longer predictions are cut to it
         ("serving", np.int64),  # instances that serve it or soon will
         ("scaled_s", np.float64),  # when the reactive trigger last changed it
-        ("expires_s", np.float64),  # not before this has anything that waits been held too long
+        ("expires_s", np.float64),  # no waiting request expires before this
     ]
 )
 """The policy of an endpoint, and its state."""
@@ -156,35 +156,35 @@ ENDPOINT = record(
 LIFE = record(
     [
         ("state", np.int8),
-        ("goal", np.int8),  # what a draining instance becomes,
-        ("goal_endpoint", np.int32),  # where, -1 for its own endpoint,
-        ("goal_s", np.float64),  # and for how long
+        ("goal", np.int8),  # next state of a draining instance,
+        ("goal_endpoint", np.int32),  # its endpoint then, -1 for the same,
+        ("goal_s", np.float64),  # and how long that lasts
         ("since_s", np.float64),
-        ("loading_s", np.float64),  # how long it loads its weights when it comes to that
+        ("loading_s", np.float64),  # next loading time of its weights
         ("start_s", np.float64),  # its delays
         ("local_weights_s", np.float64),
         ("remote_weights_s", np.float64),
-        ("reclaim_times", np.float64),  # of what is drawn for a reclaim
+        ("reclaim_times", np.float64),  # its reclaim time as a multiple of the drawn one
         ("usd_per_hour", np.float64),
-        ("swap_group", np.int32),  # -1: its GPUs are its own
-        ("sleep_s", np.float64),  # of one that shares its GPUs: how long it takes to fall asleep,
+        ("swap_group", np.int32),  # -1: shares no GPUs
+        ("sleep_s", np.float64),  # if it shares GPUs: time to fall asleep,
         ("wake_s", np.float64),  # to wake with its weights in CPU memory,
-        ("reload_s", np.float64),  # and with them in storage alone
+        ("reload_s", np.float64),  # and with them only in storage
         ("weights_bytes", np.float64),
         ("in_memory", np.uint8),  # whether its weights are in CPU memory while it sleeps
     ]
 )
-"""The state of one instance, and what is decided of it."""
+"""State of one instance, and the decisions pending for it."""
 
 SWAP_GROUP = record(
     [
-        ("target", np.int32),  # who wakes once the one that is awake sleeps; -1 for nobody
-        ("memory_bytes", np.float64),  # CPU memory for weights of those that sleep,
-        ("held_bytes", np.float64),  # and what of it they have
+        ("target", np.int32),  # wakes once the awake one sleeps; -1 for none
+        ("memory_bytes", np.float64),  # CPU memory for weights of sleeping instances,
+        ("held_bytes", np.float64),  # and the part in use
         ("swaps", np.int64),
     ]
 )
-"""Instances that share their GPUs, of which one at most is awake."""
+"""Instances that share their GPUs, of which at most one is awake."""
 
 CHANGE = record(
     [
@@ -195,12 +195,12 @@ CHANGE = record(
         ("after", np.int32),
     ]
 )
-"""One change of an instance's state. (No bytes between fields: a copy would leave them as they happen to be.)"""
+"""One change of an instance's state. (No padding between fields: a copy would leave its bytes undefined.)"""
 
 
 @struct_of_arrays
 class LifeArrays(NamedTuple):
-    """The states of all instances. `changes` alters them."""
+    """States of all instances, modified by `changes`."""
 
     instances: NDArray[np.void]
     """LIFE records."""
@@ -209,16 +209,16 @@ class LifeArrays(NamedTuple):
     changes: NDArray[np.void]
     """CHANGE records, of which `run_state.changes` are written."""
     reclaims_s: NDArray[np.float64]
-    """How long the next reclaims from spot take, of which `run_state.reclaims` are used."""
+    """Durations of the next reclaims from spot, of which `run_state.reclaims` are used."""
     fits: NDArray[np.uint8]
     """endpoints x instances: whether an instance is in the endpoint's region and could run its model."""
     groups: NDArray[np.void]
-    """SWAP_GROUP records; one that nobody belongs to where no GPUs are shared."""
+    """SWAP_GROUP records; a single unused one if no GPUs are shared."""
 
 
 @struct_of_arrays
 class Arrivals(NamedTuple):
-    """What the engine reads of the requests. A column of one element holds for all of them."""
+    """Request columns that the engine reads. A column of one element applies to all."""
 
     arrival_s: NDArray[np.float64]
     model: NDArray[np.int16]
@@ -241,8 +241,9 @@ class World(NamedTuple):
     waiting: WaitingArrays
     engines: EngineArrays
     events: EventTree
-    """Nodes: instances' work; instances' lives; links between regions (from * regions + to); endpoints' batches; what is on
-    its way from endpoints to their instances, where that takes time."""
+    """Nodes: instances' work; instances' lives; links between regions (from * regions + to); endpoints' batches; requests in
+    transit from endpoints to their instances, where that takes time.
+    """
     arrivals: Arrivals
     outcomes: NDArray[np.void]
     """OUTCOME records, by request."""
@@ -256,22 +257,23 @@ class World(NamedTuple):
     held: NDArray[np.int64]
     """The request in each slot of the waiting set."""
     kept_tokens: NDArray[np.int32]
-    """By request: output that it had when it was evicted, which its next instance computes as part of the prompt. One
-    element, 0, before anything was."""
+    """By request: output before its eviction, which its next instance computes as part of the prompt. One element, 0, before
+    the first eviction.
+    """
     lives: LifeArrays
     travelling: NDArray[np.int64]
-    """For each request on its way to another region the one after it; one element when no link takes time."""
+    """For each request in transit to another region, the next one; one element when no link takes time."""
     link: NDArray[np.int64]
     """2 x links: first and last request on each."""
     sent: NDArray[np.int32]
-    """2 x endpoints: first and last sequence on its way to an instance of each; the one after it is its `next`."""
+    """2 x endpoints: first and last sequence in transit to an instance of each; the next one is its `next`."""
     decisions: NDArray[np.void]
-    """DECISION records; of none when no log is kept."""
+    """DECISION records; empty if no log is kept."""
     busy: NDArray[np.uint8]
     """Scratch, by instance."""
     least_tokens: NDArray[np.float64]
     """Scratch, by instance."""
     affinity: Affinity
-    """What the router that goes by prefixes remembers; next to nothing where none does."""
+    """Memory of the prefix-aware router; nearly empty if unused."""
     run_state: NDArray[np.void]
     """One RUN_STATE record."""

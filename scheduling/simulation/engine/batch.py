@@ -1,13 +1,13 @@
-"""The compiled engine of one instance: the same iterations as `ReferenceEngine`, taken many at a time.
+"""The compiled engine of one instance: the iterations of `ReferenceEngine`, many at a time.
 
 While no sequence joins or leaves, k iterations of a batch that decodes take L·k + A·k² seconds, for the context grows by one
-token a sequence each time. So the next event of an instance is found in closed form. A *segment* is a run of such
-iterations; it ends at the first sequence that has all its tokens (or exceeds those expected of it, which changes what the
-dispatcher sees), at the iteration that the free blocks no longer suffice for, or at the boundary after a request came that
-could be admitted. An iteration with any prefill, or with only a part of the batch, is a *step* by itself.
+token per sequence each time. So the next event of an instance has a closed form. A *segment* is a run of such iterations; it
+ends at the first sequence that has all its tokens (or exceeds those expected of it, which changes the dispatcher's view), at
+the iteration for which the free blocks no longer suffice, or at the boundary after the arrival of a request that could be
+admitted. An iteration with any prefill, or with only a part of the batch, is a *step* by itself.
 
-At most one sequence is ever half prefilled, and it is the last admitted: none is admitted after the token budget is
-used up, and max_num_seqs, which bounds the decode tokens of an iteration, is never more than that budget.
+At most one sequence is ever half prefilled, and it is the last admitted: none is admitted after the token budget is used up,
+and max_num_seqs, which bounds the decode tokens of an iteration, never exceeds that budget.
 """
 
 import math
@@ -39,9 +39,9 @@ from scheduling.simulation.engine.state import IDLE, ITERATIONS, NONE, SEGMENT, 
 def _admit_cached(
     engines: EngineArrays, instance: int, sequence: int, free: int, budget: int, outcomes: NDArray[np.void]
 ) -> int:
-    """Admit *sequence*, the first that waits, with what the prefix cache has of it: how many tokens it computes now.
+    """Admit *sequence*, the first that waits, with its cached prefix; return how many tokens it computes now.
 
-    0 if its blocks do not fit into the *free* ones, which are `free_blocks` afterwards if they do.
+    0 if its blocks do not fit into the *free* ones; otherwise `free_blocks` is updated.
     """
     engine, this = engines.instances[instance], engines.sequences[sequence]
     total = this.prompt_tokens + this.produced_tokens
@@ -63,7 +63,7 @@ def _admit_cached(
 
 @compiled_internal
 def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> float:
-    """Start the next iterations of *instance* at *now_s*; when they end, infinity if there is nothing to do."""
+    """Start the next iterations of *instance* at *now_s*; return their end, infinity if there is nothing to do."""
     engine = engines.instances[instance]
     if engine.running == 0:
         engine.read_idle = engine.arrived
@@ -141,7 +141,9 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
     ) - engine.quadratic_s
     steps = int(engines.due[instance, 0] - engine.iteration)
     first_s, floor_s = engine.linear_s + engine.quadratic_s, batch / engine.tokens_per_s
-    if first_s < floor_s:  # the front end is slower; the segment ends where the growing context makes the engine so
+    if (
+        first_s < floor_s
+    ):  # the front end is slower; the segment ends where the growing context makes the engine slower than it
         if engine.quadratic_s > 0.0:
             steps = int(min(float(steps), math.ceil((floor_s - first_s) / (2.0 * engine.quadratic_s))))
         engine.linear_s, engine.quadratic_s = floor_s, 0.0
@@ -155,10 +157,10 @@ def begin(engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[
 
 @compiled_internal
 def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, outcomes: NDArray[np.void]) -> int:
-    """End the work in progress of *instance* at *now_s*; how many sequences are done or evicted, the first of
-    `engines.done`.
+    """End the work in progress of *instance* at *now_s*; return how many sequences are done or evicted.
 
-    Blocks and places of those are free again; their records, and the dispatcher's view of them, are the caller's to clear.
+    They are the first of `engines.done`. Their blocks and places are free again; the caller clears their records and the
+    dispatcher's view of them.
     """
     engine = engines.instances[instance]
     steps = engine.steps
@@ -179,7 +181,7 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
         sequence = index(engines.due_sequence[instance, 0])
         this = engines.sequences[sequence]
         produced = engine.iteration + this.offset
-        if produced < this.output_tokens:  # it continues beyond what was expected
+        if produced < this.output_tokens:  # it continues beyond the expected length
             engine.within -= 1
             replace_first_due(engines, instance, engine.decoding, sequence, this.output_tokens - this.offset)
             continue
@@ -212,7 +214,7 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
             advance(fleet, instance, int(this.expected_tokens), 0, this.prompt_tokens + 1)
             prefilled(fleet, instance, int(this.expected_prompt))
             outcome = outcomes[index(this.request)]
-            if math.isnan(outcome.ttft_s):  # it has none of an earlier instance
+            if math.isnan(outcome.ttft_s):  # no first token on an earlier instance
                 outcome.ttft_s = now_s - this.origin_s
         else:
             advance(fleet, instance, int(this.expected_tokens), this.prompt_tokens + this.produced_tokens, 1)
@@ -240,9 +242,9 @@ def end(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, 
 
 @compiled_internal
 def give(fleet: FleetArrays, engines: EngineArrays, instance: int, sequence: int, now_s: float, at_now: bool) -> float:
-    """Let *sequence* wait at *instance* from *now_s* on; when the instance's next event is, -1 if that did not change.
+    """Queue *sequence* at *instance* from *now_s* on; return the instance's next event, -1 if unchanged.
 
-    A segment is cut at its next boundary if the request might be admitted there, or is to leave: it was evicted on its way.
+    A segment is cut at its next boundary if the request might be admitted there, or must leave (evicted in transit).
     *at_now*: boundaries at *now_s* are over.
     """
     engine, this = engines.instances[instance], engines.sequences[sequence]

@@ -1,9 +1,8 @@
-"""The KV cache of one engine: a pool of blocks, some of which keep a prefix that a later prompt may share.
+"""KV cache of one engine: a pool of blocks, some of which keep a prefix that a later prompt may share.
 
-A block is *blank* (free, holds nothing), *held* (by one request or by several that share it), or *idle* (free, but still
-holds a full block of tokens that can be found by its content until the room is needed). Blank blocks are given out first,
-then idle ones, the one that was freed longest ago first. As in vLLM v1 two requests that compute the same block at the same
-time keep one copy each.
+A block is *blank* (free and empty), *held* (by one request or by several that share it), or *idle* (free, but its full block
+of tokens can still be found by content until the room is needed). Blank blocks are given out first, then idle ones, freed
+longest ago first. As in vLLM v1, two requests that compute the same block at the same time keep one copy each.
 """
 
 from collections.abc import Hashable, Iterable, Iterator
@@ -21,7 +20,7 @@ class Block:
 
 
 class BlockPool:
-    """*capacity* blocks, all blank. Without `publish` it only counts, which is what an engine without prefix cache needs."""
+    """*capacity* blocks, all blank. Without `publish` it only counts, which suffices for an engine without prefix cache."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -35,7 +34,7 @@ class BlockPool:
         return self._blank + len(self._idle)
 
     def take(self, count: int) -> bool:
-        """Hold *count* more blocks; False, and nothing is held, when fewer are free."""
+        """Hold *count* more blocks; return False, and hold none, when fewer are free."""
         if count > self.free:
             return False
         from_idle = count - self._blank
@@ -52,40 +51,40 @@ class BlockPool:
         self._blank += count
 
     def publish(self, content: Hashable) -> Block:
-        """Make one held block, now full, findable by *content*, which must stand for all tokens up to the block's end."""
+        """Make one held block, now full, findable by *content*, which must identify all tokens up to the block's end."""
         block = Block(content)
         self._by_content.setdefault(content, {})[block] = None
         return block
 
     def idle_contents(self) -> list[Hashable]:
-        """What the idle blocks hold, in the order in which they will be reused."""
+        """Return the contents of the idle blocks in order of reuse."""
         return [block.content for block in self._idle]
 
     def find(self, contents: Iterable[Hashable]) -> list[Block]:
-        """The longest run of blocks, from the first on, that hold *contents*."""
+        """Return the longest leading run of blocks that hold *contents*."""
         copies: Iterator[dict[Block, None]] = (self._by_content.get(content, {}) for content in contents)
         return [next(iter(blocks)) for blocks in takewhile(bool, copies)]
 
     def idle_among(self, blocks: Iterable[Block]) -> int:
-        """How many of *blocks* have no holder: sharing these costs free blocks."""
+        """Return how many of *blocks* have no holder: sharing these costs free blocks."""
         return sum(block.holders == 0 for block in blocks)
 
     def share(self, blocks: Iterable[Block]) -> None:
-        """One more holder for each of *blocks*."""
+        """Add one holder to each of *blocks*."""
         for block in blocks:
             if block.holders == 0:
                 del self._idle[block]
             block.holders += 1
 
     def release(self, blocks: list[Block]) -> None:
-        """One holder less for each of *blocks*, a request's published blocks in order: its last will be reused first."""
+        """Remove one holder from each of *blocks*, a request's published blocks in order: its last will be reused first."""
         for block in reversed(blocks):
             block.holders -= 1
             if block.holders == 0:
                 self._idle[block] = None
 
     def forget_idle(self) -> None:
-        """Let all idle blocks be blank."""
+        """Make all idle blocks blank."""
         for block in list(self._idle):
             self._forget(block)
             self._blank += 1

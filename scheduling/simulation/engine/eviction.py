@@ -1,7 +1,7 @@
-"""Eviction: a sequence leaves its instance for the dispatcher's queue, where it waits again with what it has emitted.
+"""Eviction: a sequence leaves its instance for the dispatcher's queue, where it waits again and keeps its output.
 
-vLLM aborts a request between two iterations, so one that is to leave gets the token of the iteration in progress, and its
-blocks are free from the next one on. What it had computed is lost: the next instance computes prompt and output again.
+vLLM aborts a request between two iterations, so an evicted one still gets the token of the iteration in progress, and its
+blocks are free from the next one on. Its computed state is lost: the next instance computes prompt and output again.
 """
 
 from scheduling.compiled import compiled_internal
@@ -13,11 +13,11 @@ from scheduling.simulation.engine.state import LEAVING, NONE, SEGMENT, EngineArr
 
 @compiled_internal
 def evict(engines: EngineArrays, instance: int, sequence: int) -> float:
-    """Have *sequence* leave *instance* at the end of the iteration in progress: when the instance's next event is, -1 if
-    that did not change.
+    """Evict *sequence* from *instance* at the end of the current iteration; return the instance's next event, -1 if
+    unchanged.
 
-    One that is on its way leaves at the end of the first iteration that ends with it there. The fleet arrays must be up to
-    the moment.
+    A sequence in transit leaves at the end of the first iteration that ends with it there. The fleet arrays must be up to
+    date.
     """
     engine = engines.instances[instance]
     engines.sequences[sequence].evicted = 1
@@ -32,9 +32,9 @@ def evict(engines: EngineArrays, instance: int, sequence: int) -> float:
 
 @compiled_internal
 def take_evicted(engines: EngineArrays, instance: int, done: int) -> int:
-    """Add those that are to leave now to the *done* sequences in `engines.done`: how many there are then.
+    """Add the sequences due to leave to the *done* ones in `engines.done`; return how many there are then.
 
-    In order of admission, then of queue key. One that has come to its end is done rather than evicted.
+    In order of admission, then of queue key. A sequence that has reached its end is done rather than evicted.
     """
     engine, left = engines.instances[instance], done
     for at in range(done):

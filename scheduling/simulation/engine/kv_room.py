@@ -1,4 +1,4 @@
-"""How many KV blocks tokens take, and how many iterations the free ones last."""
+"""KV blocks that tokens take, and iterations that the free blocks allow."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from scheduling.simulation.engine.state import EngineArrays
 
 @compiled_inline
 def _full_blocks(engine: Any, tokens: int) -> int:
-    """Blocks of *engine*, an INSTANCE record, that *tokens* fill."""
-    # A shift takes a tenth of the time that a division takes.
+    """Return how many blocks of *engine*, an INSTANCE record, *tokens* fill."""
+    # A shift takes a tenth of the time of a division.
     if engine.block_shift >= 0:
         return int(tokens >> engine.block_shift)
     return int(tokens // engine.block_size_tokens)
@@ -17,19 +17,19 @@ def _full_blocks(engine: Any, tokens: int) -> int:
 
 @compiled_inline
 def blocks(engine: Any, tokens: int) -> int:
-    """Blocks of *engine*, an INSTANCE record, that *tokens* are in."""
+    """Return how many blocks of *engine*, an INSTANCE record, *tokens* occupy."""
     return _full_blocks(engine, tokens + engine.block_size_tokens - 1)
 
 
 @compiled_inline
 def place_in_block(engine: Any, number: int) -> int:
-    """*number* modulo the block size of *engine*, an INSTANCE record."""
+    """Return *number* modulo the block size of *engine*, an INSTANCE record."""
     return index(number - _full_blocks(engine, number) * engine.block_size_tokens)
 
 
 @compiled_inline
 def free_steps(engines: EngineArrays, instance: int, most: int) -> int:
-    """How many iterations, at most *most*, the decoding sequences can take before the blocks run out."""
+    """Return how many iterations, at most *most*, the decoding sequences can run before the blocks are used up."""
     engine = engines.instances[instance]
     block_size, free, batch = engine.block_size_tokens, engine.free_blocks, engine.decoding
     if batch * blocks(engine, most) <= free:

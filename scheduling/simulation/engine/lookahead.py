@@ -1,9 +1,9 @@
-"""What strategies and routers see of a simulated fleet ahead of time.
+"""Look-ahead figures of a simulated fleet for strategies and routers.
 
-The look-ahead map (`scheduling.lookahead.maps`) is kept by token. Here tokens are not events. Routers that look ahead ask at
-every request, so the maps are kept for them, moved by many iterations at once (`follow`). Strategies ask at their ticks,
-and need no maps: the same figures are computed from the sequences that instances hold at the moment (`endpoint_outlook`):
-where each stands, and where it is expected to end. A test holds the two against each other.
+The look-ahead map (`scheduling.lookahead.maps`) is kept by token, but tokens are not events here. Routers that look ahead
+query it at every request, so they get real maps, moved by many iterations at once (`follow`). Strategies query it at their
+ticks and need no maps: the same figures are computed from the current sequences of the instances (`endpoint_outlook`), their
+progress and expected ends. A test compares the two.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ from scheduling.simulation.engine.state import NONE, SEGMENT, EngineArrays
 
 @compiled_internal
 def follow(engines: EngineArrays, instance: int) -> None:
-    """Move the map of *instance* by the tokens that came out: as far as the sequence that is furthest ahead in it."""
+    """Advance the map of *instance* by the tokens emitted, up to the sequence that is furthest ahead in it."""
     ahead = engines.ahead
     engine: Any = engines.instances[instance]
     iteration = int(engine.iteration + engine.counted)
@@ -40,7 +40,7 @@ def follow(engines: EngineArrays, instance: int) -> None:
 
 @compiled_internal
 def join_map(engines: EngineArrays, instance: int) -> None:
-    """Sequences that get a token without having been among those that decode: one more, or their first."""
+    """Add to the map sequences that get a token without having decoded before: one more, or their first."""
     ahead = engines.ahead
     engine: Any = engines.instances[instance]
     for first in range(2):
@@ -84,9 +84,9 @@ def any_below_floor(
     cooldown_s: NDArray[np.float64],
     now_s: float,
 ) -> bool:
-    """Whether `scaling.floor.floor_move` could want something of any endpoint; never no where it does.
+    """Return whether `scaling.floor.floor_move` could move any endpoint; no false negatives.
 
-    *serving* are ready or on the way, *least* and *most* the bounds, the last ones as of `scaling.floor.Floor`: by endpoint.
+    *serving* (ready or on the way), *least* and *most* (bounds) are by endpoint, the rest is as in `scaling.floor.Floor`.
     """
     for endpoint in range(serving.size):
         if serving[endpoint] < least[endpoint]:
@@ -115,10 +115,10 @@ def memory_held(
     mean: NDArray[np.float64],
     most: NDArray[np.float64],
 ) -> None:
-    """Write the KV use of what accepts work, by endpoint: over all its instances, and that of the fullest.
+    """Write the KV use of instances that accept work, by endpoint: over all of them, and of the fullest.
 
-    As vLLM reports it: blocks that are taken, whatever is reserved or waits. What scales by it is PreServe's reactive
-    baseline (5.3). The engines must have been brought up to the moment (`loop.control`).
+    As reported by vLLM: blocks taken, regardless of reservations or waiting requests. PreServe's reactive baseline (5.3)
+    scales by it. The engines must be up to date (`loop.control`).
     """
     for endpoint in range(mean.size):
         mean[endpoint], most[endpoint] = 0.0, 0.0
@@ -149,14 +149,14 @@ def _draw(
     ending: NDArray[np.int64],
     ending_tokens: NDArray[np.int64],
 ) -> None:
-    """Add the lines of the list that begins with *sequence*: KV now and iterations left."""
+    """Add the lines of the list that starts with *sequence*: KV now and iterations left."""
     while sequence != NONE:
         this: Any = engines.sequences[sequence]
         if this.streaming != 0:
             produced = int(this.produced_tokens)
             if this.decoding != 0:
                 produced = engines.instances[instance].iteration + passed + this.offset
-            # Its first token came with the prefill, so its KV is the prompt and what has come since.
+            # Its first token came with the prefill, so its KV is the prompt and the tokens since.
             since = max(produced - 1, 0)
             expected = max(int(this.expected_tokens - this.prompt_tokens), 1)
             while expected <= since:
@@ -179,8 +179,8 @@ def project_engine(
 ) -> None:
     """Write the KV tokens of *instance* in this and the coming iterations into *tokens*.
 
-    Those are of requests whose prefill is over. The engine must have been brought up to the moment (`loop.control`).
-    *ending* and *ending_tokens* are scratch, at least one element longer than *tokens*.
+    Counts requests whose prefill is complete. The engine must be up to date (`loop.control`). *ending* and *ending_tokens*
+    are scratch, at least one element longer than *tokens*.
     """
     engine: Any = engines.instances[instance]
     ending[:] = 0
@@ -208,9 +208,9 @@ def endpoint_outlook(
     peak_sum: NDArray[np.float64],
     peak_most: NDArray[np.float64],
 ) -> None:
-    """For every endpoint: instances potentially overloaded, and the sum and the highest of their peaks, as KV use.
+    """Write, by endpoint, the instances potentially overloaded, and the sum and maximum of their peaks, as KV use.
 
-    Capacity is what the engines have, whatever their dispatcher counts on. The others are scratch, as in `project_engine`.
+    Capacity is the engines', regardless of the dispatcher's limits. The other arrays are scratch, as in `project_engine`.
     """
     for endpoint in range(overloaded.size):
         overloaded[endpoint], peak_sum[endpoint], peak_most[endpoint] = 0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""When an iteration needs more KV blocks than are free: sequences are preempted, or miss an iteration."""
+"""Iterations that need more KV blocks than are free: sequences are preempted, or miss the iteration."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ def rebuild(engines: EngineArrays, instance: int, stall: bool) -> None:
 
 @compiled_internal
 def take_blocks_of(engines: EngineArrays, instance: int, sequence: int, returns: bool) -> None:
-    """Take its blocks from *sequence*, which runs no more; it *returns* where it waits here again."""
+    """Take the blocks of *sequence*, which stops running; it *returns* if it waits here again."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
     computed = int(this.computed_tokens)
     if this.decoding != 0:
@@ -54,7 +54,7 @@ def take_blocks_of(engines: EngineArrays, instance: int, sequence: int, returns:
 
 @compiled_internal
 def _preempt(engines: EngineArrays, instance: int, sequence: int) -> None:
-    """Take its blocks from *sequence*, which waits again and computes all its tokens again."""
+    """Preempt *sequence*: take its blocks and let it wait and compute all its tokens again."""
     take_blocks_of(engines, instance, sequence, True)
     push_waiting(engines, instance, sequence, True)
     engines.counters[PREEMPTIONS] += 1
@@ -62,7 +62,7 @@ def _preempt(engines: EngineArrays, instance: int, sequence: int) -> None:
 
 @compiled_internal
 def schedule_short(engines: EngineArrays, instance: int, outcomes: NDArray[np.void]) -> int:
-    """Schedule an iteration that needs more blocks than are free: how many sequences got to run.
+    """Schedule an iteration that needs more blocks than are free; return how many sequences run.
 
     Sequences in order of admission, each with a `step_tokens`; one that lacks blocks takes them from victims, and if it is
     itself the victim, those after it get nothing.
@@ -109,7 +109,7 @@ def schedule_short(engines: EngineArrays, instance: int, outcomes: NDArray[np.vo
 
 @compiled_internal
 def step_of_a_part(engines: EngineArrays, instance: int, now_s: float) -> float:
-    """Start the iteration that `schedule_short` made up; when it ends."""
+    """Start the iteration scheduled by `schedule_short`; return its end."""
     engine = engines.instances[instance]
     prefill = decodes = context = 0
     engine.step_decodes = engine.step_within = 0

@@ -1,15 +1,15 @@
-"""The prefix caches of the compiled engines: what `BlockPool` does, in arrays, in constant time a block.
+"""Prefix caches of the compiled engines: the behaviour of `BlockPool`, in arrays, in constant time per block.
 
-A block that can be found by its content has a record: the blocks of a prompt that others may share, from the moment they
-are full, and the further blocks of a request that was preempted, which itself finds them again. All other full blocks a
-request merely counts. When it ends, these can no longer be found, but in the order of reuse they still stand before
-the blocks that it shares: one record stands for all of them.
+A block that can be found by its content has a record: the blocks of a prompt that others may share, once they are full, and
+the further blocks of a preempted request, which itself finds them again. All other full blocks a request merely counts. When
+it ends, these can no longer be found, but in the order of reuse they still precede the blocks that it shares: one record
+represents them all.
 
-Records of blocks without a holder are in a list, freed longest ago first. Blank blocks are not listed: they are the
-free ones beyond those in the list. So `settle`, which is given the number of free blocks, forgets as many of the oldest as
-are too many. As no block is looked up while a batch decodes, the blocks of many iterations can be taken at once.
+Records of blocks without a holder are in a list, freed longest ago first. Blank blocks are not listed: they are the free
+ones beyond those in the list. So `settle`, given the number of free blocks, forgets the oldest excess ones. No block is
+looked up while a batch decodes, so the blocks of many iterations can be taken at once.
 
-Copies of one content are in a ring, the oldest first; the table, which is open-addressed, knows the oldest.
+Copies of one content are in a ring, oldest first; the open-addressed table knows the oldest.
 """
 
 from typing import Any, Final
@@ -18,12 +18,12 @@ from scheduling.compiled import compiled_inline, compiled_internal
 from scheduling.simulation.engine.state import NONE, PREFIX_HIT_TOKENS, PREFIX_QUERIED_TOKENS, EngineArrays
 
 SHARED: Final = -1
-"""The owner of a block that anybody can find."""
+"""Owner of a block that any request can find."""
 
 
 @compiled_inline
 def _first_place(mask: int, owner: int, number: int) -> int:
-    """Where the content (*owner*, *number*) is looked for first in a table of *mask* + 1 places."""
+    """Return the first probe for the content (*owner*, *number*) in a table of *mask* + 1 places."""
     mixed = number + owner * 0x1E3779B97F4A7C15
     mixed ^= mixed >> 29
     mixed *= 0x3F58476D1CE4E5B9
@@ -33,7 +33,7 @@ def _first_place(mask: int, owner: int, number: int) -> int:
 
 @compiled_internal
 def _place(engines: EngineArrays, instance: int, owner: int, number: int) -> int:
-    """The place in the table that knows (*owner*, *number*), or the empty one where it belongs."""
+    """Return the table place of (*owner*, *number*), or the empty one where it belongs."""
     cache = engines.cache
     mask = cache.table.shape[1] - 1
     at = _first_place(mask, owner, number)
@@ -68,7 +68,7 @@ def _drop_record(engines: EngineArrays, instance: int, at: int) -> None:
 
 @compiled_internal
 def _publish(engines: EngineArrays, instance: int, owner: int, number: int) -> int:
-    """A record for one more held block with the content (*owner*, *number*)."""
+    """Return a record for one more held block with the content (*owner*, *number*)."""
     cache = engines.cache
     at = _take_record(engines, instance)
     this = cache.blocks[instance, at]
@@ -99,7 +99,7 @@ def _forget(engines: EngineArrays, instance: int, at: int) -> None:
         blocks[instance, this.copy_before].copy_after = this.copy_after
         blocks[instance, this.copy_after].copy_before = this.copy_before
         return
-    # Close the gap: entries behind it must still be met on the way from where they are looked for first.
+    # Close the gap: later entries must stay reachable from their first probe.
     mask = table.shape[1] - 1
     behind = (hole + 1) & mask
     while table[instance, behind] != 0:
@@ -114,7 +114,7 @@ def _forget(engines: EngineArrays, instance: int, at: int) -> None:
 
 @compiled_inline
 def _append_idle(engines: EngineArrays, instance: int, at: int) -> None:
-    """Append the record *at*, which lost its last holder, to those to be reused."""
+    """Append the record *at*, which lost its last holder, to the reuse list."""
     engine, blocks = engines.instances[instance], engines.cache.blocks
     last = engine.newest_idle
     blocks[instance, at].older, blocks[instance, at].newer = last, NONE
@@ -128,7 +128,7 @@ def _append_idle(engines: EngineArrays, instance: int, at: int) -> None:
 
 @compiled_inline
 def _pick_up(engines: EngineArrays, instance: int, at: int) -> None:
-    """Take the record *at* out of those without a holder."""
+    """Remove the record *at* from those without a holder."""
     engine, blocks = engines.instances[instance], engines.cache.blocks
     this = blocks[instance, at]
     older, newer = this.older, this.newer
@@ -145,7 +145,7 @@ def _pick_up(engines: EngineArrays, instance: int, at: int) -> None:
 
 @compiled_internal
 def settle(engines: EngineArrays, instance: int, free_blocks: int) -> None:
-    """Blocks were taken, and *free_blocks* are left: those that had to be reused are forgotten, the oldest first."""
+    """Forget the oldest blocks that were reused, after blocks were taken and *free_blocks* are left."""
     engine, blocks = engines.instances[instance], engines.cache.blocks
     while engine.idle_blocks > free_blocks:
         at = int(engine.oldest_idle)
@@ -163,7 +163,7 @@ def settle(engines: EngineArrays, instance: int, free_blocks: int) -> None:
 
 @compiled_internal
 def publish(engines: EngineArrays, instance: int, sequence: int, tokens: int) -> None:
-    """*sequence* holds blocks for its first *tokens*: others can find those of them that are full and shared."""
+    """Make the full, shared blocks of the first *tokens* of *sequence* findable by others."""
     this, cache = engines.sequences[sequence], engines.cache
     if cache.first.size == 1:
         return
@@ -176,7 +176,7 @@ def publish(engines: EngineArrays, instance: int, sequence: int, tokens: int) ->
 
 @compiled_internal
 def look_up(engines: EngineArrays, instance: int, sequence: int) -> tuple[int, int]:
-    """How many leading blocks of the waiting *sequence* are in the cache, and how many of these have a holder.
+    """Return how many leading blocks of the waiting *sequence* are cached, and how many of these have a holder.
 
     Never all of them, for its last token must be computed. They are noted in its row of `held`.
     """
@@ -207,7 +207,7 @@ def look_up(engines: EngineArrays, instance: int, sequence: int) -> tuple[int, i
 
 @compiled_internal
 def share(engines: EngineArrays, instance: int, sequence: int, cached_blocks: int) -> None:
-    """Let *sequence* hold the *cached_blocks* blocks that `look_up` noted, and go on from there."""
+    """Let *sequence* hold the *cached_blocks* blocks that `look_up` noted, and continue from there."""
     this, cache = engines.sequences[sequence], engines.cache
     for index in range(cached_blocks):
         at = int(cache.held[sequence, index])
@@ -222,7 +222,7 @@ def share(engines: EngineArrays, instance: int, sequence: int, cached_blocks: in
 
 @compiled_internal
 def give_back(engines: EngineArrays, instance: int, sequence: int, tokens: int, returns: bool) -> int:
-    """*sequence* gives up its blocks, which hold its first *tokens*; how many are free by that, the cached ones among them.
+    """Release the blocks of *sequence*, which hold its first *tokens*; return how many become free, cached ones included.
 
     It *returns* after a preemption, and then finds its own blocks again. Its last block will be reused first.
     """
@@ -253,7 +253,7 @@ def give_back(engines: EngineArrays, instance: int, sequence: int, tokens: int, 
 
 
 def clear_cache(engines: EngineArrays, instance: int) -> None:
-    """Forget all that the cache of *instance*, which holds no requests, has. O(its table)."""
+    """Clear the cache of *instance*, which holds no requests. O(its table)."""
     engine: Any = engines.instances[instance]
     if engine.used_records > 0:
         engines.cache.table[instance, :] = 0

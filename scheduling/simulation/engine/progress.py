@@ -1,7 +1,7 @@
-"""The work in progress of an instance: what a sequence gets in a step, how iterations end, what the fleet arrays know.
+"""Work in progress of an instance: a sequence's tokens per step, ends of iterations, updates of the fleet arrays.
 
 While no sequence joins or leaves, k iterations of a batch that decodes take L*k + A*k^2 seconds, for the context grows by
-one token a sequence each time.
+one token per sequence each time.
 """
 
 import math
@@ -17,7 +17,7 @@ from scheduling.simulation.engine.state import NONE, STEP, EngineArrays
 
 @compiled_inline
 def ends_s(engines: EngineArrays, instance: int, steps: int) -> float:
-    """When the *steps*-th iteration of the work in progress ends. The only place that says so: ties must be ties."""
+    """Return the end of the *steps*-th iteration in progress. Computed here only, so that ties stay exact."""
     engine = engines.instances[instance]
     count = float(steps)
     return float(engine.started_s + (engine.linear_s * count + engine.quadratic_s * count * count))
@@ -25,7 +25,7 @@ def ends_s(engines: EngineArrays, instance: int, steps: int) -> float:
 
 @compiled_inline
 def ended_iterations(engines: EngineArrays, instance: int, now_s: float, at_now: bool) -> int:
-    """How many iterations of the segment in progress ended before *now_s*, or *at_now*: up to and at it."""
+    """Return how many iterations of the current segment ended before *now_s*; with *at_now*, up to and at it."""
     engine = engines.instances[instance]
     passed_s = now_s - engine.started_s
     linear, quadratic = engine.linear_s, engine.quadratic_s
@@ -62,7 +62,7 @@ def count_tokens(fleet: FleetArrays, engines: EngineArrays, instance: int, itera
 
 @compiled_inline
 def observe(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: float, at_now: bool) -> None:
-    """Bring the fleet arrays of *instance* up to *now_s*: every token that has come out is counted."""
+    """Update the fleet arrays of *instance* to *now_s*, counting every token emitted."""
     engine = engines.instances[instance]
     if engine.next_s <= now_s:
         ended = ended_iterations(engines, instance, now_s, at_now)
@@ -72,7 +72,7 @@ def observe(fleet: FleetArrays, engines: EngineArrays, instance: int, now_s: flo
 
 @compiled_inline
 def milestone(engines: EngineArrays, sequence: int, produced_tokens: int) -> int:
-    """After how many output tokens *sequence* is looked at next: when it has all, or all that were expected."""
+    """Return the output tokens at which *sequence* is next examined: when it has all, or all that were expected."""
     this = engines.sequences[sequence]
     expected_output = this.expected_tokens - this.prompt_tokens
     if produced_tokens < expected_output < this.output_tokens:
@@ -82,7 +82,7 @@ def milestone(engines: EngineArrays, sequence: int, produced_tokens: int) -> int
 
 @compiled_inline
 def join(engines: EngineArrays, instance: int, sequence: int) -> None:
-    """*sequence*, which has a token to go on from, decodes from the next iteration on."""
+    """Let *sequence*, which has a token to continue from, decode from the next iteration on."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
     produced = this.produced_tokens
     this.decoding = 1
@@ -97,10 +97,10 @@ def join(engines: EngineArrays, instance: int, sequence: int) -> None:
 
 @compiled_inline
 def compute(engines: EngineArrays, instance: int, sequence: int, tokens: int) -> bool:
-    """Compute *tokens* more of *sequence*, whose blocks are held; whether they cost what a decode step costs."""
+    """Compute *tokens* more of *sequence*, whose blocks are held; return whether they cost the same as a decode step."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
     total = this.prompt_tokens + this.produced_tokens
-    # The last token of what a preempted request computes again is a decode step like any other.
+    # The last token that a preempted request recomputes is a decode step like any other.
     as_decode = bool(this.produced_tokens > 0 and this.computed_tokens == total - 1)
     this.computed_tokens += tokens
     if this.computed_tokens == total:
@@ -116,7 +116,7 @@ def compute(engines: EngineArrays, instance: int, sequence: int, tokens: int) ->
 def start_step(
     engines: EngineArrays, instance: int, now_s: float, prefill: int, decodes: int, context: int, begun: int
 ) -> float:
-    """Start one iteration, in which *begun* requests are admitted for the first time; when it ends."""
+    """Start one iteration that admits *begun* requests for the first time; return its end."""
     engine = engines.instances[instance]
     engine.phase = STEP
     engine.started_s = now_s

@@ -1,4 +1,4 @@
-"""The waiting queues of an engine, first come first served or by priority, with removal from anywhere.
+"""Waiting queues of an engine, first come first served or by priority, with removal from anywhere.
 
 Both hold ids and queue keys, not the requests themselves. No operation compares more than O(log n) entries.
 """
@@ -13,21 +13,21 @@ QueueKey = tuple[int, float, int]
 
 
 class WaitingQueue(Protocol):
-    """What an engine asks of its waiting queue."""
+    """Interface of an engine's waiting queue."""
 
     def push(self, request_id: str, key: QueueKey) -> None: ...
 
     def push_back(self, request_id: str, key: QueueKey) -> None:
-        """Take in a preempted request, which waits again."""
+        """Requeue a preempted request."""
 
     def peek(self) -> str:
-        """The first id. IndexError when empty."""
+        """Return the first id. Raise IndexError when empty."""
 
     def remove(self, request_id: str) -> None:
-        """Take out *request_id*, wherever it stands. KeyError when it is not there."""
+        """Remove *request_id* from any position. Raise KeyError if it is missing."""
 
     def in_order(self) -> list[str]:
-        """All ids, in queue order."""
+        """Return all ids, in queue order."""
 
     def __len__(self) -> int: ...
 
@@ -61,7 +61,7 @@ class FcfsQueue:
 
 
 class PriorityQueue:
-    """In order of key; a preempted request takes the place that its key gives it."""
+    """In order of key; a preempted request returns to the position of its key."""
 
     def __init__(self) -> None:
         self._order: list[tuple[QueueKey, str]] = []

@@ -1,6 +1,6 @@
-"""The reference engine: continuous batching as vLLM v1 does it, one iteration at a time.
+"""The reference engine: continuous batching as in vLLM v1, one iteration at a time.
 
-It is plain Python and clear before it is fast: the emulated servers run it in wall time, and the compiled simulator is
+Plain Python, written for clarity rather than speed: the emulated servers run it in wall time, and the compiled simulator is
 checked against it. The rules are those of vLLM 0.32's scheduler with its default settings (chunked prefill on, a waiting
 request admitted only when all that it has to compute fits the free blocks, no watermark, no speculative decoding, no
 asynchronous scheduling). A test runs both on the same requests and finds the same decisions in every iteration.
@@ -17,7 +17,7 @@ from scheduling.simulation.engine.queues import QUEUES, QueueKey, QueuePolicy, W
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What a vLLM server is started with, and how fast it is. ValueError names a setting that is wrong."""
+    """Settings and speed of a vLLM server. Raises ValueError naming an invalid setting."""
 
     max_num_seqs: int
     """Requests that run at once."""
@@ -51,13 +51,13 @@ class EngineConfig:
         return self.kv_blocks * self.block_size_tokens
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold *tokens*."""
+        """Return the number of blocks that hold *tokens*."""
         return -(-tokens // self.block_size_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A request as the engine sees it: how long it is, and that it stops after exactly *output_tokens*."""
+    """A request as the engine sees it: its lengths; it stops after exactly *output_tokens*."""
 
     request_id: str
     prompt_tokens: int
@@ -66,23 +66,23 @@ class EngineRequest:
     """As in vLLM: lower is earlier. Read by the priority policy only."""
     arrival_s: float = 0.0
     prefix_hashes: tuple[Hashable, ...] = ()
-    """One for each leading full block of the prompt that others may share; each stands for all tokens up to its end."""
+    """One for each leading full block of the prompt that others may share; each identifies all tokens up to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One iteration. Tokens come out at its end, `ends_s`; the engine's state is that of the end from the start on."""
+    """One iteration. Tokens come out at its end, `ends_s`; the engine's state is already that of the end."""
 
     ends_s: float
     duration_s: float
     emitted: list[str]
     """Requests that get one token each."""
     finished: list[str]
-    """Those of them for which it was the last."""
+    """Those for which that was the last token."""
     admitted: list[str]
-    """Requests that began to run, for the first time or again."""
+    """Requests that started to run, for the first time or again."""
     cached_tokens: dict[str, int]
-    """How much of each of these was in the prefix cache."""
+    """Tokens of each of these that were in the prefix cache."""
     preempted: list[str]
     """Requests that lost their blocks and wait again."""
     prefill_tokens: int
@@ -92,7 +92,7 @@ class StepResult:
 
 
 class _Sequence:
-    """A request in the engine: its progress and the blocks that it holds."""
+    """A request in the engine, with its progress and its blocks."""
 
     __slots__ = ("blocks", "computed_tokens", "number", "produced_tokens", "published", "request", "total_tokens")
 
@@ -103,7 +103,7 @@ class _Sequence:
         self.computed_tokens = 0  # of these, those whose KV is in the cache
         self.produced_tokens = 0
         self.blocks = 0
-        self.published: list[Block] = []  # the first of its blocks, full and findable; only with prefix caching
+        self.published: list[Block] = []  # its leading blocks that are full and findable; only with prefix caching
 
     @property
     def queue_key(self) -> QueueKey:
@@ -111,18 +111,18 @@ class _Sequence:
 
     @property
     def decoding(self) -> bool:
-        """Whether only the token that came out last is to be computed."""
+        """Whether only the latest token is left to compute."""
         return self.produced_tokens > 0 and self.computed_tokens == self.total_tokens - 1
 
     def content(self, index: int) -> Hashable:
-        """What the full block *index* holds: a hash that others may have too, or tokens that only this request has."""
+        """Return the content of the full block *index*: a hash that others may share, or tokens unique to this request."""
         hashes = self.request.prefix_hashes
         return hashes[index] if index < len(hashes) else (self, index)
 
 
 @dataclass(slots=True)
 class _Batch:
-    """An iteration in the making: how many tokens of which sequence."""
+    """An iteration being scheduled: tokens by sequence."""
 
     budget_tokens: int
     tokens: dict[_Sequence, int] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class ReferenceEngine:
         self._running: dict[str, _Sequence] = {}  # in order of admission
         self._waiting: WaitingQueue = QUEUES[config.policy]()
         self._numbers = 0
-        self._read_idle = 0  # sequences of lower numbers came while nothing ran
+        self._read_idle = 0  # sequences below this number arrived while nothing ran
 
     @property
     def running(self) -> int:
@@ -160,22 +160,22 @@ class ReferenceEngine:
 
     @property
     def waiting(self) -> int:
-        """Requests that were added or preempted and are not admitted."""
+        """Requests added or preempted, and not admitted."""
         return len(self._waiting)
 
     def waiting_in_order(self) -> list[str]:
-        """Ids of the requests that wait, in the order in which they would be admitted."""
+        """Return the ids of the waiting requests in order of admission."""
         return self._waiting.in_order()
 
     def cached_in_order(self) -> list[Hashable]:
-        """Hashes of the idle cached blocks in the order of their reuse; None for those that only one request could find."""
+        """Return the hashes of the idle cached blocks in order of reuse; None for those that only one request could find."""
         return [
             None if isinstance(content, tuple) and isinstance(content[0], _Sequence) else content
             for content in self._pool.idle_contents()
         ]
 
     def reset_prefix_cache(self) -> bool:
-        """Forget what is cached; as in vLLM False, and nothing happens, while requests hold blocks."""
+        """Clear the prefix cache; as in vLLM return False, without effect, while requests hold blocks."""
         if self._running:
             return False
         self._pool.forget_idle()
@@ -187,7 +187,7 @@ class ReferenceEngine:
         return 1.0 - self._pool.free / self._pool.capacity
 
     def check(self, request: EngineRequest) -> None:
-        """ValueError if this engine could never run *request*, saying why."""
+        """Raise ValueError, with the reason, if this engine could never run *request*."""
         if request.prompt_tokens < 1:
             raise ValueError(f"prompt_tokens must be at least 1, not {request.prompt_tokens}")
         if request.output_tokens < 1:
@@ -206,7 +206,7 @@ class ReferenceEngine:
             )
 
     def add(self, request: EngineRequest) -> None:
-        """Let *request* wait. ValueError if it could never run, or if its id is in use."""
+        """Queue *request*. Raise ValueError if it could never run, or if its id is in use."""
         self.check(request)
         if request.request_id in self._sequences:
             raise ValueError(f"request {request.request_id!r} is in the engine already")
@@ -216,7 +216,7 @@ class ReferenceEngine:
         self._waiting.push(request.request_id, sequence.queue_key)
 
     def abort(self, request_id: str) -> bool:
-        """Drop a request and free what it holds; False if it is not here (never was, or finished)."""
+        """Drop a request and free its blocks; return False if it is not here (never was, or finished)."""
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
@@ -227,7 +227,7 @@ class ReferenceEngine:
         return True
 
     def step(self, now_s: float) -> StepResult | None:
-        """Run one iteration that starts at *now_s*; None if there is nothing to do.
+        """Run one iteration that starts at *now_s*; return None if there is nothing to do.
 
         1. Running requests, in order of admission, each get a decode token or their next chunk of prefill, while the
            token budget lasts. One that needs a block when none is free takes it from a victim: the last admitted, or by
@@ -236,7 +236,7 @@ class ReferenceEngine:
            free blocks allow. The first that does not fit holds up the rest.
         3. Each request whose last known token was computed gets one more.
 
-        A preempted request computes its prompt and all that it had produced again before its next token.
+        A preempted request computes its prompt and its whole output again before its next token.
         """
         if not self._sequences:
             return None
@@ -251,7 +251,7 @@ class ReferenceEngine:
             preempted += batch.preempted
             if batch.tokens:
                 break
-            # Every scheduled request was preempted. vLLM runs an empty iteration; as that takes no time, go on.
+            # Every scheduled request was preempted. vLLM runs an empty iteration; as that takes no time, continue.
         return self._execute(batch, preempted, now_s)
 
     def _schedule_running(self, batch: _Batch) -> None:
@@ -259,7 +259,7 @@ class ReferenceEngine:
             if batch.budget_tokens == 0:
                 return
             if sequence.request.request_id not in self._running:
-                continue  # preempted for one before it
+                continue  # preempted for an earlier one
             tokens = min(sequence.total_tokens - sequence.computed_tokens, batch.budget_tokens)
             while not self._hold(sequence, sequence.computed_tokens + tokens):
                 victim = self._victim()
@@ -332,7 +332,7 @@ class ReferenceEngine:
         )
 
     def _hold(self, sequence: _Sequence, tokens: int) -> bool:
-        """Give *sequence* the blocks for its first *tokens*; False when too few are free."""
+        """Give *sequence* the blocks for its first *tokens*; return False when too few are free."""
         missing = self.config.blocks_for(tokens) - sequence.blocks
         if missing > 0:
             if not self._pool.take(missing):
@@ -345,7 +345,7 @@ class ReferenceEngine:
         return True
 
     def _cached(self, sequence: _Sequence) -> list[Block]:
-        """Blocks in the cache that hold the start of *sequence*; never all of it, for its last token must be computed."""
+        """Return cached blocks with the start of *sequence*; never all of it, for its last token must be computed."""
         if not self.config.prefix_caching:
             return []
         most = (sequence.total_tokens - 1) // self.config.block_size_tokens

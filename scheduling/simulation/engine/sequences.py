@@ -1,4 +1,4 @@
-"""The lists and the heap that an engine keeps its sequences in: running, waiting, joining, and those due."""
+"""Lists and heap of an engine's sequences: running, waiting, joining, and due."""
 
 from scheduling.compiled import compiled_inline, index
 from scheduling.simulation.engine.state import FREE_SEQUENCES, NONE, EngineArrays
@@ -6,7 +6,7 @@ from scheduling.simulation.engine.state import FREE_SEQUENCES, NONE, EngineArray
 
 @compiled_inline
 def take_sequence(engines: EngineArrays) -> int:
-    """A record for another request. There is always one: a fleet holds no more than its limits allow."""
+    """Return a record for another request. There is always one: a fleet holds no more than its limits allow."""
     free = index(engines.counters[FREE_SEQUENCES] - 1)
     engines.counters[FREE_SEQUENCES] = free
     return index(engines.free_sequences[free])
@@ -61,7 +61,7 @@ def _key_before(engines: EngineArrays, one: int, other: int) -> bool:
 
 @compiled_inline
 def push_waiting(engines: EngineArrays, instance: int, sequence: int, again: bool) -> None:
-    """Let *sequence* wait in the engine; *again* after a preemption, which puts it first unless priority decides."""
+    """Queue *sequence* in the engine; *again* after a preemption, which puts it first unless priority decides."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
     before, after = int(engine.last_waiting), NONE
     if engine.by_priority != 0:
@@ -84,7 +84,7 @@ def push_waiting(engines: EngineArrays, instance: int, sequence: int, again: boo
 
 @compiled_inline
 def pop_waiting(engines: EngineArrays, instance: int) -> int:
-    """Take out the first; the caller knows that there is one."""
+    """Remove and return the first; the queue must not be empty."""
     engine = engines.instances[instance]
     sequence = index(engine.first_waiting)
     after = engines.sequences[sequence].next
@@ -99,7 +99,7 @@ def pop_waiting(engines: EngineArrays, instance: int) -> int:
 
 @compiled_inline
 def remove_waiting(engines: EngineArrays, instance: int, sequence: int) -> None:
-    """Take out *sequence*, wherever it waits."""
+    """Remove *sequence* from any position of the queue."""
     engine, this = engines.instances[instance], engines.sequences[sequence]
     before, after = this.previous, this.next
     if before == NONE:
@@ -115,7 +115,7 @@ def remove_waiting(engines: EngineArrays, instance: int, sequence: int) -> None:
 
 @compiled_inline
 def append_joining(engines: EngineArrays, instance: int, sequence: int) -> None:
-    """*sequence* gets a token at the end of this step, and decodes from then on."""
+    """Add *sequence* to those that get a token at the end of this step, and decode from then on."""
     engine = engines.instances[instance]
     engines.sequences[sequence].next_joining = NONE
     if engine.joining == NONE:
@@ -127,7 +127,7 @@ def append_joining(engines: EngineArrays, instance: int, sequence: int) -> None:
 
 @compiled_inline
 def push_due(engines: EngineArrays, instance: int, at: int, sequence: int, iteration: int) -> None:
-    """Add *sequence* to the heap of those due, which is *at* high without it."""
+    """Add *sequence* to the heap of those due, which has *at* entries without it."""
     due, sequences = engines.due[instance], engines.due_sequence[instance]
     while at > 0:
         parent = index((at - 1) >> 1)
@@ -140,7 +140,7 @@ def push_due(engines: EngineArrays, instance: int, at: int, sequence: int, itera
 
 @compiled_inline
 def replace_first_due(engines: EngineArrays, instance: int, size: int, sequence: int, iteration: int) -> None:
-    """Put (*iteration*, *sequence*) in place of the first of a heap *size* high."""
+    """Replace the first entry of a heap of *size* by (*iteration*, *sequence*)."""
     due, sequences = engines.due[instance], engines.due_sequence[instance]
     at = 0
     while True:
@@ -158,7 +158,7 @@ def replace_first_due(engines: EngineArrays, instance: int, size: int, sequence:
 
 @compiled_inline
 def victim(engines: EngineArrays, instance: int) -> int:
-    """Who loses its blocks: the last admitted, or by priority the one with the last queue key."""
+    """Return the sequence that loses its blocks: the last admitted, or by priority the one with the last queue key."""
     engine = engines.instances[instance]
     last = int(engine.last_running)
     if engine.by_priority != 0:
@@ -172,7 +172,7 @@ def victim(engines: EngineArrays, instance: int) -> int:
 
 @compiled_inline
 def sort_by_admission(engines: EngineArrays, count: int) -> None:
-    """Put the first *count* of `engines.done` in order of admission, which is the order in which tokens come out."""
+    """Sort the first *count* of `engines.done` by admission, the order in which tokens come out."""
     done = engines.done
     for at in range(1, count):
         sequence = done[at]

@@ -1,4 +1,4 @@
-"""Tables of a scenario that say what is asked: a trace, or clients with their lengths and bursts."""
+"""Tables of a scenario for its demand: a trace, or clients with their lengths and bursts."""
 
 from typing import Annotated, Literal, Self
 
@@ -9,7 +9,7 @@ from scheduling.simulation.workload.traces import FORMATS
 
 
 class TraceOf(Part):
-    """A recorded trace; what it does not say is set here."""
+    """A recorded trace; values that it lacks are set here."""
 
     file: str
     """Relative to the scenario's own folder."""
@@ -17,7 +17,7 @@ class TraceOf(Part):
     limit: Size | None = None
     speed: Positive = 1.0
     model: str | None = None
-    """For requests whose model the trace does not name; the scenario's only model if it has one."""
+    """For requests whose model the trace does not name; default: the scenario's only model."""
     models: dict[str, str] = {}
     """Model of the scenario for each name in the trace."""
     region: str | None = None
@@ -67,7 +67,7 @@ class ClientOf(Part):
     slo_class: str
     requests_per_s: Positive
     regions: dict[str, AtLeast0] = {}
-    """Shares; all of the scenario's regions alike if it is left out."""
+    """Shares; default: equal for all of the scenario's regions."""
     gaps: Literal["gamma", "weibull"] = "gamma"
     cv: Annotated[FiniteFloat, Field(gt=0, le=20)] = 1.0
     daily_swing: Annotated[FiniteFloat, Field(ge=0, le=1)] = 0.0
@@ -101,7 +101,7 @@ class RandomBursts(Part):
 
 
 class Demand(Part):
-    """Synthetic demand as a whole, and what is done with lengths."""
+    """Synthetic demand as a whole, and the handling of lengths."""
 
     duration_h: Positive | None = None
     too_long: Literal["refuse", "clip", "drop"] = "refuse"

@@ -1,4 +1,4 @@
-"""Reading scenario files: a wrong one is refused with the file, the line and the key. Keys: docs/simulation.md."""
+"""Read scenario files; an invalid one is refused with the file, the line and the key. Keys: docs/simulation.md."""
 
 import re
 import tomllib
@@ -14,12 +14,12 @@ from scheduling.simulation.scenario.toml_lines import Key, ScenarioError, wrong_
 
 
 def load_scenario(path: Path) -> Scenario:
-    """The scenario at *path*. Raises ScenarioError."""
+    """Return the scenario at *path*. Raise ScenarioError."""
     return check_scenario(read_toml(path), path, text_of(path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables in the file at *path*, as they stand there. Raises ScenarioError for one that is no TOML."""
+    """Return the unchecked tables of the file at *path*. Raise ScenarioError if it is not TOML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -33,12 +33,12 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def text_of(path: Path) -> str:
-    """The TOML at *path*, for lines in errors; empty for a scenario that is no file."""
+    """Return the TOML at *path*, for lines in errors; empty for a scenario that is not a file."""
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def check_scenario(values: Any, path: Path, text: str = "", asks: bool = True) -> Scenario:
-    """The scenario that *values* are, as read from *path*; *text* is its TOML, for lines. Raises ScenarioError.
+    """Return the scenario with *values* read from *path*; *text* is its TOML, for lines. Raise ScenarioError.
 
     Unless it *asks*, its requests come from elsewhere and it needs no demand.
     """
@@ -53,7 +53,7 @@ def check_scenario(values: Any, path: Path, text: str = "", asks: bool = True) -
 
 
 def _location(location: tuple[int | str, ...], values: Any) -> Key:
-    """*location* without what pydantic adds for unions: only steps that the file has, and a last one that it lacks."""
+    """Return *location* without pydantic's steps for unions: only steps that the file has, and a last one that it lacks."""
     key: list[str | int] = []
     for step in location:
         if isinstance(values, dict) and step not in values:
@@ -78,7 +78,7 @@ def _words(error: Any) -> str:
 
 
 def _table(location: tuple[int | str, ...]) -> type[Part]:
-    """The kind of table at *location*."""
+    """Return the kind of table at *location*."""
     table: type[Part] = Scenario
     steps = iter(location)
     for step in steps:

@@ -1,4 +1,4 @@
-"""Tables of a scenario that say what there is: models, GPUs, regions, profiles and groups of instances."""
+"""Tables of a scenario for its fleet: models, GPUs, regions, profiles and groups of instances."""
 
 from typing import Annotated, Literal, Self
 
@@ -8,12 +8,12 @@ from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive
 
 
 class Gpu(Part):
-    """Prices of one GPU for an hour."""
+    """Hourly prices of one GPU."""
 
     usd_per_hour: AtLeast0 = 0.0
     spot_usd_per_hour: AtLeast0 = 0.0
     count: dict[str, Count] = {}
-    """By region, where it is known how many there are: what people count in. Places for instances are the groups'."""
+    """Known GPU counts by region, for display. Places for instances are the groups'."""
 
 
 class Prefill(Part):
@@ -30,7 +30,7 @@ class Decode(Part):
 
 
 class FrontEndOf(Part):
-    """Limits of an instance's API process; left out: no limit is known."""
+    """Limits of an instance's API process; default: no known limit."""
 
     requests_per_s: Positive | None = None
     tokens_per_s: Positive | None = None
@@ -49,13 +49,13 @@ class ProfileOf(Part):
 
 class RegionOf(Part):
     peak_shift_h: FiniteFloat = 0.0
-    """How much later than the clients' `peak_h` its day peaks."""
+    """Shift of the daily peak against the clients' `peak_h`."""
 
 
 class SharingOf(Part):
     """GPU sharing between groups of the fleet: each number in a region is one swap group.
 
-    What shares the GPUs of `llama-east-2` is the second instance in east of every `[[fleet]]` with the same `group`.
+    The GPUs of `llama-east-2` are shared with the second instance in east of every `[[fleet]]` with the same `group`.
     """
 
     group: str
@@ -63,13 +63,13 @@ class SharingOf(Part):
     wake_s: AtLeast0
     """With its weights in CPU memory."""
     reload_s: AtLeast0
-    """With its weights in storage alone."""
+    """With its weights only in storage."""
     weights_gb: AtLeast0 = 0.0
 
 
 class SwapGroupOf(Part):
     cpu_memory_gb: AtLeast0
-    """In each region and for each number, for the weights of those that sleep."""
+    """In each region and for each number, for the weights of sleeping instances."""
 
 
 class Group(Part):
@@ -88,7 +88,7 @@ class Group(Part):
     asleep: Count = 0
     """Asleep at the start, in each region."""
     sharing: SharingOf | None = None
-    """None: the GPUs of an instance are its own."""
+    """None: an instance shares no GPUs."""
     kv_tokens: Size
     """KV cache of an instance."""
     max_num_seqs: Size = 256
@@ -98,8 +98,7 @@ class Group(Part):
     """vLLM's own waiting order."""
     prefix_caching: bool = False
     start_s: Positive | None = None
-    """From asking for an instance until it serves, machine and weights together, where that was measured; left out: as
-    `[delays]` say."""
+    """Measured time from requesting an instance to serving, machine and weights together; default: the `[delays]`."""
 
     @model_validator(mode="after")
     def _some(self) -> Self:

@@ -1,4 +1,4 @@
-"""Tables of a scenario that say what happens to its instances: failures, and redeploys by hand."""
+"""Tables of a scenario for events at its instances: failures, and manual redeploys."""
 
 from typing import Self
 
@@ -12,12 +12,12 @@ class FailureOf(Part):
 
     at_h: AtLeast0
     instance: str | None = None
-    """Its name, such as `llama-us-east-1`: model, region, and its number in the group."""
+    """The instance's name, such as `llama-us-east-1`: model, region, and its number in the group."""
     region: str | None = None
     model: str | None = None
-    """Of the region's instances, those of this model only."""
+    """Only the region's instances of this model."""
     repair_min: AtLeast0 | None = None
-    """Until its weights begin to load again; that of the delays if left out."""
+    """Until its weights begin to load again; default: that of the delays."""
 
     @model_validator(mode="after")
     def _which(self) -> Self:
@@ -29,20 +29,20 @@ class FailureOf(Part):
 
 
 class RandomFailures(Part):
-    """Every instance fails at random moments, with so many hours between two on average."""
+    """Failures of every instance at random times, with a mean number of hours between two."""
 
     mtbf_h: Positive
     repair_min: AtLeast0 | None = None
 
 
 class RedeployOf(Part):
-    """Instances that one model has lent out as spot in a region are given to another model there."""
+    """Spot instances of one model in a region are redeployed for another model there."""
 
     at_h: AtLeast0
     region: str
     from_model: str
     to_model: str
     count: Size = 1
-    """As many as are lent out then, at the most."""
+    """At most as many as are lent out then."""
     remote: bool = False
     """Whether its weights come from another region."""

@@ -7,9 +7,9 @@ from scheduling.simulation.scenario.toml_lines import Key
 
 
 def loose_ends(scenario: Scenario, asks: bool = True) -> list[tuple[Key, str]]:
-    """Names that nothing stands behind, and other contradictions between tables: (key, what is wrong).
+    """Return undefined names and other contradictions between tables: (key, problem).
 
-    *asks*: whether its requests are its own, so that it needs clients or a trace.
+    *asks*: whether it has its own requests, so that it needs clients or a trace.
     """
     checks = _Checks(scenario)
     checks.fleet()

@@ -1,4 +1,4 @@
-"""The base of all tables of a scenario, and their kinds of numbers."""
+"""Base of all tables of a scenario, and their number types."""
 
 from collections.abc import Collection
 from typing import Annotated
@@ -17,13 +17,13 @@ BundleName = Annotated[str, AfterValidator(lambda name: bundle_named(name).name)
 
 
 class Part(BaseModel):
-    """A table of the file: no key that it does not know, no number written as text."""
+    """A table of the file: unknown keys and numbers written as text are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 def one_of(value: str, names: Collection[str]) -> str:
-    """*value* if it is one of *names*. Raises ValueError."""
+    """Return *value* if it is one of *names*. Raise ValueError otherwise."""
     if value not in names:
         raise ValueError(f"must be one of {', '.join(names)}, not {value!r}")
     return value

@@ -1,4 +1,4 @@
-"""Tables of a scenario that say how requests are dispatched, and what callers are promised."""
+"""Tables of a scenario for the dispatch of requests, and the promises to callers."""
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -21,7 +21,7 @@ class PolicyTable(Part):
     struct: ClassVar[type[Policy]]
 
     def policy(self) -> Any:
-        """The `struct` that the table says. Raises ValueError."""
+        """Return the `struct` that the table describes. Raise ValueError."""
         values = {name: getattr(self, name) for name in self.struct.__struct_fields__}
         tables = {name: value.policy() for name, value in values.items() if isinstance(value, PolicyTable)}
         return self.struct(**values | tables)
@@ -55,7 +55,7 @@ def _table(struct: type[Policy]) -> type[PolicyTable]:
 
 
 def _partial(table: type[PolicyTable]) -> type[Part]:
-    """The same keys as *table*, of which each may be left out."""
+    """Return *table* with every key optional."""
     keys: dict[str, Any] = {name: _key(each, partial=True) for name, each in knobs(table.struct).items()}
     for name in nested(table.struct):
         inner: Any = table.model_fields[name].annotation
@@ -73,19 +73,19 @@ else:
 
 class SloClassOf(Part):
     kind: Literal["interactive", "non_interactive", "opportunistic"] = "interactive"
-    """Plans forecast the interactive classes, keep a share free for the non-interactive ones, and leave out the last."""
+    """Plans forecast the interactive classes, keep a share free for the non-interactive ones, and ignore the last."""
     ttft_ms: Positive | None = None
     itl_ms: Positive | None = None
     e2e_ms: Positive | None = None
     percentile: Annotated[float, Field(gt=0, le=100)] = 95.0
-    """Share of requests, in percent, that plans keep these promises for."""
+    """Percentage of requests for which plans keep these promises."""
     deadline_s: Positive | None = None
     priority: int = 0
     """Lower is earlier."""
 
 
 class EndpointOf(PolicyOverrides):
-    """Policies of one model, in one region or in all, where they differ from those of all endpoints. Later ones count."""
+    """Policies of one model, in one region or all, that differ from those of all endpoints. Later ones take precedence."""
 
     model: str
     region: str | None = None
@@ -112,9 +112,9 @@ class ModelOf(Part):
     context_tokens: Size
     """Prompt and output together."""
     bundle: BundleName | None = None
-    """Its policies at once; what `[[endpoints]]` says counts more."""
+    """All its policies at once; `[[endpoints]]` takes precedence."""
     marks: dict[str, Parameters] = {}
-    """By strategy, parameters that it has for this model where a bundle has it: settings of a live fleet."""
+    """By strategy, parameters for this model where a bundle has that strategy: settings of a live fleet."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -127,10 +127,10 @@ class Policies(PolicyKeys):
     """Policies of all endpoints."""
 
     bundle: BundleName | None = None
-    """Default for models without a bundle; keys given here, in `[scaling]`, `[planner]` or `[forecast]` count more."""
+    """Default for models without a bundle; keys given here, in `[scaling]`, `[planner]` or `[forecast]` take precedence."""
     reordering: Reordering = SEARCH
-    """Of `qlm`: what the global scheduler goes by, its search or a simple rule in its place."""
+    """Of `qlm`: the global scheduler's search, or a simple rule instead."""
     share_spot: bool = True
-    """Whether a machine that one model has let go may be redeployed for another of its GPU type (SageServe's spot)."""
+    """Whether a machine that one model has released may be redeployed for another of its GPU type (SageServe's spot)."""
     max_hold_s: AtLeast0 = 600.0
-    """How long a request waits for an instance with room, where its class has no deadline."""
+    """Maximum wait of a request for an instance with room, if its class has no deadline."""

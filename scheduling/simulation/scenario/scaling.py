@@ -1,4 +1,4 @@
-"""Tables of a scenario that say how many instances there are: strategies, plans, and what those are made of."""
+"""Tables of a scenario for instance counts: strategies, plans, and the plans' inputs."""
 
 from typing import Annotated, Self
 
@@ -12,12 +12,12 @@ Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
 class ScalingOf(Part):
-    """The strategy of all endpoints that `[[endpoints]]` gives no other one, over the reactive floor."""
+    """Strategy of all endpoints without another one in `[[endpoints]]`, over the reactive floor."""
 
     strategy: str | None = None
-    """None where every model has that of its bundle."""
+    """None if every model uses its bundle's."""
     parameters: Parameters = {}
-    """Of the strategy; docs/scaling.md has them."""
+    """Of the strategy; see docs/scaling.md."""
     min_instances: Count = 2
     max_instances: Count = 20
     floor: bool = True
@@ -36,31 +36,32 @@ class ScalingOf(Part):
 
 
 class PlannerOf(Part):
-    """How the plans are made that strategies follow."""
+    """Computation of the plans that strategies follow."""
 
     period_s: Positive | None = None
-    """From one plan to the next; left out: as each strategy says."""
+    """Time between plans; default: each strategy's."""
     horizon_s: Positive = 3600.0
     """Horizon of a plan, in whole windows of the forecast."""
     demand_level: DemandLevel = "strategy"
-    """Of the forecast, which level is planned for: that of the strategy, the mean, or the upper end of its 80 % band."""
+    """Forecast level to plan for: the strategy's, the mean, or the upper end of its 80 % band."""
     niw_share: AtLeast0 = 0.1
-    """Share of the past hour's non-interactive tokens that is kept free (SageServe's beta)."""
+    """Share of the past hour's non-interactive tokens to keep free (SageServe's beta)."""
     epsilon: Share = 0.8
     """Share of local demand that a region must be able to serve."""
     time_limit_s: Positive = 20.0
     capability_instances: Annotated[int, Field(ge=1, le=64)] = 8
-    """Of the largest fleet by whose simulation capability is measured where `[[capabilities]]` gives none."""
+    """Size of the largest fleet simulated to measure capability, where `[[capabilities]]` gives none."""
     capability_most_above: Annotated[FiniteFloat, Field(ge=1)] = 1.1
-    """How many times the most that an instance of such fleets served one of a larger fleet is planned to."""
+    """Limit of the planned throughput per instance in larger fleets, as a multiple of the highest in the simulated ones."""
 
 
 class ForecastOf(Part):
     """Forecast of demand for plans."""
 
     forecaster: str = ""
-    """`oracle`: the demand that comes; `recent`: the highest minute of the last ten; else a name of docs/forecasting.md,
-    the best one if empty."""
+    """`oracle`: the actual demand; `recent`: the highest minute of the last ten; else a name of docs/forecasting.md, the
+    best one if empty.
+    """
     window_s: Annotated[int, Field(ge=60, multiple_of=60)] = 600
     history_days: Annotated[FiniteFloat, Field(ge=0, le=28)] = 0.0
     """Of the clients' demand before the start, drawn for the forecaster to learn from."""
@@ -69,7 +70,7 @@ class ForecastOf(Part):
 
 
 class CapabilityOf(Part):
-    """Throughput of an instance, in tokens a second; a rate that is left out is no limit."""
+    """Throughput of an instance, in tokens per second; a missing rate is unlimited."""
 
     model: str
     gpu: str

@@ -1,4 +1,4 @@
-"""A scenario as a whole: its tables."""
+"""A whole scenario: its tables."""
 
 from typing import Annotated, Any, Final
 
@@ -14,27 +14,27 @@ from scheduling.simulation.scenario.policies import EndpointOf, ModelOf, Policie
 from scheduling.simulation.scenario.scaling import CapabilityOf, ForecastOf, PlannerOf, ScalingOf
 
 BUNDLED: Final = -1
-"""In place of a number of `[[endpoints]]`: what a bundle says."""
+"""Replaces a number of `[[endpoints]]` for values of a bundle."""
 
 
 class Scenario(Part):
-    """Which fleet serves which demand under which policies."""
+    """Fleet, demand and policies of a simulation."""
 
     title: str = ""
     seed: Count = 0
     sample_s: AtLeast0 = 60.0
     """Step of the series of queues and use; 0 keeps none."""
     until_h: Positive | None = None
-    """Stop then, whatever still runs."""
+    """Stop then, whatever is still running."""
     models: Annotated[dict[str, ModelOf], Field(min_length=1)]
     gpus: Annotated[dict[str, Gpu], Field(min_length=1)]
     regions: Annotated[dict[str, RegionOf], Field(min_length=1)]
     latency_ms: dict[str, dict[str, AtLeast0]] = {}
-    """One way, from region to region; the same back unless that is given too."""
+    """One way, from region to region; the same in reverse unless that is given too."""
     profiles: Annotated[list[ProfileOf], Field(min_length=1)]
     fleet: Annotated[list[Group], Field(min_length=1)]
     swap_groups: dict[str, SwapGroupOf] = {}
-    """Those whose CPU memory is limited."""
+    """Groups whose CPU memory is limited."""
     classes: Annotated[dict[str, SloClassOf], Field(min_length=1)]
     policies: Policies = Policies()
     endpoints: list[EndpointOf] = []
@@ -55,20 +55,22 @@ class Scenario(Part):
 
     @property
     def scaled(self) -> ScalingOf | None:
-        """`[scaling]`, or its defaults where a bundle has a strategy; None where nothing scales."""
+        """`[scaling]`, or its defaults if a bundle has a strategy; None if nothing scales."""
         bundled = self.policies.bundle or any(one.bundle for one in self.models.values())
         return self.scaling or (ScalingOf() if bundled else None)
 
     def of_endpoint(self, model: str, region: str) -> list[tuple[int, EndpointOf]]:
-        """Those of `[[endpoints]]` that say something of *model* in *region*, with their numbers; the last counts most.
+        """Return the `[[endpoints]]` that apply to *model* in *region*, with their numbers; the last takes precedence.
 
-        The first, with the number `BUNDLED`, is what the model's bundle says.
+        The first, with the number `BUNDLED`, has the values of the model's bundle.
         """
         numbered = [(BUNDLED, self._bundled(model)), *enumerate(self.endpoints)]
         return [(at, one) for at, one in numbered if one and one.model == model and one.region in (None, region)]
 
     def _bundled(self, model: str) -> EndpointOf | None:
-        """The policies of the bundle of *model*; those of all models without what other tables give."""
+        """Return the policies of the bundle of *model*; those of the bundle for all models without keys that other tables
+        give.
+        """
         own = self.models[model].bundle if model in self.models else None
         name = own or self.policies.bundle
         if name is None:
@@ -93,7 +95,7 @@ class Scenario(Part):
         return dict(self.models[model].marks.get(strategy, {})) if model in self.models else {}
 
     def policy(self, model: str, region: str) -> EndpointPolicy:
-        """The policy of the endpoint of *model* in *region*."""
+        """Return the policy of the endpoint of *model* in *region*."""
         table = self.policies
         for _, one in self.of_endpoint(model, region):
             given = {name: getattr(one, name) for name in EndpointPolicy.__struct_fields__}
@@ -102,6 +104,6 @@ class Scenario(Part):
         return policy
 
     def at(self, endpoint: tuple[str, str], name: str, usual: Part) -> Any:
-        """The value *name* at *endpoint*: of the last of `[[endpoints]]` that gives it, else that of the table *usual*."""
+        """Return *name* at *endpoint*: from the last of `[[endpoints]]` that gives it, else from the table *usual*."""
         given = [value for _, one in self.of_endpoint(*endpoint) if (value := getattr(one, name)) is not None]
         return given[-1] if given else getattr(usual, name)

@@ -1,4 +1,4 @@
-"""Where in a TOML file a key stands, for errors: tomllib reads values and forgets their lines."""
+"""Line numbers of TOML keys, for errors: tomllib reads values and forgets their lines."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ Key = tuple[str | int, ...]
 
 
 class ScenarioError(ValueError):
-    """A scenario is wrong; names the file, the line (0 = unknown), the key and what is wrong with it."""
+    """A scenario is invalid; names the file, the line (0 = unknown), the key and the fault."""
 
     def __init__(self, path: Path, line: int, key: str, what: str) -> None:
         place = str(path) + (f", line {line}" if line else "") + (f", {key}" if key else "")
@@ -17,7 +17,7 @@ class ScenarioError(ValueError):
 
 
 def wrong_at(path: Path, text: str, key: Key, what: str) -> ScenarioError:
-    """The error that *what* is wrong at *key*, with the line of the key or of what is nearest around it."""
+    """Return the error *what* at *key*, with the line of the key or of its nearest parent."""
     lines = _lines(text)
     line = next((lines[key[:end]] for end in range(len(key), 0, -1) if key[:end] in lines), 0)
     return ScenarioError(path, line, _written(key), what)
@@ -38,7 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]+|\"[^\"]*\"|'[^']*'")
 
 
 def _lines(text: str) -> dict[Key, int]:
-    """Line of each key. tomllib does not give them; this finds headers and assignments, which is all that errors need."""
+    """Return the line of each key. Only headers and assignments are parsed, which suffices for errors."""
     lines: dict[Key, int] = {}
     tables: dict[Key, int] = {}
     table: Key = ()

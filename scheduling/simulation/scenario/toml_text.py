@@ -1,4 +1,4 @@
-"""Writing a scenario as TOML: tables by their headers, what is in them on one line each."""
+"""Write a scenario as TOML: one header per table, one line per value."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def to_toml(values: Mapping[str, Any]) -> str:
-    """*values*, as `check_scenario` takes them, as the text of a file. None is left out, for TOML has none."""
+    """Return *values*, in the form that `check_scenario` takes, as TOML. None is left out, for TOML has none."""
     lines = [f"{_key(name)} = {_value(value)}" for name, value in values.items() if not isinstance(value, dict | list)]
     for name, value in values.items():
         if isinstance(value, list):
@@ -39,5 +39,5 @@ def _value(value: Any) -> str:
         case float() | bool() | int():
             return repr(value).lower()
         case _:
-            # A string of JSON is one of TOML, but for the one control character that JSON leaves as it is.
+            # A JSON string is a TOML string, except for the one control character that JSON leaves unescaped.
             return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007F")
