@@ -25,11 +25,11 @@ class Score(NamedTuple):
     attainment: float
     """Share of requests whose group is in time; 1 if there are none. Groups not in the order count as late."""
     lateness_s: float
-    """Mean lateness of a request, those in time counting 0; of those in the order."""
+    """Mean lateness of requests in the order, those in time counting 0."""
     objective: float
-    """In request-seconds; of those in the order."""
+    """In request-seconds, of groups in the order."""
     left_over: int
-    """Requests that are not in the order."""
+    """Requests not in the order."""
 
 
 @compiled
@@ -55,7 +55,7 @@ def _serve(
 
 
 def evaluate(problem: Problem, order: Order, kappa_s: float) -> Score:
-    """The worth of *order*, a late request counting as *kappa_s* more seconds of lateness."""
+    """Return the score of *order*; a late request counts as *kappa_s* more seconds of lateness."""
     n = problem.requests.size
     start_s, late_s, end_s = np.full(n, np.inf), np.full(n, np.inf), np.empty(problem.queue_type.size)
     swaps = _serve(problem, problem.change_s(), order.first, order.groups, start_s, late_s, end_s)
