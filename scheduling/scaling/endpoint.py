@@ -158,7 +158,7 @@ class Sources(NamedTuple):
 
 
 def sources(view: EndpointView, count: int) -> Sources:
-    """Return the sources of *count* more instances: draining ones, spot of the model, spot of other models, then free GPUs."""
+    """Return the sources of *count* more instances: draining, own spot, spot of other models, then free GPUs."""
     drain = min(count, view.draining)
     own = min(count - drain, view.spot)
     other = min(count - drain - own, view.spot_other)
