@@ -20,7 +20,7 @@ from scheduling.planning.rounding import price_usd, round_shares
 GAP = 0.005
 AUTO, EXACT, FAST = "auto", "exact", "fast"
 EXACT_UP_TO: Final = {AUTO: 2000, EXACT: np.inf, FAST: 24}
-"""Places (l x r x g) up to which the exact model solves. Up to those of `FAST` it takes some milliseconds."""
+"""Places (l x r x g) up to which the exact model is used. Up to those of `FAST` it takes some milliseconds."""
 HERE_UP_TO = 200
 """Places up to which the exact model is solved in this process: there HiGHS was seen to keep its time limit."""
 PULP, ROUNDED = "PuLP model by HiGHS", "HiGHS relaxation, rounded"

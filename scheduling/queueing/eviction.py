@@ -1,14 +1,14 @@
-"""Request eviction (QLM sections 5 and 6): what runs leaves its instance, so that the group at the head of its virtual queue
-is in time.
+"""Request eviction (QLM sections 5 and 6): running requests leave an instance to keep the head of its virtual queue in
+time.
 
 `wanted` is a pure function of the arrays that both clocks hold. It looks at the first group of each instance's virtual
-queue, and at what the instance has beyond its sequences. Where one of these requests would be late by the time that what
-runs there ends (RWT), requests of a class that can wait longer leave for it: those first that have emitted nothing, then
-those with the least to compute again. What is computed again is charged to the request that gains: seconds of prefill are
-weighed against the seconds of lateness that it is spared.
+queue, and at the requests that the instance holds beyond its sequences. If one of them would be late by the time that
+running work ends (RWT), requests of a class that can wait longer leave for it: first those that have emitted nothing,
+then those with the least to recompute. The recomputation is charged to the request that gains: seconds of prefill are
+weighed against the seconds of lateness saved.
 
-It does not go on for ever: only a request with a later deadline is evicted, so that none is evicted for one that it was
-evicted by; one of them `limit` times at the most; and of an instance a quarter of its sequences at a look.
+Evictions cannot cycle: only a request with a later deadline is evicted, each request at most `limit` times, and at most
+a quarter of an instance's sequences per pass.
 """
 
 import math
@@ -35,59 +35,59 @@ from scheduling.queueing.virtual_queues import head
 from scheduling.queueing.waiting_set import WaitingArrays
 
 MOST_EVICTIONS: Final = 100
-"""Of one request, whatever is set."""
+"""Per request, whatever the setting."""
 GIVEN: Final = -1
 MOST_SHARE: Final = 0.25
-"""Of the sequences of an instance that leave at one look."""
+"""Share of an instance's sequences that may leave in one pass."""
 
 
 class Eviction(NamedTuple):
-    """What leaves an instance, for one request that waits."""
+    """Requests that leave one instance in favour of one that waits."""
 
     numbers: tuple[int, ...]
-    """`Running.number` of what leaves."""
+    """`Running.number` of each victim."""
     instance: int
     group: int
-    """Number of the group that gains; GIVEN for a request that its instance has already, and makes wait."""
+    """Number of the group that gains; GIVEN for a request that its instance already holds and keeps waiting."""
     gain_s: float
-    """Lateness that its request is spared."""
+    """Lateness saved."""
     cost_s: float
-    """Prefill of the tokens that are computed again."""
+    """Prefill of the recomputed tokens."""
     lost_tokens: int
 
 
 class Given(NamedTuple):
-    """What the kernels look at beside fleet and queues."""
+    """Input of the kernels besides fleet and queues."""
 
     running: Running
     first: NDArray[np.int64]
-    """(instances + 1,): where each begins in `victims` and `waits`."""
+    """(instances + 1,): where each instance starts in `victims` and `waits`."""
     victims: NDArray[np.int64]
-    """Places in `running` by instance, in the order in which they leave."""
+    """Indices into `running` by instance, in the order in which they leave."""
     waits: NDArray[np.int64]
-    """The same in the order of queue keys, in which they begin."""
+    """The same, in the order of queue keys, in which they start."""
     lost_tokens: NDArray[np.int64]
     step_s: NDArray[np.float64]
-    """By instance: after which what is to leave has left."""
+    """By instance: time until victims have left."""
     ends: Ends
 
 
 class Chosen(NamedTuple):
-    """Evictions as the kernels write them, as many rows as there are running requests."""
+    """Evictions as the kernels write them; as many rows as there are running requests."""
 
     counters: NDArray[np.int64]
-    """Evictions, and victims of all of them."""
+    """Number of evictions, and of victims over all of them."""
     victims: NDArray[np.int64]
-    """Places in `running`, eviction by eviction."""
+    """Indices into `running`, eviction by eviction."""
     last: NDArray[np.int64]
-    """By eviction: where its victims end."""
+    """By eviction: end of its victims."""
     instance: NDArray[np.int64]
     group: NDArray[np.int64]
     """Number of the group, or GIVEN."""
     gain_s: NDArray[np.float64]
     cost_s: NDArray[np.float64]
     removed: NDArray[np.uint8]
-    """By place in `running`: 1 once it is a victim, or gives way to one that waits at its instance."""
+    """By index into `running`: 1 once it is a victim, or yields to one that waits at its instance."""
 
 
 @compiled_internal
@@ -97,8 +97,9 @@ def _may_leave(running: Running, at: int, limit: int) -> bool:
 
 @compiled_internal
 def _outranks(due_s: float, allowed_s: float, priority: int, running: Running, at: int) -> bool:
-    """Whether the request at that place leaves for one of that queue key, time from arrival to deadline and priority: due
-    later, of a class that allows more time or comes after."""
+    """Whether the request at index *at* yields to one of that deadline, time allowed and priority: it is due later, and
+    of a class that allows more time or has lower priority.
+    """
     if running.due_s[at] <= due_s or running.priority[at] < priority:
         return False
     return bool(running.priority[at] > priority or running.allowed_s[at] > allowed_s)
@@ -106,7 +107,7 @@ def _outranks(due_s: float, allowed_s: float, priority: int, running: Running, a
 
 @compiled_internal
 def _choose(chosen: Chosen, instance: int, group: int, gain_s: float, cost_s: float) -> None:
-    """End an eviction, whose victims are written."""
+    """End an eviction whose victims are written."""
     count = chosen.counters[0]
     chosen.last[count] = chosen.counters[1]
     chosen.instance[count], chosen.group[count] = instance, group
@@ -121,8 +122,7 @@ def _most(fleet: FleetArrays, instance: int) -> int:
 
 @compiled_internal
 def _for_those_ahead(fleet: FleetArrays, given: Given, limit: int, instance: int, now_s: float, chosen: Chosen) -> int:
-    """Have requests leave *instance* for those that it has beyond its sequences, which wait there in order of their keys;
-    how many evictions that makes."""
+    """Evict for requests that *instance* holds beyond its sequences, in the order of their keys; return the evictions."""
     running, ends, removed = given.running, given.ends, chosen.removed
     first, last = given.first[instance], given.first[instance + 1]
     mine, waiting = 0, 0
@@ -188,10 +188,10 @@ def _leaving_for(
     tokens: int,
     chosen: Chosen,
 ) -> int:
-    """Write the first victims that give the request in *slot* the *sequences* and *tokens* that it lacks; how many they are,
-    0 if they are too few.
+    """Write the first victims that free the *sequences* and *tokens* that the request in *slot* lacks; return their
+    number, 0 if they do not suffice.
 
-    Only those due later leave for it, of a class that allows more time or comes after its own.
+    A victim is due later, and of a class that allows more time or has lower priority.
     """
     running, ends = given.running, given.ends
     allowed_s = waiting.deadline_s[slot] - waiting.arrival_s[slot]
@@ -200,7 +200,7 @@ def _leaving_for(
         if sequences <= 0 and tokens <= 0:
             break
         at = given.victims[place]
-        # What has ended by then gave its place to another, who waits for that.
+        # A request that has ended by then has already passed its room to one that waits for it.
         if ends.gone[at] != 0 or chosen.removed[at] != 0 or not _may_leave(running, at, limit):
             continue
         if _outranks(waiting.key[slot], allowed_s, waiting.priority[slot], running, at):
@@ -222,13 +222,13 @@ def _for_group(
     now_s: float,
     chosen: Chosen,
 ) -> None:
-    """Have requests leave *instance* for those of *group* in order."""
+    """Evict requests of *instance* for those of *group*, in order."""
     ends, soon_s = given.ends, given.step_s[instance]
     most, room = _most(fleet, instance), room_of(fleet, ends, instance)
     sequences, free_tokens = (
         room.sequences,
         room.tokens,
-    )  # what those before have left of what is free once victims are gone
+    )  # what the requests before leave of the room that victims free
     slot = int(waiting.groups.groups[group].first)
     number = int(waiting.groups.groups[group].number)
     for _ in range(int(fleet.max_num_seqs[instance])):
@@ -275,7 +275,7 @@ def _choose_all(
     now_s: float,
     chosen: Chosen,
 ) -> None:
-    """Write what is to leave now."""
+    """Write all evictions."""
     for endpoint in range(limit.size):
         if limit[endpoint] <= 0 or waiting.groups.limit[endpoint] <= 0 or waiting.size[endpoint] <= 0:
             continue
@@ -286,7 +286,7 @@ def _choose_all(
             most = int(limit[endpoint])
             if _for_those_ahead(fleet, given, most, instance, now_s, chosen):
                 continue
-            # What would have given way does so for nobody.
+            # Requests marked as yielding to a waiting one are available again.
             for place in range(given.first[instance], given.first[instance + 1]):
                 chosen.removed[given.victims[place]] = 0
             group = head(waiting.groups, int(waiting.groups.queue_of[instance]), now_s)
@@ -302,7 +302,7 @@ def wanted(
     limit: NDArray[np.int64],
     now_s: float,
 ) -> list[Eviction]:
-    """What is to leave now. *limit* is by endpoint: evictions of one request at the most, 0 for none."""
+    """Return the evictions. *limit* is by endpoint: evictions per request at most, 0 for none."""
     size, lost, streams = running.number.size, running.lost_tokens, running.emitted_tokens > 0
     given = Given(
         running,
@@ -325,7 +325,7 @@ def wanted(
     )
     limit = np.ascontiguousarray(
         limit
-    )  # a simulation's is a column of its records: another type to Numba, compiled anew
+    )  # in a simulation it is a column of records: another type to Numba, compiled again
     _choose_all(fleet, endpoints, waiting, given, limit, now_s, chosen)
     evictions, begin = [], 0
     for at in range(int(chosen.counters[0])):

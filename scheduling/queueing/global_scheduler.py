@@ -1,9 +1,10 @@
-"""The global scheduler over the living queues: `solve` orders what `snapshot` saw, and `merge` makes of that what it can.
+"""The global scheduler over live queues: `solve` orders a snapshot, and `merge` applies the answer as far as it still
+fits.
 
-The same under both clocks (QLM section 7). `snapshot.snapshot` reads groups and virtual queues into a `Problem`; `solve`
-needs nothing but that, so it may run anywhere and take its time; `merge` puts the groups that still wait in the order of the
-answer. Groups that came meanwhile stand where they are served first, and those that have gone are passed over: an answer
-that comes late is merged, not obeyed.
+It is the same under both clocks (QLM section 7). `snapshot.snapshot` reads groups and virtual queues into a `Problem`;
+`solve` needs nothing else, so it may run anywhere and take its time; `merge` puts the groups that still wait in the
+order of the answer. Groups that arrived meanwhile stay where they are served first, and those that have left are
+skipped: a late answer is merged rather than obeyed.
 """
 
 import math
@@ -32,9 +33,9 @@ NONE: Final = -1
 def solve(
     seen: Snapshot, budget_s: float = 0.02, *, moves: int | None = None, seed: int = 0, by: str = SEARCH
 ) -> Answer:
-    """A better order than the one that was *seen*, or that one; see `reordering.scheduler.reorder`.
+    """Return a better order than the one *seen*, or that one; see `reordering.scheduler.reorder`.
 
-    What stands where it is not served any more is moved, though nothing is gained.
+    A group in a queue that no longer serves it is moved even if nothing is gained.
     """
     answer = reorder(seen.problem, seen.previous, budget_s, moves=moves, seed=seed, by=by)
     return answer if answer.changed else answer._replace(changed=bool(broken_rules(seen.problem, seen.previous)))
@@ -52,9 +53,10 @@ def _put_in_order(
     pinned_at: NDArray[np.int32],
     pinned_in: NDArray[np.int32],
 ) -> None:
-    """Empty the queues and fill them with what of the order still waits; what is pinned keeps its place from the front.
+    """Empty the queues and refill them with the groups that still wait; pinned groups keep their position from the
+    front.
 
-    The last three are scratch, as long as there are groups in these queues.
+    The last three arguments are scratch, as long as the number of groups in these queues.
     """
     count = 0
     for at in range(queue_ids.size):
@@ -70,7 +72,7 @@ def _put_in_order(
         for position in range(first[at], first[at + 1]):
             group = int(places[ordered[position]])
             this = arrays.groups[group]
-            # Another group may have come to stand in the place of one that has gone.
+            # A new group may have taken the index of one that has left.
             if this.endpoint >= 0 and this.number == numbers[ordered[position]] and this.pinned == 0:
                 put_before(arrays, group, int(queue_ids[at]), NONE)
     for at in range(count):
@@ -91,7 +93,7 @@ def _insert_each(
 
 
 def moved_groups(before: Order, after: Order) -> int:
-    """Groups that stand in another queue, or behind another group."""
+    """Return the number of groups in another queue, or behind another group."""
     stands = [
         {
             group: (queue, groups[place - 1] if place else NONE)
@@ -104,7 +106,7 @@ def moved_groups(before: Order, after: Order) -> int:
 
 
 def merge(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, seen: Snapshot, answer: Answer) -> int:
-    """Put what was *seen* and still waits in the order of *answer*: how many groups the answer moves."""
+    """Order the groups *seen* that still wait by *answer*; return the number of groups moved."""
     if not answer.changed:
         return 0
     arrays, order = waiting.groups, answer.order
@@ -116,9 +118,10 @@ def merge(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays,
 
 
 def short_instances(problem: Problem) -> dict[int, int]:
-    """How many more instances each endpoint needs for what waits to be in time in any order, by `bound.shortage`.
+    """Return how many more instances each endpoint needs for its waiting requests to be in time in any order
+    (`bound.shortage`).
 
-    Of endpoints whose queues serve nothing else: what queues of several models lack cannot be said of one.
+    Only for endpoints whose queues serve nothing else: a shortage of queues of several models cannot be attributed.
     """
     short: dict[int, int] = {}
     for kind in np.unique(problem.queue_type).tolist():
@@ -148,7 +151,7 @@ def short_instances(problem: Problem) -> dict[int, int]:
 
 
 class Reordered(NamedTuple):
-    """What a call of the global scheduler came to."""
+    """Result of one call of the global scheduler."""
 
     at_s: float
     groups: int
@@ -157,30 +160,30 @@ class Reordered(NamedTuple):
 
 
 class GlobalScheduler:
-    """Calls the solver when some group will be late, and not again while nothing has changed that could help.
+    """Calls the solver when a group will be late, and not again until something has changed that could help.
 
-    *moves* bounds the solver's work in the calling thread; the same moves give the same order on every machine. *by* is one
-    of `reordering.rules.REORDERINGS`; the order of a rule in the place of the search holds whatever it gains.
+    *moves* bounds the solver's work in the calling thread; the same moves give the same order on every machine. *by* is
+    one of `reordering.rules.REORDERINGS`; the order of a rule, used instead of the search, applies whatever it gains.
     """
 
     EVERY_S: Final = 1.0
-    """How often the queues are looked at, by both clocks."""
+    """Period of the check under both clocks."""
     LEAST_GAIN: Final = 0.01
-    """Of the objective, for which groups are moved: an order that is hardly better is not worth the change."""
+    """Least relative gain of the objective for which groups are moved."""
     AGAIN_S: Final = 5.0
-    """After which it is tried again though no group came or went."""
+    """Time after which the solver is called again though no group came or went."""
 
     def __init__(self, moves: int = 20_000, by: str = SEARCH) -> None:
         self.moves, self.by = moves, by
         self.short_instances: dict[int, int] = {}
-        """By endpoint: instances without which no order keeps in time what waits; of those that miss some."""
+        """By endpoint with misses: instances without which no order keeps the waiting requests in time."""
         self.tried: tuple[int, int] = (-1, -1)
-        """Groups ever made, and places for groups left, when the solver was called last."""
+        """Groups ever made, and free group indices, when the solver was last called."""
         self.tried_s = -math.inf
 
     def wants(self, waiting: WaitingArrays, now_s: float) -> bool:
-        """Whether the queues may have changed since the solver was called last, or that was long ago."""
-        # A clock that was put back must not keep the queues from being looked at until it is where it was.
+        """Whether the queues may have changed since the last call of the solver, or that was long ago."""
+        # A clock that was set back must not stop the checks until it has caught up.
         return self._known(waiting) != self.tried or abs(now_s - self.tried_s) >= self.AGAIN_S
 
     @staticmethod
@@ -195,7 +198,7 @@ class GlobalScheduler:
         now_s: float,
         running: Running | None = None,
     ) -> Reordered | None:
-        """Reorder the queues if some group will be late; None where none waits, or nothing has changed."""
+        """Reorder the queues if a group will be late; None if none waits or nothing has changed."""
         if not self.wants(waiting, now_s):
             return None
         seen = snapshot(fleet, endpoints, waiting, now_s, running=running)
@@ -212,7 +215,7 @@ class GlobalScheduler:
         answer: Answer,
         now_s: float,
     ) -> Reordered:
-        """Merge *answer* to what was *seen*."""
+        """Merge *answer* into what was *seen*."""
         spared = answer.before.objective - answer.after.objective
         gains = spared >= self.LEAST_GAIN * answer.before.objective or spared == 0.0
         moved = merge(fleet, endpoints, waiting, seen, answer) if gains or self.by in RULES else 0
@@ -223,7 +226,7 @@ class GlobalScheduler:
 
 
 def warm_up() -> None:
-    """Load every kernel that looks at living queues or orders them, or compile it: else the first look stops all else."""
+    """Load or compile every kernel that reads or orders live queues; otherwise the first check blocks everything else."""
     scheduler.warm_up()
     fleet, endpoints, waiting = allocate_fleet(1), allocate_endpoints(1, 1), allocate_waiting(1, 4, 1)
     assign_endpoint(fleet, endpoints, 0, 0)

@@ -1,12 +1,11 @@
-"""Request groups (QLM section 4): what waits, gathered by endpoint, SLO class and expected tokens, so that the order of
-hundreds of groups is decided rather than that of hundreds of thousands of requests.
+"""Request groups (QLM section 4): waiting requests by endpoint, SLO class and expected tokens, so that hundreds of
+groups are ordered instead of hundreds of thousands of requests.
 
 A group holds references: its members are slots of the waiting set, linked in the order in which they leave, first come
-first served or shortest first. A request joins the open group of its kind as it comes and leaves it as it is given out,
-each in O(1) by arrival (in the size of the group by length); a group that has had delta x B requests is closed, or sooner
-where its class allows little time, and the next of its kind opens another. So a group never mixes models or classes, which
-k-means does (docs/queueing.md compares them), and all groups can be made anew from the waiting set at any
-time (`regrouping`).
+first served or shortest first. A request joins the open group of its kind on arrival and leaves it on dispatch, each in
+O(1) by arrival (O(group size) by length). A group is closed after delta x B requests, or sooner where its class allows
+little time, and the next request of its kind opens another. So a group never mixes models or classes, as k-means does
+(docs/queueing.md compares them), and all groups can be rebuilt from the waiting set at any time (`regrouping`).
 
 Endpoints whose `limit` is 0 have no groups: their requests leave by queue key alone.
 """
@@ -22,33 +21,36 @@ from scheduling.struct_of_arrays import struct_of_arrays
 
 NONE: Final = -1
 CLASSES: Final = 16
-"""SLO classes that are kept separate, by priority and time allowed; more share the last."""
+"""SLO classes that are kept separate, by priority and time allowed; further ones share the last."""
 INPUT_EDGES: Final = (1024, 8192)
 OUTPUT_EDGES: Final = (128, 512)
-"""Tokens at which expected lengths fall into another group."""
+"""Upper bounds, in tokens, of the buckets of expected output."""
 BUCKETS: Final = (len(INPUT_EDGES) + 1) * (len(OUTPUT_EDGES) + 1)
 KINDS: Final = CLASSES * BUCKETS
-"""Of group, at one endpoint."""
+"""Kinds of group at one endpoint."""
 
 TIME_SHARE: Final = 0.125
-"""A group is closed once an instance takes this share of the time that its class allows to serve it: a group is late as a
-whole, and one that takes longer than it may is late by itself. The paper has one size for all classes."""
-MEAN_WEIGHT: Final = 0.01
-"""Of the last request in `GroupArrays.mean_tokens`."""
+"""Share of the time allowed by its class that serving a group may take from an instance; then it is closed.
 
-# Orders inside a group.
+A group is late as a whole, and one that takes longer than its class allows makes itself late. The paper has one size
+for all classes.
+"""
+MEAN_WEIGHT: Final = 0.01
+"""Weight of the newest request in `GroupArrays.mean_tokens`."""
+
+# Orders within a group.
 BY_ARRIVAL: Final = 0
 BY_LENGTH: Final = 1
 GROUP_ORDERS: Final = {"arrival": BY_ARRIVAL, "length": BY_LENGTH}
-"""By the name that settings and scenarios use."""
+"""By the name in settings and scenarios."""
 
-# Places in `GroupArrays.counters`.
+# Indices into `GroupArrays.counters`.
 FREE_GROUPS: Final = 0
 NEXT_NUMBER: Final = 1
 KNOWN_CLASSES: Final = 2
 
 MEMBER = record([("group", np.int32), ("following", np.int32), ("preceding", np.int32)])
-"""By slot of the waiting set: its group, and the slots after and before it there; -1 for none."""
+"""By slot of the waiting set: its group, and the next and previous slot there; -1 for none."""
 
 GROUP = record(
     [
@@ -56,14 +58,14 @@ GROUP = record(
         ("kind", np.int32),  # class and buckets
         ("first", np.int32),  # member that leaves first
         ("last", np.int32),
-        ("queue", np.int32),  # virtual queue, -1 for none yet; then its neighbours there
+        ("queue", np.int32),  # virtual queue, -1 for none yet; then its neighbours in it
         ("following", np.int32),
         ("preceding", np.int32),
-        ("pinned", np.uint8),  # an operator wants it to stay where it is
+        ("pinned", np.uint8),  # kept in position by an operator
         ("count", np.int64),  # members
-        ("joined", np.int64),  # that ever were
-        ("number", np.int64),  # its own, never used again
-        ("prompt_tokens", np.float64),  # expected, of all members
+        ("joined", np.int64),  # members ever
+        ("number", np.int64),  # unique, never reused
+        ("prompt_tokens", np.float64),  # expected, over all members
         ("output_tokens", np.float64),
         ("opened_s", np.float64),
         ("hold_until_s", np.float64),
@@ -71,12 +73,12 @@ GROUP = record(
 )
 
 QUEUE = record([("first", np.int32), ("last", np.int32), ("groups", np.int32)])
-"""By virtual queue: first and last group, -1 for none, and how many there are."""
+"""Virtual queue: first and last group, -1 for none, and their number."""
 
 
 @struct_of_arrays
 class GroupArrays(NamedTuple):
-    """All groups, and the virtual queues that they stand in."""
+    """All groups, and the virtual queues that hold them."""
 
     members: NDArray[np.void]
     """MEMBER, by slot of the waiting set."""
@@ -85,42 +87,47 @@ class GroupArrays(NamedTuple):
     queues: NDArray[np.void]
     """QUEUE."""
     queue_of: NDArray[np.int32]
-    """By instance: the virtual queue that it pulls from. Those that share their GPUs have one together
-    (`swapping.sharing`)."""
+    """By instance: the virtual queue that it pulls from.
+
+    Instances that share their GPUs share one (`swapping.sharing`).
+    """
     swap_s: NDArray[np.float64]
-    """By instance: seconds until it serves once it has the GPUs that it shares; infinity where its virtual queue is its
-    own."""
+    """By instance: seconds from getting its shared GPUs until it serves; infinity if its virtual queue is not shared.
+    """
     sleep_s: NDArray[np.float64]
-    """By instance: seconds until it has left those GPUs when nothing runs on it any more."""
+    """By instance: seconds from its last running request until it has left those GPUs."""
     phase: NDArray[np.uint8]
-    """By instance: where it is in a swap, a constant of `swapping.sharing`."""
+    """By instance: phase of a swap, a constant of `swapping.sharing`."""
     up_s: NDArray[np.float64]
-    """By instance that comes up: when it serves; live, of one that has the GPUs since then, that moment."""
+    """By instance that is starting: when it serves; live, if it already has the GPUs, when it got them."""
     limit: NDArray[np.int64]
-    """By endpoint: requests after which a group is closed; 0 where requests are not grouped."""
+    """By endpoint: requests after which a group is closed; 0 if requests are not grouped."""
     token_s: NDArray[np.float64]
-    """endpoints x 2: seconds of an instance that a prompt token and an output token take, of requests of the usual size; 0
-    where that is not known."""
+    """endpoints x 2: seconds of an instance per prompt token and per output token, for requests of the usual size; 0 if
+    unknown.
+    """
     within: NDArray[np.uint8]
     """By endpoint: BY_ARRIVAL or BY_LENGTH."""
     mean_tokens: NDArray[np.float64]
-    """By endpoint: prompt and expected output of a request, smoothed over the last ones; 0 before the first."""
+    """By endpoint: smoothed prompt and expected output tokens of a request; 0 before the first."""
     mean_output: NDArray[np.float64]
-    """The same of the output alone."""
+    """The same for the output alone."""
     moment_s: NDArray[np.float64]
-    """One element: when a request joined a group last."""
+    """One element: when a request last joined a group."""
     open: NDArray[np.int32]
-    """endpoints x KINDS: the group that is joined; -1 for none."""
+    """endpoints x KINDS: the open group; -1 for none."""
     class_priority: NDArray[np.int64]
     class_due_ms: NDArray[np.int64]
-    """By SLO class: what it was known by, its priority and the time that it allows."""
+    """By SLO class: its key, made of priority and time allowed."""
     free: NDArray[np.int32]
-    """A stack of the groups not in use, `counters[FREE_GROUPS]` high."""
+    """Stack of unused groups, `counters[FREE_GROUPS]` high."""
     counters: NDArray[np.int64]
 
 
 def allocate_groups(endpoints: int, slots: int, instances: int) -> GroupArrays:
-    """No groups, for a waiting set of *slots* over *endpoints*, and *instances* with a virtual queue each."""
+    """Return arrays without groups, for a waiting set of *slots* over *endpoints*, and *instances* with a virtual queue
+    each.
+    """
     groups = np.zeros(slots, GROUP)
     for name in ("endpoint", "first", "last", "queue", "following", "preceding"):
         groups[name] = NONE
@@ -151,7 +158,7 @@ def allocate_groups(endpoints: int, slots: int, instances: int) -> GroupArrays:
 
 
 def grow_groups(old: GroupArrays, endpoints: int, slots: int, instances: int) -> GroupArrays:
-    """A copy with room for more; every group keeps its number and its place. Nothing may become less."""
+    """Return a larger copy; every group keeps its number and index. No size may shrink."""
     grown = allocate_groups(endpoints, slots, instances)
     for name in set(GroupArrays._fields) - {"free", "counters", "queue_of"}:
         array: NDArray[np.generic] = getattr(old, name)
@@ -167,9 +174,9 @@ def grow_groups(old: GroupArrays, endpoints: int, slots: int, instances: int) ->
 
 @compiled
 def limit_of(fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArrays, endpoint: int, batches: float) -> int:
-    """Requests in a group of *endpoint* at the most: *batches* (QLM's delta) of what its instances run at once.
+    """Return the most requests in a group of *endpoint*: *batches* (QLM's delta) of what its instances run at once.
 
-    That is what their memory holds of requests of the usual size, and at the most what they are set to (equation 16).
+    A batch is what their memory holds of requests of the usual size, at most the configured sequences (equation 16).
     """
     total, count = 0.0, 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
@@ -184,7 +191,7 @@ def limit_of(fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArrays,
 
 @compiled
 def class_of(arrays: GroupArrays, priority: int, due_ms: int) -> int:
-    """The SLO class of requests with that *priority* and time allowed."""
+    """Return the SLO class of requests with that *priority* and time allowed."""
     known = arrays.counters[KNOWN_CLASSES]
     for at in range(known):
         if arrays.class_priority[at] == priority and arrays.class_due_ms[at] == due_ms:
@@ -198,7 +205,7 @@ def class_of(arrays: GroupArrays, priority: int, due_ms: int) -> int:
 
 @compiled
 def kind_of(arrays: GroupArrays, priority: int, due_s: float, prompt_tokens: int, output_tokens: int) -> int:
-    """The kind of group for a request, *due_s* after its arrival."""
+    """Return the kind of group for a request that is due *due_s* after its arrival."""
     due_ms = int(due_s * 1000.0 + 0.5) if due_s < 1e15 else -1
     kind = class_of(arrays, priority, due_ms)
     bucket = 0
@@ -213,7 +220,7 @@ def kind_of(arrays: GroupArrays, priority: int, due_s: float, prompt_tokens: int
 
 @compiled_internal
 def _is_full(arrays: GroupArrays, group: int) -> bool:
-    """Whether nobody may join *group* any more."""
+    """Whether *group* is closed to further requests."""
     this = arrays.groups[group]
     most = int(arrays.limit[this.endpoint])
     if this.joined >= most:
@@ -228,7 +235,7 @@ def _is_full(arrays: GroupArrays, group: int) -> bool:
 
 @compiled_internal
 def _link(nodes: NDArray[np.void], ends: Any, node: int, before: int, after: int) -> None:
-    """Let *node* stand between *before* and *after* (-1: none) in the list whose *ends* are `first` and `last`."""
+    """Insert *node* between *before* and *after* (-1: none) in the list whose *ends* are `first` and `last`."""
     nodes[node].preceding, nodes[node].following = before, after
     if before < 0:
         ends.first = node
@@ -242,7 +249,7 @@ def _link(nodes: NDArray[np.void], ends: Any, node: int, before: int, after: int
 
 @compiled_internal
 def _unlink(nodes: NDArray[np.void], ends: Any, node: int) -> None:
-    """Take *node* out of that list."""
+    """Remove *node* from that list."""
     before, after = int(nodes[node].preceding), int(nodes[node].following)
     if before < 0:
         ends.first = after
@@ -257,7 +264,7 @@ def _unlink(nodes: NDArray[np.void], ends: Any, node: int) -> None:
 
 @compiled_inline
 def note_tokens(arrays: GroupArrays, endpoint: int, prompt_tokens: float, output_tokens: float, now_s: float) -> None:
-    """A request of so many tokens joins a group of *endpoint* at *now_s*."""
+    """Record that a request of these tokens joins a group of *endpoint* at *now_s*."""
     tokens, mean = prompt_tokens + output_tokens, arrays.mean_tokens[endpoint]
     weight = 1.0 if mean == 0.0 else MEAN_WEIGHT
     arrays.mean_tokens[endpoint] = mean + weight * (tokens - mean)
@@ -267,7 +274,7 @@ def note_tokens(arrays: GroupArrays, endpoint: int, prompt_tokens: float, output
 
 @compiled_internal
 def open_group(arrays: GroupArrays, endpoint: int, kind: int, now_s: float) -> int:
-    """A new group without members, from now on the one of its *kind* that is joined."""
+    """Return a new, empty group, which becomes the open one of its *kind*."""
     free = arrays.counters[FREE_GROUPS] - 1
     group = int(arrays.free[free])
     arrays.counters[FREE_GROUPS] = free
@@ -295,10 +302,10 @@ def join(
     lengths: NDArray[np.int64],
     now_s: float,
 ) -> int:
-    """Let *slot* join the open group of its *kind* at *endpoint*, or open one: the group.
+    """Add *slot* to the open group of its *kind* at *endpoint*, opening one if needed; return the group.
 
-    One that comes back stands before those that came after it: *sequence* is the order of arrival by slot, *lengths* the
-    expected output.
+    A request that returns goes before those that arrived after it: *sequence* is the order of arrival by slot,
+    *lengths* the expected output.
     """
     note_tokens(arrays, endpoint, prompt_tokens, output_tokens, now_s)
     group = int(arrays.open[endpoint, kind])
@@ -324,7 +331,7 @@ def join(
 
 @compiled
 def quit_group(arrays: GroupArrays, slot: int, prompt_tokens: float, output_tokens: float) -> None:
-    """Take *slot*, which is in a group, out of it. The last one out takes the group with it."""
+    """Remove *slot* from its group; the last member to leave ends the group."""
     group = int(arrays.members[slot].group)
     this = arrays.groups[group]
     _unlink(arrays.members, this, slot)
@@ -338,7 +345,6 @@ def quit_group(arrays: GroupArrays, slot: int, prompt_tokens: float, output_toke
 
 @compiled
 def end_group(arrays: GroupArrays, group: int) -> None:
-    """Take *group* out of use."""
     this = arrays.groups[group]
     unqueue(arrays, group)
     if arrays.open[this.endpoint, this.kind] == group:
@@ -351,7 +357,7 @@ def end_group(arrays: GroupArrays, group: int) -> None:
 
 @compiled
 def unqueue(arrays: GroupArrays, group: int) -> None:
-    """Take *group* out of its virtual queue, if it is in one."""
+    """Remove *group* from its virtual queue, if any."""
     this = arrays.groups[group]
     if this.queue < 0:
         return
@@ -363,7 +369,7 @@ def unqueue(arrays: GroupArrays, group: int) -> None:
 
 @compiled
 def put_before(arrays: GroupArrays, group: int, queue: int, after: int) -> None:
-    """Let *group* stand in the virtual *queue* just before the group *after*; at its end for -1. It is in none yet."""
+    """Insert *group*, which is in no queue, into the virtual *queue* before the group *after*, or at the end for -1."""
     where = arrays.queues[queue]
     before = int(where.last) if after < 0 else int(arrays.groups[after].preceding)
     arrays.groups[group].queue = queue
@@ -373,8 +379,10 @@ def put_before(arrays: GroupArrays, group: int, queue: int, after: int) -> None:
 
 @compiled
 def put_first(arrays: GroupArrays, queue: int, endpoint: int) -> int:
-    """Let the groups of *endpoint* stand before all others of the virtual *queue*, in the order that they have; what is
-    pinned stays, and so does what stands before it. How many were moved."""
+    """Move the groups of *endpoint* to the front of the virtual *queue*, keeping their order; return the number moved.
+
+    Pinned groups, and those before them, stay.
+    """
     after, group, moved = NONE, int(arrays.queues[queue].first), 0
     while group >= 0:
         this = arrays.groups[group]

@@ -1,8 +1,8 @@
 """Queue keys: the order in which requests leave an endpoint's queue. The lowest key goes first; ties by arrival.
 
-A key stays as it is while its request waits, so no heap is ever put in order again. Three of the orderings age all the
-same: their keys are moments, a new request's moment lies later the longer one waits, and so nobody is overtaken for ever.
-docs/ordering.md has the proofs; tests/scheduling/queueing/test_ordering.py tests them.
+A key is constant while its request waits, so no heap is ever reordered. Three of the orderings still age requests:
+their keys are moments, later arrivals have later ones, and so no request is overtaken for ever. docs/ordering.md has
+the proofs; tests/scheduling/queueing/test_ordering.py tests them.
 """
 
 import math
@@ -29,43 +29,42 @@ ORDERINGS: Final[dict[str, int]] = {
     "slack": SLACK,
     "qlm": QLM,
 }
-"""Codes by the name that deployments and scenarios use.
+"""Codes by the name in deployments and scenarios.
 
 `ssjf` is speculative shortest job first with aging (SSJF section 6; Shadmi 2022), `shortest` the same without aging, as
-the paper has it, `sjf` its oracle: by the output that will really come, which only a simulation knows. `deadline` is
-earliest deadline first and `slack` least slack first. `qlm` orders request groups in virtual queues (QLM); its keys are
-those of `deadline`, in whose order requests leave where the groups say nothing. A deployment cannot have `shortest`,
-which may starve a request, nor `sjf`.
+in the paper, and `sjf` its oracle by actual output, known only to a simulation. `deadline` is earliest deadline first
+and `slack` least slack first. `qlm` orders request groups in virtual queues (QLM); its keys are those of `deadline`,
+which apply where the groups decide nothing. A deployment cannot have `shortest`, which may starve a request, nor `sjf`.
 """
 
 BY_SERVICE: Final = frozenset({SSJF, SHORTEST, SJF})
-"""Those whose keys depend on the service time; `slack` asks for that of the first token alone."""
+"""Orderings whose keys depend on the service time; `slack` needs only that of the first token."""
 
 PRIORITY_STEP_S: Final = 1e9
-"""One step of priority outweighs any difference of arrival."""
+"""Key difference per step of priority; outweighs any difference of arrival."""
 LONGEST_STRETCHED_S: Final = 1e8
-"""A stretched service time beyond this counts as this, so that no request falls out of its priority."""
+"""Cap of a stretched service time, so that no request drops out of its priority."""
 NO_DEADLINE_S: Final = 86_400.0
-"""A request without a deadline counts as due a day after it came, so that it waits behind those with one, not for ever."""
+"""A request without a deadline counts as due a day after arrival: it waits behind those with one, but not for ever."""
 CLASS_STEP: Final = 10**13
-"""Of `engine_priority`: one step of priority is more than any moment in milliseconds."""
+"""Step of `engine_priority` per priority: more than any moment in milliseconds."""
 
 
 @compiled
 def queue_key(
     ordering: int, arrival_s: float, deadline_s: float, priority: int, service_s: float, stretch: float
 ) -> float:
-    """The key of a request by the ordering with code *ordering*.
+    """Return the key of a request by the ordering with code *ordering*.
 
-    *service_s* is how long it is expected to take alone (`profile.service_time_s`), under `slack` until its first token;
-    *deadline_s* when that token is due (`first_due_s`), absolute, infinity for none. `priority` and `ssjf` serve lower
-    priorities first, whatever the rest says; the others do not look at them.
+    *service_s* is its expected service time alone (`profile.service_time_s`), under `slack` that until its first token;
+    *deadline_s* is when that token is due (`first_due_s`), absolute, infinity for none. `priority` and `ssjf` serve
+    lower priorities first, before all else; the others ignore them.
 
-    Under `ssjf` a request is overtaken only by those that come within `stretch * service_s` seconds after it: stretch 0
-    is first come, first served; the larger it is, the nearer to shortest first. Under `deadline` and `slack` only those
-    that come before its deadline overtake it.
+    Under `ssjf` a request is overtaken only by those that arrive within `stretch * service_s` seconds after it: stretch
+    0 is first come, first served; a larger one is nearer to shortest first. Under `deadline` and `slack` only requests
+    that arrive before its deadline overtake it.
 
-    ValueError for an unknown code.
+    Raise ValueError for an unknown code.
     """
     if ordering == FCFS:
         return arrival_s
@@ -81,18 +80,18 @@ def queue_key(
     if ordering in (DEADLINE, QLM):
         return end_s
     if ordering == SLACK:
-        # One that cannot be in time any more has no slack from when it came, and no claim on those before it.
+        # A request that was late on arrival has no slack from then on, and no precedence over earlier ones.
         return max(arrival_s, end_s - service_s)
     raise ValueError("unknown ordering")
 
 
 @compiled
 def engine_priority(ordering: int, priority: int, key: float) -> int:
-    """The priority that an instance is given with a request (vLLM: lower is earlier), *key* being that of `queue_key`.
+    """Return the priority sent to the engine with a request (vLLM: lower is earlier); *key* is that of `queue_key`.
 
-    By `fcfs` and `priority` it is that of the request's class: the engine itself goes by arrival among equals. Otherwise
-    it is the key in milliseconds, with the class above it where the ordering looks at classes, so that an instance short
-    of memory keeps to the same order, and takes it back first from those with the last keys.
+    Under `fcfs` and `priority` it is that of the request's class: the engine orders equals by arrival. Otherwise it is
+    the key in milliseconds, below the class if the ordering uses classes, so that an instance short of memory keeps the
+    same order and preempts those with the last keys first.
     """
     if ordering <= PRIORITY:
         return priority
@@ -103,15 +102,16 @@ def engine_priority(ordering: int, priority: int, key: float) -> int:
 
 @compiled
 def first_due_s(ttft_s: float, end_s: float, decode_s: float) -> float:
-    """Seconds from arrival until the first token is due, infinity for never (QLM sections 2 and 9).
+    """Return seconds from arrival until the first token is due, infinity for never (QLM sections 2 and 9).
 
-    It is due after *ttft_s* where that is promised, and so early that the last one comes within *end_s* (end to end, or a
-    deadline), decoding taking *decode_s*: predicted tokens times their pace (`profile.decode_time_s`).
+    It is due after *ttft_s* if that is promised, and early enough for the last token to come within *end_s* (end to
+    end, or a deadline) when decoding takes *decode_s*: predicted tokens times their pace (`profile.decode_time_s`).
     """
     return min(ttft_s, max(0.0, end_s - decode_s))
 
 
 def hold_s(deadline_s: float, max_hold_s: float) -> float:
-    """Seconds from arrival for which a request is held while no instance has room: to the deadline of its class if it has
-    one, for nobody waits for it sooner or later; else *max_hold_s*."""
+    """Return the longest time that a request is held while no instance has room: until the deadline of its class if it
+    has one, otherwise *max_hold_s*.
+    """
     return deadline_s if deadline_s < math.inf else max_hold_s

@@ -1,7 +1,7 @@
-"""All groups of some endpoints made anew from what waits for them, as joining them one after another would make them.
+"""Rebuild all groups of some endpoints from their waiting requests, with the result of joining them one by one.
 
-Hundreds of thousands of requests join some hundred groups, so what their joining needs of a group that is open lies in one
-small record each, and is written into the group when that is full and in the end.
+Hundreds of thousands of requests join some hundred groups, so the state of an open group that joins need is in one
+small record, written to the group when it is full and at the end.
 """
 
 import math
@@ -27,24 +27,24 @@ from scheduling.queueing.groups import (
 from scheduling.queueing.waiting_set import WaitingArrays, join_group
 
 SPARSE: Final = 16
-"""Sequences for each request that waits, above which sorting them is quicker than going through all that there were."""
+"""Sequence numbers per waiting request above which sorting is quicker than scanning them all."""
 
 OPEN = record(
     [
-        ("group", np.int32),  # of no meaning while nobody has joined
+        ("group", np.int32),  # undefined while the group is empty
         ("last", np.int32),
         ("joined", np.int32),
-        ("most_ms", np.float64),  # of an instance's time that it may take
+        ("most_ms", np.float64),  # limit of the instance time that it takes
         ("prompt_tokens", np.float64),
         ("output_tokens", np.float64),
     ]
 )
-"""By endpoint and kind: the group that is joined."""
+"""Open group by endpoint and kind."""
 
 
 @compiled
 def _dissolve(arrays: GroupArrays, slots: NDArray[np.int32]) -> None:
-    """End the groups that *slots* are in: who is in one of them is among these, and is in none then; -1 is none."""
+    """End the groups of *slots* (-1: none), which contain all members of these groups."""
     for at in range(slots.size):
         if slots[at] < 0:
             continue
@@ -57,7 +57,7 @@ def _dissolve(arrays: GroupArrays, slots: NDArray[np.int32]) -> None:
 
 @compiled_inline
 def _close(arrays: GroupArrays, opened: NDArray[np.void], endpoint: int, kind: int) -> None:
-    """Write what the open group has become into the groups."""
+    """Write the open group's record to the groups."""
     here = opened[endpoint, kind]
     group = arrays.groups[here.group]
     group.last, group.count, group.joined = here.last, here.joined, here.joined
@@ -66,7 +66,7 @@ def _close(arrays: GroupArrays, opened: NDArray[np.void], endpoint: int, kind: i
 
 @compiled
 def _open(arrays: GroupArrays, opened: NDArray[np.void], endpoint: int, kind: int, slot: int, now_s: float) -> None:
-    """Let *slot* open a group, of which it is the first."""
+    """Open a group with *slot* as its first member."""
     here = opened[endpoint, kind]
     if here.joined > 0:
         _close(arrays, opened, endpoint, kind)
@@ -79,8 +79,10 @@ def _open(arrays: GroupArrays, opened: NDArray[np.void], endpoint: int, kind: in
 
 @compiled
 def _join_all(waiting: WaitingArrays, slots: NDArray[np.int32], opened: NDArray[np.void]) -> None:
-    """Let *slots*, in order of arrival and in no group, join those that they belong to; -1 is none. *opened* (endpoints,
-    KINDS) is all zeros."""
+    """Add *slots* (-1: none), in order of arrival and in no group, to their groups.
+
+    *opened* (endpoints, KINDS) is all zeros.
+    """
     arrays = waiting.groups
     for at in range(slots.size):
         if slots[at] < 0:
@@ -118,7 +120,7 @@ def _join_all(waiting: WaitingArrays, slots: NDArray[np.int32], opened: NDArray[
 
 @compiled
 def _span(sequence: NDArray[np.int64], slots: NDArray[np.int32]) -> tuple[int, int]:
-    """The first and the last sequence of *slots*, of which there is one at least."""
+    """Return the first and last sequence number of *slots*, which are not empty."""
     first = last = sequence[slots[0]]
     for at in range(slots.size):
         mine = sequence[index(slots[at])]
@@ -128,7 +130,7 @@ def _span(sequence: NDArray[np.int64], slots: NDArray[np.int32]) -> tuple[int, i
 
 @compiled
 def _spread(sequence: NDArray[np.int64], slots: NDArray[np.int32], first: int, in_sequence: NDArray[np.int32]) -> None:
-    """Write each of *slots* into *in_sequence* where its sequence is, less *first*; -1 everywhere else."""
+    """Write each slot to *in_sequence* at its sequence number less *first*, and -1 everywhere else."""
     in_sequence[:] = NONE
     for at in range(slots.size):
         slot = index(slots[at])
@@ -136,10 +138,10 @@ def _spread(sequence: NDArray[np.int64], slots: NDArray[np.int32], first: int, i
 
 
 def regroup(waiting: WaitingArrays, limits: Mapping[int, int]) -> None:
-    """Make the groups of some endpoints anew from what waits for them; *limits* has the most requests of a group by
-    endpoint, 0 for no groups any more.
+    """Rebuild the groups of some endpoints from their waiting requests; *limits* has the largest group by endpoint, 0
+    for none.
 
-    All endpoints in one pass by order of arrival: requests that came together are next to each other in memory.
+    All endpoints are rebuilt in one pass by order of arrival: requests that arrived together are adjacent in memory.
     """
     slots = np.concatenate([waiting.heap[endpoint, : waiting.size[endpoint]] for endpoint in limits])
     if slots.size:

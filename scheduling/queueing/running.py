@@ -1,6 +1,6 @@
-"""What runs, as the global scheduler sees it: how far each request is, and when an instance has room for the next ones.
+"""Running requests as the global scheduler sees them: the progress of each, and when an instance has room for more.
 
-The same under both clocks. Times are seconds from now, but for deadlines, which are on the clock of the waiting set.
+It is the same under both clocks. Times are seconds from now, except deadlines, which are on the clock of the waiting set.
 """
 
 import math
@@ -15,41 +15,43 @@ from scheduling.fleet.arrays import FleetArrays
 from scheduling.queueing.swapping.service import USUAL_PREFILL_S, USUAL_STEP_S
 
 OVERRUN_SHARE: Final = 0.5
-"""Of what it has emitted, that a request emits which has more than was expected of it: nobody knows better by then."""
+"""Share of its emitted tokens that a request past its expected output is assumed to emit still; there is no better
+estimate.
+"""
 
 
 class Running(NamedTuple):
-    """Requests that instances have; one element each."""
+    """Requests at instances; one element each."""
 
     number: NDArray[np.int64]
-    """By which the clock knows it."""
+    """Identifier under its clock."""
     instance: NDArray[np.int64]
     due_s: NDArray[np.float64]
-    """Its queue key: a moment on the clock of the waiting set."""
+    """Queue key: a moment on the clock of the waiting set."""
     allowed_s: NDArray[np.float64]
     """From its arrival to its deadline; infinity for none."""
     priority: NDArray[np.int64]
     """As in vLLM: lower is earlier."""
     prompt_tokens: NDArray[np.int64]
-    """As its instance has it: with what it emitted before it was evicted."""
+    """Prompt at its instance, including tokens emitted before an eviction."""
     emitted_tokens: NDArray[np.int64]
-    """By that instance; 0 while it waits there or its prompt is computed."""
+    """Emitted by that instance; 0 while it waits there or is in prefill."""
     expected_tokens: NDArray[np.int64]
-    """Prompt and output, as they are reserved there."""
+    """Prompt and output, as reserved there."""
     evictions: NDArray[np.int64]
     evictable: NDArray[np.bool_]
-    """Whether it can be gone on with elsewhere."""
+    """Whether another instance can continue it."""
     leaving: NDArray[np.bool_]
-    """It is being evicted."""
+    """Whether it is being evicted."""
 
     @property
     def lost_tokens(self) -> NDArray[np.int64]:
-        """What is computed again if it is evicted now. One that has emitted nothing counts as not begun."""
+        """Return the tokens to recompute if it is evicted; 0 for one that has emitted nothing."""
         return np.where(self.emitted_tokens > 0, self.prompt_tokens + self.emitted_tokens, 0)
 
 
 def running_of(rows: Iterable[tuple[Any, ...]]) -> Running:
-    """*rows* hold one request each, in the order of the fields."""
+    """Return arrays of *rows*, one request each, in the order of the fields."""
     columns = list(zip(*rows, strict=True)) or [()] * len(Running._fields)
     kinds = {"due_s": np.float64, "allowed_s": np.float64, "evictable": np.bool_, "leaving": np.bool_}
     return Running(
@@ -58,7 +60,7 @@ def running_of(rows: Iterable[tuple[Any, ...]]) -> Running:
 
 
 def step_s(fleet: FleetArrays, running: Running) -> NDArray[np.float64]:
-    """By instance: the decode step of what it runs, by its profile."""
+    """Return, by instance, the decode step of its running batch by its profile."""
     size, context = fleet.endpoint.size, running.prompt_tokens + running.emitted_tokens
     sequences = np.minimum(np.bincount(running.instance, minlength=size), fleet.max_num_seqs)
     tokens = np.bincount(running.instance, weights=context, minlength=size)
@@ -67,7 +69,7 @@ def step_s(fleet: FleetArrays, running: Running) -> NDArray[np.float64]:
 
 
 def left_s(fleet: FleetArrays, running: Running) -> NDArray[np.float64]:
-    """By request: until it has ended, if it emits what is expected of it; one that leaves has a step."""
+    """Return, by request, the time until it ends if it emits the expected tokens; one step for a leaving request."""
     more = running.expected_tokens - running.prompt_tokens - running.emitted_tokens
     tokens = np.where(more > 0, more, np.maximum(1.0, OVERRUN_SHARE * running.emitted_tokens))
     return np.where(running.leaving, 1.0, tokens) * step_s(fleet, running)[running.instance]
@@ -75,7 +77,7 @@ def left_s(fleet: FleetArrays, running: Running) -> NDArray[np.float64]:
 
 @compiled
 def prefill_s(fleet: FleetArrays, instance: int, tokens: float) -> float:
-    """Seconds of *instance* that computing a prompt of *tokens* takes."""
+    """Return the prefill time of *tokens* at *instance*."""
     profile = fleet.profile
     if profile[instance, 4] <= 0.0:
         return USUAL_PREFILL_S * tokens
@@ -86,22 +88,22 @@ def prefill_s(fleet: FleetArrays, instance: int, tokens: float) -> float:
 
 
 class Ends(NamedTuple):
-    """When what instances have ends, instance by instance."""
+    """Ends of running requests, by instance."""
 
     first: NDArray[np.int64]
     """(instances + 1,)"""
     place: NDArray[np.int64]
-    """Places in `Running`, those of an instance in order of their ends."""
+    """Indices into `Running`, those of an instance in order of their ends."""
     at_s: NDArray[np.float64]
-    """By place in `Running`."""
+    """By index into `Running`."""
     held_tokens: NDArray[np.int64]
-    """By place in `Running`: KV tokens that are free once it has ended."""
+    """By index into `Running`: KV tokens freed at its end."""
     gone: NDArray[np.uint8]
-    """By place in `Running`: 1 once it has ended or was evicted. Scratch of kernels."""
+    """By index into `Running`: 1 once it has ended or was evicted. Scratch of kernels."""
 
 
 def ends_of(fleet: FleetArrays, running: Running) -> Ends:
-    """Of *running*, of which nothing has ended yet."""
+    """Return the ends of *running*, none of which has ended yet."""
     at_s = left_s(fleet, running)
     return Ends(
         by_instance(fleet, running),
@@ -113,28 +115,28 @@ def ends_of(fleet: FleetArrays, running: Running) -> Ends:
 
 
 def by_instance(fleet: FleetArrays, running: Running) -> NDArray[np.int64]:
-    """(instances + 1,): where each begins in an order of *running* by instance."""
+    """Return (instances + 1,): where each instance starts in an order of *running* by instance."""
     first = np.zeros(fleet.endpoint.size + 1, np.int64)
     np.cumsum(np.bincount(running.instance, minlength=fleet.endpoint.size), out=first[1:])
     return first
 
 
 class Room(NamedTuple):
-    """When an instance has room for one request after another, as what it runs ends."""
+    """Room of an instance for one request after another, as running ones end."""
 
     sequences: int
-    """Free now, as of `time_s`."""
+    """Free sequences at `time_s`."""
     tokens: int
-    """KV tokens free then."""
+    """Free KV tokens at `time_s`."""
     time_s: float
-    """Until which what has ended is counted."""
+    """Time up to which ended requests are counted."""
     at: int
-    """The next in `Ends.place` to end."""
+    """Index in `Ends.place` of the next to end."""
 
 
 @compiled_internal
 def room_of(fleet: FleetArrays, ends: Ends, instance: int) -> Room:
-    """That of *instance* now."""
+    """Return the current room of *instance*."""
     sequences = int(fleet.max_num_seqs[instance]) - int(fleet.running[instance])
     tokens = int(fleet.kv_capacity_tokens[instance]) - int(fleet.kv_tokens[instance])
     return Room(sequences, tokens, 0.0, int(ends.first[instance]))
@@ -142,7 +144,7 @@ def room_of(fleet: FleetArrays, ends: Ends, instance: int) -> Room:
 
 @compiled_internal
 def room_for(room: Room, ends: Ends, instance: int, tokens: int) -> Room:
-    """*room* when a request of *tokens*, which is next in line, begins; `has_room` says whether it ever does."""
+    """Return *room* when a request of *tokens*, next in line, starts; `has_room` is false if it never does."""
     sequences, free, time_s, at = room
     last = int(ends.first[instance + 1])
     while at < last and not (sequences > 0 and free >= tokens):
@@ -163,7 +165,7 @@ def has_room(room: Room, tokens: int) -> bool:
 
 @compiled
 def write_starts(fleet: FleetArrays, ends: Ends, tokens: NDArray[np.float64], starts_s: NDArray[np.float64]) -> None:
-    """When each instance has room for a request of its *tokens*, by instance; infinity for never."""
+    """Write, by instance, when it has room for a request of its *tokens*; infinity for never."""
     for instance in range(starts_s.size):
         needed = int(tokens[instance])
         room = room_for(room_of(fleet, ends, instance), ends, instance, needed)

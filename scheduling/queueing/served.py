@@ -1,4 +1,4 @@
-"""What the virtual queues come to as they stand: when each group begins, who is late; and what FCFS would come to."""
+"""Outcome of the current virtual queues: when each group starts and which are late; and the outcome of FCFS."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from scheduling.queueing.snapshot import Snapshot
 
 
 def as_served(seen: Snapshot) -> Order:
-    """The order in which groups are served: one that is held lets those behind it go first until it may begin."""
+    """Return the order of service: a held group lets those behind it go first until it may start."""
     problem, queues = seen.problem, []
     if not np.any(problem.hold_s > 0.0):
         return seen.previous
@@ -29,17 +29,19 @@ def as_served(seen: Snapshot) -> Order:
 
 
 def worth(seen: Snapshot) -> Score:
-    """Of the queues as they stand. The objective is mean lateness alone."""
+    """Return the score of the current queues. The objective is mean lateness alone."""
     return evaluate(seen.problem, as_served(seen), 0.0)
 
 
 def attainment(seen: Snapshot, score: Score, lost: NDArray[np.bool_]) -> float:
-    """Share of requests in time by *score*, of which groups that are *lost* are none, whenever they are due now
-    (`virtual_queues.put_off`); 1 where none waits."""
+    """Return the share of requests in time by *score*; 1 if none waits.
+
+    Groups that are *lost* count as late, whatever their current due time (`virtual_queues.put_off`).
+    """
     requests = seen.problem.requests
     return float(requests[(score.late_s <= 0.0) & ~lost].sum()) / float(requests.sum()) if requests.size else 1.0
 
 
 def fcfs_attainment(seen: Snapshot, lost: NDArray[np.bool_]) -> float:
-    """Share of requests that would be in time if groups were served as they came, by the instance that is free first."""
+    """Return the share of requests in time if groups were served by arrival, each by the instance that is free first."""
     return attainment(seen, evaluate(seen.problem, order_by("fcfs", seen.problem), 0.0), lost)

@@ -1,6 +1,6 @@
-"""The virtual queues at a moment as a problem of the global scheduler: what waits, how long it takes, when there is room.
+"""Snapshot of the virtual queues as a problem of the global scheduler: waiting groups, service times, room.
 
-The same under both clocks (QLM section 7): what is read here is all that the solver knows.
+It is the same under both clocks (QLM section 7), and all that the solver knows.
 """
 
 import math
@@ -23,17 +23,17 @@ NONE: Final = -1
 
 
 class Snapshot(NamedTuple):
-    """The queues at a moment, as a problem whose groups and queues are numbered anew."""
+    """The queues at a moment, as a problem with groups and queues renumbered."""
 
     problem: Problem
     previous: Order
-    """As they stand."""
+    """Their current order."""
     numbers: NDArray[np.int64]
-    """Of each group, its own; ascending, for rules take groups as numbered by arrival."""
+    """By group: its number in the fleet; ascending, since rules take groups as numbered by arrival."""
     places: NDArray[np.int32]
-    """Of each group, where it is in `GroupArrays.groups`."""
+    """By group: its index in `GroupArrays.groups`."""
     queues: NDArray[np.int32]
-    """Of each queue, its number in `GroupArrays.queues`."""
+    """By queue: its index in `GroupArrays.queues`."""
     taken_s: float
 
 
@@ -45,9 +45,9 @@ def _list_groups(
     places: NDArray[np.int32],
     pinned: bool,
 ) -> int:
-    """Write the groups of each queue, in order, into *places*; where each queue begins into *first*. How many there are.
+    """Write the groups of each queue, in order, to *places* and where each queue starts to *first*; return their number.
 
-    Those that are pinned are among them only if *pinned* says so.
+    Pinned groups are included only if *pinned* is set.
     """
     count = 0
     for at in range(queue_ids.size):
@@ -77,7 +77,10 @@ def _write_groups(
     service_s: NDArray[np.float64],
     own_s: NDArray[np.float64],
 ) -> None:
-    """What is asked of each group. *serving* (types x endpoints) are the instances by which it is reckoned, -1 for none."""
+    """Write the demands of each group.
+
+    *serving* (types x endpoints) are the instances that estimates are based on, -1 for none.
+    """
     arrays = waiting.groups
     for at in range(places.size):
         this = arrays.groups[places[at]]
@@ -104,12 +107,12 @@ def snapshot(
     running: Running | None = None,
     pinned: bool = False,
 ) -> Snapshot | None:
-    """The virtual queues now; None where none has a group.
+    """Return a snapshot of the virtual queues; None if none has a group.
 
-    *running* says when instances have room for the first group; None: at once. Groups that are pinned stay, and are left out
-    unless *pinned* asks for them. The queue of instances
-    that share GPUs serves what any of them does, each after a swap; while one is in progress it serves the model that comes
-    up, once it is up; where it keeps its GPUs (`kept_queues`), only the model that has them.
+    *running* gives when instances have room for the first group; None: at once. Pinned groups stay, and are left out unless
+    *pinned* asks for them. The queue of instances that share GPUs serves the models of all of them, each after a swap;
+    during a swap it serves the model that starts, once it is up; if it keeps its GPUs (`kept_queues`), only the model that
+    has them.
     """
     arrays = waiting.groups
     grouped = np.flatnonzero(arrays.limit > 0)
@@ -172,12 +175,12 @@ def snapshot(
             drain_rows.append(drain)
         queue_type[at] = kinds[serves]
     types = len(kinds)
-    # One model of the problem is an endpoint: instances in one region never serve those that wait in another.
+    # A model of the problem is an endpoint: instances of one region never serve requests that wait in another.
     requests, model = np.zeros(count, np.int64), np.zeros(count, np.int64)
     due_s, hold_s = np.zeros(count), np.zeros(count)
     service_s, own_s = np.zeros((count, types)), np.zeros((count, types))
-    # An instance with a group that waits is full, and its places become free one by one: so the last of a group begins a
-    # whole service after the first. Only after a swap, when it is empty, does a batch of them begin at once.
+    # An instance with a waiting group is full, and its sequences become free one by one: so the last of a group starts a
+    # whole service after the first. Only after a swap, when it is empty, does a batch start at once.
     batches[(arrays.swap_s[: batches.size] == np.inf) | (fleet.accepting != 0)] = 1.0
     _write_groups(
         fleet, waiting, now_s, places, np.array(serving_rows), batches, requests, model, due_s, hold_s, service_s, own_s
@@ -201,7 +204,7 @@ def snapshot(
 
 
 def batches_of(fleet: FleetArrays, arrays: GroupArrays) -> NDArray[np.float64]:
-    """Requests that each instance runs at once, by the usual size of those of its endpoint (QLM equation 16)."""
+    """Return the requests that each instance runs at once, by the usual size at its endpoint (QLM equation 16)."""
     memory = np.where(fleet.memory_tokens > 0, fleet.memory_tokens, fleet.kv_capacity_tokens).astype(np.float64)
     mean_tokens = np.where(fleet.endpoint >= 0, arrays.mean_tokens[fleet.endpoint], 0.0)
     batch = fleet.max_num_seqs.astype(np.float64)

@@ -1,18 +1,18 @@
 """Virtual queues (QLM section 4): for each instance the request groups that it serves, in order.
 
-A virtual queue holds references to groups, and a group references to requests: the waiting set alone owns who waits.
-An instance pulls from the first group of its own queue whenever it has room (`pull`). New groups are put at once where they
-are served first, each queue by due time (`insert_loose`: earliest due first, earliest completion); the global scheduler
-(`reordering`) puts all of them in a better order later.
+A virtual queue holds references to groups, and a group references to requests: the waiting set alone owns the requests. An
+instance with room pulls from the first group of its queue (`pull`). New groups are put at once where they are served first,
+each queue by due time (`insert_loose`: earliest due first, earliest completion); the global scheduler (`reordering`)
+improves the order later.
 
-Instances that share their GPUs have one queue together, with groups of all their models (`groups.share_queues`). Who is
-awake pulls while the first group is of its model; where it is of another the instance is to be swapped
-(`scaling.swapping`), so it is given nothing more. A new group goes where its model is served anyway, as long as nobody
-that it passes is late for it (`place_in_shared`).
+Instances that share their GPUs share one queue, with groups of all their models (`groups.share_queues`). The one that is
+awake pulls while the first group is of its model; if it is of another, a swap is due (`scaling.swapping`), so it gets no
+more requests. A new group goes where its model is served anyway, unless that makes a group that it overtakes late
+(`place_in_shared`).
 
-Two things are ours. An instance whose queue has nothing for it takes what is due first of its endpoint, whatever queue that
-stands in (`may_balance`), so that none idles while requests wait; the router chooses among several. And so, where
-nothing waits, requests go as the endpoint's router says, as under every other order.
+Two things are not in the paper. An instance whose queue has nothing for it takes the request of its endpoint that is due
+first, from any queue (`may_balance`), so that none idles while requests wait; the router chooses among several. And so,
+when nothing waits, requests are routed as under every other order.
 """
 
 import math
@@ -38,14 +38,14 @@ from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import has_room
 
 SECOND_DUE: Final = 10.0
-"""A request that cannot be in time any more is due after so many times what its class allows."""
+"""A late request is due again after this multiple of the time that its class allows."""
 
 
 @compiled
 def fit_groups(
     fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArrays, endpoint: int, batches: float
 ) -> int:
-    """Reckon anew how long tokens take at *endpoint*; requests in a group of its at the most, as `limit_of`."""
+    """Update the time per token at *endpoint*; return the most requests of a group there, as `limit_of`."""
     usual, count = arrays.mean_tokens[endpoint], 0
     prompt_s = output_s = 0.0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
@@ -63,7 +63,7 @@ def fit_groups(
 
 @compiled
 def head(arrays: GroupArrays, queue: int, now_s: float) -> int:
-    """The first group of the virtual *queue* that no operator holds; -1 for none."""
+    """Return the first group of the virtual *queue* that no operator holds; -1 for none."""
     group = int(arrays.queues[queue].first)
     while group >= 0 and arrays.groups[group].hold_until_s > now_s:
         group = int(arrays.groups[group].following)
@@ -95,11 +95,12 @@ def _first_pulled(
 def pull(
     fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float
 ) -> tuple[int, int]:
-    """The slot and instance of the next request that an instance of *endpoint* pulls from its own queue; (-1, -1) for none.
+    """Return the slot and instance of the next request that an instance of *endpoint* pulls from its queue; (-1, -1) for
+    none.
 
-    Of the instances with room that whose head is due first; where none has room, those that may have one ahead
-    (`requests_ahead`). Nothing is given out: `dispatch.send` does that. Where it says no, what is due first may still go to
-    any instance (`may_balance`), by `dispatch.dispatch`. What is lost is put off before (`put_off`).
+    It is the instance with room whose head is due first; if none has room, one that may have a request ahead
+    (`requests_ahead`). Nothing is dispatched: `dispatch.send` does that. If none pulls, the request that is due first may
+    still go to any instance (`may_balance`), by `dispatch.dispatch`. Lost requests are put off first (`put_off`).
     """
     put_off(fleet, endpoints, waiting, endpoint, now_s)
     slot, instance = _first_pulled(fleet, endpoints, waiting, endpoint, now_s)
@@ -113,17 +114,17 @@ def pull(
 def may_balance(
     fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float
 ) -> bool:
-    """Whether what is due first of *endpoint* may go to any of its instances, as the router says.
+    """Whether the router may send the first request due of *endpoint* to any of its instances.
 
-    It may where it stands in no virtual queue yet, and where an instance that accepts work has nothing of its own to do;
-    but not while it is held, or pinned to its queue.
+    It may if the request is in no virtual queue yet, or if an accepting instance has no work in its queue; but not while it
+    is held, or pinned to its queue.
     """
     slot = peek(waiting, endpoint)
     if slot < 0:
         return False
     arrays = waiting.groups
     if arrays.members[slot].group < 0:
-        return True  # it came before its endpoint had groups
+        return True  # it arrived before its endpoint had groups
     group = arrays.groups[arrays.members[slot].group]
     if group.hold_until_s > now_s or group.pinned != 0:
         return False
@@ -140,10 +141,10 @@ def may_balance(
 def place_in(
     fleet: FleetArrays, waiting: WaitingArrays, group: int, queue: int, instance: int
 ) -> tuple[float, float, int]:
-    """Seconds until *group* would begin in the *queue* of *instance*, by due time among what is there, how many requests
-    would wait behind it, and before which group it would stand (-1: at the end).
+    """Return the position of *group* in the *queue* of *instance* by due time.
 
-    A group that is pinned keeps its place, so nothing is put before one that stands first.
+    (seconds until it would start, requests that would wait behind it, the group it would precede, -1: none). A pinned group
+    keeps its position, so nothing is put before one that is first.
     """
     arrays, due_s, wait_s = waiting.groups, due_at(waiting, group), 0.0
     at = int(arrays.queues[queue].first)
@@ -159,15 +160,15 @@ def place_in(
 
 @compiled_inline
 def _rank(fleet: FleetArrays, arrays: GroupArrays, instance: int) -> int:
-    """2 for an instance that accepts work, 1 for one that a swap can bring up, 0 for any other."""
+    """Return 2 for an instance that accepts work, 1 for one that a swap can start, 0 for any other."""
     return 2 if fleet.accepting[instance] != 0 else 1 if arrays.swap_s[instance] < math.inf else 0
 
 
 @compiled
 def insert(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, group: int) -> bool:
-    """Put *group*, which stands in no queue, where all together wait the least more; False without any instance.
+    """Put *group*, which is in no queue, where it adds the least total waiting; False if there is no instance.
 
-    Each of its own requests waits for what is before it, and each behind it for all of it.
+    Each of its requests waits for those before it, and each one behind it for all of the group.
     """
     endpoint = int(waiting.groups.groups[group].endpoint)
     chosen, before, least, best = NONE, NONE, math.inf, 0
@@ -194,11 +195,11 @@ def insert(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays
 
 @compiled
 def put_off(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int, now_s: float) -> None:
-    """Let what waits for *endpoint* and cannot be in time any more stand behind what can: it joins a group of a later due
-    time, `SECOND_DUE` times as long after it came, and so on.
+    """Move requests of *endpoint* that are already late behind those that can be in time.
 
-    Else each that is late already makes the next one late, until all are. It is not put off for ever: one whose class
-    allows a second comes before those of a class that allows an hour. What is held or pinned stays.
+    They join a group with a later due time, `SECOND_DUE` times as long after arrival, and so on. Otherwise each late
+    request delays the next until all are late. They are not put off for ever: one whose class allows a second precedes
+    those of a class that allows an hour. Held and pinned groups stay.
     """
     arrays, first = waiting.groups, endpoints.first[endpoint]
     if first == endpoints.first[endpoint + 1]:
@@ -230,7 +231,7 @@ def put_off(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArray
 
 @compiled
 def insert_loose(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, endpoint: int) -> None:
-    """Put the groups of *endpoint* that requests may join and that stand in no virtual queue into one."""
+    """Put the open groups of *endpoint* that are in no virtual queue into one."""
     arrays = waiting.groups
     for kind in range(arrays.counters[KNOWN_CLASSES] * BUCKETS):
         group = int(arrays.open[endpoint, kind])
@@ -240,8 +241,10 @@ def insert_loose(fleet: FleetArrays, endpoints: EndpointArrays, waiting: Waiting
 
 @compiled
 def _is_pulled(fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArrays, group: int) -> bool:
-    """Whether an instance of its endpoint pulls *group* from where it stands, at once or after a swap; or will where none of
-    them accepts work or can be swapped to."""
+    """Whether an instance of its endpoint pulls *group* from its queue, at once or after a swap.
+
+    Also true if no instance of the endpoint accepts work or can be swapped in.
+    """
     endpoint, queue, best = int(arrays.groups[group].endpoint), int(arrays.groups[group].queue), 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         best = max(best, _rank(fleet, arrays, int(endpoints.members[at])))
@@ -254,9 +257,9 @@ def _is_pulled(fleet: FleetArrays, endpoints: EndpointArrays, arrays: GroupArray
 
 @compiled
 def reassign(fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays) -> int:
-    """Give groups whose instance died, left or takes no work to the others of their endpoint, and those that stand nowhere.
+    """Move groups whose instance died, left or takes no work, and groups in no queue, to other instances of their endpoint.
 
-    How many were moved. A pin does not outlast the instance.
+    Return the number moved. A pin does not outlast the instance.
     """
     arrays, count = waiting.groups, 0
     left = arrays.groups.size - arrays.counters[FREE_GROUPS]

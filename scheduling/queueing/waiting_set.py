@@ -1,11 +1,11 @@
 """The waiting set: every held request, for each endpoint an indexed heap of queue keys, and the request groups.
 
-`WaitingArrays` has one element a *slot*. `enqueue` takes a slot, `free_slot` gives it back; between the two the request
-may be popped, pushed again, moved to another endpoint, re-keyed or evicted at will, each in O(log n). Requests leave a
-heap by (key, sequence): lowest key first, then first come. First come, first served is `key = arrival_s`.
+`WaitingArrays` has one element per *slot*. `enqueue` takes a slot, `free_slot` returns it; in between the request may be
+popped, pushed again, moved to another endpoint, re-keyed or evicted, each in O(log n). Requests leave a heap by (key,
+sequence): lowest key first, then first come. First come, first served is `key = arrival_s`.
 
-Who waits for an endpoint with groups is in one of them too, for as long as it waits: whatever is done to a heap is done to
-the groups with it.
+A request that waits for an endpoint with groups is also in one of them, for as long as it waits: heap and groups change
+together.
 """
 
 from typing import Final, NamedTuple
@@ -28,9 +28,9 @@ class WaitingArrays(NamedTuple):
     heap: NDArray[np.int32]
     """endpoints x slots: row e holds, in heap order, the `size[e]` slots that wait for endpoint e."""
     size: NDArray[np.int64]
-    """Requests that wait, by endpoint."""
+    """Waiting requests by endpoint."""
     position: NDArray[np.int32]
-    """Where a slot stands in the heap of its endpoint; -1 while it is in none."""
+    """Position of a slot in the heap of its endpoint; -1 if it is in none."""
     endpoint: NDArray[np.int32]
     """The endpoint that the request waits for, or waited for last."""
     key: NDArray[np.float64]
@@ -48,18 +48,18 @@ class WaitingArrays(NamedTuple):
     application: NDArray[np.int64]
     run: NDArray[np.int64]
     unit: NDArray[np.int64]
-    """Row numbers of the tenant and of the application, its run and the unit of its demand graph; -1 for none."""
+    """Row numbers of the tenant, the application, its run and the unit of its demand graph; -1 for none."""
     instance: NDArray[np.int32]
-    """Where it was dispatched to; -1 while it waits."""
+    """Instance that it was dispatched to; -1 while it waits."""
     free_slots: NDArray[np.int32]
-    """A stack of the slots not taken, `counters[FREE_COUNT]` high."""
+    """Stack of free slots, `counters[FREE_COUNT]` high."""
     counters: NDArray[np.int64]
-    """Slots not taken, and the sequence number of the next arrival."""
+    """Number of free slots, and the sequence number of the next arrival."""
     groups: GroupArrays
 
 
 def allocate_waiting(endpoints: int, capacity: int, instances: int = 1) -> WaitingArrays:
-    """An empty waiting set for *endpoints*, with *capacity* slots over all of them, and virtual queues of *instances*."""
+    """Return an empty waiting set for *endpoints*, with *capacity* slots in total, and virtual queues of *instances*."""
     return WaitingArrays(
         heap=np.zeros((endpoints, capacity), np.int32),
         size=np.zeros(endpoints, np.int64),
@@ -86,8 +86,10 @@ def allocate_waiting(endpoints: int, capacity: int, instances: int = 1) -> Waiti
 def grow_waiting(
     waiting: WaitingArrays, capacity: int, endpoints: int | None = None, instances: int | None = None
 ) -> WaitingArrays:
-    """A copy with *capacity* slots (and *endpoints* heaps, and virtual queues for *instances*); every request keeps its
-    slot and its place in the queue."""
+    """Return a copy with *capacity* slots (and *endpoints* heaps, and virtual queues for *instances*).
+
+    Every request keeps its slot and its position in the queue.
+    """
     old_endpoints, old_capacity = waiting.heap.shape
     endpoints = old_endpoints if endpoints is None else endpoints
     instances = waiting.groups.queues.size if instances is None else instances
@@ -109,7 +111,7 @@ def grow_waiting(
 
 
 def in_order(waiting: WaitingArrays, endpoint: int) -> NDArray[np.int32]:
-    """The slots that wait for *endpoint*, in the order in which they would leave."""
+    """Return the slots that wait for *endpoint*, in the order in which they would leave."""
     slots = waiting.heap[endpoint, : waiting.size[endpoint]]
     return slots[np.lexsort((waiting.sequence[slots], waiting.key[slots]))]
 
@@ -166,9 +168,9 @@ def _check_key(waiting: WaitingArrays, endpoint: int, key: float) -> None:
 
 @compiled
 def push(waiting: WaitingArrays, endpoint: int, slot: int, key: float) -> None:
-    """Let *slot* wait for *endpoint* with *key*. Its sequence stays, so a request that comes back keeps its place.
+    """Make *slot* wait for *endpoint* with *key*. Its sequence is kept, so a request that returns keeps its position.
 
-    ValueError if it waits already, if there is no such endpoint, or if the key is not a number.
+    Raise ValueError if it waits already, if there is no such endpoint, or if the key is not a number.
     """
     _check_key(waiting, endpoint, key)
     if waiting.position[slot] >= 0:
@@ -186,7 +188,7 @@ def push(waiting: WaitingArrays, endpoint: int, slot: int, key: float) -> None:
 
 @compiled
 def join_group(waiting: WaitingArrays, slot: int) -> None:
-    """Let *slot*, which waits for an endpoint with groups and is in none, join the one that it belongs to."""
+    """Add *slot*, which waits for an endpoint with groups and is in none, to its group."""
     prompt, output = waiting.prompt_tokens[slot], waiting.output_tokens[slot]
     due_s = waiting.deadline_s[slot] - waiting.arrival_s[slot]
     kind = kind_of(waiting.groups, waiting.priority[slot], due_s, prompt, output)
@@ -205,7 +207,7 @@ def join_group(waiting: WaitingArrays, slot: int) -> None:
 
 @compiled
 def peek(waiting: WaitingArrays, endpoint: int) -> int:
-    """The first slot in the queue of *endpoint*; -1 if none waits."""
+    """Return the first slot in the queue of *endpoint*; -1 if none waits."""
     if waiting.size[endpoint] == 0:
         return -1
     return int(waiting.heap[endpoint, 0])
@@ -213,7 +215,7 @@ def peek(waiting: WaitingArrays, endpoint: int) -> int:
 
 @compiled
 def remove(waiting: WaitingArrays, slot: int) -> bool:
-    """Take *slot* out of its heap, wherever it stands; False if it does not wait. The slot stays taken."""
+    """Remove *slot* from its heap; False if it does not wait. The slot stays taken."""
     at = waiting.position[slot]
     if at < 0:
         return False
@@ -234,7 +236,7 @@ def remove(waiting: WaitingArrays, slot: int) -> bool:
 
 @compiled
 def pop(waiting: WaitingArrays, endpoint: int) -> int:
-    """Take out the first slot in the queue of *endpoint*; -1 if none waits. The slot stays taken."""
+    """Remove and return the first slot in the queue of *endpoint*; -1 if none waits. The slot stays taken."""
     slot = peek(waiting, endpoint)
     if slot >= 0:
         remove(waiting, slot)
@@ -243,7 +245,7 @@ def pop(waiting: WaitingArrays, endpoint: int) -> int:
 
 @compiled
 def rekey(waiting: WaitingArrays, slot: int, key: float) -> bool:
-    """Give *slot* another key; False if it does not wait. ValueError for a key not a number."""
+    """Change the key of *slot*; False if it does not wait. Raise ValueError if the key is not a number."""
     if np.isnan(key):
         raise ValueError("the key is not a number")
     at = waiting.position[slot]
@@ -271,9 +273,9 @@ def enqueue(
     run: int,
     unit: int,
 ) -> int:
-    """Take a slot for a new request and let it wait for *endpoint*: the slot, or -1 when all are taken (then grow).
+    """Take a slot for a new request that waits for *endpoint*; return it, or -1 if all are taken (then grow).
 
-    ValueError as `push`; then no slot is taken.
+    Raise ValueError as `push`; then no slot is taken.
     """
     free = waiting.counters[FREE_COUNT]
     if free == 0:
@@ -298,9 +300,9 @@ def enqueue(
 
 @compiled
 def free_slot(waiting: WaitingArrays, slot: int) -> None:
-    """Give *slot* back for another request, and take it out of its heap if it still waits.
+    """Free *slot* for another request, removing it from its heap if it still waits.
 
-    Its fields stay readable until the slot is taken again. ValueError if it is free already.
+    Its fields stay readable until the slot is taken again. Raise ValueError if it is free already.
     """
     if waiting.sequence[slot] < 0:
         raise ValueError("the slot is free already")

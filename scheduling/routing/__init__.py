@@ -1,1 +1,1 @@
-"""Which region and which instance is given a request."""
+"""Routing of a request to a region and an instance."""

@@ -24,15 +24,15 @@ from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 Seen = TypeVar("Seen")
 Live = tuple[FleetArrays, EndpointArrays, NDArray[np.int64], float]
 SWEEP_S: Final = 1.0
-"""Time between two looks at what waits: whether it was held too long, and whether it is better off elsewhere."""
+"""Period of the check of waiting requests: held too long, or better off in another region."""
 COMPUTE_S: Final = 30.0
-"""Over which compute use is a mean, older work forgotten exponentially."""
+"""Time constant of the exponential mean of compute use."""
 BACKLOG_S: Final = 1.5
-"""Engine time given out and not computed yet with which an instance is full, whatever the mean: so bursts spill at once."""
+"""Backlog of engine time at which an instance is full, whatever the mean: so bursts spill at once."""
 CACHED_WEIGHT: Final = 0.05
-"""Of the last prompt in `FleetArrays.cached_share`."""
+"""Weight of the newest prompt in `FleetArrays.cached_share`."""
 UNKNOWN_MS: Final = 50.0
-"""One way between two regions of which nothing is known: the usual latency in SageServe (section 3)."""
+"""One-way latency between regions without a known one: the usual latency in SageServe (section 3)."""
 
 
 def latency_ms(
@@ -51,7 +51,7 @@ def by_preference(origin: str, regions: Iterable[str], latency: Callable[[str], 
 
 @compiled
 def asked_work_s(endpoints: EndpointArrays, endpoint: int, now_s: float) -> float:
-    """Engine seconds that were asked of *endpoint*, the older ones forgotten."""
+    """Return the engine seconds requested of *endpoint*, decayed by age."""
     return float(endpoints.asked_work_s[endpoint] * math.exp((endpoints.asked_at_s[endpoint] - now_s) / COMPUTE_S))
 
 
@@ -75,13 +75,13 @@ def ask(
 
 @compiled
 def backlog_s(endpoints: EndpointArrays, endpoint: int, now_s: float) -> float:
-    """Engine seconds for each instance of *endpoint* that were given out and are not computed yet."""
+    """Return engine seconds per instance of *endpoint* that were dispatched and not computed yet."""
     return float(max(endpoints.clear_at_s[endpoint] - now_s, 0.0))
 
 
 @compiled
 def note_cached(fleet: FleetArrays, instance: int, cached_tokens: int, prompt_tokens: int) -> None:
-    """So many of *prompt_tokens* were in the prefix cache of *instance*."""
+    """Record that *cached_tokens* of *prompt_tokens* were in the prefix cache of *instance*."""
     fleet.cached_share[instance] += CACHED_WEIGHT * (cached_tokens / prompt_tokens - fleet.cached_share[instance])
 
 
@@ -105,7 +105,7 @@ def fullness(
 
 @compiled
 def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int, now_s: float) -> float:
-    """How full *endpoint* is: 0 idle, 1 full, above 1 with requests waiting; infinity when no instance accepts work."""
+    """Return how full *endpoint* is: 0 idle, 1 full, above 1 with requests waiting; infinity if no instance accepts work."""
     return filled(fleet, endpoints, endpoint, waiting, backlog_s(endpoints, endpoint, now_s), now_s)
 
 

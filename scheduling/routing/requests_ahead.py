@@ -34,7 +34,7 @@ MEASURED: Final = -1
 
 @compiled
 def allowance(fleet: FleetArrays, instance: int) -> int:
-    """Requests that *instance* may have beyond its room, when requests wait."""
+    """Return the requests that *instance* may have beyond its room when requests wait."""
     trips = fleet.round_trips
     if trips[instance, ROUND_TRIP_S] <= 0.0:
         return 0
@@ -47,7 +47,7 @@ def allowance(fleet: FleetArrays, instance: int) -> int:
 
 @compiled
 def note_round_trip(fleet: FleetArrays, instance: int, round_trip_s: float) -> None:
-    """A round trip to *instance* took so long."""
+    """Record a measured round trip to *instance*."""
     before_s = fleet.round_trips[instance, ROUND_TRIP_S]
     weight = WEIGHT if before_s > 0.0 else 1.0
     fleet.round_trips[instance, ROUND_TRIP_S] = before_s + weight * (round_trip_s - before_s)
@@ -55,7 +55,7 @@ def note_round_trip(fleet: FleetArrays, instance: int, round_trip_s: float) -> N
 
 @compiled
 def note_end(fleet: FleetArrays, instance: int, now_s: float) -> None:
-    """A request of *instance* has ended, or left it otherwise."""
+    """Record that a request of *instance* has ended or otherwise left it."""
     trips = fleet.round_trips
     if trips[instance, ENDED] > 0.0:
         if now_s - trips[instance, BEGAN_S] < trips[instance, ROUND_TRIP_S]:
@@ -82,7 +82,7 @@ def beyond_room(fleet: FleetArrays, instance: int, running: int, kv_tokens: int)
 
 @compiled
 def requests_ahead(fleet: FleetArrays, instance: int) -> int:
-    """Of what *instance* was given, the requests that it has no room for."""
+    """Return the number of requests at *instance* beyond its room."""
     return beyond_room(fleet, instance, int(fleet.running[instance]), int(fleet.kv_tokens[instance]))
 
 

@@ -54,7 +54,7 @@ def has_room(fleet: FleetArrays, instance: int, prompt_tokens: int, output_token
 def round_robin(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
 ) -> int:
-    """The next instance with room, in slot order, after the one that was given work last."""
+    """Return the next instance with room, in slot order, after the last one chosen."""
     lowest = -1
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]
@@ -70,7 +70,7 @@ def round_robin(
 def least_request(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
 ) -> int:
-    """The instance with room that runs the fewest requests."""
+    """Return the instance with room that runs the fewest requests."""
     best, fewest = -1, np.iinfo(np.int64).max
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]
@@ -146,7 +146,7 @@ def _most_left(seen: Asked, at: int, fewest: float) -> float:
 def join_shortest_queue(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
 ) -> int:
-    """The instance with room that has the fewest tokens left to compute."""
+    """Return the instance with room that has the fewest tokens left to compute."""
     first, last, asked = (
         endpoints.first[endpoint],
         endpoints.first[endpoint + 1],
@@ -210,11 +210,10 @@ def place(fleet: FleetArrays, endpoints: EndpointArrays, instance: int, prompt_t
 
 @compiled
 def advance(fleet: FleetArrays, instance: int, expected_tokens: int, done_tokens: int, tokens: int) -> None:
-    """A request on *instance* got *tokens* further.
+    """Record that a request on *instance* computed *tokens* more.
 
-    *expected_tokens* is what `place` reserved (prompt + predicted output); *done_tokens* what the request had computed
-    before this call, prompt included. Up to the expectation work shrinks; beyond it the request holds more KV than was
-    reserved for it.
+    *expected_tokens* is what `place` reserved (prompt + predicted output); *done_tokens* the tokens computed before this
+    call, prompt included. Up to the expectation work shrinks; beyond it the request holds more KV than was reserved.
     """
     within = min(tokens, max(expected_tokens - done_tokens, 0))
     fleet.remaining_tokens[instance] -= within

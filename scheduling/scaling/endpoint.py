@@ -1,4 +1,4 @@
-"""What a scaling strategy sees of an endpoint, what it is advised, and what it answers. Both clocks build the same."""
+"""Input and output of a scaling strategy: its view of an endpoint, advice, and moves. The same under both clocks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from scheduling.scaling.owner import Change, Mover
 
 GRACE_S = 60.0
-"""A new instance is not scaled in before: load takes a while to reach it, and its start was not for nothing."""
+"""A new instance is not scaled in before this: load takes a while to reach it."""
 
 
 class EndpointView(NamedTuple):
@@ -52,7 +52,7 @@ class EndpointView(NamedTuple):
     """Who scaled it last (`owner`); empty where none is known."""
     changed_delta: int = 0
     holds_s: float = 0.0
-    """For how long the approved plan that did is still valid."""
+    """Remaining validity of the approved plan that did."""
     owner: str = ""
     """Mover whose addition others do not take away yet; empty for none. Set where floor and strategy are put
     together (`floor.Floored`)."""
@@ -73,7 +73,7 @@ class EndpointView(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """What the slow planner would have an endpoint be. Times are seconds of the clock that ticks are given in."""
+    """Target of the slow planner for an endpoint. Times are seconds of the clock that ticks are given in."""
 
     target_instances: int
     forecast_tokens_per_s: float
@@ -87,7 +87,7 @@ class Advice(NamedTuple):
 
     @property
     def window_ends_s(self) -> float:
-        """End of the decision window: the time that is this plan's own."""
+        """End of the decision window of this plan."""
         return self.valid_until_s if self.next_plan_s is None else min(self.valid_until_s, self.next_plan_s)
 
 
@@ -111,21 +111,21 @@ class PlansFor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Change the endpoint at place *endpoint* of the views by *delta* instances; *reason* is a sentence for operators."""
+    """Change the endpoint at index *endpoint* of the views by *delta* instances; *reason* is a sentence for operators."""
 
     endpoint: int
     delta: int
     reason: str
     by: str = Mover.STRATEGY
-    """Whose it is (`owner`)."""
+    """Mover (`owner`)."""
 
 
 Wish = tuple[int, str]
-"""By how many instances, and why."""
+"""Number of instances, and the reason."""
 
 
 class Strategy(Protocol):
-    """A scaling strategy: pure decisions, no clock and no I/O. What it must remember between ticks it keeps in itself."""
+    """A scaling strategy: pure decisions, no clock and no I/O. It keeps its state between ticks itself."""
 
     name: str
     tick_s: float
@@ -135,7 +135,7 @@ class Strategy(Protocol):
     """Whether it reads the look-ahead figures of the views, which cost something to make."""
 
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
-        """At most one move an endpoint, within its bounds. *advice* goes with *views*; None where there is none yet."""
+        """Return at most one move per endpoint, within its bounds. *advice* matches *views*; None if there is none yet."""
         ...
 
 
@@ -158,7 +158,7 @@ class Sources(NamedTuple):
 
 
 def sources(view: EndpointView, count: int) -> Sources:
-    """Where *count* more instances would come from: what drains, its own spot, that of other models, then free GPUs."""
+    """Return the sources of *count* more instances: draining, own spot, spot of other models, then free GPUs."""
     drain = min(count, view.draining)
     own = min(count - drain, view.spot)
     other = min(count - drain - own, view.spot_other)
@@ -166,7 +166,7 @@ def sources(view: EndpointView, count: int) -> Sources:
 
 
 def bounded(view: EndpointView, delta: int) -> int:
-    """*delta* as far as the bounds of the endpoint allow. Only ready instances can be let go."""
+    """Return *delta* cut to the bounds of the endpoint. Only ready instances can be removed."""
     if delta > 0:
         return max(0, min(delta, view.max_instances - view.instances))
     return -max(0, min(-delta, view.ready - view.min_instances))
@@ -183,7 +183,7 @@ def move(at: int, view: EndpointView, delta: int, why: str, by: str = Mover.STRA
 
 
 def valid(advice: Advice | None, now_s: float) -> bool:
-    """Whether there is advice and its time is not over."""
+    """Whether there is advice that has not expired."""
     return advice is not None and now_s <= advice.valid_until_s
 
 

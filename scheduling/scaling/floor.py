@@ -1,8 +1,8 @@
-"""The reactive floor: whatever a strategy or a plan says, an endpoint that is full gets an instance more.
+"""The reactive floor: a full endpoint gets another instance, whatever a strategy or a plan says.
 
-It needs nothing but the live load, so it works with planner, broker and database down. Beneath a strategy it only ever adds;
-taking away is the strategy's. Its mark lies above those of the strategies, so it acts where they have failed. Where no
-strategy is alive it is one (`FloorAlone`): SageServe's reactive heuristic with patience.
+It needs only the live load, so it works with planner, broker and database down. Under a strategy it only adds; removal is
+up to the strategy. Its mark lies above those of the strategies, so it acts when they have failed. Without a live strategy
+it is one (`FloorAlone`): SageServe's reactive heuristic with patience.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ class Floor:
     """Parameters of the floor."""
 
     above: float = 1.0
-    """Use, once those on the way are there, from which on one more is wanted."""
+    """Use, counting starting instances, from which one more is wanted."""
     cooldown_s: float = 15.0
     period_s: float = 1.0
-    """Time between two looks, under every clock; strategies tick less often."""
+    """Period of the check under every clock; strategies tick less often."""
 
     def __post_init__(self) -> None:
         for what in ("above", "period_s"):
@@ -45,7 +45,7 @@ def floor_of(floors: Floors, endpoint: tuple[str, str]) -> Floor:
 
 
 def look_s(floors: Floors) -> float:
-    """Time between two looks at all endpoints. ValueError where they would be looked at at different times."""
+    """Return the period of the check of all endpoints. Raise ValueError if it differs between them."""
     periods = {each.period_s for each in (floors.values() if isinstance(floors, Mapping) else [floors])}
     if len(periods) != 1:
         raise ValueError(f"floors must have one period_s, not {len(periods)}")
@@ -53,9 +53,9 @@ def look_s(floors: Floors) -> float:
 
 
 def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_elsewhere: bool = False) -> Move | None:
-    """What the floor wants of *view*, at place *at*; None for nothing.
+    """Return the floor's move for *view*, at index *at*; None for nothing.
 
-    *served_elsewhere*: another region has instances of the model that are ready. Where nothing is, that one grows when full.
+    *served_elsewhere*: another region has ready instances of the model. If this one has none, that one grows when full.
     """
     if view.instances < view.min_instances:
         missing = view.min_instances - view.instances

@@ -21,7 +21,7 @@ class Mover(StrEnum):
 
 
 AUTOMATIC: Final = (Mover.FLOOR, Mover.STRATEGY)
-"""Who waits for an owner; people do not."""
+"""Movers that wait for an owner; people do not."""
 UNDONE_WITHIN_S: Final = 900.0
 """What is taken back later than that is no contest."""
 

@@ -1,7 +1,7 @@
 """Simulated annealing of an order: runs of groups change places within a queue and between queues.
 
-A move is drawn with the bound that it must keep to (Metropolis with the random number drawn first), so that the walk along
-the queues ends as soon as it costs too much. Deterministic for a seed and a number of moves.
+A move is drawn together with its bound (Metropolis with the random number drawn first), so that the walk along the
+queues ends once it costs too much. Deterministic for a given seed and number of moves.
 """
 
 import math
@@ -16,13 +16,15 @@ from scheduling.queueing.reordering.rows import Rows, Terms, loaded_at, refresh,
 from scheduling.struct_of_arrays import struct_of_arrays
 
 LONGEST_RUN: Final = 8
-"""Groups in a run that a move takes at most, but for tails."""
+"""Most groups in the run of a move, except tails."""
 SAME_MODEL: Final = 0.9
 """Share of moves between queues whose other group is of the same model."""
 PAIR, RELOCATE, RUNS, TAILS = 0.5, 0.7, 0.82, 0.95
-"""Cumulative shares of moves: two groups of a queue, a run to another place, two runs, two tails; the rest append a run."""
+"""Cumulative shares of moves: swap two groups of a queue, relocate a run, swap two runs, swap two tails; the rest
+append a run.
+"""
 LATE_DRAWS: Final = 8
-"""Groups that are drawn at most until one is late, where one that is late is wanted."""
+"""Most draws to get a late group."""
 COOLING_STEP: Final = 128
 """Moves at one temperature."""
 
@@ -38,11 +40,12 @@ class Best(NamedTuple):
     changed: Ints
     """(Q,): 1 where the current order differs from it."""
     cost: Floats
-    """(4,): lateness and whole cost of the current order, then of the best; the whole has the price of queues' ends."""
+    """(4,): lateness and total cost of the current order, then of the best; the total includes the price of queue ends.
+    """
 
 
 def allocate_best(rows: Rows) -> Best:
-    """*rows* are the best order so far."""
+    """Return *rows* as the best order."""
     queues = np.arange(rows.length.size)
     lateness, whole = float(rows.cost[queues, rows.length].sum()), float(rows.total.sum())
     none = np.zeros(queues.size, np.int64)
@@ -51,7 +54,7 @@ def allocate_best(rows: Rows) -> Best:
 
 @compiled_inline
 def draw(random: NDArray[np.uint64]) -> float:
-    """A random number in [0, 1); SplitMix64 (Steele, Lea and Flood 2014)."""
+    """Return a random number in [0, 1); SplitMix64 (Steele, Lea and Flood 2014)."""
     random[0] += np.uint64(0x9E3779B97F4A7C15)
     x = random[0]
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -61,7 +64,7 @@ def draw(random: NDArray[np.uint64]) -> float:
 
 @compiled_inline
 def run_length(terms: Terms, rows: Rows, queue: int, at: int, most: int) -> int:
-    """Groups of one model from position *at* on, at most *most*."""
+    """Return the number of groups of one model from position *at* on, at most *most*."""
     end, position, model = min(rows.length[queue], at + most), at + 1, terms.model[rows.group[queue, at]]
     while position < end and terms.model[rows.group[queue, position]] == model:
         position += 1
@@ -72,8 +75,9 @@ def run_length(terms: Terms, rows: Rows, queue: int, at: int, most: int) -> int:
 def replaced(
     terms: Terms, rows: Rows, queue: int, at: int, removed: int, other: int, there: int, added: int, most: float
 ) -> float:
-    """Cost of row *queue* with *added* groups of row *other* from *there* on in place of *removed* ones at *at*; infinity
-    where that cannot be, or costs more than *most*."""
+    """Return the cost of row *queue* with *added* groups of row *other* from *there* on replacing *removed* ones at
+    *at*; infinity if impossible or above *most*.
+    """
     kind = terms.kind[queue]
     time_s, model, cost = rows.ready[queue, at], loaded_at(terms, rows, queue, at), rows.cost[queue, at]
     time_s, model, cost = serve(terms, rows, kind, other, there, there + added, time_s, model, cost, most)
@@ -85,8 +89,9 @@ def replaced(
 
 @compiled_inline
 def rotated(terms: Terms, rows: Rows, queue: int, at: int, count: int, there: int, others: int, most: float) -> float:
-    """Cost of row *queue* if *count* groups at *at* change places with *others* at *there* >= *at* + *count*; infinity as
-    in `replaced`."""
+    """Return the cost of row *queue* if *count* groups at *at* change places with *others* at *there* >= *at* +
+    *count*; infinity as in `replaced`.
+    """
     kind = terms.kind[queue]
     time_s, model, cost = rows.ready[queue, at], loaded_at(terms, rows, queue, at), rows.cost[queue, at]
     for part in range(4):
@@ -105,7 +110,7 @@ def rotated(terms: Terms, rows: Rows, queue: int, at: int, count: int, there: in
 
 @compiled_inline
 def splice(rows: Rows, queue: int, at: int, removed: int, scratch: int, added: int) -> None:
-    """Put *added* groups of a row of scratch in place of *removed* ones at *at*."""
+    """Replace *removed* groups at *at* by *added* groups of a scratch row."""
     length, by = rows.length[queue], added - removed
     if by > 0:
         for position in range(length - 1, at + removed - 1, -1):
@@ -120,7 +125,7 @@ def splice(rows: Rows, queue: int, at: int, removed: int, scratch: int, added: i
 
 @compiled_inline
 def exchange(terms: Terms, rows: Rows, a: int, at: int, count: int, b: int, there: int, others: int) -> None:
-    """Let *count* groups of row *a* at *at* and *others* of row *b* at *there* change places."""
+    """Exchange *count* groups of row *a* at *at* with *others* of row *b* at *there*."""
     for k in range(count):
         rows.scratch[0, k] = rows.group[a, at + k]
     for k in range(others):
@@ -133,7 +138,7 @@ def exchange(terms: Terms, rows: Rows, a: int, at: int, count: int, b: int, ther
 
 @compiled_inline
 def rotate(terms: Terms, rows: Rows, queue: int, at: int, count: int, there: int, others: int) -> None:
-    """Do what `rotated` prices."""
+    """Apply the move that `rotated` prices."""
     for k in range(at, there + others):
         rows.scratch[0, k - at] = rows.group[queue, k]
     for k in range(others):
@@ -147,7 +152,7 @@ def rotate(terms: Terms, rows: Rows, queue: int, at: int, count: int, there: int
 
 @compiled_inline
 def keep(rows: Rows, best: Best) -> None:
-    """The current order is the best."""
+    """Save the current order as the best."""
     for queue in range(rows.length.size):
         if best.changed[queue]:
             best.changed[queue] = 0
@@ -161,7 +166,7 @@ def keep(rows: Rows, best: Best) -> None:
 def anneal(
     terms: Terms, rows: Rows, best: Best, random: NDArray[np.uint64], moves: int, hot: float, cold: float
 ) -> None:
-    """Try *moves* moves while the temperature falls from *hot* to *cold* (units of cost)."""
+    """Try *moves* moves while the temperature falls from *hot* to *cold* (in units of cost)."""
     queues, width, temperature = rows.length.size, rows.group.shape[1], hot
     cooling = math.exp(math.log(cold / hot) * COOLING_STEP / max(moves, 1))
     for move in range(moves):
@@ -185,7 +190,7 @@ def anneal(
             if draw(random) < 0.5:
                 count = run_length(terms, rows, a, at, LONGEST_RUN)
         else:
-            if draw(random) < SAME_MODEL:  # one that is due near it rather than far
+            if draw(random) < SAME_MODEL:  # prefer one that is due at a similar time
                 model, far = terms.model[group], draw(random)
                 first, end, rank = terms.first[model], terms.first[model + 1], terms.rank[group]
                 away = 1 + int(far * far * far * far * (end - first))
@@ -227,7 +232,7 @@ def anneal(
             exchange(terms, rows, a, at, count, b, there, others)
             best.cost[0] += rows.cost[a, rows.length[a]] + rows.cost[b, rows.length[b]]
         else:
-            if others == 0:  # a run moves: it changes places with what lies between it and where it goes
+            if others == 0:  # a run moves: it changes places with the groups in between
                 if there > at + count:
                     others, there = there - at - count, at + count
                 elif there < at:
@@ -253,10 +258,10 @@ def anneal(
 
 @compiled
 def by_due_time(terms: Terms, rows: Rows, ranked: Ints, first: Ints, most: float, tries: int) -> None:
-    """Let neighbours of one model change places where the later one is due first, for *most* of cost altogether.
+    """Swap neighbours of one model if the later one is due first, for at most *most* of cost in total.
 
-    *ranked* has the groups by model, then start; *first* (M + 1,) says where each model begins there. Orders that keep the
-    same groups in time are worth the same, and without this the one that came first might wait longest.
+    *ranked* has the groups by model, then start; *first* (M + 1,) is where each model starts there. Orders that keep
+    the same groups in time cost the same; without this pass the first to arrive might wait longest.
     """
     for model in range(first.size - 1):
         at = first[model]

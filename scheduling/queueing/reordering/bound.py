@@ -1,4 +1,4 @@
-"""What no order can give: a lower bound on the work that falls due, which says when only more instances help."""
+"""Lower bound on the work that falls due before any order can serve it: when only more instances help."""
 
 from typing import NamedTuple
 
@@ -8,29 +8,29 @@ from scheduling.queueing.reordering.problem import Ints, Problem
 
 
 class Shortage(NamedTuple):
-    """Service that falls due before the fleet can have done it, whatever the order."""
+    """Service that falls due before the fleet can have done it, in any order."""
 
     seconds: float
-    """Of one queue (of the type that the bound counts as 1), by `due_s`; 0 when the bound finds none."""
+    """Of one queue (of the type that the bound counts as 1), by `due_s`; 0 if the bound shows no shortage."""
     due_s: float
-    """The deadline until which most is missing; infinity for none."""
+    """The deadline with the largest shortage; infinity for none."""
     instances: Ints
-    """(T,): so many more queues of the type, from now on, at least, if all are of that type; 0 when nothing is missing."""
+    """(T,): least number of further queues of the type, from now on, if all are of that type; 0 without a shortage."""
 
 
 def nothing_missing(problem: Problem) -> Shortage:
-    """That of a *problem* of which all can be in time."""
+    """Return the shortage of a *problem* whose groups can all be in time."""
     return Shortage(0.0, np.inf, np.zeros(problem.swap_s.shape[0], np.int64))
 
 
 def shortage(problem: Problem) -> Shortage:
-    """The shortage of *problem*, by pooled capacity and no swaps: never more than there is.
+    """Return the shortage of *problem*, by pooled capacity and no swaps: never more than the actual one.
 
-    For any prices of a queue-second of each type, groups due by d need at least the sum of their cheapest own_s until then,
-    and all queues together have the sum of their prices x (d - free_s). They need as well the sum of their cheapest
-    service_s, less what of the last group of each queue may come after d, service_s - own_s. Tried are equal prices, and
-    for each model those at which all types are as good for it. Groups whose deadline is over are late under any fleet and
-    are left out.
+    For any prices of a queue-second of each type, groups due by d need at least the sum of their cheapest own_s until
+    then, and all queues together have the sum of their prices x (d - free_s). They also need the sum of their cheapest
+    service_s, less the part of each queue's last group that may come after d, service_s - own_s. Tried are equal
+    prices, and for each model those at which all types serve it equally well. Groups past their deadline are late under
+    any fleet and are left out.
     """
     types, models = problem.swap_s.shape
     order = np.argsort(problem.due_s, kind="stable")
@@ -38,7 +38,7 @@ def shortage(problem: Problem) -> Shortage:
     order = order[can[order]]
     if not order.size:
         return nothing_missing(problem)
-    # By type, then group: what follows goes along groups.
+    # By type, then group: the computations below run along groups.
     due_s, own_s, service_s = problem.due_s[order], problem.own_s[order].T, problem.service_s[order].T
     served = np.isfinite(service_s)
     service_s, own_s = np.where(served, service_s, 0.0), np.where(served, own_s, 0.0)

@@ -1,7 +1,7 @@
-"""What an order is worth: when each group begins, how late it is, the share of requests in time, the objective.
+"""Value of an order: the start and lateness of each group, the share of requests in time, the objective.
 
-The objective is equation 13 as it must be read (docs/queueing.md): sum of n (max(0, L) + kappa 1(L > 0)) with
-L = start + own_s - due_s, so that being early pays for nothing, and a group counts as many times as it has requests.
+The objective is equation 13 as it must be read (docs/queueing.md): sum of n (max(0, L) + kappa 1(L > 0)) with L = start
++ own_s - due_s, so that earliness gains nothing and a group counts once per request.
 """
 
 from typing import NamedTuple
@@ -13,23 +13,23 @@ from scheduling.queueing.reordering.problem import Floats, Ints, Order, Problem
 
 
 class Score(NamedTuple):
-    """An order's worth; times are seconds from now."""
+    """Value of an order; times are seconds from now."""
 
     start_s: Floats
-    """(N,): when each group begins; infinity for those that are not in the order."""
+    """(N,): start of each group; infinity for those not in the order."""
     late_s: Floats
-    """(N,): how late the first token of its last request is; negative when in time."""
+    """(N,): lateness of the first token of the group's last request; negative if in time."""
     end_s: Floats
     """(Q,): when each queue is empty."""
     swaps: int
     attainment: float
-    """Share of requests whose group is in time; 1 when there are none. Those not in the order are not."""
+    """Share of requests whose group is in time; 1 if there are none. Groups not in the order count as late."""
     lateness_s: float
-    """Mean lateness of a request, those in time counting 0; of those in the order."""
+    """Mean lateness of requests in the order, those in time counting 0."""
     objective: float
-    """In request-seconds; of those in the order."""
+    """In request-seconds, of groups in the order."""
     left_over: int
-    """Requests that are not in the order."""
+    """Requests not in the order."""
 
 
 @compiled
@@ -55,7 +55,7 @@ def _serve(
 
 
 def evaluate(problem: Problem, order: Order, kappa_s: float) -> Score:
-    """The worth of *order*, a late request counting as *kappa_s* more seconds of lateness."""
+    """Return the score of *order*; a late request counts as *kappa_s* more seconds of lateness."""
     n = problem.requests.size
     start_s, late_s, end_s = np.full(n, np.inf), np.full(n, np.inf), np.empty(problem.queue_type.size)
     swaps = _serve(problem, problem.change_s(), order.first, order.groups, start_s, late_s, end_s)

@@ -1,4 +1,4 @@
-"""List scheduling: orders that are built group by group, each for the queue that is free first.
+"""List scheduling: orders built group by group, each for the queue that is free first.
 
 The group is chosen by a composite index (ATCS: apparent tardiness cost with setups; Lee, Bhaskaran and Pinedo 1997), whose
 parameters are searched for each problem.
@@ -18,24 +18,24 @@ from scheduling.queueing.reordering.rows import Terms
 from scheduling.struct_of_arrays import struct_of_arrays
 
 IN_TIME: Final = 24
-"""Groups of each model that a free queue chooses from, by deadline, of those that can still be in time."""
+"""Candidates per model of a free queue, by deadline, among groups that can still be in time."""
 LATE: Final = 6
-"""The same of those that are late wherever they go."""
+"""The same among groups that are late in any queue."""
 GRID: Final = [
     (near, near * swaps, 1.5 / math.sqrt(near)) for near in (0.2, 0.1, 0.4, 0.05, 0.8) for swaps in (0.8, 1.2)
 ]
-"""Scale of slack in mean service times, that of swaps in mean swap times, and what a late group loses."""
+"""Scale of slack in mean service times, scale of swaps in mean swap times, penalty of a late group."""
 TRIES: Final = 10
-"""Orders listed between two looks at the budget."""
+"""Orders listed between two checks of the budget."""
 CHANGED: Final = 0.3
 """Share of parameters that a mutation changes."""
 STEP: Final = 0.35
-"""Scale of a mutation, at the median: each has its own."""
+"""Median scale of a mutation; each draws its own."""
 
 
 @struct_of_arrays
 class Listing(NamedTuple):
-    """An order as it is built: the groups in the order in which they were chosen, and their queues; and room to work."""
+    """An order under construction: the groups as chosen, and their queues; and scratch."""
 
     chosen: Ints
     """(movable groups,)"""
@@ -46,28 +46,29 @@ class Listing(NamedTuple):
     loaded: Ints
     """(Q,)"""
     taken: Ints
-    """(N,): 1 once the group is taken."""
+    """(N,): 1 once the group is placed."""
     value: Floats
-    """(T, N): log of its requests by second of service."""
+    """(T, N): log of the group's requests per second of service."""
     highest: Floats
-    """(T, M): no value of the model's groups is greater."""
+    """(T, M): upper bound of `value` over the model's groups."""
     least: Floats
-    """(N,): the least offset of any type; at times above minus it the group is late wherever it goes."""
+    """(N,): the least offset of any type; after minus this time the group is late in any queue."""
     by_near: Floats
     """(M,): one over the scale of slack."""
     waiting: Ints
-    """(M,): rank of the first group of each model that waits."""
+    """(M,): rank of the first waiting group of each model."""
     in_time: Ints
-    """(M,): rank from which on groups can be in time."""
+    """(M,): rank from which groups can be in time."""
     weights: Floats
-    """(M + 2 + T M,): of the best order: logs of the scale of slack by model and of that of swaps, what a late group loses,
-    and what queues of each type prefer of the models."""
+    """(M + 2 + T M,): of the best order: log scale of slack by model, log scale of swaps, penalty of a late group, and
+    preference of each type of queue for each model.
+    """
     tried: Floats
-    """The same, of the order that is built."""
+    """The same for the order under construction."""
     best: Ints
     """(2, movable groups): the best order's groups and their queues."""
     cost: Floats
-    """(1,): of the best order; infinity while there is none."""
+    """(1,): cost of the best order; infinity if there is none."""
 
 
 def allocate_listing(terms: Terms) -> Listing:
@@ -96,7 +97,7 @@ def allocate_listing(terms: Terms) -> Listing:
 
 
 def order_listed(listing: Listing, count: int, queues: int) -> Order:
-    """The first *count* choices as an order of *queues* queues."""
+    """Return the first *count* choices as an order of *queues* queues."""
     queue = listing.queue[:count]
     first = np.searchsorted(queue[by := np.argsort(queue, kind="stable")], np.arange(queues + 1))
     return Order(first.astype(np.int64), listing.chosen[:count][by])
@@ -104,11 +105,11 @@ def order_listed(listing: Listing, count: int, queues: int) -> Order:
 
 @compiled
 def list_groups(terms: Terms, listing: Listing, most: float) -> tuple[int, float]:
-    """The queue that is free first takes the group with the largest index; (how many were taken, cost).
+    """Give the group with the largest index to the queue that is free first, repeatedly; return (groups placed, cost).
 
-    The index of a group is the log of its requests by second of service, plus what queues of the type prefer of its model,
-    less the time until it can begin by the scale of swaps, less its slack by that of slack, or less what a late group loses
-    (`Listing.tried`). A cost above *most* ends it.
+    The index of a group is the log of its requests per second of service, plus the preference of the queue's type for its
+    model, minus the time until it can start over the scale of swaps, minus its slack over that of slack, or minus the
+    penalty of a late group (`Listing.tried`). A cost above *most* stops the listing.
     """
     queues, models, cost, count = terms.kind.size, terms.first.size - 1, 0.0, 0
     by_swap, give_up = math.exp(-listing.tried[models]), listing.tried[models + 1]
@@ -129,7 +130,7 @@ def list_groups(terms: Terms, listing: Listing, most: float) -> tuple[int, float
             return count, np.inf
         kind, loaded, best, highest = terms.kind[queue], listing.loaded[queue], -1, -np.inf
         for k in range(models):
-            model = (max(loaded, 0) + k) % models  # first the one that is loaded, which mostly is the best
+            model = (max(loaded, 0) + k) % models  # start with the loaded one, usually the best
             end, change_s = terms.first[model + 1], terms.change[kind, loaded + 1, model]
             while listing.waiting[model] < end and listing.taken[terms.movable[listing.waiting[model]]]:
                 listing.waiting[model] += 1
@@ -186,7 +187,7 @@ def try_weights(terms: Terms, listing: Listing) -> None:
 
 @compiled
 def mutate(terms: Terms, listing: Listing, random: NDArray[np.uint64], tries: int) -> None:
-    """Change the best weights at random, *tries* times. Models of which no group waits change nothing, and are not drawn."""
+    """Mutate the best weights *tries* times. Weights of models without waiting groups have no effect and are not drawn."""
     models, types = terms.first.size - 1, terms.service.shape[0]
     for _ in range(tries):
         step = STEP * math.exp(2.0 * (draw(random) + draw(random) - 1.0))
@@ -204,7 +205,7 @@ def mutate(terms: Terms, listing: Listing, random: NDArray[np.uint64], tries: in
 
 
 def best_listing(terms: Terms, random: NDArray[np.uint64], share_done: Callable[[int], float]) -> Order | None:
-    """The best of the orders listed until *share_done*(orders listed) is 1; None if none could place every group.
+    """Return the best order listed until *share_done*(orders listed) is 1; None if none could place every group.
 
     The grid comes first; then a (1+1) evolution strategy changes the weights.
     """

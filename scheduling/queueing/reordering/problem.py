@@ -1,6 +1,6 @@
-"""What the global scheduler decides about: request groups that wait, the virtual queues they may join, and an order of them.
+"""Problem of the global scheduler: waiting request groups, the virtual queues they may join, and an order of them.
 
-Times are seconds from now. QLM, table 2 and equations 6 to 13; docs/queueing.md says how they are read.
+Times are seconds from now. QLM, table 2 and equations 6 to 13; docs/queueing.md explains how they are read.
 """
 
 import math
@@ -18,37 +18,40 @@ Ints = NDArray[np.int64]
 
 @struct_of_arrays
 class Problem(NamedTuple):
-    """N request groups, Q virtual queues of T types (a type is what serves alike: GPU type, TP), M models."""
+    """N request groups, Q virtual queues of T types (queues of a type serve alike: GPU type, TP), M models."""
 
     requests: Ints
-    """(N,): what a group weighs."""
+    """(N,): weight of a group."""
     model: Ints
     """(N,): 0 to M - 1."""
     due_s: Floats
-    """(N,): time that remains until the deadline of the first token; negative once it is over, infinity for none."""
+    """(N,): time left until the deadline of the first token; negative once past, infinity for none."""
     service_s: Floats
-    """(N, T): what the group takes of a queue of that type (W of equation 2 over all its requests), infinity: cannot."""
+    """(N, T): service time in a queue of that type (W of equation 2 over all its requests); infinity if it cannot serve it.
+    """
     own_s: Floats
-    """(N, T): part of its own service after which its last request has its first token, (1 - B / n) W, at least 0."""
+    """(N, T): part of its service after which its last request has its first token, (1 - B / n) W, at least 0."""
     queue_type: Ints
     """(Q,): 0 to T - 1."""
     free_s: Floats
-    """(Q,): when what runs there lets the first waiting group begin."""
+    """(Q,): when running work leaves room for the first waiting group."""
     loaded: Ints
     """(Q,): model that is loaded then, -1 for none."""
     swap_s: Floats
-    """(T, M): loading the model (S); infinity where it cannot be loaded: only queues that hold it serve it, until a swap."""
+    """(T, M): time to load the model (S); infinity if it cannot be loaded: only queues that hold it serve it, until a swap.
+    """
     drain_s: Floats
-    """(T, M): what the last batch of the model takes to finish before a swap (P + D of equation 1), 0 if it is evicted."""
+    """(T, M): time for the last batch of the model to finish before a swap (P + D of equation 1), 0 if it is evicted."""
     fixed: Ints
-    """(N,): queue that serves the group first whatever it costs (running, or pinned by an operator), -1 for none."""
+    """(N,): queue that must serve the group first (running, or pinned by an operator), -1 for none."""
     hold_s: Floats
-    """(N,): the group does not begin before; 0 for none."""
+    """(N,): earliest start of the group; 0 for none."""
 
     def change_s(self) -> Floats:
-        """(T, M + 1, M): seconds from the end of a group of one model to the start of one of another; first -1, no model.
+        """Return (T, M + 1, M): seconds from the end of a group of one model to the start of one of another; first -1, no
+        model.
 
-        Third term of equation 10 for one switch: the batch before drains, then the model is loaded.
+        Third term of equation 10 for one switch: the previous batch drains, then the model is loaded.
         """
         types, models = self.swap_s.shape
         change = np.empty((types, models + 1, models))
@@ -79,7 +82,7 @@ class Order(NamedTuple):
 
 
 def begin(problem: Problem) -> tuple[list[list[int]], Floats, Ints]:
-    """What no order changes: the fixed groups of each queue, when (Q,) and with which model (Q,) it is done with them."""
+    """Return the constant part of any order: fixed groups of each queue, when (Q,) and with which model (Q,) they are done."""
     queues: list[list[int]] = [[] for _ in range(problem.queue_type.size)]
     free_s, loaded, change_s = problem.free_s.copy(), problem.loaded.copy(), problem.change_s()
     for group in np.flatnonzero(problem.fixed >= 0).tolist():
@@ -94,10 +97,10 @@ def begin(problem: Problem) -> tuple[list[list[int]], Floats, Ints]:
 
 
 def broken_rules(problem: Problem, order: Order) -> list[str]:
-    """What *order* breaks of equations 6 to 9, in words; empty when it can be carried out.
+    """Return the violations of equations 6 to 9 by *order*, in words; empty if it is feasible.
 
-    Equation 6: each group that some queue can serve is at one position, each position has one group. Equations 7 and 9:
-    a queue serves only what its type serves, and swaps only to what it can load. Groups that are fixed come first.
+    Equation 6: each group that some queue can serve is at one position, each position has one group. Equations 7 and 9: a
+    queue serves only what its type serves, and swaps only to what it can load. Fixed groups come first.
     """
     wrong = []
     n, queues = problem.requests.size, problem.queue_type.size
@@ -122,14 +125,14 @@ def broken_rules(problem: Problem, order: Order) -> list[str]:
         np.isfinite(problem.swap_s[problem.queue_type][:, problem.model].T)
         | (problem.loaded[None, :] == problem.model[:, None])
     )
-    # A group whose queues all have to swap its model away before it may be left over; any other one may not.
+    # Only a group whose model every queue must swap out first may be left over.
     loadable = np.isfinite(problem.swap_s[problem.queue_type][:, problem.model].T) & can
     wrong += [f"group {group} is not in it" for group in np.flatnonzero((times == 0) & loadable.any(axis=1)).tolist()]
     return wrong
 
 
 def contiguous(problem: Problem) -> Problem:
-    """*problem* with arrays of the declared types, writable and in C order; ValueError when they do not fit together."""
+    """Return *problem* with arrays of the declared types, writable and in C order; raise ValueError if shapes do not match."""
     kinds: dict[str, Any] = dict.fromkeys(("requests", "model", "queue_type", "loaded", "fixed"), np.int64)
     arrays = {
         name: np.array(value, kinds.get(name, np.float64), order="C")

@@ -1,10 +1,10 @@
-"""QLM's mixed-integer programme (equations 6 to 13) with PuLP, by HiGHS: for small sizes, and to compare with.
+"""QLM's mixed-integer programme (equations 6 to 13) with PuLP and HiGHS: for small sizes and comparisons.
 
-By default it is read as docs/queueing.md explains: lateness below zero does not pay for lateness elsewhere, every switch
-delays all after it by the drain of the model before and the swap to the model after, groups weigh what they hold, and the
+By default it is read as docs/queueing.md explains: earliness does not pay for lateness elsewhere, every switch delays all
+later groups by the drain of the previous model and the swap to the next, groups are weighted by their requests, and the
 first token of a group's last request counts. `literal` is equations 12 and 13 word for word: a hard deadline and the sum of
-waiting less deadline. Big-M has no part in switches: entering and leaving a model are continuous variables pushed up by the
-binary ones. Nothing a solver says is believed unread: its status is looked at, and its order is checked and scored again.
+waiting less deadline. Switches need no big-M: entering and leaving a model are continuous variables pushed up by the binary
+ones. The solver's status is checked, and its order is verified and scored again.
 """
 
 import math
@@ -15,22 +15,22 @@ import numpy as np
 from scheduling.queueing.reordering.problem import Order, Problem, begin, broken_rules
 
 GAP = 1e-6
-"""Relative distance from the optimum at which a solver may stop; it proves what it returns."""
+"""Relative gap at which a solver may stop."""
 
 TIME_LIMIT_S = 5.0
-"""The paper's. Two queues of six groups are proved in it."""
+"""As in the paper; enough to prove two queues of six groups."""
 
 
 class NoAnswer(Exception):
-    """The solver found no order in time, or found that there is none."""
+    """The solver found no order in time, or proved that there is none."""
 
 
 class Solved(NamedTuple):
     order: Order
     objective: float
-    """Of the programme: request-seconds, or, read literally, seconds."""
+    """Of the programme: request-seconds, or seconds if `literal`."""
     bound: float
-    """No order has less."""
+    """Lower bound of the objective."""
     proved: bool
 
 
@@ -42,7 +42,10 @@ class _Written(NamedTuple):
 
 
 def write(problem: Problem, kappa_s: float, literal: bool = False) -> _Written:
-    """*problem* as a PuLP model. Positions from 0 to the number of groups - 1; those after the last group stay empty."""
+    """Return *problem* as a PuLP model.
+
+    Positions run from 0 to the number of groups - 1; those after the last group stay empty.
+    """
     import pulp  # takes HiGHS with it
 
     fixed, free_s, loaded = begin(problem)
@@ -58,7 +61,7 @@ def write(problem: Problem, kappa_s: float, literal: bool = False) -> _Written:
     late: dict[int, Any] = {}
     for group in groups:
         if not math.isfinite(problem.due_s[group]):
-            continue  # it is never late
+            continue  # never late
         late[group] = model.add_variable(f"p_{group}", None if literal else 0.0)  # equation 11
         objective.append((late[group], 1.0 if literal else float(problem.requests[group])))
         if literal:
@@ -75,7 +78,7 @@ def write(problem: Problem, kappa_s: float, literal: bool = False) -> _Written:
         for group in can:
             for place in range(len(can)):
                 chosen[queue, group, place] = model.add_variable(f"x_{queue}_{group}_{place}", 0, 1, pulp.LpInteger)
-        waited: Any = float(free_s[queue])  # equation 10, without what lies at this position
+        waited: Any = float(free_s[queue])  # equation 10, without the group at this position
         holds: dict[int, Any] = {k: 1.0 if k == loaded[queue] else 0.0 for k in range(models)}
         used: Any = 1.0
         for place in range(len(can)):
@@ -101,7 +104,7 @@ def write(problem: Problem, kappa_s: float, literal: bool = False) -> _Written:
                 terms.append((left, float(drain_s[k])))
             model += start >= waited + pulp.LpAffineExpression(terms)
             for group in can:
-                # Equation 11 for the group at this position (8 is its deadline): binding only where x is 1.
+                # Equation 11 for the group at this position (8 is its deadline): binding only if x is 1.
                 if group in late:
                     slack_s = float(problem.due_s[group]) - (0.0 if literal else float(problem.own_s[group, kind]))
                     unbound_s = most_s if literal else max(0.0, most_s - slack_s)
@@ -129,7 +132,9 @@ def _can(problem: Problem, queue: int, group: int, loaded: int) -> bool:
 
 
 def _horizon_s(problem: Problem) -> float:
-    """No group of any sensible order begins later: all of them on the slowest queue, with a swap and a drain for each."""
+    """Return an upper bound on starts in a sensible order: all groups on the slowest queue, with a swap and a drain for
+    each.
+    """
     service = sum(_finite_most(row) for row in problem.service_s)
     return (
         _finite_most(problem.free_s)
@@ -145,9 +150,9 @@ def solve(
     *,
     literal: bool = False,
 ) -> Solved:
-    """The order that the programme finds best within *time_limit_s* (HiGHS may overrun).
+    """Return the best order that the programme finds within *time_limit_s* (HiGHS may overrun).
 
-    Raises NoAnswer where HiGHS fails, or has no whole solution.
+    Raise NoAnswer if HiGHS fails or has no integer solution.
     """
     import pulp  # takes HiGHS with it
 
@@ -156,7 +161,7 @@ def solve(
         written.model.solve(pulp.HiGHS(msg=False, gapRel=GAP, timeLimit=time_limit_s, threads=1))
     except pulp.PulpError as error:
         raise NoAnswer(f"HiGHS failed: {error}") from error
-    # PuLP calls a run that ended at its time limit optimal too; only the status of the solution says what is there.
+    # PuLP also calls a run that hit its time limit optimal; only the status of the solution is reliable.
     if written.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
         raise NoAnswer(f"HiGHS found no order: {pulp.LpSolution[written.model.sol_status]}")
     queues: list[list[tuple[int, int]]] = [[] for _ in range(problem.queue_type.size)]

@@ -1,8 +1,8 @@
-"""The queues as the search reads and changes them: a row of groups for each, with its time and cost at each position.
+"""Queues as the search reads and changes them: a row of groups for each, with its time and cost at each position.
 
-The objective is the sum over groups of n (max(0, L) + kappa 1(L > 0)), where L is how late the first token of the last
-request is. A row's cost is that of its groups, and a small price of the square of its end: where nothing is late, few swaps
-and even queues are better.
+The objective is the sum over groups of n (max(0, L) + kappa 1(L > 0)), where L is the lateness of the first token of the
+last request. A row's cost is that of its groups plus a small price of the square of its end: where nothing is late, fewer
+swaps and balanced queues win.
 """
 
 from typing import NamedTuple
@@ -15,12 +15,12 @@ from scheduling.queueing.reordering.problem import Floats, Ints, Order, Problem
 from scheduling.struct_of_arrays import struct_of_arrays
 
 BALANCE = 0.05
-"""Price of ending late where nothing is late, as a share of the mean requests of a group."""
+"""Price of a late end where nothing is late, as a share of the mean requests of a group."""
 
 
 @struct_of_arrays
 class Terms(NamedTuple):
-    """A problem as kernels read it; groups that are fixed or held are not among `movable`."""
+    """A problem as kernels read it; fixed and held groups are not in `movable`."""
 
     weight: Floats
     """(N,)"""
@@ -29,7 +29,7 @@ class Terms(NamedTuple):
     service: Floats
     """(T, N)"""
     offset: Floats
-    """(T, N): own_s - due_s, which added to the start is the lateness; minus infinity without a deadline."""
+    """(T, N): own_s - due_s, which plus the start is the lateness; minus infinity without a deadline."""
     change: Floats
     """(T, M + 1, M): as `Problem.change_s`."""
     kind: Ints
@@ -45,40 +45,40 @@ class Terms(NamedTuple):
     movable: Ints
     """(movable groups,): by model, then deadline."""
     first: Ints
-    """(M + 1,): where each model begins in `movable`."""
+    """(M + 1,): start of each model in `movable`."""
     rank: Ints
     """(N,): position in `movable`, -1 for none."""
     kappa: Floats
-    """(1,): seconds of lateness that being late at all counts as."""
+    """(1,): seconds of lateness added for any late request."""
     balance: Floats
     """(1,): price of the square of a queue's end."""
 
 
 @struct_of_arrays
 class Rows(NamedTuple):
-    """An order, in rows of one width; `length` says how much of each counts."""
+    """An order, in rows of one width; `length` is the used part of each."""
 
     length: Ints
     """(Q,)"""
     group: Ints
     """(Q, width)"""
     ready: Floats
-    """(Q, width + 1): when the queue is done with all before the position."""
+    """(Q, width + 1): when the queue has served all groups before the position."""
     cost: Floats
     """(Q, width + 1): of all groups before the position."""
     total: Floats
-    """(Q,): cost of the row, its end included."""
+    """(Q,): cost of the row including its end."""
     place: Ints
-    """(N, 2): queue and position of each group; queue -1 for nowhere."""
+    """(N, 2): queue and position of each group; queue -1 for none."""
     scratch: Ints
     """(2, width)"""
 
 
 def terms_of(problem: Problem, kappa_s: float, free_s: Floats, loaded: Ints, span_s: float) -> Terms:
-    """*problem* for kernels; *free_s* (Q,) and *loaded* (Q,) are those of queues once fixed groups are served.
+    """Return *problem* for kernels; *free_s* (Q,) and *loaded* (Q,) are those of queues after their fixed groups.
 
-    Movable are groups that are neither fixed nor held, and that some queue can serve. *span_s* is about the time that the
-    fleet needs for all groups.
+    Movable groups are neither fixed nor held, and some queue can serve them. *span_s* is about the time that the fleet
+    needs for all groups.
     """
     queue_type, held = problem.queue_type, loaded >= 0
     able = np.zeros(problem.swap_s.shape, bool)  # whether a queue of the type holds or may load the model
@@ -113,7 +113,7 @@ def terms_of(problem: Problem, kappa_s: float, free_s: Floats, loaded: Ints, spa
 
 
 def rows_of(terms: Terms, order: Order, new: Ints | None = None) -> tuple[Rows, float]:
-    """*order* in rows that have room to grow, with *new* groups inserted, and its cost."""
+    """Return *order* in rows with room to grow, with *new* groups inserted, and its cost."""
     n, queues, added = terms.weight.size, terms.kind.size, 0 if new is None else new.size
     longest = int(np.diff(order.first).max(initial=0))
     width = max(1, min(n, 2 * longest + added + 4 * n // queues + 64))
@@ -133,7 +133,7 @@ def rows_of(terms: Terms, order: Order, new: Ints | None = None) -> tuple[Rows, 
 
 
 def order_of(length: Ints, group: Ints) -> Order:
-    """The order that rows hold."""
+    """Return the order in rows."""
     inside = np.arange(group.shape[1]) < length[:, None]
     return Order(np.concatenate([np.zeros(1, np.int64), np.cumsum(length)]), group[inside])
 
@@ -151,9 +151,9 @@ def serve(
     cost: float,
     most: float,
 ) -> tuple[float, int, float]:
-    """Serve positions *first* to *end* - 1 of *row* by a queue of type *kind*: (end, model loaded then, cost).
+    """Serve positions *first* to *end* - 1 of *row* by a queue of type *kind*; return (end, model loaded then, cost).
 
-    The end is infinite where the queue cannot serve them, or where the cost comes to be above *most*.
+    The end is infinite if the queue cannot serve them, or the cost exceeds *most*.
     """
     kappa = terms.kappa[0]
     for position in range(first, end):
@@ -172,13 +172,13 @@ def serve(
 
 @compiled_inline
 def loaded_at(terms: Terms, rows: Rows, queue: int, at: int) -> int:
-    """The model that is loaded when the queue is done with all before position *at*."""
+    """Return the model that is loaded when the queue has served all groups before position *at*."""
     return int(terms.model[rows.group[queue, at - 1]] if at > 0 else terms.loaded[queue])
 
 
 @compiled_inline
 def refresh(terms: Terms, rows: Rows, queue: int, at: int) -> None:
-    """Write times, costs and places of the row *queue*, whose groups from position *at* on are new."""
+    """Recompute times, costs and places of the row *queue*, whose groups from position *at* on are new."""
     kind = terms.kind[queue]
     if at == 0:
         rows.ready[queue, 0], rows.cost[queue, 0] = terms.free[queue], 0.0
@@ -204,7 +204,7 @@ def load(terms: Terms, rows: Rows, first: Ints, groups: Ints) -> None:
 
 @compiled
 def insert(terms: Terms, rows: Rows, groups: Ints) -> int:
-    """Put each of *groups* where it raises the cost least; how many could be placed. A row that is full takes none."""
+    """Insert each of *groups* where it adds the least cost; return the number inserted. A full row takes none."""
     width, placed = rows.group.shape[1], 0
     for k in range(groups.size):
         group = groups[k]
@@ -248,7 +248,7 @@ def insert(terms: Terms, rows: Rows, groups: Ints) -> int:
 
 
 def kept(terms: Terms, order: Order) -> Order:
-    """The movable groups of *order* that their queues can serve there, each once. *order* may name any groups."""
+    """Return the movable groups of *order* that their queues can serve there, each once. *order* may name any groups."""
     first, groups = np.clip(order.first, 0, order.groups.size), np.ascontiguousarray(order.groups)
     its = Order(np.zeros(terms.kind.size + 1, np.int64), np.empty(groups.size, np.int64))
     keep(terms, np.maximum.accumulate(first), groups, its.first, its.groups, terms.rank >= 0)
@@ -259,7 +259,7 @@ def kept(terms: Terms, order: Order) -> Order:
 def keep(
     terms: Terms, first: Ints, groups: Ints, kept_first: Ints, kept_groups: Ints, lacking: NDArray[np.bool_]
 ) -> None:
-    """Write what `kept` keeps of the order *first*, *groups* into *kept_first* and *kept_groups*."""
+    """Write the groups that `kept` keeps of the order *first*, *groups* into *kept_first* and *kept_groups*."""
     count = 0
     for queue in range(terms.kind.size):
         kind, model = terms.kind[queue], terms.loaded[queue]

@@ -1,6 +1,6 @@
-"""Orders by simple rules: what the global scheduler is compared with, and what it falls back to.
+"""Orders by simple rules: baselines and fallbacks of the global scheduler.
 
-Groups are numbered by arrival. Of these rules only `earliest_completion` looks at what a swap costs before it makes one.
+Groups are numbered by arrival. Only `earliest_completion` considers the cost of a swap before it makes one.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from scheduling.queueing.reordering.rows import Terms
 
 @compiled
 def earliest_completion(terms: Terms, listing: Listing, ranked: Ints) -> int:
-    """Give the groups *ranked*, one after another, to the queue that is done with each first; how many could be given."""
+    """Give each of the groups *ranked* in order to the queue that completes it first; return the number placed."""
     count = 0
     for queue in range(terms.kind.size):
         listing.time[queue], listing.loaded[queue] = terms.free[queue], terms.loaded[queue]
@@ -41,7 +41,7 @@ def earliest_completion(terms: Terms, listing: Listing, ranked: Ints) -> int:
 
 @compiled
 def first_free(terms: Terms, listing: Listing, ranked: Ints) -> int:
-    """The queue that is free first takes the first of the groups *ranked* that it can serve; how many were taken."""
+    """Let the queue that is free first take the first of the groups *ranked* that it can serve; return the number placed."""
     count, left = 0, ranked.size
     for queue in range(terms.kind.size):
         listing.time[queue], listing.loaded[queue] = terms.free[queue], terms.loaded[queue]
@@ -54,7 +54,7 @@ def first_free(terms: Terms, listing: Listing, ranked: Ints) -> int:
             if listing.time[other] < listing.time[queue]:
                 queue = other
         if listing.time[queue] == np.inf:
-            break  # nobody can serve the rest
+            break  # no queue can serve the rest
         kind = terms.kind[queue]
         while begin < ranked.size and listing.taken[ranked[begin]] == 1:
             begin += 1
@@ -79,12 +79,12 @@ def first_free(terms: Terms, listing: Listing, ranked: Ints) -> int:
 
 
 def by_deadline(terms: Terms) -> Ints:
-    """Movable groups, the earliest deadline first; ties by arrival."""
+    """Return movable groups, the earliest deadline first; ties by arrival."""
     return np.asarray(terms.movable[np.lexsort((terms.movable, terms.due[terms.movable]))], np.int64)
 
 
 def in_order_of(terms: Terms, key: Floats | Ints) -> Order:
-    """The queue that is free first takes the group with the lowest key (N,) that it can serve; ties by arrival."""
+    """Let the queue that is free first take the group with the lowest key (N,) that it can serve; ties by arrival."""
     listing = allocate_listing(terms)
     ranked = np.asarray(terms.movable[np.lexsort((terms.movable, key[terms.movable]))], np.int64)
     return order_listed(listing, first_free(terms, listing, ranked), terms.kind.size)
@@ -96,7 +96,7 @@ def fcfs(terms: Terms) -> Order:
 
 
 def sjf(terms: Terms) -> Order:
-    """Shortest job first: the groups of which a request takes least, where it is served fastest."""
+    """Shortest job first: by the service time of a request in its fastest queue."""
     least_s = terms.service.min(axis=0, initial=np.inf)
     return in_order_of(terms, least_s / np.maximum(terms.weight, 1.0))
 
@@ -107,7 +107,7 @@ def edf(terms: Terms) -> Order:
 
 
 def edf_per_queue(terms: Terms) -> Order:
-    """Groups are dealt to the queues that can serve them in equal numbers as they come; each queue goes by deadline."""
+    """EDF within each queue; groups are dealt on arrival in equal numbers to the queues that can serve them."""
     queues: list[list[int]] = [[] for _ in range(terms.kind.size)]
     dealt, groups = np.zeros(terms.kind.size), np.sort(terms.movable)
     takes_s = terms.change[:, 0, :][terms.kind][:, terms.model[groups]] + terms.service[terms.kind][:, groups]
@@ -123,7 +123,7 @@ def edf_per_queue(terms: Terms) -> Order:
 
 
 def edf_earliest_completion(terms: Terms) -> Order:
-    """By deadline, each group to the queue that is done with it first, swaps counted."""
+    """By deadline, each group to the queue that completes it first, swaps included."""
     listing = allocate_listing(terms)
     return order_listed(listing, earliest_completion(terms, listing, by_deadline(terms)), terms.kind.size)
 
@@ -131,8 +131,8 @@ def edf_earliest_completion(terms: Terms) -> Order:
 def shepherd(terms: Terms) -> Order:
     """After SHEPHERD's FLEX: the queue that is free first takes the model of which it can serve most requests in time.
 
-    Of each model it counts, by deadline, the groups that it can serve one after another in time, at most `BATCH_GROUPS` of
-    them, and serves the largest such batch. Where nothing can be in time it takes the earliest deadline. Approximates FLEX,
+    For each model it counts, by deadline, the groups that it can serve one after another in time, at most `BATCH_GROUPS` of
+    them, and serves the largest such batch. If nothing can be in time it takes the earliest deadline. Approximates FLEX,
     which serves batches of requests of one length; not the authors' code.
     """
     models, queues = terms.first.size - 1, terms.kind.size
@@ -167,7 +167,7 @@ def shepherd(terms: Terms) -> Order:
             elif largest == 0.0 and servable >= 0 and (due[servable] < first_due or not batch):
                 batch, first_due = [servable], due[servable]
         if not batch:
-            continue  # this queue can serve nothing that waits
+            continue  # this queue can serve none of the waiting groups
         model = int(terms.model[batch[0]])
         taken = set(batch)
         waiting[model] = [group for group in waiting[model] if group not in taken]
@@ -188,14 +188,17 @@ RULES: Final[dict[str, Callable[[Terms], Order]]] = {
     "edf-earliest-completion": edf_earliest_completion,
     "shepherd": shepherd,
 }
-"""By the name that scenarios, settings and results use. Strict priority is `in_order_of` with priorities as keys."""
+"""By the name in scenarios, settings and results. Strict priority is `in_order_of` with priorities as keys."""
 
 CANDIDATES: Final = ("edf-earliest-completion", "edf-per-queue", "edf", "sjf", "fcfs")
-"""Rules that the search must beat at every look; of equals the first. `shepherd` takes as long as a search at a thousand
-groups, and is none."""
+"""Rules that the search must beat every time; ties go to the first.
+
+`shepherd` is left out: at a thousand groups it takes as long as a search.
+"""
 
 SEARCH: Final = "search"
 PROGRAMME: Final = "programme"
 REORDERINGS: Final = (SEARCH, PROGRAMME, *RULES)
-"""What the global scheduler may go by: the search of `scheduler`, the exact programme after it where there are few groups,
-or a rule in its place."""
+"""Methods of the global scheduler: the search of `scheduler`, the search followed by the exact programme if there are few
+groups, or a rule instead.
+"""

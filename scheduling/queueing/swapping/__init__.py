@@ -1,1 +1,1 @@
-"""What requests wait for where instances share their GPUs: how long groups take, what is drained, what is swapped."""
+"""Waiting times of instances that share their GPUs: service of groups, drains and swaps."""

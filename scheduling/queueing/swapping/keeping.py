@@ -1,8 +1,8 @@
-"""Which instances keep the GPUs that they share, for what is still to come for their models.
+"""Instances that keep their shared GPUs for requests yet to come.
 
-An order of what waits does not see requests that come in the time of a swap: a model that serves each of its own as it
-comes has nothing waiting, so giving its GPUs away seems to cost nothing. By Little's law what an instance runs says what it
-is asked for, and that is what its GPUs are worth to it.
+An order of waiting groups ignores requests that arrive during a swap: a model that serves each of its requests at once has
+nothing waiting, so giving its GPUs away seems free. By Little's law the running requests reflect its demand, and so the
+value of its GPUs.
 """
 
 import numpy as np
@@ -16,10 +16,10 @@ from scheduling.queueing.waiting_set import WaitingArrays
 
 
 def kept_queues(fleet: FleetArrays, waiting: WaitingArrays) -> frozenset[int]:
-    """The virtual queues of shared GPUs that stay with the model that has them.
+    """Return the virtual queues of shared GPUs that stay with the model that has them.
 
-    Of a model for which nothing waits as many as what runs would fill, each as long as it ends more requests a second there
-    than any model that waits would. None at all while a model that waits has no GPUs, or it would never get any.
+    Of a model for which nothing waits, as many as its running requests would fill, each while it completes more requests a
+    second there than any waiting model would. None at all while a waiting model has no GPUs, or it would never get any.
     """
     arrays = waiting.groups
     shared = np.flatnonzero((arrays.swap_s < np.inf) & (fleet.endpoint[: arrays.swap_s.size] >= 0)).tolist()
@@ -35,7 +35,7 @@ def kept_queues(fleet: FleetArrays, waiting: WaitingArrays) -> frozenset[int]:
     kept: set[int] = set()
     for endpoint, instances in holders.items():
         if endpoint in wait:
-            continue  # an order sees what these need
+            continue  # an order accounts for these
         instances.sort(key=lambda each: (-int(fleet.running[each]), each))
         asked_per_s = sum(_per_s(fleet, arrays, each, float(fleet.running[each])) for each in instances)
         for instance in instances:
@@ -50,7 +50,9 @@ def kept_queues(fleet: FleetArrays, waiting: WaitingArrays) -> frozenset[int]:
 
 
 def _per_s(fleet: FleetArrays, arrays: GroupArrays, instance: int, running: float = np.inf) -> float:
-    """Requests of the usual size that *instance* ends in a second while it runs so many, or as many as it can."""
+    """Return the requests of the usual size that *instance* completes per second with so many running, or with a full
+    batch.
+    """
     running = min(running, float(batch_of(fleet, arrays, instance)))
     if running <= 0.0:
         return 0.0

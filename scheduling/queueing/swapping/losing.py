@@ -1,4 +1,4 @@
-"""That a model loses its GPUs to another one while its own requests wait, and what these wait longer then."""
+"""Extra waiting of a model that loses its GPUs to another one while its requests wait."""
 
 import math
 from typing import Final
@@ -10,15 +10,17 @@ LEAST_CHANCE: Final = 1e-3
 
 
 def chance_above(wait: Wait, limit_s: float) -> float:
-    """How likely *wait* is longer than *limit_s*."""
+    """Return the probability that *wait* is longer than *limit_s*."""
     if wait.variance_s2 <= 0.0 or math.isinf(limit_s):
         return float(wait.mean_s > limit_s)
     return 0.5 * math.erfc((limit_s - wait.mean_s) / math.sqrt(2.0 * wait.variance_s2))
 
 
 def losses(own: Wait, keeps_s: float, again_s: float) -> tuple[float, float]:
-    """(mean, variance) of how often the GPUs are lost before what is ahead has had its *own* time of them: after *keeps_s*
-    first, and after *again_s* each time that they are back."""
+    """Return (mean, variance) of the number of losses before the requests ahead have had their *own* time of the GPUs.
+
+    They are lost first after *keeps_s*, and again *again_s* after each return.
+    """
     mean = square = 0.0
     for lost in range(MOST_LOSSES):
         chance = chance_above(own, keeps_s + lost * again_s)
@@ -30,6 +32,6 @@ def losses(own: Wait, keeps_s: float, again_s: float) -> tuple[float, float]:
 
 
 def lost(own: Wait, keeps_s: float, again_s: float, away: Wait) -> Wait:
-    """What *own* is longer for the GPUs being lost, as in `losses`, for a time *away* each."""
+    """Return the extra time of *own* from losing the GPUs, as in `losses`, for a time *away* each."""
     mean, variance = losses(own, keeps_s, again_s)
     return Wait(mean * away.mean_s, mean * away.variance_s2 + variance * away.mean_s**2)

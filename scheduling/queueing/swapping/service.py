@@ -1,4 +1,4 @@
-"""How long an instance takes: for a request, for a request group, and to end what it runs before it leaves its GPUs."""
+"""Service times of an instance: of a request, of a request group, and of the drain before it leaves its GPUs."""
 
 from typing import Final
 
@@ -8,19 +8,21 @@ from scheduling.queueing.groups import GroupArrays
 from scheduling.queueing.waiting_set import WaitingArrays
 
 LONGEST: Final = 2.0
-"""The longest output that is still to come, of all that run, as a multiple of the usual one. It is 1.5 with 16 of them where
-outputs vary by half of their mean, and 2.4 where they vary by all of it, as those of ShareGPT do."""
+"""Longest output still to come among running requests, as a multiple of the usual one.
+
+It is 1.5 for 16 requests whose outputs vary by half of their mean, and 2.4 if they vary by all of it, as in ShareGPT.
+"""
 USUAL_PREFILL_S: Final = 1e-4
-"""For a token of a prompt, where no profile is known."""
+"""Per prompt token, without a profile."""
 USUAL_STEP_S: Final = 0.02
-"""For a step of decoding, where no profile is known."""
+"""Per decode step, without a profile."""
 
 
 @compiled
 def request_s(fleet: FleetArrays, instance: int, prompt_tokens: float, output_tokens: float) -> float:
-    """Seconds of the busy *instance* that one request of such lengths takes up: W of QLM's equation 2 is the sum of them.
+    """Return the seconds of the busy *instance* that one request takes: W of QLM's equation 2 is their sum.
 
-    Output over throughput, with as many sequences as its memory holds (equations 15 and 16), and its prefill, during which
+    Output over throughput, with as many sequences as its memory holds (equations 15 and 16), plus its prefill, during which
     the others wait.
     """
     profile = fleet.profile
@@ -41,7 +43,7 @@ def request_s(fleet: FleetArrays, instance: int, prompt_tokens: float, output_to
 
 @compiled
 def group_s(fleet: FleetArrays, arrays: GroupArrays, group: int, instance: int) -> float:
-    """Seconds of the busy *instance* that what waits in *group* takes up."""
+    """Return the seconds of the busy *instance* that the waiting requests of *group* take."""
     this = arrays.groups[group]
     count = max(float(this.count), 1.0)
     return count * request_s(fleet, instance, this.prompt_tokens / count, this.output_tokens / count)
@@ -49,13 +51,13 @@ def group_s(fleet: FleetArrays, arrays: GroupArrays, group: int, instance: int) 
 
 @compiled
 def due_at(waiting: WaitingArrays, group: int) -> float:
-    """When the first of *group* is due: its queue key, for an endpoint with groups orders by deadline."""
+    """Return when the first of *group* is due: its queue key, since an endpoint with groups orders by deadline."""
     return float(waiting.key[waiting.groups.groups[group].first])
 
 
 @compiled
 def batch_of(fleet: FleetArrays, arrays: GroupArrays, instance: int) -> float:
-    """Requests of the usual size that *instance* runs at once (QLM equation 16)."""
+    """Return the requests of the usual size that *instance* runs at once (QLM equation 16)."""
     batch, tokens = float(fleet.max_num_seqs[instance]), arrays.mean_tokens[fleet.endpoint[instance]]
     memory = float(memory_tokens(fleet, instance))
     if memory > 0.0 and tokens > 0.0:
@@ -65,8 +67,10 @@ def batch_of(fleet: FleetArrays, arrays: GroupArrays, instance: int) -> float:
 
 @compiled
 def drain_s(fleet: FleetArrays, arrays: GroupArrays, instance: int, requests: float) -> float:
-    """Seconds until the last of *requests* of the usual size has ended that *instance* runs, when it is given no more: P + D
-    of QLM's equation 4. They came one after another, so that the last one is to come but for a share of one."""
+    """Return seconds until the last of *requests* of the usual size, running on *instance*, has ended, if no more come.
+
+    P + D of QLM's equation 4. They arrived one after another, so only a fraction of the last one's output is not left.
+    """
     if requests <= 0.0:
         return 0.0
     endpoint, profile = int(fleet.endpoint[instance]), fleet.profile

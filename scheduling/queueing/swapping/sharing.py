@@ -1,5 +1,4 @@
-"""Which instances share their GPUs, and so one virtual queue; what each takes to leave them and to come back; and where
-it is in a swap."""
+"""Instances that share their GPUs, and so one virtual queue; their swap times; and their phase in a swap."""
 
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
@@ -9,29 +8,29 @@ import numpy as np
 from scheduling.compiled import compiled
 from scheduling.queueing.groups import GroupArrays
 
-# Where an instance that shares its GPUs is in a swap: `GroupArrays.phase`.
+# Phases of an instance that shares its GPUs: `GroupArrays.phase`.
 STAYS: Final = 0
-"""It has the GPUs or is at rest, and no swap is in progress."""
+"""It has the GPUs or sleeps, and no swap is in progress."""
 LEAVES: Final = 1
-"""It ends what it runs and sleeps, for another."""
+"""It drains and goes to sleep for another."""
 WAITS: Final = 2
-"""It comes up once that one sleeps."""
+"""It starts once that one sleeps."""
 COMES: Final = 3
-"""It has the GPUs and comes up."""
+"""It has the GPUs and starts."""
 
 
 class Swap(NamedTuple):
-    """What an instance that shares its GPUs takes to leave them and to come back, in seconds."""
+    """Seconds that an instance takes to leave its shared GPUs and to return."""
 
     sleep_s: float
     load_s: float
 
 
 def share_queues(arrays: GroupArrays, sharing: Iterable[Mapping[int, Swap]]) -> bool:
-    """Let the instances of each of *sharing* have one virtual queue together, and every other one its own (QLM section 4:
-    the queue of a GPU holds groups of all models that it may serve).
+    """Give the instances of each of *sharing* one common virtual queue, and every other instance a separate one.
 
-    Whether anything but the seconds is another than before: then groups may stand where nobody pulls them (`reassign`).
+    In QLM section 4 the queue of a GPU holds groups of all models that it may serve. Return whether anything but the
+    seconds changed: then groups may be where no instance pulls them (`reassign`).
     """
     count = arrays.queue_of.size
     queue_of, swap_s, sleep_s = np.arange(count, dtype=np.int32), np.full(count, np.inf), np.zeros(count)
@@ -47,6 +46,6 @@ def share_queues(arrays: GroupArrays, sharing: Iterable[Mapping[int, Swap]]) -> 
 
 @compiled
 def note_phase(arrays: GroupArrays, instance: int, phase: int, up_s: float) -> None:
-    """*instance*, which shares its GPUs, is in *phase* from now on; *up_s* is when it serves if it has just got them."""
+    """Set the phase of *instance*, which shares its GPUs; *up_s* is when it serves if it has just got them."""
     if phase != arrays.phase[instance]:
         arrays.phase[instance], arrays.up_s[instance] = phase, up_s

@@ -1,8 +1,8 @@
-"""The virtual queue of instances that share their GPUs in time: whose model is up when, and what each change of it takes.
+"""Timeline of the virtual queue of instances that share GPUs: the model that is up, and the time of each change.
 
-Who has the GPUs ends what it runs (`service.drain_s`), leaves them and another comes up, as measured. Of a swap in progress
-what is left of it counts. So a group waits for the service of those before it, for each change of model among them, and for
-the one to its own.
+The instance with the GPUs drains (`service.drain_s`) and leaves them, and another starts, as measured. A swap in progress
+counts with what is left of it. So a group waits for the service of those before it, for each change of model among them,
+and for the change to its own.
 """
 
 import math
@@ -17,8 +17,10 @@ from scheduling.queueing.waiting_set import WaitingArrays
 
 @compiled
 def having(fleet: FleetArrays, arrays: GroupArrays, queue: int, now_s: float) -> tuple[int, float, float]:
-    """(instance, seconds until it serves, requests that it runs): who has the GPUs that the instances of *queue* share, or
-    will once the swap in progress is done; (-1, 0, 0) where nobody has."""
+    """Return (instance, seconds until it serves, its running requests) of the holder of the GPUs that *queue* shares.
+
+    After a swap in progress, the next holder; (-1, 0, 0) if there is none.
+    """
     target = leaves = NONE
     for instance in range(arrays.queue_of.size):
         if arrays.queue_of[instance] != queue or arrays.swap_s[instance] == math.inf:
@@ -39,8 +41,9 @@ def having(fleet: FleetArrays, arrays: GroupArrays, queue: int, now_s: float) ->
 
 @compiled
 def change_s(fleet: FleetArrays, arrays: GroupArrays, before: int, running: float, after: int) -> float:
-    """Seconds until the instance *after* serves in the place of *before* (-1: nobody has the GPUs), which runs so many
-    requests and is given no more."""
+    """Return seconds until the instance *after* serves instead of *before* (-1: no holder), which drains *running*
+    requests.
+    """
     load_s = float(arrays.swap_s[after])
     if before == NONE:
         return load_s
@@ -49,13 +52,13 @@ def change_s(fleet: FleetArrays, arrays: GroupArrays, before: int, running: floa
 
 @compiled_inline
 def _more(fleet: FleetArrays, arrays: GroupArrays, instance: int, running: float, requests: float) -> float:
-    """What *instance* runs, at the most, when it has been given so many *requests* more."""
+    """Return the most requests that *instance* runs after it has been given *requests* more."""
     return min(batch_of(fleet, arrays, instance), running + requests)
 
 
 @compiled_inline
 def member_of(endpoints: EndpointArrays, arrays: GroupArrays, queue: int, endpoint: int) -> int:
-    """The instance that serves *endpoint* out of the virtual *queue*; -1 for none."""
+    """Return the instance that serves *endpoint* from the virtual *queue*; -1 for none."""
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         if arrays.queue_of[endpoints.members[at]] == queue:
             return int(endpoints.members[at])
@@ -66,11 +69,11 @@ def member_of(endpoints: EndpointArrays, arrays: GroupArrays, queue: int, endpoi
 def place_in_shared(
     fleet: FleetArrays, endpoints: EndpointArrays, waiting: WaitingArrays, group: int, queue: int, instance: int
 ) -> tuple[float, float, int]:
-    """As `virtual_queues.place_in`, where the instances of several models share *queue*: changes of model count.
+    """Like `virtual_queues.place_in`, for a *queue* shared by instances of several models: changes of model count.
 
-    *group* stands with those of its model, by due time, where that makes none late that it passes and was not late
-    before (then the instance is not swapped for it); else at the end. While a swap is in progress nothing is put before
-    the model that comes up, or it would be swapped away without having served. Time is O(groups of the queue).
+    *group* joins those of its model, by due time, if no group that it overtakes becomes late by that (then no swap is made
+    for it); otherwise it goes to the end. During a swap nothing is put before the model that starts, or it would be swapped
+    out without having served. Takes O(groups of the queue).
     """
     arrays, own, due_s = waiting.groups, int(waiting.groups.groups[group].endpoint), due_at(waiting, group)
     now_s = max(float(arrays.groups[group].opened_s), float(arrays.moment_s[0]))
@@ -79,7 +82,7 @@ def place_in_shared(
     serves = NONE if began == NONE else int(fleet.endpoint[began])
     comes = began == NONE or fleet.accepting[began] == 0
     coming = serves if serves != NONE or first < 0 else int(arrays.groups[first].endpoint)
-    # The last that *group* may not pass: its place is behind it.
+    # The last group that *group* may not overtake.
     barrier, time_s, up, running, at = NONE, wait_s, began, runs, first
     while at >= 0:
         this = arrays.groups[at]
