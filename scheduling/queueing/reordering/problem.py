@@ -82,7 +82,7 @@ class Order(NamedTuple):
 
 
 def begin(problem: Problem) -> tuple[list[list[int]], Floats, Ints]:
-    """Return the constant part of any order: fixed groups of each queue, when (Q,) and with which model (Q,) they are done."""
+    """Return the constant part of any order: fixed groups of each queue, when (Q,) and with which model (Q,) each ends."""
     queues: list[list[int]] = [[] for _ in range(problem.queue_type.size)]
     free_s, loaded, change_s = problem.free_s.copy(), problem.loaded.copy(), problem.change_s()
     for group in np.flatnonzero(problem.fixed >= 0).tolist():
@@ -132,7 +132,7 @@ def broken_rules(problem: Problem, order: Order) -> list[str]:
 
 
 def contiguous(problem: Problem) -> Problem:
-    """Return *problem* with arrays of the declared types, writable and in C order; raise ValueError if shapes do not match."""
+    """Return *problem* with arrays of the declared types, writable and in C order; ValueError if shapes differ."""
     kinds: dict[str, Any] = dict.fromkeys(("requests", "model", "queue_type", "loaded", "fixed"), np.int64)
     arrays = {
         name: np.array(value, kinds.get(name, np.float64), order="C")
