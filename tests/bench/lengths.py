@@ -1,10 +1,11 @@
-"""What a predicted length costs: the service alone on one core, at rest and at 200 requests a second, and in the gateway.
+"""Cost of a predicted length: the service alone on one core, at rest and at 200 requests a second, and in the
+gateway.
 
-The prompts are drawn, 64 tokens and up to a thousand, and new to the caches unless said otherwise, so that each is asked of
-the student; `p50_ms` and `p99_ms` are of the whole service (text, caches, student, calibration) one request after another.
-At 200 a second arrivals are Poisson's, and a request's time counts from its arrival. With --encoders the papers' length
-models are measured instead (`_encoders`), on the public data in --data. The gateway is measured with the service on (caches
-off, so that each request is asked of the student) against off, alternating in one run.
+Random prompts, median 64 tokens and up to a thousand, new to the caches unless noted, so that each reaches the student;
+`p50_ms` and `p99_ms` are of the whole service (text, caches, student, calibration), one request after another. At 200 a
+second arrivals are Poisson, and a request's time counts from its arrival. With --encoders the papers' length models are
+measured instead (`_encoders`), on the public data in --data. In the gateway, the service on (caches off) alternates
+with off in one run.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""What-ifs as an operator meets them, in a demo that is started for it, and of a day of 1.5 million requests.
+"""What-ifs as operators run them, on a demo started for it, and on a day of 1.5 million requests.
 
-Of the demo with its traffic, by its own workers: `fork_ms`, one fork of the living fleet (median of FORKS);
-`first_result_s`, from submission until the first run is done; `six_by_five_s`, until all of 6 futures x 5 seeds of the next
-hour are; `six_by_five_cpu_s`, processor seconds that the workers took for it, with what else they did meanwhile. `alone` has
-the same three of a scenario of the demo's size, where nothing runs but the workers. `day_x4_s`: a day of 1.5 million
-requests under 4 strategies, one seed. Workers have two processes and are warm: a small what-if comes before.
-`run_cpu_s`: processor seconds of one run of that scenario in one process, with plans and without, the first of a process and
-the median of later seeds; other work on the machine moves them less than the others.
+On the demo with its traffic, by its workers: `fork_ms`, one fork of the live fleet (median of FORKS); `first_result_s`,
+from submission until the first run is done; `six_by_five_s`, until all of 6 futures x 5 seeds of the next hour are;
+`six_by_five_cpu_s`, processor seconds of the workers for it, their other work included. `alone` has the same three of a
+scenario of the demo's size, with nothing but the workers running. `day_x4_s`: a day of 1.5 million requests under 4
+strategies, one seed. Workers have two processes, warmed by a small what-if. `run_cpu_s`: processor seconds of one run
+of that scenario in one process, with plans and without, the first of a process and the median of later seeds; other
+work on the machine affects them less than the others.
 """
 
 import argparse
