@@ -1,4 +1,4 @@
-"""Run one benchmark, or every one. With --json, print exactly one JSON object and nothing else on stdout."""
+"""Run one benchmark, or all. With --json, print exactly one JSON object to stdout."""
 
 import argparse
 import contextlib
@@ -17,7 +17,7 @@ import tests.bench
 
 
 def names() -> list[str]:
-    """Benchmarks that there are: the modules of this package but this one and tests."""
+    """Return the available benchmarks: the modules of this package except this one and tests."""
     modules = (module.name for module in pkgutil.iter_modules(tests.bench.__path__))
     return sorted(name for name in modules if not name.startswith(("_", "test_", "conftest")))
 
@@ -35,7 +35,7 @@ def measure(name: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def rows(result: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and printed values of a result, in its order."""
+    """Yield dotted names and printed values of a result, in its order."""
     for key, value in result.items():
         if isinstance(value, dict):
             yield from rows(value, f"{prefix}{key}.")

@@ -1,7 +1,8 @@
-"""A backend that answers at once, as cheaply as Python can: raw sockets, answers made beforehand.
+"""Minimal backend in pure Python: raw sockets, prebuilt answers.
 
 `python -m tests.bench._backend PORT CHUNKS`. Plain requests get a small chat completion; requests whose body holds
-`"stream":true` get CHUNKS events, one write each iteration of the loop, then usage and [DONE]. `/metrics`: it is well.
+`"stream":true` get CHUNKS events, one write per loop iteration, then usage and [DONE]. `/metrics` reports a healthy
+server.
 """
 
 import asyncio

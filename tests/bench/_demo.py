@@ -1,4 +1,4 @@
-"""A demo for benchmarks that look at it from outside: `manage.py up` in a folder and on ports of its own."""
+"""Demo for benchmarks that observe it from outside: `manage.py up` in its own folder, on its own ports."""
 
 import os
 import re
@@ -20,13 +20,13 @@ SIGN_IN = re.compile(r"Sign in\s+(http://\S+)")
 
 
 class Demo(NamedTuple):
-    """A demo that is up: its supervisor's process id, and a sign-in link."""
+    """Running demo: its supervisor's process id, and a sign-in link."""
 
     supervisor: int
     link: str
 
     def environment(self) -> dict[str, str]:
-        """That of its web process, by which `manage.py` finds its database and its Redis."""
+        """Process id of its web process, by which `manage.py` finds its database and its Redis."""
         for file in Path("/proc").glob("[0-9]*"):
             try:
                 command, pairs = (file / "cmdline").read_bytes(), (file / "environ").read_bytes()
@@ -40,7 +40,7 @@ class Demo(NamedTuple):
 
 @contextmanager
 def demo(*flags: str) -> Iterator[Demo]:
-    """A demo, once it is up; it is stopped at the end."""
+    """Start a demo, yield it once it is up, stop it at the end."""
     with tempfile.TemporaryDirectory(prefix="pilothouse-demo-") as folder:
         environment = {
             **{name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"},  # that of tests
@@ -59,7 +59,7 @@ def demo(*flags: str) -> Iterator[Demo]:
 
 
 def _link(stack: "subprocess.Popen[str]") -> str:
-    """Reads on for as long as the stack lives, so that it never waits for its reader."""
+    """Drain the stack's output for as long as it lives, so that it never blocks on writing."""
     links: list[str] = []
     there = threading.Event()
 
@@ -71,7 +71,7 @@ def _link(stack: "subprocess.Popen[str]") -> str:
                 if match := SIGN_IN.search(line):
                     links.append(match[1])
                     there.set()
-        there.set()  # it has ended
+        there.set()  # already ended
 
     threading.Thread(target=read, daemon=True).start()
     if not there.wait(UP_WITHIN_S):

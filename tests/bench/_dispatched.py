@@ -1,4 +1,4 @@
-"""A dispatcher with one instance and some requests that run; imported when Django is set up."""
+"""A dispatcher with one instance and some running requests; imported once Django is set up."""
 
 import time
 

@@ -1,11 +1,11 @@
-"""What fewer layers and 8-bit integers cost in accuracy and save in time, and what an embedding cache's similarity is worth.
+"""Accuracy and speed of length models with fewer layers and 8-bit integers, and value of the embedding cache's
+similarity.
 
-Each kind of length model is fitted to public answers with all layers of its encoder and with fewer, and asked about prompts
-held out of training, in full precision and in 8-bit integers as it serves. Times are a core's, of one prompt alone.
+Each kind of length model is fitted to public answers with all layers of its encoder and with fewer, then evaluated on
+held-out prompts in full precision and in 8-bit integers, as served. Times are of one prompt on one core.
 
-The cache stands behind the exact and the lexical one, as in the gateway: only what they miss is looked up. It is fed with
-the prompts of three sets in a random order. A similarity is chosen on prompts of the training part and judged on those of
-the test part.
+The cache comes after the exact and the lexical one, as in the gateway: it only sees their misses. It is fed the prompts
+of three sets in random order. The similarity is chosen on training prompts and evaluated on test prompts.
 """
 
 import sys
@@ -29,10 +29,10 @@ EFFORT: Final = {"tuned": 320, "read": 800, "head_epochs": 15, "most_tokens": 96
 TEST_PROMPTS: Final = 60
 """Of each set, at most."""
 ALONE: Final = 100
-"""Prompts that are asked one by one."""
+"""Prompts timed one by one."""
 PAIRS: Final = 50_000
 STREAM: Final = ("stanford_alpaca_5k", "gpteacher", "codealpaca")
-"""Sets whose answers are by one model each, so that a prompt has one length."""
+"""Sets with answers of a single model, so that a prompt has one length."""
 PROMPTS: Final = 2_500
 """Of the stream, from either part."""
 SIMILARITIES: Final = (0.8, 0.85, 0.9, 0.925, 0.95, 0.97, 0.98, 0.99)
@@ -41,7 +41,9 @@ LEXICAL: Final = 0.85
 
 
 def measured(folder: Path, layers: int, kinds: Sequence[str] = KINDS) -> dict[str, Any]:
-    """Accuracy and time of *kinds* on the sets in *folder*, with all layers and with *layers* (0: only with all)."""
+    """Return accuracy and time of *kinds* on the sets in *folder*, with all layers and with *layers* (0: only with
+    all).
+    """
     split = read_sets(folder)
     edges = class_edges([sample.output_tokens for sample in split.training])
     test = thinned(split.test, TEST_PROMPTS, seed=1)
@@ -88,7 +90,7 @@ def _row(model: Proxy, test: Sequence[Sample], edges: Any) -> dict[str, float]:
 
 
 def in_order(real: Any, said: Any, pairs: int = PAIRS) -> float:
-    """Share of drawn pairs of unlike lengths that *said* puts in the order of *real*; a tie is half right."""
+    """Return the share of random pairs of unlike lengths that *said* orders as *real* does; a tie counts half."""
     one, other = np.random.default_rng(3).integers(0, len(real), (2, pairs))
     unlike = real[one] != real[other]
     right = np.sign(real[one] - real[other]) * np.sign(said[one] - said[other])
@@ -96,7 +98,7 @@ def in_order(real: Any, said: Any, pairs: int = PAIRS) -> float:
 
 
 def _milliseconds(model: Proxy, test: Sequence[Sample]) -> tuple[float, float]:
-    """p50 and p99 of the processor time that one prompt takes."""
+    """Return p50 and p99 of the processor time of one prompt."""
     by_text = {sample.query.text: sample.query for sample in test}
     queries = list(by_text.values())
     taken = []
@@ -109,7 +111,9 @@ def _milliseconds(model: Proxy, test: Sequence[Sample]) -> tuple[float, float]:
 
 
 def _similarities(model: Proxy, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Of each of `SIMILARITIES`: share of all requests that the embedding cache answers, its error there and the model's."""
+    """Return, for each of `SIMILARITIES`, the share of requests answered by the embedding cache, its error there
+    and the model's.
+    """
     stream = [sample for sample in samples if sample.query.tenant in STREAM]
     order = np.random.default_rng(4).permutation(len(stream))[:PROMPTS]
     stream = [stream[index] for index in order]

@@ -1,4 +1,6 @@
-"""Closed-loop load over raw keep-alive connections: every connection sends its next request when the last is answered."""
+"""Closed-loop load over raw keep-alive connections: every connection sends its next request when the last is
+answered.
+"""
 
 import asyncio
 import json
@@ -63,7 +65,7 @@ def request(port: int, key: str, *, stream: bool) -> bytes:
 async def drive(
     port: int, key: str, *, connections: int, seconds: float, stream: bool = False, most: int = 1 << 60
 ) -> dict[str, float]:
-    """Answers per second and latencies over *seconds*, or until each connection has had *most* answers."""
+    """Return answers per second and latencies over *seconds*, or until each connection has had *most* answers."""
     loop = asyncio.get_running_loop()
     latencies_s: list[float] = []
     began_s = time.perf_counter()

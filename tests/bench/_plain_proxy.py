@@ -1,4 +1,4 @@
-"""The least a Python proxy can do: bare ASGI and aiohttp, no key, no queue, no ledger. BACKENDS are the URLs behind it."""
+"""Minimal Python proxy: bare ASGI and aiohttp, without keys, queue or ledger. BACKENDS are the URLs behind it."""
 
 import itertools
 import os

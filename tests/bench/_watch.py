@@ -1,6 +1,7 @@
-"""A process of its own that asks `/healthz` ten times a second, on a new connection each time, until its input closes.
+"""Process that requests `/healthz` ten times a second, on a new connection each time, until its input closes.
 
-`python -m tests.bench._watch PORT PID` prints one JSON object: times in milliseconds, and the resident memory of PID in MB.
+`python -m tests.bench._watch PORT PID` prints one JSON object: times in milliseconds, and the resident memory of PID in
+MB.
 """
 
 import http.client

@@ -1,7 +1,7 @@
-"""What the dispatcher spends on one request, in process: queued, placed, explained, and let go when it has ended.
+"""In-process cost of one request in the dispatcher: queued, placed, explained, and released.
 
-One instance with room, 31 requests running. `by_policy_us` by routing and ordering policy; the least of the batches, which a
-busy machine disturbs least.
+One instance with room, 31 running requests. `by_policy_us` by routing and ordering policy; the minimum over batches,
+which a busy machine disturbs least.
 """
 
 import argparse

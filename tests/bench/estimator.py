@@ -1,12 +1,13 @@
-"""How far estimated profiles are from steps measured with vLLM, leaving out one GPU and one model at a time.
+"""Error of estimated profiles against steps measured with vLLM, leaving out one GPU and one model at a time.
 
-Needs `silicon_sample.csv` of NVIDIA's aiconfigurator and the grid that we measured on an H100 (PILOTHOUSE_DATA names their
-folder). The constants are fitted to times between tokens; each series (model, GPU, precision, GPUs of an instance) counts
-alike. Errors are those of the profile, a line in the batch, of what was left out of the fit. `shipped` is `FITTED` as it is.
+Needs `silicon_sample.csv` of NVIDIA's aiconfigurator and the grid that we measured on an H100 (PILOTHOUSE_DATA names
+their folder). The constants are fitted to times between tokens; each series (model, GPU, precision, GPUs of an
+instance) has equal weight. Errors are those of the profile, linear in the batch, on data left out of the fit. `shipped`
+is `FITTED`.
 
-Left out are series with data parallel attention (their batch is not the clients), more than 256 clients (not all of them
-run), 8-bit series of Llama 3.1 8B and Qwen3 32B and all of Qwen3 235B (their counts of GPUs cannot be right: 235 GB on one
-of 141 GB, more operations than the data sheet has), and 4-bit integers (`profile_estimate` says why).
+Excluded: series with data parallel attention (their batch is not the clients), more than 256 clients (not all of them
+run), 8-bit series of Llama 3.1 8B and Qwen3 32B and all of Qwen3 235B (their counts of GPUs cannot be right: 235 GB on
+one of 141 GB, more operations than the data sheet has), and 4-bit integers (see `profile_estimate`).
 """
 
 import argparse
@@ -33,7 +34,7 @@ GPUS_BY_SYSTEM = {
     "b300_sxm": replace(GPUS["b200-180gb"], title="B300 288 GB", bandwidth_bytes_per_s=8e12),
 }
 BYTES_PER_PARAMETER = {"fp8": 1.0, "fp4": 0.5625, "bf16": 2.0, "unstated": 2.0}
-# Parameters, those of a token, layers, experts, experts of a token, KV bytes of a token: from the models' config.json.
+# Parameters, active parameters, layers, experts, experts per token, KV bytes per token: from the models' config.json.
 MODELS = {
     "meta-llama/Llama-3.1-70B": (70.6e9, 70.6e9, 80, 0, 0, 327_680),
     "Qwen/Qwen3-32B": (32.8e9, 32.8e9, 64, 0, 0, 262_144),
@@ -46,7 +47,7 @@ LLAMA_8B_SIZES = Sizes(16.06e9, 131_072, 8.03e9, 8.03e9, 32)
 FREE = ("layer_s", "exchange_s", "choice_s", "sequence_s", "bandwidth_share")
 """The others are of prefills: from the grid's TTFT of lone prompts, and that of the 70B model in 8 bits."""
 STEADY = 20.0
-"""Rows of the grid whose prompts took fewer steps than this: else the batch was smaller than the row says."""
+"""Minimum steps per prompt of a grid row: with fewer, the batch was smaller than the row states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Series:
         return self.sizes.experts > 0
 
     def errors(self, costs: Costs) -> Any:
-        """Predicted over measured seconds, less one, of each point."""
+        """Return predicted over measured seconds, less one, of each point."""
         most = int(self.points.batch.max())
         profile = estimate(self.sizes, self.facts, self.tensor_parallel, most, costs)
         return predict_decode_s(profile, self.points) / self.points.seconds - 1.0
@@ -127,7 +128,7 @@ def _grid(path: Path) -> Series:
 
 
 def fit(series: Iterable[Series]) -> Costs:
-    """The costs with the least robust error in the logarithm."""
+    """Return the costs with the least robust error in the logarithm."""
     chosen = list(series)
     first = np.array([getattr(FITTED, name) for name in FREE])
     most = [1.0 / FITTED.bandwidth_share if name == "bandwidth_share" else 4.0 for name in FREE]
@@ -144,7 +145,7 @@ def fit(series: Iterable[Series]) -> Costs:
 
 
 def summary(series: Iterable[Series], costs: Costs) -> dict[str, Any]:
-    """Median and mean error in percent, of dense models and of mixtures of experts."""
+    """Return median and mean error in percent, of dense models and of mixtures of experts."""
     shown: dict[str, Any] = {}
     chosen = list(series)
     for kind, is_mixture in (("dense", False), ("experts", True)):

@@ -1,9 +1,9 @@
-"""What the default forecaster costs for one series of a week: fitting, one more window, a forecast of an hour.
+"""Cost of the default forecaster for one series of a week: a fit, an update by one window, a forecast of an hour.
 
-A synthetic week with a daily wave, noise and gaps, in windows of ten minutes and of one minute. The figures at the top are
-the ten-minute ones of `forecasting.workload.BEST`; the live system pays an update each window and a fit each day, for every
-model, region and kind of tokens. Libraries are imported before anything is timed. `fit_cpu_s` is processor time: it does not
-count what else the machine did.
+A synthetic week with a daily wave, noise and gaps, in windows of ten minutes and of one minute. The top-level figures
+are the ten-minute ones of `forecasting.workload.BEST`; the live system pays one update per window and one fit per day,
+for every model, region and kind of tokens. Libraries are imported before timing. `fit_cpu_s` is processor time, which
+excludes other load on the machine.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def week(window_s: float) -> Series:
-    """A daily wave around 1000 tokens a second with bursts, and one window in fifty a gap."""
+    """Return a daily wave around 1000 tokens a second with bursts, and one window in fifty a gap."""
     random = np.random.default_rng(0)
     count = round(DAYS * 86_400 / window_s)
     wave = np.sin(2 * np.pi * np.arange(count) * window_s / 86_400)

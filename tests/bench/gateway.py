@@ -1,7 +1,8 @@
-"""What the gateway costs over calling the backend directly: one run, one machine, a backend that answers at once.
+"""Overhead of the gateway over calling the backend directly: one run, one machine, a backend that answers at once.
 
-Keys, queue, ledger and heartbeats are on, as in production; SQLite. Beside it, in the same run, a bare ASGI + aiohttp proxy
-that does none of that. With --litellm PYTHON or --vllm-router PROGRAM (of their own environments) those run too.
+Keys, queue, ledger and heartbeats are on, as in production; SQLite. For comparison, the same run measures a bare ASGI +
+aiohttp proxy that does none of that, and with --litellm PYTHON or --vllm-router PROGRAM (from their own environments)
+those too.
 """
 
 import argparse
@@ -65,7 +66,7 @@ def process(arguments: list[str], port: int, environment: dict[str, str], wait_s
 
 
 def cpu_s(pid: int) -> float:
-    """Processor seconds that a process has used."""
+    """Return the processor seconds used by a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 

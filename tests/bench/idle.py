@@ -1,7 +1,7 @@
-"""What a quiet demo costs: processor time and memory of every process of `manage.py up`, without traffic and with it.
+"""Processor time and memory of every process of `manage.py up`, without traffic and with it.
 
-Each stack starts in a folder of its own, is left to itself until its first plans are made, and is then watched. Memory is
-PSS, of which shared pages count once over all processes; RSS counts them in each.
+Each stack starts in its own folder, is left alone until its first plans are made, and is then watched. Memory is PSS,
+which counts shared pages once over all processes; RSS counts them in each.
 """
 
 import argparse
@@ -18,7 +18,7 @@ TICKS_S = os.sysconf("SC_CLK_TCK")
 STAT_PPID, STAT_TIMES = (
     1,
     slice(11, 15),
-)  # fields of /proc/PID/stat after the command: parent, and own and children's time
+)  # fields of /proc/PID/stat after the command: parent, and times of the process and its children
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def family(ancestor: int) -> dict[int, list[str]]:
-    """*ancestor* and all its descendants, each with the fields of its /proc/PID/stat after the command's name."""
+    """Return *ancestor* and all its descendants, each with the fields of its /proc/PID/stat after the command's
+    name.
+    """
     stats = {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -45,7 +47,7 @@ def family(ancestor: int) -> dict[int, list[str]]:
 
 
 def part_of(number: int) -> str:
-    """The part of the stack that a process is of; what a part starts is of that part."""
+    """Return the part that a process belongs to; children belong to their parent's part."""
     try:
         line = Path(f"/proc/{number}/cmdline").read_text().replace("\0", " ")
     except OSError:
@@ -54,12 +56,12 @@ def part_of(number: int) -> str:
 
 
 def cpu_s(fields: list[str]) -> float:
-    """Processor time of a process, with that of children which have ended."""
+    """Return the processor time of a process, with that of ended children."""
     return sum(map(int, fields[STAT_TIMES])) / TICKS_S
 
 
 def memory_mb(number: int) -> Counter[str]:
-    """PSS and RSS; nothing of a process that has gone."""
+    """Return PSS and RSS; zeros for an ended process."""
     sizes: Counter[str] = Counter()
     try:
         lines = Path(f"/proc/{number}/smaps_rollup").read_text().splitlines()[1:]
@@ -73,7 +75,7 @@ def memory_mb(number: int) -> Counter[str]:
 
 
 def watched(ancestor: int, seconds: float) -> dict[str, Any]:
-    """Mean use of processors over *seconds*, and memory at their end, by part."""
+    """Return mean processor use over *seconds*, and memory at their end, by part."""
     before, began_s = family(ancestor), time.monotonic()
     time.sleep(seconds)
     after, elapsed_s = family(ancestor), time.monotonic() - began_s

@@ -1,10 +1,11 @@
-"""What a predicted length costs: the service alone on one core, at rest and at 200 requests a second, and in the gateway.
+"""Cost of a predicted length: the service alone on one core, at rest and at 200 requests a second, and in the
+gateway.
 
-The prompts are drawn, 64 tokens and up to a thousand, and new to the caches unless said otherwise, so that each is asked of
-the student; `p50_ms` and `p99_ms` are of the whole service (text, caches, student, calibration) one request after another.
-At 200 a second arrivals are Poisson's, and a request's time counts from its arrival. With --encoders the papers' length
-models are measured instead (`_encoders`), on the public data in --data. The gateway is measured with the service on (caches
-off, so that each request is asked of the student) against off, alternating in one run.
+Random prompts, median 64 tokens and up to a thousand, new to the caches unless noted, so that each reaches the student;
+`p50_ms` and `p99_ms` are of the whole service (text, caches, student, calibration), one request after another. At 200 a
+second arrivals are Poisson, and a request's time counts from its arrival. With --encoders the papers' length models are
+measured instead (`_encoders`), on the public data in --data. In the gateway, the service on (caches off) alternates
+with off in one run.
 """
 
 import argparse
@@ -84,7 +85,7 @@ def percentiles(times_ms: list[float]) -> tuple[float, float]:
 
 
 def prompts(dice: random.Random) -> Iterator[str]:
-    """Prompts without end, no two alike: 64 tokens in the middle, up to a thousand."""
+    """Yield random prompts forever, all distinct: median 64 tokens, up to a thousand."""
     while True:
         count = int(min(800, 50 * dice.lognormvariate(0, 0.9)) + 5)
         yield f"{dice.getrandbits(40)} " + " ".join(dice.choices(WORDS, k=count))
@@ -100,7 +101,7 @@ def call_of(text: str) -> Any:
 
 
 async def alone(requests: int, seconds: float) -> dict[str, Any]:
-    """The service by itself, on whatever the process may use."""
+    """Measure the service alone, on all cores of the process."""
     from controlplane.gateway.admission.validation import with_prompt
     from controlplane.gateway.process import COLLECT_AFTER
     from controlplane.lengths.length_service import LengthService
@@ -152,7 +153,7 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
     began, cpu_s = time.perf_counter(), time.process_time()
     running = []
     for call, at_s in zip(calls, arrivals.tolist(), strict=True):
-        await asyncio.sleep(max(0.0, began + at_s - time.perf_counter()))  # up to a millisecond late, which counts
+        await asyncio.sleep(max(0.0, began + at_s - time.perf_counter()))  # up to a millisecond late, which is included
         running.append(asyncio.create_task(arrive(call, began + at_s)))
     await asyncio.gather(*running)
     at_rate = percentiles(waited_ms)
@@ -173,7 +174,7 @@ async def alone(requests: int, seconds: float) -> dict[str, Any]:
 
 
 async def in_subprocess(requests: int) -> dict[str, float]:
-    """The student in a process of its own: what asking it so would cost."""
+    """Measure the student in a separate process."""
     from forecasting.lengths import LengthQuery
     from forecasting.lengths.predictor import SubprocessPredictor
 
@@ -191,7 +192,7 @@ async def in_subprocess(requests: int) -> dict[str, float]:
 
 
 def in_gateway(rounds: int, seconds: float) -> dict[str, float]:
-    """Median milliseconds of a whole request through the gateway, with the service on and off."""
+    """Return the median milliseconds of a whole request through the gateway, with the service on and off."""
     runs: dict[str, list[dict[str, float]]] = {"on": [], "off": []}
     with tempfile.TemporaryDirectory(prefix="pilothouse-bench-") as folder:
         ports = {name: free_port() for name in ("backend", "gateway")}

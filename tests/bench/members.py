@@ -1,14 +1,14 @@
-"""Forecasts of real series: the blend beside each of its members, ARIMA, ETS and the day before.
+"""Forecasts of real series: the blend against each of its members, ARIMA, ETS and the day before.
 
-FOLDERS are ServeGen's (tokens and requests of its classes by ten minutes, and single clients by the hour) and that of the
-Azure traces of 2023 (an hour, by ten seconds). Each model is fitted before every day that is judged, and says the next
-window and the sixth before each window of it. Weights were chosen on days 6 and 7 of the three classes of ten days, on
-clients with even numbers and on drawn weeks, trees on days 9 and 10 too; days 8 to 10 and odd clients judge them.
-Series of one day judge by their last 30 %.
+FOLDERS are ServeGen's (tokens and requests of its classes by ten minutes, and single clients by the hour) and that of
+the Azure traces of 2023 (an hour, by ten seconds). Each model is fitted before every judged day and forecasts one and
+six windows ahead. Weights were chosen on days 6 and 7 of the three classes of ten days, on clients with even numbers
+and on drawn weeks, trees on days 9 and 10 too; days 8 to 10 and odd clients judge them. Series of one day are judged on
+their last 30 %.
 
-By series: APE where something was asked for all the time, else WAPE (the sum of errors as a share of the sum of rates), in
-per cent; `best` is the best member that speaks throughout, known only afterwards. On top: on how many series and horizons
-the blend is within 1 % of it or better, the worst ratio to it, and mean ratios to it and to the others.
+By series: APE if there were requests in every window, else WAPE (the sum of errors as a share of the sum of rates), in
+per cent; `best` is the best member with a forecast throughout, known only in hindsight. At the top: on how many series
+and horizons the blend is within 1 % of it or better, the worst ratio to it, and mean ratios to it and to the others.
 """
 
 import argparse
@@ -34,12 +34,12 @@ STEPS = {"next": 1, "sixth": 6}
 QUANTITIES = {"prompt": "prompt_tokens", "output": "output_tokens", "requests": "requests"}
 CLASSES, SHORT, AZURE = ("m-small", "m-mid", "m-large"), ("deepseek-r1", "mm-image"), ("code", "conv")
 SHARES = (0.03, 0.85)
-"""Of windows with requests, of a client that is sparse."""
+"""Of windows with requests, of a sparse client."""
 FIT_DAYS, TEST_DAYS = 7, 3
 FIT_SHARE = 0.7  # of a series of a day or less
 PAGE = "forecasting.md"  # of the documentation, which has the table
 BESIDE = ("boosted trees", "forest")
-"""Members that are shown whether they are the best or not."""
+"""Members that are always listed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def of_azure(folder: Path) -> Iterator[Series]:
 
 
 def of_clients(folder: Path, count: int) -> Iterator[Series]:
-    """Requests of sparse clients with odd numbers by the hour. A window in which no client is active is a gap."""
+    """Return hourly requests of sparse clients with odd numbers. A window without an active client is a gap."""
     day = windows_in_a_day(WINDOW_S)
     for name in CLASSES:
         rates: defaultdict[int, dict[int, float]] = defaultdict(dict)
@@ -108,7 +108,7 @@ def every_series(options: argparse.Namespace) -> Iterator[Series]:
 
 
 def judged(series: Series) -> tuple[int, int]:
-    """The first window that is judged, and the end of those that are."""
+    """Return the first judged window, and the end of the judged range."""
     day = windows_in_a_day(series.window_s)
     if len(series) <= FIT_DAYS * day:
         return round(FIT_SHARE * len(series)), len(series)
@@ -116,7 +116,9 @@ def judged(series: Series) -> tuple[int, int]:
 
 
 def rolled(model: PointModel, series: Series) -> np.ndarray:
-    """What *model* says before each window that is judged, and its members if it has any: (1 + members, windows, steps)."""
+    """Return the forecasts of *model* before each judged window, and its members' if any: (1 + members, windows,
+    steps).
+    """
     day, steps = windows_in_a_day(series.window_s), np.array(list(STEPS.values()))
     said, (begin, end) = [], judged(series)
     for at in range(begin, end, day):
@@ -125,15 +127,15 @@ def rolled(model: PointModel, series: Series) -> np.ndarray:
         rates = [model.walk(following)[:, steps - 1]]
         if isinstance(model, BlendModel) and model.trail is not None:
             origins = at - 1 + np.arange(len(following))
-            # The trail is of the series from here on; what members said then they say still.
+            # The trail covers the series from here on; earlier forecasts of the members still apply.
             rates.extend(model.trail.rate(model.said(origins[:, None], steps)))
         said.append(np.maximum(rates, 0.0))
     return np.concatenate(said, axis=1)
 
 
 def errors(said: np.ndarray, actual: np.ndarray, step: int) -> np.ndarray:
-    """Per cent, by name: APE, or WAPE where a window was empty; NaN for one that was silent at any."""
-    # Step s said before window t is of window t + s - 1.
+    """Return per cent by name: APE, or WAPE if a window was empty; NaN if any forecast is missing."""
+    # The forecast of step s before window t is of window t + s - 1.
     said, actual = said[:, : len(actual) - step + 1], actual[step - 1 :]
     known = ~np.isnan(actual)
     error = np.abs(said[:, known] - actual[known])
@@ -178,7 +180,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> Table:
-    """A row a series and step; the blend's error where it is within 1 % of the best member's is in bold."""
+    """Yield a row per series and step; the blend's error is bold if within 1 % of the best member's."""
     rows = result["by_series"]
     others = [name for name in next(iter(rows.values())) if name not in ("blend", "best", "best_is")]
     shown = Table(

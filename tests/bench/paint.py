@@ -1,7 +1,7 @@
 """First paint of the console's main pages in real Chromium, with an empty cache and with a warm one.
 
-Of a demo with traffic that is started for it, or of the server of `--link` (`manage.py sign_in_link`). Times are what the
-browser's own PerformancePaintTiming and navigation entries say, in milliseconds from the begin of the navigation.
+On a demo with traffic, started for it, or on the server of `--link` (`manage.py sign_in_link`). Times are the browser's
+PerformancePaintTiming and navigation entries, in milliseconds from the start of the navigation.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def painted(link: str, count: int) -> dict[str, Any]:
-    """Medians of *count* rounds of each page."""
+    """Return medians of *count* rounds of each page."""
     from playwright.sync_api import sync_playwright
 
     url = link.partition("/sign-in/")[0]
@@ -75,7 +75,7 @@ def painted(link: str, count: int) -> dict[str, Any]:
 
 def _times(page: Any, address: str) -> dict[str, float]:
     page.goto(address, wait_until="load")
-    for _ in range(50):  # not wait_for_function, which the pages' policy refuses to evaluate
+    for _ in range(50):  # not wait_for_function: the pages' policy refuses to evaluate it
         times = dict(page.evaluate(TIMES))
         if times["paint_ms"] is not None:
             return times

@@ -1,9 +1,9 @@
-"""How long a plan takes and how far it is from the best: drawn problems of four sizes (models x regions x GPU types).
+"""Solve time and optimality gap of plans: random problems of four sizes (models x regions x GPU types).
 
-`few_2x3x2_ms` is the whole of a fast `solve` of problems of few instances, as simulations have many, and `ilp_4x3x2_ms`
-that of `solve` to a gap of 0.5 %. `ilp_30x20x5_s` and `ilp_50x30x6_s` are the rounded relaxation, and their `_gap` is to the
-bound of the relaxation. Every row of every plan is checked. Medians over problems of the shorter of two runs; `_cpu` is
-processor time, which other work on the machine moves less.
+`few_2x3x2_ms` is a fast `solve` of problems with few instances, common in simulations; `ilp_4x3x2_ms` is `solve` to a
+gap of 0.5 %. `ilp_30x20x5_s` and `ilp_50x30x6_s` are the rounded relaxation, and their `_gap` is to the bound of the
+relaxation. Every row of every plan is checked. Medians over problems of the shorter of two runs; `_cpu` is processor
+time, which other work on the machine affects less.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float, float]:
-    """The result of *call*, and wall and processor seconds, each the less of two runs: other work only adds to them."""
+    """Return the result of *call*, and wall and processor seconds, each the minimum of two runs."""
     walls_s, processor_s = [], []
     for _ in range(2):
         started_s, began_s = time.perf_counter(), time.process_time()
@@ -36,7 +36,7 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float, float]:
 
 
 def few(problem: Problem) -> Problem:
-    """*problem* for a tenth of the demand, with at most three instances in a place and six at an endpoint."""
+    """Return *problem* for a tenth of the demand, with at most three instances per place and six per endpoint."""
     return replace(
         problem,
         instances=np.minimum(problem.instances, 3),
@@ -48,7 +48,7 @@ def few(problem: Problem) -> Problem:
 
 
 def check(problem, targets) -> None:
-    """No plan counts that breaks a row."""
+    """Assert that the plan breaks no row."""
     broken = broken_rows(problem, targets)
     if broken or problem.shortage(targets).any:
         raise AssertionError(f"a plan broke rows: {broken or 'demand or minima'}")

@@ -1,15 +1,16 @@
-"""QLM's global scheduler: 400,000 waiting requests in 1,000 groups on 50 instances at load 1, and 2,000 groups on 100.
+"""QLM's global scheduler: 400,000 waiting requests in 1,000 groups on 50 instances at load 1, and 2,000 groups on
+100.
 
-Problems are drawn (tests/scheduling/queueing/reordering/problems.py), with seeds that no parameter was chosen on; values are
-medians over seeds. A gap is of the objective (lateness, and a fifth of the fleet's time more for being late at all) to the
-best order known, of a search of `--best-s` in one thread and of all others. Budgets are in processor time of each thread,
-which other work on a machine moves less; `_s` and `_ms` are what then passed on the wall, the less of two, `_cpu` the
-processor's share in all `threads`. `first_call_s` is the first order in a new process whose kernels are on disk,
-`first_compile_s` the same without any. `group_400k_ms` is for making the groups of 400,000 waiting requests of five models
-anew (processor time), `group_one_us` the part of each; `view_1000_ms` for reading 1,000 groups on 50 instances for the
-Queues page (processor time); `kmeans_ms` is for clustering them as Algorithm 1 of QLM does (mini-batches, as many clusters
-as kinds of groups), and `kmeans_class_purity`, `kmeans_model_purity` the share of requests that are of the class or model
-that most of their cluster are of: 1 by the exact key.
+Random problems (tests/scheduling/queueing/reordering/problems.py), with seeds not used to choose parameters; values are
+medians over seeds. A gap is of the objective (lateness, and a fifth of the fleet's time more for being late at all) to
+the best order known, of a search of `--best-s` in one thread and of all others. Budgets are processor time of each
+thread, which other work on a machine affects less; `_s` and `_ms` are the resulting wall time, the minimum of two,
+`_cpu` the processor's share in all `threads`. `first_call_s` is the first order in a new process whose kernels are on
+disk, `first_compile_s` the same without any. `group_400k_ms` is for grouping 400,000 waiting requests of five models
+from scratch (processor time), `group_one_us` the part of each; `view_1000_ms` for reading 1,000 groups on 50 instances
+for the Queues page (processor time); `kmeans_ms` is for clustering them as Algorithm 1 of QLM does (mini-batches, as
+many clusters as kinds of groups), and `kmeans_class_purity`, `kmeans_model_purity` the share of requests in their
+cluster's majority class or model: 1 by the exact key.
 """
 
 import argparse
@@ -53,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def timed(problem: Problem, previous: Order | None, budget_s: float) -> tuple[Answer, float, float]:
-    """The answer, and wall and processor seconds, each the less of two runs. No answer counts that breaks a rule."""
+    """Return the answer, and wall and processor seconds, each the minimum of two runs; assert that no rule is
+    broken.
+    """
     walls_s, processor_s = [], []
     for _ in range(2):
         began_s, used_s = time.perf_counter(), time.process_time()
@@ -66,7 +69,7 @@ def timed(problem: Problem, previous: Order | None, budget_s: float) -> tuple[An
 
 
 def best_known(problem: Problem, previous: Order | None, seconds: float, *answers: Answer) -> float:
-    """The least objective that is known: of a long search from nothing, one from the best order so far, and *answers*."""
+    """Return the least known objective: a long search from scratch, one from the best order so far, and *answers*."""
     cold = reorder(problem, None, seconds * 0.7, seed=1, clock=time.thread_time)
     starts = [cold, *answers]
     start = min(starts, key=lambda answer: answer.after.objective)
@@ -75,11 +78,11 @@ def best_known(problem: Problem, previous: Order | None, seconds: float, *answer
 
 
 def churned(problem: Problem, order: Order, seed: int) -> tuple[Problem, Order]:
-    """*problem* with a share of its groups gone and as many new ones in their place, which *order* does not have yet."""
+    """Return *problem* with a share of its groups replaced by new ones that *order* does not have yet."""
     random = np.random.default_rng([seed, 3])
     queues, groups = problem.queue_type.size, problem.requests.size
     new = random.choice(groups, round(CHURN * groups), replace=False)
-    other = random.permutation(groups)[: new.size]  # a new group is like one that waits, but for its deadline
+    other = random.permutation(groups)[: new.size]  # a new group is like a waiting one, but for its deadline
     changed = problem._replace(
         **{name: getattr(problem, name).copy() for name in ("requests", "model", "due_s", "service_s", "own_s")}
     )
@@ -92,8 +95,9 @@ def churned(problem: Problem, order: Order, seed: int) -> tuple[Problem, Order]:
 
 
 def grouping() -> tuple[float, float]:
-    """(milliseconds of the processor to make all groups of 400,000 requests anew, microseconds for each of them), the least
-    of five runs."""
+    """Return (CPU milliseconds to group 400,000 requests from scratch, microseconds per request), the minimum of
+    five runs.
+    """
     random = np.random.default_rng(FIRST_SEED)
     models, each = 5, 80_000
     waiting = allocate_waiting(models, models * each)
@@ -125,8 +129,7 @@ def grouping() -> tuple[float, float]:
 
 
 def view_ms() -> float:
-    """Milliseconds of the processor for which the gateway reads 1,000 groups on 50 instances for the Queues page, once a
-    second; the median of nine."""
+    """Return the CPU milliseconds to read 1,000 groups on 50 instances for the Queues page; the median of nine."""
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings")
     import django
 
@@ -149,7 +152,7 @@ def view_ms() -> float:
 
 
 def clustering() -> tuple[float, float, float]:
-    """(milliseconds, purity of classes, purity of models) of clustering the same 400,000 requests by k-means."""
+    """Return (milliseconds, purity of classes, purity of models) of clustering the same 400,000 requests by k-means."""
     random = np.random.default_rng(FIRST_SEED)
     models, count = 5, 400_000
     lengths = random.normal([6.0, 5.5], 1.0, (count, 2))
@@ -159,7 +162,7 @@ def clustering() -> tuple[float, float, float]:
     columns = (columns - columns.mean(axis=0)) / columns.std(axis=0)
     clusters = models * 3 * BUCKETS
     began_s = time.perf_counter()
-    from sklearn.cluster import MiniBatchKMeans  # here: every test process reads this module
+    from sklearn.cluster import MiniBatchKMeans  # imported here: every test process imports this module
 
     of = MiniBatchKMeans(clusters, batch_size=8192, max_iter=5, random_state=0, n_init=1).fit_predict(columns)
     wall_s = time.perf_counter() - began_s
@@ -173,7 +176,7 @@ def clustering() -> tuple[float, float, float]:
 
 
 def first_call_s(cache: str | None = None) -> tuple[float, float]:
-    """Wall and processor seconds of the first order in a new process, imports included."""
+    """Return wall and processor seconds of the first order in a new process, imports included."""
     environment = os.environ | ({"NUMBA_CACHE_DIR": cache} if cache else {})
     done = subprocess.run(
         [sys.executable, "-c", FIRST_CALL], env=environment, capture_output=True, text=True, check=True

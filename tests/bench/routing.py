@@ -1,10 +1,10 @@
-"""What one routing decision costs, called from Python as the gateway does, crossing into compiled code included.
+"""Cost of one routing decision, called from Python as the gateway does, including the call into compiled code.
 
 All instances belong to one endpoint, under a random load that leaves room on about half of them. `decision_us` is the
-slowest policy at 240 instances; `plain_us` are the same decisions by the plain Python twins. Those that look ahead are
-measured with look-ahead maps of twenty to sixty requests an instance, about half of them near or over 80 % of their memory,
-and with a prompt whose first 64 noted blocks eight instances have. `worst_us` is the same with room on every instance and
-every one near its limit, where most maps have to be walked.
+slowest policy at 240 instances; `plain_us` are the same decisions by the plain Python twins. Predictive policies are
+measured with look-ahead maps of twenty to sixty requests an instance, about half of them near or over 80 % of their
+memory, and with a prompt whose first 64 noted blocks are on eight instances. `worst_us` is the same with room on every
+instance and every one near its limit, where most maps have to be walked.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def busy_fleet(instances: int, seed: int = 0) -> tuple[FleetArrays, EndpointArrays]:
-    """One endpoint of *instances*, under a random load that leaves room on about half of them."""
+    """Return one endpoint of *instances*, under a random load that leaves room on about half of them."""
     random = np.random.default_rng(seed)
     fleet, endpoints = allocate_fleet(instances), allocate_endpoints(1, instances)
     fleet.endpoint[:], fleet.accepting[:] = 0, 1
@@ -50,7 +50,7 @@ def busy_fleet(instances: int, seed: int = 0) -> tuple[FleetArrays, EndpointArra
 
 
 def busy_maps(fleet: FleetArrays, seed: int = 1, least_use: float = 0.6) -> lookahead.LookAhead:
-    """Maps of requests with which the fleet's instances are to hold from *least_use* to 95 % of their memory."""
+    """Return maps that fill the fleet's instances from *least_use* to 95 % of their memory."""
     random = np.random.default_rng(seed)
     instances = fleet.endpoint.size
     ahead = lookahead.allocate(instances, 60 * instances)
@@ -66,7 +66,7 @@ def busy_maps(fleet: FleetArrays, seed: int = 1, least_use: float = 0.6) -> look
 
 
 def known_prefix(fleet: FleetArrays) -> Affinity:
-    """An index in which HOLDERS instances have the prompt of the request in slot 0."""
+    """Return an index in which HOLDERS instances have the prompt of the request in slot 0."""
     affinity = allocate_affinity(fleet.endpoint.size, 1)
     hashes = np.random.default_rng(2).integers(1, 1 << 60, covered(MOST_NOTED))
     note(affinity, 0, hashes, 0, hashes.size, 16)
@@ -101,7 +101,7 @@ def plain_maps(ahead: lookahead.LookAhead) -> list[reference_ahead.PlainMap]:
 
 
 def median_us(call: Callable[[], object], batches: int, calls: int) -> float:
-    """Median over *batches* of the mean time of *call* in a batch, microseconds."""
+    """Return the median over *batches* of the mean time of *call* in a batch, in microseconds."""
     means = []
     for _ in range(batches):
         started_ns = time.perf_counter_ns()

@@ -1,13 +1,13 @@
-"""How fast the compiled simulator is: a week of requests on four models in three regions, twenty instances each.
+"""Speed of the compiled simulator: a week of requests on four models in three regions, twenty instances each.
 
 Region routing at 70 %, join the shortest queue, the reactive trigger with spot delays, KV blocks that grow with each
-token, and preemption when they run out: an instance holds 16,000 tokens, some dozen requests, its dispatcher counts on a
-tenth more, and predictions are wrong by up to a third, so about one request in 300 is preempted. Making the trace is not
-timed, compiling neither.
+token, and preemption when they run out: an instance holds 16,000 tokens, some dozen requests, its dispatcher assumes a
+tenth more, and predictions are wrong by up to a third, so about one request in 300 is preempted. Trace generation and
+compilation are not timed.
 
-`cpu_s_by_requests` has the same fleet under a tenth and three tenths of the requests as well, `cpu_s_by_instances` fleets
-of 60, 240 and 1,000 under a tenth of them, as much to do for each instance. One core does all: on a machine with nothing
-else to do CPU time and wall time are the same.
+`cpu_s_by_requests` has the same fleet under a tenth and three tenths of the requests as well, `cpu_s_by_instances`
+fleets of 60, 240 and 1,000 under a tenth of them, with the same load per instance. Single-threaded: on an idle machine
+CPU time equals wall time.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from scheduling.simulation.workload.requests import Requests, make_requests
 MODELS, REGIONS = 4, 3
 FLEETS = (60, 240, 1000)
 WEEK_S = 7 * 24 * 3600.0
-REFERENCE_REQUESTS = 10_000_000  # what the fleet of 240 is sized for; other numbers take as much less time
+REFERENCE_REQUESTS = 10_000_000  # load that the fleet of 240 is sized for; other sizes scale it
 # Llama-2-70B on 8 A100 (Splitwise's measurements), and three that are faster.
 SPEEDS = (1.0, 0.8, 0.6, 0.5)
 KV_BLOCKS, BLOCK_TOKENS = 1000, 16
-COUNTED_ON = 1.1  # KV tokens that the dispatcher counts on, to those that there are
+COUNTED_ON = 1.1  # KV tokens assumed by the dispatcher, relative to the real ones
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster(instances: int) -> Cluster:
-    """Twelve endpoints with *instances* over all, as evenly as it goes."""
+    """Return twelve endpoints with *instances* in all, spread as evenly as possible."""
     specs = []
     for model, speed in enumerate(SPEEDS):
         engine = EngineConfig(
@@ -67,7 +67,9 @@ def cluster(instances: int) -> Cluster:
 
 
 def trace(requests: int, instances: int, seed: int) -> Requests:
-    """Arrivals with a daily swing that peaks at another hour in each region, lengths as in Azure's conversations."""
+    """Return arrivals with a daily swing that peaks at another hour in each region, lengths as in Azure's
+    conversations.
+    """
     random = np.random.default_rng(seed)
     span_s = WEEK_S * requests / REFERENCE_REQUESTS * 240 / instances
     # A daily swing in arrivals by thinning uniform moments.
@@ -93,7 +95,7 @@ def trace(requests: int, instances: int, seed: int) -> Requests:
 
 
 def measured(requests: int, instances: int, seed: int) -> tuple[float, float, Result]:
-    """Wall time and CPU time of a run, setting up included."""
+    """Return wall and CPU time of a run, including setup."""
     fleet, work = cluster(instances), trace(requests, instances, seed)
     started_s, spent_s = time.perf_counter(), time.process_time()
     result = Simulation(fleet, work, seed=seed).run()
@@ -101,7 +103,7 @@ def measured(requests: int, instances: int, seed: int) -> tuple[float, float, Re
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    measured(2000, 60, options.seed)  # compile, or load what was compiled
+    measured(2000, 60, options.seed)  # compile, or load the compiled code
     wall_s, cpu_s, result = measured(options.requests, options.instances, options.seed)
     counters = result.counters
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

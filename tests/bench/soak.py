@@ -1,8 +1,9 @@
-"""The whole stack of `manage.py up` for minutes or hours: demo traffic, clients as they really are, an operator, and kills.
+"""Soak of the whole `manage.py up` stack for minutes or hours: demo traffic, realistic clients, an operator, and
+kills.
 
-Every part is killed with SIGKILL alone and in pairs, for three quarters of the time; the last quarter is quiet. Reported:
-tracebacks and error lines, requests whose ledger row does not say what the client saw, gaps between forecasts and plans,
-memory. Details (lines by kind, examples) go to standard error, or as JSON to --detail FILE.
+Every part is killed with SIGKILL alone and in pairs, for three quarters of the time; the last quarter is quiet.
+Reported: tracebacks and error lines, requests whose ledger row differs from the client's view, gaps between forecasts
+and plans, memory. Details (lines by kind, examples) go to standard error, or as JSON to --detail FILE.
 """
 
 import argparse
@@ -80,7 +81,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run everything against *stack* for the time asked for; (result, details)."""
+    """Run everything against *stack* for the given time; return (result, details)."""
     began_s, up_at = time.monotonic(), time.time()
     keys = await asyncio.to_thread(stack.keys, *mix.CLASSES)
     cookies = await asyncio.to_thread(stack.cookie, link)
@@ -120,8 +121,8 @@ async def soak(stack: Stack, link: str, options: argparse.Namespace) -> tuple[di
 
 
 async def quiesce(stack: Stack, session: aiohttp.ClientSession) -> dict[str, int] | None:
-    """Requests that the gateway still counts once nobody sends any, by endpoint; None if it cannot be asked."""
-    # Its streams end with it (one that is only stopped would not read them), and the next one is stopped while it starts.
+    """Return the requests that the gateway still counts after all traffic, by endpoint; None if it is unreachable."""
+    # Its streams end with it (a stopped one would not read them); the next one is stopped while it starts.
     for pid in await asyncio.to_thread(stack.pids, "traffic"):
         os.kill(pid, signal.SIGKILL)
     left: dict[str, int] | None = None
@@ -157,7 +158,7 @@ def judge(
     for row in stack.rows(ROWS):
         rows[row["request_id"]].append(row)
     total = accounting.account(clients.seen, rows, kills)
-    # Once the time is over, the demo's traffic is killed for good (`quiesce`): the supervisor's word on that is no error.
+    # At the end the demo's traffic is killed for good (`quiesce`): the supervisor's message about it is no error.
     printed = lines.read(stack.stamped, [*kills, Kill("traffic", ended_at)])
     console = [(at, what) for at, what in operator.failed if not _excused(at, kills)]
     stale = Counter(
@@ -232,19 +233,19 @@ def _made_at(stack: Stack, table: str) -> list[float]:
 
 
 def longest_gap_s(stack: Stack, table: str, end: float) -> float | None:
-    """The longest time between rows of *table* one after the other, and *end*; None without any."""
+    """Return the longest time between consecutive rows of *table*, and *end*; None without rows."""
     times = [*(at for at in _made_at(stack, table) if at < end), end]
     return max((later - earlier for earlier, later in itertools.pairwise(times)), default=None)
 
 
 def first_after_s(stack: Stack, table: str, begin: float) -> float | None:
-    """From *begin* to the first row: there is nothing to say before some windows of demand are over."""
+    """Return the time from *begin* to the first row: the first windows of demand have to end first."""
     made = _made_at(stack, table)
     return made[0] - begin if made else None
 
 
 def _excused(at: float, kills: list[Kill]) -> bool:
-    """Whether a page may have failed at *at*: while the web process was away."""
+    """Whether a page may have failed at *at*: while the web process was down."""
     return any(kill.part == "web" and kill.covers(at - 1.0, at, 2.0) for kill in kills)
 
 

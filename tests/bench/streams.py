@@ -1,9 +1,9 @@
-"""A thousand streams at once through one gateway process, on emulated instances, for a minute.
+"""A thousand concurrent streams through one gateway process, on emulated instances, for a minute.
 
-Every connection sends its next request when its last stream has ended. Reported: streams and tokens, errors, time to first
-byte, how long `/healthz` took at worst (asked ten times a second), and what the gateway's memory did between the first and
-last quarter. The same is asked of the least that a Python proxy can do: processor time of a token means little without a
-yardstick on the same machine.
+Every connection sends its next request when its last stream has ended. Reported: streams and tokens, errors, time to
+first byte, the slowest `/healthz` (polled ten times a second), and the change of the gateway's memory between the first
+and last quarter. A minimal Python proxy is measured too: processor time per token needs a reference on the same
+machine.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Stream(asyncio.Protocol):
-    """One connection: asks, counts events, asks again."""
+    """Run one connection: send, count events, repeat."""
 
     def __init__(self, totals: dict[str, int], ttft_ms: list[float], requests: list[bytes], stop_s: float) -> None:
         self.totals, self.ttft_ms, self.requests, self.stop_s = totals, ttft_ms, requests, stop_s
@@ -106,7 +106,7 @@ async def load(port: int, pid: int, options: argparse.Namespace) -> dict[str, An
     loop = asyncio.get_running_loop()
     totals = {"streams": 0, "events": 0, "errors": 0}
     ttft_ms: list[float] = []
-    lengths = range(options.tokens // 2, options.tokens * 3 // 2)  # no two streams keep step for long
+    lengths = range(options.tokens // 2, options.tokens * 3 // 2)  # random, to keep streams out of step
     requests = [request(tokens) for tokens in lengths]
     watch = subprocess.Popen(  # noqa: ASYNC220
         [sys.executable, "-m", "tests.bench._watch", str(port), str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

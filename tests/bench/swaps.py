@@ -1,7 +1,7 @@
-"""Two models on one instance: swaps by the order of the virtual queue beside swaps on demand, over seeds.
+"""Two models on one instance: swaps in the order of the virtual queue against swaps on demand, over seeds.
 
 16 sequences, a swap of 3 s, Poisson arrivals for 400 s: `tests/scheduling/simulation/shared_gpus.py`. `in_time` is the
-share with a first token within the time allowed, by seed, and `swaps` how many there were.
+share with a first token within the time allowed, by seed, and `swaps` their number.
 """
 
 import argparse
@@ -17,7 +17,7 @@ WORKLOADS = (
     ((2.2, 2.2), (90.0, 90.0)),
     ((2.0, 0.5), (20.0, 400.0)),
 )
-"""Requests a second of each model, and seconds within which their first token is due."""
+"""Requests a second of each model, and its TTFT target in seconds."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The soak's own judgement, on requests, kills and lines made up here; and some minutes of the real one."""
+"""Tests of the soak's own checks, on synthetic requests, kills and lines; and some minutes of the real one."""
 
 import json
 import subprocess
@@ -29,7 +29,7 @@ def row(outcome: str = "done", status: int = 200, code: str = "", **more) -> dic
 
 
 def judged(one: Seen, *rows: dict, kills: tuple[Kill, ...] = ()) -> tuple[int, int]:
-    """(unaccounted, failed outside kills)."""
+    """Return (unaccounted, failed outside kills)."""
     total = account([one], {"r-1": list(rows)}, kills)
     return len(total.unaccounted), len(total.failed_outside_kills)
 
@@ -56,7 +56,7 @@ def judged(one: Seen, *rows: dict, kills: tuple[Kill, ...] = ()) -> tuple[int, i
         (seen(End.LEFT, unread=True), [], (0, 0)),
         (seen(End.DONE, unread=True), [], (1, 0)),
         (seen(End.LEFT), [row("failed", 500, "internal_error")], (1, 0)),
-        (seen(End.LEFT), [row("rejected", 503, "model_unavailable")], (1, 0)),  # no kill says why
+        (seen(End.LEFT), [row("rejected", 503, "model_unavailable")], (1, 0)),  # no kill explains it
         (seen(End.NEVER_SENT), [], (0, 0)),
         (seen(End.NEVER_SENT), [row()], (1, 0)),
         (seen(End.CUT), [], (1, 1)),

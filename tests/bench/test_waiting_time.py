@@ -1,4 +1,4 @@
-"""The RWT estimator keeps to what docs/waiting-time.md says of it, on every simulated profile (QLM figure 18)."""
+"""The RWT estimator meets the figures of docs/waiting-time.md on every simulated profile (QLM figure 18)."""
 
 import pytest
 

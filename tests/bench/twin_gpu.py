@@ -1,10 +1,10 @@
-"""What one real vLLM on an H100 did with 260 requests, beside what the simulator does with the same arrivals and lengths.
+"""260 requests on one real vLLM on an H100, against the simulator with the same arrivals and lengths.
 
-Needs `replay_6_per_s.csv` (PILOTHOUSE_DATA names its folder): vLLM 0.26, Llama 3.1 8B, Poisson arrivals, TTFT and E2E at the
-client. The profile is the one that the demo's fleet is seeded with for this model and GPU, fitted to lone prompts and equal
-batches; nothing of the replay is in it. The aim: E2E p50 and p95 within 5 %, TTFT p95 within 10 %.
+Needs `replay_6_per_s.csv` (PILOTHOUSE_DATA names its folder): vLLM 0.26, Llama 3.1 8B, Poisson arrivals, TTFT and E2E
+at the client. The profile is the one that seeds the demo's fleet for this model and GPU, fitted to lone prompts and
+equal batches, not to the replay. The aim: E2E p50 and p95 within 5 %, TTFT p95 within 10 %.
 
-Beside it stand two scenes that the limits of the API process were found by, of which the means alone are known
+Two more scenes, from which the limits of the API process were derived and of which only the means are known
 (docs/simulation.md): 2,011 small requests at 110 a second, and 256 equal requests at once.
 """
 
@@ -24,7 +24,7 @@ from scheduling.simulation.workload.requests import make_requests
 from tests.bench.estimator import DATA
 
 SMALL_REQUESTS, PER_S, MEAN_OUTPUT = 2_011, 110.0, 211
-"""The scene of the API process: prompts up to 300 tokens, outputs of 211 in the mean."""
+"""Scene of the API process: prompts up to 300 tokens, outputs of 211 in the mean."""
 MEASURED = {
     "small_tokens_per_s": 7_000,
     "small_e2e_mean_s": 22.2,
@@ -56,7 +56,7 @@ def shipped() -> tuple[Profile, FrontEnd]:
 
 
 def replay(rows: dict[str, Any], profile: Profile, front_end: FrontEnd) -> Any:
-    """Outcomes of the requests of *rows* on one simulated server of *profile* (vLLM's default limits)."""
+    """Return outcomes of the requests of *rows* on one simulated server of *profile* (vLLM's default limits)."""
     engine = EngineConfig(
         max_num_seqs=256,
         max_num_batched_tokens=8_192,
@@ -74,7 +74,7 @@ def replay(rows: dict[str, Any], profile: Profile, front_end: FrontEnd) -> Any:
 
 
 def small_requests() -> dict[str, Any]:
-    """The 2,011 requests, with geometric outputs: of the real ones only the mean is known."""
+    """Return the 2,011 requests, with geometric outputs: only the mean of the real ones is known."""
     random = np.random.default_rng(0)
     return {
         "arrival_s": np.cumsum(random.exponential(1 / PER_S, SMALL_REQUESTS)),
@@ -84,7 +84,7 @@ def small_requests() -> dict[str, Any]:
 
 
 def front_end_scenes(profile: Profile, front_end: FrontEnd) -> dict[str, dict[str, float]]:
-    """What was measured in the scenes of the API process, beside simulations with and without its limits."""
+    """Return measurements of the API process's scenes, alongside simulations with and without its limits."""
     small = small_requests()
     equal = {
         name: np.full(256, value) for name, value in (("arrival_s", 0.0), ("prompt_tokens", 128), ("output_tokens", 96))
@@ -96,7 +96,7 @@ def front_end_scenes(profile: Profile, front_end: FrontEnd) -> dict[str, dict[st
         scenes["small_tokens_per_s"][name] = round(float(small["output_tokens"].sum()) / ended_s)
         scenes["small_e2e_mean_s"][name] = round(float(outcomes["e2e_s"].mean()), 1)
         outcomes = replay(equal, profile, limits)
-        decoding_s = float((outcomes["e2e_s"] - outcomes["ttft_s"]).min())  # of one that began last: all decode
+        decoding_s = float((outcomes["e2e_s"] - outcomes["ttft_s"]).min())  # of the last one to start: all decode
         scenes["at_once_last_ttft_ms"][name] = round(1000 * float(outcomes["ttft_s"].max()))
         scenes["at_once_tokens_per_s"][name] = round(256 * 95 / decoding_s)
     return scenes

@@ -1,13 +1,14 @@
-"""How well the RWT estimator foresees what requests wait in the simulator, and what one estimate costs.
+"""Accuracy of the RWT estimator against simulated waits, and the cost of one estimate.
 
-One instance; a burst of so many request groups, each of four average batches, and then as many requests again, twice as
-fast as they can be served. Prompts and outputs are lognormal. Each request is estimated when it comes from what is known
-then: the performance profile, what 2,000 requests before came to and what has ended since, who waits, how far the batch is,
-and what earlier ones waited, of one long burst before all others too. `r2` is the coefficient of determination of estimated
-and actual waits, the mean over seeds; `r2_by_profile` is without the correction by earlier waits, `below_p99` the share of
-waits below their 99th percentile as estimated, `mean_excess` by how much estimates are too high, in shares of the mean wait.
-`from_four_groups` is over the bursts of four groups and more, `shorter` over the others, `steady` over what comes after.
-`estimate_us` is a call from Python as the gateway makes it, 300 and 100,000 requests waiting.
+One instance; a burst of so many request groups, each of four average batches, and then as many requests again, at twice
+the service rate. Prompts and outputs are lognormal. Each request is estimated on arrival from the knowledge at that
+time: the performance profile, the lengths of 2,000 earlier requests and of those ended since, the waiting requests, the
+progress of the batch, and earlier waits, including those of one long burst before all others. `r2` is the coefficient
+of determination of estimated and actual waits, the mean over seeds; `r2_by_profile` is without the correction by
+earlier waits, `below_p99` the share of waits below their estimated 99th percentile, `mean_excess` the overestimate, in
+shares of the mean wait. `from_four_groups` is over the bursts of four groups and more, `shorter` over the others,
+`steady` over the requests after them. `estimate_us` is a call from Python as the gateway makes it, 300 and 100,000
+requests waiting.
 """
 
 import argparse
@@ -38,7 +39,7 @@ from scheduling.simulation.workload.requests import Requests, make_requests
 
 DELTA = 4
 BURSTS = (1, 2, 4, 8, 16)  # groups
-CALIBRATED_BY = 16  # groups of a burst before all others, whose waits are learned from and not judged
+CALIBRATED_BY = 16  # groups of an initial burst, whose waits are learned from and not judged
 PROFILES = {  # name: (coefficients, KV tokens, max_num_seqs); the measured ones of Splitwise, and one of ours
     "llama2-70b-a100": (Profile(0.0654, 0.0412, 9.597e-5, 1.09e-8, 0.0444, 2.37e-4, 2.49e-7), 640_000, 128),
     "llama2-70b-h100": (Profile(0.0518, 0.0342, 3.412e-5, 7.97e-9, 0.0297, 2.08e-4, 1.79e-7), 640_000, 128),
@@ -62,7 +63,7 @@ def lengths(random: np.random.Generator, count: int) -> tuple[NDArray[np.int64],
 
 @dataclass
 class Seen:
-    """What was estimated of each request, and what came of it."""
+    """Estimates and actual waits of each request."""
 
     estimated_s: list[float]
     p99_s: list[float]
@@ -77,7 +78,7 @@ def simulate(requests: Requests, profile: Profile, kv_tokens: int, most: int) ->
         max_num_seqs=most,
         max_num_batched_tokens=8192,
         block_size_tokens=16,
-        kv_blocks=kv_tokens // 16 * 11 // 10,  # the dispatcher counts on what predictions say; let the engine have more
+        kv_blocks=kv_tokens // 16 * 11 // 10,  # the dispatcher relies on predictions; give the engine some slack
         policy="fcfs",
         max_model_len=16384,
         profile=profile,
@@ -103,7 +104,7 @@ def wait(
 
 
 def estimate(name: str, groups: int, seed: int, correction: Correction) -> Seen:
-    """A burst of *groups*, and then as many requests again over the time in which half of them could be served."""
+    """Return a burst of *groups*, and as many requests again over the time in which half of them could be served."""
     profile, kv_tokens, most = PROFILES[name]
     random = np.random.default_rng([seed, groups, len(name)])
     history = History()
@@ -126,7 +127,7 @@ def estimate(name: str, groups: int, seed: int, correction: Correction) -> Seen:
     expected = np.zeros((2 * count, EXPECTED_COLUMNS))
     by_profile: dict[int, float] = {}
     for request, now_s in enumerate(arrivals):
-        while first < len(waiting) and begin_s[waiting[first]] <= now_s:  # given out meanwhile, in order of arrival
+        while first < len(waiting) and begin_s[waiting[first]] <= now_s:  # dispatched meanwhile, in order of arrival
             other = waiting[first]
             first += 1
             heapq.heappush(running, (end_s[other], other))
@@ -167,7 +168,7 @@ def r2(estimated: NDArray[Any], actual: NDArray[Any]) -> float:
 
 
 def summary(seen: list[Seen], *, burst: bool = True) -> dict[str, float]:
-    """Over the bursts of *seen*, or what came after them; R2 within each simulation, then the mean."""
+    """Summarise the bursts of *seen*, or the requests after them; R2 within each simulation, then the mean."""
     fits, plain, below, excess = [], [], [], []
     for each in seen:
         chosen = np.array(each.in_burst) == burst
@@ -185,7 +186,7 @@ def summary(seen: list[Seen], *, burst: bool = True) -> dict[str, float]:
 
 
 def estimate_us(waiting: int) -> float:
-    """One estimate from Python, microseconds: the median of batches."""
+    """Return the microseconds of one estimate from Python: the median of batches."""
     random = np.random.default_rng(0)
     keys = np.sort(random.random(waiting))
     arrays = (

@@ -1,12 +1,12 @@
-"""What-ifs as an operator meets them, in a demo that is started for it, and of a day of 1.5 million requests.
+"""What-ifs as operators run them, on a demo started for it, and on a day of 1.5 million requests.
 
-Of the demo with its traffic, by its own workers: `fork_ms`, one fork of the living fleet (median of FORKS);
-`first_result_s`, from submission until the first run is done; `six_by_five_s`, until all of 6 futures x 5 seeds of the next
-hour are; `six_by_five_cpu_s`, processor seconds that the workers took for it, with what else they did meanwhile. `alone` has
-the same three of a scenario of the demo's size, where nothing runs but the workers. `day_x4_s`: a day of 1.5 million
-requests under 4 strategies, one seed. Workers have two processes and are warm: a small what-if comes before.
-`run_cpu_s`: processor seconds of one run of that scenario in one process, with plans and without, the first of a process and
-the median of later seeds; other work on the machine moves them less than the others.
+On the demo with its traffic, by its workers: `fork_ms`, one fork of the live fleet (median of FORKS); `first_result_s`,
+from submission until the first run is done; `six_by_five_s`, until all of 6 futures x 5 seeds of the next hour are;
+`six_by_five_cpu_s`, processor seconds of the workers for it, their other work included. `alone` has the same three of a
+scenario of the demo's size, with nothing but the workers running. `day_x4_s`: a day of 1.5 million requests under 4
+strategies, one seed. Workers have two processes, warmed by a small what-if. `run_cpu_s`: processor seconds of one run
+of that scenario in one process, with plans and without, the first of a process and the median of later seeds; other
+work on the machine affects them less than the others.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from tests.simulation.whatif.workers import ROOT, Place, place
 
 FUTURES = ("pilothouse", "sageserve-reactive", "qlm", "ssjf", "fcfs-jsq")
 STRATEGIES = ("lt_u", "lt_ua", "pilothouse")
-"""Beside the reactive one, which is that of the scenario."""
+"""Compared with the reactive one, which is the scenario's."""
 HOUR_S = 3600.0
 FORKS = 7
 SEEDS = 6
@@ -80,13 +80,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def demo_hour() -> dict[str, Any]:
-    """Two regions, six models' worth of load on a fleet of the demo's size: 24 requests a second."""
+    """Two regions, the load of six models on a fleet of the demo's size: 24 requests a second."""
     values = tomllib.loads((ROOT / "docs/scenarios/reactive.toml").read_text())
     return scaled(values, 24.0, 12)
 
 
 def scaled(values: dict[str, Any], requests_per_s: float, instances: int) -> dict[str, Any]:
-    """The scenario with so many requests a second in all, and as many instances in each region at the most."""
+    """Return the scenario with that total rate, and at most that many instances in each region."""
     now = sum(client["requests_per_s"] for client in values["clients"])
     for client in values["clients"]:
         client["requests_per_s"] *= requests_per_s / now
@@ -97,13 +97,13 @@ def scaled(values: dict[str, Any], requests_per_s: float, instances: int) -> dic
 
 
 def made_by(where: Place, script: str) -> list[list[str]]:
-    """The words of every line that *script* has marked."""
+    """Return the words of every line marked by *script*."""
     lines = where.manage("shell", "-v", "0", "-c", script).splitlines()
     return [line.split()[1:] for line in lines if line.startswith("MADE")]
 
 
 def asked(where: Place, body: dict[str, Any]) -> dict[str, float]:
-    """Submit *body*; seconds until the first run and until all are done, as the rows say, and processor seconds."""
+    """Submit *body*; return seconds until the first run and until all are done, by the rows, and processor seconds."""
     before_s = workers_cpu_s(where)
     made, _ = where.asking(body).communicate()
     took_s = workers_cpu_s(where) - before_s
@@ -114,20 +114,20 @@ def asked(where: Place, body: dict[str, Any]) -> dict[str, float]:
 
 
 def workers_cpu_s(where: Place) -> float:
-    """Processor seconds of all processes of its Celery workers so far."""
+    """Return the total processor seconds of its Celery workers so far."""
     folder, ticks = f"PILOTHOUSE_STATE_DIR={where.environment['PILOTHOUSE_STATE_DIR']}".encode(), 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_bytes().split(b"\0")
             if b"celery" in words and b"worker" in words and folder in (process / "environ").read_bytes().split(b"\0"):
                 ticks += sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[11:13]))
-        except OSError:  # it has ended
+        except OSError:  # already ended
             continue
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def warm(where: Place, body: dict[str, Any], processes: int) -> None:
-    """Have every process of the workers load its kernels."""
+    """Make every worker process load its kernels."""
     asked(where, body | {"seeds": processes, "horizon_s": 300.0})
 
 

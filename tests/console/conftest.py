@@ -1,4 +1,4 @@
-"""A console whose live state is what a test says: the hub's thread does not run, and summaries are handed to it."""
+"""A console with live state set by the test: the hub's thread does not run, and summaries are handed to it."""
 
 import functools
 import time
@@ -20,13 +20,13 @@ REAL_START = LiveHub.start
 
 
 class Live:
-    """The hub under a test's hand."""
+    """The hub, driven by the test."""
 
     def __init__(self, hub: LiveHub) -> None:
         self.hub = hub
 
     def show(self, feed: Feed, samples: int = 40, ts: float | None = None) -> dict:
-        """Let the hub have taken history and a summary of *feed*; returns the summary."""
+        """Feed the hub history and a summary of *feed*; return the summary."""
         ts = time.time() if ts is None else ts
         self.hub._history.clear()
         self.hub._take_history([orjson.dumps(sample) for sample in feed.history(ts, samples)])
@@ -54,7 +54,7 @@ def live(monkeypatch):
 
 @pytest.fixture
 def fleet(make_instance):
-    """Six instances in several states, as rows; `fleet_feed` speaks of the same."""
+    """Six instances in several states, as rows; `fleet_feed` matches them."""
     states = ("ready", "ready", "ready", "draining", "failed", "stopped")
     return [make_instance(state=state) for state in states]
 

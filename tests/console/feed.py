@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-if __name__ == "__main__":  # by hand: what the gateway names lies in modules that need Django
+if __name__ == "__main__":  # by hand: the gateway's modules need Django
     import django
 
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 def demo_rows(count: int) -> list[Row]:
-    """Instances as the inventory would list them."""
+    """Return instances as the inventory would list them."""
     rows = []
     for number in range(count):
         model, region = MODELS[number % len(MODELS)], REGIONS[number // len(MODELS) % len(REGIONS)]
@@ -61,12 +61,12 @@ class Feed:
         self.seed = seed
         self.sequence = 0
         self.started_at = 0.0
-        self.created_at = time.time() - 600.0  # the loads move from here on: a new feed says the same at any hour
+        self.created_at = time.time() - 600.0  # start of the loads' movement: a new feed is the same at any hour
         self.drift: list[Row] = []  # model, tenant, longer, since
         self.trouble: dict[str, Row] = {}  # values of a job or part by its name
 
     def load(self, number: int, ts: float) -> float:
-        """Between 0 and 1, moving slowly, with a phase of its own for each instance."""
+        """Return a slowly moving value between 0 and 1, with its own phase for each instance."""
         ts -= self.created_at
         noise = random.Random(f"{self.seed}:{number}:{round(ts)}").uniform(-0.04, 0.04)
         slow = math.sin(ts / 240 + number * 1.7) * 0.22 + math.sin(ts / 60 + number) * 0.08
@@ -121,7 +121,7 @@ class Feed:
         }
 
     def system(self, ts: float) -> dict[str, Any]:
-        """What the gateway reports of jobs and parts: all well, but for what `trouble` names."""
+        """Report jobs and parts as the gateway does: all well, except those in `trouble`."""
 
         def job(name: str, kind: str, period_s: float, **values: Any) -> Row:
             done = {"last_success_at": ts - period_s / 2, "last_error": "", "last_error_at": None}
@@ -154,7 +154,7 @@ class Feed:
         }
 
     def lengths(self, ts: float) -> dict[str, Any]:
-        """What the gateway reports of its length service: counts grow by a few answers a second."""
+        """Report the gateway's length service: counts grow by a few answers a second."""
         answers = int((ts - self.started_at) * 9)
         shares = {"cache": 0.11, "lexical": 0.17, "embedding": 0.02, "model": 0.67, "prior": 0.03}
         wobble = random.Random(f"{self.seed}:{round(ts - self.created_at)}").uniform(0.9, 1.1)
@@ -243,7 +243,7 @@ class Feed:
 
     @staticmethod
     def service_level(p95_ms: float | None) -> Row:
-        """Of the interactive class, the only one that the feed has."""
+        """Of the interactive class, the feed's only one."""
         if p95_ms is None:
             return {"slo_class": None, "slo_met_ratio": None, "slo_objective_ratio": None, "slo_burn": None}
         ratio = round(0.996 - max(0.0, (p95_ms - 430) / 2000), 4)
@@ -251,7 +251,7 @@ class Feed:
         return {"slo_class": "interactive", "slo_met_ratio": ratio, "slo_objective_ratio": 0.95, "slo_burn": burn}
 
     def sample(self, ts: float) -> dict[str, Any]:
-        """What the gateway keeps of a summary for the charts."""
+        """Reduce a summary to what the gateway keeps for the charts."""
         summary = self.summary(ts)
         instances, endpoints = summary["instances"], summary["endpoints"]
         names = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")

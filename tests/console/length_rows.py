@@ -1,6 +1,7 @@
-"""Rows of output lengths for tests of pages and selectors: minutes, samples and versions, deterministic for a moment.
+"""Rows of output lengths for tests of pages and selectors: minutes, samples and versions, deterministic for a
+moment.
 
-Answers come in four kinds with lengths of their own; each predictor has an error of its own, so that measures differ.
+Answers come in four kinds of distinct lengths; each predictor has its own error, so that measures differ.
 """
 
 import math
@@ -21,7 +22,7 @@ def bucket(tokens: int) -> int:
 
 
 class Counted:
-    """Sums of one row while they are drawn."""
+    """Running sums of one row."""
 
     def __init__(self) -> None:
         self.requests = self.predicted = self.output = self.error = 0
@@ -52,7 +53,7 @@ def drawn(dice: random.Random, predictor: str) -> tuple[int, int]:
 def minutes(
     now: datetime, count: int, tenants: tuple[str, ...], models: tuple[str, ...] = MODELS, each: int = 12
 ) -> None:
-    """*each* requests a minute of every model and tenant over the last *count* minutes, with a shadow beside."""
+    """Create *each* requests a minute of every model and tenant over the last *count* minutes, with a shadow."""
     dice = random.Random(3)
     last = now.replace(second=0, microsecond=0)
     rows = []
@@ -93,7 +94,7 @@ def minutes(
 
 
 def samples(now: datetime, count: int, tenant: Tenant, models: tuple[str, ...] = MODELS) -> None:
-    """*count* samples of *tenant* over the last hour."""
+    """Create *count* samples of *tenant* over the last hour."""
     dice = random.Random(7)
     rows = []
     for number in range(count):
@@ -115,7 +116,7 @@ def samples(now: datetime, count: int, tenant: Tenant, models: tuple[str, ...] =
 
 
 def versions(now: datetime) -> list[LengthVersion]:
-    """A retired, an active and a shadow version, and one that was rejected."""
+    """Create a retired, an active, a shadow and a rejected version."""
     rows = (
         (1, VersionState.RETIRED, 71.4, "Trained on its schedule"),
         (2, VersionState.ACTIVE, 58.2, "Trained on its schedule"),
@@ -143,7 +144,7 @@ def versions(now: datetime) -> list[LengthVersion]:
 
 
 def furnish(now: datetime, tenants: tuple[str, ...] = ("acme",), count: int = 90, pairs: int = 400) -> None:
-    """Everything, for tenants that are there."""
+    """Create everything, for the existing tenants."""
     minutes(now, count, tenants)
     for name in tenants:
         samples(now, pairs, Tenant.objects.get(name=name))

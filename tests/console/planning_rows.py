@@ -1,7 +1,7 @@
-"""Rows of the planners for tests of pages: demand with a day's rhythm, forecasts that were nearly right, plans and moves.
+"""Planner rows for tests of pages: demand with a daily rhythm, nearly right forecasts, plans and moves.
 
-Deterministic for a moment. Whatever deployments there are get demand, forecasts and plans, so that both the small
-inventory of unit tests and the demonstration fleet of browser tests can be furnished.
+Deterministic for a moment. All existing deployments get demand, forecasts and plans: the small inventory of unit tests
+as well as the demonstration fleet of browser tests.
 """
 
 import math
@@ -44,7 +44,7 @@ STRATEGIES = (
 
 
 def level(model: str, region: str, at: datetime) -> float:
-    """Output tokens a second that are expected of a series at that time of day."""
+    """Return the expected output tokens a second of a series at that time of day."""
     phase = sum(map(ord, region)) % 5
     base = 900 + sum(map(ord, model)) * 37 % 2_400
     return base * (1 + 0.55 * math.sin((at.hour * 60 + at.minute) / 1440 * 2 * math.pi - 1.6 + phase / 3))
@@ -56,7 +56,7 @@ def series() -> list[tuple[str, str]]:
 
 
 def minutes(now: datetime, hours: float) -> None:
-    """Demand of every series until *now*, with ten minutes in the middle in which nobody counted."""
+    """Create demand of every series until *now*, with a gap of ten minutes in the middle."""
     dice = random.Random(5)
     last = now.replace(second=0, microsecond=0)
     count = int(hours * 60)
@@ -83,7 +83,7 @@ def minutes(now: datetime, hours: float) -> None:
 
 
 def forecasts(now: datetime, hours: float) -> None:
-    """One forecast of each series and quantity for every window of the last *hours*."""
+    """Create a forecast of each series and quantity for every window of the last *hours*."""
     newest = datetime.fromtimestamp(now.timestamp() // WINDOW_S * WINDOW_S, UTC)
     rows = []
     for back in range(int(hours * 3600 // WINDOW_S), -1, -1):
@@ -146,7 +146,7 @@ def backtest(source: str = "servegen", names: tuple[str, ...] = ("m-small", "m-m
 
 
 def policies() -> None:
-    """One in each mode but off, for the first three models; those after them have none."""
+    """Create one in each mode but off, for the first three models."""
     ScalingPolicy.objects.all().delete()
     choices = [
         ("lt_ua", PolicyMode.ASK),
@@ -158,7 +158,7 @@ def policies() -> None:
 
 
 def plan(model: Model, now: datetime, status: str, deltas: tuple[int, ...] = (1, 0, -1), **values) -> ScalingPlan:
-    """A plan that changes the places of *model* by *deltas*, in the order of their names."""
+    """Create a plan that changes the places of *model* by *deltas*, in the order of their names."""
     targets, before, after = [], 0.0, 0.0
     bounds, prices = {}, {}
     rows = Deployment.objects.filter(model=model).select_related("region", "gpu_type").order_by("region__name")
@@ -227,7 +227,7 @@ def plan(model: Model, now: datetime, status: str, deltas: tuple[int, ...] = (1,
 
 
 def plans(now: datetime) -> None:
-    """A past of plans for every model; for the first advice, for the second a shadow, for the third one in force."""
+    """Create past plans for every model: advice for the first, shadow for the second, in force for the third."""
     ends = [
         {"status": PlanStatus.ADVICE},
         {"status": PlanStatus.SHADOW, "deltas": (0,), "strategy": "preserve"},
@@ -297,7 +297,7 @@ def comparison(now: datetime) -> StrategyComparison:
 
 
 def capacity(now: datetime, hours: float) -> None:
-    """What is ready now was so all along; after the plans, by which it is counted."""
+    """Mark ready instances as ready all along, for counting them after the plans."""
     record_capacity(now)
     for row in CapacityStep.objects.all():
         CapacityStep.objects.create(
@@ -311,7 +311,7 @@ def capacity(now: datetime, hours: float) -> None:
 
 
 def furnish(now: datetime, hours: float = 8) -> None:
-    """Everything at once."""
+    """Create everything."""
     minutes(now, hours)
     forecasts(now, hours)
     backtest("the ledger", ("llama-3.1-8b us-east",))

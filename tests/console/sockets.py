@@ -1,4 +1,4 @@
-"""A websocket client for tests, without a network: `channels.testing` needs daphne, and this is all that we need of it."""
+"""Websocket client for tests, without a network: `channels.testing` needs daphne."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ from asgiref.testing import ApplicationCommunicator
 
 
 class Socket:
-    """Talks to *application* as a browser on *host* with *cookies* would."""
+    """Talks to *application* like a browser on *host* with *cookies*."""
 
     def __init__(
         self, application, path: str, cookies: dict[str, str], host: str = "localhost", origin: str = ""
@@ -30,7 +30,7 @@ class Socket:
         )
 
     async def connect(self) -> bool:
-        """Whether the server took the connection."""
+        """Whether the server accepted the connection."""
         await self._talk.send_input({"type": "websocket.connect"})
         return (await self._talk.receive_output(3))["type"] == "websocket.accept"
 
@@ -38,14 +38,14 @@ class Socket:
         await self._talk.send_input({"type": "websocket.receive", "text": text})
 
     async def receive(self, timeout_s: float = 3) -> dict[str, Any]:
-        """The next message; one that closes is `{"closed": code}`."""
+        """Return the next message; a close is `{"closed": code}`."""
         message = await self._talk.receive_output(timeout_s)
         if message["type"] == "websocket.close":
             return {"closed": message.get("code", 1000)}
         return json.loads(message["text"])
 
     async def next(self, kind: str, timeout_s: float = 5) -> dict[str, Any]:
-        """The next message of *kind*, letting others pass."""
+        """Return the next message of *kind*, skipping others."""
         while True:
             message = await self.receive(timeout_s)
             if message.get("t") == kind or (kind == "closed" and "closed" in message):

@@ -1,4 +1,4 @@
-"""Who may open what: the fleet's people by role, a tenant's people only what is theirs, visitors nothing.
+"""Access by role: operators by role, a tenant's people only their own, visitors nothing.
 
 Every address as every role, in a world full of rows: tests/access.
 """

@@ -1,4 +1,4 @@
-"""The live connection: who may, what it says, that nothing queues, and how it ends."""
+"""The live connection: access, messages, backpressure, and closing."""
 
 import asyncio
 import gc
@@ -57,7 +57,7 @@ async def test_hello_then_all_fragments_of_the_topics(open_socket, live, fleet_f
     assert (state["t"], state["ts"], state["source"]) == ("state", summary["ts"], "live")
     assert "instance-5 failed" in state["html"]["attention"]
     assert {name.partition("/")[0] for name in state["html"]} == {"attention", "badge", "endpoint", "instance", "tile"}
-    assert set(state["drawn"]) == {"instances"}  # the hub has not looked at events yet
+    assert set(state["drawn"]) == {"instances"}  # the hub has not read events yet
     assert live.hub.clients == 1
     await socket.close()
     assert live.hub.clients == 0

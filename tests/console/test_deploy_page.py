@@ -1,4 +1,4 @@
-"""The deploy page and its call: the estimate follows the form, errors stand at their fields, the start is followed."""
+"""The deploy page and its call: the estimate follows the form, errors are at their fields, the start is followed."""
 
 import pytest
 from django.urls import reverse

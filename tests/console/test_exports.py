@@ -1,4 +1,4 @@
-"""Every table as CSV: the same rows, units in the headers, UTC times, and nothing that a spreadsheet would run."""
+"""Every table as CSV: the same rows, units in the headers, UTC times, and no spreadsheet formulas."""
 
 import csv
 import io

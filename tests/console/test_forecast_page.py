@@ -1,4 +1,4 @@
-"""The forecast page: what demand was and is expected to be, capacity beside it, backtests, and what it shows before any."""
+"""The forecast page: past and expected demand, capacity alongside, backtests, and its empty state."""
 
 import copy
 import csv
@@ -146,7 +146,7 @@ def test_capacity_is_counted_in_the_planners_unit(make_instance, language_model)
 
 
 def test_the_past_is_as_it_was_counted_then(make_instance, language_model, deployment):
-    """A later plan that values an instance otherwise, one that stops, and one that is deleted move nothing of it."""
+    """A later plan with another value of an instance, one that stops, and a deleted one change none of it."""
     first, _ = make_instance(), make_instance()
     planning_rows.plan(language_model, NOW, "superseded")
     hour = timedelta(hours=1)

@@ -1,4 +1,4 @@
-"""The demo's generated past on the pages: drawn as such, part of no error, and spoken of while it is learned from."""
+"""The demo's generated past on the pages: drawn as such, part of no error, and mentioned while learned from."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -40,7 +40,7 @@ def minute(at: datetime, output: int) -> None:
 
 
 def generated(**of: datetime) -> None:
-    """Mark what is there as generated."""
+    """Mark the existing rows as generated."""
     MinuteRow.objects.filter(**of).update(generated=True)
 
 
@@ -59,7 +59,7 @@ def test_a_generated_past_is_drawn_as_such_and_judges_nothing(deployment, reader
         counted_from - timedelta(minutes=back) for back in range(20, 0, -1)
     ]
     assert next(start for start, value in zip(young.starts, young.actual, strict=True) if value) == counted_from
-    # Counting began some time within the first minute: that one is shown and judges nothing.
+    # Counting began within the first minute: that one is shown but not judged.
     assert seen.accuracy.windows == sum(value is not None for value in young.actual) - 1 == 8
     chart = charts.demand_and_forecast(seen.outlook, "")
     assert {line.label for line in chart.series} > {"actual", "generated"}

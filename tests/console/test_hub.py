@@ -1,4 +1,4 @@
-"""The hub's thread: what it takes from Redis, and that losing Redis is shown and survived."""
+"""The hub's thread: reading from Redis, and surviving its loss visibly."""
 
 import shutil
 import socket
@@ -46,7 +46,7 @@ def make_hub():
 
 
 class Redis:
-    """A real one that a test can stop and start again at the same address."""
+    """A real one that a test can stop and restart at the same address."""
 
     def __init__(self, folder) -> None:
         self.folder = folder
@@ -154,7 +154,7 @@ def test_an_old_summary_is_a_silent_gateway_too(make_hub, real_redis):
     hub = make_hub(real_redis.url)
     state = hub.state()
     assert state.source == Source.SILENT
-    assert state.known  # the old numbers are shown, and called old
+    assert state.known  # the old numbers are shown, marked old
 
 
 @pytest.mark.gate
@@ -180,7 +180,7 @@ def test_redis_goes_away_and_comes_back(make_hub, real_redis):
 
 @pytest.mark.services
 def test_many_summaries_cost_watchers_nothing_but_a_wake(make_hub, real_redis):
-    """Nothing queues in the hub: after a flood, the newest is what everybody sees."""
+    """Nothing queues in the hub: after a flood, everyone sees the newest."""
     import json
 
     hub = make_hub(real_redis.url)

@@ -1,4 +1,4 @@
-"""The Lengths page: figures before any script, filters, sorting, CSV, who sees what, charts, and what it says when empty."""
+"""The Lengths page: figures without a script, filters, sorting, CSV, access, charts, and its empty state."""
 
 import csv
 import io
@@ -244,7 +244,7 @@ def test_the_files_hold_the_numbers_of_the_page(reader, furnished, now):
     assert sum(shares) == pytest.approx(1, abs=0.001)  # each is rounded
 
 
-# Who sees what
+# Access
 
 
 def test_a_tenants_people_see_their_own_figures_only(client, member, furnished, live, fleet_feed):
@@ -360,7 +360,7 @@ def acting(client, operator):
 
 @pytest.fixture
 def usable(furnished, monkeypatch):
-    """Files of versions are not looked for: there are none."""
+    """Version files are not looked up: there are none."""
     monkeypatch.setattr(services, "_obstacle", lambda row: "")
     return {version.number: version for version in furnished}
 
@@ -370,7 +370,7 @@ def test_versions_show_how_they_fare_and_the_shadow_against_the_active_one(reade
         selectors.by_predictor(scope_of(now, 6)), tables.compare(scope_of(now, 6))
     )}  # fmt: skip
     assert shown[2].live.requests > 0
-    assert shown[3].live.requests > shown[2].live.requests  # it predicts what caches answer, too
+    assert shown[3].live.requests > shown[2].live.requests  # it also predicts what caches answer
     assert shown[1].live.requests == shown[4].live.requests == 0
     assert shown[3].gain > 0
     assert [row.decidable for row in shown.values()] == [False, True, False, False]

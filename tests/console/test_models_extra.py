@@ -1,4 +1,4 @@
-"""What pages say where the models extra is not installed: what rests, and the command that brings it."""
+"""Pages without the models extra: resting features, and the command that installs it."""
 
 import html
 import re
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def page(client, operator):
-    """The text of a page, its tags left out and code between backquotes."""
+    """Return the text of a page, without tags and with code between backquotes."""
     client.force_login(operator)
 
     def text(name, *args, **query):

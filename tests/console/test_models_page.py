@@ -1,4 +1,4 @@
-"""The models page: endpoints, cost and policy of each model, what a row opens, and switching single parts."""
+"""The models page: endpoints, cost and policy of each model, details of a row, and switching single parts."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""The overview narrowed to one model, and instances that have no sequence or no KV cache left."""
+"""The overview narrowed to one model, and instances out of sequences or KV cache."""
 
 import re
 import uuid
@@ -37,7 +37,7 @@ def page(reader, name: str, *args, **query) -> str:
 
 @pytest.fixture
 def two_models(deployment, make_instance, gpu_type, region):
-    """An instance that failed of llama-3.1-8b, and one of another model, with events about both and about the fleet."""
+    """A failed instance of llama-3.1-8b, one of another model, and events about both and about the fleet."""
     other = Deployment.objects.create(
         model=LanguageModel.objects.create(
             name="mistral-7b", title="Mistral", weights_bytes=2**33, kv_bytes_per_token=2**17, context_tokens=8192
@@ -72,7 +72,7 @@ def test_attention_and_events_are_of_the_model(reader, live, two_models, model, 
 
 
 def test_what_is_pushed_can_be_narrowed_too(live, two_models):
-    """The live connection sends one list for all pages: each takes what concerns its model."""
+    """The live connection sends one list for all pages: each takes its model's part."""
     live.show(Feed(rows_of(two_models)))
     attention = live.hub.latest().attention
     assert {item["model"] for item in attention["items"]} >= {"llama-3.1-8b", "mistral-7b"}

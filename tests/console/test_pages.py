@@ -1,4 +1,6 @@
-"""Pages with data and without: complete HTML before any script, and the same number of queries for any number of rows."""
+"""Pages with data and without: complete HTML without a script, and a constant number of queries for any number of
+rows.
+"""
 
 import gzip
 import itertools
@@ -45,7 +47,7 @@ def test_overview_shows_numbers_before_any_script(reader, live, fleet_feed):
     for label in ("Requests", "SLO met, 5 min", "TTFT p95", "ITL p95", "Waiting", "KV cache, max", "Instances ready"):
         assert label in html
     assert f"of {summary['fleet']['instances']}" in html
-    assert html.count("<polyline points=") > 8  # sparklines and the drawings that stand in for charts
+    assert html.count("<polyline points=") > 8  # sparklines and the drawings used instead of charts
     assert "instance-5 failed" in html
     assert "Live, updated" in html
     for name in ("instance-1", "instance-4"):
@@ -158,7 +160,7 @@ def test_an_instances_page(reader, live, fleet, fleet_feed, make_request, operat
 
 @pytest.fixture
 def process(make_instance, settings, tmp_path):
-    """An instance whose server is a process of this machine and whose start has failed; its log is vLLM's own."""
+    """An instance whose server is a local process and whose start has failed; its log is vLLM's own."""
     settings.STATE_DIR = tmp_path
     (tmp_path / "instances").mkdir()
     log = Path(__file__).parents[1] / "workers/data/logs/context-too-long.log"
@@ -360,7 +362,7 @@ def test_a_secret_is_for_the_browser_that_made_the_key(client, key_manager, oper
         answer = other.get(shown_at)
         assert answer.status_code == status
         assert not re.search(r"ph_[\w-]{43}", text_of(answer))
-    assert client.head(shown_at).status_code == 200  # looks, and takes nothing
+    assert client.head(shown_at).status_code == 200  # looks, takes nothing
     assert re.search(r"ph_[\w-]{43}", text_of(client.get(shown_at)))
     client.post(reverse("console:keys"), {"name": "another", "tenant": acme.pk})
     del client.cookies["shown_once"]
@@ -388,7 +390,7 @@ def test_about_shows_the_state_of_the_watcher(reader, live, fleet_feed):
 
 
 def test_the_events_page_follows_the_clock_of_the_numbers(reader, live, fleet_feed):
-    """Also a page that shows no number says how fresh the connection is: it follows the fleet's ticks."""
+    """A page without numbers also shows the connection's freshness: it follows the fleet's ticks."""
     live.show(fleet_feed)
     for name in ("overview", "instances", "events"):
         assert re.search(r'data-live data-topics="', page(reader, name))

@@ -1,4 +1,4 @@
-"""Why this instance: traces of every policy, old and new, and the predicted length against the real one."""
+"""Placement explanations: traces of every policy, old and new, and the predicted length against the real one."""
 
 import pytest
 from django.urls import reverse
@@ -150,7 +150,7 @@ def test_a_prediction_that_cannot_be_judged_says_so(reader, make_request):
 
 
 def test_a_tenants_people_see_what_they_asked_and_got(client, member, make_request):
-    """Not where in the fleet, nor what else ran there: `tests/access` looks at every address."""
+    """Neither its place in the fleet nor the other requests there: `tests/access` checks every address."""
     client.force_login(member)
     row = make_request(
         instance="one", trace=[DELAY], predicted_output_tokens=120, outcome="failed", status_code=502,

@@ -1,4 +1,4 @@
-"""What is held and cordoned on pages and in REST: who said so, who may lift it, and what is below its minimum by it."""
+"""Held and cordoned instances on pages and in REST: by whom, who may lift it, and the minimums it breaks."""
 
 import pytest
 from django.urls import reverse

@@ -1,4 +1,4 @@
-"""The queues page: lanes in order, what is late, the group in the side panel, and what may be done to it by whom."""
+"""The queues page: lanes in order, late requests, the group in the side panel, and its actions by role."""
 
 import pytest
 from django.urls import reverse
@@ -54,7 +54,7 @@ def summary_queues(groups, instances, **values):
 
 @pytest.fixture
 def shown(live, fleet_feed):
-    """`shown(groups, instances)`: the live state has these."""
+    """`shown(groups, instances)`: set the live state."""
 
     def show(groups, instances, **values):
         original = fleet_feed.summary

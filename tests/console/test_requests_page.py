@@ -21,7 +21,7 @@ def test_requests_pages_by_cursor(reader, make_request):
     first = page(reader, "requests")
     assert rows[-1].request_id[:15] in first
     cursor = re.search(r"before=(\d+)", first)[1]
-    make_request()  # arrives while somebody goes to the next page
+    make_request()  # arrives while someone pages on
     second = page(reader, "requests", before=cursor)
     shown = re.findall(r"/requests/(\d+)/", first) + re.findall(r"/requests/(\d+)/", second)
     assert [int(pk) for pk in shown] == [row.pk for row in reversed(rows)]
@@ -51,7 +51,7 @@ def test_a_request_has_its_end(reader, make_request):
 
 
 def test_requests_sorted_by_latency(reader, make_request):
-    """Slowest first, page by page; what has no latency is left out."""
+    """Slowest first, page by page; requests without a latency are left out."""
     rows = [make_request(e2e_ms=float(latency)) for latency in (5, 9, 1, *([3] * 50))]
     make_request(e2e_ms=None)
     first = page(reader, "requests", sort="-e2e_ms")

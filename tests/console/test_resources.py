@@ -18,7 +18,7 @@ PAGES = (REQUESTS, EVENTS, KEYS, PLANS, MOVES)
 
 
 def queries(resource: Resource, viewer: PageViewer):
-    """One for each choice of each select, some text for the other controls, and one for each order."""
+    """Yield one for each choice of each select, some text for the other controls, and one for each order."""
     filters, _ = resource.listed(viewer, {})
     for control, _ in filters:
         values = [value for value, _ in control.options] if isinstance(control, Select) else ["-x", "a b"]

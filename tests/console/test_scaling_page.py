@@ -1,4 +1,4 @@
-"""The scaling pages: the matrix and what it costs, plans and why, deciding on them, policies, moves, strategies."""
+"""The scaling pages: the matrix and its cost, plans and reasons, deciding on them, policies, moves, strategies."""
 
 import csv
 import io
@@ -25,7 +25,7 @@ from tests.console import planning_rows
 
 @pytest.fixture(autouse=True)
 def notified(monkeypatch):
-    """No broker is asked: what would have been sent is noted."""
+    """Record messages instead of sending them to a broker."""
     sent = []
     monkeypatch.setattr(services, "notify_workers", lambda *args: sent.append(args) or True)
     return sent
@@ -209,7 +209,7 @@ def test_approving_is_kept_with_its_reason(acting, two_places, now, operator):
 
 
 def test_a_dialog_that_was_open_while_plans_were_made_anew(acting, two_places, now):
-    """What a newer plan repeats is approved there; of another one the answer says what changed."""
+    """Repeated parts of a newer plan are approved there; for another one the answer lists the changes."""
     model = two_places[0].model
     old = planning_rows.plan(model, now - timedelta(minutes=2), "superseded", (1, -1))
     new = planning_rows.plan(model, now, "advice", (1, -1))
@@ -490,7 +490,7 @@ def test_reasons_have_titles_of_regions_and_gpu_types():
             {"band": "upper_80", "soon": 0.0, "kept": 0.0, "two_plans": False, "by_capability": True},
             "the mean of the forecast, in the windows until the next plan (PreServe's Algorithm 2)",
         ),
-        ("upper_80", "the upper end of the forecast's 80% band"),  # as plans of before have it
+        ("upper_80", "the upper end of the forecast's 80% band"),  # the form of older plans
         ("mean", "the mean of the forecast"),
         (
             {"band": "upper_80", "soon": 0.5, "kept": 0.7},

@@ -1,4 +1,4 @@
-"""The settings page: what is in force, what was changed and by whom, changing it and setting it back."""
+"""The settings page: values in force, changes and their authors, changing and resetting."""
 
 import re
 

@@ -48,7 +48,7 @@ def test_the_door_closes_after_repeated_failures_and_opens_again(client, person,
     assert sign_in(client).status_code == 429  # also with the right password
     assert (
         sign_in(client, REMOTE_ADDR="10.0.0.9").status_code == 302
-    )  # somebody else's guesses lock nobody out elsewhere
+    )  # another person's guesses lock no one out elsewhere
     assert Event.objects.filter(kind=lockout.FAILED).count() == lockout.PAIR_FAILURES
     monkeypatch.setattr(lockout, "WINDOW", timedelta(0))
     assert sign_in(client).status_code == 302
@@ -83,7 +83,7 @@ def test_afterwards_one_stays_here(client, person, url):
 def test_a_link_signs_in_once(client, person):
     url = reverse("console:sign-in-link", args=[create_sign_in_link(person)])
     assert "works once" in client.get(url).content.decode()
-    assert client.get("/").status_code == 302  # opening it, as a mail scanner does, uses nothing up
+    assert client.get("/").status_code == 302  # opening it, as a mail scanner does, does not use it up
     assert client.post(url)["Location"] == "/"
     assert client.get("/").status_code == 200
     client.post("/sign-out/")

@@ -1,4 +1,4 @@
-"""What browsers are sent: vendored files are what they say, modules find each other, and small things stay small."""
+"""Static files: vendored files match their sources, modules find each other, and sizes stay bounded."""
 
 import hashlib
 import re

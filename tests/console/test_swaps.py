@@ -1,4 +1,4 @@
-"""Shared GPUs on the page of the instances, on an instance's own page, in `/api` and in the form that deploys."""
+"""Shared GPUs on the instances page, on an instance's page, in `/api` and in the deploy form."""
 
 import pytest
 from django.urls import reverse

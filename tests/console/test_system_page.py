@@ -1,4 +1,4 @@
-"""The System page, and what jobs, parts, minimums and plans put into Needs attention and the navigation."""
+"""The System page, and the items that jobs, parts, minimums and plans add to Needs attention and the navigation."""
 
 import re
 import time

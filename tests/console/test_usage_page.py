@@ -1,4 +1,4 @@
-"""The usage page: sums, groups, order, periods, files; and a tenant's people see their own."""
+"""The usage page: sums, groups, order, periods, files; a tenant's people see their own."""
 
 import csv
 import io

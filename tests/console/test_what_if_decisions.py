@@ -1,4 +1,4 @@
-"""Decisions side by side: the page, its links, its file, and what it says when none are kept."""
+"""Decisions side by side: the page, its links, its file, and its empty state."""
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_the_page_has_both_columns_and_marks_the_first_difference(client, ran, v
 
 
 def effects_are(future, *waiting: float) -> None:
-    """What came of the first difference of *future* in one seed after the other."""
+    """Outcome of the first difference of *future*, seed by seed."""
     one, run = future.decides[0], future.runs.get(seed=1)
     future.runs.exclude(seed=1).delete()
     for seed, value in enumerate(waiting, 1):
@@ -82,7 +82,7 @@ def effects_are(future, *waiting: float) -> None:
         ((-5.0, -6.0, -5.5), "\N{MINUS SIGN}5.5 ±1.2 waiting within 15 min, over 3 seeds"),
         ((-9.0, 4.0, 5.0), ""),  # chance: one seed against the others
         ((-5.0, 0.0, 0.0), ""),  # in one seed alone
-        ((-0.1, -0.1, -0.1), ""),  # nothing that anybody would see
+        ((-0.1, -0.1, -0.1), ""),  # nothing visible
     ],
 )
 def test_what_decides_is_named_with_its_effect_over_all_seeds(ran, waiting, effect):

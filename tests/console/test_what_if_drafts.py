@@ -1,4 +1,4 @@
-"""Drafts of the what-if form: kept with what is wrong in them, opened again, run and deleted."""
+"""Drafts of the what-if form: kept with their errors, reopened, run and deleted."""
 
 import pytest
 from django.urls import reverse
@@ -22,7 +22,7 @@ def begun(monkeypatch):
 
 @pytest.fixture
 def kept(client, operator):
-    """(its row, the address that it is opened at)."""
+    """Return (its row, the address that opens it)."""
     client.force_login(operator)
     address = client.post(NEW, FORM | {"keep": "1"})["Location"]
     return WhatIf.objects.get(), address
@@ -57,7 +57,7 @@ def test_run_it_is_a_draft_no_more(client, kept):
     assert answer["Location"] == reverse("console:what-if", args=[row.pk])
     row.refresh_from_db()
     assert (WhatIf.objects.count(), row.state, row.start["kind"]) == (1, WhatIfState.QUEUED, "synthetic")
-    client.post(NEW, FORM | {"draft": row.pk})  # what has run is not changed
+    client.post(NEW, FORM | {"draft": row.pk})  # a what-if that has run is not changed
     assert WhatIf.objects.count() == 2
 
 

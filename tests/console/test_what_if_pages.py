@@ -1,4 +1,4 @@
-"""What-if pages: what a form asks for, what it says beside it, the comparison of what ran, and who may do what."""
+"""What-if pages: the form and its notes, the comparison of runs, and permissions."""
 
 import json
 import uuid
@@ -154,7 +154,7 @@ def test_a_spot_price_a_deadline_and_a_daily_swing_are_asked():
 
 
 def test_edits_of_the_fleet_join_a_future():
-    """They are a future of their own, with the policies of a preset if one is chosen, or those of the custom future."""
+    """They are a separate future, with the policies of a preset if one is chosen, or those of the custom future."""
 
     def futures(**fields):
         data = entered(chosen="yes", preset=["qlm"], **fields)
@@ -236,7 +236,7 @@ def test_the_form_says_what_it_asks_for(client, operator, begun):
 
 
 def test_gpus_are_those_that_are_fitted(client, operator, make_instance, monkeypatch):
-    """Not as many as bounds allow."""
+    """Fewer than the bounds allow."""
     place = make_instance().deployment
     place.max_instances = 60
     place.save()
@@ -338,7 +338,7 @@ def test_a_hidden_future_is_in_no_chart_and_no_table(client, operator):
     assert 'value="C" aria-label="C Preserve" checked' in text
     assert "what-if-over-C" in text
     assert "what-if-over-B" not in text
-    assert "hide=" not in text.partition("<tbody>")[2].partition("</tbody>")[0]  # C is the last one beside A
+    assert "hide=" not in text.partition("<tbody>")[2].partition("</tbody>")[0]  # C is the last one next to A
     asked = f"/console/api/what-if-charts/{row.pk}?charts=what-if-cost,what-if-over-B&hide=B"
     charts = json.loads(client.get(asked).content)["charts"]
     assert set(charts) == {"what-if-cost"}

@@ -1,4 +1,4 @@
-"""A what-if from an uploaded trace: on a fleet of two models the form says what the trace does not, and runs to its end."""
+"""A what-if from an uploaded trace on two models: the form names what the trace lacks, and it runs to its end."""
 
 import pytest
 from django.core.exceptions import ValidationError

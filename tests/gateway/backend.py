@@ -1,4 +1,4 @@
-"""A scripted stand-in for one vLLM server: answers by its script, and remembers what it was asked."""
+"""Scripted stand-in for one vLLM server; it records its requests."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ ENGINE_DEAD = {  # vLLM 0.32's EngineDeadError, in a body or in a stream
 
 @dataclass
 class Script:
-    """How the backend answers; tests change it as they go."""
+    """Script of the backend's answers; tests change it at run time."""
 
     tokens: int = 3
     token_s: float = 0.0
@@ -24,21 +24,22 @@ class Script:
     lingers_s: float = 0.0  # between a stream's last event and its end
     status: int = 200
     die: str = ""
-    """"at_once": close without a byte; "midway": after the first token; "last": behind the last event, before
-    the answer's end; "engine": as vLLM says it; "quietly": the answer ends well after a token, without
-    a last event. Whatever it says, a body with "kill" ends the "server" or the "engine"."""
+    """"at_once": close without a byte; "midway": after the first token; "last": after the last event, before the
+    answer's end; "engine": with vLLM's engine error; "quietly": end normally after a token, without a last
+    event. In any case, a body with "kill" ends the "server" or the "engine".
+    """
     choices: int = 1
     fingerprint: str = ""  # as vLLM's: on the last events of the choices, or on the closing usage
     metrics: bool = True
     metrics_status: int = 200
-    metrics_s: float = 0.0  # that /metrics takes
+    metrics_s: float = 0.0  # delay of /metrics
     health: bool = True  # /health is answered; with *metrics* alone, as vLLM's are by one loop
     retry_after: str = ""  # the header of an answer other than 200
-    running: int | None = None  # as /metrics says, whatever runs
-    models: tuple[str, ...] | None = ("m",)  # as /v1/models says; None: there is no such page, nor /version
+    running: int | None = None  # reported by /metrics, independent of what runs
+    models: tuple[str, ...] | None = ("m",)  # reported by /v1/models; None: no such page, nor /version
     kv_cache_tokens: int = 100_000
     hold: asyncio.Event | None = None  # answers wait for it
-    plays: list[bytes] = field(default_factory=list)  # instead of any answer: pieces as they go out, then the end
+    plays: list[bytes] = field(default_factory=list)  # instead of any answer: raw pieces, then the end
     piece_s: float = 0.0
 
 
@@ -53,7 +54,7 @@ class Backend:
     prefilled: int = 0  # prompt tokens since its start, as vLLM counts them
     generated: int = 0  # output tokens, while answers are made
     aborted: int = 0
-    killed: bool = False  # its engine
+    killed: bool = False  # engine is dead
     ended: asyncio.Task | None = None
     url: str = ""
     _runner: web.AppRunner | None = None
@@ -200,7 +201,7 @@ class Backend:
         return response
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:
-        """A stream of the Responses API; "opened" as `die`: the server is lost before its engine began."""
+        """Stream a Responses answer; "opened" as `die`: the server is lost before its engine began."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
 

@@ -56,7 +56,7 @@ class ServedGateway:
         return await database_sync_to_async(lambda: Instance.objects.get(name=name))()
 
     async def becomes(self, state: str, index: int = 0, within_s: float = 20.0) -> bool:
-        """Whether the row of an instance comes to have *state*: on a busy machine it may miss heartbeats in between."""
+        """Whether the row of an instance reaches *state*; a busy machine may miss heartbeats on the way."""
         end_s = time.monotonic() + within_s
         while (await self.instance(index)).state != state:
             if time.monotonic() > end_s:
@@ -70,9 +70,10 @@ _warm_up = cache(global_scheduler.warm_up)
 
 
 def do_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is the same for every gateway, and takes a tenth of a second, is done once in a process.
+    """Do the shared setup of every gateway, which takes a tenth of a second, once per process.
 
-    Length models answer in line, however busy the machine is: how fast one is measured in tests/lengths/test_subprocess.py.
+    Length models answer in process, independent of the machine's load; their speed is tested in
+    tests/lengths/test_subprocess.py.
     """
     if answering.load is _load:
         monkeypatch.setattr(answering, "load", lambda kind, file: _load(kind, file) if file else _bundled())
@@ -104,7 +105,7 @@ async def serving(gateway: Gateway):
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None
     with pytest.MonkeyPatch.context() as patch:
-        # Half a second in a process as large as pytest's, for every gateway; and what tests/conftest.py has frozen stays so.
+        # Half a second per gateway in a process as large as pytest's; keeps what tests/conftest.py froze.
         for name in ("collect", "freeze", "unfreeze", "set_threshold"):
             patch.setattr(gc, name, lambda *_: None)
         task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,4 +1,4 @@
-"""What instances say, in forms that no vLLM should send and some did: what tenants get of it, and what is written down."""
+"""Malformed instance answers: the tenant's response, and the record."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def plays(served, *pieces: bytes, piece_s: float = 0.0) -> None:
 
 
 async def nothing_is_left(served, caplog) -> None:
-    """No slot is taken, no load is noted, and no exception was logged."""
+    """Assert that no slot is taken, no load is noted, and no exception was logged."""
     gateway = served.gateway
     (row, *_) = await served.rows()
     await until(lambda: not gateway.limits.concurrent(row.tenant_id))
@@ -163,7 +163,7 @@ async def test_a_stream_that_goes_wrong_says_so_behind_what_was_right(served, ca
     ],
 )
 async def test_an_answer_that_was_broken_off_is_not_done(served, caplog, events, choices):
-    """By an end that looks like one, in vLLM's own words, or before all choices have ended."""
+    """By a false end, by vLLM's own error, or before all choices have ended."""
     plays(served, stream(*events))
     async with await served.chat(stream=True, n=choices) as response:
         assert "upstream_interrupted" in await response.text()
@@ -194,7 +194,7 @@ BAD = {"message": "too long", "type": "BadRequestError", "param": None, "code": 
 )
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_an_error_about_the_call_is_the_tenant_s_in_openai_s_shape(served, caplog, said, code, streamed):
-    """Whatever form it has, and though the status said that all is well."""
+    """In any form, and despite a status of success."""
     for begun in (False, True) if streamed else (False,):
         plays(
             served,
@@ -276,14 +276,14 @@ async def test_python_s_own_json_is_read_as_every_client_reads_it(served):
     assert (row.prompt_tokens, row.output_tokens) == (7, 3)
 
 
-# The usage that nobody asked for
+# Usage that was not requested
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"continuous_usage_stats": True}, {"continuous_usage_stats": True, "include_usage": False}]
 )
 async def test_no_event_has_a_usage_that_nobody_asked_for(served, options):
-    """Of a server that gives it with each event, or with the last that has a choice."""
+    """From a server that sends it with each event, or with the last one that has a choice."""
     plays(served, stream(*(event | {"usage": USAGE} for event in TOKENS), DONE))
     async with await served.chat(stream=True, stream_options=options) as response:
         events = [
@@ -403,7 +403,7 @@ def quick_pings(monkeypatch):
 
 @pytest.mark.parametrize("headers_first", [True, False])
 async def test_a_stream_whose_first_token_is_late_is_never_silent(served, quick_pings, headers_first):
-    """Status, headers and comment lines go out though its instance says nothing, and go on between tokens."""
+    """Status, headers and comment lines are sent while the instance is silent, and continue between tokens."""
     answer = stream(*TOKENS, DONE)
     cuts = (answer.index(b"\r\n\r\n") + 4, answer.index(b"data: ", answer.index(b'"a"')))
     pieces = [answer[: cuts[0]], answer[cuts[0] : cuts[1]], answer[cuts[1] :]]
@@ -435,7 +435,7 @@ async def test_a_stream_that_speaks_has_no_pings(served, quick_pings):
 
 
 async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_over(served, monkeypatch):
-    """And is not begun anew where it takes longer: elsewhere it would take as long."""
+    """A slow answer is not retried: elsewhere it would take as long."""
     monkeypatch.setattr(served.gateway.upstream, "silence_s", 0.1)
     served.backends[0].script.first_token_s = 0.5
     async with await served.chat(stream=True) as response:
@@ -444,7 +444,7 @@ async def test_a_first_token_may_take_as_long_as_its_prompt_takes_many_times_ove
     monkeypatch.setattr(placement, "prefill_s", lambda fleet, instance, tokens: tokens * 0.02)
 
     def limit() -> None:
-        topology = served.gateway.topology  # which reads its settings anew
+        topology = served.gateway.topology  # which reads its settings again
         topology.tuned = topology.tuned.model_copy(update={"FIRST_TOKEN_S": 0.01, "FIRST_TOKEN_FACTOR": 1.0})
 
     limit()
@@ -481,7 +481,7 @@ async def test_what_is_no_token_does_not_prolong_the_wait_for_one(served, quick_
 
 @pytest.mark.parametrize("begun", [True, False])
 async def test_an_sdk_sees_an_error_of_a_stream_of_responses(served, begun):
-    """With a name, a type and the next number, as the API has it, and in the form by which its SDKs raise."""
+    """With a name, a type and the next number, as the API has it, and in the form that its SDKs raise."""
     item = {"id": "i", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
     opened = {"id": "r", "object": "response", "created_at": 1, "model": "m", "output": [], "status": "in_progress"}
     of_part = {"item_id": "i", "output_index": 0, "content_index": 0}

@@ -1,4 +1,4 @@
-"""The gateway refuses nothing that vLLM takes: fields as its models read them, JSON as its parser does, images."""
+"""The gateway accepts everything that vLLM does: fields as its models read them, JSON as its parser does, images."""
 
 import io
 import json
@@ -112,7 +112,7 @@ READ = (
     cut=st.integers(0, 5),
 )
 def test_any_body_is_read_or_refused_in_words(kind, said, fields, cut):
-    """Whatever comes: an error of ours with 400, or a body that an instance can be sent and whose prompt can be read."""
+    """Any body gives a 400 of ours, or a body that an instance can be sent and whose prompt can be read."""
     raw = json.dumps({"model": "m"} | said | fields).encode("utf-8", "surrogatepass")
     try:
         call = parse(raw[: len(raw) - cut], kind, max_depth=32, most_bytes=10_000)

@@ -1,4 +1,4 @@
-"""What clients of OpenAI and vLLM ask for beside completions: health, versions, paths that are not here, other origins."""
+"""Other requests of OpenAI and vLLM clients: health, versions, unknown paths, other origins."""
 
 import pytest
 from django.conf import settings

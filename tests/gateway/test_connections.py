@@ -45,7 +45,7 @@ class Server:
 
 @asynccontextmanager
 async def connected(answer, connect_s=5.0):
-    """(connections, origin, server) where *answer* is what the server does, or its bytes."""
+    """Yield (connections, origin, server) for a server that does *answer*, or sends its bytes."""
     if isinstance(answer, bytes):
         data = answer
 
@@ -107,7 +107,7 @@ def test_every_way_to_end_an_answer(run):
             (CHUNKED + b"5\r\nhello\r\n0\r\n\r\n", True),
             (b"HTTP/1.1 100 Continue\r\n\r\n" + WHOLE, True),
             (WHOLE.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n"), False),
-            (WHOLE + WHOLE, False),  # an answer that nobody asked for belongs to no request
+            (WHOLE + WHOLE, False),  # an unsolicited answer belongs to no request
         ):
             async with connected(answer) as (connections, origin, _):
                 assert await body_of(connections, origin) == (200, b"hello")
@@ -163,7 +163,7 @@ def test_silence_ends_a_stream_but_not_while_nobody_takes(run):
                 connection.check()
             assert taken == [b"a", b"b"]
             assert asyncio.get_running_loop().time() - began_s > 0.2
-            connections.put_back(connection)  # an answer that is not whole is aborted
+            connections.put_back(connection)  # an incomplete answer is aborted
             await until(lambda: connection not in connections._origins)
             assert not origin.idle
 
@@ -189,7 +189,7 @@ def test_nothing_is_read_while_nothing_is_taken(run):
             await asyncio.sleep(0.5)
             before = sent
             await asyncio.sleep(0.3)
-            assert sent == before < 1000  # what the sockets hold
+            assert sent == before < 1000  # size of the socket buffers
             connections.put_back(connection)
 
     run(test())
@@ -222,7 +222,7 @@ def test_connecting_fails_in_time(run):
             await asyncio.sleep(0)
             with pytest.raises(AnswerCutOff):
                 await ask(connection)
-        with pytest.raises(OSError):  # nobody listens there any more
+        with pytest.raises(OSError):  # nobody listens there now
             await connections.get(origin)
         with socket.socket() as full:  # nobody accepts, and no more than one may wait for it
             full.bind(("127.0.0.1", 0))

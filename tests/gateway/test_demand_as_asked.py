@@ -1,4 +1,4 @@
-"""What the ledger and the minute rows say of demand: whose it was, and what of it the fleet did not serve."""
+"""Demand in the ledger and the minute rows: its origin, and the unserved part."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from tests.gateway.conftest import ServedGateway, until
 
 
 def asked_in(region: str) -> tuple[float, float]:
-    """Prompt and output tokens that callers in *region* asked for in the one window of the test."""
+    """Return prompt and output tokens requested in *region* in the one window of the test."""
     minutes = MinuteRow.objects.order_by("minute")
     series = demand.read(minutes[0].minute, minutes.reverse()[0].minute + demand.LAG * 2, 60)
     prompt, output = (
@@ -47,7 +47,7 @@ async def test_demand_is_where_the_caller_is(served):
     rows = await rows_by_id(served)
     assert (rows["w0"].region, rows["w0"].caller_region, rows["w0"].own_region) == ("west", "west", "")
     assert (rows["w3"].region, rows["w3"].caller_region) == ("east", "west")
-    assert rows["m"].caller_region == "east"  # the endpoint that it would have first
+    assert rows["m"].caller_region == "east"  # its preferred endpoint
     assert not any(row.unserved for row in rows.values())
     prompt, output = rows["w0"].prompt_tokens, rows["w0"].output_tokens
     assert await database_sync_to_async(asked_in)("west") == (4 * prompt, 4 * output)
@@ -139,7 +139,7 @@ async def test_retries_of_a_refused_request_are_demand_once(served):
     for retry in range(2):
         assert (await attempt(served, f"refused{retry}", retry)).status == 429
     assert (await attempt(served, "new", 0)).status == 429  # the same body, and no retry
-    assert (await attempt(served, "unknown", 1, max_tokens=7)).status == 429  # its first attempt never came here
+    assert (await attempt(served, "unknown", 1, max_tokens=7)).status == 429  # its first attempt never arrived here
     backend.script.hold.set()
     assert [(await task).status for task in (running, waiting)] == [200, 200]
     assert (await attempt(served, "served", 2)).status == 200

@@ -1,4 +1,4 @@
-"""An engine that dies below its API server: what tenants see, and what becomes of the instance."""
+"""Death of an engine below its API server: the tenants' view, and the instance's state."""
 
 import json
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.parametrize("gateway_options", [{"regions": ["east", "e
 
 
 async def break_first(served, tokens: int = 3) -> None:
-    """Let the engine of the first instance be dead; its heartbeats go on, as those of vLLM do for seconds."""
+    """Kill the engine of the first instance; its heartbeats continue, as those of vLLM do for seconds."""
     script = served.backends[0].script
     script.die, script.tokens = "engine", tokens
 
@@ -33,7 +33,7 @@ async def test_before_the_first_byte_another_instance_answers(served, stream):
     rows = await served.rows()
     assert {row.outcome for row in rows} == {"done"}
     tried = [row for row in rows if row.attempts == 2]
-    assert len(tried) == 1  # the instance is given nothing after that
+    assert len(tried) == 1  # the instance gets no requests after that
     assert "its engine died" in tried[0].trace[0]["lost"]
 
 
@@ -49,7 +49,7 @@ async def test_the_instance_fails_at_once_though_it_answers_heartbeats(served):
     await until(lambda: served.backends[0].script.metrics and replica.heartbeat_at == seen)
     served.backends[0].script.metrics = False  # its server ends
     await until(lambda: not replica.lost)
-    served.backends[0].script.metrics, served.backends[0].script.die = True, ""  # and is started anew
+    served.backends[0].script.metrics, served.backends[0].script.die = True, ""  # and is restarted
     await until(lambda: served.gateway.topology.fleet.accepting.sum() == 2)
     states = [
         after["state"] for (after,) in await of(Event.objects.filter(subject="m-0", kind="instance.moved"), "after")
@@ -115,7 +115,7 @@ async def test_a_stream_is_the_instances_own_but_for_the_usage(served, choices):
 
 
 async def test_a_server_that_follows_at_an_address_does_not_get_the_fingerprint_of_the_one_before(served):
-    """With several choices the first to end is stamped from what the server sent last; a new server has sent nothing."""
+    """With several choices the first to end is stamped from the server's last data; a new server has sent none."""
     backend = served.backends[0]
     backend.script.fingerprint, backend.script.choices = "the-one-before", 2
     await database_sync_to_async(Instance.objects.exclude(name=backend.name).update)(state="stopped")

@@ -1,4 +1,4 @@
-"""Requests that are evicted from emulated instances come back and go on: nothing is lost, and nothing comes twice."""
+"""Requests evicted from emulated instances resume without losing or repeating tokens."""
 
 import asyncio
 import json
@@ -57,7 +57,7 @@ def text_of(events: list[dict]) -> str:
 
 
 def shape(event: dict) -> tuple:
-    """What there is in an event but for its words, its time and its id."""
+    """Return an event without its text, time and id."""
     choice = event["choices"][0] if event["choices"] else {}
     return tuple(event), tuple(choice), tuple(choice.get("delta", ())), choice.get("finish_reason"), event.get("usage")
 
@@ -68,7 +68,7 @@ def request_of(served):
 
 
 async def evict_when(served, tokens: int) -> int:
-    """Evict the one request there is once it has *tokens*, and wait until it is gone on with; tokens to compute again."""
+    """Evict the only request once it has *tokens*, and wait until it resumes; return the tokens to compute again."""
     dispatcher = served.gateway.dispatcher
     await until(lambda: request_of(served).output_tokens + request_of(served).kept_tokens >= tokens)
     request = request_of(served)
@@ -118,7 +118,7 @@ async def test_an_evicted_stream_is_the_one_that_was_not_evicted(served, path, u
 
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 async def test_an_evicted_answer_is_the_one_that_was_not_evicted(served, path):
-    """Its tenant does not stream it, its instances do: it goes on where it was, and is put together from both."""
+    """Its tenant does not stream it, its instances do: it resumes in place and is assembled from both."""
     whole = await (await ask(served, path)).json()
     asking = asyncio.create_task(ask(served, path))
     await until(lambda: served.gateway.dispatcher._requests)

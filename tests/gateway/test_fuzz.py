@@ -1,7 +1,7 @@
-"""Requests and answers that nobody would send, by the thousand, through a served gateway: each is answered and counted.
+"""Fuzzing of a served gateway with thousands of malformed requests and answers: each is answered and counted.
 
-`make test` draws a hundred, the night ten thousand, half of them with streams that are kept for an eviction:
-`pytest -s --hypothesis-profile night` of this file. What fails is printed as the bytes that were sent and played.
+`make test` draws a hundred, the night ten thousand, half of them with streams that are kept for an eviction: `pytest -s
+--hypothesis-profile night` of this file. A failure is printed as the bytes sent and played.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ REMOVED = object()
 
 
 def changed(value, changes):
-    """*value* with each (path, new value) put in, where there is such a place."""
+    """Return *value* with each (path, new value) set, where the path exists."""
     value = json.loads(json.dumps(value))
     for path, new in changes:
         if not path:
@@ -95,7 +95,7 @@ def encoded(value) -> bytes:
 
 
 def json_of(value, paths, edits):
-    """*value* as JSON, as it is in one of two cases."""
+    """Return *value* as JSON, unchanged in one of two cases."""
     return st.just(encoded(value)) | changes(paths, edits).map(lambda made: encoded(changed(value, made)))
 
 
@@ -134,7 +134,7 @@ STATUSES = st.sampled_from(
 
 @st.composite
 def played(draw, streamed: bool) -> list[bytes]:
-    """The bytes of an answer, as they are cut."""
+    """Bytes of an answer, and its chunks."""
     body, framing = (
         draw(BODIES[streamed]),
         draw(st.sampled_from(["close", "close", "length", "chunked", "chunked", "wrong", "bytes"])),
@@ -185,7 +185,7 @@ def sent(draw, streamed: bool) -> tuple[bytes, bytes]:
 
 @dataclass
 class Instance:
-    """Plays to each request what stands under its id; answers others well."""
+    """Plays each request the answer stored under its id; answers others well."""
 
     plays: dict[str, list[bytes]] = field(default_factory=dict)
     asked: Counter = field(default_factory=Counter)
@@ -215,7 +215,7 @@ class Instance:
 
 @pytest_asyncio.fixture
 async def fuzzed(served, monkeypatch):
-    """The gateway with what it may not do noted: errors in the log, rows by request; its instance never rests."""
+    """The gateway, with errors in the log and rows by request recorded; its instance never rests."""
     instance, gateway = Instance(), served.gateway
     server = await asyncio.start_server(instance.serve, "127.0.0.1", 0, limit=2**20)
     address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"

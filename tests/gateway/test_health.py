@@ -1,4 +1,4 @@
-"""Health by what an instance does: what fails it, what makes it rest, and what a request that ends engines may do."""
+"""Health of instances by their behaviour: failures, rests, and requests that end engines."""
 
 import asyncio
 import math
@@ -67,7 +67,7 @@ async def test_one_call_of_an_sdk_ends_two_engines_at_most(served, kind):
 @SIX
 @pytest.mark.parametrize("kind", ["engine", "server"])
 async def test_who_ran_beside_it_is_served(served, kind):
-    """An engine that ends takes all that runs there along: only the one that ends a second one alone is refused."""
+    """A dying engine ends all its requests: only one that ends a second engine alone is refused."""
     for backend in served.backends:
         backend.script.first_token_s = 0.3
     bodies = [{"messages": [{"role": "user", "content": f"innocent {number}"}]} for number in range(18)]
@@ -84,7 +84,7 @@ async def test_who_ran_beside_it_is_served(served, kind):
 
 @TWO
 async def test_a_network_that_is_away_quarantines_nobody(served):
-    """Connections break, but the servers behind them go on: nothing ended."""
+    """Connections break, but the servers behind them keep running: nothing ended."""
     for backend in served.backends:
         backend.script.die = "at_once"
     for _ in range(3):
@@ -133,7 +133,7 @@ async def test_silence_on_both_fails_it(served, monkeypatch):
 
 @TWO
 async def test_one_that_stands_still_with_work_takes_nothing_more_and_its_requests_move(served):
-    """C16: requests accepted, running reported, the counters still: never noticed."""
+    """C16: requests accepted, running reported, counters frozen: never noticed."""
     await tune(served, "WEDGED_S", 0.8)
     wedged = served.backends[0]
     wedged.script.hold = asyncio.Event()
@@ -204,7 +204,7 @@ async def test_refusals_of_a_tenants_making_rest_nobody(served, status):
 
 @TWO
 async def test_a_request_that_fails_everywhere_rests_nobody(served):
-    """A tenant's own request may make every server answer 500: that is no instance's fault."""
+    """A tenant's own request may get 500 from every server: that is no instance's fault."""
     for backend in served.backends:
         backend.script.status = 500
     for _ in range(5):
@@ -253,7 +253,7 @@ async def test_what_is_registered_is_checked_to_be_it(served):
 @ONE
 async def test_what_is_no_vllm_server_says_so_on_its_page(served):
     backend = served.backends[0]
-    backend.script.models, backend.script.metrics_status = None, 404  # it is well, by its /health, but no vLLM
+    backend.script.models, backend.script.metrics_status = None, 404  # healthy by its /health, but no vLLM
     replica_of(served).metrics = None
     await database_sync_to_async(Instance.objects.update)(state="loading")
     assert await served.becomes("failed")
@@ -272,12 +272,12 @@ async def test_what_is_no_vllm_server_says_so_on_its_page(served):
 @ONE
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_broken_idle_connection_is_a_broken_connection(served, stream):
-    """C20: the server closed an idle connection just as a request went out on it, and that counted as an attempt."""
+    """C20: the server closed an idle connection just as a request was sent on it, and that counted as an attempt."""
     idle_s = 0.3
     backend_port = int(served.backends[0].url.rsplit(":", 1)[1])
 
     async def forward(reader, writer):
-        """Until nothing came for a while: then it reads what comes next, and closes."""
+        """Wait until no data has come for a while, then read the next and close."""
         from_backend, to_backend = await asyncio.open_connection("127.0.0.1", backend_port)
 
         async def answer():

@@ -1,4 +1,4 @@
-"""What happens to ledger rows when the database does not do its part."""
+"""Ledger rows when the database fails."""
 
 import asyncio
 
@@ -136,7 +136,7 @@ async def test_memory_is_bounded_and_says_what_it_gave_up(entries, tmp_path, mon
 
 
 async def killed(entries, folder) -> None:
-    """A process that ends before it has written *entries*: its locks go with it, its files stay."""
+    """A process that ended before writing *entries*: its locks are gone, its files stay."""
     ledger = Ledger(10, folder)
     for entry in entries:
         ledger.add(entry)

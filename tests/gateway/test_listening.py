@@ -1,4 +1,4 @@
-"""Many clients that connect at once are accepted within few iterations of the loop; an answer takes few system calls."""
+"""Many concurrent connections are accepted within few loop iterations; an answer takes few system calls."""
 
 import asyncio
 import gc
@@ -32,7 +32,7 @@ def greeted(clients: list[socket.socket]) -> int:
 
 
 async def iterations_until_accepted() -> int:
-    """Iterations of the loop until each of `CLIENTS`, all connected before the first iteration, has been accepted."""
+    """Return the loop iterations until each of `CLIENTS`, all connected beforehand, is accepted."""
     loop, accepted = asyncio.get_running_loop(), []
 
     def accept():
@@ -61,14 +61,17 @@ def test_connections_are_accepted_many_at_a_time():
 
 
 def test_what_the_loop_does_without_it():
-    """When this fails, libuv accepts more than one connection an iteration again and `controlplane.listening` can go."""
+    """When this fails, libuv accepts more than one connection per iteration again and `controlplane.listening` can
+    go.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         assert runner.run(iterations_until_accepted()) >= CLIENTS
 
 
 async def written_of(answer, *, method=b"POST", before=b"", times=1) -> list[bytes]:
-    """What one request has written to its transport, one by one, where *answer* is the ASGI application; or *times* of it,
-    one after the other."""
+    """Return the transport writes of one request to the ASGI application *answer*, or of *times* requests in
+    sequence.
+    """
     writes: list[bytes] = []
 
     class Recorder(asyncio.Transport):
@@ -109,7 +112,7 @@ async def test_the_head_goes_out_with_the_body():
 
 @pytest.mark.parametrize(("method", "status"), [(b"HEAD", 200), (b"POST", 204), (b"GET", 304)])
 async def test_an_answer_without_a_body_has_its_head(method, status):
-    """As a load balancer asks for `/healthz`: without a body there is nothing that the head could wait for."""
+    """As a load balancer's `/healthz`: without a body the head has nothing to wait for."""
 
     async def answer(scope, receive, send):
         await send({"type": "http.response.start", "status": status, "headers": []})
@@ -191,7 +194,7 @@ async def test_an_application_that_fails_after_its_head():
 
 
 async def test_another_server_is_sent_messages():
-    """One that does not offer the extension: what is written now is held until it can be awaited."""
+    """Without the extension, writes are held until they can be awaited."""
     sent = []
 
     async def send(message):
@@ -246,7 +249,7 @@ async def test_what_uvicorn_has_more_to_do_for_is_left_to_it(method, before, hea
 
 @pytest.mark.parametrize("method", [b"POST", b"HEAD"])
 async def test_a_request_that_was_answered_is_freed_at_once(method):
-    """Not by the garbage collector, which would have a dozen objects of each to walk, and all that waits beside."""
+    """Not by the garbage collector, which would have to walk a dozen objects for each, and everything else waiting."""
     cycles = []
 
     async def answer(scope, receive, send):

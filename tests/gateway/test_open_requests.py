@@ -1,4 +1,4 @@
-"""The gateway's end of the port: the records that it submits, and what it makes of those that come back."""
+"""The gateway's end of the port: records that it submits, and its handling of those that return."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ from controlplane.gateway.serving.prefixes import BLOCK_IDS, leading_hashes
 
 
 class GatewaySide:
-    """Requests with nobody behind them: *records* are what a dispatcher would get."""
+    """Requests without a client: *records* is the dispatcher's input."""
 
     def __init__(self):
         self.records = []

@@ -1,4 +1,4 @@
-"""The gateway's parts by themselves."""
+"""Unit tests of the gateway's parts."""
 
 import asyncio
 import math
@@ -187,7 +187,7 @@ async def test_pace_lets_a_few_begin_in_each_iteration_and_all_in_order():
 
 
 class Withholding(Withheld):
-    """What the tenant gets of pieces of a stream."""
+    """Return the tenant's pieces of a stream."""
 
     def __init__(self, choices: int, fingerprint: str) -> None:
         super().__init__(choices, fingerprint)
@@ -202,7 +202,9 @@ class Withholding(Withheld):
 
 
 class TestWithheld:
-    """What a tenant who asked for no usage gets: the bytes that vLLM would have sent without that wish of ours."""
+    """Return a stream for a tenant who asked for no usage: the bytes that vLLM would have sent without our request
+    for it.
+    """
 
     TOKEN = b'data: {"id":"a","choices":[{"index":0,"text":"t","finish_reason":null}]}\n\n'
     END = b'data: {"id":"a","choices":[{"index":0,"text":"t","finish_reason":"stop"}]'

@@ -1,4 +1,4 @@
-"""Streams from an instance to the tenant: chunks that pass as they came, and the same bytes and counts however they come."""
+"""Streams from an instance to the tenant: chunks pass unchanged; bytes and counts do not depend on chunking."""
 
 import asyncio
 import json
@@ -76,7 +76,7 @@ class Passage:
 
     @property
     def body(self) -> bytes:
-        """What the tenant got or will get."""
+        """Data that the tenant got or will get."""
         body, left = b"", b"".join(self.written)
         while left:
             size, _, left = left.partition(b"\r\n")
@@ -191,7 +191,7 @@ TOKENS = st.builds(token, TEXTS) | st.builds(
     st.integers(1, 3),
 )
 def test_the_same_bytes_and_counts_however_it_comes(tokens, include_usage, sequences, cuts, together):
-    """Beside a stream whose every byte is parsed."""
+    """Compared with a stream whose every byte is parsed."""
     events = [*tokens, USAGE, DONE]
     chunks = [framed(b"".join(events[at : at + together])) for at in range(0, len(events), together)]
     data, reads = b"".join(chunks), []

@@ -1,4 +1,4 @@
-"""Hashes of how a prompt begins: what is equal, what is not, and that no prompt costs more than the bound."""
+"""Hashes of prompt prefixes: equality, difference, and the bound on a prompt's cost."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def test_no_prompt_costs_more_than_the_bound():
 
 
 def test_two_interpreters_agree():
-    """Records with hashes cross processes, and Python's own `hash` is another one in each."""
+    """Records with hashes cross processes, and Python's own `hash` differs in each."""
     program = (
         "import json; from controlplane.gateway.serving.prefixes import leading_hashes\n"
         "from tests.gateway.test_prefixes import BODIES, hashes\n"

@@ -1,4 +1,4 @@
-"""Faults that people met with other gateways, on ours: ids, slots, cut connections, large answers, fields of others."""
+"""Faults reported for other gateways, on ours: ids, slots, cut connections, large answers, foreign fields."""
 
 import asyncio
 import json
@@ -99,7 +99,7 @@ async def test_details_of_usage_are_passed_on(served, streamed):
 
 
 async def test_what_only_an_instance_knows_reaches_it_as_it_was_sent(served):
-    """C23, C64, C73: parts of messages, tools and structured outputs of other times and clients."""
+    """C23, C64, C73: message parts, tools and structured outputs of other periods and clients."""
     thought = [{"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "text", "text": "a"}]
     more = {
         "messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": thought}],

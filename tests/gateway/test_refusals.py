@@ -1,4 +1,4 @@
-"""What is kept of an instance's error: its words, and nothing of what the request said. And who reads which of them."""
+"""What is kept of an instance's error and who may read it: its message, without the request's content."""
 
 import orjson
 import pytest
@@ -28,7 +28,7 @@ def test_words_of_the_instance_are_kept():
 @pytest.mark.parametrize(
     "message",
     [
-        # vLLM 0.32, `handlers/validation.py`: the offending value stands under `input`
+        # vLLM 0.32, `handlers/validation.py`: the offending value is under `input`
         "[{'type': 'literal_error', 'loc': ('body', 'messages', 0), 'msg': 'bad', 'input': {'content': 'SECRET'}}]",
         "1 validation error for Request messages.0 [type=missing, input_value={'content': 'SECRET'}, input_type=dict]",
         "Invalid template: unexpected SECRET at position 3",
@@ -43,7 +43,7 @@ def test_the_request_is_not_quoted(message, secret):
     kept = message_of(openai(message.replace("SECRET", secret)), chat(secret))
     for word in ("hunter2", "password", "mother", "Lovelace", "geheim"):
         assert word not in kept
-    assert kept.split(LEFT_OUT)[0].strip()  # what it is about is still there
+    assert kept.split(LEFT_OUT)[0].strip()  # its subject is still there
 
 
 def test_escaped_and_cut_quotations_are_found_too():
@@ -63,7 +63,7 @@ def test_texts_are_found_wherever_they_stand():
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_instances_said_is_in_the_trace_and_not_in_the_answer(served, stream):
-    """The caller learns that it failed; which instance it was, and what it said, is for the fleet's people."""
+    """The caller learns that it failed; the instance and its message are only for operators."""
     served.backends[0].script.status = 500
     answer = await served.chat(stream=stream)
     error = (await answer.json())["error"]

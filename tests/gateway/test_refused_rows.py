@@ -1,4 +1,4 @@
-"""A ledger row that the database refuses holds up nobody's: it is quarantined, said, mended and added again."""
+"""A ledger row that the database refuses blocks no others: it is quarantined, reported, repaired and added again."""
 
 import asyncio
 import math
@@ -22,7 +22,7 @@ from controlplane.gateway.models import LedgerRow
 from tests.gateway.conftest import until
 from tests.gateway.test_ledger import entries  # noqa: F401
 
-NOBODY = 10**9  # no tenant has this number, which no bound can know
+NOBODY = 10**9  # no tenant has this number, and no bound can catch it
 
 
 def request_ids() -> list[str]:
@@ -88,7 +88,7 @@ NUMBERS = st.one_of(st.integers(), st.integers(2**31 - 2, 2**70), st.floats(allo
 
 @st.composite
 def odd(draw: st.DrawFn) -> dict[str, object]:
-    """Values as an instance or a tenant may have them in a row."""
+    """Values that an instance or a tenant may put into a row."""
     texts = (
         "model",
         "slo_class",
@@ -190,7 +190,7 @@ def command(folder, settings, *arguments: str) -> str:
 
 @pytest.fixture
 def quarantine(entries, tmp_path):  # noqa: F811
-    """Two rows of nobody's, one of them of a class that is too odd to add."""
+    """Two rows without an owner, one of them of a class that cannot be added."""
     rows = [(asdict(bad(entry)), "IntegrityError: no such tenant") for entry in entries[:2]]
     refused.quarantine(tmp_path, rows)
     return tmp_path
@@ -245,13 +245,13 @@ async def test_the_page_and_readyz_say_it(served, empty_quarantine):
 
 @pytest.mark.parametrize("asked", [3_000_000_000, 2**63])
 async def test_a_request_for_more_than_any_column_holds_is_a_row_like_others(served, asked):
-    """It is refused by its tenant's own limit, and stopped the ledger of all tenants once."""
+    """It is refused by its tenant's own limit; it once stopped the ledger of all tenants."""
     await sync_to_async(Tenant.objects.update)(tokens_per_minute=300)
     served.gateway.keys._grants.clear()
     backend = served.backends[0]
     backend.script.hold = asyncio.Event()
     first = asyncio.create_task(served.chat(max_tokens=200, ignore_eos=True))
-    await until(lambda: backend.running == 1)  # about 200 of its 300 tokens are spoken for
+    await until(lambda: backend.running == 1)  # about 200 of its 300 tokens are reserved
     async with await served.chat(max_tokens=asked, ignore_eos=True) as response:
         assert response.status == 429
     backend.script.hold.set()

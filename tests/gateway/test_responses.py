@@ -37,7 +37,7 @@ ASKED = [{"role": "user", "content": "Is it windy in Oslo?"}]
 
 @dataclass
 class Emulated:
-    """What `make_rows` needs of a backend."""
+    """The part of a backend that `make_rows` needs."""
 
     name: str
     url: str
@@ -283,7 +283,7 @@ async def test_the_bytes_of_a_response_are_the_tenant_s_own_with_our_priority(se
     assert [event.splitlines()[0] for event in events[:3]] == [
         "event: response.created", "event: response.in_progress", "event: response.output_item.added",
     ]  # fmt: skip
-    assert len(events) == 3 + 3 + 1 + 1  # opening and item, tokens, completion, and what follows the last blank line
+    assert len(events) == 3 + 3 + 1 + 1  # opening and item, tokens, completion, and the rest after the last blank line
     (row,) = await served.rows()
     assert (row.prompt_tokens, row.output_tokens) == (7, 3)
 
@@ -301,7 +301,7 @@ async def test_a_class_named_as_tier_is_not_for_vllm(served, tier, passed):
 
 @pytest.mark.parametrize("gateway_options", [{"regions": ["east", "east"]}])
 async def test_a_server_lost_before_its_engine_began_is_replaced_unseen(served):
-    """vLLM says `response.created` before its engine has the request: that is no first token, and reaches nobody yet."""
+    """vLLM sends `response.created` before its engine has the request: that is no first token and is held back."""
     for backend in served.backends:
         backend.script.die = "opened"
     request = served.http.post(

@@ -1,5 +1,6 @@
-"""One meaning each: demand, output, load, SLO by class, GPUs and cost are the same on the page, over REST, in the ledger, in
-the gateway's metrics, and as the emulated servers count them."""
+"""Demand, output, load, SLO by class, GPUs and cost agree on the page, over REST, in the ledger, in the gateway's
+metrics, and in the emulated servers' counters.
+"""
 
 import asyncio
 import re
@@ -52,7 +53,7 @@ async def served(transactional_db, emulator, monkeypatch):  # noqa: F811
 
 
 def planned_and_aged() -> None:
-    """A plan that values an instance, and traffic that is old enough to be counted as demand."""
+    """A plan that values an instance, and traffic old enough to count as demand."""
     ScalingPlan.objects.create(
         model=Model.objects.get(),
         strategy="lt_ua",
@@ -64,7 +65,7 @@ def planned_and_aged() -> None:
 
 
 def seen(summary: dict) -> SimpleNamespace:
-    """What each surface says, read in one go."""
+    """Figures of every surface, read at once."""
     now = timezone.now()
     (row,) = model_rows(state_of(summary, 1, Known(), ()), now)
     operations = Tenant.objects.create(

@@ -1,4 +1,4 @@
-"""A request's way through the gateway, against scripted backends."""
+"""A request through the gateway, against scripted backends."""
 
 import asyncio
 
@@ -50,7 +50,7 @@ async def test_priority_follows_the_class_and_only_steps_back(served):
 
 
 async def test_who_leaves_with_the_whole_answer_has_not_gone_away(served):
-    """SDKs close at the last event, which comes a moment before the instance ends the stream."""
+    """SDKs close at the last event, just before the instance ends the stream."""
     served.backends[0].script.lingers_s = 30.0
     response = await served.chat(stream=True)
     while b"[DONE]" not in await response.content.readany():
@@ -85,7 +85,7 @@ async def test_disconnect_while_queued_leaves_the_queue(served):
 )
 @pytest.mark.parametrize("include_usage", at_night_but([True], [False, True]))
 async def test_a_stream_that_breaks_behind_its_last_event_is_done(served, gateway_options, include_usage):
-    """A client that has read `[DONE]` leaves, and may never see how the answer ended."""
+    """A client that has read `[DONE]` leaves, and may never see the end of the answer."""
     served.backends[0].script.die, served.backends[0].script.lingers_s = "last", 0.05
     options = {"stream_options": {"include_usage": include_usage}, "max_tokens": 3}
     async with await served.chat(stream=True, **options) as response:
@@ -182,7 +182,7 @@ async def test_a_tenant_over_its_limit_is_refused_and_written_down(served):
     backend = served.backends[0]
     backend.script.hold = asyncio.Event()
     first = asyncio.create_task(served.chat(max_tokens=200, ignore_eos=True))
-    await until(lambda: backend.running == 1)  # about 200 of its 300 tokens are spoken for
+    await until(lambda: backend.running == 1)  # about 200 of its 300 tokens are reserved
     async with await served.chat(max_tokens=200, ignore_eos=True) as response:
         assert response.status == 429
         assert response.headers["x-should-retry"] == "true"
@@ -223,7 +223,7 @@ async def test_requests_are_held_while_the_model_loads(served):
     await until(lambda: served.gateway.topology.replicas)
     held = asyncio.create_task(served.chat())
     await until(lambda: len(served.gateway.dispatcher.queue) == 1)
-    served.backends[0].script.metrics = True  # it has come up
+    served.backends[0].script.metrics = True  # it has started
     assert (await held).status == 200
     assert (await served.instance()).state == "ready"
 
@@ -280,7 +280,7 @@ async def test_health_endpoints_answer(served):
         assert response.status == 200
     async with served.http.get(f"{served.url}/readyz") as response:
         assert response.status == 200
-        assert (await response.json())["checks"]["redis"] != "ok"  # none runs here, and serving goes on
+        assert (await response.json())["checks"]["redis"] != "ok"  # none runs here, and serving continues
     await served.chat()
     async with served.http.get(f"{served.url}/metrics") as response:
         text = await response.text()
@@ -290,7 +290,7 @@ async def test_health_endpoints_answer(served):
 
 
 async def test_the_instances_own_token_is_sent_and_its_refusal_is_not_the_tenants(served):
-    """A server that asks for a token gets that of its deployment; the tenant's key never reaches it."""
+    """A server that requires a token gets its deployment's; the tenant's key never reaches it."""
     async with open_sdk(served, max_retries=0) as client:
         await client.completions.create(model="m", prompt="hello")
         assert "Authorization" not in served.backends[0].headers[-1]

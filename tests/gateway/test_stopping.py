@@ -1,4 +1,4 @@
-"""An instance that is being stopped goes silent before it is gone: that is no failure."""
+"""An instance that is being stopped falls silent before it exits: that is no failure."""
 
 import asyncio
 
@@ -57,7 +57,7 @@ async def test_a_stop_that_has_not_begun_excuses_nothing(served):
 
 
 async def test_a_notification_in_the_moment_of_stopping_holds_nothing(served):
-    """asyncio.wait_for of Python 3.11 swallows a cancellation that comes together with what it waits for."""
+    """asyncio.wait_for of Python 3.11 swallows a cancellation that coincides with the awaited result."""
     for steps in range(6):
         loop = asyncio.create_task(served.gateway._keep_inventory())
         await asyncio.sleep(0)

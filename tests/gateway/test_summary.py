@@ -1,4 +1,4 @@
-"""The live summary: tokens a second as instances count them, use of instances, and of how many requests the SLO speaks."""
+"""The live summary: tokens a second as instances count them, use of instances, and the requests that the SLO covers."""
 
 import asyncio
 import time
@@ -9,7 +9,7 @@ from tests.gateway.conftest import until
 
 
 def tables(served) -> tuple[dict, dict, dict]:
-    """The fleet's tile, and the first instance and endpoint, of a summary made now."""
+    """Return the fleet's tile, and the first instance and endpoint, of a new summary."""
     summary = served.gateway.publisher.summary.snapshot()
     first = [{name: values[0] for name, values in summary[table].items()} for table in ("instances", "endpoints")]
     return summary["fleet"], *first
@@ -38,7 +38,7 @@ async def test_tokens_count_while_an_answer_is_made(served):
     assert endpoint["output_tokens_per_s"] == fleet["output_tokens_per_s"] == instance["output_tokens_per_s"]
     assert endpoint["prompt_tokens_per_s"] == pytest.approx(2.5 * endpoint["output_tokens_per_s"], rel=0.3)
     working.cancel()
-    backend.generated = 0  # as after a restart: nothing below nought, nothing made up
+    backend.generated = 0  # as after a restart: nothing negative, nothing made up
     await until(lambda: tables(served)[1]["output_tokens_per_s"] == 0.0)
     backend.script.hold.set()
     await asked

@@ -1,4 +1,4 @@
-"""The gateway watches its own jobs: what readiness, metrics and the summary say of them."""
+"""The gateway monitors its own jobs: readiness, metrics and the summary."""
 
 import asyncio
 
@@ -61,7 +61,7 @@ async def test_without_redis_the_part_is_down_and_serving_goes_on(served):
 
 
 async def test_workers_that_stop_answering_are_down_and_stay_so_while_they_are_asked(served, monkeypatch):
-    """With Redis there: the part is down from the second miss on, without a moment of being well in between."""
+    """With Redis up: the part is down from the second miss on, without being well in between."""
     answers = [{"host@a": ["control"]}]
     seen = []
 

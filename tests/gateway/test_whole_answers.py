@@ -1,4 +1,4 @@
-"""Answers that their tenants do not stream, put together from streams: what they are, how they are timed, how they fail."""
+"""Unstreamed answers assembled from streams: content, timing, failures."""
 
 import asyncio
 import json
@@ -70,7 +70,7 @@ ANSWERS = {
 
 
 def chunked(data: bytes, size: int) -> list[bytes]:
-    """The answer *data* in HTTP chunks of each event, or of *size* bytes."""
+    """Return the answer *data* in HTTP chunks of each event, or of *size* bytes."""
     head, _, body = data.partition(b"\r\n\r\n")
     if size:
         parts = [body[at : at + size] for at in range(0, len(body), size)]
@@ -106,7 +106,7 @@ async def test_pieces_become_the_answer(served, name, size):
 
 
 async def test_its_tokens_are_timed_and_its_slo_is_judged(served):
-    """Where the tenant sees one answer after 1.6 s, its first token was late for its class, and is known to be."""
+    """The tenant sees one answer after 1.6 s, but its late first token is known and counted."""
     script = served.backends[0].script
     script.first_token_s, script.tokens, script.token_s = 1.1, 6, 0.1
     async with await served.chat() as response:
@@ -142,7 +142,7 @@ async def test_it_is_switched_off_by_a_setting(served, monkeypatch):
     [(None, False), (40, True), (10**6, True), (-1, False), ("soon", False), (float("inf"), False)],
 )
 async def test_what_comes_in_one_piece_is_timed_by_its_server(served, first_ms, timed):
-    """A vLLM with `--enable-per-request-metrics` says when the first token was there."""
+    """A vLLM with `--enable-per-request-metrics` reports the time of the first token."""
     said = {"id": "x", "choices": [], "usage": USAGE, "metrics": {"time_to_first_token_ms": first_ms}}
     plays(served, http(200, json.dumps(said).encode()), piece_s=0.1)
     served.backends[0].script.hold = asyncio.Event()
@@ -205,7 +205,7 @@ async def test_an_error_within_its_stream_is_an_error_of_http(served, caplog, ev
 
 
 async def test_a_text_that_passed_unread_is_none_in_the_end(served):
-    """Tokens like the one before are not parsed one by one: what they make together is."""
+    """Tokens like the one before are not parsed one by one: the result is the same."""
     token = json.dumps(piece(delta={"content": "a"}), separators=(",", ":")).encode()
     bad = token.replace(b'"a"', b'"\\x"')
     plays(
@@ -234,7 +234,7 @@ class TestTwo:
         return {"regions": ["east", "east"]}
 
     async def test_it_begins_anew_on_another_instance_at_any_time(self, served):
-        """Nothing of it was sent: its tenant sees one answer, made in one go by the second, and its times."""
+        """Nothing was sent yet: the tenant sees one answer, made entirely by the second, with its times."""
         script = served.backends[0].script
         for each in served.backends:
             each.script.tokens, each.script.token_s = 5, 0.02

@@ -1,1 +1,1 @@
-"""Slow, plain twins of compiled code: what each kernel must decide, in the shortest form."""
+"""Slow, plain Python references for the compiled code, in the shortest form."""

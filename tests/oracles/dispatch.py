@@ -1,6 +1,6 @@
-"""Plain Python twins of the kernels: what each of them must decide, in the shortest form.
+"""Plain Python twins of the dispatch kernels.
 
-Tests compare every kernel with its twin on random fleets, and the routing bench shows what compiling is worth. Twins
+Tests compare every kernel with its twin on random fleets; the routing bench measures the speed-up of compiling. Twins
 are written from the definition, over lists, and share no code with the kernels.
 """
 
@@ -38,7 +38,7 @@ class PlainInstance:
     memory_above: float = 0.8
     beta: float = 1.0
     trips: list[list[float]] = field(default_factory=list)
-    """Moments at which requests ended, by trip."""
+    """Times at which requests ended, by trip."""
 
     def has_room(self, prompt_tokens: int, output_tokens: int) -> bool:
         tokens = prompt_tokens + output_tokens
@@ -46,7 +46,7 @@ class PlainInstance:
         return self.accepting and tokens <= self.kv_capacity_tokens and with_it.requests_ahead() <= self.ahead_open
 
     def requests_ahead(self) -> int:
-        """Requests too many for it: by sequences, or by memory if all are of one size."""
+        """Requests over the limit: by sequences, or by memory if all have the same size."""
         by_memory = 0
         if self.kv_tokens > self.kv_capacity_tokens:
             beyond = Fraction(self.kv_tokens - self.kv_capacity_tokens)
@@ -54,7 +54,7 @@ class PlainInstance:
         return max(self.running - self.max_num_seqs, by_memory, 0)
 
     def allowance(self) -> int:
-        """Requests that it may have ahead: as many as end within a round trip."""
+        """Allowed requests ahead: as many as end within a round trip."""
         if self.round_trip_s <= 0:
             return 0
         limit = self.max_num_seqs if self.ahead_limit < 0 else min(self.ahead_limit, self.max_num_seqs)
@@ -74,7 +74,7 @@ class PlainInstance:
 
 @dataclass
 class PlainFleet:
-    """Instances by slot, and the slot that each endpoint gave work to last."""
+    """Instances by slot, and the slot last given work by each endpoint."""
 
     instances: list[PlainInstance]
     cursor: dict[int, int] = field(default_factory=dict)
@@ -110,7 +110,9 @@ class PlainFleet:
         return min(slots, key=lambda slot: self.instances[slot].remaining_tokens, default=-1)
 
     def dispatch(self, router: Callable[[], int], endpoint: int) -> int:
-        """What *router* chooses for *endpoint*; where no instance has room, among those that may have a request ahead."""
+        """Return the choice of *router* for *endpoint*; without a free instance, choose among those with room for
+        requests ahead.
+        """
         chosen = router()
         if chosen >= 0:
             return chosen
@@ -208,7 +210,9 @@ def plain_queue_key(
 
 
 def plain_first_due_s(ttft_s: float, end_s: float, profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
-    """Twin of `scheduling.queueing.ordering.first_due_s` with `profile.decode_time_s`: one step after another, among 32."""
+    """Twin of `scheduling.queueing.ordering.first_due_s` with `profile.decode_time_s`: steps one by one, with 32
+    sequences.
+    """
     if end_s == float("inf"):
         return ttft_s
     context = prompt_tokens + output_tokens / 2

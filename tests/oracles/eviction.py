@@ -1,4 +1,4 @@
-"""Who leaves an instance for whom, in plain Python: the twin of `scheduling.queueing.eviction`."""
+"""Plain Python twin of `scheduling.queueing.eviction`."""
 
 from copy import copy
 from typing import NamedTuple
@@ -14,38 +14,38 @@ from scheduling.queueing.waiting_set import WaitingArrays
 
 
 class Room:
-    """When *instance* has room for one request after another, as what it runs ends."""
+    """Start times of waiting requests on *instance*, one after another, as its running requests end."""
 
     def __init__(self, fleet: FleetArrays, running: Running, ends_s: NDArray[np.float64], instance: int) -> None:
         mine = np.flatnonzero(running.instance == instance)
         self.sequences = int(fleet.max_num_seqs[instance]) - int(fleet.running[instance])
         self.tokens = int(fleet.kv_capacity_tokens[instance]) - int(fleet.kv_tokens[instance])
         self.time_s = 0.0
-        """Until which what has ended is counted."""
+        """Time up to which ended requests are counted."""
         done = running.prompt_tokens[mine] + running.emitted_tokens[mine]
         self.held_tokens = dict(
             zip(mine.tolist(), np.maximum(running.expected_tokens[mine], done).tolist(), strict=True)
         )
-        """By place in *running*: KV tokens of what has not ended."""
+        """KV tokens still held, by position in *running*."""
         self._ends = [(float(ends_s[at]), int(at)) for at in mine[np.lexsort((mine, ends_s[mine]))]]
 
     def copy(self) -> "Room":
-        """The same, to be asked without being changed."""
+        """Copy that can be modified."""
         other = copy(self)
         other.held_tokens, other._ends = dict(self.held_tokens), list(self._ends)
         return other
 
     def has(self, tokens: int) -> bool:
-        """Whether there is room now for a request of *tokens*."""
+        """Whether a request of *tokens* fits now."""
         return self.sequences > 0 and self.tokens >= tokens
 
     def release(self, at: int) -> None:
-        """The request at that place of `running` has ended, or was evicted."""
+        """Release the request at that position of `running`: it ended or was evicted."""
         self.sequences += 1
         self.tokens += self.held_tokens.pop(at)
 
     def take(self, tokens: int) -> float:
-        """When a request of *tokens* begins that is next in line; infinity for never. It takes its room."""
+        """Return the start time of the next request in line, of *tokens*, and take its room; infinity for never."""
         while not self.has(tokens) and self._ends:
             end_s, at = self._ends.pop(0)
             if at in self.held_tokens:
@@ -59,14 +59,16 @@ class Room:
 
 
 class Claim(NamedTuple):
-    """Of a request that waits: its queue key, from its arrival to its deadline, and its priority."""
+    """Queue key, allowed time from arrival to deadline, and priority of a waiting request."""
 
     due_s: float
     allowed_s: float
     priority: int
 
     def outranks(self, running: Running, at: int) -> bool:
-        """Whether the request at that place leaves for it: due later, of a class that allows more time or comes after."""
+        """Whether the request at that position can be evicted for it: due later, in a class with more time or lower
+        priority.
+        """
         if running.due_s[at] <= self.due_s or running.priority[at] < self.priority:
             return False
         return bool(running.priority[at] > self.priority or running.allowed_s[at] > self.allowed_s)
@@ -80,7 +82,7 @@ def wanted(
     limit: NDArray[np.int64],
     now_s: float,
 ) -> list[Eviction]:
-    """What is to leave now. *limit* is by endpoint: evictions of one request at the most, 0 for none."""
+    """Return the evictions due now. *limit* is per endpoint: maximum evictions of one request, 0 for none."""
     ends_s, steps_s = left_s(fleet, running), step_s(fleet, running)
     chosen: list[Eviction] = []
     for endpoint in np.flatnonzero((limit > 0) & (waiting.groups.limit > 0) & (waiting.size > 0)).tolist():
@@ -114,7 +116,7 @@ def _for_those_ahead(
     now_s: float,
     soon_s: float,
 ) -> list[Eviction]:
-    """What leaves *instance* for requests that it has beyond its sequences, which wait there in order of their keys."""
+    """Return the evictions for requests placed on *instance* beyond its sequences, in order of their keys."""
     mine = np.flatnonzero((running.instance == instance) & ~running.leaving)
     beyond = mine.size - int(fleet.max_num_seqs[instance])
     waits = mine[running.emitted_tokens[mine] == 0]
@@ -159,7 +161,7 @@ def _for_group(
     now_s: float,
     soon_s: float,
 ) -> list[Eviction]:
-    """What leaves *instance*, of those that *may*, for the requests of *group* in order; *soon_s* is until it has left."""
+    """Return the evictions among *may* for the requests of *group* in order; an eviction takes *soon_s*."""
     places = np.flatnonzero(may)
     lost, streams = running.lost_tokens, running.emitted_tokens > 0
     ranks = (running.number[places], -running.due_s[places], lost[places], streams[places])
@@ -203,10 +205,10 @@ def _leaving_for(
     sequences: int,
     tokens: int,
 ) -> list[int]:
-    """The first of *victims* that give the request in *slot* the *sequences* and *tokens* that it lacks; none if they are
+    """Return the first *victims* that free the *sequences* and *tokens* missing for the request in *slot*; none if
     too few.
 
-    Only those due later leave for it, of a class that allows more time or comes after its own.
+    A victim is due later and its class allows more time or has lower priority.
     """
     allowed_s = float(waiting.deadline_s[slot] - waiting.arrival_s[slot])
     claim = Claim(float(waiting.key[slot]), allowed_s, int(waiting.priority[slot]))
@@ -214,7 +216,7 @@ def _leaving_for(
     for at in victims:
         if sequences <= 0 and tokens <= 0:
             break
-        # What has ended by then gave its place to another, who waits for that.
+        # Room freed by then is already taken by another waiting request.
         if at in room.held_tokens and claim.outranks(running, at):
             leaves.append(at)
             sequences, tokens = sequences - 1, tokens - room.held_tokens[at]

@@ -1,8 +1,8 @@
-"""A fleet of reference engines behind a dispatcher, in plain Python: what the compiled loop is checked against.
+"""Reference fleet of engines behind a dispatcher, against which the compiled loop is checked.
 
-It says the same rules in the shortest form, one iteration and one token at a time, over the plain twins of the kernels:
-every routing, ordering and batching mode, regions and links between them, the reactive trigger, and instances that come,
-go, fail, sleep and change their model.
+Implements the same rules one iteration and one token at a time, over the plain twins of the kernels: every routing,
+ordering and batching mode, regions and links, the reactive trigger, and instances that start, stop, fail, sleep and
+change their model.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ WORKS = (State.READY, State.DRAINING)
 
 
 class Command(NamedTuple):
-    """A command to the fleet at a moment: a method of `Simulation` by its name, and its arguments."""
+    """Timed command to the fleet: the name of a `Simulation` method, and its arguments."""
 
     time_s: float
     name: str
@@ -51,7 +51,7 @@ class ReferenceFleet:
         self.decisions: list[tuple[float, int, int, int]] = []
         """(time_s, request, endpoint, instance)."""
         self.refused: list[int] = []
-        """Numbers of commands that made no sense when they came."""
+        """Indices of commands that were invalid when they came."""
         self.lives = ReferenceLives(cluster, seed)
         self._fleet = PlainFleet([server.plain for server in self.lives.servers])
         self._sight = Sight(
@@ -60,10 +60,10 @@ class ReferenceFleet:
         self._queues = [PlainQueue() for _ in cluster.endpoints]
         self._waiting: dict[int, Held] = {}
         self.kept_tokens: dict[int, int] = {}
-        """What requests had emitted when they were evicted."""
+        """Tokens that requests had emitted at their eviction."""
         self._latency_s = cluster.latencies()
-        self._links: list[tuple[float, int, int, Held]] = []  # moment, link, order, request
-        self._sent: list[tuple[float, int, int, Server, EngineRequest]] = []  # moment, endpoint, order, what and where
+        self._links: list[tuple[float, int, int, Held]] = []  # time, link, order, request
+        self._sent: list[tuple[float, int, int, Server, EngineRequest]] = []  # time, endpoint, order, event and target
         self._opened_s = [NEVER] * len(cluster.endpoints)
         self._timeout_s = [NEVER] * len(cluster.endpoints)
         self._scaled_s = [-NEVER] * len(cluster.endpoints)
@@ -71,9 +71,9 @@ class ReferenceFleet:
         self._now_s = 0.0
 
     def run(self, commands: Sequence[Command] = ()) -> NDArray[np.void]:
-        """Run to the end of the last request; the outcomes, as the compiled engine gives them.
+        """Run to the end of the last request; return the outcomes as the compiled engine does.
 
-        What happens at one moment happens in the order of the lines below, each by number.
+        Events at the same time run in the order of the lines below, each kind by index.
         """
         arrivals, servers = self.requests.arrival_s, self.lives.servers
         arrived = commanded = 0
@@ -134,7 +134,7 @@ class ReferenceFleet:
             self._scale(held.endpoint)
 
     def _choose(self, number: int) -> int:
-        """The first endpoint under little pressure, else the one under the least, else one that will soon be there."""
+        """Return the first endpoint under low pressure, else the one under the least, else one that will soon be up."""
         model, region = int(self.requests.model[number]), int(self.requests.region[number])
         candidates = self.cluster.candidates(self.cluster.models[model], self.cluster.regions[region])
         under_pressure = [(self._pressure(endpoint), at, endpoint) for at, endpoint in enumerate(candidates)]
@@ -204,7 +204,7 @@ class ReferenceFleet:
             self._give(endpoint, server)
 
     def _route(self, endpoint: int) -> Server | None:
-        """The server for the first request; None if none waits or none has room."""
+        """Return the server for the first request; None if none waits or none has room."""
         name = self.cluster.policy(self.cluster.endpoints[endpoint]).routing
         number = self._queues[endpoint].peek()
         if number < 0:
@@ -220,14 +220,14 @@ class ReferenceFleet:
         return None if instance < 0 else self.lives.servers[instance]
 
     def _hashes(self, number: int) -> tuple[int, ...]:
-        """What stands for the leading blocks of the request's prompt, where that is of any use."""
+        """Hashes of the leading blocks of the request's prompt, where they are used."""
         if not self.requests.prefix_first.size:
             return ()
         first, last = self.requests.prefix_first[number : number + 2]
         return tuple(self.requests.prefix_hashes[first:last].tolist())
 
     def _pump_batches(self, endpoint: int) -> None:
-        """Whole batches to idle servers, once they are full or the oldest batch in the making has waited long enough."""
+        """Give whole batches to idle servers once they are full or the oldest has waited long enough."""
         batching, queue = (
             self.cluster.policy(self.cluster.endpoints[endpoint]).batching,
             self._queues[endpoint],
@@ -261,7 +261,7 @@ class ReferenceFleet:
                     break
 
     def _give(self, endpoint: int, server: Server) -> None:
-        """The first request goes to *server*."""
+        """Give the first request to *server*."""
         requests, number = self.requests, self._queues[endpoint].pop()
         held = self._waiting.pop(number)
         self._fleet.place(server.number, held.expected_prompt, held.expected_output)
@@ -288,7 +288,7 @@ class ReferenceFleet:
             self._land(server, given)
 
     def _land(self, server: Server, given: EngineRequest) -> None:
-        """What was given to *server* is there."""
+        """Handle the arrival at *server* of a request given to it."""
         server.engine.add(given)
         if server.step is None:
             server.event_s = self._now_s
@@ -298,7 +298,7 @@ class ReferenceFleet:
     def _work(self, server: Server) -> None:
         if server.step is not None:
             step, server.step = server.step, None
-            # Look-ahead maps first hear of those that go on, then of those that begin.
+            # Look-ahead maps get continuing requests first, then new ones.
             for request_id in sorted(step.emitted, key=lambda name: server.held[name].produced_tokens == 0):
                 self._count(server.held[request_id], server)
             for request_id in step.finished:
@@ -330,7 +330,7 @@ class ReferenceFleet:
             self.lives.settle(server, self._now_s)
 
     def _count(self, held: Held, server: Server) -> None:
-        """One more token of *held* came out."""
+        """Emit one more token of *held*."""
         if held.produced_tokens == 0:
             if not self.kept_tokens.get(held.number):
                 self._latency(held, "ttft_s")
@@ -347,7 +347,7 @@ class ReferenceFleet:
         held.counted_tokens = done
 
     def _evict(self, request_id: str, server: Server) -> None:
-        """The request leaves *server* after an iteration, and waits again with what it has emitted."""
+        """Take the request off *server* after an iteration and queue it again with its emitted tokens."""
         held = server.held.pop(request_id)
         server.admitted.pop(request_id, None)
         server.engine.abort(request_id)
@@ -385,7 +385,7 @@ class ReferenceFleet:
     # Changes of the fleet
 
     def _scale(self, endpoint: int) -> None:
-        """SageServe's reactive trigger, at a request that reached *endpoint*."""
+        """Run SageServe's reactive trigger for a request that reached *endpoint*."""
         rule = self.cluster.reactive
         if rule is None or self._now_s - self._scaled_s[endpoint] < rule.cooldown_s:
             return
@@ -398,7 +398,7 @@ class ReferenceFleet:
             self._scaled_s[endpoint] = self._now_s
 
     def _obey(self, command: Command) -> bool:
-        """Do what *command* says; False if that makes no sense now."""
+        """Run *command*; return False if it is invalid now."""
         lives, now_s, at = self.lives, self._now_s, int(command.arguments[0])
         more = command.arguments[1:]
         if command.name in ("scale_out", "scale_in"):
@@ -453,7 +453,7 @@ class ReferenceFleet:
         return True
 
     def _fail(self, server: Server, repair_s: float | None = None) -> None:
-        """What had no token yet is queued again, up to three times; the rest has failed."""
+        """Requeue requests without a token, up to three times; the others fail."""
         lost = self.lives.fail(server, self._now_s, self.cluster.delays.repair_s if repair_s is None else repair_s)
         self._sent = [each for each in self._sent if each[3] is not server]
         heapify(self._sent)

@@ -1,4 +1,4 @@
-"""Request groups and virtual queues in plain Python: lists of lists, searched from end to end."""
+"""Request groups and virtual queues in plain Python: lists of lists with linear search."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class PlainGroup:
 class PlainGroups:
     """Groups of one endpoint: a request joins the last group of its kind that is not full, in order of sequence.
 
-    *takes_s* says how long a request that waits takes to be served, *allowed_s* what the class of a kind allows.
+    *takes_s* is the service time of a waiting request, *allowed_s* the time allowed by the class of a kind.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class PlainGroups:
         group.joined += 1
 
     def is_full(self, group: PlainGroup) -> bool:
-        """At its limit, or so large that an eighth of the time allowed goes by."""
+        """Whether the group is at its limit, or takes an eighth of the time allowed."""
         if group.joined >= self.limit:
             return True
         waits_s = sum(self.takes_s(slot) for slot in group.slots)

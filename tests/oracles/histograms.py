@@ -1,4 +1,4 @@
-"""What can be read off a Prometheus histogram: what was observed between two readings, and quantiles."""
+"""Differences and quantiles of Prometheus histograms."""
 
 import math
 from bisect import bisect_left
@@ -7,7 +7,7 @@ from workers.vllm.metrics import Histogram
 
 
 def since(later: Histogram, earlier: Histogram | None) -> Histogram:
-    """What *later* has beyond *earlier*. After a restart (any count went down) that is all of it."""
+    """Return what *later* counted since *earlier*: everything after a restart (any count went down)."""
     if earlier is None or earlier.bounds != later.bounds or later.count < earlier.count:
         return later
     counts = tuple(now - before for now, before in zip(later.counts, earlier.counts, strict=True))
@@ -17,9 +17,9 @@ def since(later: Histogram, earlier: Histogram | None) -> Histogram:
 
 
 def quantile(histogram: Histogram, q: float) -> float | None:
-    """The *q* quantile (0..1), linear inside its bucket as Prometheus does; None when nothing was observed.
+    """Return the *q* quantile (0..1), linear inside its bucket as in Prometheus; None without observations.
 
-    In the last, open bucket it is the largest finite bound: the true value is at least that.
+    In the last, open bucket it is the largest finite bound, a lower bound of the true value.
     """
     bounds, counts = histogram.bounds, histogram.counts
     if histogram.count <= 0 or not bounds:

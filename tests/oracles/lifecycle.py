@@ -1,8 +1,7 @@
-"""The lives of instances in plain Python: what the compiled fleet's changes of state are checked against.
+"""Reference life cycle of instances, against which the compiled state changes are checked.
 
-An instance is in one state at a time; some states last for ever, others pass into the next after a delay. One that
-drains takes no new work and becomes what was decided when it holds nothing more. The rules are those of
-docs/simulation.md, in the shortest form.
+An instance is in one state at a time; some states are permanent, others pass into the next after a delay. A draining
+instance takes no new work and enters its next state once empty. Rules: docs/simulation.md.
 """
 
 import math
@@ -19,7 +18,7 @@ from tests.oracles.lookahead import FORGOTTEN_TOKENS, PlainMap
 
 NEVER = float("inf")
 SPOT_SPREAD = 0.6
-"""Standard deviation of the logarithm of the time that a reclaim takes."""
+"""Standard deviation of the logarithm of the reclaim time."""
 
 WITHOUT_GPUS = {State.EMPTY, State.ASLEEP, State.FAILED}
 SERVES_SOON = {State.READY, State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING, State.SWAPPING}
@@ -27,25 +26,25 @@ SERVES_SOON = {State.READY, State.STARTING, State.LOADING, State.RECLAIMING, Sta
 
 @dataclass(slots=True)
 class Held:
-    """A request: what it asks, and what the dispatcher knows of it."""
+    """A request and what the dispatcher knows of it."""
 
     number: int
     endpoint: int = -1
     expected_prompt: int = 0
     expected_output: int = 0
     priority: int = 0
-    """What its engine is given."""
+    """Input of its engine."""
     counted_tokens: int = 0
     produced_tokens: int = 0
     preempted: bool = False
     evicted: bool = False
-    """It leaves its server at the end of an iteration."""
+    """Leaves its server at the end of an iteration."""
     order: int = 0
 
 
 @dataclass(slots=True)
 class Server:
-    """An instance: its engine, the iteration in progress, and the state of its life."""
+    """An instance: its engine, the iteration in progress, and its state."""
 
     number: int
     region: str
@@ -54,25 +53,25 @@ class Server:
     config: EngineConfig
     state: State
     models: list[str]
-    """Those that were on it, the present one first."""
+    """All engines so far, the current one first."""
     engine: ReferenceEngine
     step: StepResult | None = None
     event_s: float = NEVER
     held: dict[str, Held] = field(default_factory=dict)
     admitted: dict[str, None] = field(default_factory=dict)
-    """Those of `held` that hold blocks, in order of admission."""
+    """Requests of `held` that hold blocks, in order of admission."""
     since_s: float = 0.0
     spent_s: dict[State, float] = field(default_factory=dict)
     ahead: PlainMap = field(default_factory=PlainMap)
     until_s: float = NEVER
-    """When its state is over,"""
+    """End of its state,"""
     then: list[tuple[State, float]] = field(default_factory=list)
-    """and what follows, each with how long it lasts."""
+    """and the states that follow, each with its duration."""
     goal: tuple[list[tuple[State, float]], int] | None = None
-    """What it becomes once it is drained, and at which endpoint (-1: its own)."""
+    """State once drained, and its endpoint (-1: unchanged)."""
     sharing: Sharing | None = None
     in_memory: bool = False
-    """Whether its weights are in CPU memory while it sleeps."""
+    """Whether its weights stay in CPU memory while it sleeps."""
 
 
 @dataclass(slots=True)
@@ -82,11 +81,11 @@ class SwapGroup:
     memory_bytes: float
     members: list[Server] = field(default_factory=list)
     target: Server | None = None
-    """Who wakes when the one that is awake sleeps."""
+    """Server to wake when the awake one sleeps."""
 
     @property
     def holder(self) -> Server | None:
-        """Who has the GPUs."""
+        """Server that has the GPUs."""
         return next((each for each in self.members if each.state not in WITHOUT_GPUS), None)
 
     @property
@@ -94,13 +93,13 @@ class SwapGroup:
         return self.target is not None or self.holder is not None
 
     def keep(self, server: Server) -> None:
-        """*server* falls asleep: its weights stay in memory as long as there is room."""
+        """Put *server* to sleep: its weights stay in memory if there is room."""
         held = sum(each.sharing.weights_bytes for each in self.members if each.in_memory and each.sharing)
         server.in_memory = held + server.sharing.weights_bytes <= self.memory_bytes
 
 
 class ReferenceLives:
-    """The states of all instances of *cluster*."""
+    """States of all instances of *cluster*."""
 
     def __init__(self, cluster: Cluster, seed: int) -> None:
         self.cluster = cluster
@@ -120,7 +119,7 @@ class ReferenceLives:
         self.changes: list[tuple[float, int, int, State, State]] = []
         """(time_s, instance, endpoint, before, after)."""
         self.totals = {"prefix_queried_tokens": 0, "prefix_hit_tokens": 0, "preemptions": 0}
-        """Of engines that are gone."""
+        """Of stopped engines."""
 
     def _server(self, number: int) -> Server:
         spec = self.cluster.instances[number]
@@ -160,7 +159,7 @@ class ReferenceLives:
         return [server for server in self.servers if server.plain.endpoint == endpoint]
 
     def serving(self, endpoint: int) -> int:
-        """Instances that serve *endpoint* or soon will."""
+        """Return instances that serve *endpoint* or soon will."""
         shared = {State.DRAINING, State.FALLING_ASLEEP, State.ASLEEP, State.EMPTY}
         return sum(
             server.state in SERVES_SOON or (server.sharing is not None and server.state in shared)
@@ -168,7 +167,7 @@ class ReferenceLives:
         )
 
     def put(self, server: Server, now_s: float, *states: tuple[State, float]) -> None:
-        """Let *server* pass through *states*, each with how long it lasts; the last may last for ever."""
+        """Move *server* through *states*, each with its duration; the last may be permanent."""
         (state, lasts_s), *then = states
         before = server.state
         server.spent_s[server.state] = server.spent_s.get(server.state, 0.0) + now_s - server.since_s
@@ -182,7 +181,7 @@ class ReferenceLives:
             self._renew(server)
 
     def _share(self, server: Server, before: State, now_s: float) -> None:
-        """What the change of *server* from *before* is to its swap group."""
+        """Update the swap group after *server* left the state *before*."""
         group = self.groups[server.sharing.group]
         if server.state == State.FALLING_ASLEEP:
             group.keep(server)
@@ -207,7 +206,7 @@ class ReferenceLives:
             self.put(server, now_s, (State.WAKING, lasts_s), (State.READY, NEVER))
 
     def swap_to(self, server: Server, now_s: float) -> bool:
-        """Let *server* have the GPUs of its group; False if it cannot now."""
+        """Give *server* the GPUs of its group; return False if that is impossible now."""
         if server.sharing is None or server.state not in (State.ASLEEP, State.EMPTY):
             return False
         group = self.groups[server.sharing.group]
@@ -227,7 +226,7 @@ class ReferenceLives:
         self.drain(server, now_s, (State.FALLING_ASLEEP, lasts_s), (State.ASLEEP, NEVER))
 
     def _renew(self, server: Server) -> None:
-        """Its engine starts again, with an empty cache."""
+        """Restart its engine with an empty cache."""
         for name in self.totals:
             self.totals[name] += getattr(server.engine, f"{name}_total")
         server.engine = ReferenceEngine(server.config)
@@ -236,7 +235,7 @@ class ReferenceLives:
         return self.totals[name] + sum(int(getattr(server.engine, f"{name}_total")) for server in self.servers)
 
     def pass_on(self, server: Server, now_s: float) -> None:
-        """The time of the present state of *server* is over."""
+        """End the current state of *server*."""
         if server.sharing is not None:
             if server.state in (State.EMPTY, State.ASLEEP):
                 return self._take_gpus(server, now_s)
@@ -245,7 +244,7 @@ class ReferenceLives:
         self.put(server, now_s, *server.then)
 
     def drain(self, server: Server, now_s: float, *states: tuple[State, float], endpoint: int = -1) -> None:
-        """Let *server* finish what it has, and then pass through *states*, at another *endpoint* if that is one."""
+        """Drain *server*, then move it through *states*, at another *endpoint* if one is given."""
         server.goal = list(states), endpoint
         if not server.held:
             self.settle(server, now_s)
@@ -270,14 +269,14 @@ class ReferenceLives:
         self.put(server, now_s, *states)
 
     def _swap_s(self, server: Server, model: str) -> float:
-        """By which tier *model* comes from: the GPU has the last few models, host memory those before."""
+        """Return the tier *model* loads from: GPU for the last few models, host memory for those before."""
         on_gpu, in_memory = self.delays.gpu_models, self.delays.gpu_models + self.delays.cpu_models
         if model in server.models[:on_gpu]:
             return self.delays.swap_gpu_s
         return self.delays.swap_cpu_s if model in server.models[:in_memory] else self.delays.swap_storage_s
 
     def start(self, server: Server, now_s: float) -> bool:
-        """Bring *server* up; False if it is not at rest."""
+        """Start *server*; return False if it is not at rest."""
         delays = self.delays
         if server.sharing is not None and server.state in (State.EMPTY, State.ASLEEP):
             if self.groups[server.sharing.group].taken:
@@ -303,7 +302,7 @@ class ReferenceLives:
         self.drain(server, now_s, (State.LOADING, weights_s), (State.READY, NEVER), endpoint=endpoint)
 
     def fail(self, server: Server, now_s: float, repair_s: float) -> list[Held]:
-        """*server* is lost; the requests that it had, those that ran in order of admission, then the others by key."""
+        """Lose *server*; return its requests: running ones in order of admission, then the others by key."""
         there = (*server.admitted, *server.engine.waiting_in_order())
         lost = [server.held[name] for name in (*there, *(name for name in server.held if name not in there))]
         server.held, server.admitted, server.step, server.event_s, server.goal = {}, {}, None, NEVER, None
@@ -312,7 +311,7 @@ class ReferenceLives:
         return lost
 
     def scale_out(self, endpoint: int, now_s: float) -> bool:
-        """One more for *endpoint*, by the shortest way that there is; False if there is none."""
+        """Add an instance to *endpoint* by the fastest route; return False if there is none."""
         members = [server for server in self.of(endpoint) if server.sharing is None]
         for state in (State.DRAINING, State.SPOT, State.ASLEEP):
             if any(server.state == state and self.start(server, now_s) for server in members):
@@ -327,7 +326,7 @@ class ReferenceLives:
         return any(server.state == State.EMPTY and self.start(server, now_s) for server in members)
 
     def scale_in(self, endpoint: int, now_s: float) -> bool:
-        """One less: the one with the least left to do drains, and is lent out."""
+        """Remove one: the one with the least work left drains and is lent out."""
         ready = [server for server in self.of(endpoint) if server.state == State.READY and not server.sharing]
         if not ready:
             return False

@@ -1,7 +1,7 @@
-"""Plain twins of the routers that look ahead (`predictive`), of the maps (`maps`) and of the index (`prefix_affinity`).
+"""Plain twins of the predictive routers (`predictive`), the maps (`maps`) and the index (`prefix_affinity`).
 
-Written from the definitions, over dictionaries: a map is a list of requests, a peak is looked for in every iteration, the
-index has room for everything.
+Written from the definitions, over dictionaries: a map is a list of requests, peaks are searched in every iteration, and
+the index is unbounded.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -19,7 +19,7 @@ FORGOTTEN_TOKENS = 1 << 40
 
 @dataclass
 class PlainMap:
-    """One instance's look-ahead map: for each request the iterations at which it began and is expected to end."""
+    """One instance's look-ahead map: start and expected end iteration of each request."""
 
     clock: int = 0
     requests: dict[Hashable, list[int]] = field(default_factory=dict)
@@ -32,7 +32,9 @@ class PlainMap:
         self.requests.pop(request, None)
 
     def token(self, request: Hashable, produced_tokens: int) -> None:
-        """*request* has all in all *produced_tokens* beyond its first: if no other was so far, the clock moves."""
+        """Record that *request* has produced *produced_tokens* beyond its first; advance the clock if it is the
+        furthest.
+        """
         while self.clock < self.requests[request][1] + produced_tokens:
             self.clock += 1
             for each in self.requests.values():
@@ -45,13 +47,13 @@ class PlainMap:
         return sum(prompt + now - began for prompt, began, expected in self.requests.values() if now < expected)
 
     def peak(self, prompt_tokens: int, output_tokens: int, iterations: int) -> int:
-        """The most in the next *iterations*, with one more request."""
+        """Peak over the next *iterations*, with one more request."""
         more = [prompt_tokens + i if i < output_tokens else 0 for i in range(iterations)]
         return max(self.tokens(i) + more[i] for i in range(iterations))
 
 
 def noted_places(blocks: int) -> list[int]:
-    """Which of *blocks* are noted: sixteen one by one, then of every second, fourth and eighth."""
+    """Return the noted ones of *blocks*: sixteen one by one, then every second, fourth and eighth."""
     places = [
         at
         for level in range(4)
@@ -62,10 +64,10 @@ def noted_places(blocks: int) -> list[int]:
 
 @dataclass
 class PlainIndex:
-    """Which instances were given which beginnings of prompts, of each at most HOLDERS."""
+    """Instances that were given each prompt prefix, at most HOLDERS per prefix."""
 
     holders: dict[tuple[int, int], list[list[int] | None]] = field(default_factory=dict)
-    """By endpoint and hash: (instance, its placed tokens then)."""
+    """By endpoint and hash: (instance, its placed tokens at that time)."""
 
     def learn(self, fleet: PlainFleet, endpoint: int, hashes: Sequence[int], instance: int) -> None:
         placed = [each.placed_tokens for each in fleet.instances]
@@ -92,7 +94,7 @@ class PlainIndex:
         instance: int,
         prompt_tokens: int,
     ) -> int:
-        """Of *prompt_tokens*, those that *instance* is thought to have."""
+        """Return how many of *prompt_tokens* *instance* is assumed to have cached."""
         this, blocks = fleet.instances[instance], 0
         for place in noted_places(len(hashes)):
             holders = self.holders.get((endpoint, hashes[place - 1]), [])
@@ -114,7 +116,7 @@ def memory(fleet: PlainFleet, instance: int) -> int:
 
 @dataclass
 class Sight:
-    """What a router that looks ahead knows of a request and of the instances."""
+    """Inputs of a predictive router: the request and the instances."""
 
     maps: Sequence[PlainMap]
     index: PlainIndex = field(default_factory=PlainIndex)
@@ -131,7 +133,7 @@ def excess_tokens(fleet: PlainFleet, sight: Sight, instance: int, prompt_tokens:
 def load_tokens(
     fleet: PlainFleet, sight: Sight, instance: int, prompt_tokens: int, output_tokens: int, cached: int
 ) -> float:
-    """PreServe's load of *instance*, less what it has *cached*."""
+    """PreServe's load of *instance*, less its *cached* tokens."""
     this = fleet.instances[instance]
     prefill = float(this.queued_prompt_tokens + prompt_tokens - cached)
     decode = float(this.remaining_tokens - this.queued_prompt_tokens + output_tokens)
@@ -141,7 +143,7 @@ def load_tokens(
 def delay_s(
     fleet: PlainFleet, sight: Sight, instance: int, prompt_tokens: int, output_tokens: int, cached: int
 ) -> float:
-    """Seconds of the request and of the others; docs/routing.md says it in words."""
+    """Estimated seconds of the request and of the others (docs/routing.md)."""
     this, map_ = fleet.instances[instance], sight.maps[instance]
     t0, a, b, c, fixed, by_sequence, by_token = this.profile
     room, held, active = float(memory(fleet, instance)), float(map_.tokens()), float(len(map_.requests))

@@ -1,11 +1,11 @@
-"""Plain twins of the global scheduler's kernels: an order served step by step, its objective, and the best of all orders."""
+"""Plain twins of the global scheduler's kernels: evaluation of an order, its objective, and the optimum."""
 
 import itertools
 import math
 
 
 def served(problem, order):
-    """{group: (start, lateness)} of *order*, a list of lists, and the number of swaps."""
+    """Return {group: (start, lateness)} of *order*, a list of lists, and the number of swaps."""
     times, swaps = {}, 0
     for queue, groups in enumerate(order):
         kind, now, loaded = int(problem.queue_type[queue]), float(problem.free_s[queue]), int(problem.loaded[queue])
@@ -23,7 +23,7 @@ def served(problem, order):
 
 
 def objective(problem, order, kappa_s):
-    """sum of n (max(0, L) + kappa 1(L > 0)); infinity for an order that cannot be carried out."""
+    """Return sum of n (max(0, L) + kappa 1(L > 0)); infinity for an infeasible order."""
     times, _ = served(problem, order)
     if any(not math.isfinite(start) for start, _ in times.values()):
         return math.inf
@@ -31,7 +31,7 @@ def objective(problem, order, kappa_s):
 
 
 def all_orders(groups, queues):
-    """Every order of *groups* over *queues* queues: (groups + queues - 1)! / (queues - 1)! of them."""
+    """Yield every order of *groups* over *queues* queues: (groups + queues - 1)! / (queues - 1)! of them."""
     for permutation in itertools.permutations(groups):
         for cuts in itertools.combinations_with_replacement(range(len(permutation) + 1), queues - 1):
             bounds = [0, *cuts, len(permutation)]
@@ -39,14 +39,17 @@ def all_orders(groups, queues):
 
 
 def least_objective(problem, kappa_s):
-    """The least objective of all orders of all groups (fixed ones and holds are not looked at)."""
+    """Return the least objective over all orders of all groups; fixed groups and holds are ignored."""
     queues = int(problem.queue_type.size)
     return min(objective(problem, order, kappa_s) for order in all_orders(range(problem.requests.size), queues))
 
 
 def least_below(problem, kappa_s, most):
-    """`least_objective` if it is below *most*, else *most*: one queue is filled after another, and an order is given up as
-    soon as it costs as much as the best so far, for no group that follows makes it cheaper. Nine groups take a second."""
+    """Return `least_objective` if it is below *most*, else *most*.
+
+    Fills one queue after another and abandons an order once it costs as much as the best so far: later groups only add
+    cost. Nine groups take a second.
+    """
     requests, due = problem.requests.tolist(), problem.due_s.tolist()
 
     def best_of(left, queue, now, loaded, cost, best):
@@ -75,7 +78,7 @@ def least_below(problem, kappa_s, most):
 
 
 def listed(terms, affinity, near_s, swap_s, give_up, in_time, late):
-    """List scheduling by the index that `listing.list_groups` describes: [(group, queue)], cost."""
+    """List scheduling by the index described in `listing.list_groups`: [(group, queue)], cost."""
     models = terms.first.size - 1
     waiting = [terms.movable[terms.first[m] : terms.first[m + 1]].tolist() for m in range(models)]
     passed = [set() for _ in range(models)]  # groups up to the first that can be in time

@@ -9,7 +9,7 @@ from forecasting.lengths.caches import BINS, LEAST_SHINGLES, SHINGLE_BYTES
 
 
 def signature_plain(text: str) -> tuple[NDArray[np.uint32] | None, int]:
-    """The same in plain Python: what `signature` is tested against."""
+    """Twin of `signature`."""
     raw = text.lower().encode(errors="surrogatepass")
     if len(raw) - SHINGLE_BYTES + 1 < LEAST_SHINGLES:
         return None, 0

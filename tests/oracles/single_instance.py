@@ -1,4 +1,4 @@
-"""One instance, a list of arrivals, simulated time: what an engine does to a trace when nothing decides over it."""
+"""One instance run over a trace of arrivals in simulated time, without any dispatcher."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, 
 
 @dataclass(slots=True)
 class Timeline:
-    """What happened to a request, in seconds on the clock of its arrival."""
+    """Timeline of a request, in seconds on the clock of its arrival."""
 
     arrival_s: float
     admitted_s: float | None = None
-    """When it first began to run."""
+    """Start of its first iteration."""
     tokens_s: list[float] = field(default_factory=list)
-    """When each of its tokens came out."""
+    """Emission time of each token."""
     preemptions: int = 0
 
     @property
@@ -27,7 +27,7 @@ class Timeline:
 
 
 def serve(config: EngineConfig, requests: Iterable[EngineRequest]) -> dict[str, Timeline]:
-    """Run *requests* to their end on one engine, each added at its `arrival_s`; their timelines by request id.
+    """Run *requests* to their end on one engine, each added at its `arrival_s`; return timelines by request id.
 
     A request that arrives during an iteration is seen by the next one. ValueError as `ReferenceEngine.add`.
     """

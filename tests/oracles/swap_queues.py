@@ -1,4 +1,4 @@
-"""Where a group goes in the virtual queue of instances that share their GPUs, and what it waits for, said plainly."""
+"""Plain twin of group placement and waits in the virtual queue of instances that share their GPUs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +16,18 @@ class PlainGroup(NamedTuple):
 
 
 class PlainGpus(NamedTuple):
-    """The GPUs that models share."""
+    """GPUs shared by models."""
 
     sleep_s: Mapping[int, float]
     load_s: Mapping[int, float]
     batch: Mapping[int, float]
-    """Requests that run at once, by model."""
+    """Concurrent requests, by model."""
     drain_s: Callable[[int, float], float]
-    """Seconds until so many requests of a model have ended."""
+    """Seconds until that many requests of a model have ended."""
     model: int = -1
-    """That has the GPUs, or comes up; -1 for none."""
+    """Model that has the GPUs or is starting; -1 for none."""
     ready_s: float = 0.0
-    """Until it serves; above 0 for one that comes up."""
+    """Seconds until it serves; above 0 while it starts."""
     running: float = 0.0
     comes: bool = False
 
@@ -38,7 +38,9 @@ class PlainGpus(NamedTuple):
 
 
 def walk(queue: Sequence[PlainGroup], gpus: PlainGpus) -> tuple[list[float], float, int, float]:
-    """When each group of *queue* begins; when all are served, which model is up then, and how many requests it runs."""
+    """Return the start of each group of *queue*, and for its end: the time, the model that is up, and its running
+    requests.
+    """
     begins, time_s, model, running = [], gpus.ready_s, gpus.model, gpus.running
     for group in queue:
         if group.model != model:
@@ -51,15 +53,17 @@ def walk(queue: Sequence[PlainGroup], gpus: PlainGpus) -> tuple[list[float], flo
 
 
 def until_up(queue: Sequence[PlainGroup], model: int, gpus: PlainGpus) -> float:
-    """When a group of *model* behind *queue* begins."""
+    """Return the start of a group of *model* placed behind *queue*."""
     _, time_s, up, running = walk(queue, gpus)
     return time_s if up == model else time_s + gpus.change_s(up, running, model)
 
 
 def place(queue: Sequence[PlainGroup], new: PlainGroup, gpus: PlainGpus) -> tuple[float, int, int]:
-    """When *new* begins, the requests behind it, and before which group it stands (the length of *queue*: at the end)."""
+    """Return the start of *new*, the requests behind it, and the group it goes before (the length of *queue*: at
+    the end).
+    """
     begins, *_ = walk(queue, gpus)
-    coming = 0  # groups at the front of the model that comes up, or would where the GPUs are free
+    coming = 0  # groups at the front of the model that is starting, or would start on free GPUs
     comes_up = gpus.model if gpus.model >= 0 else queue[0].model if queue else -1
     while (gpus.comes or gpus.model < 0) and coming < len(queue) and queue[coming].model == comes_up:
         coming += 1
@@ -81,12 +85,12 @@ def place(queue: Sequence[PlainGroup], new: PlainGroup, gpus: PlainGpus) -> tupl
 
 
 class PlainRun(NamedTuple):
-    """What one model serves before a request, while it has the GPUs."""
+    """Groups that one model serves before a request, while it has the GPUs."""
 
     model: int
     groups: list[PlainGroup]
     later: Sequence[PlainGroup] = ()
-    """Of that model too, but behind the request."""
+    """Groups of that model behind the request."""
 
     @property
     def requests(self) -> int:
@@ -94,7 +98,7 @@ class PlainRun(NamedTuple):
 
     @property
     def latest_s(self) -> float:
-        """By when it is to serve, for all of them to be in time one after another."""
+        """Latest start for all of them to be in time one after another."""
         groups = [*self.groups, *self.later]
         served = [sum(each.service_s for each in groups[: at + 1]) for at in range(len(groups))]
         return min((group.due_s - s for group, s in zip(groups, served, strict=True)), default=math.inf)
@@ -103,9 +107,11 @@ class PlainRun(NamedTuple):
 def runs_before(
     queue: Sequence[PlainGroup], own: int, model: int, gpus: PlainGpus
 ) -> tuple[list[PlainRun], list[PlainRun], bool]:
-    """The models that have the GPUs until the group at *own* of *queue*, of *model*, is served (its length: one that comes
-    last), each with its groups; its own with those up to that one. Then the models that all stand behind. And whether the
-    groups of who has the GPUs stand first."""
+    """Return the models before the group at *own* of *queue* (its length: a new last group of *model*).
+
+    The models that have the GPUs until it is served, each with its groups, its own with those up to it; then the models
+    entirely behind; and whether the groups of the model that has the GPUs are first.
+    """
     before = [group.model for group in queue]
     met = before.index(model) if model in before else len(queue)
     order = list(dict.fromkeys(([gpus.model] if gpus.model >= 0 else []) + before[:met]))

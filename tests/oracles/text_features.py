@@ -1,4 +1,4 @@
-"""The kernels of `kernels`, in simple Python: slow, and what they are tested against."""
+"""Plain Python twins of the text feature `kernels`."""
 
 import re
 from typing import Final
@@ -26,7 +26,7 @@ def hashed(data: bytes) -> int:
 def read_bytes(
     data: bytes,
 ) -> tuple[list[int], list[int], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """(hashes, opening, counts, demands, categories) of UTF-8 *data*, as `kernels.read_bytes` fills them."""
+    """Return (hashes, opening, counts, demands, categories) of UTF-8 *data*, as `kernels.read_bytes` fills them."""
     counts, demands, categories = np.zeros(kernels.COUNTS), np.zeros(len(UNITS)), np.zeros(len(CATEGORIES))
     counts[kernels.LINES] = data.count(b"\n")
     known = {int(code): (int(kind), float(value)) for code, kind, value in zip(HASHES, KINDS, VALUES, strict=True)}

@@ -1,4 +1,4 @@
-"""Plain twins of the RWT estimator's kernels, from the definitions: who is ahead, and the mean wait."""
+"""Plain twins of the RWT estimator's kernels, from the definitions: requests ahead and the mean wait."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 def ahead(
     waiting: Sequence[tuple[float, int]], expected: Sequence[tuple[float, float, float]], slot: int
 ) -> tuple[float, float, float, float]:
-    """(requests, mean, variance, error) before *slot*; *waiting* are (key, sequence) and all wait. All of them if -1."""
+    """Return (requests, mean, variance, error) before *slot*, or of all for -1; *waiting* holds (key, sequence)."""
     before = [other for other, place in enumerate(waiting) if slot < 0 or place < waiting[slot]]
     columns = [math.fsum(expected[other][column] for other in before) for column in range(3)]
     return float(len(before)), columns[0], columns[1], columns[2]
@@ -23,15 +23,18 @@ def wait_s(
     batch: float,
     tokens_per_s: float,
 ) -> float:
-    """Mean: tokens ahead and in flight, less what is in flight when the request is given out; or, if that is sooner, until
-    one more of the *sequences* that run has ended than requests wait before it."""
+    """Return the mean wait.
+
+    Tokens ahead and in flight, less those in flight at dispatch; or, if sooner, the time until one more of the running
+    *sequences* has ended than requests wait before it.
+    """
     second_moment = variance + mean * mean
     residual = second_moment / (2 * mean)
     relaxed = 1 - math.exp(-requests / (2 * batch * max(1, residual / mean)))
     all_end_s = max(0, tokens + in_flight - relaxed * max(batch - 1, 0) * residual) / tokens_per_s
     if requests + 1 > sequences:
         return all_end_s
-    from scipy.stats import genpareto  # here: every test process reads this module, and it takes a second
+    from scipy.stats import genpareto  # imported here: it takes a second, and every test process imports this module
 
     squared = variance / mean**2
     shape = min((1 - 1 / squared) / 2, 0.4) if squared > 1e-3 else -500.0

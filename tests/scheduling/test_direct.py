@@ -1,4 +1,4 @@
-"""Kernels called by their entry point do what they do through Numba, whatever is passed."""
+"""Kernels called by their entry point behave as through Numba, for all arguments."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A struct of arrays is one pointer to a kernel, which reads what Python sees; integers of every kind share one kernel."""
+"""A struct of arrays is one pointer to a kernel, which reads what Python sees; all integer types share one kernel."""
 
 import copy
 import pickle

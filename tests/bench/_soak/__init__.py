@@ -1,1 +1,1 @@
-"""What `tests.bench.soak` is made of: a stack, clients, an operator, somebody who kills, and the accounting afterwards."""
+"""Parts of `tests.bench.soak`: the stack, clients, an operator, a killer, and the final accounting."""

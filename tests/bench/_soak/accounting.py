@@ -1,7 +1,7 @@
-"""Every request that a client sent against the ledger: is there one row that says what the client saw?
+"""Comparison of every client request with its ledger row.
 
-A request without a row is accounted for where the gateway makes none (it was turned away before it was anybody's), or where
-its connection, or the writing of its row, was cut by a kill of the web process.
+A missing row is accounted for if the gateway writes none (rejected before it had an owner), or if a kill of the web
+process cut the connection or the write of the row.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from typing import Any
 from tests.bench._soak.killer import Kill
 from tests.bench._soak.seen import End, Seen
 
-# Answers for which there is no row: nobody's request, or not a request that could be queued.
+# Answers without a ledger row: requests without an owner, or that could not be queued.
 WITHOUT_ROW = frozenset(
     {
         "invalid_json", "json_too_deep", "missing_required_parameter", "invalid_type", "invalid_value",
@@ -23,13 +23,13 @@ WITHOUT_ROW = frozenset(
 )  # fmt: skip
 TURNED_AWAY = frozenset({429})
 LEDGER_FLUSH_S = 1.5  # PILOTHOUSE_LEDGER_FLUSH_S, and the transaction
-SETTLES_S = {"web": 3.0, "emulator": 10.0}  # parts whose loss a tenant may see, and for how long after
+SETTLES_S = {"web": 3.0, "emulator": 10.0}  # parts whose loss a tenant may notice, and for how long after
 MOST_EXAMPLES = 20
 
 
 @dataclass(slots=True)
 class Account:
-    """What the comparison gave, by request."""
+    """Result of the comparison, by request."""
 
     unaccounted: list[tuple[Seen, str]] = field(default_factory=list)
     failed_outside_kills: list[tuple[Seen, str]] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Account:
 
 
 def account(seen: Iterable[Seen], rows: Mapping[str, list[dict[str, Any]]], kills: Iterable[Kill]) -> Account:
-    """Compare what clients saw with the ledger's *rows* by request id, oldest first."""
+    """Compare the clients' view with the ledger's *rows* by request id, oldest first."""
     total, kills = Account(), list(kills)
     for one in seen:
         by_end = total.by_kind.setdefault(one.kind, Counter())
@@ -65,7 +65,7 @@ def _judge_row(total: Account, one: Seen, rows: list[dict[str, Any]], kills: lis
     if not why:
         return
     if one.end is End.LEFT and not one.status and rows and rows[-1]["outcome"] == "rejected" and _excused(one, kills):
-        total.failed_in_kills += 1  # it left before any answer began, and was refused in the outage
+        total.failed_in_kills += 1  # left before any answer began, and was refused during the outage
         return
     web = [kill for kill in kills if kill.part == "web"]
     if one.end in (End.CUT, End.UNREACHED, End.LEFT, End.INTERRUPTED) and any(
@@ -79,7 +79,7 @@ def _judge_row(total: Account, one: Seen, rows: list[dict[str, Any]], kills: lis
 
 
 def disagreement(one: Seen, rows: list[dict[str, Any]]) -> str:
-    """Why the ledger does not say what the client saw; empty where it does."""
+    """Return the reason why the ledger differs from the client's view; empty if it does not."""
     row = rows[-1] if rows else None
     match one.end:
         case End.UNREACHED | End.NEVER_SENT:
@@ -126,7 +126,7 @@ def _excused(one: Seen, kills: list[Kill]) -> bool:
 
 
 def _judge_outcome(total: Account, one: Seen, kills: list[Kill]) -> None:
-    """Whether the request got what its kind should get; failures are excused by kills of web and emulator alone."""
+    """Whether the request got the expected result; only kills of web and emulator excuse a failure."""
     if one.end in (End.LEFT, End.NEVER_SENT) or (one.end in (End.DONE, End.REFUSED) and one.status in one.expects):
         return
     if one.status in TURNED_AWAY:

@@ -1,4 +1,4 @@
-"""Kills parts with SIGKILL, one by one and in pairs, and waits until each does its work again."""
+"""Kills parts with SIGKILL, alone and in pairs, and waits until each works again."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from celery import Celery
 
 from tests.bench._soak.stack import CHILD, Stack
 
-STEPS = (  # each alone, and pairs between; no part comes soon after itself
+STEPS = (  # each alone, with pairs in between; no part twice in short succession
     ("celery",),
     ("redis",),
     ("web",),
@@ -33,7 +33,7 @@ POOL = 3  # processes of the worker
 
 @dataclass(slots=True)
 class Kill:
-    """One part killed at *at* and doing its work again at *back_at* (epoch seconds; None: not in time)."""
+    """One part, killed at *at* and working again at *back_at* (epoch seconds; None: not in time)."""
 
     part: str
     at: float
@@ -47,7 +47,7 @@ class Kill:
 
 @dataclass(slots=True)
 class Killer:
-    """Goes through `STEPS` again and again; `kills` is what it did."""
+    """Repeats `STEPS` forever; `kills` is its record."""
 
     stack: Stack
     session: aiohttp.ClientSession  # of a signed-in operator
@@ -55,7 +55,7 @@ class Killer:
     kills: list[Kill] = field(default_factory=list)
 
     async def run(self, until_s: float, stop: asyncio.Event) -> None:
-        """Kill until the monotonic clock says *until_s*; waits *pause_s* after each recovery."""
+        """Kill until monotonic time *until_s*; pause *pause_s* after each recovery."""
         number = 0
         while time.monotonic() < until_s and not stop.is_set():
             await asyncio.gather(*map(self.kill, STEPS[number % len(STEPS)]))
@@ -110,11 +110,11 @@ class Killer:
         with Celery(broker=self.stack.redis_url) as app:
             try:
                 return bool(app.control.ping(timeout=3.0))
-            except Exception:  # whatever a broker that is away raises
+            except Exception:  # anything that an absent broker raises
                 return False
 
     async def _fleet_works(self) -> bool:
-        """Every endpoint has a ready instance again, and none is failed."""
+        """Whether every endpoint has a ready instance again, and none is failed."""
         url = f"{self.stack.url}/console/api/snapshot?topics=instances"
         async with self.session.get(url, timeout=aiohttp.ClientTimeout(total=3)) as response:
             table = (await response.json())["tables"]["instances"]

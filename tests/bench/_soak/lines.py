@@ -1,4 +1,4 @@
-"""Reading what the stack printed: tracebacks, and lines at WARNING or worse by kind, within and outside kills."""
+"""Parser of the stack's output: tracebacks, and lines at WARNING or worse by kind, within and outside kills."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tests.bench._soak.killer import Kill
 
 LEVEL = re.compile(r"(?:^|[\s:\[])(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:[\s/\]:]|$)")
-LEVEL_WITHIN = 90  # characters; a level further on is part of a message
+LEVEL_WITHIN = 90  # characters; a level after that is part of a message
 TROUBLE = re.compile(
     r" ended \(| was not ready | failed \(|cannot be started|never retrieved|Exception ignored|\w+Warning: "
 )
@@ -20,12 +20,12 @@ BEFORE_S, AFTER_S = 0.5, 15.0
 
 @dataclass(slots=True)
 class Lines:
-    """What there was in a stack's output."""
+    """Findings in a stack's output."""
 
     tracebacks: int = 0
     outside: Counter[str] = field(default_factory=Counter)  # error lines outside kills, by kind
-    within: Counter[str] = field(default_factory=Counter)  # those that a kill explains
-    traced: list[str] = field(default_factory=list)  # the last line of each traceback, as far as it is known
+    within: Counter[str] = field(default_factory=Counter)  # those explained by a kill
+    traced: list[str] = field(default_factory=list)  # the last line of each traceback, if known
 
     @property
     def errors(self) -> int:
@@ -33,7 +33,7 @@ class Lines:
 
 
 def read(stamped: Iterable[tuple[float, str]], kills: Iterable[Kill]) -> Lines:
-    """Judge the lines of a stack; each has the epoch second at which it came."""
+    """Classify the lines of a stack, each with its arrival in epoch seconds."""
     judged, kills = Lines(), list(kills)
     tracing: dict[str, bool] = {}  # parts whose traceback is being printed
     for at, line in stamped:
@@ -54,5 +54,5 @@ def read(stamped: Iterable[tuple[float, str]], kills: Iterable[Kill]) -> Lines:
 
 
 def _is_error(text: str) -> bool:
-    level = LEVEL.search(text[:LEVEL_WITHIN])  # the first: what follows is the message
+    level = LEVEL.search(text[:LEVEL_WITHIN])  # the first: the rest is the message
     return level[1] in ("WARNING", "ERROR", "CRITICAL") if level else TROUBLE.search(text) is not None

@@ -1,6 +1,7 @@
-"""Requests as real clients send them: through the `openai` SDK, with histories, tools, many choices, and clients who leave.
+"""Requests as real clients send them: through the `openai` SDK, with histories, tools, many choices, and early
+departures.
 
-Each kind sends one request and writes down what it saw. `wrong.py` has those that are mistakes.
+Each kind sends one request and records the outcome. Faulty requests: `wrong.py`.
 """
 
 import asyncio
@@ -49,7 +50,7 @@ Send = Callable[["Mix", Seen], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of request: how often it comes, how it is sent, and the statuses that it should get."""
+    """One kind of request: its frequency, its sender, and the expected statuses."""
 
     name: str
     weight: float
@@ -101,7 +102,7 @@ class Mix:
             await client.aclose()
 
     async def one(self, kind: Kind) -> None:
-        """Send one request of *kind* and keep what was seen of it."""
+        """Send one request of *kind* and record its outcome."""
         seen = Seen(f"soak-{uuid.uuid4().hex[:12]}", kind.name, kind.expects)
         try:
             await kind.send(self, seen)
@@ -112,7 +113,7 @@ class Mix:
         self.seen.append(seen)
 
     def ask(self, seen: Seen, tenant: str = "", **more: Any) -> tuple[AsyncOpenAI, dict[str, Any]]:
-        """A client, and what all requests have in common: model, class, region, id, a bound on the answer."""
+        """Return a client and the common arguments: model, class, region, id, a bound on the answer."""
         tenant = tenant or self.draw.choice(tuple(self.keys))
         seen.model = self.draw.choice(MODELS)
         seen.slo_class = self.draw.choice(CLASSES[tenant])
@@ -128,7 +129,9 @@ class Mix:
 
 
 async def read(stream: Any, seen: Seen, most: int | None = None, roles: int = 1) -> str:
-    """Read a stream to its end, or leave after *most* events; notes what came. *roles*: events that begin a choice."""
+    """Read a stream to its end, or leave after *most* events; record the events. *roles*: events that begin a
+    choice.
+    """
     events, usage, text = 0, None, []
     async with stream:
         async for chunk in stream:
@@ -146,7 +149,7 @@ async def read(stream: Any, seen: Seen, most: int | None = None, roles: int = 1)
 
 
 async def turn(mix: Mix, seen: Seen) -> None:
-    """The next turn of a conversation, which goes on with the answer."""
+    """Send the next turn of a conversation."""
     talk = mix.conversations.popleft() if len(mix.conversations) > 20 else []
     talk = [*talk, {"role": "user", "content": mix.draw.choice(TOPICS)}]
     client, about = mix.ask(seen)
@@ -191,7 +194,7 @@ async def streamed_choices(mix: Mix, seen: Seen) -> None:
 
 
 async def tools(mix: Mix, seen: Seen) -> None:
-    """A history in which a tool was called and has answered; its messages have no text, or none for the user."""
+    """Send a history with an answered tool call; its messages have no text, or none for the user."""
     talk: list[dict[str, Any]] = [
         {"role": "user", "content": "What is the weather in Oslo?"},
         {"role": "assistant", "content": None, "tool_calls": [CALLED]},
@@ -203,13 +206,13 @@ async def tools(mix: Mix, seen: Seen) -> None:
 
 
 async def tool_call(mix: Mix, seen: Seen) -> None:
-    """A streamed answer that calls a tool, or says something: the model chooses."""
+    """Stream an answer that may call a tool."""
     client, about = mix.ask(seen, tools=TOOLS, stream=True, stream_options={"include_usage": True})
     await read(await client.chat.completions.create(messages=topic(mix), **about), seen)
 
 
 async def response(mix: Mix, seen: Seen) -> None:
-    """A response, streamed every other time; the events of a stream are typed, the last one has the usage."""
+    """Send a Responses request, streamed every other time; stream events are typed, the last has the usage."""
     client, about = mix.ask(seen)
     about["max_output_tokens"] = about.pop("max_tokens")
     whole = about | {"instructions": "Be terse.", "input": mix.draw.choice(TOPICS)}
@@ -224,7 +227,7 @@ async def response(mix: Mix, seen: Seen) -> None:
 
 
 async def parts(mix: Mix, seen: Seen) -> None:
-    """Content in parts, stop words, a user's name, and fields that only vLLM knows."""
+    """Send content in parts, stop words, a user's name, and fields specific to vLLM."""
     content = [{"type": "text", "text": "Look:"}, {"type": "text", "text": mix.draw.choice(TOPICS)}]
     extra = {"top_k": 20, "repetition_penalty": 1.05, "min_tokens": 2, "priority": 7}
     client, about = mix.ask(seen, stop=["\n\n\n"], user="u-17", temperature=0.2, extra_body=extra)
@@ -248,7 +251,7 @@ async def token_ids(mix: Mix, seen: Seen) -> None:
 
 
 async def batch(mix: Mix, seen: Seen) -> None:
-    """Several prompts at once, as texts or token ids, two answers to each."""
+    """Send several prompts at once, as texts or token ids, with two answers each."""
     prompts: list[Any] = [mix.draw.choice(TOPICS) for _ in range(3)]
     if mix.draw.random() < 0.5:
         prompts = [[mix.draw.randrange(1000, 30_000) for _ in range(50)] for _ in range(3)]
@@ -259,7 +262,7 @@ async def batch(mix: Mix, seen: Seen) -> None:
 
 
 async def by_tier(mix: Mix, seen: Seen) -> None:
-    """The class by OpenAI's own field instead of our header."""
+    """Set the class by OpenAI's field instead of our header."""
     client, about = mix.ask(seen, "acme", service_tier="flex")
     del about["extra_headers"]["X-SLO-Class"]
     seen.slo_class = "non-interactive"
@@ -268,23 +271,23 @@ async def by_tier(mix: Mix, seen: Seen) -> None:
 
 
 async def retrying(mix: Mix, seen: Seen) -> None:
-    """An SDK with its default of two more tries, under one id."""
+    """Use an SDK with its default of two retries, under one id."""
     client, about = mix.ask(seen)
     answer = await client.with_options(max_retries=2).chat.completions.create(messages=topic(mix), **about)
     seen.done(answer.usage)
 
 
 async def leaves_stream(mix: Mix, seen: Seen) -> None:
-    """Stops reading somewhere in the stream."""
+    """Stop reading in the middle of the stream."""
     client, about = mix.ask(seen, stream=True, n=mix.draw.choice((1, 1, 2)))
     about["max_tokens"] = 400
     await read(await client.chat.completions.create(messages=topic(mix), **about), seen, most=mix.draw.randint(1, 60))
     if seen.end is End.DONE:
-        seen.output_tokens = None  # how many choices it was is not kept
+        seen.output_tokens = None  # the number of choices is not recorded
 
 
 async def gives_up(mix: Mix, seen: Seen) -> None:
-    """Waits for a whole answer, but not for long."""
+    """Wait for a whole answer, but give up early."""
     client, about = mix.ask(seen, timeout=HTTP.Timeout(30.0, read=GIVES_UP_S))
     about["max_tokens"], seen.unread = 600, True
     answer = await client.chat.completions.create(messages=topic(mix), **about)

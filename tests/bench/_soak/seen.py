@@ -1,4 +1,4 @@
-"""What a client saw of one request, and how exceptions of SDKs become that."""
+"""Outcome of one request as its client saw it, and the mapping from SDK exceptions."""
 
 import importlib
 import time
@@ -8,30 +8,30 @@ from typing import Any
 
 import openai
 
-# The SDK's HTTP library: httpx, in later versions httpx2. Of their errors the SDK passes some on as they are.
+# The SDK's HTTP library: httpx, in later versions httpx2. The SDK passes some of their errors on unchanged.
 HTTP: Any = importlib.import_module(openai.DefaultAsyncHttpxClient.__mro__[1].__module__.partition(".")[0])
 
 
 class End(StrEnum):
-    """How a request ended for its client."""
+    """End of a request from the client's point of view."""
 
     DONE = "done"
     REFUSED = "refused"  # an error status with a body
     INTERRUPTED = "interrupted"  # an error event within a stream
-    LEFT = "left"  # the client closed the connection, or gave up waiting
+    LEFT = "left"  # the client closed the connection or timed out
     NEVER_SENT = "never sent"  # the client closed the connection before its request was whole
     CUT = "cut"  # the connection broke
-    UNREACHED = "unreached"  # there was no connection
-    WRONG = "wrong"  # the answer is not one to what was asked
+    UNREACHED = "unreached"  # no connection
+    WRONG = "wrong"  # the answer does not fit the request
 
 
 @dataclass(slots=True)
 class Seen:
-    """One request as its client saw it. Times are epoch seconds; tokens are None where the answer did not say."""
+    """One request as its client saw it. Times are epoch seconds; tokens are None where the answer had none."""
 
     request_id: str
     kind: str
-    expects: frozenset[int]  # statuses with which all is well
+    expects: frozenset[int]  # statuses of success
     sent_at: float = field(default_factory=time.time)
     ended_at: float = 0.0
     end: End = End.CUT
@@ -46,7 +46,7 @@ class Seen:
     unread: bool = False  # its client may have left before the gateway had read the request
 
     def done(self, usage: object = None, output_tokens: int | None = None) -> None:
-        """It ended well; *usage* is the SDK's, *output_tokens* what the client counted itself."""
+        """Record success; *usage* is the SDK's, *output_tokens* the client's own count."""
         self.end, self.status = End.DONE, 200
         self.output_tokens = output_tokens
         if usage is not None:
@@ -57,7 +57,7 @@ class Seen:
         self.end = End.LEFT
 
     def failed(self, error: BaseException) -> None:
-        """It ended with *error*; one that neither a connection nor a server makes says that the answer is wrong."""
+        """Record *error*; one from neither connection nor server means a wrong answer."""
         self.why = f"{type(error).__name__}: {error}"[:200]
         match error:
             case openai.APIStatusError():

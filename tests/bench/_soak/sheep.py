@@ -1,4 +1,4 @@
-"""A black sheep: one instance that is broken in one way after the other, while its siblings serve."""
+"""A black sheep: one instance with one fault after another, while its siblings serve."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from tests.bench._soak.stack import Stack
 
 FAULTS: tuple[dict[str, Any], ...] = (
     {"kind": "errors", "ratio": 0.7, "for_s": 12.0},
-    {"kind": "hang", "for_s": 6.0},  # longer, and streams under way are lost, as they must be
+    {"kind": "hang", "for_s": 6.0},  # if longer, streams under way are lost, as expected
     {"kind": "slow_metrics", "factor": 4.0, "for_s": 16.0},
     {"kind": "garbled", "ratio": 0.7, "for_s": 12.0},
 )
@@ -21,7 +21,7 @@ PAUSE_S = 4.0
 
 @dataclass(slots=True)
 class BlackSheep:
-    """`faults` is what it had: when, which instance, what."""
+    """`faults` is its record: time, instance, fault."""
 
     stack: Stack
     session: aiohttp.ClientSession
@@ -42,7 +42,7 @@ class BlackSheep:
             await asyncio.sleep(PAUSE_S)
 
     async def _one(self) -> str | None:
-        """The same instance as long as it is ready, else the first that has a sibling that is."""
+        """Return the same instance while it is ready, else the first that has a ready sibling."""
         async with self.session.get(f"{self.stack.url}/console/api/snapshot?topics=instances") as response:
             table = (await response.json())["tables"]["instances"]
         columns = (table[name] for name in ("name", "model", "region", "state"))

@@ -36,7 +36,7 @@ print(json.dumps({tenant.name: create_api_key(tenant, "soak", "soak")[1] for ten
 
 
 class Stack(RunningStack):
-    """`make run` in *folder* on ports of its own; `stamped` has each line with the time at which it came."""
+    """`make run` in *folder* on its own ports; `stamped` has each line with its arrival time."""
 
     def __init__(self, folder: Path, *, day_s: float, port: int = 0, emulator_port: int = 0) -> None:
         self.stamped: list[tuple[float, str]] = []
@@ -61,7 +61,7 @@ class Stack(RunningStack):
             self.lines.append(line.rstrip("\n"))
 
     def wait_for(self, what: str, condition: Callable[[], Any], within_s: float = UP_WITHIN_S) -> Any:
-        """As for any stack; a machine that is busy with other things gets more time."""
+        """As for any stack, with more time for a busy machine."""
         return super().wait_for(what, condition, within_s)
 
     @property
@@ -73,11 +73,11 @@ class Stack(RunningStack):
         return (self.folder / "redis_url").read_text().strip()
 
     def pids(self, part: str) -> list[int]:
-        """Processes of *part* now: one, or those of the worker's pool."""
+        """Return the current processes of *part*: one, or those of the worker's pool."""
         return sorted(self.by_part().get(part, {}))
 
     def by_part(self) -> dict[str, dict[int, int]]:
-        """Parts, each with its processes and their resident bytes."""
+        """Return the processes of each part and their resident bytes."""
         parents, names, sizes = {}, {}, {}
         for line in [*self.processes(), *self._retitled()]:
             number = int(line.split()[0])
@@ -101,7 +101,9 @@ class Stack(RunningStack):
         return sizes_by_part
 
     def _retitled(self) -> list[str]:
-        """Redis writes its title over its environment, by which processes are recognised: the supervisor knows its id."""
+        """Return the process id of Redis from the supervisor: its title overwrites the environment that marks
+        processes.
+        """
         with contextlib.suppress(OSError, ValueError, KeyError):
             parts = json.loads((self.folder / PARTS_FILE).read_text())["parts"]
             return [
@@ -110,7 +112,7 @@ class Stack(RunningStack):
         return []
 
     def keys(self, *tenants: str) -> dict[str, str]:
-        """A new API key for each of *tenants*."""
+        """Create an API key for each of *tenants*."""
         done = subprocess.run(
             [sys.executable, "-c", KEYS, *tenants],
             cwd=ROOT,
@@ -123,13 +125,13 @@ class Stack(RunningStack):
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
     def cookie(self, link: str) -> dict[str, str]:
-        """Sign in by *link*; the cookies of that browser."""
+        """Sign in by *link*; return the cookies."""
         self.sign_in(link)
         jars = [handler.cookiejar for handler in self._browser.handlers if hasattr(handler, "cookiejar")]
         return {cookie.name: cookie.value or "" for jar in jars for cookie in jar}
 
     def rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
-        """What *query* finds in the stack's database, read only."""
+        """Return the rows of *query* on the stack's database, read only."""
         with self._database() as connection:
             return [dict(row) for row in connection.execute(query, values)]
 

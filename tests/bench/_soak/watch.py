@@ -1,4 +1,4 @@
-"""What is watched meanwhile: memory of every process, jobs that are stale, and the console as an operator uses it."""
+"""Monitors during the soak: memory of every process, stale jobs, and the console as an operator uses it."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ import aiohttp
 from tests.bench._soak.stack import Stack
 
 SAMPLE_S = 5.0
-WARM_S = 60.0  # of a process, before its memory counts
+WARM_S = 60.0  # warm-up of a process, before its memory counts
 LEAST_WATCHED_S = 120.0
 PAGES = (
     "/", "/instances/", "/requests/", "/forecast/", "/scaling/", "/scaling/plans/", "/scaling/moves/", "/lengths/",
@@ -27,7 +27,7 @@ MAY_REFUSE = {"/readyz": 503, "/api/summary": 503, "/v1/models": 401}
 
 @dataclass(slots=True)
 class Memory:
-    """Resident bytes of each process, sampled."""
+    """Sampled resident bytes of each process."""
 
     samples: dict[tuple[str, int], list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
 
@@ -38,7 +38,8 @@ class Memory:
                     self.samples[part, pid].append((time.monotonic(), size))
 
     def growth_mb_per_hour(self) -> dict[str, float]:
-        """By part, that of its process that was watched for longest; parts without one that lived for long are left out.
+        """Return the memory growth of each part's longest-watched process; parts without a long-lived one are left
+        out.
 
         Median of the last quarter of its samples against that of the first, after a minute to warm up.
         """
@@ -57,12 +58,12 @@ class Memory:
 
 @dataclass(slots=True)
 class Operator:
-    """Looks at pages and the REST API, one after the other, and keeps a live connection; notes every wrong answer."""
+    """Reads pages and the REST API in rotation and keeps a live connection; records every wrong answer."""
 
     stack: Stack
     session: aiohttp.ClientSession
     looked: Counter[str] = field(default_factory=Counter)
-    failed: list[tuple[float, str]] = field(default_factory=list)  # epoch seconds, what happened
+    failed: list[tuple[float, str]] = field(default_factory=list)  # epoch seconds, event
     messages: int = 0
     stale: list[tuple[float, str]] = field(default_factory=list)  # epoch seconds, a job that was late or failing then
     jobs_known: bool = False
@@ -94,7 +95,7 @@ class Operator:
             self._take_jobs(json.loads(text))
 
     def _take_jobs(self, ready: dict[str, object]) -> None:
-        """Count the jobs that `/readyz` calls anything but well; older stacks say nothing of jobs."""
+        """Count the unhealthy jobs of `/readyz`; older stacks report no jobs."""
         jobs = ready.get("jobs")
         if jobs is None:
             return
@@ -106,7 +107,7 @@ class Operator:
                 self.stale.append((time.time(), name))
 
     async def _listen(self, stop: asyncio.Event) -> None:
-        """A browser's live connection, opened again whenever it breaks."""
+        """Keep a browser's live connection, reopened whenever it breaks."""
         url = f"{self.stack.url}/ws/live/?topics=overview,instances,events"
         while not stop.is_set():
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):

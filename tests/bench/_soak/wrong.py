@@ -1,4 +1,4 @@
-"""Requests that are mistakes, and clients that leave in the middle of asking."""
+"""Faulty requests, and clients that leave in the middle of one."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ TOO_LARGE_BYTES = 5 * 2**20
 
 
 async def raw(mix: Mix, seen: Seen, body: bytes, *, path: str = CHAT, method: str = "POST", **headers: str) -> None:
-    """Send *body* without an SDK and note the status and the code of the answer."""
+    """Send *body* without an SDK; record the status and the error code."""
     given = {
         "Authorization": f"Bearer {mix.keys['acme']}",
         "Content-Type": "application/json",
@@ -102,7 +102,7 @@ async def wrong_method(mix: Mix, seen: Seen) -> None:
 
 
 async def too_long(mix: Mix, seen: Seen) -> None:
-    """Longer than the model's context, which only the instance knows; the gateway passes its words on."""
+    """Exceed the model's context, which only the instance knows; the gateway passes its message on."""
     ids = [7] * 5000
     asked = json.dumps({"model": "llama-2-70b", "prompt": ids, "max_tokens": 16}).encode()
     seen.model = "llama-2-70b"
@@ -110,20 +110,20 @@ async def too_long(mix: Mix, seen: Seen) -> None:
 
 
 async def tools_refused(mix: Mix, seen: Seen) -> None:
-    """A choice of a tool that is not among those given."""
+    """Choose a tool that is not among those given."""
     choice = {"type": "function", "function": {"name": "no_such_tool"}}
     await raw(mix, seen, body(mix, seen, tools=TOOLS, tool_choice=choice))
 
 
 async def half_body(mix: Mix, seen: Seen) -> None:
-    """Goes away with half of its body sent."""
+    """Leave with half of the body sent."""
     whole = body(mix, seen)
     await _by_hand(mix, seen, whole[: len(whole) // 2], len(whole))
     seen.end = End.NEVER_SENT
 
 
 async def asks_and_goes(mix: Mix, seen: Seen) -> None:
-    """Goes away as soon as its request is sent."""
+    """Leave as soon as the request is sent."""
     whole = body(mix, seen, stream=mix.draw.random() < 0.5, max_tokens=400)
     seen.unread = True
     await _by_hand(mix, seen, whole, len(whole))

@@ -1,4 +1,4 @@
-"""Asking a gateway for answers of known lengths, and reading what it predicted and wrote."""
+"""Helpers: answers of known lengths from a gateway, and its predictions and records."""
 
 import asyncio
 from functools import partial
@@ -13,7 +13,7 @@ LONG = "Write a long and friendly letter to the neighbours about the summer part
 
 
 async def use(lengths, predictor):
-    """Let *predictor* answer from now on; what asks for versions leaves it alone."""
+    """Replace the predictor by *predictor*; version refreshes leave it alone."""
     for task in lengths._tasks:
         task.cancel()
     await lengths.answering.active.replace(predictor)
@@ -24,7 +24,7 @@ def in_database(read):
 
 
 async def say(served, text, tokens=None, **body):
-    """One answered request; *tokens*: how long its answer comes to be."""
+    """Send one request whose answer has *tokens* tokens."""
     if tokens is not None:
         served.backends[0].script.tokens = tokens
     async with asyncio.timeout(30):

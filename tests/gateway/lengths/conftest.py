@@ -1,4 +1,4 @@
-"""A gateway whose length service recovers fast, and one whose model takes every answer for 50 tokens."""
+"""A gateway whose length service recovers fast, and one whose model predicts 50 tokens for every answer."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def short_waits(monkeypatch):
 
 @pytest.fixture
 async def service(served):
-    """The gateway's length service, with a model that takes every answer for 50 tokens."""
+    """The gateway's length service, with a model that predicts 50 tokens for every answer."""
     lengths = served.gateway.lengths
     await use(lengths, InLine(constant("50")))
     return lengths

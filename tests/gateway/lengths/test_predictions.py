@@ -1,4 +1,4 @@
-"""The length service in a whole gateway: who answers, what is learnt, and what bounds it; versions come and go."""
+"""The length service in a whole gateway: its answers, learning, bounds, and versions."""
 
 import asyncio
 
@@ -155,7 +155,7 @@ class TestNoStudent:
 
 
 async def test_versions_are_taken_up_and_given_back_while_serving(served, tmp_path, monkeypatch):
-    """A promoted version answers within a refresh, its shadow predicts beside it, and a rollback undoes it."""
+    """A promoted version answers within a refresh, its shadow predicts alongside, and a rollback undoes it."""
     made = {"": constant("50"), "one.npz": constant("70"), "two.npz": constant("90")}
     monkeypatch.setattr(answering, "load", lambda kind, file: made[file.rpartition("/")[2]])
     lengths = served.gateway.lengths
@@ -202,7 +202,7 @@ async def test_a_model_is_served_by_the_kind_that_it_names(served, monkeypatch):
     await until(lambda: len(lengths.answering.named) == 1)
     await say(served, "a question of quite another sort", 40)
     assert await prediction_of(served) == {"tokens": 90, "upper_tokens": 225, "source": "ssjf-cls 2"}
-    assert lengths.shadows.names == []  # what answers is no shadow
+    assert lengths.shadows.names == []  # the active version is no shadow
     (_, model) = lengths.snapshot()["models"]
     assert (model["version"], model["asked"], model["in_time"]) == ("ssjf-cls 2", 1, 1)
 

@@ -1,4 +1,4 @@
-"""What the length service of a gateway keeps and shows: samples, measures by the minute, alarms, metrics."""
+"""Records and metrics of a gateway's length service: samples, measures by the minute, alarms."""
 
 import logging
 import random

@@ -1,4 +1,4 @@
-"""Nothing of the length service breaks serving: bad models, killed and hanging processes, adversarial prompts."""
+"""Faults of the length service never break serving: bad models, killed and hanging processes, adversarial prompts."""
 
 import asyncio
 import logging
@@ -84,7 +84,7 @@ async def test_a_hanging_process_costs_each_request_the_budget_at_most(served, s
         return prediction.why
 
     assert set(await asyncio.gather(*map(timed, range(30)))) <= {"late", "down"}
-    assert sorted(waits)[15] < 1.0  # the budget is 20 ms; a busy machine may add to it, a hang would be for ever
+    assert sorted(waits)[15] < 1.0  # the budget is 20 ms; a busy machine may add to it, a hang would be endless
     assert service.late >= 1
     assert predictor.timing.in_time < predictor.timing.asked
     await say(served, "well")
