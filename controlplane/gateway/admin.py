@@ -1,4 +1,4 @@
-"""Admin of the request ledger and the minute rows: read-only, and careful with tables that grow without end."""
+"""Admin of the request ledger and the minute rows: read-only, and sparing with tables that grow without bound."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from controlplane.resources.requests import REQUESTS
 
 
 def name_filter(field: str, names: Callable[[], QuerySet[Any]]) -> type[admin.SimpleListFilter]:
-    """A filter on the text column *field* by the names in the inventory, not by a scan for all values that occur."""
+    """Return a filter on the text column *field* by the names in the inventory, not by a scan for all its values."""
 
     class NameFilter(admin.SimpleListFilter):
         title = field.replace("_", " ").replace("slo", "SLO")

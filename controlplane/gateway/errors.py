@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, with the headers by which its SDKs decide whether and when to try again."""
+"""Errors in OpenAI's shape, with the headers by which its SDKs decide whether and when to retry."""
 
 import math
 
@@ -10,7 +10,7 @@ JSON_TYPE = (b"content-type", b"application/json")
 class ApiError(Exception):
     """An answer other than success: status, OpenAI error body, retry headers.
 
-    `retry_after_s` also says to the SDKs that trying again makes sense; without it, that it makes none.
+    `retry_after_s` also signals the SDKs that a retry makes sense; without it, that it does not.
     """
 
     def __init__(
@@ -19,7 +19,7 @@ class ApiError(Exception):
         message: str,
         *,
         code: str,
-        type: str = "invalid_request_error",  # the word of OpenAI's error body
+        type: str = "invalid_request_error",  # the value in OpenAI's error body
         param: str | None = None,
         retry_after_s: float | None = None,
         estimated_wait_s: float | None = None,
@@ -39,7 +39,7 @@ class ApiError(Exception):
         return orjson.dumps({"error": self.fields()})
 
     def fields(self) -> dict[str, object]:
-        """The fields of OpenAI's error body."""
+        """Return the fields of OpenAI's error body."""
         fields: dict[str, object] = {
             "message": self.message,
             "type": self.type,
@@ -65,9 +65,9 @@ class ApiError(Exception):
         return headers
 
     def event(self, sequence_number: int | None = None) -> bytes:
-        """The error as a server-sent event, for a stream whose status has already been sent.
+        """Return the error as a server-sent event, for a stream whose status has already been sent.
 
-        With a *sequence_number* in the form of the Responses API, and also in that of chats, by which its SDKs raise.
+        With a *sequence_number* it has the form of the Responses API, and also that of chats, by which its SDKs raise.
         """
         if sequence_number is None:
             return b"data: " + self.body() + b"\n\n"
@@ -113,5 +113,5 @@ def unavailable(message: str, *, code: str, retry_after_s: float, status: int = 
 
 
 STOPPING = unavailable("This server is stopping; try again.", code="stopping", retry_after_s=1)
-# Which one serves is in /readyz: a tenant need not know the machines.
+# The serving process is named in /readyz: a tenant need not know the machines.
 STANDING_BY = unavailable("This process is standing by; another serves.", code="standing_by", retry_after_s=1)

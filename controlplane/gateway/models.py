@@ -7,15 +7,15 @@ from django.db import models
 from controlplane.accounts.models import ApiKey, Tenant
 
 LONG_MS = 600_000.0
-"""Requests that take longer have an index of their own: an hour of usage looks for them long before it."""
+"""Duration above which requests are in a separate index: an hour of usage looks for them long before it."""
 
 
 class Outcome(models.TextChoices):
-    """How a request ended."""
+    """Outcome of a request."""
 
     DONE = "done", "Done"
-    FAILED = "failed", "Failed"  # upstream or we could not serve it
-    CANCELLED = "cancelled", "Cancelled"  # the tenant went away
+    FAILED = "failed", "Failed"  # the instance or Pilothouse could not serve it
+    CANCELLED = "cancelled", "Cancelled"  # the tenant disconnected
     REJECTED = "rejected", "Rejected"  # queue bound, limits, deadline
 
 
@@ -105,7 +105,7 @@ class LedgerRow(models.Model):
 
 
 SERIES = ("minute", "model", "region", "own_region", "slo_class")
-"""What a minute row is one of."""
+"""Key columns of a minute row."""
 SUMS = (
     "requests",
     "failed",
@@ -120,14 +120,14 @@ SUMS = (
     "repeated_prompt_tokens",
     "repeated_output_tokens",
 )
-"""What it adds up."""
+"""Summed columns of a minute row."""
 
 
 class MinuteRow(models.Model):
     """Demand of one minute of arrival for (model, region, region of the callers, SLO class).
 
-    Written in the same transaction as the ledger. Tokens were served in *region*; the unserved are those that were asked for
-    in vain: prompts as counted, outputs as predicted. The repeated are retries of such; their tokens, if any, were served.
+    Written in the same transaction as the ledger. Tokens were served in *region*; the unserved got no service: prompts as
+    counted, outputs as predicted. The repeated are retries of such; their tokens, if any, were served.
     """
 
     minute = models.DateTimeField(db_index=True)
@@ -168,8 +168,9 @@ class MinuteRow(models.Model):
 
 
 class CapacityStep(models.Model):
-    """What the ready instances of an endpoint served from *at* on, in prompt and output tokens a second together, as it was
-    counted then. There is a row for each change.
+    """Capacity of an endpoint's ready instances from *at* on, in prompt plus output tokens a second, as counted then.
+
+    There is a row for each change.
     """
 
     at = models.DateTimeField()

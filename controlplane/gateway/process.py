@@ -1,6 +1,6 @@
-"""The gateway process: its parts, and the jobs it runs next to tenants' requests.
+"""The gateway process: its parts, and the jobs it runs alongside tenants' requests.
 
-The HTTP side (`gateway.serving`) and the decision side (`controlplane.dispatch`) meet here, and exchange records alone.
+The HTTP side (`gateway.serving`) and the decision side (`controlplane.dispatch`) meet here, and exchange only records.
 `start` and `stop` are called by the server's lifespan.
 """
 
@@ -50,17 +50,24 @@ from scheduling.queueing import global_scheduler
 from scheduling.queueing.waits import waiting_in_queues, waiting_time
 from scheduling.scaling import FLOOR, view
 
-COLLECT_AFTER = (50_000, 20, 50)  # allocations; a thousand streams hold so much that collecting often stalls the loop
+COLLECT_AFTER = (
+    50_000,
+    20,
+    50,
+)  # allocations; a thousand streams hold so much that frequent collection stalls the loop
 SWITCH_S = 0.0005
-"""How long the event loop waits for a thread that computes, such as the ledger's writer, to let go of the interpreter. With
-Python's own 5 ms, callbacks next to such a thread took twice as long (41 us on average instead of 20, at worst 50 ms)."""
-COUNT_S = 0.1  # period in which tokens of streams are counted
+"""Longest wait of the event loop for a computing thread, such as the ledger's writer, to release the interpreter.
+
+With Python's default of 5 ms, callbacks alongside such a thread took twice as long (41 us on average instead of 20, at worst
+50 ms).
+"""
+COUNT_S = 0.1  # period of counting the tokens of streams
 SWEEP_S = 1.0
 NOTE_USE_S = 30.0
 
 
 class Gateway:
-    """*rows* are what the reactive floor changes rows by."""
+    """The parts of the process. The reactive floor changes rows through *rows*."""
 
     def __init__(self, rows: floor.Rows) -> None:
         loop_clock = time.monotonic  # the clock of asyncio's event loop
@@ -146,17 +153,17 @@ class Gateway:
 
     @property
     def active(self) -> int:
-        """Requests between arrival and answer."""
+        """Return the number of requests between arrival and answer."""
         return self.http.active
 
     @property
     def stopping(self) -> bool:
         return self.http.stopping
 
-    # Life
+    # Lifecycle
 
     async def start(self) -> None:
-        await asyncio.to_thread(kernels.compile_group, "requests")  # at once where that was done
+        await asyncio.to_thread(kernels.compile_group, "requests")  # immediate where that was done
         for module in (dispatch, waiting_time, waiting_in_queues, view, global_scheduler):
             await asyncio.to_thread(module.warm_up)
         await self.upstream.start()
@@ -179,7 +186,7 @@ class Gateway:
             self.floor.run(),
         ):
             self._tasks.append(asyncio.create_task(work))
-        # Everything loaded by now stays: without this, each full collection walks half a million objects (100 ms).
+        # Everything loaded by this point stays: without this, each full collection walks half a million objects (100 ms).
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AFTER)
@@ -188,7 +195,7 @@ class Gateway:
         monitor.current = self.monitor
 
     async def stop(self) -> None:
-        """The server has let its streams finish (or cut them); write what is left and let go."""
+        """Write what is left and release resources, after the server has let its streams finish (or cut them)."""
         self.http.stopping = True
         if monitor.current is self.monitor:
             monitor.current = None
@@ -228,7 +235,7 @@ class Gateway:
         return self.lease.held
 
     def refresh_now(self) -> None:
-        """Read the inventory again without waiting for its period."""
+        """Read the inventory without waiting for its period."""
         self._refresh.set()
 
     async def _keep_inventory(self) -> None:
@@ -241,20 +248,20 @@ class Gateway:
                 await self.read_inventory()
 
     async def read_inventory(self) -> None:
-        """Make the live fleet agree with the rows. Raises what the database raises; then the live fleet stays as it was."""
+        """Update the live fleet from the rows. Raises what the database raises; then the live fleet stays as it was."""
         self.dispatcher.apply_inventory(await database_sync_to_async(inventory.read)())
         self.lengths.tune(self.topology.values)
 
 
 PROBE_S = 10.0
 ANSWER_WITHIN_S = 2.0
-GONE_AFTER = 2  # probes without an answer: a worker that starts a child may answer late
+GONE_AFTER = 2  # missed probes: a worker that starts a child may answer late
 BEAT_SILENT_S = 30.0  # the shortest period of its schedule is five seconds
 NOT_KNOWN = "not known while "
 
 
 class Parts:
-    """`probe` asks the workers, now and then; calling it gives every part as memory knows it now."""
+    """State of every part. `probe` asks the workers periodically; calling the object returns each part as last known."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway = gateway
@@ -264,7 +271,7 @@ class Parts:
         self._kernels_missing = True
 
     async def probe(self) -> None:
-        """Ask which workers are there. Raises what the broker raises."""
+        """Ask which workers are running. Raises what the broker raises."""
         try:
             workers = await asyncio.to_thread(answering_workers, settings.REDIS_URL, ANSWER_WITHIN_S)
         except Exception:
@@ -324,7 +331,7 @@ class Parts:
     def _beat(self, celery: Part) -> Part:
         if celery.state != PartState.OK:
             return Part("beat", PartState.WARNING, f"{NOT_KNOWN}no worker answers")
-        # Only the tasks that it starts show that it lives.
+        # Only the tasks that it starts show that it is alive.
         ran_at = max(self.gateway.monitor.last_run_at() or 0.0, self.gateway.monitor.started_at)
         silent_s = time.time() - max(ran_at, self._back_at())
         if silent_s > BEAT_SILENT_S:
@@ -332,7 +339,7 @@ class Parts:
         return Part("beat", PartState.OK, f"a periodic task ended {time.time() - ran_at:.0f} s ago")
 
     def _back_at(self) -> float:
-        """When the last outage of Redis ended: until then nothing of beat's could arrive."""
+        """Return when the last outage of Redis ended: until then nothing of beat's could arrive."""
         return self.gateway.publisher.job.last_error_at or 0.0
 
     def _instances(self) -> Part:

@@ -17,11 +17,11 @@ from controlplane.rows import narrowed
 
 USAGE_COLUMNS = SERIES + SUMS
 OWN_REGION = Case(When(own_region="", then=F("region")), default=F("own_region"))
-"""Region of the caller of a ledger row, or of those of a minute row."""
+"""Region of the caller of a ledger row, or of the callers of a minute row."""
 
 
 def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> Iterator[dict[str, Any]]:
-    """The fleet's minute rows in [since, until), oldest first, at most *limit*; *names* narrows model, region, class.
+    """Yield the fleet's minute rows in [since, until), oldest first, at most *limit*; *names* narrows model, region, class.
 
     A generated past is not usage.
     """
@@ -34,7 +34,7 @@ def fleet_usage(since: datetime, until: datetime, limit: int, **names: str) -> I
 def tenant_usage(
     tenants: QuerySet[Tenant], since: datetime, until: datetime, limit: int, **names: str
 ) -> Iterator[dict[str, Any]]:
-    """The same columns for *tenants*, counted from the ledger; minute rows know no tenant."""
+    """Yield the same columns for *tenants*, counted from the ledger: minute rows have no tenant."""
     sums = {
         "requests": Count("pk"),
         "failed": Count("pk", filter=Q(outcome__in=[Outcome.FAILED, Outcome.REJECTED])),
@@ -51,7 +51,7 @@ def tenant_usage(
     }
     rows = narrowed(LedgerRow.objects.filter(tenant__in=tenants, arrived_at__gte=since, arrived_at__lt=until), **names)
     grouped = rows.order_by().annotate(minute=TruncMinute("arrived_at")).values(*SERIES).order_by(*SERIES)
-    # an annotation may not have the name of a column, so each sum has another one, and is renamed row by row
+    # an annotation may not have the name of a column, so each sum gets another one and is renamed row by row
     counted = grouped.annotate(**{f"sum_{name}": value for name, value in sums.items()})
     for row in counted[:limit].iterator(chunk_size=2_000):
         named = {name.removeprefix("sum_"): value for name, value in row.items()}
@@ -59,10 +59,10 @@ def tenant_usage(
 
 
 def attainments(since: datetime, **names: str) -> dict[tuple[str, str], dict[str, Attainment]]:
-    """How SLO classes were met in the minutes from *since* on, by (model, region that served) and class.
+    """Return attainment of SLO classes in the minutes from *since* on, by (model, region that served) and class.
 
-    *names* narrows model, region, class. What a class that promises nothing failed is no miss; a class that is not known
-    any more promised what nobody knows.
+    *names* narrows model, region, class. A failure in a class that promises nothing is no miss; nor is one in a deleted
+    class, whose promises are unknown.
     """
     objectives = {row.name: row.percentile / 100 for row in SloClass.objects.all() if row.promises}
     counted = MinuteRow.objects.filter(generated=False, minute__gte=since, slo_class__in=objectives).order_by()
@@ -77,9 +77,9 @@ MOST_WAITS = 5_000
 
 
 def wait_points(since: datetime, *, model: str = "") -> list[dict[str, Any]]:
-    """What was estimated when requests came, and what they then waited: of the last that waited since *since*, latest first.
+    """Return estimated and actual waits of the latest requests that waited since *since*, latest first.
 
-    Those that several instances had are left out: they waited more than once.
+    Requests that several instances had are left out: they waited more than once.
     """
     estimated = LedgerRow.objects.filter(
         arrived_at__gte=since, queue_position__gt=0, attempts=1, estimated_wait_s__isnull=False, queue_ms__isnull=False
@@ -100,7 +100,7 @@ def wait_points(since: datetime, *, model: str = "") -> list[dict[str, Any]]:
 
 
 def wait_calibration(points: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How well the estimates of *points* agree with what came, by model: R2, share below the 99th percentile, excess."""
+    """Return how well the estimates of *points* match, by model: R2, share below the 99th percentile, excess."""
     by_model: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for point in points:
         by_model[point["model"]].append(point)

@@ -17,9 +17,9 @@ from controlplane.gateway.errors import ApiError, invalid, invalid_key
 
 logger = logging.getLogger(__name__)
 TIERS = (None, "auto", "default", "flex", "scale", "priority")
-"""Of `service_tier`: OpenAI's own, and vLLM 0.32 takes no other in responses."""
+"""Values of `service_tier`: OpenAI's own; vLLM 0.32 takes no other in responses."""
 CACHE_SIZE = 20_000
-DATABASE_DOWN_GRACE_S = 60.0  # a key that was good keeps working this long while the database cannot be read
+DATABASE_DOWN_GRACE_S = 60.0  # time that a valid key keeps working while the database cannot be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class SloTerms:
     e2e_target_ms: int | None
     deadline_s: int | None
     objective: float = 0.95
-    """Share of its requests that must meet what is promised."""
+    """Share of its requests that must meet its promises."""
     interactive: bool = True
 
     @property
     def due_s(self) -> float | None:
-        """Seconds from arrival until the first token is due; None where that is not promised."""
+        """Return seconds from arrival until the first token is due; None where that is not promised."""
         return self.ttft_target_ms / 1000 if self.ttft_target_ms else None
 
     @property
     def end_s(self) -> float | None:
-        """Seconds from arrival until the last token is due, end to end or by the deadline; None for never."""
+        """Return seconds from arrival until the last token is due, end to end or by the deadline; None for never."""
         e2e_s = self.e2e_target_ms / 1000 if self.e2e_target_ms else None
         return min((each for each in (e2e_s, self.deadline_s) if each), default=None)
 
@@ -64,12 +64,12 @@ class SloTerms:
 
     @property
     def promises(self) -> bool:
-        """Whether there is anything that a request of it could miss."""
+        """Whether a request of the class could miss anything."""
         targets = (self.ttft_target_ms, self.itl_target_ms, self.e2e_target_ms, self.deadline_s)
         return any(target is not None for target in targets)
 
     def met(self, ttft_ms: float | None, itl_ms: float | None, e2e_ms: float) -> bool | None:
-        """Whether a finished request kept every target of its class that could be measured; None when there is none."""
+        """Return whether a finished request met every measurable target of its class; None when there is none."""
         met = None
         for value, target in (
             (ttft_ms, self.ttft_target_ms),
@@ -98,19 +98,17 @@ class Grant:
     expires_at_s: float | None = None
 
     def choose(self, header: str | None, service_tier: object, known: frozenset[str]) -> SloTerms:
-        """The class of a request: `X-SLO-Class` first, then `service_tier`, then the tenant's default.
+        """Return the class of a request: `X-SLO-Class` first, then `service_tier`, then the tenant's default.
 
-        *known* holds the names and tiers of every class. Raises ApiError: 400 for a word that means nothing here, 403
-        for a class outside the tenant's entitlement.
+        *known* holds the names and tiers of every class. Raises ApiError: 400 for an unknown value, 403 for a class outside
+        the tenant's entitlement.
         """
         if header:
             terms = self.terms.get(header)
             if terms is None:
                 raise self._refused(header, "X-SLO-Class", known)
             return terms
-        unknown_tier = (
-            service_tier in TIERS and service_tier not in known
-        )  # as OpenAI does where a tier is not to be had
+        unknown_tier = service_tier in TIERS and service_tier not in known  # as OpenAI does where a tier is unavailable
         if service_tier is None or service_tier in ("auto", "default") or unknown_tier:
             return self.default_terms
         if not isinstance(service_tier, str):
@@ -143,7 +141,7 @@ class Words:
     regions: frozenset[str] = frozenset()
 
     def region(self, name: str) -> str:
-        """*name* if a region has it, or none is named. Raises ApiError 400."""
+        """Return *name* if a region has it, or it is empty. Raises ApiError 400."""
         if name and name not in self.regions:
             known = ", ".join(sorted(self.regions)) or "none"
             raise invalid(f"There is no region {name!r}; there are: {known}.", "X-Region", "unknown_region")
@@ -151,7 +149,7 @@ class Words:
 
 
 def _load(hashes: Iterable[str]) -> tuple[dict[str, Grant], Words]:
-    """Grants of the usable keys among *hashes* (SHA-256, hexadecimal), and what requests may name."""
+    """Return grants of the usable keys among *hashes* (SHA-256, hexadecimal), and the names that requests may use."""
     classes = frozenset(word for pair in SloClass.objects.values_list("name", "service_tier") for word in pair if word)
     rows = (
         ApiKey.objects.filter(sha256__in=list(hashes), revoked_at=None, tenant__active=True)
@@ -188,7 +186,7 @@ class Keys:
         self._lock = asyncio.Lock()
 
     async def check(self, authorization: bytes | None) -> Grant:
-        """The grant behind an Authorization header. Raises ApiError 401, or 503 when no key can be checked at all."""
+        """Return the grant behind an Authorization header. Raises ApiError 401, or 503 when no key can be checked at all."""
         if not authorization:
             raise invalid_key("No API key was sent. Send `Authorization: Bearer <key>`.")
         scheme, _, secret = authorization.partition(b" ")
@@ -227,7 +225,7 @@ class Keys:
         return grant
 
     async def refresh(self) -> None:
-        """Read every cached key again; forget the unknown ones. Keeps what it has for a while if that fails.
+        """Read every cached key again and drop unknown ones. On failure the cache is kept for a while.
 
         Raises what the database raises.
         """

@@ -1,4 +1,4 @@
-"""Per-tenant limits: requests at one time, tokens a minute. Kept in the memory of the process that owns the region."""
+"""Per-tenant limits: concurrent requests, tokens a minute. Kept in the memory of the process that owns the region."""
 
 import asyncio
 from collections import deque
@@ -21,9 +21,9 @@ class Limits:
         self._use: dict[int, TenantUse] = {}
 
     def enter(self, tenant_id: int, now_s: float, *, max_concurrent: int, tokens_per_minute: int, tokens: int) -> None:
-        """Count one request of *tokens* (prompt and predicted output) in. Raises ApiError 429; then nothing is counted.
+        """Admit one request of *tokens* (prompt and predicted output). Raises ApiError 429; then nothing is counted.
 
-        A request larger than a whole minute's tokens is let in on a full bucket, and leaves the bucket in debt.
+        A request larger than a whole minute's tokens is admitted on a full bucket, and leaves the bucket in debt.
         """
         use = self._use.get(tenant_id)
         if use is None:
@@ -49,7 +49,7 @@ class Limits:
         use.concurrent += 1
 
     def leave(self, tenant_id: int, *, tokens_per_minute: int, predicted: int, used: int) -> None:
-        """Count the request out and put right what was predicted wrongly."""
+        """Release the request and correct the predicted tokens to the used ones."""
         use = self._use[tenant_id]
         use.concurrent -= 1
         if tokens_per_minute and use.refilled_s >= 0:
@@ -72,9 +72,9 @@ MOST_PER_CYCLE = 16
 
 
 class Pace:
-    """Lets at most *most* requests begin in one cycle of the event loop; the others begin in the cycles that follow.
+    """Limits requests that begin in one cycle of the event loop to *most*; the others begin in the following cycles.
 
-    A request takes about a millisecond to begin (parse, decide, connect), all of it in one go. Without this, whatever else
+    A request takes about a millisecond to begin (parse, decide, connect), without a pause. Without this limit, whatever else
     is ready in the same cycle waits behind all of them.
     """
 
@@ -84,7 +84,7 @@ class Pace:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def enter(self) -> asyncio.Future[None] | None:
-        """None if the request may begin now, else what it has to wait for."""
+        """Return None if the request may begin immediately, else the future to wait for."""
         if self._begun < self.most and not self._waiting:
             self._count()
             return None
@@ -101,6 +101,6 @@ class Pace:
         self._begun = 0
         while self._waiting and self._begun < self.most:
             begins = self._waiting.popleft()
-            if not begins.done():  # its request may have gone
+            if not begins.done():  # its request may have left
                 begins.set_result(None)
                 self._count()

@@ -1,8 +1,8 @@
 """Validation of a request body, before anything is queued for it.
 
 Only fields that we act on, or that would otherwise fail late or cost much, are checked; every other field passes through to
-vLLM untouched. Everything that vLLM takes is taken: JSON as Python's own parser reads it, and fields as vLLM's pydantic
-models do, numbers and truth as text among them. Each error names the field, as `param` in the OpenAI error body.
+vLLM untouched. Everything that vLLM accepts is accepted: JSON as Python's own parser reads it, and fields as vLLM's pydantic
+models do, including numbers and booleans as text. Each error names the field, as `param` in the OpenAI error body.
 """
 
 import json
@@ -26,7 +26,7 @@ _STORED = ("previous_response_id", "conversation")
 
 
 def chat_turns(body: dict[str, Any]) -> list[Turn]:
-    """The messages of a chat *body*, the calls of tools in them as turns of their own. Raises ApiError 400."""
+    """Return the messages of a chat *body*, their tool calls as separate turns. Raises ApiError 400."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise invalid("`messages` must be a list of at least one message.", "messages", "missing_required_parameter")
@@ -42,7 +42,7 @@ def chat_turns(body: dict[str, Any]) -> list[Turn]:
 
 
 def response_turns(body: dict[str, Any]) -> list[Turn]:
-    """`instructions` and the items of `input` of a Responses *body*. Raises ApiError 400."""
+    """Return `instructions` and the items of `input` of a Responses *body*. Raises ApiError 400."""
     for name in _STORED:
         if body.get(name) is not None:
             raise invalid(
@@ -71,7 +71,7 @@ def response_turns(body: dict[str, Any]) -> list[Turn]:
 
 
 def _item(item: Any, where: str) -> Turn:
-    """One item of a Responses input: a message, a tool call, its output, reasoning, or another item of vLLM."""
+    """Return one item of a Responses input: a message, a tool call, its output, reasoning, or another item of vLLM."""
     if not isinstance(item, dict):
         raise invalid(f"`{where}` must be an object.", where, "invalid_type")
     kind = item.get("type", "message")
@@ -103,7 +103,7 @@ def _content(content: Any, where: str) -> str | list[Any] | None:
 
 
 def characters(turns: list[Turn]) -> int:
-    """Characters of text in *turns*."""
+    """Return the number of characters of text in *turns*."""
     size = 0
     for _, content in turns:
         if isinstance(content, str):
@@ -114,12 +114,12 @@ def characters(turns: list[Turn]) -> int:
 
 
 MAX_CHOICES = 16_384  # vLLM's own limit
-MAX_TOKENS = 2**64 - 1  # what JSON's integers hold here; vLLM refuses more than a model's context
+MAX_TOKENS = 2**64 - 1  # largest integer of JSON here; vLLM refuses more than a model's context
 MAX_PRIORITY = 2**63 - 1
 
 _LAX: dict[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (int, float, bool)}
 TokenId = Annotated[int, Field(ge=0, lt=2**64)]
-_PROMPT: TypeAdapter[Any] = TypeAdapter(list[TokenId] | list[list[TokenId]] | str | list[str])  # as vLLM declares it
+_PROMPT: TypeAdapter[Any] = TypeAdapter(list[TokenId] | list[list[TokenId]] | str | list[str])  # as declared by vLLM
 
 
 class Kind(StrEnum):
@@ -131,27 +131,28 @@ class Kind(StrEnum):
 
 
 class Call(Struct):
-    """A checked request body and what the dispatcher needs to know of it."""
+    """A checked request body and what the dispatcher needs from it."""
 
     body: dict[str, Any]
     model: str
     stream: bool
     include_usage: bool  # the tenant gets usage at the end of a stream
-    sequences: int  # prompts x choices: what vLLM runs at once for this request
+    sequences: int  # prompts x choices, which vLLM runs at once for this request
     prompt_tokens: int | None  # exact when the prompt came as token ids
-    prompt_characters: int  # of text and of tools, when it did not
+    prompt_characters: int  # of text and of tools, otherwise
     max_tokens: int | None
     min_tokens: int
     ignore_eos: bool
     kind: Kind = Kind.COMPLETION
     raw: bytes = b""
-    """The body as it goes to an instance: as it came, where it is JSON by the letter."""
+    """The body for an instance: unchanged where it is strict JSON."""
     turns: list[Turn] = field(default_factory=list)  # of a conversation
 
 
 def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = None) -> Call:
-    """Check the body *raw* of a call. Raises ApiError with status 400; 413 if it is larger than *most_bytes* without its
-    images, sounds and films, which have a limit of their own.
+    """Check the body *raw* of a call. Raises ApiError 400, or 413 if it is larger than *most_bytes*.
+
+    Images, sounds and films do not count towards *most_bytes*; they have a separate limit.
     """
     too_much = most_bytes is not None and len(raw) > most_bytes
     try:
@@ -166,14 +167,14 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = No
     stream_asked = body.get("stream")
     stream = _boolean(body, "stream")
     choices, min_tokens, turns = 1, 0, []
-    if kind is Kind.RESPONSE:  # usage is in its last event, asked for or not
+    if kind is Kind.RESPONSE:  # usage is in its last event, requested or not
         include_usage, prompts, prompt_tokens, turns = True, 1, None, response_turns(body)
         max_tokens = _integer(body, "max_output_tokens", least=1, most=MAX_TOKENS)
     else:
         include_usage = _stream_options(body, bool(stream_asked))
         choices = _integer(body, "n", least=1, most=MAX_CHOICES) or 1
         min_tokens = _integer(body, "min_tokens", least=0, most=MAX_TOKENS) or 0
-        # A prompt's own log-probabilities are asked for by an echo without output, for which vLLM makes one token.
+        # A prompt's own log-probabilities are requested by an echo without output, for which vLLM makes one token.
         scores_only = kind is Kind.COMPLETION and _boolean(body, "echo")
         max_tokens = _integer(body, "max_tokens", least=0 if scores_only else 1, most=MAX_TOKENS)
         max_tokens = 1 if max_tokens == 0 else max_tokens
@@ -209,7 +210,7 @@ def parse(raw: bytes, kind: Kind, *, max_depth: int, most_bytes: int | None = No
 
 
 def _read(raw: bytes, max_depth: int) -> tuple[dict[str, Any], bytes]:
-    """The object of the JSON in *raw*, and the body to pass on."""
+    """Return the object of the JSON in *raw*, and the body to pass on."""
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
@@ -222,16 +223,18 @@ def _read(raw: bytes, max_depth: int) -> tuple[dict[str, Any], bytes]:
             raise invalid(f"The request body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise invalid("The request body must be a JSON object.", code="invalid_json")
-    if raw.count(b"[") + raw.count(b"{") > max_depth:  # no body is deeper than it has brackets
+    if raw.count(b"[") + raw.count(b"{") > max_depth:  # no body is deeper than its number of brackets
         _check_depth(body, max_depth)
     return body, raw
 
 
 def _by_the_letter(raw: bytes) -> bytes:
-    """*raw* in UTF-8 without what the standard forbids and Python's parser, which is vLLM's, takes: a byte order mark,
-    another encoding of Unicode, half of a surrogate pair (which becomes U+FFFD: a client cut a text within a character).
+    """Return *raw* in UTF-8 without what the standard forbids and Python's parser, which is vLLM's, accepts.
 
-    Raises ValueError for what is no JSON to it either, and for NaN and infinities; RecursionError for what is too deep.
+    That is a byte order mark, another encoding of Unicode, and a lone surrogate (which becomes U+FFFD: a client cut a text
+    within a character).
+
+    Raises ValueError for what that parser rejects too, and for NaN and infinities; RecursionError for what is too deep.
     """
     body = json.loads(raw, parse_constant=_refuse_constant)
     text = json.dumps(body, ensure_ascii=False, allow_nan=False)
@@ -247,7 +250,7 @@ def _too_deep(max_depth: int) -> ApiError:
 
 
 def _check_depth(body: dict[str, Any], max_depth: int) -> None:
-    """Walk level by level, so that a deep body costs no recursion."""
+    """Check the depth level by level, so that a deep body costs no recursion."""
     level: list[Any] = [body]
     for _ in range(max_depth):
         level = [
@@ -262,7 +265,7 @@ def _check_depth(body: dict[str, Any], max_depth: int) -> None:
 
 
 def _media(body: dict[str, Any]) -> Iterator[str]:
-    """Media in parts of messages: `{"image_url": {"url": …}}` in a chat, `{"image_url": …}` in a response."""
+    """Yield media in parts of messages: `{"image_url": {"url": …}}` in a chat, `{"image_url": …}` in a response."""
     turns = body.get("messages") or body.get("input")
     for turn in turns if isinstance(turns, list) else ():
         content = turn.get("content") if isinstance(turn, dict) else None
@@ -281,7 +284,7 @@ def _typed(body: dict[str, Any], name: str, kinds: tuple[type, ...], words: str)
 
 
 def _lax(body: dict[str, Any], name: str, kind: type, words: str, param: str = "") -> Any:
-    """The field *name* as pydantic reads a *kind*, None without it; it stands in *body* as it was read."""
+    """Return the field *name* as pydantic reads a *kind*, None without it; the value in *body* is replaced by it."""
     value = body.get(name)
     if value is None or type(value) is kind:
         return value
@@ -333,7 +336,7 @@ def _stop(body: dict[str, Any]) -> None:
 
 
 def _prompt(body: dict[str, Any]) -> tuple[int, int | None, int]:
-    """(prompts, exact tokens or None, characters of text) of a string, token ids, or a list of either."""
+    """Return (prompts, exact tokens or None, characters of text) of a string, token ids, or a list of either."""
     prompt = body.get("prompt")
     embeds = body.get("prompt_embeds")
     if embeds and not prompt:  # computed by the caller, for instances that take them
@@ -357,7 +360,7 @@ def _prompt(body: dict[str, Any]) -> tuple[int, int | None, int]:
 
 
 def with_prompt(call: Call, query: LengthQuery) -> LengthQuery:
-    """*query* with what a length model reads of *call*, its text as `read_turns` bounds it.
+    """Return *query* with what a length model reads of *call*, its text bounded by `read_turns`.
 
     Prompts of a batch come one after the other, and are no conversation. Token ids have no text.
     """
@@ -380,7 +383,7 @@ def with_prompt(call: Call, query: LengthQuery) -> LengthQuery:
 
 
 def _text_of(turn: Any) -> str:
-    """The text of one message or prompt."""
+    """Return the text of one message or prompt."""
     if isinstance(turn, str):
         return turn
     if not isinstance(turn, list):

@@ -1,4 +1,4 @@
-"""Accounting of a request that ended: ledger row, measures, and what predictors of lengths learn from it."""
+"""Accounting of a request that ended: ledger row, metrics, and the data from which length predictors learn."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -40,7 +40,7 @@ class Records:
         self.errors[error.status, error.code] += 1
 
     def groups(self, model: str, region: str, instance: str) -> tuple[int, ...]:
-        """The window groups that a request of *model* in *region* on *instance* counts for."""
+        """Return the window groups that a request of *model* in *region* on *instance* counts for."""
         groups = self._groups.get((model, region, instance))
         if groups is None:
             names = list(scopes_of(model, region))
@@ -50,7 +50,7 @@ class Records:
         return groups
 
     def close(self, ticket: Ticket, status: int) -> int:
-        """Write down how *ticket* ended, its answer having *status*. Returns the tokens that it used."""
+        """Record the end of *ticket*, answered with *status*; return the tokens that it used."""
         now_s, arrived_s = self.clock(), ticket.asked.arrived_s
         grant, call, terms = ticket.grant, ticket.call, ticket.terms
         outcome = OUTCOMES[ticket.state]
@@ -76,7 +76,7 @@ class Records:
             ticket.slo_met = terms.met(ticket.ttft_ms, ticket.itl_ms, ticket.e2e_ms)
         elif outcome is not Outcome.CANCELLED and (
             ticket.status < 400 or ticket.status >= 429
-        ):  # no tenant's own mistake
+        ):  # not the tenant's own mistake
             ticket.slo_met = False if terms.promises else None
 
         if done:
@@ -95,7 +95,7 @@ class Records:
         return ticket.prompt_tokens + ticket.output_tokens
 
     def _demand(self, ticket: Ticket) -> tuple[bool, bool]:
-        """Whether *ticket* is demand that was not served, and whether its demand was counted with an earlier attempt."""
+        """Return whether *ticket* is unserved demand, and whether its demand was counted with an earlier attempt."""
         key_id, asked = ticket.grant.key_id, ticket.asked
         unserved = _unserved(ticket)
         repeated = ticket.retry > 0 and self.retries.counted(key_id, ticket.call.raw, asked.arrived_s)
@@ -128,7 +128,7 @@ class Records:
 
 
 def scopes_of(model: str, region: str) -> tuple[str, ...]:
-    """What a request of *model* in *region* counts for beside its instance; without a region it was served by none."""
+    """Return the scopes of a request of *model* in *region* besides its instance; without a region it was not served."""
     of_endpoint = (f"endpoint {model} {region}",) if region else ()
     return FLEET, f"model {model}", *of_endpoint
 
@@ -136,7 +136,7 @@ def scopes_of(model: str, region: str) -> tuple[str, ...]:
 def _unserved(ticket: Ticket) -> bool:
     """Whether *ticket* was demand of the fleet and got no token.
 
-    What a quota of its tenant refused never reached the dispatcher; what an instance refused as a bad request asked for
+    A request refused by its tenant's quota never reached the dispatcher; one that an instance refused as bad asked for
     nothing that can be served.
     """
     if ticket.placement is None or ticket.first_token_s or ticket.state is TicketState.DONE:

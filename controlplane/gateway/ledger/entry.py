@@ -1,4 +1,4 @@
-"""The record of a request: filled while it lives, and written to the ledger as it is when it has ended."""
+"""The record of a request: filled during its life, and written to the ledger unchanged at its end."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from controlplane.gateway.models import LedgerRow
 
 
 class RequestRecord(msgspec.Struct, eq=False):
-    """Columns of the ledger by name. Their order is that of `INSERT` and of journals on disk: new ones come last."""
+    """Columns of the ledger by name. Their order is that of `INSERT` and of journals on disk: append new ones."""
 
     request_id: str = ""
     arrived_at: float = 0.0  # epoch seconds
@@ -29,7 +29,7 @@ class RequestRecord(msgspec.Struct, eq=False):
     outcome: str = ""
     status_code: int = 0
     error_code: str = ""
-    prompt_tokens: int = 0  # predicted, until the instance says
+    prompt_tokens: int = 0  # predicted, until the instance reports them
     output_tokens: int = 0
     predicted_output_tokens: int = 0
     queue_ms: float | None = None
@@ -39,28 +39,28 @@ class RequestRecord(msgspec.Struct, eq=False):
     slo_met: bool | None = None
     attempts: int = 0
     trace: str = "[]"  # JSON
-    error_message: str = ""  # as its tenant was answered
-    own_region: str = ""  # of its caller, where it counts as demand; in the ledger only where it is another
+    error_message: str = ""  # as answered to its tenant
+    own_region: str = ""  # of its caller, where it counts as demand; in the ledger only where different
     predicted_prompt_tokens: int = 0
     unserved: bool = False
-    retry: int = 0  # by the client's SDK, as it says
+    retry: int = 0  # number by the client's SDK
     repeated: bool = False
-    queue_position: int | None = None  # when it was queued, as the next two; 0: it did not wait
+    queue_position: int | None = None  # set when it was queued, as the next two; 0: it did not wait
     estimated_wait_s: float | None = None  # None while queued: the pace was unknown
     estimated_wait_p99_s: float | None = None
-    evictions: int = 0  # times that it was taken from an instance and queued again
+    evictions: int = 0  # times it was taken from an instance and queued again
 
     def values(self) -> list[Any]:
         return [getattr(self, name) for name in COLUMNS]
 
     def ended(self) -> "RequestRecord":
-        """A copy that holds on to nothing else of a live request."""
+        """Return a copy that refers to nothing else of a live request."""
         return RequestRecord(*self.values())
 
     def bounded(self) -> "RequestRecord":
-        """The same with each value cut to the nearest that its column takes.
+        """Return a copy with each value replaced by the nearest one that its column takes.
 
-        Instances and tenants may say anything. Raises TypeError or ValueError for a value of another type.
+        Instances and tenants may send anything. Raises TypeError or ValueError for a value of another type.
         """
         return RequestRecord(*(bound(value) for bound, value in zip(_BOUNDS, self.values(), strict=True)))
 
@@ -77,7 +77,7 @@ def fit(entries: Sequence[RequestRecord]) -> bool:
 
 
 class _Bound:
-    """What one column holds; *null* whether None is among it."""
+    """Range of one column; *null*: whether it includes None."""
 
     kinds: frozenset[type]
 
@@ -95,11 +95,11 @@ class _Bound:
         return not kinds or (kinds <= self.kinds and self.holds(column))
 
     def cut(self, value: Any) -> Any:
-        """The nearest to *value* that it holds. Raises TypeError or ValueError for a value of another kind."""
+        """Return the nearest value in range. Raises TypeError or ValueError for a value of another kind."""
         raise NotImplementedError
 
     def holds(self, values: Sequence[Any]) -> bool:
-        """Whether it holds all *values*, which are of its kinds and none of which is None."""
+        """Whether all *values*, which are of its kinds and not None, are in range."""
         return True
 
 
@@ -136,7 +136,7 @@ class _Real(_Bound):
 
 
 class _Text(_Bound):
-    """At most *most* characters that every database holds: no NUL, and no half of a surrogate pair."""
+    """At most *most* characters that every database holds: no NUL, and no lone surrogate."""
 
     kinds = frozenset({str})
 
@@ -168,7 +168,7 @@ _MOST: Final[dict[type, int]] = {
 
 
 def _bound_of(name: str) -> _Bound:
-    """What the column *name* holds."""
+    """Return the range of column *name*."""
     field: Any = LedgerRow._meta.get_field(name.removesuffix("_id") if name in {"tenant_id", "api_key_id"} else name)
     if isinstance(field, models.CharField | models.JSONField):  # JSON that we wrote
         return _Text(field.null, field.max_length)

@@ -1,8 +1,8 @@
-"""Ledger rows on disk until the database has them, so that a process that is killed loses none.
+"""Ledger rows on disk until the database has them, so that a killed process loses none.
 
-Rows are appended to a file of the state folder as requests end. What was written there outlives the process, whatever ends
-it (a power cut may still take the last moments: nothing waits for the disk). Each batch that goes to the database has files
-of its own, which are deleted once it is there. A file is locked by its process, so that others leave it alone.
+Rows are appended to a file of the state folder as requests end, and outlive the process however it ends (a power cut may
+still take the last moments: nothing waits for the disk). Each batch sent to the database has separate files, which are
+deleted once it is there. A file is locked by its process, so that others leave it alone.
 """
 
 import contextlib
@@ -14,20 +14,20 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 PATTERN = "ledger-unsaved*.jsonl"
 MOST_FILES = 50
-"""Files of batches that the database did not take, each an open descriptor; then the last one grows instead."""
+"""Most files of batches that the database did not take, each an open descriptor; then the last one grows instead."""
 
 
 class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._number = 0
-        self._current = -1  # file descriptor of the file that is being written, -1 for none
+        self._current = -1  # file descriptor of the file being written, -1 for none
         self._path = folder
         self._kept: list[tuple[Path, int]] = []  # files of rows that the database may not have, locked
         self._complained = False
 
     def append(self, line: bytes) -> None:
-        """Keep one row. A disk that does not take it is said once, and does not fail the request."""
+        """Append one row. A disk error is logged once, and does not fail the request."""
         try:
             if self._current < 0:
                 self._open()
@@ -40,16 +40,16 @@ class Journal:
             self._complained = False
 
     def cut(self) -> None:
-        """What was appended so far is a batch; what comes belongs to the next.
+        """End the batch of rows appended so far; later ones belong to the next.
 
-        While the database is away for long, batches share a file. What is in it twice is found by its request id.
+        In a long database outage, batches share a file. Duplicates in it are found by their request id.
         """
         if self._current >= 0 and len(self._kept) < MOST_FILES:
             self._kept.append((self._path, self._current))
             self._current = -1
 
     def forget(self) -> None:
-        """The database has every batch: delete their files."""
+        """Delete the files: the database has every batch."""
         for path, descriptor in self._kept:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -57,7 +57,7 @@ class Journal:
         self._kept.clear()
 
     def take_up(self) -> list[bytes]:
-        """Rows that processes which are gone have left; their files are deleted with the next batch."""
+        """Return rows left by processes that have ended; their files are deleted with the next batch."""
         lines: list[bytes] = []
         for path in sorted(self.folder.glob(PATTERN)):
             try:
@@ -66,7 +66,7 @@ class Journal:
                 continue
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:  # of a process that lives
+            except BlockingIOError:  # of a live process
                 os.close(descriptor)
                 continue
             lines += [line for line in path.read_bytes().split(b"\n") if line]
@@ -74,7 +74,7 @@ class Journal:
         return lines
 
     def close(self) -> list[Path]:
-        """Let go of the files; returns those that stay for the next start."""
+        """Close the files; return those that stay for the next start."""
         self.cut()
         left = [path for path, _ in self._kept]
         for _, descriptor in self._kept:

@@ -1,6 +1,6 @@
 """Ledger rows that the database refuses: quarantined with the reason, so that all others are written.
 
-A file of the state folder holds them, a JSON object a line. `manage.py ledger_refused` lists, mends and adds them again.
+They are in a file of the state folder, one JSON object a line. `manage.py ledger_refused` lists, fixes and adds them again.
 """
 
 import fcntl
@@ -17,11 +17,11 @@ from msgspec.structs import asdict
 
 FILE = "ledger-refused.jsonl"
 MOST_REASON = 500
-"""Characters of the database's own words that are kept."""
+"""Characters kept of the database's message."""
 
 
 class Refused(Struct):
-    """One row that was not taken: its values by column, and why."""
+    """One refused row: its values by column, and the reason."""
 
     at: float  # epoch seconds
     reason: str
@@ -30,7 +30,7 @@ class Refused(Struct):
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[int]:
-    """The file, opened for reading and appending; no other process reads or writes it meanwhile."""
+    """Open the file for reading and appending, locked against other processes."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -50,13 +50,13 @@ def quarantine(folder: Path, rows: Sequence[tuple[dict[str, Any], str]]) -> None
 
 
 def read(folder: Path) -> list[Refused]:
-    """All that was quarantined and not added again, oldest first; what is no such line is left out."""
+    """Return all rows in quarantine, oldest first, without invalid lines."""
     with _locked(folder) as descriptor:
         return _read(descriptor)
 
 
 def replace(folder: Path, done: Sequence[Refused], instead: Sequence[Refused] = ()) -> None:
-    """Take *done* out of the file, and put *instead* behind what is left."""
+    """Remove *done* from the file, and append *instead*."""
     taken = [_lines([one]) for one in done]
     with _locked(folder) as descriptor:
         left = [one for one in _read(descriptor) if _lines([one]) not in taken]
@@ -66,7 +66,7 @@ def replace(folder: Path, done: Sequence[Refused], instead: Sequence[Refused] = 
 
 
 def count(folder: Path) -> int:
-    """How many rows are quarantined."""
+    """Return the number of rows in quarantine."""
     try:
         return (folder / FILE).read_bytes().count(b"\n")
     except OSError:

@@ -1,7 +1,7 @@
-"""The request ledger: rows are gathered in memory and written in batches, with their minute series, in one transaction.
+"""The request ledger: rows are collected in memory and written in batches, with their minute series, in one transaction.
 
-Until the database has a row it is kept on disk too (`journal.py`): a start takes up what a crash, or a database that was
-away, has left. Rows that may have been written before, since nobody heard whether they were, are looked for first.
+Until the database has a row it is kept on disk too (`journal.py`): on start, rows left by a crash or a database outage are
+taken up. Rows that may already have been written, since no confirmation arrived, are looked up first.
 """
 
 import asyncio
@@ -30,15 +30,18 @@ from controlplane.gateway.models import SERIES, SUMS, LedgerRow, MinuteRow, Outc
 from controlplane.jobs.record import Job
 
 logger = logging.getLogger(__name__)
-LOOKED_UP = 500  # rows in one query
+LOOKED_UP = 500  # rows per query
 BATCH_ROWS = 256
-"""Rows after which a batch is written, however short a time it took. The thread that writes has the interpreter half of the
-time: with a second's rows in one batch, requests of a busy gateway waited 50 ms at a stretch behind it."""
-HELD_ROWS = 500_000  # about 400 MB; beyond it the oldest are given up, loudly
+"""Rows after which a batch is written, however recent the last one.
+
+The writing thread holds the interpreter half of the time: with a second's rows in one batch, requests of a busy gateway
+waited 50 ms at a stretch behind it.
+"""
+HELD_ROWS = 500_000  # about 400 MB; beyond it the oldest are dropped, with an error logged
 
 
 REFUSALS = (DataError, IntegrityError, TypeError, ValueError, OverflowError)
-"""What a row is to blame for, and not a database that is away. orjson's own errors are among them."""
+"""Errors that a row causes, as opposed to a database that is away. orjson's own errors are among them."""
 
 
 _QUOTE = connection.ops.quote_name
@@ -46,7 +49,7 @@ _ARRIVED = COLUMNS.index("arrived_at")
 
 
 def _column(at: int, name: str) -> str:
-    """Of the row `value`, what belongs into column *name*."""
+    """Return the expression for column *name* of the row `value`."""
     if connection.vendor != "postgresql":
         return f"json_extract(value, '$[{at}]')"
     field = LedgerRow._meta.get_field(name)
@@ -59,13 +62,14 @@ _INSERT = (
     f"SELECT {', '.join(starmap(_column, enumerate(COLUMNS)))} "
     + ("FROM json_array_elements(%s::json) AS value" if connection.vendor == "postgresql" else "FROM json_each(%s)")
 )
-"""Takes a whole batch as one JSON text. The database reads it without the interpreter: with a parameter for each value, the
-event loop stood still at every row, waiting for the interpreter."""
+"""Takes a whole batch as one JSON text. The database reads it without the interpreter: with a parameter per value, the event
+loop stalled at every row, waiting for the interpreter.
+"""
 _MINUTES = MinuteRow._meta.db_table
 _UPSERT_MINUTE = (
     f"INSERT INTO {_MINUTES} ({', '.join(SERIES + SUMS)}) "  # noqa: S608
     f"VALUES ({', '.join(['%s'] * len(SERIES + SUMS))}) "
-    # Should a minute of the demo's past be there, what was counted takes its place.
+    # Counted values replace a minute of the demo's past.
     f"ON CONFLICT ({', '.join(SERIES)}) DO UPDATE SET generated = excluded.generated, "
     + ", ".join(
         f"{name} = CASE WHEN {_MINUTES}.generated THEN 0 ELSE {_MINUTES}.{name} END + excluded.{name}" for name in SUMS
@@ -74,7 +78,7 @@ _UPSERT_MINUTE = (
 
 
 def minute_sums(entries: Sequence[RequestRecord]) -> dict[tuple[float, str, str, str, str], Counter[str]]:
-    """What *entries* add to the minute series, by (minute of arrival, model, region, own region, class)."""
+    """Return what *entries* add to the minute series, by (minute of arrival, model, region, own region, class)."""
     sums: dict[tuple[float, str, str, str, str], Counter[str]] = {}
     for entry in entries:
         key = (entry.arrived_at // 60 * 60, entry.model, entry.region, entry.own_region, entry.slo_class)
@@ -97,7 +101,7 @@ def minute_sums(entries: Sequence[RequestRecord]) -> dict[tuple[float, str, str,
 
 
 def written_before(entries: Sequence[RequestRecord]) -> set[tuple[str, datetime]]:
-    """(request id, arrival) of those of *entries* that the ledger has."""
+    """Return (request id, arrival) of those of *entries* that the ledger has."""
     known: set[tuple[str, datetime]] = set()
     for begin in range(0, len(entries), LOOKED_UP):
         ids = [entry.request_id for entry in entries[begin : begin + LOOKED_UP]]
@@ -106,7 +110,7 @@ def written_before(entries: Sequence[RequestRecord]) -> set[tuple[str, datetime]
 
 
 def write(entries: Sequence[RequestRecord], *, again: bool = False) -> None:
-    """Write rows and series in one transaction; with *again*, those alone that are not there yet."""
+    """Write rows and series in one transaction; with *again*, only those not there yet."""
     if again:
         there = written_before(entries)
         entries = [
@@ -131,9 +135,9 @@ def write(entries: Sequence[RequestRecord], *, again: bool = False) -> None:
 
 
 def write_each(entries: Sequence[RequestRecord], *, again: bool = False) -> list[tuple[RequestRecord, str]]:
-    """Write as `write` does; a batch that the database refuses is halved until the rows are alone that it refuses.
+    """Write as `write` does; halve a refused batch until the rows that the database refuses are isolated.
 
-    Returns those, with its reasons; all others are written, in order. Raises what `write` raises when the database is away.
+    Return those with its reasons; all others are written, in order. Raises what `write` raises when the database is away.
     """
     try:
         write(entries, again=again)
@@ -146,7 +150,7 @@ def write_each(entries: Sequence[RequestRecord], *, again: bool = False) -> list
 
 
 def bounded(entry: RequestRecord) -> RequestRecord:
-    """*entry* bounded, or as it is where that cannot be: then the database refuses it."""
+    """Return *entry* bounded, or unchanged where that fails: then the database refuses it."""
     try:
         return entry.bounded()
     except (TypeError, ValueError):
@@ -154,7 +158,7 @@ def bounded(entry: RequestRecord) -> RequestRecord:
 
 
 def write_all(entries: Sequence[RequestRecord], folder: Path, *, again: bool = False) -> int:
-    """Write *entries*, and quarantine in *folder* those that the database refuses; how many these are."""
+    """Write *entries*, and quarantine in *folder* those that the database refuses; return their number."""
     if not fit(entries):
         entries = list(map(bounded, entries))
     rows = write_each(entries, again=again)
@@ -179,12 +183,12 @@ class Ledger:
         self.given_up = 0
         self.folder = folder
         self.refused = refused.count(folder)
-        """Rows in quarantine, as last counted: `manage.py ledger_refused` may have taken some away since."""
+        """Rows in quarantine, as last counted: `manage.py ledger_refused` may have removed some since."""
         self.job = Job("flush-ledger", "gateway", flush_s)
         self._held: list[RequestRecord] = []
-        self._again = False  # some of what is held may be in the database
+        self._again = False  # some of the held rows may be in the database
         self._stopping = False
-        self._due = asyncio.Event()  # a batch is full, or it stops
+        self._due = asyncio.Event()  # a batch is full, or the writer stops
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -192,14 +196,14 @@ class Ledger:
         return len(self._held)
 
     def add(self, entry: RequestRecord) -> None:
-        """Hold *entry* for the next batch, whatever is in it: what is said of it is looked at when it is written."""
+        """Hold *entry* for the next batch, whatever it contains: its values are checked when it is written."""
         self._held.append(entry)
         try:
             line = orjson.dumps(entry.values())
-        except TypeError:  # a number of more than 64 bits, half a surrogate pair, something of no JSON
+        except TypeError:  # a number of more than 64 bits, a lone surrogate, a type that JSON lacks
             line = json.dumps(entry.values(), default=str).encode()
         self.journal.append(line)
-        if len(self._held) == BATCH_ROWS:  # with more, the database is away: it is asked again in `flush_s`
+        if len(self._held) == BATCH_ROWS:  # with more, the database is away: it is retried in `flush_s`
             self._due.set()
 
     async def start(self) -> None:
@@ -218,7 +222,7 @@ class Ledger:
             await self.flush()
 
     async def flush(self) -> bool:
-        """Write what is held; False if the database could not be written, in which case the rows stay held."""
+        """Write the held rows; return False if the database could not be written, and keep the rows held."""
         batch, self._held = self._held, []
         with self.job:
             if batch:
@@ -226,7 +230,7 @@ class Ledger:
         return not self._held or self.job.ok
 
     async def _write(self, batch: list[RequestRecord]) -> None:
-        """Write *batch*; it is held again when the database raises."""
+        """Write *batch*; hold it again when the database raises."""
         self.journal.cut()
         try:
             left_out = await database_sync_to_async(write_all)(batch, self.folder, again=self._again)
@@ -244,7 +248,7 @@ class Ledger:
         self.refused = refused.count(self.folder)
 
     async def stop(self) -> None:
-        self._stopping = True  # not a cancellation, which would lose the batch that is being written
+        self._stopping = True  # not a cancellation, which would lose the batch being written
         self._due.set()
         if self._task:
             await self._task
@@ -254,7 +258,7 @@ class Ledger:
 
 
 def _read(lines: Sequence[bytes]) -> list[RequestRecord]:
-    """Rows from the lines of a journal; a line that was cut off by a crash is left out."""
+    """Return rows from the lines of a journal, without a line cut off by a crash."""
     entries = []
     for line in lines:
         try:

@@ -1,7 +1,7 @@
 """The live summary, published several times a second for consoles and metrics, and an hour of its history.
 
 `snapshot` is built from memory alone. The publisher writes it to Redis (`pilothouse:summary`, `pilothouse:live`,
-`pilothouse:history`); while Redis is away the gateway serves on and nothing is queued up.
+`pilothouse:history`); while Redis is away the gateway continues to serve and queues nothing.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from controlplane.gateway.monitoring.windows import (
 )
 from controlplane.jobs.record import Job
 
-MOST_WAITING = 500  # of each queue, that are listed
+MOST_WAITING = 500  # listed per queue
 RATE_WINDOW_S = 10
 
 
@@ -44,7 +44,7 @@ def _columns(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, li
 
 
 class Summary:
-    """Builds snapshots. *owner* names this process; *sections* are read as they are, by name."""
+    """Builder of snapshots. *owner* names this process; *sections* are read unchanged, by name."""
 
     def __init__(
         self, dispatcher: Dispatcher, records: Records, owner: str, sections: Mapping[str, Callable[[], dict[str, Any]]]
@@ -148,7 +148,7 @@ class Summary:
         (ttft_p95,) = windows.percentiles(group, Latency.TTFT, (95,))
         (itl_p95,) = windows.percentiles(group, Latency.ITL, (95,))
         ahead = self.topology.requests_ahead(replica)
-        running = int(fleet.running[replica.slot]) - ahead  # of what it was given, what it has room for
+        running = int(fleet.running[replica.slot]) - ahead  # given requests that it has room for
         answered = spec.state not in (InstanceState.PROVISIONING, InstanceState.STOPPED) and metrics is not None
         kv_ratio = metrics.kv_usage_ratio if answered and metrics is not None else None
         return {
@@ -179,7 +179,7 @@ class Summary:
 
 
 def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
-    """Waiting requests, for tenants: the first `MOST_WAITING` of each queue, and how many there are by tenant and model."""
+    """Return waiting requests for tenants: the first `MOST_WAITING` of each queue, and counts by tenant and model."""
     rows = []
     for request, estimate in dispatcher.waiting_now(MOST_WAITING):
         asked, wait = request.asked, estimate.wait
@@ -201,7 +201,7 @@ def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
 
 
 def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
-    """The part of *snapshot* that is kept for the charts."""
+    """Return the part of *snapshot* that is kept for the charts."""
     instances, endpoints = snapshot["instances"], snapshot["endpoints"]
     return {
         "ts": snapshot["ts"],
@@ -226,13 +226,13 @@ def history_sample(snapshot: dict[str, Any]) -> dict[str, Any]:
 
 
 class Publisher:
-    """*owns* says whether this process has the regions; *refresh* reads the inventory again soon."""
+    """Publisher of the summary. *owns*: whether this process has the regions; *refresh* requests an inventory read."""
 
     def __init__(self, summary: Summary, *, job: Job, owns: Callable[[], bool], refresh: Callable[[], None]) -> None:
         self.summary = summary
         self.job = job
         self._owns, self._refresh, self._clock = owns, refresh, summary.dispatcher.clock
-        self.held: deque[bytes] = deque(maxlen=wire.HISTORY_LENGTH)  # history that Redis has not got yet
+        self.held: deque[bytes] = deque(maxlen=wire.HISTORY_LENGTH)  # history that Redis does not have yet
         self._redis = aioredis.from_url(settings.REDIS_URL, socket_timeout=1.0, socket_connect_timeout=1.0)
 
     async def run(self) -> None:
@@ -270,7 +270,7 @@ class Publisher:
         self.held.clear()
 
     async def _listen(self) -> None:
-        """Read the inventory again at each notice of a change."""
+        """Read the inventory again at each change notice."""
         while True:
             with contextlib.suppress(RedisError, OSError):
                 async with self._redis.pubsub() as messages:

@@ -1,8 +1,8 @@
 """Counts and latency histograms over sliding windows of the last minutes, in flat arrays; attainment by SLO class.
 
 One `Windows` holds a ring of one-second slices for a growing set of groups (the fleet, each model, each endpoint, each
-instance). What is recorded is first held in small dictionaries, by the groups that it counts for together, and written to
-the arrays when its second is over: a request records a dozen times. Reading sums the ring.
+instance). Values are first collected in small dictionaries, by the groups they count for together, and written to the
+arrays at the end of their second: a request records a dozen times. Reading sums the ring.
 """
 
 import math
@@ -40,7 +40,7 @@ class Latency(IntEnum):
 
 
 class Windows:
-    """Sliding windows for up to `capacity` groups; `group(name)` makes one on first use.
+    """Sliding windows for up to `capacity` groups; `group(name)` creates one on first use.
 
     Without *histograms* it only counts: a histogram takes twenty times the memory of a group's counts.
     """
@@ -52,8 +52,10 @@ class Windows:
         self._latency: NDArray[np.int32] = np.zeros((measured, len(Latency), LATENCY_WINDOW_S, _BUCKETS), np.int32)
         self._second = -1
         self._started_second = -1
-        self._counts_now: dict[tuple[int, ...], list[int]] = {}  # of the running second, by groups
-        self._latency_now: Counter[tuple[tuple[int, ...], int]] = Counter()  # by groups and place in their histograms
+        self._counts_now: dict[tuple[int, ...], list[int]] = {}  # of the current second, by groups
+        self._latency_now: Counter[tuple[tuple[int, ...], int]] = (
+            Counter()
+        )  # by groups and position in their histograms
 
     def group(self, name: str) -> int:
         index = self._groups.get(name)
@@ -65,11 +67,11 @@ class Windows:
         return index
 
     def known(self, name: str) -> int | None:
-        """The group called *name*; None before its first use."""
+        """Return the group called *name*; None before its first use."""
         return self._groups.get(name)
 
     def advance(self, now_s: float) -> None:
-        """Move the ring to *now_s*, clearing the slices that come round again. Call before recording and reading."""
+        """Move the ring to *now_s*, clearing the slices that are reused. Call before recording and reading."""
         second = int(now_s)
         if second == self._second:
             return
@@ -93,7 +95,7 @@ class Windows:
         self._latency_now[groups, what * _BUCKETS + min(bucket, _BUCKETS - 1)] += 1
 
     def _write(self) -> None:
-        """Write what was recorded in the running second to its slice."""
+        """Write the values of the current second to its slice."""
         at, latency_at = self._second % SLICES, self._second % LATENCY_WINDOW_S
         for groups, counts in self._counts_now.items():
             for group in groups:
@@ -106,23 +108,23 @@ class Windows:
         self._latency_now.clear()
 
     def total(self, group: int, what: Count, window_s: int) -> int:
-        """Sum over the last *window_s* whole seconds (the running second is left out)."""
+        """Return the sum over the last *window_s* whole seconds (without the current second)."""
         seconds = np.arange(self._second - self._span(window_s), self._second) % SLICES
         return int(self._counts[group, what, seconds].sum())
 
     def rate(self, group: int, what: Count, window_s: int) -> float:
-        """Per second, over the last *window_s* whole seconds or since the start if that is less."""
+        """Return the rate per second over the last *window_s* whole seconds, or since the start if that is less."""
         return self.total(group, what, window_s) / max(self._span(window_s), 1)
 
     def percentiles(self, group: int, what: Latency, percents: tuple[float, ...]) -> list[float | None]:
-        """Percentiles in milliseconds over the last minute; None where nothing was recorded."""
+        """Return percentiles in milliseconds over the last minute; None where nothing was recorded."""
         self._write()
         counts = self._latency[group, what].sum(axis=0)
         total = int(counts.sum())
         if not total:
             return [None] * len(percents)
         buckets = np.searchsorted(np.cumsum(counts), np.ceil(np.asarray(percents) / 100.0 * total))
-        # the middle of a bucket in logarithm: half a bucket's width below its upper edge
+        # logarithmic middle of a bucket: half a bucket's width below its upper edge
         return [float(edge) for edge in _EDGES_MS[np.minimum(buckets, _BUCKETS - 1)] / math.sqrt(_GROWTH)]
 
     def _span(self, window_s: int) -> int:
@@ -136,7 +138,7 @@ class ServiceLevels:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._windows = Windows(histograms=False)
-        self._objectives: dict[str, float] = {}  # of classes of which a request was judged, as it was promised last
+        self._objectives: dict[str, float] = {}  # by class with a verdict, the latest promise
 
     def judge(self, scopes: Iterable[str], slo_class: str, objective: float, met: bool) -> None:
         """Count a verdict on a request of *slo_class* for each of *scopes*."""
@@ -147,7 +149,7 @@ class ServiceLevels:
         self._windows.count(groups, Count.SLO_MET, int(met))
 
     def of(self, scope: str) -> list[Attainment]:
-        """Every class of which a request was judged lately in *scope*, by name."""
+        """Return the attainment of every class with a recent verdict in *scope*, by name."""
         windows = self._windows
         windows.advance(self._clock())
         rows = []

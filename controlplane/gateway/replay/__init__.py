@@ -1,1 +1,1 @@
-"""Load for the gateway: real traces (`manage.py replay`) and made-up waves (`manage.py demo_traffic`)."""
+"""Load for the gateway: real traces (`manage.py replay`) and synthetic waves (`manage.py demo_traffic`)."""

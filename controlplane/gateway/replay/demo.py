@@ -1,4 +1,4 @@
-"""Targets of the demo's traffic, and the generated past that stands before it: minute rows, marked as generated."""
+"""Targets of the demo's traffic, and the generated past before it: minute rows, marked as generated."""
 
 import math
 import time
@@ -28,7 +28,7 @@ from controlplane.gateway.replay.waves import (
 )
 
 MINUTE_S = 60
-STEP_S = 10  # within which the rate is taken as constant; a burst is a whole number of them
+STEP_S = 10  # within which the rate is constant; a burst is a whole number of steps
 STEPS = MINUTE_S // STEP_S
 
 
@@ -59,20 +59,20 @@ LENGTHS = {
         131_072: Lengths(7_824, 0.7, 2_261, 1.3),
     },
 }
-"""By SLO class and context. Less than what is asked for, and not in proportion: instructions have lengths of their own.
+"""Lengths by SLO class and context. Below what is requested, and not in proportion: instructions have separate lengths.
 
 Means of 4,000 requests each of `waves`, as emulated instances answer them; a test draws them again.
 """
 
 
 def minutes(sources: Sequence[Stream], begin: datetime, count: int, seed: int) -> Iterator[MinuteRow]:
-    """Rows, not saved, of the *count* minutes from *begin* on (a whole minute), for those with any request."""
+    """Yield unsaved rows of the *count* minutes from *begin* on (a whole minute), for minutes with any request."""
     for number, stream in enumerate(sources):
         yield from _minutes(stream, int(begin.timestamp()), count, np.random.default_rng([seed, number]))
 
 
 def lengths(slo_class: str, context_tokens: int) -> Lengths:
-    """Those of the nearest context, by ratio."""
+    """Return the lengths of the nearest context, by ratio."""
     known = LENGTHS[slo_class]
     return known[min(known, key=lambda context: abs(math.log(context / context_tokens)))]
 
@@ -102,7 +102,7 @@ def _minutes(stream: Stream, begin_s: int, count: int, draw: np.random.Generator
 
 
 def _bursts(steps: int, draw: np.random.Generator) -> NDArray[np.bool_]:
-    """In which of *steps* a burst is: they come as in `waves`, each some time after the last has ended."""
+    """Return which of *steps* have a burst: as in `waves`, each comes some time after the last has ended."""
     length = round(BURST_S / STEP_S)
     most = 2 * steps * STEP_S / (BURST_EVERY_S + BURST_S) + 10
     begins = np.cumsum(draw.exponential(BURST_EVERY_S, int(most)) + BURST_S) - BURST_S
@@ -116,7 +116,7 @@ def _bursts(steps: int, draw: np.random.Generator) -> NDArray[np.bool_]:
 def _tokens(
     mean: float, variation: float, most: int, of_minute: NDArray[np.int64], count: int, draw: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Sums by minute of lengths with that *mean*, one a request, log-normal and cut at *most*."""
+    """Return sums by minute of lengths with that *mean*, one per request, log-normal and cut at *most*."""
     sigma = math.sqrt(math.log1p(variation**2))
     each = np.minimum(draw.lognormal(math.log(mean) - sigma**2 / 2, sigma, len(of_minute)), most)
     return np.asarray(np.bincount(of_minute, weights=np.rint(each), minlength=count), np.float64)
@@ -126,9 +126,9 @@ SHARES = {
     "acme": {"interactive": 1.0, "non-interactive": 0.4},
     "globex": {"non-interactive": 0.6, "opportunistic": 1.0},
 }
-"""Who sends the demo's traffic: of each SLO class a share, which sum to one."""
+"""Senders of the demo's traffic: a share of each SLO class, summing to one."""
 JOBS = {"globex": ("bloom-176b", "opportunistic")}
-"""Who sends jobs besides, to which model and in which SLO class: more at once than its instances run, so that some wait."""
+"""Senders of additional jobs, with model and SLO class: more at once than its instances run, so that some wait."""
 JOB_FIRST_S = 40.0
 PAST_HOURS = 12.0  # 90 days of the demo's traffic, in a second or two
 ADDED, REMOVED = "demo.past_generated", "demo.past_removed"
@@ -140,9 +140,9 @@ def senders() -> list[Tenant]:
 
 
 def streams_to(tenant: Tenant, secret: str = "") -> list[Stream]:
-    """Every stream that *tenant* sends to the active deployments, with the API key *secret*.
+    """Return every stream that *tenant* sends to the active deployments, with the API key *secret*.
 
-    A tenant that is not of the demo sends all of each class that it may use.
+    A tenant outside the demo sends all of each class that it may use.
     """
     deployments = Deployment.objects.filter(active=True).select_related("model", "region")
     endpoints = {(row.model.name, row.region.name, row.model.context_tokens) for row in deployments}
@@ -153,14 +153,14 @@ def streams_to(tenant: Tenant, secret: str = "") -> list[Stream]:
 
 
 def jobs_of(tenant: Tenant, sources: Iterable[Stream]) -> list[Job]:
-    """The jobs that *tenant* sends beside its *sources*: to one region after the other."""
+    """Return the jobs that *tenant* sends besides its *sources*, to one region after the other."""
     wanted = JOBS.get(tenant.name)
     own = [stream for stream in sources if (stream.model, stream.slo_class) == wanted]
     return [Job(stream, JOB_FIRST_S + at * JOB_EVERY_S / len(own)) for at, stream in enumerate(own)]
 
 
 def together(sources: Iterable[Stream]) -> list[Stream]:
-    """*sources* without regard to who sends: one for each (model, region, class)."""
+    """Merge *sources* over senders: one for each (model, region, class)."""
     merged: dict[tuple[str, str, str], Stream] = {}
     for stream in sources:
         series = (stream.model, stream.region, stream.slo_class)
@@ -171,9 +171,9 @@ def together(sources: Iterable[Stream]) -> list[Stream]:
 
 @transaction.atomic
 def generate_past(now: datetime, hours: float = PAST_HOURS) -> int:
-    """Give a fleet that has counted nothing yet *hours* of minutes before *now*; returns the rows.
+    """Give a fleet without counted minutes *hours* of them before *now*; return the number of rows.
 
-    Once only: not beside rows that were counted, nor again after it was removed.
+    Once only: not alongside counted rows, nor again after it was removed.
     """
     if MinuteRow.objects.exists() or Event.objects.filter(kind=ADDED).exists():
         return 0
@@ -198,7 +198,7 @@ def generate_past(now: datetime, hours: float = PAST_HOURS) -> int:
 
 @transaction.atomic
 def remove_past() -> int:
-    """Delete the generated minutes; returns how many. What was counted stays."""
+    """Delete the generated minutes and return their number. Counted ones stay."""
     count, _ = MinuteRow.objects.filter(generated=True).delete()
     if count:
         record(REMOVED, actor="seed_demo", before={"rows": count})

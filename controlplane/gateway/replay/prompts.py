@@ -1,4 +1,4 @@
-"""Prompts: token ids of an exact number for traces, and instructions in words for demo traffic."""
+"""Prompts: an exact number of token ids for traces, and instructions in words for demo traffic."""
 
 import random
 from collections import deque
@@ -8,11 +8,11 @@ from scheduling.simulation.workload.traces import MOONCAKE_BLOCK_TOKENS
 FIRST_ID, IDS = 100, 900
 ID_BYTES = 4  # three digits and a comma
 POOL_TOKENS = 2**17
-HEAD_TOKENS = 7  # name a passage: 900^7 different ones, more than 64 bits
+HEAD_TOKENS = 7  # identify a passage: 900^7 different ones, more than 64 bits
 
 
 class Prompts:
-    """Makes prompts; *seed* fixes them."""
+    """Generator of prompts; *seed* fixes them."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -20,10 +20,10 @@ class Prompts:
         self._pool = b"".join(b"%d," % number for number in ids)
 
     def ids(self, tokens: int, prefix_blocks: tuple[int, ...] = ()) -> bytes:
-        """*tokens* ids, separated by commas, as JSON text without brackets.
+        """Return *tokens* ids, separated by commas, as JSON text without brackets.
 
-        Without *prefix_blocks* no two prompts begin alike. With them, equal leading blocks are equal leading ids, so that
-        a prefix cache finds what it would have found in the original system.
+        Without *prefix_blocks* no two prompts begin alike. With them, equal leading blocks are equal leading ids, so that a
+        prefix cache hits as it would have in the original system.
         """
         parts = []
         for block in prefix_blocks:
@@ -33,7 +33,7 @@ class Prompts:
         return b"".join(parts)[:-1]
 
     def _passage(self, number: int, tokens: int) -> bytes:
-        """*tokens* ids that begin with *number* in base 900 and go on with a stretch of the pool."""
+        """Return *tokens* ids that begin with *number* in base 900 and continue with a stretch of the pool."""
         head = b"".join(b"%d," % (FIRST_ID + number // IDS**digit % IDS) for digit in range(HEAD_TOKENS))
         start = number % POOL_TOKENS * ID_BYTES
         wanted = tokens * ID_BYTES
@@ -45,7 +45,7 @@ class Prompts:
 
 CHARACTERS_PER_TOKEN = 4
 AGAIN, NEARLY_AGAIN = 0.10, 0.10
-REMEMBERED = 60  # of the prompts that can come again
+REMEMBERED = 60  # of the prompts that can recur
 POOL_WORDS = 40_000
 
 TOPICS = (
@@ -81,11 +81,11 @@ LONG = (
     ("Write a report on {topic} in about {words} words. Notes:\n{text}", 7.0),
     ("Compare the offers for {topic} below in about {words} words:\n{text}", 3.0),
 )
-"""Templates and how often each is used, for work of people who wait and for work that nobody waits for."""
+"""Templates and their weights, for interactive work and for work that no one waits for."""
 
 
 class Instructions:
-    """Makes prompts; *seed* fixes them."""
+    """Generator of prompts; *seed* fixes them."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(f"instructions {seed}")
@@ -93,7 +93,7 @@ class Instructions:
         self._said: dict[bool, deque[str]] = {waited_for: deque(maxlen=REMEMBERED) for waited_for in (True, False)}
 
     def prompt(self, tokens: int, output_tokens: int, waited_for: bool) -> str:
-        """A prompt of at most about *tokens* tokens; one that names a length asks for about *output_tokens* tokens."""
+        """Return a prompt of at most about *tokens* tokens; some ask for about *output_tokens* tokens."""
         draw, said = self._random, self._said[waited_for]
         fitting = [text for text in said if len(text) <= tokens * CHARACTERS_PER_TOKEN]
         kind = draw.random()

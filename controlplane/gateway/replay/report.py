@@ -1,4 +1,4 @@
-"""The key of a replay, the comparison of its answers with the ledger, and the closing report."""
+"""The key of a replay, the comparison of its answers with the ledger, and the final report."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -23,11 +23,11 @@ PATIENCE_S = 15.0  # with the ledger, which is written in batches
 
 
 class TenantError(ValueError):
-    """There is no tenant to send as; the text says what to do."""
+    """There is no tenant to send as; the text gives the remedy."""
 
 
 def key_for_run(tenant_name: str, run: str) -> tuple[ApiKey, str]:
-    """A new key of the tenant, and its secret. Raises TenantError if the name says none."""
+    """Create a key of the tenant; return it and its secret. Raises TenantError if there is no such tenant."""
     tenants = Tenant.objects.filter(active=True)
     tenant = tenants.filter(name=tenant_name).first()
     if tenant is None:
@@ -39,29 +39,29 @@ def key_for_run(tenant_name: str, run: str) -> tuple[ApiKey, str]:
 
 
 def known_key(secret: str) -> ApiKey | None:
-    """The row behind *secret*, if this is the database of the server that accepts it."""
+    """Return the row of *secret*, if this is the database of the server that accepts it."""
     return ApiKey.objects.select_related("tenant").filter(sha256=hash_secret(secret)).first()
 
 
 def terms_of(key: ApiKey, slo_class: str) -> SloTerms | None:
-    """The targets that requests of *key* in *slo_class* (empty: the tenant's default) are judged by."""
+    """Return the targets by which requests of *key* in *slo_class* (empty: the tenant's default) are judged."""
     row = SloClass.objects.filter(name=slo_class).first() if slo_class else key.tenant.default_slo_class
     return SloTerms.of(row) if row else None
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Counts of one side: what was sent and answered, or what the ledger has."""
+    """Counts of one side: sent and answered, or in the ledger."""
 
     requests: int
     done: int
-    prompt_tokens: int  # of requests done
+    prompt_tokens: int  # of completed requests
     output_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Both sides."""
+    """Counts of both sides."""
 
     sender: Sums
     ledger: Sums
@@ -114,7 +114,7 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that is said at the end of a run."""
+    """The report at the end of a run."""
 
     run: str
     model: str
@@ -126,13 +126,13 @@ class Report:
 
     @property
     def balanced(self) -> bool:
-        """Whether every request sent is accounted for, here and (if it was looked at) in the ledger."""
+        """Whether every request sent is accounted for, here and (if checked) in the ledger."""
         tally = self.tally
         return tally.sent == tally.done + tally.failed.total() and (self.ledger is None or self.ledger.equal)
 
     @property
     def slo_met(self) -> tuple[int, int] | None:
-        """(met, judged) over the requests that were done; None when the class has no targets or is not known."""
+        """Return (met, judged) over the completed requests; None when the class has no targets or is unknown."""
         if self.terms is None:
             return None
         verdicts = [self.terms.met(a.ttft_ms, a.itl_ms, a.e2e_ms) for a in self.tally.answers if a.done and a.e2e_ms]
@@ -225,13 +225,13 @@ class Report:
 
 
 def tokens(answers: Iterable[Answer]) -> tuple[int, int]:
-    """(prompt, output) tokens of the requests that were done, as their answers said."""
+    """Return (prompt, output) tokens of the completed requests, by their answers."""
     done = [answer for answer in answers if answer.done]
     return sum(answer.prompt_tokens for answer in done), sum(answer.output_tokens for answer in done)
 
 
 def latencies(answers: Iterable[Answer]) -> dict[str, list[float]]:
-    """Times of the requests that were done, by name."""
+    """Return the times of the completed requests, by name."""
     done = [answer for answer in answers if answer.done]
     return {
         name: [value for answer in done if (value := getattr(answer, name)) is not None]

@@ -1,7 +1,7 @@
-"""Sends a trace at its own times, divided by a speed: an open loop, in which a slow answer does not delay the next request.
+"""Sends a trace at its recorded times, divided by a speed: an open loop, where a slow answer delays no later request.
 
-A turn of a conversation that the trace gives a delay goes out that long after the answer to the turn before. Open requests
-are bounded all the same; the report says how many requests went out late, since such a run measured the sender.
+A conversation turn that has a delay in the trace is sent that long after the answer to the turn before. Open requests are
+bounded all the same; the report counts requests that were sent late, since such a run measured the sender.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ DONE = "done"
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one request. *outcome* is `done`, or in a few words why not."""
+    """Result of one request. *outcome* is `done`, or briefly why not."""
 
     outcome: str = ""
     prompt_tokens: int = 0
@@ -38,7 +38,7 @@ class Answer:
 
 
 def body(model: str, ids: bytes, output_tokens: int) -> bytes:
-    """A streamed completion of exactly *output_tokens* tokens for the prompt *ids* (see `prompts`)."""
+    """Return a streamed completion of exactly *output_tokens* tokens for the prompt *ids* (see `prompts`)."""
     return b'{"model":%b,"prompt":[%b],"max_tokens":%d,"ignore_eos":true,"stream":true,%b}' % (
         orjson.dumps(model),
         ids,
@@ -62,7 +62,7 @@ async def complete(session: aiohttp.ClientSession, url: str, data: bytes, header
             async for chunk in response.content.iter_any():
                 if first_s:
                     last_s = clock()
-                elif b"data: " in chunk:  # before it there may be comments that keep the connection alive
+                elif b"data: " in chunk:  # before it there may be keep-alive comments
                     first_s = last_s = clock()
                 tail += chunk
                 if len(tail) > 2 * TAIL_BYTES:
@@ -83,7 +83,7 @@ async def complete(session: aiohttp.ClientSession, url: str, data: bytes, header
 
 
 def _read_tail(tail: bytes, answer: Answer) -> str:
-    """Usage and outcome from the last events of a stream."""
+    """Take usage and return the outcome from the last events of a stream."""
     events = [line[6:] for line in tail.split(b"\n") if line.startswith(b"data: ")]
     if not events or events[-1] != b"[DONE]":
         error = _code(events[-1]) if events else ""
@@ -100,7 +100,7 @@ def _read_tail(tail: bytes, answer: Answer) -> str:
 
 
 def _code(raw: bytes) -> str:
-    """The code (or type) of an OpenAI error body, or nothing."""
+    """Return the code (or type) of an OpenAI error body, or ""."""
     try:
         error = orjson.loads(raw)["error"]
         return str(error.get("code") or error.get("type") or "")
@@ -114,7 +114,7 @@ LONGEST_REQUEST_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go and as whom. *context_tokens* is the model's limit, 0 if it is not known."""
+    """Destination of requests, and the sender's identity. *context_tokens* is the model's limit, 0 if unknown."""
 
     url: str  # ends in /v1
     key: str
@@ -138,7 +138,7 @@ class Target:
 
 @dataclass(slots=True)
 class Tally:
-    """What happened so far."""
+    """Counts so far."""
 
     sent: int = 0
     done: int = 0
@@ -160,7 +160,7 @@ class Tally:
 
 
 def fit(request: TraceRequest, context_tokens: int, *, clip: bool) -> TraceRequest | str:
-    """*request* if it can be sent to a model of *context_tokens* (0 = unknown), shortened if *clip*; else why not."""
+    """Return *request* if it fits a model of *context_tokens* (0 = unknown), shortened if *clip*; else why not."""
     if request.prompt_tokens < 1:
         return "no prompt in the trace"
     if request.output_tokens < 1:
@@ -175,7 +175,7 @@ def fit(request: TraceRequest, context_tokens: int, *, clip: bool) -> TraceReque
 
 
 class Sender:
-    """Sends requests as `<run>-<number>` and keeps the tally; `stop` ends it early."""
+    """Sender of requests as `<run>-<number>`, with the tally; `stop` ends it early."""
 
     def __init__(self, target: Target, run: str, *, speed: float, clip: bool, connections: int, seed: int) -> None:
         self.target, self.run_name, self.speed, self.clip = target, run, speed, clip
@@ -186,11 +186,11 @@ class Sender:
         self._turns: dict[str, asyncio.Task[None]] = {}  # the last of each session
 
     def stop(self) -> None:
-        """Send nothing more and cut what is open."""
+        """Send nothing more and cut open requests."""
         self._stopping.set()
 
     async def run(self, requests: Iterator[TraceRequest]) -> None:
-        """Send *requests*; returns when every one is answered. A TraceError from the iterator ends it the same way."""
+        """Send *requests*; return when every one is answered. A TraceError from the iterator ends it the same way."""
         room = asyncio.Semaphore(self._connections)
         timeout = aiohttp.ClientTimeout(total=LONGEST_REQUEST_S, sock_connect=30)
         connector = aiohttp.TCPConnector(limit=0)  # the semaphore is the bound
@@ -254,7 +254,7 @@ class Sender:
         request_id: str,
         room: asyncio.Semaphore,
     ) -> None:
-        """Send *request* its delay after the turn *before* it has been answered."""
+        """Send *request* its delay after the turn *before* has been answered."""
         if before is not None:
             await asyncio.wait({before})
         if not await self._stops_within((request.delay_s or 0.0) / self.speed):

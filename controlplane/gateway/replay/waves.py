@@ -1,8 +1,8 @@
-"""Demo traffic: days of a few minutes that come to one region after another, with bursts and jobs, in three SLO classes.
+"""Demo traffic: days of a few minutes that reach one region after another, with bursts and jobs, in three SLO classes.
 
-It is made up, to show a living fleet; a real load is replayed with `manage.py replay`. Prompts are in words, of kinds
-whose answers' lengths can be predicted, and are answered at the length that they ask for. Each (model, region, class) is a
-Poisson process whose rate follows a wave; everything is drawn from one seed.
+It is synthetic, to show a live fleet; a real load is replayed with `manage.py replay`. Prompts are in words, of kinds whose
+answers' lengths can be predicted, and are answered at the requested length. Each (model, region, class) is a Poisson process
+whose rate follows a wave; everything is drawn from one seed.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ logger = logging.getLogger(__name__)
 
 DAY_S = 480.0
 NIGHT = 0.25  # of the peak rate
-BURST_EVERY_S = 240.0  # of one stream, on average
+BURST_EVERY_S = 240.0  # per stream, on average
 BURST_S = 20.0
 BURST_FACTOR = 3.0
 JOB_EVERY_S = 360.0
-MOST_OPEN = 600  # of all streams together: a gateway that hangs must not pile up requests here
-QUIET_S = 1.0  # after a failure to connect
+MOST_OPEN = 600  # across all streams: a hanging gateway must not pile up requests here
+QUIET_S = 1.0  # after a connection failure
 COMPLAIN_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """How requests of one SLO class look: peak rate for a model and region, median lengths, share that is streamed.
+    """Requests of one SLO class: peak rate per model and region, median lengths, share that is streamed.
 
-    Lengths are for a context of `CONTEXT_TOKENS`; a model with a longer one is sent longer work.
+    Lengths are for a context of `CONTEXT_TOKENS`; a model with a longer one gets longer work.
     """
 
     peak_per_s: float
@@ -50,7 +50,7 @@ KINDS = {
     "opportunistic": Kind(peak_per_s=0.3, prompt_tokens=900, output_tokens=400, streamed=0.0),
 }
 CONTEXT_TOKENS = 4096
-LONGER_PROMPTS, LONGER_OUTPUTS = 0.6, 0.5  # powers of the context's ratio to it
+LONGER_PROMPTS, LONGER_OUTPUTS = 0.6, 0.5  # exponents of the ratio of the context to it
 SPREAD = 0.6  # sigma of the logarithm of lengths
 
 
@@ -63,13 +63,13 @@ class Stream:
     slo_class: str
     key: str
     context_tokens: int
-    phase: float  # of the day, 0 to 1: where the sun is
+    phase: float  # of the day, 0 to 1
     kind: Kind
     day_s: float = DAY_S
-    share: float = 1.0  # of the kind's rate: what this tenant sends of it
+    share: float = 1.0  # of the kind's rate, sent by this tenant
 
     def rate_per_s(self, now_s: float, burst: bool) -> float:
-        """Requests a second at *now_s*, seconds since 1970: days go on over a restart."""
+        """Return requests a second at *now_s*, seconds since 1970: days continue across a restart."""
         light = (1 + math.sin(2 * math.pi * (now_s / self.day_s + self.phase))) / 2
         peak_per_s = self.kind.peak_per_s * self.share
         return peak_per_s * (NIGHT + (1 - NIGHT) * light) * (BURST_FACTOR if burst else 1.0)
@@ -77,7 +77,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """So many *requests* as *stream* sends come at once, *first_s* after the start and every *every_s* from then on."""
+    """A batch of *requests* like those of *stream*, sent *first_s* after the start and every *every_s* from then on."""
 
     stream: Stream
     first_s: float
@@ -86,7 +86,7 @@ class Job:
 
 
 def streams(endpoints: Iterable[tuple[str, str, int]], keys: dict[str, str], day_s: float = DAY_S) -> list[Stream]:
-    """One stream for each (model, region, context tokens) of *endpoints* and each SLO class that *keys* has a key for."""
+    """Return a stream for each (model, region, context tokens) of *endpoints* and each SLO class with a key in *keys*."""
     endpoints = sorted(endpoints)
     regions = sorted({region for _, region, _ in endpoints})
     return [
@@ -101,7 +101,7 @@ Begin = Callable[[Stream, random.Random], Awaitable[None]]
 
 
 class Waves:
-    """Sends every stream and job to *url* (ends in /v1) until cancelled, whatever becomes of the gateway meanwhile."""
+    """Sender of every stream and job to *url* (ends in /v1) until cancelled, whatever happens to the gateway."""
 
     def __init__(self, url: str, sources: list[Stream], seed: int, jobs: Iterable[Job] = ()) -> None:
         self.url, self.sources, self.seed, self.jobs = url, sources, seed, list(jobs)
@@ -129,7 +129,7 @@ class Waves:
                 group.create_task(self._repeat(job, random.Random(f"{self.seed} job {number}"), begin))
 
     async def _flow(self, stream: Stream, draw: random.Random, begin: Begin) -> None:
-        """Poisson arrivals by thinning: draw at the highest rate there is, keep as many as the present rate asks for."""
+        """Poisson arrivals by thinning: draw at the highest possible rate, keep the share of the current rate."""
         clock = asyncio.get_running_loop().time
         began_s = clock()
         highest = stream.kind.peak_per_s * stream.share * BURST_FACTOR
@@ -181,7 +181,7 @@ class Waves:
             await asyncio.sleep(QUIET_S)
 
     def _complain(self, text: str) -> None:
-        """Say *text*, but not for every request."""
+        """Log *text*, but not for every request."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._complained_s >= COMPLAIN_EVERY_S:
             self._complained_s = now_s
@@ -189,7 +189,7 @@ class Waves:
 
 
 def requested_tokens(stream: Stream, draw: random.Random) -> tuple[int, int, int]:
-    """Of one request of *stream*: prompt tokens, output tokens that are asked for, and the most that are taken."""
+    """Return prompt tokens, requested output tokens and the output limit of one request of *stream*."""
     context, kind = stream.context_tokens, stream.kind
     longer = max(1.0, context / CONTEXT_TOKENS)
     output_tokens = _length(draw, kind.output_tokens * longer**LONGER_OUTPUTS, context // 3)

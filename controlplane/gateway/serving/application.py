@@ -1,6 +1,6 @@
-"""The OpenAI-compatible API as a plain ASGI application: each path to what answers it, each error to an answer.
+"""The OpenAI-compatible API as a plain ASGI application: routes paths to handlers, and converts errors to answers.
 
-It reads no row and no array: keys are cached, models are as the dispatcher lists them, completions are `Completions`' work.
+It reads no row and no array: keys are cached, models are listed by the dispatcher, `Completions` handles completions.
 """
 
 import logging
@@ -37,7 +37,7 @@ EXPOSED = b"x-request-id, x-queue-position, x-estimated-wait-s, retry-after, ret
 
 @dataclass(eq=False)
 class Application:
-    """*owns* says whether this process has the regions: otherwise another one serves. Pages of *origins* may call it."""
+    """The ASGI application. *owns*: whether this process serves the regions. Pages of *origins* may call it."""
 
     completions: Completions
     owns: Callable[[], bool]
@@ -67,7 +67,7 @@ class Application:
             self.active -= 1
 
     def _for_origin(self, origin: bytes, send: Any) -> Any:
-        """*send*, with the headers by which a browser lets a page of *origin* read the answer, if that page may."""
+        """Return *send*, adding the headers that let a page of *origin* read the answer, if it may."""
         headers = [(b"vary", b"Origin")]
         if "*" in self.origins or origin.decode("latin-1") in self.origins:
             headers += [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", EXPOSED)]
@@ -80,7 +80,7 @@ class Application:
         return send_to_page
 
     async def _preflight(self, request: HttpRequest, responder: Responder) -> None:
-        """Say what a page may send. Which pages may is in the headers that every answer has."""
+        """List what a page may send. Which pages may is in the headers of every answer."""
         wanted = request.headers.get(b"access-control-request-headers", b"authorization, content-type")
         responder.more_headers = lambda: [
             (b"access-control-allow-methods", b"GET, HEAD, POST"),

@@ -1,4 +1,4 @@
-"""A completion from its body to its end: checked, predicted, counted in, placed, carried, and written to the ledger.
+"""A completion from its body to its end: validated, predicted, admitted, placed, carried, and written to the ledger.
 
 Decisions come from the dispatcher as records (`controlplane.dispatch.port`), through `OpenRequests`.
 """
@@ -39,14 +39,14 @@ class Catalog:
         self._models = {model.name: model for model in record.models}
 
     def model(self, name: str) -> ServedModel:
-        """Raises ApiError 404 for a model that is not known here."""
+        """Return the model called *name*. Raises ApiError 404 if unknown."""
         model = self._models.get(name)
         if model is None:
             raise unknown_model(name)
         return model
 
     def page(self, name: str) -> bytes:
-        """The answer of `/v1/models/NAME`, or of `/v1/models` without a *name*. Raises ApiError 404."""
+        """Return the answer of `/v1/models/NAME`, or of `/v1/models` without a *name*. Raises ApiError 404."""
         models = {key: model for key, model in sorted(self._models.items()) if model.has_endpoint}
         if not name:
             return orjson.dumps({"object": "list", "data": [_card(model) for model in models.values()]})
@@ -56,7 +56,7 @@ class Catalog:
 
 
 def _card(model: ServedModel) -> dict[str, object]:
-    """As OpenAI and vLLM describe a model."""
+    """Return the description of a model in the form of OpenAI and vLLM."""
     return {
         "id": model.name,
         "object": "model",
@@ -78,10 +78,10 @@ class Completions:
     clock: Callable[[], float]
     max_depth: int  # of a body's JSON
     most_body_bytes: int  # without media
-    stream_all: bool  # stream from instances also answers that tenants do not stream
+    stream_all: bool  # stream from instances even answers that tenants do not stream
 
     async def complete(self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind) -> None:
-        """Answer the body *raw*. Raises the ApiError that the tenant is to be answered with."""
+        """Answer the body *raw*. Raises the ApiError that is the tenant's answer."""
         call = parse(raw, kind, max_depth=self.max_depth, most_bytes=self.most_body_bytes)
         model = self.catalog.model(call.model)
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
@@ -118,7 +118,7 @@ class Completions:
                     self.requests.leave(ticket)
                 finally:
                     used = self.records.close(ticket, responder.status)
-        finally:  # whatever is raised: the tenant's slot is its own again
+        finally:  # whatever is raised, the tenant's slot is released
             self.limits.leave(
                 grant.tenant_id, tokens_per_minute=grant.tokens_per_minute, predicted=predicted_tokens, used=used
             )
@@ -189,7 +189,7 @@ class Completions:
         )
 
     async def _serve(self, ticket: Ticket, responder: Responder) -> None:
-        """Queue, place and carry *ticket*, on another instance when one is lost, and bring it to its end."""
+        """Queue, place and carry *ticket*, on another instance when one is lost, and complete it."""
         asked = ticket.call.body.get("priority")
         came = ""
         try:

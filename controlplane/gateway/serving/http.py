@@ -20,27 +20,27 @@ DISCARD_BYTES = 2**26
 
 
 class HttpRequest(Struct, eq=False):
-    """One request as ASGI gives it."""
+    """One request from ASGI."""
 
     method: str
     path: str
     headers: dict[bytes, bytes]
     receive: Any
     request_id: str
-    """The client's own where it sent a usable one."""
+    """The client's own id where it sent a usable one."""
     direct: Direct | None = None
 
     @classmethod
     def of(cls, scope: dict[str, Any], receive: Any) -> Self:
         headers = dict(scope["headers"])
         given = headers.get(b"x-request-id", b"")
-        # Distinct, not secret: no system call and no UUID object, 3 us of a request.
+        # Distinct, not secret: avoids a system call and a UUID object, 3 us per request.
         request_id = given.decode() if REQUEST_ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
         direct = direct_of(scope)
         return cls(scope["method"], scope["path"], headers, receive, request_id, direct)
 
     def require(self, method: str) -> None:
-        """Raise ApiError 405 for any other method; where GET is taken, HEAD is."""
+        """Raise ApiError 405 for any other method; where GET is allowed, HEAD is too."""
         if self.method != method and (self.method, method) != ("HEAD", "GET"):
             allowed = "GET, HEAD" if method == "GET" else method
             raise ApiError(
@@ -51,7 +51,7 @@ class HttpRequest(Struct, eq=False):
             )
 
     def trace_context(self) -> tuple[tuple[str, str], ...]:
-        """The caller's place in a distributed trace, as W3C Trace Context has it; none for what is no such thing."""
+        """Return the caller's position in a distributed trace by W3C Trace Context; empty for anything else."""
         parent, state = (self.headers.get(name, b"") for name in (b"traceparent", b"tracestate"))
         if not TRACEPARENT.fullmatch(parent):
             return ()
@@ -59,7 +59,7 @@ class HttpRequest(Struct, eq=False):
         return (*given, ("tracestate", state.decode())) if TRACESTATE.fullmatch(state) else given
 
     def name(self, header: bytes) -> str:
-        """The value of a *header* that names something (class, region, application), "" without it.
+        """Return the value of a *header* that names something (class, region, application), "" without it.
 
         Raises ApiError 400 if it cannot be a name.
         """
@@ -74,8 +74,8 @@ class HttpRequest(Struct, eq=False):
     async def body(self, most_bytes: int) -> bytes:
         """Read the body. Raises ApiError 413 when it is larger than *most_bytes*, 415 when it is compressed.
 
-        What is too much is read and thrown away, up to `DISCARD_BYTES`: a client that is still sending when the connection
-        closes sees a reset instead of our answer.
+        The excess is read and discarded, up to `DISCARD_BYTES`: a client that is still sending when the connection closes
+        sees a reset instead of our answer.
         """
         encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
         if encoding not in (b"identity", b""):
@@ -103,7 +103,7 @@ class HttpRequest(Struct, eq=False):
         raise too_large(f"The request body is larger than {most_bytes} bytes.", ((b"connection", b"close"),))
 
     def on_disconnect(self, left: Callable[[], object]) -> Callable[[], object]:
-        """Have *left* called when the client goes away, until what is returned is called."""
+        """Have *left* called when the client disconnects; the returned callable cancels this."""
         if self.direct is not None:
             self.direct.watch(left)
             return partial(self.direct.watch, None)
@@ -119,9 +119,9 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 SSE_TYPE = b"text/event-stream; charset=utf-8"
 PING = b": ping\n\n"
-"""A comment line, which every client of a stream skips: what cuts off silent connections lets it live."""
+"""A comment line, which every stream client skips, so that proxies do not cut a silent connection."""
 PING_S = 10.0
-"""A stream is never silent for longer."""
+"""Longest silence of a stream."""
 
 
 class Responder:
@@ -131,25 +131,25 @@ class Responder:
         self._send = send
         self._direct = direct
         self.held: list[bytes] = []
-        """Chunks that `write_now` could not write: `drain` does."""
+        """Chunks that `write_now` could not write, left to `drain`."""
         self._request_id = request_id.encode()
         self.started = self.ended = False
         self.stream = False  # its tenant asked for one
         self.status = 0
         self.sequence_number: int | None = None
-        """Of the next event of a stream of the Responses API; None of any other answer."""
+        """Number of the next event of a stream of the Responses API; None for any other answer."""
         self._looked_s = asyncio.get_running_loop().time()
         self._spoke = True  # something was written since then
         self.more_headers: Callable[[], list[tuple[bytes, bytes]]] = list
-        """Asked when the head of an answer other than an error is written."""
+        """Called when the head of an answer other than an error is written."""
 
     @property
     def look_in_s(self) -> float:
-        """When to `look` next: twice in `PING_S`."""
+        """Period of `look`: twice in `PING_S`."""
         return max(0.0, self._looked_s + PING_S / 2 - asyncio.get_running_loop().time())
 
     async def look(self) -> None:
-        """Write a comment line to a stream if it is time for a look, and nothing was written since the last one."""
+        """Write a comment line to a stream if a look is due and nothing was written since the last one."""
         now_s = asyncio.get_running_loop().time()
         if now_s < self._looked_s + PING_S / 2:
             return
@@ -171,7 +171,7 @@ class Responder:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
 
     def write_now(self, chunk: bytes) -> bool:
-        """Write without waiting, or hold *chunk*; False if it is held, and `drain` comes before the next."""
+        """Write without waiting, or hold *chunk*; return False if it is held, and `drain` must come before the next."""
         self._spoke = True
         if self._direct is not None and self.started and not self.held and self._direct.write(chunk):
             return True
@@ -184,7 +184,7 @@ class Responder:
         return self._direct is not None and self.started and not self.held and self._direct.write_chunk(chunk)
 
     async def drain(self) -> None:
-        """Write what is held, once the client has read enough."""
+        """Write the held chunks, once the client has read enough."""
         held, self.held = self.held, []
         await self.write(b"".join(held))
 
@@ -196,7 +196,7 @@ class Responder:
         await self._whole(status, [(b"content-type", content_type), *self.more_headers()], body)
 
     async def error(self, error: ApiError) -> None:
-        """An error as a status and a body, or as an event if the stream has begun; nothing after the answer's end."""
+        """Send an error as a status and a body, or as an event if the stream has begun; nothing after the answer's end."""
         if self.ended:
             return
         if self.started:

@@ -26,7 +26,7 @@ from forecasting.lengths import LengthQuery
 
 
 class TicketState(IntEnum):
-    ACCEPTED = 0  # authenticated and checked
+    ACCEPTED = 0  # authenticated and validated
     WAITING = 1  # held in its endpoint's queue
     PLACED = 2  # given to an instance, no byte back yet
     STREAMING = 3  # bytes are coming back
@@ -42,7 +42,7 @@ MOVES: tuple[frozenset[TicketState], ...] = (
     frozenset({_T.WAITING, _T.REJECTED, _T.CANCELLED, _T.FAILED}),
     frozenset({_T.PLACED, _T.REJECTED, _T.CANCELLED, _T.FAILED}),
     frozenset({_T.STREAMING, _T.WAITING, *_ENDS}),  # WAITING again: the instance died before it sent a byte
-    frozenset({_T.WAITING, *_ENDS}),  # WAITING again: what it has emitted is kept
+    frozenset({_T.WAITING, *_ENDS}),  # WAITING again: its output so far is kept
     frozenset(),
     frozenset(),
     frozenset(),
@@ -56,7 +56,7 @@ class IllegalTicketMove(RuntimeError):
 
 
 class Interrupt(Enum):
-    """Why a request's task is cancelled from outside."""
+    """Reason for which a request's task is cancelled from outside."""
 
     DISCONNECT = "the client went away"
     INSTANCE_LOST = "the instance stopped answering"
@@ -88,11 +88,11 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     interrupted: Interrupt | None = None
     placement: asyncio.Future[port.Placed] | None = None
     kept: Kept | None = None  # where it may be evicted
-    whole: WholeAnswer | None = None  # put together from a stream that its tenant did not ask for
+    whole: WholeAnswer | None = None  # assembled from a stream that its tenant did not ask for
     evicting: bool = False
     leave_instance: Callable[[], None] | None = None  # while an instance answers, as is the next one
     connection: Connection | None = None
-    busy: ApiError | None = None  # from the last instance that could take no more
+    busy: ApiError | None = None  # from the last busy instance
 
     def __post_init__(self) -> None:
         asked = self.asked
@@ -101,7 +101,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
         self.predicted_tokens = asked.predicted_tokens
 
     def move(self, to: TicketState) -> None:
-        """Raises IllegalTicketMove, naming both states."""
+        """Move to state *to*. Raises IllegalTicketMove, naming both states."""
         if to not in MOVES[self.state]:
             raise IllegalTicketMove(self.state, to)
         self.state = to
@@ -111,7 +111,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
         self.error_code, self.error_message, self.status = error.code, error.message[:500], error.status
 
     def wait_headers(self) -> list[tuple[bytes, bytes]]:
-        """Headers for the tenant: its wait, as estimated when it came."""
+        """Return headers for the tenant: its wait, as estimated on arrival."""
         if self.queue_position is None:
             return []
         headers = [(b"x-queue-position", b"%d" % self.queue_position)]
@@ -142,7 +142,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
 
 
 class OpenRequests:
-    """*send* takes the records for the dispatcher."""
+    """Open requests by number. *send* takes the records for the dispatcher."""
 
     def __init__(self, clock: Callable[[], float], send: port.Send) -> None:
         self.clock = clock
@@ -157,7 +157,7 @@ class OpenRequests:
     # To the dispatcher
 
     def submit(self, ticket: Ticket) -> None:
-        """Have *ticket* queued and placed; `Ticket.placement` is where, or the ApiError that it is refused with."""
+        """Have *ticket* queued and placed; `Ticket.placement` resolves to the placement, or to its ApiError."""
         self._tickets[ticket.asked.number] = ticket
         ticket.placement = asyncio.get_running_loop().create_future()
         self._send(ticket.asked)
@@ -165,7 +165,7 @@ class OpenRequests:
     def place_again(
         self, ticket: Ticket, *, failure: str = "", reason: str = "", wait_s: float = 1.0, evicted: bool = False
     ) -> None:
-        """*ticket* has left its instance, which failed it or as `Evict` asked, and can start over or be resumed.
+        """Return *ticket* to the dispatcher: it left its failed instance, or was evicted, and can start over or be resumed.
 
         The arguments are those of `Left`.
         """
@@ -184,25 +184,25 @@ class OpenRequests:
         self._send(port.Left(number, True, failure, reason, wait_s, evicted, kept_tokens))
 
     def headers_came(self, ticket: Ticket) -> None:
-        """The instance of *ticket* begins to answer."""
+        """Record that the instance of *ticket* begins to answer."""
         self._send(port.Progress(headers=((ticket.asked.number, self.clock() - ticket.placed_s),)))
 
     def began(self, ticket: Ticket) -> None:
-        """The first token of its instance came back: the prompt is prefilled."""
+        """Record the first token of its instance: the prompt is prefilled."""
         ticket.move(TicketState.STREAMING)
         ticket.first_token_s = ticket.first_token_s or self.clock()
         ticket.first_token_heard = True
         self.streaming.add(ticket)
 
     def came_whole(self, ticket: Ticket, first_token_s: float | None) -> None:
-        """Its instance answered in one piece, and said how long the first token took, or not."""
+        """Record a whole answer, with the time to its first token if the instance reported it."""
         now_s = self.clock()
         ticket.move(TicketState.STREAMING)
         ticket.first_token_heard = first_token_s is not None
         ticket.first_token_s = now_s if first_token_s is None else min(ticket.placed_s + first_token_s, now_s)
 
     def report(self) -> None:
-        """Report the tokens of every stream. Call it some ten times a second."""
+        """Report the tokens of every stream. Call some ten times a second."""
         moved = []
         for ticket in self.streaming:
             if ticket.output_tokens != ticket.reported_tokens:
@@ -212,19 +212,19 @@ class OpenRequests:
             self._send(port.Progress(tuple(moved)))
 
     def last_heard(self) -> dict[int, float]:
-        """When each stream was heard of last, by number, on the clock; all that has come is reported."""
+        """Report everything received; return when each stream was last heard from, by number, on the clock."""
         self.report()
         return {
             ticket.asked.number: ticket.connection.heard_s for ticket in self.streaming if ticket.connection is not None
         }
 
     def finished(self, ticket: Ticket) -> None:
-        """*ticket* was answered whole."""
+        """Record that *ticket* was answered completely."""
         if self._close(ticket):
             self._send(port.Finished(ticket.asked.number, ticket.output_tokens))
 
     def leave(self, ticket: Ticket, failure: str = "", reason: str = "") -> None:
-        """*ticket* ends before it is answered. Nothing happens to one that was closed, or never submitted."""
+        """End *ticket* before it is answered. Does nothing to one that was closed, or never submitted."""
         if self._close(ticket):
             self._send(port.Left(ticket.asked.number, failure=failure, reason=reason))
 

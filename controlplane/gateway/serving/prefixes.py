@@ -1,8 +1,8 @@
 """Prefix hashes of a prompt, by its leading blocks: the router by delay compares prompts by them.
 
 Text is cut every `BLOCK_CHARACTERS`, token ids every `BLOCK_IDS`; only the blocks that `scheduling.routing.prefix_affinity`
-notes are hashed, each with all that comes before it, so a prompt of any length costs at most 64 hashes of 61,440 characters.
-Equal hashes stand for equal beginnings, in whichever process they were computed.
+notes are hashed, each with everything before it, so a prompt of any length costs at most 64 hashes of 61,440 characters.
+Equal hashes mean equal prefixes, in whichever process they were computed.
 """
 
 from array import array
@@ -25,7 +25,7 @@ LONGEST = PLACES[-1] * BLOCK_CHARACTERS
 
 
 def leading_hashes(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
-    """Hashes of the noted blocks of *call*'s prompt, and tokens of a block; *prompt_tokens* are those of all of it."""
+    """Return hashes of the noted blocks of *call*'s prompt, and tokens per block; *prompt_tokens*: of the whole prompt."""
     prompt = call.body.get("prompt")
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
         prompt = prompt[0]
@@ -37,7 +37,7 @@ def leading_hashes(call: Call, prompt_tokens: int) -> tuple[list[int], int]:
 
 
 def _conversation(call: Call) -> str:
-    """The start of a conversation as a chat template lays it out: tools, then each turn's role and text."""
+    """Return the start of a conversation as a chat template lays it out: tools, then each turn's role and text."""
     pieces, size = [], 0
     for piece in _pieces(call):
         pieces.append(piece[: LONGEST - size])
@@ -58,14 +58,14 @@ def _pieces(call: Call) -> Iterator[str]:
 
 
 def _chain(model: str, prompt: Sequence[Any], block: int) -> list[int]:
-    """Hashes (signed, 64 bits) of *prompt* up to the end of each noted block, of *block* characters or ids."""
+    """Return hashes (signed, 64 bits) of *prompt* up to the end of each noted block, of *block* characters or ids."""
     state, hashes = blake2b(model.encode(), digest_size=8), []
     state.update(b"\0text" if isinstance(prompt, str) else b"\0ids")
     for start, end in pairwise(PLACES):
         if end * block > len(prompt):
             break
         piece = prompt[start * block : end * block]
-        # JSON has ids of up to 64 bits, and may have half a surrogate pair
+        # JSON has ids of up to 64 bits, and may have lone surrogates
         state.update(piece.encode(errors="surrogatepass") if isinstance(piece, str) else array("Q", piece).tobytes())
         hashes.append(int.from_bytes(state.digest(), "little", signed=True))
     return hashes

@@ -1,7 +1,7 @@
 """Answers of an instance as bounded values: the only place where its bytes are parsed.
 
-Nothing that comes from an instance is of a type or a size before it is read here. What is no answer to what was asked raises
-`EngineFailed`, which names what came instead; a usage that cannot be one counts as not said.
+Nothing from an instance has a trusted type or size before it is read here. An answer that does not fit the request raises
+`EngineFailed`, which names what came instead; an impossible usage counts as missing.
 """
 
 import json
@@ -19,13 +19,13 @@ from controlplane.gateway.errors import ApiError
 
 ENGINE_DEAD = b"EngineCore encountered an issue"  # vLLM's EngineDeadError: its API server answers a few seconds longer
 BUSY_STATUSES = frozenset({401, 500, 502, 503, 504})
-"""Of the instance: another may do better. 401 is about our own token, never about the tenant's."""
+"""Statuses of the instance's own trouble: another may do better. 401 is about our token, never about the tenant's."""
 
 
 class InstanceLost(Exception):
     """The instance failed before it sent a byte of the answer: the request may go to another.
 
-    *failure*: `controlplane.dispatch.port.Left.failure`. *came*: what came in place of an answer, as its tenant may know it.
+    *failure*: `controlplane.dispatch.port.Left.failure`. *came*: what came instead of an answer, in words for the tenant.
     """
 
     def __init__(self, reason: str, failure: str = "", came: str = "") -> None:
@@ -34,7 +34,7 @@ class InstanceLost(Exception):
 
 
 class InstanceBusy(InstanceLost):
-    """The instance takes no more for a while, by its own word. *error* is the tenant's answer if no other can take it."""
+    """The instance reported that it takes no more for a while. *error* is the tenant's answer if no other can take it."""
 
     def __init__(self, reason: str, status: int, message: str, wait_s: float) -> None:
         super().__init__(reason, BUSY)
@@ -49,7 +49,7 @@ class InstanceBusy(InstanceLost):
 
 
 class Evicted(Exception):
-    """The instance was left because others need it; what was emitted is kept, and the request comes back to the queue."""
+    """The instance was left because others need it; its output is kept, and the request returns to the queue."""
 
 
 class Interrupted(ApiError):
@@ -67,7 +67,7 @@ class Interrupted(ApiError):
 
 
 class EngineFailed(Exception):
-    """An instance gave no answer to the request. *reason*: what came instead; *dead*: it will answer no other one either."""
+    """An instance gave no answer to the request. *reason*: what came instead; *dead*: it will answer no other either."""
 
     def __init__(self, reason: str, *, dead: bool = False) -> None:
         super().__init__(reason)
@@ -75,7 +75,7 @@ class EngineFailed(Exception):
 
 
 class Refusal(ApiError):
-    """The instance's own word on a bad request, for its tenant; *number*: its code, where that is a number."""
+    """The instance's refusal of a bad request, for its tenant; *number*: its code, where that is a number."""
 
     def __init__(
         self, status: int, message: str, *, type: str, param: str | None, code: str, number: int | None
@@ -88,7 +88,7 @@ class Refusal(ApiError):
 
 
 class RefusedByInstance(Exception):
-    """The instance refused the request for good, and its own answer has been passed on."""
+    """The instance refused the request for good, and its answer has been passed on."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(f"refused with {status}")
@@ -97,7 +97,7 @@ class RefusedByInstance(Exception):
 
 MOST_TOKENS = 2**31 - 1
 MOST_ANSWER_BYTES = 2**28
-"""A longer answer, all of which is held in memory, is none."""
+"""Longest answer, all of which is held in memory."""
 MOST_CHARACTERS = 4000  # of an error's message
 JSON_KINDS = {
     dict: "a JSON object",
@@ -107,14 +107,14 @@ JSON_KINDS = {
     type(None): "null",
 }
 OF_THE_REQUEST = frozenset({"badrequesterror", "invalid_request_error", "notfounderror", "unprocessableentityerror"})
-"""Types of errors without a number that are about what was asked."""
-NOT_IMPLEMENTED = 501  # a part of the API that this server was not started with
+"""Types of errors without a number that are about the request."""
+NOT_IMPLEMENTED = 501  # a part of the API that is disabled on this server
 NOT_OF_THE_REQUEST = BUSY_STATUSES | {403, 405, 407, 408}
-"""Statuses that say nothing about what was asked: the address, our token, a proxy or the engine is at fault."""
+"""Statuses that say nothing about the request: the address, our token, a proxy or the engine is at fault."""
 
 
 GIVEN_UP = ("abort", "error")
-"""Reasons of vLLM's to finish that are no end of an answer: its engine was stopped, or failed."""
+"""vLLM's finish reasons that do not end an answer: its engine was stopped, or failed."""
 
 
 class Choice(Struct, gc=False):
@@ -122,18 +122,18 @@ class Choice(Struct, gc=False):
 
 
 class Said(Struct, gc=False):
-    """A JSON object of an instance: a whole answer, an event of a stream or an error. What is `Any` may be anything."""
+    """A JSON object of an instance: a whole answer, a stream event or an error. `Any` fields are unchecked."""
 
     choices: list[Choice] | None = None
     output: Any = None  # of a response
     usage: Any = None
     system_fingerprint: Any = None
     metrics: Any = None
-    # Of an event of the Responses API
+    # Events of the Responses API
     type: Any = None
     response: Any = None
     sequence_number: Any = None
-    # Of an error
+    # Errors
     error: Any = None
     object: Any = None
     message: Any = None
@@ -143,7 +143,7 @@ class Said(Struct, gc=False):
 
     @property
     def ends(self) -> int:
-        """Choices that end in it."""
+        """Return the number of choices that end in it."""
         choices = self.choices
         if not choices:
             return 0
@@ -158,7 +158,7 @@ class Said(Struct, gc=False):
 
     @property
     def first_token_s(self) -> float | None:
-        """Seconds from its arrival to its first token, where the server measures each request and says so."""
+        """Return seconds from its arrival to its first token, where the server reports them."""
         metrics = self.metrics if isinstance(self.metrics, dict) else {}
         first_ms = metrics.get("time_to_first_token_ms")
         if isinstance(first_ms, bool) or not isinstance(first_ms, int | float) or not 0 <= first_ms < MOST_TOKENS:
@@ -167,12 +167,12 @@ class Said(Struct, gc=False):
 
     @property
     def usage_said(self) -> Any:
-        """The usage as it stands there, wherever that is."""
+        """Return the raw usage, wherever it is."""
         return self.response.get("usage") if isinstance(self.response, dict) else self.usage
 
 
 class Usage:
-    """Tokens of an answer, as far as its instance said."""
+    """Token counts of an answer, as far as its instance reported them."""
 
     __slots__ = ("output_tokens", "prompt_tokens", "whole")
 
@@ -182,7 +182,7 @@ class Usage:
         self.output_tokens: int | None = None
 
     def take(self, usage: Any) -> None:
-        """Take what *usage* says; leaves things as they are where it says nothing."""
+        """Take in *usage*; changes nothing where it has no counts."""
         if isinstance(usage, dict):
             prompt = _tokens(usage, "prompt_tokens", "input_tokens")
             output = _tokens(usage, "completion_tokens", "output_tokens")
@@ -196,7 +196,7 @@ def _tokens(usage: dict[str, Any], *names: str) -> int | None:
 
 
 def ids_of(value: Any) -> list[int]:
-    """*value* as ids of tokens; none if it cannot be that."""
+    """Return *value* as token ids; empty if it is not a list of them."""
     ids = value if isinstance(value, list) else []
     return ids if all(type(each) is int and 0 <= each <= MOST_TOKENS for each in ids) else []
 
@@ -205,19 +205,19 @@ _decoder = msgspec.json.Decoder(Said)
 
 
 def read(data: bytes) -> Said:
-    """*data* as the JSON object that it has to be."""
+    """Return *data* as the required JSON object."""
     try:
         return _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         pass
-    try:  # Python's own servers write NaN, which no standard knows and every client of theirs reads
+    try:  # Python's own servers write NaN, which no standard allows and every client of theirs reads
         return msgspec.convert(json.loads(data), Said)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise EngineFailed(what(data)) from None
 
 
 def what(data: bytes) -> str:
-    """The kind of *data*, which should have been a certain JSON object, without its content."""
+    """Describe *data*, which should have been a certain JSON object, without its content."""
     text = data.strip()
     if not text:
         return "nothing"
@@ -231,7 +231,7 @@ def what(data: bytes) -> str:
 
 
 def whole(data: bytes, kind: Kind) -> Said:
-    """The answer *data* to a call that was not streamed. Raises Refusal for an error that is about the call."""
+    """Return the answer *data* to a call that was not streamed. Raises Refusal for an error about the call."""
     said = read(data)
     error = error_of(said)
     if error is not None:
@@ -244,7 +244,7 @@ def whole(data: bytes, kind: Kind) -> Said:
 
 
 def refusal(status: int, data: bytes) -> Refusal | None:
-    """The refusal in an answer with a *status* other than 200; None if it is not about the call."""
+    """Return the refusal in an answer with a *status* other than 200; None if it is not about the call."""
     if not (400 <= status < 500 or status == NOT_IMPLEMENTED) or status in NOT_OF_THE_REQUEST:
         return None
     try:
@@ -260,7 +260,7 @@ def refusal(status: int, data: bytes) -> Refusal | None:
 
 
 def error_of(said: Said, name: bytes = b"") -> Exception | None:
-    """The error that *said*, an event of this *name* or an answer, is in any form that vLLM had; None if it is none.
+    """Return the error in *said*, an event of this *name* or an answer, in any form that vLLM has had; None without one.
 
     A `Refusal` is about the call, an `EngineFailed` about the instance.
     """
@@ -281,7 +281,7 @@ def error_of(said: Said, name: bytes = b"") -> Exception | None:
 
 
 def _fields(said: Said, name: bytes = b"") -> dict[str, Any] | None:
-    """Message, type, param and code of the error that *said* is."""
+    """Return message, type, param and code of the error *said*."""
     error = said.error
     if error is None or (not error and said.choices is not None):
         if said.type == "response.failed" and isinstance(said.response, dict):
@@ -296,7 +296,7 @@ def _fields(said: Said, name: bytes = b"") -> dict[str, Any] | None:
 
 
 def _refusal(status: int, error: dict[str, Any]) -> Refusal:
-    """*error* in OpenAI's shape."""
+    """Return *error* in OpenAI's shape."""
     code = error.get("code")
     return Refusal(
         status,
@@ -309,7 +309,7 @@ def _refusal(status: int, error: dict[str, Any]) -> Refusal:
 
 
 def _text(value: Any) -> str:
-    """*value* in characters that can be encoded."""
+    """Return *value* in characters that can be encoded."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     try:
@@ -323,14 +323,14 @@ def _word(value: Any) -> str | None:
 
 
 LONGEST = 500  # characters kept of a message
-WINDOW = 16  # characters in a row that the request also holds are taken for a quotation
+WINDOW = 16  # characters in a row also in the request that count as a quotation
 LEFT_OUT = "…"
 _QUOTES = re.compile(r"""['"]?input(?:_value)?['"]?\s*[:=].*""", re.DOTALL)
-_NAMES = frozenset({"model", "role", "type", "name", "id"})  # fields that hold no words of the tenant's users
+_NAMES = frozenset({"model", "role", "type", "name", "id"})  # fields without words of the tenant's users
 
 
 def message_of(answer: bytes, body: dict[str, Any]) -> str:
-    """The message of *answer*, an error body in OpenAI's shape or plain text, without quotations of the request *body*."""
+    """Return the message of *answer*, an OpenAI error body or plain text, without quotations of the request *body*."""
     try:
         error = orjson.loads(answer)
         error = error.get("error", error)
@@ -358,7 +358,7 @@ def without_quotations(message: str, body: dict[str, Any]) -> str:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Every text in *value*, however deep."""
+    """Yield every text in *value*, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):

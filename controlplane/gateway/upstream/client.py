@@ -1,8 +1,8 @@
 """Carry one request to its instance and the answer back, byte for byte.
 
 Streams are passed on event by event; answers of an instance are parsed in `answers` alone. When the tenant did not ask for
-usage, we ask vLLM for it and keep it to ourselves. An engine that dies below its API server is an instance lost,
-whether vLLM says so by a status or inside a stream, and so is a server that gives no answer.
+usage, we request it from vLLM and withhold it. An engine that dies below its API server counts as a lost instance, whether
+vLLM reports it by a status or inside a stream, and so does a server that gives no answer.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Server:
             for kind in Kind
         }
         self.fingerprint = ""
-        """`Withheld.fingerprint`."""
+        """As in `Withheld.fingerprint`."""
 
 
 def _head(ticket: Ticket, placed: Placed, begin: bytes, body_bytes: int) -> bytes:
@@ -79,7 +79,7 @@ class Upstream:
 
     @property
     def session(self) -> aiohttp.ClientSession:
-        """For heartbeats."""
+        """Return the session used by heartbeats."""
         assert self._session is not None, "start() comes first"
         return self._session
 
@@ -87,16 +87,16 @@ class Upstream:
         key = (placed.instance, placed.ready_at, placed.url)  # an address may pass to another server
         server = self._servers.get(key)
         if server is None:
-            if len(self._servers) >= MOST_SERVERS:  # instances come and go: do not remember without end
+            if len(self._servers) >= MOST_SERVERS:  # instances come and go: bound the cache
                 self._servers.clear()
             server = self._servers[key] = Server(placed.url)
         return server
 
     async def carry(self, ticket: Ticket, placed: Placed, body: bytes, responder: Responder) -> answers.Usage:
-        """Send *body* to where *ticket* was placed and the answer to *responder*.
+        """Send *body* to the instance of *ticket* and the answer to *responder*.
 
         Raises InstanceLost if the instance failed before a byte of its answer came; Interrupted if it failed later;
-        RefusedByInstance if it refused; Evicted if the ticket is.
+        RefusedByInstance if it refused; Evicted if the ticket is evicted.
         """
         usage, server = answers.Usage(), self._server(placed)
         streamed, kept = ticket.asked.streamed, ticket.kept
@@ -135,7 +135,7 @@ class Upstream:
                 usage.take(said.usage)
                 self.requests.came_whole(ticket, said.first_token_s)
                 await responder.whole(200, JSON_TYPE[1], answer)
-        except answers.Refusal as refusal:  # vLLM's own word on a bad request is the tenant's answer
+        except answers.Refusal as refusal:  # vLLM's refusal of a bad request is the tenant's answer
             await responder.error(refusal)
             raise answers.RefusedByInstance(
                 refusal.status, answers.without_quotations(refusal.message, ticket.call.body)
@@ -192,7 +192,7 @@ class Upstream:
         server.fingerprint = stream.fingerprint
 
     async def _refused(self, ticket: Ticket, placed: Placed, connection: Connection) -> None:
-        """Raises what an answer of a status other than 200 means."""
+        """Raise the exception that an answer with a status other than 200 means."""
         status, answer = connection.status, await _whole(connection)
         if answers.ENGINE_DEAD in answer:
             raise answers.EngineFailed(f"answered {status}: its engine died", dead=True)
@@ -209,7 +209,7 @@ class Upstream:
 
 
 async def _whole(connection: Connection) -> bytes:
-    """The whole answer of *connection*. Raises EngineFailed for one that is too long."""
+    """Return the whole answer of *connection*. Raises EngineFailed if it is too long."""
     pieces: list[bytes] = []
     size = 0
 
@@ -230,19 +230,19 @@ async def _whole(connection: Connection) -> bytes:
 
 
 def _failure_of(error: OSError, *, was_sent: bool) -> str:
-    """`Left.failure` of *error*: only a connection that breaks under a request says that its server may have ended."""
+    """Return `Left.failure` for *error*: only a connection that breaks during a request suggests that its server died."""
     if isinstance(error, NotHttp):
         return ERROR
     return CUT if was_sent and isinstance(error, ConnectionError) else SILENT
 
 
 def _seconds(retry_after: bytes) -> float:
-    """Seconds of a Retry-After header; one second for a date, or nothing."""
+    """Return the seconds of a Retry-After header; 1 for a date, or nothing."""
     return float(retry_after) if retry_after.isdigit() and len(retry_after) < 7 else 1.0
 
 
 def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str = "") -> Exception:
-    """The exception for a failed instance: another try while *ticket* can start over or be resumed, or an error."""
+    """Return the exception for a failed instance: a retry while *ticket* can start over or be resumed, else an error."""
     ticket.interrupted = None
     reason = f"{placed.instance}: {reason}"
     if not ticket.has_shown or (ticket.kept is not None and ticket.kept.resumable):
@@ -251,16 +251,16 @@ def _lost(ticket: Ticket, placed: Placed, reason: str, failure: str, came: str =
     return answers.Interrupted(failure, reason)
 
 
-PRIORITY_BAND = 1000  # vLLM priorities of one SLO class; a tenant may step its own requests back within the band
+PRIORITY_BAND = 1000  # vLLM priorities per SLO class; a tenant may demote its own requests within the band
 MOST_BACK = 499
 BY_CLASS = frozenset({FCFS, PRIORITY})
 
 
 def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids: bool = False) -> bytes:
-    """The body for the instance: the tenant's bytes, with our priority, and asking for usage at the end of a stream.
+    """Return the body for the instance: the tenant's bytes with our priority, and with usage requested for a stream.
 
-    *streamed* says whether we want a stream, also where the tenant does not. With *token_ids* for those of prompt and
-    output too, which the body does not ask for itself.
+    *streamed*: whether we want a stream, even where the tenant does not. *token_ids* requests the ids of prompt and output,
+    where the body does not.
 
     Fields are spliced in front where the tenant's body lacks them, so that everything else stays exactly as it was sent.
     """
@@ -282,7 +282,7 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
         if token_ids:
             changed["return_token_ids"] = True
         if ask_usage:
-            # vLLM ignores `continuous_usage_stats` alone: together with our wish every event would have a usage.
+            # vLLM ignores `continuous_usage_stats` alone: together with our request every event would have a usage.
             options = body.get("stream_options") or {}
             changed["stream_options"] = {"include_usage": True} | {
                 name: value
@@ -301,10 +301,10 @@ def payload(call: Call, raw: bytes, priority: int, *, streamed: bool, token_ids:
 
 
 def upstream_priority(ordering: int, class_priority: int, asked: object, queue_key_s: float) -> int:
-    """vLLM's priority by the endpoint's *ordering* (`scheduling.queueing.ordering.ORDERINGS`). *queue_key_s*: see `Placed`.
+    """Return vLLM's priority by the endpoint's *ordering* (an index of `ordering.ORDERINGS`). *queue_key_s*: see `Placed`.
 
-    By arrival or priority the SLO class decides, and a tenant's own `priority` only steps a request back within its class.
-    Otherwise it is the key that the request was queued by, and stepped back by n it counts as having come n seconds later.
+    By arrival or priority the SLO class decides, and a tenant's own `priority` only demotes a request within its class.
+    Otherwise it is the request's queue key; a demotion by n counts as an arrival n seconds later.
     """
     back = min(max(asked, 0), MOST_BACK) if isinstance(asked, int) else 0
     if ordering in BY_CLASS:

@@ -1,8 +1,8 @@
-"""HTTP/1.1 connections to instances, kept open between requests: no more of a client than the data path needs.
+"""HTTP/1.1 connections to instances, kept open between requests: only the part of a client that the data path needs.
 
-A general client costs a request some 70 us of processor time and a token of a stream about 8 us (a timer set again at each
-read, a buffer, a future and a task woken through a dozen coroutines). Here a stream's bytes go from the socket's callback to
-what takes them in one call, and silence is watched by one timer that looks when bytes last came.
+A general client costs a request some 70 us of processor time and a token of a stream about 8 us (a timer reset at each read,
+a buffer, a future and a task woken through a dozen coroutines). Here a stream's bytes go from the socket's callback to their
+consumer in one call, and silence is watched by one timer that checks when bytes last came.
 """
 
 import asyncio
@@ -14,23 +14,23 @@ import httptools
 from yarl import URL
 
 IDLE_S = 30.0
-"""A connection that was idle for so long is closed."""
+"""Idle time after which a connection is closed."""
 MOST_HEAD_BYTES = 2**20
-"""Limit of the headers of an answer, more than one read of a socket."""
-JOINED_BYTES = 2**16  # larger bodies are a write of their own: joining would copy them
+"""Limit on the headers of an answer, larger than one read of a socket."""
+JOINED_BYTES = 2**16  # larger bodies are written separately: joining would copy them
 
 Take = Callable[[bytes], bool]
 """Takes a piece of a body as it comes; False if `Connection.wait` is to return before the next one."""
 TakeChunk = Callable[[bytes, int], bool]
-"""Takes one HTTP chunk of a body just as it came, what it holds from the index given; False if it did not: `Take` has to."""
+"""Takes one HTTP chunk unparsed, with its content from the index given; False leaves it to `Take`."""
 
 
 STALE_S = 1.0
-"""A connection that had been idle and ends so soon after a request was written, without a byte, had ended before."""
+"""A reused connection that ends this soon after a request was written, without a byte, had already been closed."""
 
 
 class AnswerCutOff(ConnectionError):
-    """The connection ended, or made no sense, before the answer was whole."""
+    """The connection ended, or sent invalid data, before the answer was complete."""
 
 
 class NotHttp(AnswerCutOff):
@@ -38,13 +38,13 @@ class NotHttp(AnswerCutOff):
 
 
 class Connection(asyncio.Protocol):
-    """One connection: a request at a time, and its answer. What it calls comes from the event loop, never from a task."""
+    """One connection: a request at a time, and its answer. Its callbacks run on the event loop, never in a task."""
 
     def __init__(self, closed: Callable[["Connection"], None]) -> None:
         self.status = 0
         self.content_type = b""
         self.retry_after = b""  # the header
-        self.complete = True  # the answer is here to its end
+        self.complete = True  # the answer has been received completely
         self.idle_since_s = 0.0
         self.heard_s = 0.0  # when bytes last came
         self._closed = closed
@@ -54,16 +54,16 @@ class Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._take: Take | None = None
         self._take_chunk: TakeChunk | None = None
-        self._between_chunks = False  # what comes next is the size of a chunk
+        self._between_chunks = False  # next comes the size of a chunk
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self.headers_came = False
         self._head_bytes = 0
-        self._framed = False  # the answer says where it ends: else with the connection
+        self._framed = False  # the answer has a length: otherwise it ends with the connection
         self._keep = True
         self._paused = False
         self._asked_s = 0.0
-        self._requests = 0  # that it was used for
+        self._requests = 0  # served so far
         self._silence_s = 0.0
         self._silence_timer: asyncio.TimerHandle | None = None
 
@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def was_stale(self) -> bool:
-        """Whether it broke as a server's end of an idle connection does: the request never came to anything there."""
+        """Whether it broke because the server had closed it while idle: the request never reached the server."""
         silent = not self.headers_came and self.heard_s <= self._asked_s
         return self._requests > 1 and silent and self._loop.time() - self._asked_s < STALE_S
 
@@ -84,13 +84,13 @@ class Connection(asyncio.Protocol):
 
     @property
     def failed(self) -> bool:
-        """Whether no more of the answer comes, though it may not be whole."""
+        """Whether no more of the answer comes, though it may be incomplete."""
         return self._error is not None
 
-    # A request
+    # Request
 
     def send(self, head: bytes, body: bytes, silence_s: float | None) -> None:
-        """Send a request. *silence_s*: its answer fails with `TimeoutError` if no byte came for so long."""
+        """Send a request. Its answer fails with `TimeoutError` after *silence_s* without a byte."""
         transport = self._transport
         self._asked_s = self.heard_s = self._loop.time()
         self._requests += 1
@@ -115,15 +115,15 @@ class Connection(asyncio.Protocol):
         self._silence_timer = self._loop.call_later(silence_s, self._listen)
 
     def pass_to(self, take: Take, take_chunk: TakeChunk | None = None) -> None:
-        """Give the body to *take* from now on, what is here already at once. What it raises is the answer's end.
+        """Give the body to *take* from now on, received bytes immediately. An exception from it ends the answer.
 
-        A chunk that comes alone is offered to *take_chunk* first, unparsed: most of a stream's are of that kind.
+        A chunk that comes alone is first offered to *take_chunk*, unparsed: most of a stream's are of that kind.
         """
         self._take, self._take_chunk = take, take_chunk
         self._give()
 
     async def wait(self, at_most_s: float | None = None) -> None:
-        """Wait until headers came, the answer ended or failed, nothing more is taken before `resume`, or for *at_most_s*."""
+        """Wait until headers came, the answer ended or failed, the consumer is full until `resume`, or for *at_most_s*."""
         if self.complete or self._error is not None or self._paused:
             return
         self._waiter = self._loop.create_future()
@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
                 timer.cancel()
 
     def check(self) -> None:
-        """Raise what the answer failed of."""
+        """Raise the failure of the answer, if any."""
         if self._error is not None:
             raise self._error
 
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def leave(self) -> None:
-        """The request is over. An answer that is not whole is aborted: its instance sees a client that went away."""
+        """End the request. An incomplete answer is aborted: its instance sees a client that disconnected."""
         self._take = self._take_chunk = None
         self._pieces = []
         if self._silence_timer is not None:
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
             self.resume()
 
     def stop(self, error: Exception) -> None:
-        """Take no more of an answer that is not whole: who waits for it gets *error*."""
+        """Take no more of an incomplete answer: its waiter gets *error*."""
         if not self.complete:
             self._fail(error)
 
@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class has the same methods
 
     def data_received(self, data: bytes) -> None:
-        if self.complete:  # nothing was asked
+        if self.complete:  # no request is open
             self._keep = False
             self.close()
             return
@@ -246,7 +246,7 @@ class Connection(asyncio.Protocol):
             self._wake()  # else `_give` does, when the last piece was taken
 
     def _give(self) -> None:
-        """Give what came since the last time to what takes it."""
+        """Give the consumer what came since the last time."""
         pieces, take = self._pieces, self._take
         if pieces and take is not None and self._error is None:
             self._pieces = []
@@ -276,7 +276,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _listen(self) -> None:
-        """Fail if nothing came for too long; else look again when that may be so. While we do not read, none can come."""
+        """Fail after too long a silence, else check again when it may be. While reading is paused, nothing can come."""
         now_s = self._loop.time()
         if self._paused:
             self.heard_s = now_s
@@ -288,22 +288,24 @@ class Connection(asyncio.Protocol):
 
 
 MOST_ALONE_BYTES = 4096
-"""A longer chunk is no token."""
+"""Longest chunk that can be a single token."""
 
 
 def _size_line(whole_bytes: int) -> bytes:
-    """The size line of an HTTP chunk of *whole_bytes* in all; empty if none is so long."""
+    """Return the size line of an HTTP chunk of *whole_bytes* in total; empty if no chunk has that length."""
     sizes = (whole_bytes - digits - 4 for digits in (1, 2, 3))
     return next((b"%x\r\n" % size for size in sizes if size > 0 and len(b"%x" % size) == whole_bytes - size - 4), b"")
 
 
 SIZE_LINES = tuple(map(_size_line, range(MOST_ALONE_BYTES)))
-"""By the length of a chunk."""
+"""Size lines by the length of a chunk."""
 
 
 def chunk_begin(data: bytes) -> int:
-    """Index of the content of the HTTP chunk *data*; 0 if *data* is not one such chunk, whole, with something in it, or
-    longer than `MOST_ALONE_BYTES`."""
+    """Return the index of the content of the HTTP chunk *data*.
+
+    Return 0 if *data* is not exactly one whole, non-empty chunk, or is longer than `MOST_ALONE_BYTES`.
+    """
     line = SIZE_LINES[len(data)] if len(data) < MOST_ALONE_BYTES else b""
     return len(line) if line and data.startswith(line) and data.endswith(b"\r\n") else 0
 
@@ -317,7 +319,7 @@ class Origin:
         self.host, self.port = url.host or "", url.port or 0
         self.tls = url.scheme == "https"
         self.name = url.authority.rpartition("@")[2].encode()
-        """For the header Host."""
+        """Value of the header Host."""
         self.idle: list[Connection] = []
 
 
@@ -326,12 +328,12 @@ class Connections:
 
     def __init__(self, connect_s: float) -> None:
         self.connect_s = connect_s
-        self._origins: dict[Connection, Origin] = {}  # of all that are open
+        self._origins: dict[Connection, Origin] = {}  # of all open connections
         self._timer: asyncio.TimerHandle | None = None
         self._tls: ssl.SSLContext | None = None
 
     async def get(self, origin: Origin) -> Connection:
-        """A connection to *origin*: the one that was used last, or a new one. Raises OSError, TimeoutError too."""
+        """Return a connection to *origin*: the last one used, or a new one. Raises OSError, including TimeoutError."""
         while origin.idle:
             connection = origin.idle.pop()
             if connection.usable:
@@ -349,7 +351,7 @@ class Connections:
         return connection
 
     def put_back(self, connection: Connection) -> None:
-        """Its request is over: keep *connection* for the next one, if it is good for one."""
+        """Keep *connection* for the next request, if it is usable."""
         connection.leave()
         origin = self._origins.get(connection)
         if origin is None or not connection.usable:
@@ -374,7 +376,7 @@ class Connections:
             origin.idle.remove(connection)
 
     def _close_idle(self) -> None:
-        """Close what was idle for long; look again while there is any connection."""
+        """Close connections idle for too long; check again while there is any."""
         loop = asyncio.get_running_loop()
         before_s = loop.time() - IDLE_S
         for origin in set(self._origins.values()):

@@ -1,9 +1,9 @@
 """Resume an answer on another instance, exactly where the last one left off.
 
-An instance that may have to give a request up is asked for the ids of the tokens that it emits (`return_token_ids`), which
-the tenant does not see. The next instance gets prompt and emitted tokens as one prompt of ids (`/v1/completions`, for a
-chat too: its template was applied before), and so computes what the first one would have: text alone may be cut into other
-tokens than those that were sampled. Tokens whose text has not come out, parts of a character, are computed again.
+An instance that may have to give a request up is asked for the ids of the tokens it emits (`return_token_ids`), which the
+tenant does not see. The next instance gets prompt and emitted tokens as one prompt of ids (`/v1/completions`, for a chat
+too: its template was applied before), and so computes what the first one would have: text alone may be split into other
+tokens than those sampled. Tokens whose text has not come out (parts of a character) are computed again.
 """
 
 from dataclasses import dataclass, field
@@ -20,8 +20,11 @@ SAMPLING = frozenset(
         "spaces_between_special_tokens", "stop_token_ids", "temperature", "top_k", "top_p",
     }
 )  # fmt: skip
-"""What says the same of a continuation. `presence_penalty` and `frequency_penalty` count what was emitted, a seed's random
-numbers would start over, and a stop string may lie across the border."""
+"""Fields that apply to a continuation unchanged.
+
+`presence_penalty` and `frequency_penalty` count emitted tokens, a seed's random numbers would start over, and a stop string
+may span the boundary.
+"""
 HARMLESS = frozenset(
     {
         "chat_template", "chat_template_kwargs", "add_generation_prompt", "add_special_tokens", "documents", "messages",
@@ -32,12 +35,12 @@ HARMLESS = frozenset(
 
 
 def evictable(call: Call, *, streamed: bool) -> bool:
-    """Whether a partly streamed answer to *call* can be resumed on another instance, without a difference to its tenant.
+    """Whether a partly streamed answer to *call* can be resumed on another instance without a difference to its tenant.
 
     *streamed*: by its instance.
 
-    A stream of one choice, to one prompt of text or ids, with an explicit limit and without anything that a continuation
-    would do otherwise. Any other request can be evicted until it has emitted something.
+    Holds for a stream of one choice, to one prompt of text or ids, with an explicit limit and without anything that a
+    continuation would do differently. Any other request can be evicted until it has emitted something.
     """
     body = call.body
     if not streamed or call.kind is Kind.RESPONSE or call.sequences != 1 or call.max_tokens is None:
@@ -61,13 +64,13 @@ def _asks_something(name: str, value: Any) -> bool:
 class Kept:
     """The part of a stream that is kept while it may be evicted."""
 
-    prompt_ids: list[int] | None = None  # as the first instance said
-    ids: list[int] = field(default_factory=list)  # of the tokens emitted
+    prompt_ids: list[int] | None = None  # as the first instance returned them
+    ids: list[int] = field(default_factory=list)  # of the emitted tokens
     shown: int = 0  # of those, up to the last one with text
-    opened: bool = False  # something has gone out: its role, or a token
-    head: dict[str, Any] = field(default_factory=dict)  # id and time, as the first event said
+    opened: bool = False  # something was sent to the tenant: the role, or a token
+    head: dict[str, Any] = field(default_factory=dict)  # id and time of the first event
     whole: bool = False  # its last token has come
-    lost_track: bool = False  # it emitted something without ids, or no text: it cannot be continued
+    lost_track: bool = False  # it emitted something without ids or text: it cannot be continued
 
     @property
     def resumable(self) -> bool:
@@ -75,12 +78,12 @@ class Kept:
         return not self.whole and not self.lost_track and (not self.opened or self.prompt_ids is not None)
 
     def rewind(self) -> int:
-        """Forget tokens that the tenant has seen nothing of; tokens that are left."""
+        """Drop tokens that the tenant has seen nothing of; return the number of remaining tokens."""
         del self.ids[self.shown :]
         return len(self.ids)
 
     def payload(self, call: Call, priority: int) -> bytes:
-        """The body of a completion that continues *call*."""
+        """Return the body of a completion that continues *call*."""
         assert self.prompt_ids is not None
         assert call.max_tokens is not None
         body: dict[str, Any] = {name: call.body[name] for name in SAMPLING if name in call.body}

@@ -1,4 +1,4 @@
-"""Server-sent events, by the standard (HTML, section 9.2): put together from pieces that may be cut anywhere."""
+"""Server-sent events by the standard (HTML, section 9.2), assembled from pieces split anywhere."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,14 @@ from controlplane.gateway.upstream.answers import EngineFailed
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 MOST_EVENT_BYTES = 2**26
-"""A longer event is none: what is not whole is held in memory."""
+"""Longest event, since an incomplete one is held in memory."""
 
 
 class SentEvent(NamedTuple):
-    """One event as it is passed on: lines end with LF, comments and unused fields are gone."""
+    """One event as passed on: lines end with LF, without comments and unused fields."""
 
     raw: bytes
-    """Without the empty line behind it."""
+    """The event without its terminating empty line."""
     name: bytes
     data: bytes
 
@@ -26,8 +26,8 @@ class Events:
     def __init__(self) -> None:
         self._held: list[bytes] = []  # the beginning of an event
         self._held_bytes = 0
-        self._begun = False  # a byte order mark may stand before the first event, and nowhere else
-        self._after_cr = False  # the line ended with CR: a LF that follows belongs to it
+        self._begun = False  # a byte order mark is allowed only before the first event
+        self._after_cr = False  # the line ended with CR: a following LF belongs to it
 
     @property
     def between(self) -> bool:
@@ -35,9 +35,9 @@ class Events:
         return not self._held and not self._after_cr
 
     def feed(self, piece: bytes) -> list[SentEvent]:
-        """The events that end with *piece*. Raises EngineFailed for one that does not end."""
+        """Return the events that end with *piece*. Raises EngineFailed for one that does not end."""
         last = len(piece) - 2
-        if (  # one event alone, as most are
+        if (  # a single event, as most are
             piece.find(b"\n") == last
             and self._begun
             and not self._held
@@ -74,7 +74,7 @@ class Events:
 
 
 def _event(block: bytes) -> SentEvent | None:
-    """The event of the lines of *block*; None without data."""
+    """Return the event in the lines of *block*; None without data."""
     if block.startswith(b"data: ") and b"\n" not in block:
         return SentEvent(block, b"", block[6:])
     name, data = b"", []

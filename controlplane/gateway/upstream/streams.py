@@ -1,6 +1,6 @@
-"""A stream on its way from an instance to the tenant: looked at, and written in the call that read it from the socket.
+"""A stream from an instance to the tenant: inspected, and written in the call that read it from the socket.
 
-If the tenant did not ask for a stream, it is put together on the way, and written as one answer.
+If the tenant did not ask for a stream, it is assembled here and written as one answer.
 """
 
 import asyncio
@@ -23,28 +23,27 @@ TEXT = re.compile(rb'(?:content|reasoning|arguments|text)":"([^"\\]*)"')
 DATA = b"data: "
 DONE = b"[DONE]"  # the last event of a stream
 OPENING = frozenset({"response.created", "response.queued", "response.in_progress"})
-"""Events of a response that vLLM sends before its engine has the request."""
-DELTA = b".delta"  # how the names of events with a piece of a response end
+"""Response events that vLLM sends before its engine has the request."""
+DELTA = b".delta"  # ending of the names of events with a piece of a response
 ENDED = frozenset({"response.completed", "response.incomplete"})
 LONGEST = 200  # characters of a fingerprint
 END = b"\n\n\r\n"  # of an event, and of the HTTP chunk that it came in
 
 
 def around_text(event: bytes) -> tuple[bytes, bytes]:
-    """(prefix, suffix) around the text of *event*, a token and no more, the suffix to the end of its HTTP chunk.
+    """Return (prefix, suffix) around the text of *event*, one token; the suffix extends to the end of its HTTP chunk.
 
-    An event that begins and ends so, without a quote between, differs from it in its text alone. No bytes without a text.
+    Another event with the same ends and no quote between differs from it in its text alone. Empty bytes without a text.
     """
     text = TEXT.search(event)
     return (event[: text.start(1)], event[text.end(1) :] + END) if text is not None else (b"", b"")
 
 
 class Withheld:
-    """A stream less the usage that the tenant did not ask for: the closing event without choices, or what others bear.
+    """A stream without the usage that the tenant did not ask for: the closing event without choices, or a field of others.
 
-    With the closing event vLLM moves the fingerprint of the server there, from the events that end the choices. The last of
-    those is held back until the fingerprint is known, a moment; so the tenant gets what the server would have sent without
-    us.
+    With a closing event, vLLM puts the server's fingerprint there instead of in the events that end the choices. The last of
+    those is held back briefly until the fingerprint is known, so the tenant gets what the server alone would have sent.
     """
 
     __slots__ = ("_held", "_left", "fingerprint")
@@ -53,7 +52,7 @@ class Withheld:
         self._left = choices
         self._held: tuple[bytes, Said] | None = None
         self.fingerprint = fingerprint
-        """As the server last sent it; empty while it is not known, or the server has none."""
+        """The server's last fingerprint; empty while unknown, or if the server has none."""
 
     @property
     def holds(self) -> bool:
@@ -61,7 +60,7 @@ class Withheld:
         return self._held is not None
 
     def take(self, event: SentEvent, said: Said | None) -> bytes:
-        """The bytes for the tenant, now that *event* came, which says *said*; None for the last event of all."""
+        """Return the bytes for the tenant after *event*, parsed as *said*; None for the last event of all."""
         if said is None or (said.usage is None and not said.ends):
             return self.rest() + event.raw + b"\n\n" if self._held is not None else event.raw + b"\n\n"
         usage, fingerprint = isinstance(said.usage, dict), said.system_fingerprint
@@ -78,7 +77,7 @@ class Withheld:
         return passed + raw + b"\n\n"
 
     def rest(self) -> bytes:
-        """The held bytes, for the tenant: the next event is here, or the stream ends."""
+        """Return the held bytes for the tenant: the next event has arrived, or the stream ends."""
         held, self._held = self._held, None
         return self._stamped(*held) + b"\n\n" if held is not None else b""
 
@@ -98,15 +97,15 @@ def _without_usage(event: SentEvent) -> bytes:
 
 
 MOST_SHAPES = 16
-"""With log probabilities hardly an event is like one before it: no more are looked at then."""
+"""Shapes learned per stream at most: with log probabilities hardly any event repeats one."""
 
 MOST_OPENING_BYTES = 2**22
 LAST_WORD_S = 0.05
-"""How long a complete answer waits for the end of its stream, so that its connection can be used again."""
+"""How long a complete answer waits for the end of its stream, so that its connection can be reused."""
 
 
 class Shape(NamedTuple):
-    """The bytes around the text of a token, and the text that it extends where a whole answer is put together."""
+    """Bytes around the text of a token, and the text that it extends where a whole answer is assembled."""
 
     prefix: bytes
     suffix: bytes
@@ -114,7 +113,7 @@ class Shape(NamedTuple):
 
 
 class Stream:
-    """*fingerprint*: `Withheld.fingerprint`, as the server last sent it. *began* is called at the first byte."""
+    """One stream. *fingerprint*: the server's last one, as in `Withheld`. *began* is called at the first byte."""
 
     __slots__ = (
         "_began",
@@ -148,16 +147,16 @@ class Stream:
         self._withheld = Withheld(ticket.call.sequences, fingerprint) if kept_back else None
         self._events = Events()
         self._has_begun = False
-        self._opening = b""  # said before the engine began: goes out with the first token
-        self._unfinished = ticket.call.sequences  # choices that have not ended, by their own word
+        self._opening = b""  # sent before the engine began: written with the first token
+        self._unfinished = ticket.call.sequences  # choices that have not finished
         self._open = False  # it has begun, and nothing of it is held back
-        self._shapes: tuple[Shape, ...] = ()  # of events that were a token and nothing else, the last one first
+        self._shapes: tuple[Shape, ...] = ()  # of events that were only a token, the latest first
         self._shapes_left = 0 if ticket.call.kind is Kind.RESPONSE else MOST_SHAPES  # its events are numbered
 
     async def carry(self, connection: Connection, begun_until_s: float) -> None:
         """Pass the answer of *connection* on to its end. Raises EngineFailed, Refusal, OSError.
 
-        A TimeoutError is one that has not begun until *begun_until_s* of the event loop's clock, whatever else it said.
+        Raises TimeoutError if no token has come by *begun_until_s* of the event loop's clock, whatever else was sent.
         """
         responder = self._responder
         self._pass(connection)
@@ -173,7 +172,7 @@ class Stream:
                 if not responder.started:
                     await responder.start(200, SSE_TYPE, stream=True)
                 await responder.drain()
-            if not self._usage.whole:  # else the tenant has everything, and may have gone
+            if not self._usage.whole:  # else the tenant has everything, and may have left
                 connection.check()
                 await responder.look()
             if not self._has_begun and asyncio.get_running_loop().time() > begun_until_s:
@@ -216,7 +215,7 @@ class Stream:
         try:
             for event in self._events.feed(piece):
                 passed.append(self._event(event))  # noqa: PERF401
-        except Exception as error:  # what came before it is passed on
+        except Exception as error:  # earlier events are passed on
             failure = error
         chunk = b"".join(passed)
         taken = self._responder.write_now(chunk) if chunk else True
@@ -228,7 +227,7 @@ class Stream:
         return taken and not (self._whole and self._usage.whole)
 
     def _shape_of(self, event: bytes) -> Shape | None:
-        """The shape of *event* if it is like an earlier token but for its text."""
+        """Return the shape of *event* if it differs from an earlier token only in its text."""
         for shape in self._shapes:
             prefix, suffix, _ = shape
             end = len(event) - len(suffix) + len(END)
@@ -242,9 +241,9 @@ class Stream:
         return None
 
     def _event(self, event: SentEvent) -> bytes:
-        """The bytes for the tenant, now that *event* came. Raises EngineFailed, Refusal."""
+        """Return the bytes for the tenant after *event*. Raises EngineFailed, Refusal."""
         response = self._ticket.call.kind is Kind.RESPONSE
-        if response and self._whole is not None and event.name.endswith(DELTA):  # all of it is in the last event again
+        if response and self._whole is not None and event.name.endswith(DELTA):  # the last event repeats all of it
             if not self._has_begun:
                 self._begin()
             self._ticket.output_tokens += 1
@@ -252,7 +251,7 @@ class Stream:
         if event.data == DONE:
             if not self._has_begun:
                 raise EngineFailed("an empty stream")
-            self._usage.whole = self._usage.whole or not response  # which has another last event
+            self._usage.whole = self._usage.whole or not response  # a response has another last event
             return self._less_usage(event, None)
         said = self._read(event)
         if response:
@@ -300,7 +299,7 @@ class Stream:
         self._began(self._ticket)
 
     def _of_response(self, event: SentEvent, said: Said) -> bytes:
-        """As `_event`, of the Responses API."""
+        """`_event` for the Responses API."""
         if not isinstance(said.type, str):
             raise EngineFailed("an event without a type")
         number = said.sequence_number
@@ -327,7 +326,7 @@ class Stream:
         return event.raw + b"\n\n" if self._withheld is None else self._withheld.take(event, said)
 
     def _take_chunk(self, chunk: bytes, begin: int) -> bool:
-        """Pass on an HTTP *chunk* as it came if it is one event like an earlier one but for its text: a token alone."""
+        """Pass on an HTTP *chunk* unchanged if it is one event that differs from an earlier token only in its text."""
         if not self._open:
             return False
         for prefix, suffix, text in self._shapes:
@@ -349,10 +348,10 @@ EVENT_KIND = {Kind.CHAT: "chat.completion.chunk", Kind.COMPLETION: "text_complet
 
 
 class KeptStream(Stream):
-    """A stream that may be evicted: each event is read, and the ids of its tokens are kept and taken out.
+    """A stream that may be evicted: each event is read, and its token ids are kept and removed.
 
-    Where an earlier instance began, the events of this one are made to look as if that one continued: one id, one event
-    with the role, chunks of a chat though a completion continues it, and one usage.
+    Where an earlier instance began, the events of this one are made to look like its continuation: one id, one event with
+    the role, chunks of a chat though a completion continues it, and one usage.
     """
 
     __slots__ = ("_before", "_continued", "_kept")
@@ -369,7 +368,7 @@ class KeptStream(Stream):
         connection.pass_to(self._take)
 
     def _event(self, event: SentEvent) -> bytes:
-        """The bytes of *event* for the tenant; the ids of its tokens are kept."""
+        """Return the bytes of *event* for the tenant; its token ids are kept."""
         if event.data == DONE:
             return super()._event(event)
         said, kept = self._read(event), self._kept
@@ -395,7 +394,7 @@ class KeptStream(Stream):
         return self._less_usage(SentEvent(DATA + data, b"", data), said)
 
     def _keep(self, body: dict[str, Any], choice: dict[str, Any]) -> None:
-        """Keep the tokens of *choice*, and make it one of what was asked for."""
+        """Keep the tokens of *choice*, and convert it to the kind that was requested."""
         kept, chat = self._kept, self._ticket.call.kind is Kind.CHAT
         if kept.prompt_ids is None:
             kept.prompt_ids = ids_of(choice.get("prompt_token_ids") or body.get("prompt_token_ids")) or None
@@ -423,7 +422,7 @@ class KeptStream(Stream):
             body["choices"] = [{"index": 0, **said, **ends, "token_ids": None}]
 
     def _count(self, usage: dict[str, Any]) -> None:
-        """Make of *usage* that of all instances together: the prompt of the first, and every token once."""
+        """Change *usage* to that of all instances together: the first prompt, and every token once."""
         here, before = Usage(), self._before
         here.take(usage)
         if here.prompt_tokens is not None:

@@ -1,6 +1,6 @@
-"""A whole answer put together from a stream, so that a call that its tenant does not stream shows when its tokens came.
+"""A whole answer assembled from a stream, so that a call its tenant does not stream shows when its tokens came.
 
-It is what vLLM gives for such a call: the same fields, null where they were not said. Texts stay the bytes that came.
+It equals vLLM's answer to such a call: the same fields, null where absent. Texts keep the bytes received.
 """
 
 import json
@@ -30,15 +30,15 @@ REASONS: Final = {
 
 
 def not_streamed(call: Call) -> str:
-    """Why *call* cannot be streamed from its instance and answered as vLLM would; empty if it can."""
+    """Return why *call* cannot be streamed from its instance and answered as vLLM would; empty if it can."""
     body = call.body
     for name, reason in REASONS.items():
         if body.get(name):
             return reason
     if body.get("prompt_logprobs") is not None:
         return REASONS["prompt_logprobs"]
-    # vLLM's parsers of streams keep what does not parse to themselves, and leave arguments as they were written; of a whole
-    # answer it reads arguments as JSON and writes them again, and what does not parse is content. So too of a named tool.
+    # vLLM's stream parsers drop what does not parse, and leave arguments as written. In a whole answer it reads arguments as
+    # JSON and writes them again, and what does not parse is content. The same holds for a named tool.
     if body.get("tools") and body.get("tool_choice") != "none":
         return "tool calls are parsed in another way in streams"
     return ""
@@ -103,10 +103,10 @@ class WholeAnswer:
         self._response: bytes | None = None
         self._bytes = 0
         self.last: tuple[bytearray, bytes] | None = None
-        """The text that the last event went on with, and its piece of it; None if it said anything else too."""
+        """The text that the last event extended, and the piece added; None if the event had anything else."""
 
     def take(self, event: SentEvent, said: Said | None) -> None:
-        """Take what *event* says. Raises EngineFailed for what is of no use, or too much."""
+        """Take in *event*. Raises EngineFailed if it is unusable or too large."""
         if said is None:
             return
         try:
@@ -124,7 +124,7 @@ class WholeAnswer:
         text += piece
 
     def body(self) -> bytes:
-        """The answer as vLLM writes it. Raises EngineFailed if a text of it is none."""
+        """Return the answer as vLLM writes it. Raises EngineFailed if one of its texts is not valid."""
         if self._call.kind is Kind.RESPONSE:
             if self._response is None:
                 raise EngineFailed("a stream without a response")
@@ -177,7 +177,7 @@ class WholeAnswer:
     def _join(
         self, choice: _Choice, rest: dict[str, Any], given: dict[str, Raw], texts: list[tuple[bytearray, bytes]]
     ) -> bool:
-        """Extend *choice*; returns whether there was nothing but pieces of text, which are put in *texts*."""
+        """Extend *choice*; return whether there were only pieces of text, which are added to *texts*."""
         alone = True
         for name, raw in given.items():
             value = bytes(raw)
@@ -258,7 +258,7 @@ class WholeAnswer:
         return {"index": index, "message": message} | ends | {"routed_experts": None} | choice.fields | lists
 
     def _prompt_ids(self, index: int) -> Any:
-        """Token ids of the prompt, sent once for all of its choices."""
+        """Return the token ids of the prompt, sent once for all of its choices."""
         first = index - index % (self._call.body.get("n") or 1)
         return self._choices[first].fields.get("prompt_token_ids") if first in self._choices else None
 
@@ -269,7 +269,7 @@ USAGE: Final = dict.fromkeys(
 
 
 def _by_the_letter(data: bytes) -> bytes:
-    """The JSON of *data* without what only Python reads: NaN, which becomes null, and half of a surrogate pair."""
+    """Return the JSON of *data* without what only Python reads: NaN, which becomes null, and lone surrogates."""
     text = json.dumps(json.loads(data, parse_constant=lambda _: None), ensure_ascii=False)
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
@@ -279,7 +279,7 @@ def _list(items: bytearray) -> Raw:
 
 
 def _checked(text: bytearray) -> Raw:
-    """*text* as a JSON string. Raises EngineFailed if it is none."""
+    """Return *text* as a JSON string. Raises EngineFailed if it is not one."""
     whole = b'"' + bytes(text) + b'"'
     try:
         _text.decode(whole)

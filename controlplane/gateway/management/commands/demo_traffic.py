@@ -38,7 +38,7 @@ class Command(BaseCommand):
 
 
 def new_key(tenant: Tenant) -> str:
-    """A new key for demo traffic. Its secret is kept nowhere, so the last run's key is of no use any more."""
+    """Create a key for demo traffic. Its secret is not stored, so the last run's key is useless."""
     for key in ApiKey.objects.filter(tenant=tenant, name=KEY_NAME, revoked_at=None):
         revoke_api_key(key, ACTOR, "its secret ended with the last run")
     return create_api_key(tenant, KEY_NAME, ACTOR)[1]

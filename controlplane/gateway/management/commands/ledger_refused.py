@@ -73,7 +73,7 @@ class Command(BaseCommand):
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    """COLUMN=VALUE. Raises argparse.ArgumentTypeError for another form, or no column of the ledger."""
+    """Parse COLUMN=VALUE. Raises argparse.ArgumentTypeError for another form, or an unknown column of the ledger."""
     name, equals, value = text.partition("=")
     if not equals or name not in COLUMNS:
         raise argparse.ArgumentTypeError(f"{text!r} is not COLUMN=VALUE with one of {', '.join(COLUMNS)}")

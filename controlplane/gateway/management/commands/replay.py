@@ -73,7 +73,7 @@ class Command(BaseCommand):
             sys.exit(1)
 
     def _key(self, options: dict[str, Any], run: str) -> tuple[ApiKey | None, str]:
-        """(row if this is the server's database, secret if the key was made for this run)."""
+        """Return (row if this is the server's database, secret if the key was made for this run)."""
         try:
             if options["key"]:
                 return reports.known_key(options["key"]), ""
@@ -121,11 +121,11 @@ class Command(BaseCommand):
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     name: str
-    context_tokens: int  # 0 if the server does not say
+    context_tokens: int  # 0 if the server does not report it
 
 
 async def choose_model(url: str, key: str, wanted: str | None) -> ServedModel:
-    """The *wanted* model, or the one with the longest context (first by name). Raises CommandError in one line."""
+    """Return the *wanted* model, or the one with the longest context (first by name). Raises CommandError in one line."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
@@ -149,7 +149,7 @@ async def choose_model(url: str, key: str, wanted: str | None) -> ServedModel:
 
 
 def count_requests(path: Path, trace_format: str, limit: int | None) -> int | None:
-    """How many requests the trace holds, for the bar; None if that takes more than counting lines."""
+    """Return the number of requests in the trace, for the bar; None if that takes more than counting lines."""
     if trace_format == "servegen" or path.suffix == ".gz":
         return limit
     header = trace_format != "mooncake"
@@ -162,7 +162,7 @@ def count_requests(path: Path, trace_format: str, limit: int | None) -> int | No
 
 
 async def send(sender: Sender, requests: Iterator[TraceRequest], total: int | None, console: Console) -> bool:
-    """Run *sender* under a progress bar. Returns whether it was interrupted (Ctrl-C, SIGTERM)."""
+    """Run *sender* under a progress bar; return whether it was interrupted (Ctrl-C, SIGTERM)."""
     interrupted = False
 
     def interrupt() -> None:
