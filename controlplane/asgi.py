@@ -69,7 +69,7 @@ def create_application(gateway: Gateway) -> Application:
 
 
 FORM_BYTES = 64 * 1024
-"""Of an upload, beside the file."""
+"""Of an upload, alongside the file."""
 
 
 async def _upload(scope: Scope, receive: Receive, send: Send) -> None:

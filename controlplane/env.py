@@ -1,7 +1,7 @@
 """The environment variables that Pilothouse reads, each declared once as a field of `Environment`.
 
 A field holds the variable's name, its type with unit and limits, its default and, as its docstring, its purpose.
-`controlplane/settings.py` turns every field into a setting of the same name, and `python -m tests.docs.configuration` writes
+`controlplane/settings.py` makes every field a setting of the same name, and `python -m tests.docs.configuration` writes
 the table of `docs/configuration.md`. An unknown `PILOTHOUSE_*` variable is an error, which catches typos. Every variable
 `NAME` may instead be given as `NAME_FILE`, the path of a file that holds the value (Docker and Kubernetes secrets).
 Variables that can also be tuned at run time are declared in `controlplane/tunable.py`.

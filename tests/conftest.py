@@ -34,7 +34,7 @@ def pytest_collection():
 
 @pytest.fixture(autouse=True)
 def _values_as_this_test_sets_them():
-    """Settings are read anew in each test, and whenever it changes a default."""
+    """Settings are read again in each test, and whenever it changes a default."""
     from django.core.signals import setting_changed
 
     from controlplane.tuning.selectors import latest
@@ -50,7 +50,7 @@ def _values_as_this_test_sets_them():
 
 @pytest.fixture(autouse=True)
 def _no_live_hub_outlives_its_test():
-    """Its thread would go on in the tests that come after, which have no database, and draw random numbers beside theirs."""
+    """Its thread would continue in later tests, which have no database, and draw random numbers with theirs."""
     yield
     module = sys.modules.get("controlplane.console.live.hub")
     if module is not None:

@@ -1,10 +1,10 @@
 """The test database is quickly there, and quickly empty again.
 
-Migrations take four seconds of processor time, in every test process: what they made is kept as a file beside the compiled
+Migrations take four seconds of processor time, in every test process: what they made is kept in a file next to compiled
 tests, named after a digest of all that it is made of, and copied.
 
 Tests that commit leave empty tables behind, as Django's own do. Django also deletes content types and permissions, which no
-test writes, and makes them anew from all models: nine parts in ten of that work, a quarter of a second after each such test.
+test writes, and rebuilds them from all models: nine parts in ten of that work, a quarter of a second after each such test.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""Run the groups of the gate or of the night, two beside each other, and say what each took: `python -m tests.groups gate`.
+"""Run the groups of the gate or of the night, two at a time, and say what each took: `python -m tests.groups gate`.
 
-A group is a target of the Makefile, in a process of its own: a browser's event loop, real services and vLLM must not share
-one. Groups that wait more than they compute have a lane of their own beside those that compute. What a group prints is shown
+A group is a target of the Makefile, in its own process: a browser's event loop, real services and vLLM must not share
+one. Groups that wait more than they compute have their own lane alongside those that compute. What a group prints is shown
 when it ends; a group that fails stops no other, and the last lines name it. One that takes longer than it may is ended, as a
 test that hangs is (`timeout` in pyproject.toml), so that the others say what they have.
 """
@@ -30,7 +30,7 @@ NIGHTLY: tuple[tuple[Lane, ...], ...] = (
     (("nightly-tests", "properties"), ("e2e", "services", "postgres")),
     (("vllm-tests",),),
 )
-"""Stages, one after the other; each has lanes beside each other, and a lane its groups in order."""
+"""Stages, one after the other; each has lanes alongside each other, and a lane its groups in order."""
 
 GATE_LIMIT_S, NIGHTLY_LIMIT_S, GRACE_S = 25 * 60, 60 * 60, 60
 ENDED = 124  # what `timeout` says then

@@ -50,7 +50,7 @@ def messages(monkeypatch):
 
 @pytest.fixture
 def no_sidebar(monkeypatch):
-    """Pages of the admin without the list of all models beside them, which takes as long as all else on a page.
+    """Pages of the admin without the list of all models alongside them, which takes as long as all else on a page.
 
     It is the list of the index page, from the same template.
     """

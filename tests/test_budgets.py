@@ -1,6 +1,6 @@
 """How many lines each package may have, and that modules are named after what is in them.
 
-Weight is what makes the next feature dear: a package that grows says why, here, beside its number. Lower a budget with the
+Weight is what makes the next feature dear: a package that grows says why, here, next to its number. Lower a budget with the
 lines that go. A module is a concept, of any length; it is split when it holds two. `python -m tests.test_budgets` prints the
 table as it stands.
 """
@@ -14,9 +14,9 @@ SUFFIXES = {".py", ".js", ".css", ".html"}
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "helpers", "helper", "misc", "common"}
 NOT_OURS_TO_SHAPE = {"migrations", "vendor", "__pycache__"}
 
-# Lines, blank ones and comments included. Raise one only with a comment beside it that says what its users got for it.
+# Lines, blank ones and comments included. Raise one only with a comment alongside it that says what its users got for it.
 BUDGETS: dict[str, int] = {
-    "controlplane": 2034,  # settings of the new limits; what is asked and not served beside /v1
+    "controlplane": 2034,  # settings of the new limits; what is asked and not served alongside /v1
     "controlplane/accounts": 1034,  # service keys
     "controlplane/api": 3109,  # service keys, /api/endpoints, undeploy, retire, hold and cordon
     "controlplane/console": 12652,  # places, burn and budgets of SLOs, who undid whose move, flapping, number formats
@@ -40,7 +40,7 @@ BUDGETS: dict[str, int] = {
     "scheduling/fleet": 1063,  # estimates of experts and of the exchange between GPUs, limits of the API process
     "scheduling/lookahead": 373,
     "scheduling/planning": 3237,
-    "scheduling/queueing": 6813,  # rules beside the search, GPUs that a model keeps
+    "scheduling/queueing": 6813,  # rules alongside the search, GPUs that a model keeps
     "scheduling/routing": 1253,  # use by engine time
     "scheduling/scaling": 1526,  # one owner of an endpoint for floor, strategies and plans
     "scheduling/simulation": 11199,  # lost places, use by engine time, first tokens due by TTFT

@@ -56,7 +56,7 @@ def is_inert(decorator: ast.expr) -> bool:
 
 
 def read_inside(name: str, tree: ast.Module) -> Iterator[str]:
-    """Dotted names of its own that the module *name* reads, each outside its own definition."""
+    """Dotted its own names that the module *name* reads, each outside its own definition."""
     definitions: dict[ast.stmt, set[str]] = {}
     for defined_name, statement in defined(tree):
         definitions.setdefault(statement, set()).add(defined_name)

@@ -28,7 +28,7 @@ APPS = (
     ("usage",),
     ("simulation",),
     ("planning",),
-    ("simulation.whatif",),  # an app of its own: it forks what plans are made of, and its result becomes one
+    ("simulation.whatif",),  # its own app: it forks what plans are made of, and its result becomes one
     ("experiments",),
     ("resources",),  # what lists of rows show, on pages and in REST
     ("api", "console"),
@@ -112,7 +112,7 @@ RULES = [
     *app_rules(),
 ]
 
-# Beside the rules by package: rows never know who shows them.
+# Alongside the rules by package: rows never know who shows them.
 SHOWN_BY = ("views", "api", "consumers", "admin")
 
 

@@ -1,4 +1,4 @@
-"""Tests that write rows, once more on a real PostgreSQL, in processes of their own.
+"""Tests that write rows, once more on a real PostgreSQL, in their own processes.
 
 The gate runs those marked `sql`: claims, constraints, the ledger, bulk writes, text and time in queries. That migrations
 make the tables out of nothing is shown by the test database itself. The night runs whole suites.

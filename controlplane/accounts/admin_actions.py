@@ -1,4 +1,4 @@
-"""Admin actions that ask for a reason on a page of their own before they act."""
+"""Admin actions that ask for a reason on their own page before they act."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -109,7 +109,7 @@ class Source:
 
 
 class Feeder:
-    """*completions* have limits of their own: a batch takes nothing of its tenant's concurrency."""
+    """*completions* have their own limits: a batch takes nothing of its tenant's concurrency."""
 
     def __init__(
         self, completions: Completions, *, signals: Callable[[], Iterable[Signal]], owns: Callable[[], bool], job: Job

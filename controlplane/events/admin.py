@@ -18,7 +18,7 @@ from controlplane.events.models import Event
 class AuditedAdmin(RoleAdmin[Row]):
     """Every row created, changed or deleted here is an event with before and after.
 
-    Changes are compared after many-to-many fields are saved too; rows edited inline have events of their own.
+    Changes are compared after many-to-many fields are saved too; rows edited inline have their own events.
     """
 
     def after_write(self, request: HttpRequest, row: Row, *, created: bool) -> None:

@@ -70,7 +70,7 @@ def add(
     reason: str,
     worse: str,
 ) -> LengthVersion:
-    """Store *model*, trained on *samples*, and put it into the shadow in the place of another of its kind.
+    """Store *model*, trained on *samples*, and put it into the shadow in place of another of its kind.
 
     With *worse*, a sentence on what it is worse than, it is stored and rejected at once.
     """
@@ -133,7 +133,7 @@ def reject(version: LengthVersion, actor: User | str, reason: str = "") -> Lengt
 
 
 def put_in_shadow(version: LengthVersion, actor: User | str, reason: str = "") -> LengthVersion:
-    """Let a rejected version predict in shadow again, in the place of one of its kind; earlier predictions do not count.
+    """Let a rejected version predict in shadow again, in place of one of its kind; earlier predictions do not count.
 
     Raises ActionError unless it was rejected, or where its file is gone.
     """

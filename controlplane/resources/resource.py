@@ -148,7 +148,7 @@ class Resource:
     actions: str = ""
     """Template of a last cell with what can be done with a row."""
     row_template: str = ""
-    """Draws a whole row, in the place of cells by column."""
+    """Draws a whole row, in place of cells by column."""
     live: str = ""
     """Topics of the live connection; empty: the page is not live."""
     refresh_s: int = 0

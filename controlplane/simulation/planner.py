@@ -37,8 +37,8 @@ from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
 from scheduling.simulation.scenario.toml_lines import Key
 from scheduling.simulation.staging import Stage, past_requests
-from scheduling.simulation.staging.happenings import lost_at
 from scheduling.simulation.staging.stage import PastDemand
+from scheduling.simulation.staging.timed_events import lost_at
 
 NO_STRATEGY = PlansFor()
 

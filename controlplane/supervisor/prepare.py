@@ -47,7 +47,7 @@ def static() -> str:
 def drop_stale_copies(folder: Path) -> int:
     """Remove compressed copies that are older than their files; how many.
 
-    PILOTHOUSE_DEBUG collects files without compressing them: browsers would go on with what a run without it compressed.
+    PILOTHOUSE_DEBUG collects files without compressing them: browsers would continue with what a run without it compressed.
     """
     stale = [copy for copy in folder.rglob("*.gz") if copy.with_suffix("").exists()]
     stale = [copy for copy in stale if copy.stat().st_mtime < copy.with_suffix("").stat().st_mtime]

@@ -77,7 +77,7 @@ class Plan:
 
 
 async def run(plan: Plan, screen: Screen) -> int:
-    """Run the stack until it is asked to stop (0) or cannot go on (1)."""
+    """Run the stack until it is asked to stop (0) or cannot continue (1)."""
     try:
         with hold(plan.state_dir, plan.url):
             for port, host, option in _ports(plan):
@@ -325,7 +325,7 @@ class Stack:
         return Part("traffic", argv, shows="waves from three regions", stop_within_s=PATIENCE_S["traffic"])
 
     async def _instances(self, redis_url: str) -> None:
-        """Wait until the gateway has every instance ready, as its published summary says; go on after a while anyway."""
+        """Wait until the gateway has every instance ready, as its published summary says; continue after a while anyway."""
         began = time.monotonic()
         ready = total = 0
         async with redis.asyncio.from_url(redis_url) as client:

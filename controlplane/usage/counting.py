@@ -216,7 +216,7 @@ def ledger_hour(begin: datetime, until_s: float) -> LedgerHour:
 
 
 def _ran_within(begin: datetime, end: datetime) -> Iterator[tuple[Any, ...]]:
-    """Ledger rows that arrived before *end* and ended after *begin*. Those that took long have an index of their own."""
+    """Ledger rows that arrived before *end* and ended after *begin*. Those that took long have their own index."""
     long_ago = begin - timedelta(milliseconds=LONG_MS)
     lately = LedgerRow.objects.filter(arrived_at__gte=long_ago, arrived_at__lt=end)
     longest = LedgerRow.objects.filter(e2e_ms__gt=LONG_MS, arrived_at__gte=begin - LONGEST, arrived_at__lt=long_ago)

@@ -202,7 +202,7 @@ class Encoder:
     ) -> NDArray[np.float32]:
         """(n, width) states of the first token of each text; with *mean* its mean over all tokens follows, (n, 2 width).
 
-        *hidden* reads a batch in the place of `Encoder.hidden`, *room* is as in `ids`.
+        *hidden* reads a batch in place of `Encoder.hidden`, *room* is as in `ids`.
         """
         import torch
 

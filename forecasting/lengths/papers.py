@@ -224,7 +224,7 @@ MOST_COPIES: Final = 20
 
 
 class PreServe(RegressionL1):
-    """SSJF's L1 regression, with prompt tokens learned in the place of the encoder's weights."""
+    """SSJF's L1 regression, with prompt tokens learned in place of the encoder's weights."""
 
     name = "preserve"
     _prompt_tensor: Any = None

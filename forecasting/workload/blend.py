@@ -31,7 +31,7 @@ TREE_SHARES: Final = (0.2, 0.2)
 """Of the weight that opinions have before any loss; the others have equal parts of the rest."""
 MEMORY: Final = 0.99  # of losses, by window
 DAY_MEMORY: Final = 0.9  # of losses by time of day, by day
-DAY_PARTS: Final = 8  # of a day, at most, that have losses of their own
+DAY_PARTS: Final = 8  # of a day, at most, that have their own losses
 EAGERNESS: Final = 20.0  # one window ahead, an opinion with twice the loss of the best has exp(-20) of its weight
 # Errors h windows ahead overlap: as many of them say less, so they move the weights less.
 EAGERNESS_BY_GRID: Final = EAGERNESS / np.array(GRID, np.float64) ** 0.2

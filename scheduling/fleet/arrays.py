@@ -53,7 +53,7 @@ class FleetArrays(NamedTuple):
     profile: NDArray[np.float64]
     """instances x COEFFICIENTS: its step time; all 0 while unknown."""
     ahead_limit: NDArray[np.int32]
-    """Requests at the most that may be given to it beyond its room (`allowance`); 0: none, -1: as many as is measured."""
+    """Requests at most that may be given to it beyond its room (`allowance`); 0: none, -1: as many as is measured."""
     ahead_open: NDArray[np.int32]
     """Of those, what the decision being made may count on; 0 but within `dispatch`."""
     round_trips: NDArray[np.float64]

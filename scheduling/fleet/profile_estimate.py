@@ -50,7 +50,7 @@ class Costs:
     attention_share: float = 0.48
     """Of 16-bit operations, for the part of attention that is quadratic in the prompt."""
     prefill_s: float = 0.012
-    """Beside the step: the first token goes the whole way to the client."""
+    """Alongside the step: the first token goes the whole way to the client."""
 
 
 FITTED: Final = Costs(layer_s=54e-6, exchange_s=36e-6, choice_s=1.55e-8, sequence_s=22e-6, bandwidth_share=0.975)

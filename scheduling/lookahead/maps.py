@@ -144,7 +144,7 @@ def enter(
 ) -> None:
     """A request in the free *slot* decodes on *instance* and has come *produced_tokens* beyond its first token.
 
-    For callers with slots of their own; the others `add`.
+    For callers with their own slots; the others `add`.
     """
     now = ahead.clock[instance]
     ahead.instance[slot] = instance

@@ -50,7 +50,7 @@ class EndpointDemand:
     prompt: Floats
     """The part of `kept` that is prompts."""
     beta_tokens_per_s: float = 0.0
-    """Kept free beside it for non-interactive work (`capacity.niw_buffer`)."""
+    """Kept free alongside it for non-interactive work (`capacity.niw_buffer`)."""
     cv: float = POISSON_CV
     """Of its arrivals (`bursts.arrival_cv`)."""
     mean: Floats | None = None
@@ -266,7 +266,7 @@ def _with_reserve(
 def _windows_ahead(now_s: float, demand: Demand, plans_for: PlansFor, period_s: float) -> slice:
     """The windows that a plan made at *now_s* is for: those that begin within its horizon, or before its successor is there.
 
-    By Algorithm 2 those that begin before its successor's first. It plans at the begin of each window for the next (4.3.2);
+    By Algorithm 2 those that begin before its successor's first. It plans at the start of each window for the next (4.3.2);
     with a period of several windows, for as many.
     """
     if plans_for.by_capability and demand.windows > 1:

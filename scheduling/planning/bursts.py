@@ -48,7 +48,7 @@ def pooled_reserve(reserve: float, shares: ArrayLike) -> float:
 
 
 def usable_instances(instances: ArrayLike, reserve: float, cv: float = POISSON_CV) -> NDArray[np.float64]:
-    """R: the load, in instances' worth, at which *instances* keep their promise; a small share of them at the least."""
+    """R: the load, in instances' worth, at which *instances* keep their promise; a small share of them at least."""
     n = np.asarray(instances, np.float64)
     return np.asarray(np.maximum(n - reserve * cv * np.sqrt(n), LEAST_SHARE * n))
 

@@ -40,7 +40,7 @@ class Capability:
     note: str = ""
     """Why it was not measured, or what weakens it."""
     reserve: float = 0.0
-    """Instances that one instance must have beside it for each unit of the arrivals' CV, n of them sqrt(n) times that."""
+    """Instances that one instance must have alongside it for each unit of the arrivals' CV, n of them sqrt(n) times that."""
     percentile: float = 100.0
     """Of requests that keep their promise, in percent, for which it was taken."""
     cv: float = POISSON_CV

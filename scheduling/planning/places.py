@@ -40,7 +40,7 @@ class Deployed:
     start_s: float = LOCAL_WEIGHTS_S
     """From asking for an instance until it serves, on GPUs that are there. SageServe's where nothing was measured."""
     machine_s: float = MACHINE_S
-    """What GPUs that are acquired anew take beside it."""
+    """What GPUs that are acquired again take alongside it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The problem that a planner solves: SageServe section 5, with the rows that it leaves out.
 
 Models are numbered i of l, regions j of r, GPU types k of g, windows of the planning horizon w. The paper's letters stand
-beside our names. What differs from the paper, and why, is in docs/planner.md.
+alongside our names. What differs from the paper, and why, is in docs/planner.md.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ TOLERANCE = 1e-6
 SAME_SPOT_S, LOCAL_WEIGHTS_S, REMOTE_WEIGHTS_S = 60.0, 600.0, 7200.0
 """How long a start takes (SageServe 7.1): of an instance taken back from spot, with weights in the region, and elsewhere."""
 MACHINE_S = 300.0
-"""What GPUs acquired anew take beside it, which SageServe does not state."""
+"""What GPUs acquired again take alongside it, which SageServe does not state."""
 OWN_REGION_SHARE = 0.25
-"""What a token that a region cannot serve itself weighs beside one that no region can serve."""
+"""What a token that a region cannot serve itself weighs alongside one that no region can serve."""
 SECOND_HALF_WEIGHT = 4.0
 """How much more a token weighs once more than half of its row's need is missing, so that a shortage is shared."""
 
@@ -54,7 +54,7 @@ class StartCosts:
     |-----------------------------------------|--------------------------------|-----------------------------|
     | an instance of the model, lent as spot  | same_spot                      | same_spot                   |
     | another model's instance, lent or freed | other_spot                     | other_spot + remote_weights |
-    | GPUs acquired anew (cold)               | other_spot + new_vm            | all three                   |
+    | GPUs acquired again (cold)               | other_spot + new_vm            | all three                   |
     """
 
     same_spot: NDArray[np.float64]
@@ -225,7 +225,7 @@ class Problem:
 
     @cached_property
     def acquired_units(self) -> NDArray[np.int64]:
-        """(r, g): units that serve now or are lent out as spot; more must be acquired anew."""
+        """(r, g): units that serve now or are lent out as spot; more must be acquired again."""
         held = self.gpus[:, None, :] * (self.instances + self.spot)
         return np.asarray(held.sum(axis=0))
 

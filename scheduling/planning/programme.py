@@ -1,4 +1,4 @@
-"""The integer programme of SageServe section 5, written with PuLP and solved by HiGHS: the model to read beside the paper.
+"""The integer programme of SageServe section 5, written with PuLP and solved by HiGHS: the model to read with the paper.
 
 Values that the solver returns are checked to be whole, and the caller checks all rows with other code.
 """

@@ -61,7 +61,7 @@ class Release(Struct, frozen=True):
 
 class Signal(Struct, frozen=True):
     """State of one endpoint: *use* by interactive requests (share of KV memory), and *room*, the requests that fit below
-    `ONE_BELOW` beside what runs and was released."""
+    `ONE_BELOW` alongside what runs and was released."""
 
     model: str
     region: str

@@ -32,7 +32,7 @@ PREFILL: Final = 12  # tokens to prefill, or seconds to the first token
 DECODE: Final = 13  # tokens to generate, or seconds from the first token to the last
 OTHERS: Final = 14  # seconds that those that run there lose
 MEMORY: Final = 15  # what the tokens beyond `LookAheadRule.memory_above` count
-PEAK: Final = 16  # KV tokens, at the most, in the iterations to come
+PEAK: Final = 16  # KV tokens, at most, in the iterations to come
 CACHED: Final = 17  # tokens of the prompt that are thought to be cached
 COLUMNS: Final = 18
 

@@ -31,7 +31,7 @@ class Unified(ByEndpoint):
 
 @dataclass(kw_only=True)
 class Siloed(Unified):
-    """Reactive in silos: interactive and other work have pools of their own (two endpoints), and so has each model."""
+    """Reactive in silos: interactive and other work have their own pools (two endpoints), and so has each model."""
 
     name: str = field(default="siloed", init=False)
     shares_spot: bool = field(default=False, init=False)
@@ -78,7 +78,7 @@ class LongTermByUseAndGap(LongTermByUse):
     """LT-UA: as LT-U; once there, in the last 20 minutes of a plan, traffic far off the forecast moves it further.
 
     Out at 5 times the forecast or more, in at half of it or less, one by one. The paper's 20 minutes are a third of its
-    decision window, an hour; of a shorter window it is a third too. Beside the paper: no such move is made that use would
+    decision window, an hour; of a shorter window it is a third too. Alongside the paper: no such move is made that use would
     have taken back at the next tick, as when half of the forecast is still more than one instance fewer could serve.
     """
 

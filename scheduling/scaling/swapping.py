@@ -1,7 +1,7 @@
 """When the GPUs that several models share are given to another one. The same rules under both clocks.
 
 *On demand*, as llama-swap does: who is at rest and has requests waiting wakes as soon as who is awake is idle. While that
-one is busy it keeps the GPUs until swaps take a tenth of the time at the most.
+one is busy it keeps the GPUs until swaps take a tenth of the time at most.
 
 *By queue*, where what waits is in request groups (QLM section 5): instances that share their GPUs have one virtual queue,
 and the model of its first group is the next. So the global scheduler decides about swaps, whose times it counts. Who is
@@ -136,7 +136,7 @@ class Leaving(NamedTuple):
 
 def leaving(given_s: float, limit_s: float, busy_s: float) -> Leaving:
     """What waits for it is given out in *given_s*. Then it stays while it is busy, as it will be for *busy_s* on average
-    (exponentially distributed), and until *limit_s* at the most."""
+    (exponentially distributed), and until *limit_s* at most."""
     rest_s = max(0.0, limit_s - given_s)
     if busy_s <= 0.0 or rest_s == 0.0:
         return Leaving(given_s, 0.0, 1.0 if busy_s > 0.0 else 0.0)

@@ -39,7 +39,7 @@ from scheduling.simulation.workload.following import follow
 from scheduling.simulation.workload.requests import Requests
 
 
-class Happening(NamedTuple):
+class TimedEvent(NamedTuple):
     """Scheduled intervention in a simulation, in addition to its strategy's moves."""
 
     at_s: float
@@ -173,16 +173,16 @@ class Simulation:
         tick_s: float = 60.0,
         until_s: float = np.inf,
         progress: Callable[[int, int], None] | None = None,
-        happenings: "Sequence[Happening]" = (),
+        timed_events: "Sequence[TimedEvent]" = (),
     ) -> Result:
         """Run to the end of the last request, or *until_s*, calling *on_tick* at every multiple of *tick_s*.
 
-        *progress* is called at each tick with the requests ended and the total; each of *happenings*, in order of time, at
+        *progress* is called at each tick with the requests ended and the total; each of *timed_events*, in order of time, at
         its own time, before the ticks of that time. Raises RuntimeError if requests wait for ever.
         """
         if not 0 < tick_s < np.inf:
             raise ValueError(f"tick_s must be a number above 0, not {tick_s}")
-        ticks, to_come = int(self.now_s // tick_s) + 1, deque(happenings)
+        ticks, to_come = int(self.now_s // tick_s) + 1, deque(timed_events)
         while True:
             tick_at_s = ticks * tick_s if on_tick or progress else np.inf
             stop_s = min(tick_at_s, to_come[0].at_s if to_come else np.inf, until_s)

@@ -44,7 +44,7 @@ from scheduling.simulation.cluster.description import Cluster, EndpointKey
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import any_below_floor, endpoint_loads, endpoint_outlook
 from scheduling.simulation.result import MadeMove, Result
-from scheduling.simulation.simulator import Happening, Simulation
+from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.state.placing import Fork
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.requests import CHUNK, Requests
@@ -286,7 +286,7 @@ def run_strategy(
     decisions: bool = False,
     until_s: float = np.inf,
     progress: Callable[[int, int], None] | None = None,
-    happenings: Sequence[Happening] = (),
+    timed_events: Sequence[TimedEvent] = (),
     per_arrival: bool = False,
     state: Fork | None = None,
     interactive: Sequence[bool] = (),
@@ -294,7 +294,7 @@ def run_strategy(
 ) -> Result:
     """Simulate *requests* on *cluster* scaled by *strategy*, over *floor* unless that is None; it may differ by endpoint.
 
-    *sample_s*, *decisions* and *state* are as in `Simulation`, *happenings* as in its `run`, and *interactive* as in
+    *sample_s*, *decisions* and *state* are as in `Simulation`, *timed_events* as in its `run`, and *interactive* as in
     `Demand`, if no demand is given. *per_arrival*: the reactive strategies decide on every arrival, without patience or a
     floor, as in the paper. *control* decides what the strategy sees.
 
@@ -309,7 +309,9 @@ def run_strategy(
         trigger = strategy.per_arrival(widest.min_instances, widest.max_instances)
         cluster = replace(cluster, reactive=trigger)
         simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state)
-        result = simulation.run(tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent, happenings=happenings)
+        result = simulation.run(
+            tick_s=PROGRESS_S, until_s=until_s, progress=progress or _silent, timed_events=timed_events
+        )
         return replace(result, strategy=strategy.name)
     cluster = replace(cluster, reactive=None)
     simulation = Simulation(cluster, requests, seed=seed, sample_s=sample_s, decisions=decisions, state=state)
@@ -322,7 +324,7 @@ def run_strategy(
         every_s = _common_s(every_s, LOOK_S)
     last_s = min(until_s, float(requests.arrival_s[-1])) if requests.count else PROGRESS_S
     seldom = progress and _seldom(progress, min(PROGRESS_S, last_s / PROGRESS_STEPS) / every_s)
-    result = simulation.run(at_work, every_s, until_s, seldom, happenings)
+    result = simulation.run(at_work, every_s, until_s, seldom, timed_events)
     return replace(result, strategy=strategy.name, moves=at_work.moves)
 
 

@@ -276,7 +276,7 @@ ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "whatif.twinerror": (VIEWER, ()),
     "whatif.whatif": (VIEWER, ()),
 }
-# Pages of the admin beside those of its models.
+# Pages of the admin alongside those of its models.
 ADMIN_PAGES = {
     "index": VIEWER,
     "login": ANYBODY,

@@ -334,7 +334,7 @@ def test_the_admin(world, sign_in, member, no_sidebar, roles, everything):
 
 
 def faults_of_the_admin(world: World, client: Client, role: str, everything: bool) -> list[str]:
-    """At night every page of every model; else what an admin may do, lists that are closed, and pages beside models.
+    """At night every page of every model; else what an admin may do, lists that are closed, and pages alongside models.
 
     Lists that are open: tests/accounts/test_admin_lists.py.
     """
@@ -376,7 +376,7 @@ def faults_of_the_admin(world: World, client: Client, role: str, everything: boo
         "auth_user_password_change": [user],
     }
     for name, least in expected.ADMIN_PAGES.items():
-        if name in ("login", "view_on_site"):  # the console's page of signing in; no row has a page of its own
+        if name in ("login", "view_on_site"):  # the console's page of signing in; no row has its own page
             continue
         query = "?app_label=fleet&model_name=instance&field_name=node" if name == "autocomplete" else ""
         values = {} if name == "logout" else None

@@ -167,7 +167,7 @@ class World:
 
     @property
     def of_the_fleet(self) -> tuple[str, ...]:
-        """What no tenant reads: instances and their addresses, nodes, regions beside their own, load, decisions."""
+        """What no tenant reads: instances and their addresses, nodes, regions alongside their own, load, decisions."""
         return ("zephyr", "node-1", *(row.url for row in self.instances if row.url), *LOAD, "lt_ua")
 
     def of_others(self, tenant: str) -> tuple[str, ...]:

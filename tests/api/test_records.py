@@ -41,7 +41,7 @@ class TestEvents:
             record("test.happened", actor=f"a{number}")
         caller = sign_in("viewer")
         first = caller.get("events", limit=3).json()
-        record("test.happened", actor="late")  # arrives while somebody pages
+        record("test.happened", actor="late")  # arrives while someone pages
         second = caller.get("events", limit=3, cursor=first["next_cursor"]).json()
         third = caller.get("events", limit=3, cursor=second["next_cursor"]).json()
         actors = [item["actor"] for page in (first, second, third) for item in page["items"]]

@@ -1,4 +1,4 @@
-"""A gateway with an emulated instance, and clients that run in environments and processes of their own."""
+"""A gateway with an emulated instance, and clients that run in environments and their own processes."""
 
 import asyncio
 import json

@@ -55,7 +55,7 @@ def test_parts_are_bars_on_one_scale():
         "Memory penalty",
         "Prefix cached",
     ]
-    assert [series for _, series in step.columns] == [1, 2, 3, 4, 0]  # what is shown beside has no bar
+    assert [series for _, series in step.columns] == [1, 2, 3, 4, 0]  # what is shown alongside has no bar
     one, two, three, four = step.candidates
     assert [candidate.chosen for candidate in step.candidates] == [True, False, False, False]
     assert sum(part.width for part in two.parts) == pytest.approx(100, abs=0.3)  # the widest

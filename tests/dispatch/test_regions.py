@@ -1,4 +1,4 @@
-"""Which region a request goes to: by the latencies of the inventory, as in a simulation, and anew when they change."""
+"""Which region a request goes to: by the latencies of the inventory, as in a simulation, and again when they change."""
 
 from itertools import permutations
 

@@ -1,4 +1,4 @@
-"""A solver that dies or answers nonsense: the dispatcher goes on by due time, and the next solve works."""
+"""A solver that dies or answers nonsense: the dispatcher continues by due time, and the next solve works."""
 
 import base64
 import os
@@ -101,7 +101,7 @@ async def test_an_answer_that_cannot_be_carried_out_is_none(late, monkeypatch, n
 
 @contextmanager
 def worker(url: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A Celery worker of one process, in a process group of its own, killed in the end."""
+    """A Celery worker of one process, in its own process group, killed in the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "celery", "-q", "-A", "workers.celery", "worker", "--queues", "control",
          "--concurrency", "1", "--without-gossip", "--without-mingle"],
@@ -161,7 +161,7 @@ async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatc
             # A worker that is asked while it starts may be too late already for the dispatcher's patience.
             await until(lambda: answering_workers(url, 1.0), 100)
             assert not look(late)
-            # It says that a task is done after it only, and what computes then solves, for a second at the least.
+            # It says that a task is done after it only, and what computes then solves, for a second at least.
             await until(lambda: client.hlen("unacked"))
             before_s = spent_s(process)
             await until(

@@ -1,4 +1,4 @@
-"""Swaps under both clocks: the live dispatcher and the floor's rule for shared GPUs beside the simulator, on one trace.
+"""Swaps under both clocks: the live dispatcher and the floor's rule for shared GPUs alongside the simulator, on one trace.
 
 Two models have the same GPUs. Who is put to sleep and woken when, and which instance gets which request at which moment,
 must be the same.
@@ -112,7 +112,7 @@ class Sharing(Live):
 
 
 def fleet_of(*, alone=False, stopped=False, **policies):
-    """Two models on the same GPUs; with *alone* the first has an instance to itself beside, with *stopped* the second one's
+    """Two models on the same GPUs; with *alone* the first also has its own instance, with *stopped* the second one's
     server is to be started first."""
     engine = EngineConfig(
         max_num_seqs=8, max_num_batched_tokens=64, block_size_tokens=BLOCK_TOKENS, kv_blocks=600, policy="priority",

@@ -1,6 +1,6 @@
 """The table of `docs/configuration.md`, made from `controlplane/env.py`.
 
-`python -m tests.docs.configuration` writes it anew after a change there; a test compares the two.
+`python -m tests.docs.configuration` writes it again after a change there; a test compares the two.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """The table of `docs/experiments.md`, made from `controlplane/experiments/registry.py`.
 
-`python -m tests.docs.experiments` writes it anew after a change there; a test compares the two.
+`python -m tests.docs.experiments` writes it again after a change there; a test compares the two.
 """
 
 import sys

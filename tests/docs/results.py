@@ -3,7 +3,7 @@
 `python -m tests.docs.results NAME FILE` keeps the JSON that `manage.py reproduce EXPERIMENT --out FILE` wrote as NAME, with
 the commit it ran at and without clock times, and writes its tables into the experiment's page, between the marks of that
 name; likewise what `python -m tests.bench members --json` printed. `python -m tests.docs.results` writes all kept results
-anew. A test compares the two.
+again. A test compares the two.
 """
 
 import argparse

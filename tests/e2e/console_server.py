@@ -1,4 +1,4 @@
-"""What the browser tests run against: a real uvicorn in a process of its own, a real Redis, and a feed of live numbers.
+"""What the browser tests run against: a real uvicorn in its own process, a real Redis, and a feed of live numbers.
 
 The gateway is not started (`--lifespan off`): the feed speaks in its place, so that a test decides what the fleet does.
 """
@@ -175,7 +175,7 @@ class ConsoleServer:
 def chromium() -> str | None:
     """The browser: `$CHROMIUM`, or the first one on PATH.
 
-    The headless shell has the same engine and draws no windows of its own, which takes two thirds of the processor time of
+    The headless shell has the same engine and draws no its own windows, which takes two thirds of the processor time of
     a page that is opened, looked at and closed.
     """
     names = ("chromium-headless-shell", "chromium", "chromium-browser")

@@ -466,7 +466,7 @@ def test_an_empty_console_says_what_to_do(empty_console, open_page):
 
 
 def test_events_come_folded_and_opened_steps_stay_open(console, open_page):
-    """The page is drawn anew at each event: what somebody reads is not closed under their eyes."""
+    """The page is drawn again at each event: what someone reads is not closed under their eyes."""
     from controlplane.events.services import record
 
     row = Instance.objects.get(name="llama-3-2-3b-us-east-1")

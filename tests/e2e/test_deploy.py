@@ -30,7 +30,7 @@ FORM = {
 
 
 class Stack:
-    """`manage.py up` with the demo's rows and no traffic, and commands beside it."""
+    """`manage.py up` with the demo's rows and no traffic, and commands alongside it."""
 
     def __init__(self, folder) -> None:
         self.folder, self.port = folder, free_port()

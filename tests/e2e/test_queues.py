@@ -28,7 +28,7 @@ class QueueGateway(threading.Thread):
         super().__init__(daemon=True)
         self.redis_url = redis_url
         self.served = Served(model=MODEL, region=REGION, epoch_s=time.time())
-        # What is lost within the minutes of these tests is grouped anew: but for one class they have time.
+        # What is lost within the minutes of these tests is grouped again: but for one class they have time.
         for due_s, count in ((6000.0, 2), (400.0, 6), (3000.0, 8), (5.0, 4), (36000.0, 8)):
             for _ in range(count):
                 self.served.ask(due_s, output=400)

@@ -53,7 +53,7 @@ def test_rows_do_not_move_under_the_pointer(console, open_page):
     row = panel.locator("tbody tr").nth(3)
     row.hover()
     element = panel.element_handle()
-    record("instance.changed", Instance.objects.first(), actor="a test")  # pages draw their regions anew
+    record("instance.changed", Instance.objects.first(), actor="a test")  # pages draw their regions again
     page.wait_for_timeout(4_000)
     assert element.evaluate("element => element.isConnected")
     page.mouse.move(5, 5)

@@ -1,4 +1,4 @@
-"""What-if in Chromium: asked by the form, followed, one future cancelled, compared, sent to somebody else, made the plan.
+"""What-if in Chromium: asked by the form, followed, one future cancelled, compared, sent to someone else, made the plan.
 
 There is no gateway and no Celery here: it begins synthetic, and the test makes the runs as a worker does.
 """

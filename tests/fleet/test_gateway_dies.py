@@ -48,7 +48,7 @@ def stack(address: Address) -> Iterator[RunningStack]:
 
 
 def shell(address: Address, code: str) -> Any:
-    """What *code* prints as JSON in a process beside the stack."""
+    """What *code* prints as JSON in a process alongside the stack."""
     said = address.manage("shell", "--no-imports", "-c", "import json\n" + textwrap.dedent(code))
     assert said.returncode == 0, said.stderr
     return json.loads(said.stdout.strip().splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Stop means stop: what an operator holds or cordons, nobody else starts, and everything that plans reckons with it."""
+"""Stop means stop: what an operator holds or cordons, nobody else starts, and everything that plans estimates with it."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""What is noted of servers beside their heartbeats: the phase of a start, figures, errors, and that logs stay short."""
+"""What is noted of servers alongside their heartbeats: the phase of a start, figures, errors, and that logs stay short."""
 
 import subprocess
 import sys
@@ -56,7 +56,7 @@ def server(monkeypatch, settings, tmp_path):
 
 @pytest.fixture
 def process(make_instance):
-    """`process(state)`: an instance whose server is a process of this machine, in a session of its own."""
+    """`process(state)`: an instance whose server is a process of this machine, in its own session."""
     started = []
 
     def make(state=S.READY, **values):

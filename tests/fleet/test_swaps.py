@@ -186,7 +186,7 @@ class TestFailures:
         assert Event.objects.get(kind="swap.failed").severity == Severity.CRITICAL
         FakeClient.error = None
         assert world.swap_to("a").state == SwapState.SUCCEEDED
-        assert world.swap_to("b").tier == Tier.STOPPED  # it is started anew
+        assert world.swap_to("b").tier == Tier.STOPPED  # it is started again
 
     def test_one_that_cannot_sleep_is_stopped(self, world):
         FakeClient.error = VllmError("answered 404", 404)

@@ -19,7 +19,7 @@ def deep(levels: int) -> dict:
     return body
 
 
-OF_CHATS = [  # fields beside those of `CHAT`, or a whole body; code, param
+OF_CHATS = [  # fields alongside those of `CHAT`, or a whole body; code, param
     ({"messages": None}, "missing_required_parameter", "messages"),
     ({"messages": []}, "missing_required_parameter", "messages"),
     ({"messages": [{"content": "x"}]}, "invalid_type", "messages[0]"),

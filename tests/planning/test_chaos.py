@@ -1,4 +1,4 @@
-"""A whole stack of which parts die in the middle of a surge: it goes on serving, and its floor goes on adding instances.
+"""A whole stack of which parts die in the middle of a surge: it continues serving, and its floor continues adding instances.
 
 Celery and Redis are stopped (SIGSTOP), not killed: the supervisor would start them again at once, and a part that hangs is
 worse than one that is gone. The solver is broken from the start.
@@ -72,7 +72,7 @@ def stack(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def shell(address: Address, code: str) -> str:
-    """What *code* prints in a process beside the stack."""
+    """What *code* prints in a process alongside the stack."""
     said = address.manage("shell", "--no-imports", "-c", textwrap.dedent(code))
     assert said.returncode == 0, said.stderr
     return said.stdout.strip().splitlines()[-1]
@@ -193,7 +193,7 @@ async def test_a_surge_is_served_and_the_floor_adds_an_instance(stack, address, 
 async def test_all_of_it_was_with_a_solver_that_fails_and_says_so(stack, address, secret):
     """A plan is due every minute once demand of two minutes is known; each fails, which is one event, and there is none.
 
-    Both surges may have been in one minute, so some demand goes on.
+    Both surges may have been in one minute, so some demand continues.
     """
 
     async def moved() -> None:

@@ -1,4 +1,4 @@
-"""Moves that others undo: they wait for a cooldown, are said, and raise an alert where they go on."""
+"""Moves that others undo: they wait for a cooldown, are said, and raise an alert where they continue."""
 
 from datetime import timedelta
 

@@ -61,7 +61,7 @@ class TestPlans:
 
     @pytest.mark.parametrize("decide", [services.approve, services.reject])
     def test_advice_that_a_newer_plan_repeats_is_decided_about_there(self, make_plan, operator, decide):
-        """A dialog that was open while plans were made anew."""
+        """A dialog that was open while plans were made again."""
         target = {"region": "us-east", "gpu_type": "a100-80gb", "target": 3}
         old = make_plan(PlanStatus.SUPERSEDED, targets=[target | {"present": 1}])
         new = make_plan(targets=[target | {"present": 2}])

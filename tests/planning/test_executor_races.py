@@ -58,7 +58,7 @@ def start(instance: Instance) -> str:
 
 
 def all_at_once(*calls: Callable[[], object]) -> list[object]:
-    """What *calls* return, each in a thread and with a connection of its own."""
+    """What *calls* return, each in a thread and with its own connection."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result() for future in [pool.submit(in_a_thread(call)) for call in calls]]
 
@@ -71,7 +71,7 @@ def at_once(*places: tuple[str, str]) -> list[object]:
 def meeting(count: Callable[..., int]) -> Callable[..., int]:
     """*count*, but its callers wait for each other once they know: both have counted before one of them acts.
 
-    Where the second waits for the first, the first waits here in vain and goes on.
+    Where the second waits for the first, the first waits here in vain and continues.
     """
     barrier = threading.Barrier(2)
 
@@ -112,7 +112,7 @@ def other(deployment, language_model, profile):
 
 @pytest.mark.parametrize("state", [S.STOPPED, S.FAILED], ids=["started again", "new"])
 def test_two_models_do_not_get_the_same_gpus(state, make_instance, deployment, other, node, monkeypatch):
-    """Stopped ones would start again on their node; beside ones in a crash loop new ones are made."""
+    """Stopped ones would start again on their node; alongside ones in a crash loop new ones are made."""
     Node.objects.update(gpu_count=2)  # room for one
     for row in (deployment, other):
         make_instance(
@@ -181,7 +181,7 @@ H100 = "h100-80gb"
 
 @pytest.fixture
 def second_type(deployment, profile, node):
-    """The same endpoint on a second GPU type, with a node of its own; instances that stopped, to be started again."""
+    """The same endpoint on a second GPU type, with its own node; instances that stopped, to be started again."""
     gpu_type = GpuType.objects.create(name=H100, title="H100", memory_bytes=80 * 2**30, on_demand_usd_per_hour="3.40")
     measured = PerformanceProfile.objects.get(pk=profile.pk)
     measured.pk, measured.gpu_type = None, gpu_type

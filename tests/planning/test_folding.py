@@ -24,7 +24,7 @@ def pace(settings, monkeypatch):
 
 
 def forecast(minutes_ago, slo_class="", forecaster="blend", window_s=60, **values):
-    """One a minute, each with numbers of its own."""
+    """One a minute, each with its own numbers."""
     made_at = NOW - timedelta(minutes=minutes_ago)
     bands = {
         name: [1000.0 * minutes_ago + 10 * at + number for at in range(AHEAD)]

@@ -41,7 +41,7 @@ class TestForecasts:
         later = NOW + timedelta(minutes=3)
         make_minutes(3, prompt=120_000, until=later)
         rows = forecasts.make_forecasts(later)
-        assert fitted == [40, 40]  # taken in, not fitted anew
+        assert fitted == [40, 40]  # taken in, not fitted again
         assert rows[0].start_at == later.replace(second=0)
 
     def test_what_is_slow_to_fit_is_never_fitted_for_a_single_class(self, make_minutes, settings):
@@ -116,7 +116,7 @@ class TestForecasts:
             ("flexible", "prompt"): 100.0,
         }
         assert {row.start_at for row in rows.values()} == {NOW.replace(second=0)}
-        # Interactive output is all there is of it: it goes without a file of its own.
+        # Interactive output is all there is of it: it goes without its own file.
         assert len(list((settings.STATE_DIR / "forecasters").rglob("*.npz"))) == 4
 
     def test_classes_have_files_of_their_own_and_none_that_learned_what_was_served(self, settings):
@@ -167,7 +167,7 @@ class TestForecasts:
             "2 series are forecast by a simpler forecaster. llama-3.1-8b us-east prompt: Index"
         )
         assert caplog.text.count("Traceback") == 1
-        # When it is fitted anew, the forecaster itself is tried again.
+        # When it is fitted again, the forecaster itself is tried again.
         monkeypatch.undo()
         settings.FORECASTER, settings.FORECAST_REFIT_S = "blend", -1.0
         rows = forecasts.make_forecasts(NOW + timedelta(minutes=3))

@@ -78,7 +78,7 @@ def test_no_simulation_of_the_fleet_lends_what_the_fleet_does_not(clusters, two_
 
 
 def test_nor_does_the_live_fleet(two_models):
-    """What is added to one model, after another has let an instance go, is an instance of its own deployment."""
+    """What is added to one model, after another has let an instance go, is its own instance deployment."""
     two_models[0].instances.update(state="stopped")
     before = set(two_models[0].instances.values_list("pk", flat=True))
     executor.add(NAMES[1], "us-east", Why(MoveSource.FLOOR, "", "one more"))

@@ -164,7 +164,7 @@ class Live:
             memory = self.observation.memory(endpoint.index)
             memory.changed_s, memory.serving = -1000.0, READY
         monkeypatch.setattr(live_views, "read", lambda: self.load)
-        monkeypatch.setattr(live_views, "say_alive", lambda models, for_s: self.alive.append(list(models)))
+        monkeypatch.setattr(live_views, "send_heartbeat", lambda models, for_s: self.alive.append(list(models)))
 
     def now(self) -> datetime:
         return START + timedelta(seconds=self.now_s)

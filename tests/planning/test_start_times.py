@@ -1,4 +1,4 @@
-"""Start times as they were seen: what plans, comparisons and simulations of the live fleet reckon with."""
+"""Start times as they were seen: what plans, comparisons and simulations of the live fleet estimate with."""
 
 from datetime import UTC, datetime, timedelta
 

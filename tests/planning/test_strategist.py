@@ -50,7 +50,7 @@ def load(monkeypatch):
     published = Published()
     monkeypatch.setattr(live_views, "read", lambda: published.summary)
     monkeypatch.setattr(
-        live_views, "say_alive", lambda models, for_s: setattr(published, "alive", (list(models), for_s))
+        live_views, "send_heartbeat", lambda models, for_s: setattr(published, "alive", (list(models), for_s))
     )
     return published
 

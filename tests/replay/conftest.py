@@ -90,7 +90,7 @@ async def gateway() -> AsyncIterator[FakeGateway]:
 
 @pytest.fixture
 def gateway_beside() -> Iterator[FakeGateway]:
-    """The same in a thread of its own, for commands that run an event loop themselves."""
+    """The same in its own thread, for commands that run an event loop themselves."""
     ready: queue.SimpleQueue[tuple[FakeGateway, asyncio.AbstractEventLoop, asyncio.Event]] = queue.SimpleQueue()
 
     async def serve() -> None:

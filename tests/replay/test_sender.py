@@ -54,7 +54,7 @@ async def test_a_slow_answer_does_not_hold_up_the_next_request(gateway: FakeGate
 
 
 async def test_a_turn_with_a_delay_waits_for_the_answer_before(gateway: FakeGateway) -> None:
-    """Two conversations of three turns: no turn is sent before the one above it is answered, the other goes on."""
+    """Two conversations of three turns: no turn is sent before the one above it is answered, the other continues."""
     gateway.hold = asyncio.Event()
     sent = [
         TraceRequest(0.0, 11, 2, session="a"),

@@ -208,7 +208,7 @@ async def test_a_part_asked_early_ends_while_others_are_waited_for(keeper: Keepe
         ready = exists(tmp_path / f"log.{name}")
         part = Part(name, program(POLITE, name, str(log)), ready, stop_within_s=10, stop_early=name == "celery")
         await keeper.start(part)
-    # Ends only when somebody else has: the one asked early, since the other is not asked before this one is gone.
+    # Ends only when someone else has: the one asked early, since the other is not asked before this one is gone.
     patient = """
         import os, pathlib, signal, sys, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -251,7 +251,7 @@ async def test_a_server_in_a_session_of_its_own_does_not_stay_behind(keeper: Kee
 
 
 async def test_killing_the_supervisor_leaves_no_process(tmp_path: Path) -> None:
-    """`kill -9`: the guard ends the children, those in sessions of their own too."""
+    """`kill -9`: the guard ends the children, those in their own sessions too."""
     source = f"""
         import asyncio, os, sys
         from controlplane.supervisor.keeper import Keeper, Part

@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 class Address:
-    """Where one stack runs, and how commands beside it find it."""
+    """Where one stack runs, and how commands alongside it find it."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_port()

@@ -47,7 +47,7 @@ def test_shares_are_those_of_each_second_and_sum_to_what_was_paid(drawn, edges):
 
 
 def test_an_example_by_hand():
-    """Ten seconds: alone for 2 s, then 300 tokens beside 100 for 4 s, then nobody."""
+    """Ten seconds: alone for 2 s, then 300 tokens alongside 100 for 4 s, then nobody."""
     shares, idle_s = shared([(0, 6, 250, 100), (2, 6, 100, 0)], [(0, 10)])
     assert shares.tolist() == pytest.approx([2 + 4 * 0.75, 4 * 0.25])
     assert idle_s == pytest.approx(4)

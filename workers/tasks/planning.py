@@ -181,7 +181,7 @@ def only_one(name: str) -> Iterator[bool]:
 
 
 def somebody_waits() -> bool:
-    """Whether somebody asked for what waits: long work, or a what-if, which has processes of its own, but not processors.
+    """Whether someone asked for what waits: long work, or a what-if, which has its own processes, but not processors.
 
     What is only periodic then ends early, and is due again.
     """

@@ -38,7 +38,7 @@ def run_future() -> int | None:
 @app.task
 def look_after_what_ifs() -> int:
     """Have other workers take over runs whose worker is silent, and what waits because no broker answered; how many."""
-    return working.look_after(timezone.now())
+    return working.supervise(timezone.now())
 
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)

@@ -94,7 +94,7 @@ class Kind:
         return {name: self._read(row, name) for name in (*self.fixed, *self.fields)}
 
     def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """*values* with rows in the place of their names. Raises ValidationError naming the field."""
+        """*values* with rows in place of their names. Raises ValidationError naming the field."""
         return {name: self._resolve(name, value) for name, value in values.items()}
 
     def is_many(self, name: str) -> bool:

@@ -72,7 +72,7 @@ def _published() -> dict[str, Any] | None:
     return published if time.time() - published["ts"] <= FRESH_S else None
 
 
-def say_alive(models: Iterable[str], for_s: float) -> None:
+def send_heartbeat(models: Iterable[str], for_s: float) -> None:
     """Publish a heartbeat for the strategies of *models*, valid for *for_s* seconds."""
     try:
         with _redis() as client:

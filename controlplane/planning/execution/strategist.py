@@ -52,7 +52,7 @@ def run_strategies(now: datetime) -> list[ScalingMove]:
         alive.append(model)
         longest_s = max(longest_s, tick_s)
         made += moves
-    live_views.say_alive(alive, MISSED_TICKS * longest_s + 5.0)
+    live_views.send_heartbeat(alive, MISSED_TICKS * longest_s + 5.0)
     return made
 
 

@@ -257,7 +257,7 @@ def settle(pk: int) -> None:
     record(f"what_if.{row.state}", row, actor="simulation", reason=reason, severity=severity)
 
 
-def look_after(now: datetime) -> int:
+def supervise(now: datetime) -> int:
     """Interrupt runs whose worker is silent, and send for what waits; how many were interrupted."""
     silent = Q(heartbeat_at__lt=now - timedelta(seconds=LEASE_S))
     lost = FutureSeed.objects.filter(silent, state=WhatIfState.RUNNING)

@@ -101,7 +101,7 @@ def place_in_shared(
         time_s += group_s(fleet, arrays, at, member)
         running = _more(fleet, arrays, member, running, float(this.count))
         at = int(this.following)
-    # Behind that: after a group of its own model, before the first of them, or at once if its model is served there.
+    # Behind that: after its own group model, before the first of them, or at once if its model is served there.
     after = first if barrier < 0 else int(arrays.groups[barrier].following)
     if (serves if barrier < 0 else int(arrays.groups[barrier].endpoint)) != own:
         while after >= 0 and arrays.groups[after].endpoint != own:

@@ -10,7 +10,7 @@ SPREAD: Final = 0.25
 NOT_KNOWN: Final = 1.0
 """The same of an instance that is ready and comes back when it does."""
 OVERDUE: Final = 0.1
-"""Of the time that a start has taken already, what is left of it at the least: one that is overdue is not there yet."""
+"""Of the time that a start has taken already, what is left of it at least: one that is overdue is not there yet."""
 
 
 class Coming(NamedTuple):
@@ -33,7 +33,7 @@ def left_of_start_s(usual_s: float, passed_s: float) -> float:
 
 def until_produced(tokens: Wait, tokens_per_s: float, coming: Sequence[Coming]) -> Wait:
     """When so many *tokens* (a normal distribution of them) are produced with *tokens_per_s* from now on and with what each
-    of *coming* adds. Where nothing serves now it is when the first of those is ready, at the least; there must be one."""
+    of *coming* adds. Where nothing serves now it is when the first of those is ready, at least; there must be one."""
     rate, time_s, left, spread_s = tokens_per_s, 0.0, tokens.mean_s, 0.0
     for one in sorted(coming):
         begun = rate * (one.in_s - time_s)

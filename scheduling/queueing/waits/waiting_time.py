@@ -8,8 +8,8 @@ sum is normally distributed (3, 19). Beyond the paper:
 - What runs when a request is given out is not produced yet. Those tokens, `E[O^2] / 2 E[O]` a sequence, do not count, once
   so many requests wait that the batch forgets what it was; in a shorter queue equation 2 stands, which is never too low.
 - One with fewer ahead than run waits for as many of these to end, and not for all: an order statistic of what is left to
-  them, where that is sooner. Equation 2 is its 99th percentile then, at the least.
-- The mean output is itself estimated from m requests: its variance, `q^2 sigma^2 / m`, is carried beside `q sigma^2`, and
+  them, where that is sooner. Equation 2 is its 99th percentile then, at least.
+- The mean output is itself estimated from m requests: its variance, `q^2 sigma^2 / m`, is carried alongside `q sigma^2`, and
   outweighs it once q > m.
 - Quantiles of parts of a queue do not add up: means and variances do, and a quantile is taken once, of their sum.
 - Where memory limits the batch, each request ahead counts by the memory that its own prompt takes (`Lengths.weight`).

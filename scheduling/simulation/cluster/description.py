@@ -1,4 +1,4 @@
-"""A fleet to simulate: instances, the links between them, and their policies. `build` turns it into arrays."""
+"""A fleet to simulate: instances, the links between them, and their policies. `build` makes arrays of it."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -15,7 +15,7 @@ def loose_ends(scenario: Scenario, asks: bool = True) -> list[tuple[Key, str]]:
     checks.fleet()
     checks.demand(asks)
     checks.policies()
-    checks.happenings()
+    checks.timed_events()
     return checks.wrong
 
 
@@ -122,7 +122,7 @@ class _Checks:
                 what = f"min_instances ({least}) is above max_instances ({most})"
                 wrong.append((("endpoints", number), what))
 
-    def happenings(self) -> None:
+    def timed_events(self) -> None:
         for number, failure in enumerate(self.scenario.failures):
             self.model("failures", number, "model", name=failure.model)
             self.region("failures", number, "region", name=failure.region)

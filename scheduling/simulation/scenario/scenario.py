@@ -8,10 +8,10 @@ from scheduling.bundles import BUNDLES
 from scheduling.policy import EndpointPolicy
 from scheduling.simulation.scenario.demand import BurstOf, ClientOf, Demand, PredictionsOf, TraceOf
 from scheduling.simulation.scenario.fleet import Gpu, Group, ProfileOf, RegionOf, SwapGroupOf
-from scheduling.simulation.scenario.happenings import FailureOf, RandomFailures, RedeployOf
 from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive
 from scheduling.simulation.scenario.policies import EndpointOf, ModelOf, Policies, SloClassOf
 from scheduling.simulation.scenario.scaling import CapabilityOf, ForecastOf, PlannerOf, ScalingOf
+from scheduling.simulation.scenario.timed_events import FailureOf, RandomFailures, RedeployOf
 
 BUNDLED: Final = -1
 """Replaces a number of `[[endpoints]]` for values of a bundle."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.demand import ClientOf, LengthsOf, TraceOf
-from scheduling.simulation.staging.misfit import Misfit
+from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.generator import (
     Burst,
@@ -29,7 +29,7 @@ PAST_SEED = 1_000_003
 def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | None = None) -> tuple[Workload, int]:
     """(requests, how many were clipped): those *given*, else of the trace or the clients; files are sought in *folder*.
 
-    Raises Misfit, and TraceError for a wrong trace.
+    Raises ScenarioProblem, and TraceError for a wrong trace.
     """
     table = "trace" if scenario.trace else "clients"
     if given is not None:
@@ -37,7 +37,7 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
     else:
         workload = _from_trace(scenario, folder, seed) if scenario.trace else _synthetic(scenario, folder, seed)
     if not len(workload):
-        raise Misfit((table,), "gives no requests")
+        raise ScenarioProblem((table,), "gives no requests")
     return _fit_context(scenario, workload, table)
 
 
@@ -119,13 +119,13 @@ def _from_trace(scenario: Scenario, folder: Path, seed: int) -> Workload:
         workload = load_trace(folder / trace.file, trace.format, seed=seed, limit=trace.limit)
     except TraceError as error:
         if error.line == 0 and not (folder / trace.file).exists():
-            raise Misfit(("trace", "file"), str(error)) from error
+            raise ScenarioProblem(("trace", "file"), str(error)) from error
         raise
     return named_workload(scenario, trace, workload)
 
 
 def named_workload(scenario: Scenario, trace: TraceOf, workload: Workload) -> Workload:
-    """*workload*, as *trace* was read, with the scenario's own names. Raises Misfit for names that it does not have."""
+    """Return *workload*, read as *trace*, with the scenario's names. Raise ScenarioProblem for unknown names."""
     served = list(dict.fromkeys(group.model for group in scenario.fleet))
     regions, classes = list(scenario.regions), list(scenario.classes)
     return replace(
@@ -147,9 +147,9 @@ def _named(column: Coded, names: Sequence[str], given: dict[str, str], default: 
         name = given.get(theirs) or (theirs if theirs in names else default)
         if name is None:
             what = f"the trace's {kind} {theirs!r}" if theirs else f"a {kind}, which the trace does not name,"
-            raise Misfit(("trace", kind), f"is missing: {what} is none of {', '.join(names)}")
+            raise ScenarioProblem(("trace", kind), f"is missing: {what} is none of {', '.join(names)}")
         if name not in names:
-            raise Misfit(("trace", kind), f"no instance of the fleet serves {name}")
+            raise ScenarioProblem(("trace", kind), f"no instance of the fleet serves {name}")
         ours.append(name)
     return column._replace(names=ours)
 
@@ -187,7 +187,7 @@ def _fit_context(scenario: Scenario, workload: Workload, table: str) -> tuple[Wo
     if scenario.demand.too_long == "refuse":
         more = f", and {count - 1} more are too long" if count > 1 else ""
         what = f"request {at} has {tokens} tokens, {name} takes {limit[name]}{more}: set demand.too_long"
-        raise Misfit((table,), f"{what} to clip or drop, or lower the lengths' maximum")
+        raise ScenarioProblem((table,), f"{what} to clip or drop, or lower the lengths' maximum")
     # The prompt goes first: at least one token stays for each.
     outputs = np.minimum(workload.output_tokens, limits - 1).astype(np.int32)
     prompts = np.minimum(workload.prompt_tokens, limits - outputs).astype(np.int32)

@@ -18,7 +18,7 @@ from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.measures.results import Price
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.fleet import Group
-from scheduling.simulation.staging.misfit import Misfit
+from scheduling.simulation.staging.problem import ScenarioProblem
 
 
 def instance_gpu(group: Group) -> str:
@@ -42,7 +42,7 @@ def prices_of(scenario: Scenario) -> dict[str, Price]:
 
 
 def cluster_of(scenario: Scenario) -> Cluster:
-    """The fleet and its policies. Raises Misfit."""
+    """The fleet and its policies. Raises ScenarioProblem."""
     regions = list(scenario.regions)
     profiles, front_ends = {}, {}
     for number, one in enumerate(scenario.profiles):
@@ -59,7 +59,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
                 one.decode.c_s_per_token,
             )
         except ValueError as error:
-            raise Misfit(("profiles", number), str(error)) from error
+            raise ScenarioProblem(("profiles", number), str(error)) from error
     instances: list[InstanceSpec] = []
     # Ready instances have the first numbers of a model in a region, before the empty places of earlier groups.
     ready: Counter[EndpointKey] = Counter()
@@ -105,11 +105,11 @@ def cluster_of(scenario: Scenario) -> Cluster:
     unknown = set(scenario.delays) - {each.name for each in fields(Delays)}
     if unknown:
         known = ", ".join(each.name for each in fields(Delays))
-        raise Misfit(("delays", min(unknown)), f"is no delay; there is {known}")
+        raise ScenarioProblem(("delays", min(unknown)), f"is no delay; there is {known}")
     try:
         delays = Delays(**scenario.delays)  # type: ignore[arg-type]  # counts among them are checked by use
     except ValueError as error:
-        raise Misfit(("delays",), str(error)) from error
+        raise ScenarioProblem(("delays",), str(error)) from error
     try:
         return Cluster(
             instances,
@@ -124,7 +124,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
             swap_memory_bytes=_swap_memory(scenario, instances),
         )
     except ValueError as error:
-        raise Misfit((), str(error)) from error
+        raise ScenarioProblem((), str(error)) from error
 
 
 def _sharing(group: Group, region: str, number: int) -> Sharing | None:

@@ -22,7 +22,7 @@ from scheduling.simulation.engine.reference import EngineConfig
 MOST_ITERATIONS = 200
 """That are looked back on."""
 ROUNDS, TRIED = 4, 24
-"""In which iterations and the moments at which they began are made to agree, for so many chunks at the most."""
+"""In which iterations and the moments at which they began are made to agree, for so many chunks at most."""
 ALIKE_S = 1e-6
 
 
@@ -235,7 +235,7 @@ class _Back:
         """Give the iteration *back* of *prompts* what it has room for: how many tokens, and whether one ends too early."""
         room, begun, given, early = self.engine.max_num_batched_tokens - decoding, decoding, 0, 0
         capacity = self.engine.kv_capacity_tokens - self.held
-        prompts.sort(key=lambda one: (not one.computed, one.reaches_s))  # what is begun is gone on with first
+        prompts.sort(key=lambda one: (not one.computed, one.reaches_s))  # what is begun is continued first
         for one in prompts:
             known = one.left_s == inf
             if known and one.produced > back:

@@ -11,7 +11,7 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.policies import SloClassOf
-from scheduling.simulation.staging.misfit import Misfit
+from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.requests import Requests, make_requests
 
@@ -23,7 +23,7 @@ def promise_of(one: SloClassOf) -> Promise:
 
 
 def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: int) -> Requests:
-    """*workload* by the numbers of *cluster*, with what a dispatcher would predict. Raises Misfit."""
+    """*workload* by the numbers of *cluster*, with what a dispatcher would predict. Raises ScenarioProblem."""
     classes = list(scenario.classes)
     slo_class = _codes(workload.slo_class, classes)
     of_class = list(scenario.classes.values())
@@ -89,12 +89,12 @@ def _with_prefixes(scenario: Scenario, workload: Workload, requests: Requests) -
     size, *others = sizes
     for other in others:
         what = f"is {other}, that of another group which caches prefixes {size}: the trace's prefixes need one size"
-        raise Misfit(("fleet", sizes[other], "block_size_tokens"), what)
+        raise ScenarioProblem(("fleet", sizes[other], "block_size_tokens"), what)
     if workload.prefix_block_tokens % size:
         what = (
             f"is {size}, and must divide the {workload.prefix_block_tokens} tokens of a block of the trace's prefixes"
         )
-        raise Misfit(("fleet", sizes[size], "block_size_tokens"), what)
+        raise ScenarioProblem(("fleet", sizes[size], "block_size_tokens"), what)
     per_hash = workload.prefix_block_tokens // size
     # Hashes stand for larger blocks: each becomes as many engine blocks as it holds, as far as the prompt has full ones.
     hashes = np.diff(workload.prefix_first)

@@ -9,7 +9,7 @@ from scheduling.simulation.scenario.policies import EndpointOf
 from scheduling.simulation.scenario.scaling import ScalingOf
 from scheduling.simulation.scenario.scenario import BUNDLED
 from scheduling.simulation.scenario.toml_lines import Key
-from scheduling.simulation.staging.misfit import Misfit
+from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.strategies import Bounds
 
 
@@ -31,7 +31,7 @@ class Scaled:
 
 
 def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
-    """None where nothing scales. Raises Misfit where one model's regions would follow different plans."""
+    """None where nothing scales. Raises ScenarioProblem where one model's regions would follow different plans."""
     scaling = scenario.scaled
     if scaling is None:
         return None
@@ -43,7 +43,7 @@ def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
         strategy = strategies[key] = made.setdefault(where, make_strategy(follows.strategy or "", follows.parameters))
         if strategy.uses_advice and followed.setdefault(key[0], strategy.name) != strategy.name:
             what = f"{key[0]} follows plans for {followed[key[0]]} in another region: its regions are planned together"
-            raise Misfit(where, what)
+            raise ScenarioProblem(where, what)
         bounds[key] = Bounds(*(scenario.at(key, name, scaling) for name in ("min_instances", "max_instances")))
         floors[key] = Floor(*(scenario.at(key, name, scaling) for name in ("floor_above", "floor_cooldown_s")))
     return Scaled(strategies, bounds, floors if scaling.floor else None)

@@ -15,13 +15,13 @@ from scheduling.simulation.measures.results import Names, Price, Promise
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
-from scheduling.simulation.simulator import Happening, Simulation
+from scheduling.simulation.simulator import Simulation, TimedEvent
 from scheduling.simulation.staging.demand import demand_of, past_of
 from scheduling.simulation.staging.fleet import cluster_of, prices_of
-from scheduling.simulation.staging.happenings import happenings_of
-from scheduling.simulation.staging.misfit import Misfit
+from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.staging.requests import promise_of, requests_of
 from scheduling.simulation.staging.scaling import Scaled, scaled_of
+from scheduling.simulation.staging.timed_events import timed_events_of
 from scheduling.simulation.state.placing import Fork
 from scheduling.simulation.strategies import Advisor, run_strategy
 from scheduling.simulation.swapping import Swapping
@@ -60,7 +60,7 @@ class Stage:
     """Requests shortened to their model's context."""
     scaled: Scaled | None
     """None where nothing scales."""
-    happenings: Sequence[Happening]
+    timed_events: Sequence[TimedEvent]
     seed: int
     sample_s: float
     until_s: float
@@ -91,7 +91,7 @@ class Stage:
             tick_s = max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
             swaps = Swapping(simulation) if self.cluster.swap_groups() else None
             return simulation.run(
-                swaps, LOOK_S if swaps else tick_s, self.until_s, progress, happenings=self.happenings
+                swaps, LOOK_S if swaps else tick_s, self.until_s, progress, timed_events=self.timed_events
             )
         return run_strategy(
             self.cluster,
@@ -105,7 +105,7 @@ class Stage:
             decisions=decisions,
             until_s=self.until_s,
             progress=progress,
-            happenings=self.happenings,
+            timed_events=self.timed_events,
             state=self.state,
             interactive=self.interactive,
         )
@@ -118,13 +118,13 @@ SOURCE = Path("scenario")
 def stage(scenario: Scenario, path: Path = SOURCE, seed: int | None = None, workload: Workload | None = None) -> Stage:
     """Make *scenario*, read from *path*, ready to run with *seed* (its own if None).
 
-    *workload* stands in the place of what its clients or its trace would send. Raises ScenarioError, and TraceError when a
+    *workload* stands in place of what its clients or its trace would send. Raises ScenarioError, and TraceError when a
     trace cannot be read.
     """
     try:
         return _staged(scenario, path.parent, scenario.seed if seed is None else seed, workload)
-    except Misfit as misfit:
-        raise wrong_at(path, text_of(path), misfit.key, str(misfit)) from misfit
+    except ScenarioProblem as problem:
+        raise wrong_at(path, text_of(path), problem.key, str(problem)) from problem
 
 
 def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None) -> Stage:
@@ -142,7 +142,7 @@ def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None)
         left_out=workload.left_out,
         clipped=clipped,
         scaled=scaled_of(scenario, cluster),
-        happenings=happenings_of(scenario, cluster, seed, last_s),
+        timed_events=timed_events_of(scenario, cluster, seed, last_s),
         seed=seed,
         sample_s=scenario.sample_s,
         until_s=until_s,

@@ -50,7 +50,7 @@ def test_a_start_costs_what_must_be_loaded():
 
     assert start([[2, 0], [0, 1]]) == 0.0
     assert start([[3, 0], [0, 1]]) == 1.0  # own spot
-    assert start([[4, 0], [0, 1]]) == 1.0 + 3.0 + 0.5  # own spot, then GPUs acquired anew
+    assert start([[4, 0], [0, 1]]) == 1.0 + 3.0 + 0.5  # own spot, then GPUs acquired again
     assert start([[2, 1], [0, 1]]) == 6.0 + 1.0
     assert start([[2, 0], [1, 1]]) == 3.0 + 7.0 + 0.5  # weights from the other region
     assert start([[0, 0], [0, 0]]) == 0.0

@@ -1,4 +1,4 @@
-"""What requests wait longer for their model losing the GPUs, beside draws of the same."""
+"""What requests wait longer for their model losing the GPUs, alongside draws of the same."""
 
 import math
 

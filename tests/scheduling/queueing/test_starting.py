@@ -1,4 +1,4 @@
-"""What instances on their way change of a wait, beside tokens that are counted down step by step."""
+"""What instances on their way change of a wait, alongside tokens that are counted down step by step."""
 
 import math
 

@@ -253,7 +253,7 @@ def test_at_the_demos_pace_instances_follow_the_day_and_do_not_flap(name):
         for made in strategy.decide(float(now_s), [one], [plan]):
             instances, changed_s = instances + made.delta, now_s
             moves.append((now_s, made.delta))
-    assert len(moves) <= 2 * 4  # one in and one out a day at the most
+    assert len(moves) <= 2 * 4  # one in and one out a day at most
     assert all(later - earlier >= 60 for (earlier, _), (later, _) in pairwise(moves))
 
 

@@ -1,4 +1,4 @@
-"""Swaps by queue beside swaps on demand, in whole simulations of two models that share the GPUs of one instance."""
+"""Swaps by queue alongside swaps on demand, in whole simulations of two models that share the GPUs of one instance."""
 
 import pytest
 

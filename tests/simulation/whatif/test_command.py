@@ -61,7 +61,7 @@ def test_who_waits_looks_after_runs_now_and_then(asked, monkeypatch, every_s, lo
     states, looked = ["running"] * 3 + ["done"], []
     progress = selectors.progress
     monkeypatch.setattr(selectors, "progress", lambda pk: progress(pk) | {"state": states.pop(0)})
-    monkeypatch.setattr(working, "look_after", looked.append)
+    monkeypatch.setattr(working, "supervise", looked.append)
     monkeypatch.setattr(whatif, "LOOK_S", 0.0)
     monkeypatch.setattr(whatif, "LOOK_AFTER_S", every_s)
     said(str(asked.pk), "--json")

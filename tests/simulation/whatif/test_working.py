@@ -139,7 +139,7 @@ def test_a_run_whose_worker_is_silent_is_made_by_another_with_the_same_numbers(a
     now = timezone.now()
     lost = working.take(now - timedelta(seconds=working.LEASE_S + 1))
     assert (lost.future.letter, lost.seed, lost.state) == ("A", 1, "running")
-    assert working.look_after(now) == 1
+    assert working.supervise(now) == 1
     lost.refresh_from_db()
     assert lost.state == WhatIfState.INTERRUPTED
     row = rows.run_all(asked)
@@ -154,7 +154,7 @@ def test_a_run_that_is_interrupted_too_often_fails(asked):
     for _ in range(working.MOST_ATTEMPTS):
         taken = working.take(timezone.now() - timedelta(seconds=working.LEASE_S + 1))
         assert (taken.future.letter, taken.seed) == ("A", 1)
-        working.look_after(timezone.now())
+        working.supervise(timezone.now())
     taken.refresh_from_db()
     assert (taken.state, taken.error[:19]) == ("failed", "Interrupted 3 times")
     row = rows.run_all(asked)

@@ -19,7 +19,7 @@ from controlplane.simulation.whatif.models import TraceFile
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.demand import TraceOf
 from scheduling.simulation.staging.demand import named_workload
-from scheduling.simulation.staging.misfit import Misfit
+from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.traces import FORMATS, load_trace
 from scheduling.table_files import TraceError
@@ -71,8 +71,8 @@ def workload_of(arrivals: dict[str, Any], scenario: Scenario, seed: int) -> Work
         workload = load_trace(path, row.format, seed=seed, limit=table.limit)
     try:
         return named_workload(scenario, table, workload)
-    except Misfit as misfit:
-        raise ValueError(f"{row.name}: {misfit}") from misfit
+    except ScenarioProblem as problem:
+        raise ValueError(f"{row.name}: {problem}") from problem
 
 
 def misfits(arrivals: dict[str, Any], scenario: Scenario) -> dict[str, str]:
@@ -87,8 +87,8 @@ def misfits(arrivals: dict[str, Any], scenario: Scenario) -> dict[str, str]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         return {str(first["loc"][0]): str(first["msg"]).removeprefix("Value error, ")}
-    except Misfit as misfit:
-        return {str(misfit.key[-1]): str(misfit)}
+    except ScenarioProblem as problem:
+        return {str(problem.key[-1]): str(problem)}
     return {}
 
 

@@ -139,7 +139,7 @@ class Command(BaseCommand):
                     continue
                 time.sleep(LOOK_S)
                 if time.monotonic() >= looks_s:
-                    working.look_after(timezone.now())  # who waits for it does what beat does, where none runs
+                    working.supervise(timezone.now())  # who waits for it does what beat does, where none runs
                     looks_s = time.monotonic() + LOOK_AFTER_S
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.scenario.happenings import FailureOf, RedeployOf
-from scheduling.simulation.simulator import OUT_OF_ORDER, Happening, Simulation
-from scheduling.simulation.staging.misfit import Misfit
+from scheduling.simulation.scenario.timed_events import FailureOf, RedeployOf
+from scheduling.simulation.simulator import OUT_OF_ORDER, Simulation, TimedEvent
+from scheduling.simulation.staging.problem import ScenarioProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,10 @@ class Redeploy:
             simulation.redeploy(instance, self.target, self.remote)
 
 
-def happenings_of(scenario: Scenario, cluster: Cluster, seed: int, until_s: float) -> list[Happening]:
-    """In order of time; random ones up to *until_s*. Raises Misfit for instances that there are not."""
+def timed_events_of(scenario: Scenario, cluster: Cluster, seed: int, until_s: float) -> list[TimedEvent]:
+    """In order of time; random ones up to *until_s*. Raises ScenarioProblem for instances that there are not."""
     made = [
-        Happening(3600 * failure.at_h, Fail(_failing(cluster, number, failure), _seconds(failure.repair_min)))
+        TimedEvent(3600 * failure.at_h, Fail(_failing(cluster, number, failure), _seconds(failure.repair_min)))
         for number, failure in enumerate(scenario.failures)
     ]
     if (random := scenario.random_failures) is not None:
@@ -61,9 +61,9 @@ def happenings_of(scenario: Scenario, cluster: Cluster, seed: int, until_s: floa
         for instance in range(len(cluster.instances)):
             draw, at_s = np.random.default_rng([seed, 11, instance]), 0.0
             while (at_s := at_s + float(draw.exponential(3600 * random.mtbf_h))) < until_s:
-                made.append(Happening(at_s, Fail([instance], repair_s, machines=False)))
+                made.append(TimedEvent(at_s, Fail([instance], repair_s, machines=False)))
     for number, each in enumerate(scenario.redeploys):
-        made.append(Happening(3600 * each.at_h, _redeploy(cluster, number, each)))
+        made.append(TimedEvent(3600 * each.at_h, _redeploy(cluster, number, each)))
     return sorted(made, key=lambda each: each.at_s)
 
 
@@ -86,9 +86,11 @@ def _failing(cluster: Cluster, number: int, failure: FailureOf) -> list[int]:
     ]
     if not named:
         if failure.instance is None:
-            raise Misfit(("failures", number, "region"), f"there is no such instance in {failure.region}")
+            raise ScenarioProblem(("failures", number, "region"), f"there is no such instance in {failure.region}")
         names = ", ".join(spec.name for spec in cluster.instances)
-        raise Misfit(("failures", number, "instance"), f"there is no instance {failure.instance!r}; there is {names}")
+        raise ScenarioProblem(
+            ("failures", number, "instance"), f"there is no instance {failure.instance!r}; there is {names}"
+        )
     return named
 
 
@@ -99,7 +101,7 @@ def _redeploy(cluster: Cluster, number: int, redeploy: RedeployOf) -> Redeploy:
     fit = [at for at, spec in enumerate(cluster.instances) if spec.region == redeploy.region and spec.gpu_type in able]
     if not any(cluster.instances[at].model == redeploy.from_model for at in fit):
         what = f"no instance of {redeploy.from_model} in {redeploy.region} has GPUs for {redeploy.to_model}"
-        raise Misfit(("redeploys", number, "to_model"), f"{what}: it runs on {', '.join(sorted(able))}")
+        raise ScenarioProblem(("redeploys", number, "to_model"), f"{what}: it runs on {', '.join(sorted(able))}")
     return Redeploy(fit, source, target, redeploy.count, redeploy.remote)
 
 

@@ -3,7 +3,7 @@
 from scheduling.simulation.scenario import Key
 
 
-class Misfit(ValueError):
+class ScenarioProblem(ValueError):
     def __init__(self, key: Key, what: str) -> None:
         super().__init__(what)
         self.key = key
