@@ -8,14 +8,16 @@ are priced by the objective of the search, and what is as good by a rule as by t
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from scheduling.queueing.reordering.allotting import best_allotment
 from scheduling.queueing.reordering.annealing import allocate_best, anneal, by_due_time
 from scheduling.queueing.reordering.bound import Shortage, nothing_missing, shortage
 from scheduling.queueing.reordering.evaluate import Score, evaluate
-from scheduling.queueing.reordering.listing import best_listing
+from scheduling.queueing.reordering.listing import best_listing, mean_service_s
 from scheduling.queueing.reordering.problem import Floats, Order, Problem, begin, contiguous
 from scheduling.queueing.reordering.programme import NoAnswer, solve
 from scheduling.queueing.reordering.rows import kept, order_of, rows_of, terms_of
@@ -32,8 +34,9 @@ ROUNDING = 1e-9
 """Share of the cost that counts as none."""
 EXCHANGES = 4
 """Exchanges of neighbours to put groups by due time, by group, at most."""
-LISTED = 0.3
-"""Share of the budget for list scheduling, where it is in seconds."""
+ALLOTTED, LISTED = 0.3, 0.35
+"""Shares of the budget after which the search for an allotment of queues to models ends, and list scheduling, where it is in
+seconds."""
 LISTING_MOVES = 2
 """Moves that a group counts as in a listing where the budget is in moves; as many again are left for annealing."""
 CHUNK, MOST_CHUNK = 4_000, 100_000
@@ -83,10 +86,7 @@ class _Search:
         self.kappa_s = KAPPA * span if kappa_s is None else kappa_s
         self.terms = terms_of(problem, self.kappa_s, free_s, loaded, span)
         self.held = np.flatnonzero((problem.hold_s > 0.0) & (problem.fixed < 0))
-        served = self.terms.service[:, self.terms.movable]
-        served = served[np.isfinite(served)]
-        mean_s = float(served.mean()) if served.size else 1.0
-        self.unit = max(1e-9, mean_s * float(problem.requests.mean() if problem.requests.size else 1.0))
+        self.unit = max(1e-9, mean_service_s(self.terms) * float(problem.requests.mean() if problem.requests.size else 1.0))
         self.random = np.array([(seed * 2654435761 + 88172645463325252) % (2**64 - 1) + 1], np.uint64)
 
     def finish(self, order: Order) -> Order:
@@ -117,7 +117,8 @@ class _Search:
     def improved(self, starts: list[Order]) -> Order:
         """The best order of annealing from the cheapest of *starts* and of list scheduling until the budget is spent."""
         terms, budget = self.terms, self.budget
-        if listed := best_listing(terms, self.random, self._listed):
+        starts = [*starts, self.complete(best_allotment(terms, self.random, partial(self._listed, ALLOTTED)))]
+        if listed := best_listing(terms, self.random, partial(self._listed, LISTED)):
             starts = [*starts, listed]
         rows, _ = rows_of(terms, min(starts, key=self.cost))
         few = terms.movable.size <= FEW
@@ -143,10 +144,11 @@ class _Search:
         by_due_time(terms, rows, ranked, first, ROUNDING * (cost + 1.0), EXCHANGES * ranked.size)
         return order_of(rows.length, rows.group)
 
-    def _listed(self, orders: int) -> float:
-        """Share of the time for list scheduling that is over after so many orders."""
+    def _listed(self, until: float, orders: float) -> float:
+        """Share of the time for listing, which ends once the share *until* of the budget is spent, that is over after so many
+        orders."""
         if self.budget.moves is None:
-            return self.budget.spent() / LISTED
+            return self.budget.spent() / until
         return orders * LISTING_MOVES * self.terms.movable.size / max(1, self.budget.moves)
 
 
