@@ -203,9 +203,7 @@ def models_of(terms: Terms, allotment: Allotment, usable: NDArray[np.bool_]) -> 
 
 
 @compiled_inline
-def list_model(
-    terms: Terms, listing: Listing, models: Ints, model: int, count: int, most: float
-) -> tuple[int, float]:
+def list_model(terms: Terms, listing: Listing, models: Ints, model: int, count: int, most: float) -> tuple[int, float]:
     """List the groups of *model* by the queues of *models* (Q,) that serve it; as `list_groups`."""
     served = 0
     for queue in range(models.size):

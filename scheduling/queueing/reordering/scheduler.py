@@ -34,7 +34,7 @@ ROUNDING = 1e-9
 """Share of the cost that counts as none."""
 EXCHANGES = 4
 """Exchanges of neighbours to put groups by due time, by group, at most."""
-ALLOTTED, LISTED = 0.3, 0.35
+ALLOTTED, LISTED = 0.4, 0.4
 """Shares of the budget after which the search for an allotment of queues to models ends, and list scheduling, where it is in
 seconds."""
 LISTING_MOVES = 2
@@ -86,7 +86,9 @@ class _Search:
         self.kappa_s = KAPPA * span if kappa_s is None else kappa_s
         self.terms = terms_of(problem, self.kappa_s, free_s, loaded, span)
         self.held = np.flatnonzero((problem.hold_s > 0.0) & (problem.fixed < 0))
-        self.unit = max(1e-9, mean_service_s(self.terms) * float(problem.requests.mean() if problem.requests.size else 1.0))
+        self.unit = max(
+            1e-9, mean_service_s(self.terms) * float(problem.requests.mean() if problem.requests.size else 1.0)
+        )
         self.random = np.array([(seed * 2654435761 + 88172645463325252) % (2**64 - 1) + 1], np.uint64)
 
     def finish(self, order: Order) -> Order:
