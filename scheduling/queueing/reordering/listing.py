@@ -1,4 +1,4 @@
-"""List scheduling: orders built group by group, each for the queue that is free first.
+"""List scheduling: orders that are built group by group, each for the queue that is free first.
 
 The group is chosen by a composite index (ATCS: apparent tardiness cost with setups; Lee, Bhaskaran and Pinedo 1997), whose
 parameters are searched for each problem.
@@ -18,24 +18,24 @@ from scheduling.queueing.reordering.rows import Terms
 from scheduling.struct_of_arrays import struct_of_arrays
 
 IN_TIME: Final = 24
-"""Candidates per model of a free queue, by deadline, among groups that can still be in time."""
+"""Groups of each model that a free queue chooses from, by deadline, of those that can still be in time."""
 LATE: Final = 6
-"""The same among groups that are late in any queue."""
+"""The same of those that are late wherever they go."""
 GRID: Final = [
     (near, near * swaps, 1.5 / math.sqrt(near)) for near in (0.2, 0.1, 0.4, 0.05, 0.8) for swaps in (0.8, 1.2)
 ]
-"""Scale of slack in mean service times, scale of swaps in mean swap times, penalty of a late group."""
+"""Scale of slack in mean service times, that of swaps in mean swap times, and what a late group loses."""
 TRIES: Final = 10
-"""Orders listed between two checks of the budget."""
+"""Orders listed between two looks at the budget."""
 CHANGED: Final = 0.3
 """Share of parameters that a mutation changes."""
 STEP: Final = 0.35
-"""Median scale of a mutation; each draws its own."""
+"""Scale of a mutation, at the median: each has its own."""
 
 
 @struct_of_arrays
 class Listing(NamedTuple):
-    """An order under construction: the groups as chosen, and their queues; and scratch."""
+    """An order as it is built: the groups in the order in which they were chosen, and their queues; and room to work."""
 
     chosen: Ints
     """(movable groups,)"""
@@ -46,29 +46,32 @@ class Listing(NamedTuple):
     loaded: Ints
     """(Q,)"""
     taken: Ints
-    """(N,): 1 once the group is placed."""
+    """(N,): 1 once the group is taken."""
     value: Floats
-    """(T, N): log of the group's requests per second of service."""
+    """(T, N): log of its requests by second of service."""
     highest: Floats
-    """(T, M): upper bound of `value` over the model's groups."""
+    """(T, M): no value of the model's groups is greater."""
     least: Floats
-    """(N,): the least offset of any type; after minus this time the group is late in any queue."""
+    """(N,): the least offset of any type; at times above minus it the group is late wherever it goes."""
     by_near: Floats
     """(M,): one over the scale of slack."""
     waiting: Ints
-    """(M,): rank of the first waiting group of each model."""
+    """(M,): rank of the first group of each model that waits."""
     in_time: Ints
-    """(M,): rank from which groups can be in time."""
+    """(M,): rank from which on groups can be in time."""
+    serving: Ints
+    """(Q,): the queues that serve groups."""
     weights: Floats
-    """(M + 2 + T M,): of the best order: log scale of slack by model, log scale of swaps, penalty of a late group, and
-    preference of each type of queue for each model.
-    """
+    """(2 M + 1 + T M,): of the best order: by model log of the scale of slack, and what a late group loses; log of the scale
+    of swaps; and what queues of each type prefer of the models."""
     tried: Floats
-    """The same for the order under construction."""
+    """The same, of the order that is built."""
     best: Ints
     """(2, movable groups): the best order's groups and their queues."""
     cost: Floats
-    """(1,): cost of the best order; infinity if there is none."""
+    """(1,): of the best order; infinity while there is none."""
+    unserved: Floats
+    """(1,): what a request costs that no queue serves."""
 
 
 def allocate_listing(terms: Terms) -> Listing:
@@ -77,6 +80,9 @@ def allocate_listing(terms: Terms) -> Listing:
     highest = np.full((terms.service.shape[0], models), -np.inf)
     for kind in range(highest.shape[0]):
         np.maximum.at(highest[kind], terms.model[terms.movable], value[kind, terms.movable])
+    served = terms.service[:, terms.movable]
+    span_s = float(terms.free.max()) + float(served[np.isfinite(served)].sum())
+    weights = np.zeros(2 * models + 1 + models * terms.service.shape[0])
     return Listing(
         chosen=np.empty(size, np.int64),
         queue=np.empty(size, np.int64),
@@ -89,48 +95,59 @@ def allocate_listing(terms: Terms) -> Listing:
         by_near=np.empty(models),
         waiting=np.empty(models, np.int64),
         in_time=np.empty(models, np.int64),
-        weights=np.zeros(models + 2 + models * terms.service.shape[0]),
-        tried=np.zeros(models + 2 + models * terms.service.shape[0]),
+        serving=np.arange(queues),
+        weights=weights,
+        tried=weights.copy(),
         best=np.empty((2, size), np.int64),
         cost=np.array([np.inf]),
+        unserved=np.array([terms.kappa[0] + span_s]),
     )
 
 
 def order_listed(listing: Listing, count: int, queues: int) -> Order:
-    """Return the first *count* choices as an order of *queues* queues."""
+    """The first *count* choices as an order of *queues* queues."""
     queue = listing.queue[:count]
     first = np.searchsorted(queue[by := np.argsort(queue, kind="stable")], np.arange(queues + 1))
     return Order(first.astype(np.int64), listing.chosen[:count][by])
 
 
 @compiled
-def list_groups(terms: Terms, listing: Listing, most: float) -> tuple[int, float]:
-    """Give the group with the largest index to the queue that is free first, repeatedly; return (groups placed, cost).
+def list_groups(
+    terms: Terms, listing: Listing, queues: int, first: int, end_model: int, count: int, most: float
+) -> tuple[int, float]:
+    """Of the first *queues* of `Listing.serving` the one that is free first takes the group with the largest index, of the
+    models *first* to *end_model* - 1. Choices are written from *count* on; (count then, cost).
 
-    The index of a group is the log of its requests per second of service, plus the preference of the queue's type for its
-    model, minus the time until it can start over the scale of swaps, minus its slack over that of slack, or minus the
-    penalty of a late group (`Listing.tried`). A cost above *most* stops the listing.
+    The index of a group is the log of its requests by second of service, plus what queues of the type prefer of its model,
+    less the time until it can begin by the scale of swaps, less its slack by that of slack, or less what a late group loses
+    (`Listing.tried`). A cost above *most* ends it.
     """
-    queues, models, cost, count = terms.kind.size, terms.first.size - 1, 0.0, 0
-    by_swap, give_up = math.exp(-listing.tried[models]), listing.tried[models + 1]
-    for queue in range(queues):
+    models, chosen, cost = terms.first.size - 1, end_model - first, 0.0
+    by_swap = math.exp(-listing.tried[2 * models])
+    for at in range(queues):
+        queue = listing.serving[at]
         listing.time[queue], listing.loaded[queue] = terms.free[queue], terms.loaded[queue]
-    for group in range(listing.taken.size):
-        listing.taken[group] = 0
-    for model in range(models):
+    for rank in range(terms.first[first], terms.first[end_model]):
+        listing.taken[terms.movable[rank]] = 0
+    for model in range(first, end_model):
         listing.waiting[model] = listing.in_time[model] = terms.first[model]
         listing.by_near[model] = math.exp(-listing.tried[model])
-    while count < terms.movable.size:
-        queue = 0
-        for other in range(1, queues):
-            if listing.time[other] < listing.time[queue]:
-                queue = other
-        now_s = listing.time[queue]
-        if now_s == np.inf:
-            return count, np.inf
+    last_count = count + terms.first[end_model] - terms.first[first]
+    while count < last_count:
+        queue, now_s = -1, np.inf
+        for at in range(queues):
+            if listing.time[listing.serving[at]] < now_s:
+                queue = listing.serving[at]
+                now_s = listing.time[queue]
+        if queue < 0:
+            for rank in range(terms.first[first], terms.first[end_model]):
+                group = terms.movable[rank]
+                cost += (1 - listing.taken[group]) * terms.weight[group] * listing.unserved[0]
+            return count, cost
         kind, loaded, best, highest = terms.kind[queue], listing.loaded[queue], -1, -np.inf
-        for k in range(models):
-            model = (max(loaded, 0) + k) % models  # start with the loaded one, usually the best
+        for k in range(chosen):
+            model = first + (max(loaded - first, 0) + k) % chosen  # first the one that is loaded, mostly the best
+            give_up = listing.tried[models + model]
             end, change_s = terms.first[model + 1], terms.change[kind, loaded + 1, model]
             while listing.waiting[model] < end and listing.taken[terms.movable[listing.waiting[model]]]:
                 listing.waiting[model] += 1
@@ -140,7 +157,7 @@ def list_groups(terms: Terms, listing: Listing, most: float) -> tuple[int, float
                 if not listing.taken[group] and now_s + listing.least[group] <= 0.0:
                     break
                 listing.in_time[model] += 1
-            base = listing.tried[models + 2 + kind * models + model] - change_s * by_swap
+            base = listing.tried[2 * models + 1 + kind * models + model] - change_s * by_swap
             if change_s == np.inf or base + listing.highest[kind, model] + max(0.0, -give_up) <= highest:
                 continue
             start_s, by_near = now_s + change_s, listing.by_near[model]
@@ -176,7 +193,7 @@ def list_groups(terms: Terms, listing: Listing, most: float) -> tuple[int, float
 @compiled
 def try_weights(terms: Terms, listing: Listing) -> None:
     """List an order by `Listing.tried`, and keep it if it is the best."""
-    count, cost = list_groups(terms, listing, listing.cost[0])
+    count, cost = list_groups(terms, listing, terms.kind.size, 0, terms.first.size - 1, 0, listing.cost[0])
     if count == terms.movable.size and cost < listing.cost[0]:
         listing.cost[0] = cost
         for at in range(listing.tried.size):
@@ -187,38 +204,35 @@ def try_weights(terms: Terms, listing: Listing) -> None:
 
 @compiled
 def mutate(terms: Terms, listing: Listing, random: NDArray[np.uint64], tries: int) -> None:
-    """Mutate the best weights *tries* times. Weights of models without waiting groups have no effect and are not drawn."""
+    """Change the best weights at random, *tries* times. Models of which no group waits change nothing, and are not drawn."""
     models, types = terms.first.size - 1, terms.service.shape[0]
     for _ in range(tries):
         step = STEP * math.exp(2.0 * (draw(random) + draw(random) - 1.0))
         together = STEP * (draw(random) + draw(random) - 1.0) if draw(random) < CHANGED else 0.0
-        for at in range(models + 2 + types * models):
-            model = at if at < models else (at - models - 2) % models
+        for at in range(2 * models + 1 + types * models):
+            model = at % models if at < 2 * models else (at - 1) % models
             listing.tried[at] = listing.weights[at]
-            if (at < models or at >= models + 2) and terms.first[model] == terms.first[model + 1]:
+            if at != 2 * models and terms.first[model] == terms.first[model + 1]:
                 continue
             if draw(random) < CHANGED:
                 listing.tried[at] += 2.0 * step * (draw(random) + draw(random) - 1.0)
-            if at <= models:
+            if at < models or at == 2 * models:
                 listing.tried[at] += together
         try_weights(terms, listing)
 
 
-def best_listing(terms: Terms, random: NDArray[np.uint64], share_done: Callable[[int], float]) -> Order | None:
-    """Return the best order listed until *share_done*(orders listed) is 1; None if none could place every group.
+def best_listing(terms: Terms, random: NDArray[np.uint64], share_done: Callable[[float], float]) -> Order | None:
+    """The best of the orders listed until *share_done*(orders listed) is 1; None if none could place every group.
 
     The grid comes first; then a (1+1) evolution strategy changes the weights.
     """
     listing, models, waiting = allocate_listing(terms), terms.first.size - 1, np.flatnonzero(np.diff(terms.first))
-    served = terms.service[:, terms.movable]
-    served = served[np.isfinite(served)]
-    mean_s = max(1e-6, float(served.mean())) if served.size else 1.0
     swaps = terms.change[:, waiting + 1][:, :, waiting]
     swaps = swaps[np.isfinite(swaps) & (swaps > 0)]
     swap_s = float(swaps.mean()) if swaps.size else 1.0
     for near, swap, give_up in GRID:
-        listing.tried[:models] = math.log(near * mean_s)
-        listing.tried[models : models + 2] = math.log(swap * swap_s), give_up
+        listing.tried[:models], listing.tried[models : 2 * models] = math.log(near * mean_service_s(terms)), give_up
+        listing.tried[2 * models] = math.log(swap * swap_s)
         try_weights(terms, listing)
     listed = len(GRID)
     if not listing.cost[0] < np.inf:
@@ -228,3 +242,10 @@ def best_listing(terms: Terms, random: NDArray[np.uint64], share_done: Callable[
         listed += TRIES
     listing.chosen[:], listing.queue[:] = listing.best
     return order_listed(listing, terms.movable.size, terms.kind.size)
+
+
+def mean_service_s(terms: Terms) -> float:
+    """Mean time that a queue of any type that can serve a movable group serves it."""
+    served = terms.service[:, terms.movable]
+    served = served[np.isfinite(served)]
+    return max(1e-6, float(served.mean())) if served.size else 1.0

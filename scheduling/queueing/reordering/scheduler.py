@@ -1,72 +1,75 @@
-"""The global scheduler (QLM section 7): a better order of all virtual queues within a time budget, and the reason.
+"""The global scheduler (QLM section 7): a better order of all virtual queues within a time budget, and why.
 
-It returns the previous order if that serves every request in time. It never returns a worse order than the previous one
-with new groups inserted, nor, if any request would be late, than any of the simple rules (`CANDIDATES`): all are priced by
-the objective of the search, and a rule wins a tie.
+It returns the previous order where that serves everybody in time. It never returns one that is worse than the previous order
+with new groups inserted, nor, whenever someone would be late, than any of the simple rules (`CANDIDATES`): at each look all
+are priced by the objective of the search, and what is as good by a rule as by the search is ordered by the rule.
 """
 
 import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
+from scheduling.queueing.reordering.allotting import best_allotment
 from scheduling.queueing.reordering.annealing import allocate_best, anneal, by_due_time
 from scheduling.queueing.reordering.bound import Shortage, nothing_missing, shortage
 from scheduling.queueing.reordering.evaluate import Score, evaluate
-from scheduling.queueing.reordering.listing import best_listing
+from scheduling.queueing.reordering.listing import best_listing, mean_service_s
 from scheduling.queueing.reordering.problem import Floats, Order, Problem, begin, contiguous
 from scheduling.queueing.reordering.programme import NoAnswer, solve
 from scheduling.queueing.reordering.rows import kept, order_of, rows_of, terms_of
 from scheduling.queueing.reordering.rules import CANDIDATES, PROGRAMME, RULES, SEARCH, edf_earliest_completion
 
 KAPPA = 0.2
-"""Penalty of any lateness, as a share of the time in which the fleet could serve all waiting groups."""
+"""Being late at all counts as this share of the time in which the fleet could serve all that waits."""
 HOT, COLD = 0.02, 0.003
-"""First and last temperature of annealing, in mean requests of a group x mean service."""
+"""Temperatures that annealing begins and ends with, by mean requests of a group x mean service."""
 FEW = 16
-"""Number of groups that counts as few: almost any order is tried then, from `HOT_FEW` to `COLD_FEW`."""
+"""Groups up to which there are few: almost any order is tried then, from `HOT_FEW` to `COLD_FEW`."""
 HOT_FEW, COLD_FEW = 10.0, 0.01
 ROUNDING = 1e-9
-"""Share of the cost that counts as zero."""
+"""Share of the cost that counts as none."""
 EXCHANGES = 4
-"""Most exchanges of neighbours, per group, to sort groups by due time."""
-LISTED = 0.3
-"""Share of a budget in seconds for list scheduling."""
+"""Exchanges of neighbours to put groups by due time, by group, at most."""
+ALLOTTED, LISTED = 0.4, 0.4
+"""Shares of the budget after which the search for an allotment of queues to models ends, and list scheduling, where it is in
+seconds."""
 LISTING_MOVES = 2
-"""Moves charged per group of a listing under a budget in moves; as many again are left for annealing."""
+"""Moves that a group counts as in a listing where the budget is in moves; as many again are left for annealing."""
 CHUNK, MOST_CHUNK = 4_000, 100_000
-"""Moves between two readings of the clock, some milliseconds; the same under a budget in moves."""
+"""Moves between two readings of the clock, some milliseconds; the same where the budget is in moves."""
 MOVES_PER_S = 2e6
-"""Moves per second assumed of a budget in seconds."""
+"""Moves that a budget in seconds is taken for."""
 LEAST_GAIN = 1e-3
-"""Share of the objective that a new order must save to be adopted."""
+"""Share of the objective that a new order must save to be worth a change."""
 
 PROGRAMME_GROUPS = 12
-"""Most groups for which the programme is asked for a proof."""
+"""Of which the programme is asked for a proof, at most."""
 
 
 class Answer(NamedTuple):
-    """An order and the reason for it."""
+    """An order and why."""
 
     order: Order
     changed: bool
-    """Whether it differs from the previous order with new groups inserted."""
+    """Whether it is another order than the previous one with new groups inserted."""
     before: Score
-    """Of the previous order with new groups inserted; without one, of EDF with earliest completion."""
+    """Of the previous order with new groups inserted; without a previous one, of EDF with earliest completion."""
     after: Score
     moves: int
-    """Annealing moves tried; the same number and seed reproduce the order."""
+    """Of annealing that were tried; the same number and seed give the same order again."""
     shortage: Shortage
-    """Shortage under any order: if positive, only more instances help."""
+    """What no order can be rid of: where it is positive, only more instances help."""
     reason: str
     bound: float = -math.inf
-    """Lower bound of the objective; minus infinity if the programme has proved none."""
+    """No order has a lower objective; minus infinity where the programme has not proved that."""
 
     @property
     def gap(self) -> float | None:
-        """Return the largest share of the objective that an optimal order could save; None if nothing is proved."""
+        """The share of its objective that the best of all orders might spare, at most; None where nothing is proved."""
         if not math.isfinite(self.bound):
             return None
         objective = self.after.objective
@@ -74,7 +77,7 @@ class Answer(NamedTuple):
 
 
 class _Search:
-    """A problem's movable groups, and the fixed and held groups, which the search does not see."""
+    """A problem's movable groups, and what the search does not see: groups that are fixed or held."""
 
     def __init__(self, problem: Problem, kappa_s: float | None, budget: "Budget", seed: int) -> None:
         self.problem, self.budget = problem, budget
@@ -83,14 +86,13 @@ class _Search:
         self.kappa_s = KAPPA * span if kappa_s is None else kappa_s
         self.terms = terms_of(problem, self.kappa_s, free_s, loaded, span)
         self.held = np.flatnonzero((problem.hold_s > 0.0) & (problem.fixed < 0))
-        served = self.terms.service[:, self.terms.movable]
-        served = served[np.isfinite(served)]
-        mean_s = float(served.mean()) if served.size else 1.0
-        self.unit = max(1e-9, mean_s * float(problem.requests.mean() if problem.requests.size else 1.0))
+        self.unit = max(
+            1e-9, mean_service_s(self.terms) * float(problem.requests.mean() if problem.requests.size else 1.0)
+        )
         self.random = np.array([(seed * 2654435761 + 88172645463325252) % (2**64 - 1) + 1], np.uint64)
 
     def finish(self, order: Order) -> Order:
-        """Return *order* of movable groups with held ones inserted and fixed ones first."""
+        """*order* of movable groups with held ones inserted and fixed ones first."""
         if self.held.size:
             rows, _ = rows_of(self.terms, order, self.held[np.argsort(self.problem.hold_s[self.held], kind="stable")])
             order = order_of(rows.length, rows.group)
@@ -99,27 +101,26 @@ class _Search:
         return order
 
     def complete(self, order: Order) -> Order:
-        """Return *order* without groups that cannot be moved, or served where they are, and with missing movable groups
-        inserted.
-        """
+        """*order* without what is not movable or cannot be served where it is; movable groups that it lacks are inserted."""
         order, terms = kept(self.terms, order), self.terms
         new = np.setdiff1d(terms.movable, order.groups)
         rows, _ = rows_of(terms, order, new[np.argsort(terms.due[new], kind="stable")])
         return order_of(rows.length, rows.group)
 
     def cost(self, order: Order) -> float:
-        """Return the cost of *order*, which has movable groups only."""
+        """Of *order*, which has movable groups only."""
         return rows_of(self.terms, order)[1]
 
     def by_rule(self) -> tuple[str, Order]:
-        """Return the cheapest rule's name and its order."""
+        """The cheapest order of a rule, and the rule's name."""
         orders = [(name, self.complete(RULES[name](self.terms))) for name in CANDIDATES]
         return min(orders, key=lambda each: self.cost(each[1]))
 
     def improved(self, starts: list[Order]) -> Order:
-        """Return the best order of annealing, from the cheapest of *starts* and of list scheduling, within the budget."""
+        """The best order of annealing from the cheapest of *starts* and of list scheduling until the budget is spent."""
         terms, budget = self.terms, self.budget
-        if listed := best_listing(terms, self.random, self._listed):
+        starts = [*starts, self.complete(best_allotment(terms, self.random, partial(self._listed, ALLOTTED)))]
+        if listed := best_listing(terms, self.random, partial(self._listed, LISTED)):
             starts = [*starts, listed]
         rows, _ = rows_of(terms, min(starts, key=self.cost))
         few = terms.movable.size <= FEW
@@ -137,7 +138,7 @@ class _Search:
         return order_of(best.length, best.group)
 
     def by_due_time(self, order: Order) -> Order:
-        """Return *order* with groups of each model sorted by due time where that costs nothing."""
+        """*order* with groups of each model by due time where that costs nothing."""
         terms, (rows, cost) = self.terms, rows_of(self.terms, order)
         queue, position = rows.place[order.groups].T
         ranked = order.groups[np.lexsort((rows.ready[queue, position], terms.model[order.groups]))]
@@ -145,38 +146,39 @@ class _Search:
         by_due_time(terms, rows, ranked, first, ROUNDING * (cost + 1.0), EXCHANGES * ranked.size)
         return order_of(rows.length, rows.group)
 
-    def _listed(self, orders: int) -> float:
-        """Return the spent share of the time for list scheduling after so many orders."""
+    def _listed(self, until: float, orders: float) -> float:
+        """Share of the time for listing, which ends once the share *until* of the budget is spent, that is over after so many
+        orders."""
         if self.budget.moves is None:
-            return self.budget.spent() / LISTED
+            return self.budget.spent() / until
         return orders * LISTING_MOVES * self.terms.movable.size / max(1, self.budget.moves)
 
 
 class Budget:
-    """Budget in seconds of a clock, or in moves, which give the same answer on every machine."""
+    """Seconds of a clock; or moves, which give the same answer on every machine."""
 
     def __init__(self, seconds: float, moves: int | None, clock: Callable[[], float]) -> None:
         self.seconds, self.moves, self.clock = seconds, moves, clock
         self.began_s, self.tried = clock(), 0
 
     def spent(self) -> float:
-        """Return the share spent; 1 and above for all."""
+        """Share that is spent, 1 and above for all."""
         if self.moves is not None:
             return self.tried / max(1, self.moves)
         return (self.clock() - self.began_s) / self.seconds if self.seconds > 0 else 1.0
 
     @property
     def likely_moves(self) -> float:
-        """Return the moves that it is expected to allow."""
+        """Moves that it is likely to allow."""
         return float(self.moves) if self.moves is not None else max(CHUNK, MOVES_PER_S * self.seconds)
 
     def chunk(self) -> int:
-        """Return the moves to try before the next reading of the clock."""
+        """Moves to try before the clock is read again."""
         return CHUNK if self.moves is None else max(1, min(MOST_CHUNK, self.moves - self.tried))
 
 
 def _reason(before: Score, after: Score, lacking: Shortage) -> str:
-    """Return one sentence on the gain of the new order, and one on the shortage that no order removes."""
+    """One sentence on what the new order gains, and one on what no order can."""
     text = (
         f"Requests in time {before.attainment:.1%} -> {after.attainment:.1%}, "
         f"mean lateness {before.lateness_s:.1f} s -> {after.lateness_s:.1f} s."
@@ -187,10 +189,9 @@ def _reason(before: Score, after: Score, lacking: Shortage) -> str:
 
 
 def order_by(name: str, problem: Problem) -> Order:
-    """Return the order of the rule *name* of `rules.RULES`, fixed groups first, held ones inserted; or that of the
-    `programme`.
+    """The order of the rule *name* of `rules.RULES`, fixed groups first, held ones inserted; or that of the `programme`.
 
-    Raise KeyError for an unknown rule, NoAnswer if the programme has none within `programme.TIME_LIMIT_S`.
+    KeyError for an unknown rule; NoAnswer where the programme has none within `programme.TIME_LIMIT_S`.
     """
     problem = contiguous(problem)
     if name == "programme":
@@ -200,7 +201,7 @@ def order_by(name: str, problem: Problem) -> Order:
 
 
 def warm_up() -> None:
-    """Load every kernel from the cache, or compile it (half a minute, once). Call it before requesting the first order."""
+    """Load every kernel from the cache, or compile it (half a minute, once). Call it before the first order is asked for."""
     n, ones, queues = 3, np.ones((1, 2)), np.zeros(2, np.int64)
     problem = Problem(
         requests=np.ones(n, np.int64),
@@ -220,7 +221,7 @@ def warm_up() -> None:
 
 
 def span_s(problem: Problem, free_s: Floats) -> float:
-    """Estimate the time to serve all waiting groups: service where it is fastest, spread evenly."""
+    """About the time until the fleet has served all that waits: service where it is fastest, spread evenly."""
     fastest = problem.service_s[:, np.unique(problem.queue_type)].min(axis=1, initial=np.inf)
     return float(free_s.mean()) + float(fastest[np.isfinite(fastest)].sum()) / problem.queue_type.size
 
@@ -236,14 +237,13 @@ def reorder(
     by: str = SEARCH,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Answer:
-    """Return an order of the groups of *problem*, searched for *budget_s* seconds of *clock*, or for *moves* moves.
+    """An order of the groups of *problem*, searched for *budget_s* seconds of *clock*, or for *moves* moves.
 
-    *previous* names groups by their number in *problem*; missing ones are inserted. *kappa_s* is the penalty of any
-    lateness, in seconds of lateness of each request; None: `KAPPA` of the time that the fleet needs for all groups. *by*
-    may name a rule of `rules.RULES` instead of the search, for comparison, or the `programme`, which starts from the result
-    of the search if there are few groups (`is_small`), for at most `programme.TIME_LIMIT_S`.
-
-    Raise ValueError for a problem whose arrays do not match or which has no queue.
+    *previous* names groups by their number in *problem*; those that it lacks are inserted. *kappa_s* is what being late at
+    all counts as, in seconds of lateness of each request; None: `KAPPA` of the time that the fleet needs for all. *by* may
+    name a rule of `rules.RULES` instead of the search, to compare with, or the `programme`, which continues from what the
+    search finds where there are few groups (`is_small`), for `programme.TIME_LIMIT_S` at most.
+    ValueError for a problem whose arrays do not fit together or which has no queue.
     """
     problem = contiguous(problem)
     if not problem.queue_type.size:
@@ -254,7 +254,7 @@ def reorder(
     fallback = search.complete(edf_earliest_completion(search.terms) if previous is None else previous)
     base = search.finish(fallback)
     before = evaluate(problem, base, kappa_s)
-    # If an order serves all groups in time, there is no shortage.
+    # Where an order serves all in time, nothing is missing.
     lacking = shortage(problem) if before.objective > 0.0 else nothing_missing(problem)
     if by in RULES:
         order = order_by(by, problem)
@@ -268,7 +268,7 @@ def reorder(
     if after.objective > 0.0 or after.swaps > 0:
         sought = search.finish(search.by_due_time(search.improved([fallback, ruled])))
         score = evaluate(problem, sought, kappa_s)
-        # On a tie prefer the rule: it leaves more slack for requests to come, which neither knows.
+        # A rule that is as good leaves more slack for what is still to come, of which neither knows.
         if _worth(score) < _worth(after):
             rule, order, after = SEARCH, sought, score
     if (after.left_over, after.objective) >= (before.left_over, before.objective * (1.0 - LEAST_GAIN)):
@@ -283,12 +283,12 @@ def reorder(
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether the programme is likely to prove something about *problem* in `programme.TIME_LIMIT_S`."""
+    """Whether the programme can be expected to prove something of *problem* in `programme.TIME_LIMIT_S`."""
     return 0 < problem.requests.size <= PROGRAMME_GROUPS and not np.any(problem.hold_s > 0.0)
 
 
 def _proved(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
-    """Return *answer* with the programme's bound or its better order; *answer* itself if the programme has none in time."""
+    """*answer* with what the programme proves of it, or its better order; *answer* where the programme has none in time."""
     if not is_small(problem):
         return answer
     try:
@@ -303,5 +303,5 @@ def _proved(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
 
 
 def _worth(score: Score) -> tuple[int, float, int]:
-    """Return the sort key of an order; lower is better."""
+    """What is compared of two orders; the lower is better."""
     return score.left_over, score.objective, score.swaps
