@@ -3,6 +3,8 @@
 import itertools
 import math
 
+import numpy as np
+
 
 def served(problem, order):
     """Return {group: (start, lateness)} of *order*, a list of lists, and the number of swaps."""
@@ -88,7 +90,9 @@ def listed(terms, affinity, near_s, swap_s, give_up, in_time, late):
         queue = min(range(len(time)), key=lambda q: (time[q], q))
         now, kind = time[queue], int(terms.kind[queue])
         if now == math.inf:
-            return chosen, math.inf
+            served = terms.service[:, terms.movable]
+            unserved = terms.kappa[0] + terms.free.max() + served[np.isfinite(served)].sum()
+            return chosen, cost + unserved * sum(terms.weight[group] for groups in waiting for group in groups)
         best = (-math.inf, -1, 0.0)
         for model in [(max(loaded[queue], 0) + k) % models for k in range(models)]:
             for group in waiting[model]:

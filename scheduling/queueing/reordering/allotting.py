@@ -1,7 +1,7 @@
 """Allotments of queues to models: orders in which each queue serves one model to the end.
 
-Annealing seldom leaves the allotment that it starts from, because much of a queue must change before anything is gained. With
-one model to a queue, the cost is a sum over models, and that of a model is taken as a function of how many queues of each type
+Annealing seldom leaves the allotment that it starts from, because much of a queue must change before anything is gained.
+With one model to a queue, the cost is a sum over models, and that of a model is a function of how many queues of each type
 serve it: each such row of numbers is listed once and remembered, so thousands of allotments cost a few hundred listings.
 """
 
@@ -215,7 +215,7 @@ def list_model(terms: Terms, listing: Listing, models: Ints, model: int, count: 
 
 @compiled
 def tune(terms: Terms, listing: Listing, models: Ints, cost: Floats, random: NDArray[np.uint64], tries: int) -> None:
-    """Change the scale of slack of models, and what a late group loses, *tries* times, and keep what makes *cost* (M,) less."""
+    """Change the slack scale of models and the loss of late groups *tries* times; keep what lowers *cost* (M,)."""
     for _ in range(tries):
         model = drawn_model(terms, random)
         late = cost.size + model
@@ -231,7 +231,7 @@ def tune(terms: Terms, listing: Listing, models: Ints, cost: Floats, random: NDA
 
 @compiled
 def list_models(terms: Terms, listing: Listing, models: Ints, cost: Floats) -> int:
-    """List each model by the queues of *models* (Q,) that serve it and write its *cost* (M,); how many groups have a place."""
+    """List each model by the queues of *models* (Q,) that serve it, write *cost* (M,) and return the groups placed."""
     count = 0
     for model in range(cost.size):
         count, cost[model] = list_model(terms, listing, models, model, count, np.inf)
@@ -245,13 +245,14 @@ def best_allotment(terms: Terms, random: NDArray[np.uint64], share_done: Callabl
     """
     listing, usable, models = allocate_listing(terms), usable_queues(terms), terms.first.size - 1
     allotment, mean_s = allocate_allotment(terms, usable), mean_service_s(terms)
+    present = max(1, int((np.diff(terms.first) > 0).sum()))  # models without groups change nothing
 
     def list_by(near: float) -> None:
         listing.tried[:models], listing.tried[models : 2 * models] = math.log(near * mean_s), GIVE_UP / math.sqrt(near)
 
     list_by(NEAR)
     tried = settled = listed = 0
-    while (share := share_done(listed / models) / APPORTIONED) < 1.0 and tried - settled < SETTLED:
+    while (share := share_done(listed / present) / APPORTIONED) < 1.0 and tried - settled < SETTLED:
         cost = float(allotment.cost[:-1].sum()) if tried else 0.0
         apportion(terms, listing, allotment, random, MOVES, HOT * cost * max(0.0, 1.0 - share / HOT_UNTIL))
         tried += MOVES
@@ -267,7 +268,7 @@ def best_allotment(terms: Terms, random: NDArray[np.uint64], share_done: Callabl
         for at in (cheaper, cheaper + models):
             weights[at] = listing.tried[at]
     listing.tried[:] = weights
-    while share_done(listed / models) < 1.0 and terms.movable.size:
+    while share_done(listed / present) < 1.0 and terms.movable.size:
         tune(terms, listing, serves, best, random, TRIES)
         listed += TRIES
     return order_listed(listing, list_models(terms, listing, serves, costs), terms.kind.size)

@@ -147,8 +147,9 @@ class _Search:
         return order_of(rows.length, rows.group)
 
     def _listed(self, until: float, orders: float) -> float:
-        """Share of the time for listing, which ends once the share *until* of the budget is spent, that is over after so many
-        orders."""
+        """Share of the time for listing that is over after *orders*; it ends at the share *until* of the budget."""
+        if not self.terms.movable.size:
+            return 1.0
         if self.budget.moves is None:
             return self.budget.spent() / until
         return orders * LISTING_MOVES * self.terms.movable.size / max(1, self.budget.moves)
