@@ -31,7 +31,7 @@ BUDGETS: dict[str, int] = {
     "controlplane/lengths": 2218,  # the service stands with its rows; gateway/lengths is gone
     "controlplane/planning": 5327,  # capacity as it was then, moves that another made are left
     "controlplane/resources": 953,  # lists declared once
-    "controlplane/simulation": 6115,  # effects over all seeds, what is lost stays lost
+    "controlplane/simulation": 6116,  # effects over all seeds, what is lost stays lost
     "controlplane/supervisor": 1249,
     "controlplane/tuning": 354,
     "controlplane/usage": 530,
@@ -42,7 +42,7 @@ BUDGETS: dict[str, int] = {
     "scheduling/fleet": 1230,  # the state of a fleet as one record
     "scheduling/lookahead": 393,
     "scheduling/planning": 2197,
-    "scheduling/queueing": 5335,  # held work of batches
+    "scheduling/queueing": 5631,  # held work of batches
     "scheduling/routing": 1252,  # use by engine time
     "scheduling/scaling": 1526,  # one owner of an endpoint for floor, strategies and plans
     "scheduling/simulation": 10712,  # lost places, use by engine time, first tokens due by TTFT
@@ -51,7 +51,7 @@ BUDGETS: dict[str, int] = {
     "templates": 26,
     "templates/admin": 87,
     "templates/console": 2198,  # places, undeploy and retire
-    "tests": 2594,
+    "tests": 2597,
     "tests/access": 1020,
     "tests/accounts": 527,
     "tests/api": 1913,
@@ -69,7 +69,7 @@ BUDGETS: dict[str, int] = {
     "tests/gateway": 6646,  # health, answers in every wrong form, what vLLM takes, fuzz
     "tests/jobs": 445,
     "tests/lengths": 1644,
-    "tests/oracles": 2023,
+    "tests/oracles": 2027,
     "tests/planning": 4813,
     "tests/replay": 1175,
     "tests/scheduling": 11565,

@@ -1,1 +1,1 @@
-"""What-if: where it starts (`start`), what futures change (`changes`), their runs, comparison and plan."""
+"""What-if: start (`start`), changes of futures (`changes`), runs, comparison and plan."""

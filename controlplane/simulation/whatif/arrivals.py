@@ -1,8 +1,8 @@
-"""Requests after a fork: drawn at the level of the forecasts, or those that really came.
+"""Requests after a fork: drawn at the forecast level, or recorded ones.
 
-Drawn requests are whole rows of the recent ledger, picked again (bootstrap), at gaps that are those of the recent ledger in
-operational time: the rate is that of the forecast, the burstiness what it was. A seed draws one level for each stream from
-the band of its forecast, and so seeds differ in how much comes as well as in when. Conversations are not kept together.
+Drawn requests are whole rows of the recent ledger (bootstrap), at that ledger's gaps in operational time: the rate is the
+forecast's, the burstiness the recent one. Each seed draws one level per stream from the forecast band, so seeds differ in
+volume as well as timing. Conversations are not kept together.
 """
 
 from collections.abc import Sequence
@@ -23,25 +23,25 @@ from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
 from scheduling.simulation.workload.edits import merged
 
 RECENT: Final = timedelta(hours=1)
-"""From whose requests lengths, tenants and gaps are drawn."""
+"""Period from which lengths, tenants and gaps are drawn."""
 MOST_ROWS: Final = 4_000
-"""Of those, the newest; of all streams together."""
+"""Maximum rows drawn from, newest first, of all streams together."""
 FEWEST_GAPS: Final = 20
-"""Fewer say nothing of burstiness: gaps are exponential then."""
+"""With fewer gaps, burstiness is unknown and gaps are exponential."""
 HALF_BAND_80: Final = 1.2816
-"""Standard deviations of a normal distribution that lie between its mean and the end of its 80% band."""
+"""Standard deviations from the mean of a normal distribution to the end of its 80% band."""
 FURTHEST: Final = 1.96
-"""Largest deviation from the mean at which a level is drawn, in standard deviations: the 95% band."""
+"""Largest deviation of a drawn level from the mean, in standard deviations: the 95% band."""
 FORECAST_AGE: Final = timedelta(hours=2)
 
 
 def forecast_arrivals(
     at: datetime, horizon_s: float, unfinished: Sequence[RunningRequest | WaitingRequest] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """How requests come in the *horizon_s* after *at*, by forecasts and the recent ledger, as JSON; and remarks.
+    """Return the arrivals in the *horizon_s* after *at*, by forecasts and the recent ledger, as JSON; and remarks.
 
-    *unfinished* is what runs and waits at *at* (`FleetState.running` and `waiting`): the ledger has only what ended, which
-    is the short requests of the last minutes. What came before the rows of the ledger that are looked at is left out.
+    *unfinished* is what runs and waits at *at* (`FleetState.running` and `waiting`): the ledger has only ended requests,
+    which for the last minutes are the short ones. Requests older than the ledger rows read are left out.
     """
     ended = list(own_rows(asked_rows(at - RECENT, at)).order_by("-arrived_at")[:MOST_ROWS])
     since = ended[-1][0] if len(ended) == MOST_ROWS else at - RECENT
@@ -90,7 +90,7 @@ def forecast_arrivals(
 
 
 def _unfinished(one: RunningRequest | WaitingRequest, at: datetime) -> tuple[Any, ...]:
-    """WORKLOAD_COLUMNS of a request that runs or waits: as long as predicted, or somewhat longer than it is by now."""
+    """Return WORKLOAD_COLUMNS of an unfinished request: its predicted length, or somewhat more than produced so far."""
     emitted = one.output_tokens if isinstance(one, RunningRequest) else 0
     output = max(one.predicted_tokens, int((1 + OVERRUN_SHARE) * emitted))
     lengths = (one.prompt_tokens, output, one.prompt_tokens, one.predicted_tokens)
@@ -98,21 +98,21 @@ def _unfinished(one: RunningRequest | WaitingRequest, at: datetime) -> tuple[Any
 
 
 def _lengths(row: tuple[Any, ...]) -> tuple[int, int]:
-    """Prompt and output of a row; one that was not served is as long as it was predicted to be."""
+    """Return prompt and output tokens of a row; an unserved request has its predicted length."""
     *_, prompt, output, predicted_prompt, predicted_output, unserved = row
     lengths = (predicted_prompt, predicted_output) if unserved else (prompt or predicted_prompt, output)
     return max(1, lengths[0]), max(1, lengths[1])
 
 
 def drawn(arrivals: dict[str, Any], seed: int) -> Workload:
-    """The requests that *seed* draws from *arrivals*, those of `forecast_arrivals`, in order of time."""
+    """Return the requests that *seed* draws from *arrivals* (`forecast_arrivals`), in order of time."""
     parts = [_stream(stream, arrivals["horizon_s"], np.random.default_rng([seed, 5, at]))
              for at, stream in enumerate(arrivals["streams"])]  # fmt: skip
     return _together(parts)
 
 
 def recent(arrivals: dict[str, Any]) -> Workload:
-    """The requests that *arrivals*, those of `forecast_arrivals`, are drawn from, with the first of each stream at 0."""
+    """Return the requests that *arrivals* (`forecast_arrivals`) are drawn from, the first of each stream at 0."""
     parts = []
     for stream in arrivals["streams"]:
         arrival_s = np.cumsum([0.0, *stream["gaps"]])[: len(stream["prompt_tokens"])]
@@ -130,7 +130,7 @@ def _stream(stream: dict[str, Any], horizon_s: float, random: np.random.Generato
 
 
 def _requests(stream: dict[str, Any], arrival_s: NDArray[np.float64], picked: NDArray[np.int64]) -> Workload:
-    """The *picked* rows of *stream*, at the moments *arrival_s*."""
+    """Return the *picked* rows of *stream* at *arrival_s*."""
     one = np.zeros(arrival_s.size, np.int32)
     prompts, outputs, predicted = (
         np.array(stream[name], np.int32)[picked] for name in ("prompt_tokens", "output_tokens", "predicted_tokens")
@@ -155,7 +155,7 @@ def _moments(
     gaps: list[float],
     random: np.random.Generator,
 ) -> NDArray[np.float64]:
-    """Moments from 0 up to *horizon_s* at the rates *level* of windows from *start_s* on; the last one has no end."""
+    """Return moments from 0 to *horizon_s* at rates *level* of windows from *start_s*; the last window has no end."""
     ends_s = start_s + window_s * np.arange(1, level.size + 1)
     ends_s[-1] = max(ends_s[-1], horizon_s)
     marks = np.unique(np.clip(np.concatenate(([0.0], ends_s, [horizon_s])), 0.0, horizon_s))
@@ -167,7 +167,7 @@ def _moments(
         return np.zeros(0)
     known = np.array(gaps, np.float64)
     known = known / known.mean() if known.size >= FEWEST_GAPS and known.mean() > 0 else np.zeros(0)
-    # A few more than are expected: the sum of so many gaps is nearly normal.
+    # A few more than expected: the sum of so many gaps is nearly normal.
     passed = random.uniform(0.0, 1.0)
     moments = [np.array([passed])]
     while passed < total:
@@ -188,13 +188,13 @@ def _picked(names: list[str], picked: NDArray[np.int64]) -> Coded:
 
 
 def _together(parts: list[Workload]) -> Workload:
-    """*parts* as one, in order of time."""
+    """Merge *parts* in order of time."""
     whole = reduce(merged, parts, NO_REQUESTS)
     return whole.select(np.argsort(whole.arrival_s, kind="stable"))
 
 
 def recorded(arrivals: dict[str, Any], at: datetime) -> Workload:
-    """The requests of the ledger from `since` until `until` of *arrivals*, with *at* as time 0."""
+    """Return the ledger's requests from `since` to `until` of *arrivals*, with *at* as time 0."""
     since, until = (datetime.fromisoformat(arrivals[name]) for name in ("since", "until"))
     rows = own_rows(asked_rows(since, until)).order_by("arrived_at", "pk")
     return workload_of(rows.iterator(chunk_size=20_000), at)

@@ -1,7 +1,7 @@
-"""Counterfactual replay: the last day of the ledger under each bundle, compared with that day under the present policies.
+"""Counterfactual replay: the ledger's last day under each bundle, compared with the present policies.
 
-A day is `REPLAY_EVERY_S` long, and the fleet begins as it is now, with nothing on the way: what is compared is what each
-bundle would make of the same requests, not what was measured.
+A day is `REPLAY_EVERY_S` long, and the fleet starts in its present state, with no requests: simulations of the same
+requests are compared, not measurements.
 """
 
 import logging
@@ -29,7 +29,7 @@ from scheduling.simulation.measures.columns import MOST_SAMPLES, Counted, column
 
 logger = logging.getLogger(__name__)
 USD_PER_MISS: Final = 0.005
-"""A missed request counts as so many dollars when the cheapest is sought, as in a what-if by default."""
+"""Dollars per missed request when ranking by cost, the default of what-ifs."""
 LEAST_REQUESTS: Final = 200
 SEED: Final = 1
 KEPT: Final = timedelta(days=90)
@@ -37,14 +37,14 @@ AS_IT_WAS: Final = ""
 
 
 def due(now: datetime) -> bool:
-    """Whether the last day that was replayed is over."""
+    """Return whether the day after the last replay is over."""
     every_s = tuned().REPLAY_EVERY_S
     newest = Counterfactual.objects.order_by("-made_at").first()
     return every_s > 0 and (newest is None or (now - newest.made_at).total_seconds() >= every_s)
 
 
 def replay(now: datetime, somebody_waits: Callable[[], bool] = lambda: False) -> list[Counterfactual]:
-    """Simulate the last day under every bundle; rows, none if there was too little, or *somebody_waits* meanwhile."""
+    """Simulate the last day under every bundle; return rows, none with too little data or once *somebody_waits*."""
     since = now - timedelta(seconds=tuned().REPLAY_EVERY_S)
     horizon_s = (now - since).total_seconds()
     if asked_rows(since, now)[:LEAST_REQUESTS].count() < LEAST_REQUESTS:
@@ -69,7 +69,7 @@ def replay(now: datetime, somebody_waits: Callable[[], bool] = lambda: False) ->
 
 
 def _columns(start: Start, changes: Sequence[Change], horizon_s: float) -> dict[str, Any]:
-    # Here, since they bring solvers and forecasters, of which a web process has no need.
+    # Imported here for solvers and forecasters, which a web process does not need.
     from controlplane.simulation.running import simulate
 
     values = {
@@ -116,20 +116,20 @@ def _kept(
 
 @dataclass(frozen=True, slots=True)
 class ReplaySummary:
-    """The newest replay in a sentence, and its rows, the cheapest first."""
+    """The newest replay in a sentence, and its rows, cheapest first."""
 
     sentence: str
     rows: list[Counterfactual]
 
 
 def newest() -> ReplaySummary | None:
-    """Of the last day that was replayed; None before the first."""
+    """Return the summary of the last replay; None before the first."""
     last = Counterfactual.objects.order_by("-made_at", "-pk").first()
     return said(list(Counterfactual.objects.filter(round=last.round))) if last else None
 
 
 def said(rows: list[Counterfactual]) -> ReplaySummary:
-    """Which of *rows* would have been the cheapest, misses at USD_PER_MISS, in words."""
+    """Describe the cheapest of *rows*, with misses at USD_PER_MISS."""
     ordered = sorted(rows, key=lambda row: row.cost_usd + USD_PER_MISS * row.missed)
     best = ordered[0]
     span = _span(best.to_at - best.from_at)

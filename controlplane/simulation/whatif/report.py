@@ -1,4 +1,4 @@
-"""A what-if as one HTML file that needs nothing else: its table, and figures drawn by Plotly's own script in it."""
+"""A what-if as one self-contained HTML file: its table, and figures drawn by the embedded Plotly script."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -29,7 +29,7 @@ Future = dict[str, Any]
 
 
 def html(row: WhatIf) -> str:
-    """The whole file, some 4 MB, most of which is Plotly."""
+    """Return the whole file, some 4 MB, mostly Plotly."""
     made, curves = selectors.comparison(row), selectors.curves(row)
     futures = [each for each in made["futures"] if each["seeds_done"]]
     cost = _against_cost(futures, "slo_met", 100, "Cost against SLO met", "SLO met, %")
@@ -139,7 +139,7 @@ def _ttft(futures: Sequence[Future], curves: dict[str, dict[str, Any]]) -> go.Fi
 def _over_time(
     futures: Sequence[Future], curves: dict[str, dict[str, Any]], quantity: str, title: str, unit: str
 ) -> list[go.Figure]:
-    """One figure a region: *quantity* of all its models."""
+    """Return one figure per region: *quantity* of all its models."""
     regions = dict.fromkeys(key.rpartition(" ")[2] for of in curves.values() for key in of["series"][quantity])
     figures = []
     for region in regions:
@@ -158,7 +158,7 @@ def _over_time(
 
 
 def _regret(regret: dict[str, Any] | None, names: dict[str, str]) -> str:
-    """Dollars above the best future of each seed, the least regretted first."""
+    """Return dollars above each seed's best future, smallest regret first."""
     if regret is None:
         return ""
     heads = ("", "Future", *map("Seed {}".format, regret["seeds"]), "Mean", "Worst")

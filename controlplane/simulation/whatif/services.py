@@ -1,4 +1,4 @@
-"""Writes of what-ifs: drafts, asking workers to run them, cancelling, resuming, more seeds, and what is chosen."""
+"""Writes of what-ifs: drafts, submission, cancelling, resuming, more seeds, and choices."""
 
 import json
 import re
@@ -27,17 +27,17 @@ from scheduling.simulation.staging import SOURCE
 
 AS_NOW: Final = "As now"
 MOST_KEPT: Final = 200
-"""What-ifs; of those that have ended, older ones are deleted, but never one that became a plan."""
+"""Maximum stored what-ifs; older ended ones are deleted, except those that became a plan."""
 MOST_OPEN: Final = 10
 MOST_DRAFTS: Final = 50
-"""Kept of forms until they are run or deleted."""
+"""Maximum form drafts stored until run or deleted."""
 MOST_SEEDS: Final = 100
 MOST_HORIZON_S: Final = 7 * 86_400.0
 MOST_REQUESTS: Final = 5_000_000
-"""Of one run: of its clients, bursts and the past that forecasters learn from included."""
+"""Maximum requests of one run, including bursts and the past that forecasters learn from."""
 MOST_INSTANCES: Final = 2_000
 MOST_BYTES: Final = 256 * 1024
-"""Of a scenario that is simulated by itself."""
+"""Maximum size of a scenario simulated by itself."""
 FIELDS: Final = (
     "title",
     "start",
@@ -55,10 +55,10 @@ FIELDS: Final = (
 def save_draft(
     row: WhatIf | None, values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]] | None, actor: User | str
 ) -> WhatIf:
-    """Create a draft, or change *row*: *values* of FIELDS, and *futures* other than A as {name, changes}, if they are given.
+    """Create a draft, or change *row*: *values* of FIELDS, and *futures* other than A as {name, changes}.
 
-    What is not whole yet may stay so; `submit` checks it. Raises ActionError unless *row* is a draft, ValidationError for
-    more futures than there are letters.
+    Incomplete drafts are allowed; `submit` checks them. Raises ActionError unless *row* is a draft, ValidationError for
+    more futures than letters.
     """
     if row is not None and row.state != WhatIfState.DRAFT:
         raise ActionError("Only a draft can be changed. Edit a copy.")
@@ -89,14 +89,14 @@ def save_draft(
 def keep_draft(
     row: WhatIf | None, values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]], actor: User
 ) -> WhatIf:
-    """As `save_draft`, for a form that is kept. Raises ActionError, too, if a new one would be one of too many."""
+    """Call `save_draft` for a stored form. Also raises ActionError at the maximum number of drafts."""
     if row is None and WhatIf.objects.filter(state=WhatIfState.DRAFT).count() >= MOST_DRAFTS:
         raise ActionError(f"{MOST_DRAFTS} drafts are kept. Run or delete one first.")
     return save_draft(row, values, futures, actor)
 
 
 def future_of(name: str, preset: str, changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A future for `save_draft`: the changes of *preset*, if one is named, then *changes*. Raises ValidationError."""
+    """Return a future for `save_draft`: the changes of *preset*, if any, then *changes*. Raises ValidationError."""
     if preset and preset not in PRESETS:
         raise ValidationError({"preset": f"There is no preset {preset!r}; there is {', '.join(PRESETS)}."})
     taken = PRESETS[preset].changes if preset else ()
@@ -104,7 +104,7 @@ def future_of(name: str, preset: str, changes: Sequence[Mapping[str, Any]]) -> d
 
 
 def check(row: WhatIf) -> dict[str, str]:
-    """Problems of *row* by field, such as `B.changes[0].region`; empty if it can run."""
+    """Return problems of *row* by field, such as `B.changes[0].region`; empty if it can run."""
     try:
         start = Start.model_validate(row.start)
     except ValueError as error:
@@ -140,7 +140,7 @@ def check(row: WhatIf) -> dict[str, str]:
 
 
 def _unfit(scenario: Scenario, asks: bool) -> tuple[str, str] | None:
-    """The key of *scenario* by which workers cannot run it, and why; None if they can."""
+    """Return the key of *scenario* that prevents a run, and why; None if it can run."""
     read = [f"clients[{at}].lengths.file" for at, each in enumerate(scenario.clients) if each.lengths is not None]
     if read := ["trace.file"] if scenario.trace is not None else read:
         return read[0], "reads a file, as `manage.py simulate` alone does: upload a trace, or give prompt and output"
@@ -153,7 +153,7 @@ def _unfit(scenario: Scenario, asks: bool) -> tuple[str, str] | None:
 
 
 def _expected_requests(scenario: Scenario) -> float:
-    """Requests of the clients, with bursts and the past that forecasters learn from."""
+    """Return the expected requests of the clients, with bursts and the past that forecasters learn from."""
     bursts_h = sum(each.duration_min * each.factor / 60 for each in scenario.bursts)
     if (random := scenario.demand.random_bursts) is not None:
         bursts_h += random.count * random.duration_min * random.factor / 60
@@ -164,9 +164,9 @@ def _expected_requests(scenario: Scenario) -> float:
 
 @transaction.atomic
 def simulate_scenario(values: dict[str, Any], actor: User, reason: str = "") -> WhatIf:
-    """Have workers run the scenario *values* by itself: a what-if of one future, with the scenario's seed.
+    """Submit the scenario *values* by itself: a what-if of one future, with the scenario's seed.
 
-    Raises ScenarioError for a wrong or too large scenario, ActionError if too many wait.
+    Raises ScenarioError for an invalid or too large scenario, ActionError if too many wait.
     """
     size = len(json.dumps(values))
     if size > MOST_BYTES:
@@ -183,7 +183,7 @@ def simulate_scenario(values: dict[str, Any], actor: User, reason: str = "") -> 
 
 
 def submit(row: WhatIf, actor: User | str) -> WhatIf:
-    """Have workers run the draft *row*. Raises ActionError if it is none, or too many wait; ValidationError as `check`."""
+    """Submit the draft *row*. Raises ActionError if it is none, or too many wait; ValidationError as `check`."""
     if wrong := check(row):
         raise ValidationError(wrong)
     return _queue(row, actor)
@@ -210,13 +210,13 @@ def _queue(row: WhatIf, actor: User | str, reason: str = "") -> WhatIf:
 
 @transaction.atomic
 def ask(values: Mapping[str, Any], futures: Sequence[Mapping[str, Any]], actor: User | str) -> WhatIf:
-    """Have workers run a what-if, of which nothing stays if it cannot. Raises as `save_draft` and `submit`."""
+    """Create and submit a what-if atomically. Raises as `save_draft` and `submit`."""
     return submit(save_draft(None, values, futures, actor), actor)
 
 
 @transaction.atomic
 def cancel(row: WhatIf, actor: User | str, reason: str = "", letter: str = "") -> WhatIf:
-    """Cancel *row*, or one future of it; workers stop within seconds and what is done stays. Raises ActionError."""
+    """Cancel *row*, or one future of it; workers stop within seconds and finished runs stay. Raises ActionError."""
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     if row.state not in working.OPEN:
         raise ActionError(f"It is {row.state}.")
@@ -237,7 +237,7 @@ def cancel(row: WhatIf, actor: User | str, reason: str = "", letter: str = "") -
 
 @transaction.atomic
 def resume(row: WhatIf, actor: User | str, letter: str = "") -> WhatIf:
-    """Run what of *row*, or of one future, was cancelled, failed or interrupted. Raises ActionError if nothing was."""
+    """Rerun the cancelled, failed or interrupted runs of *row* or one future. Raises ActionError if there are none."""
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     missing = FutureSeed.objects.filter(
         future__what_if=row, state__in=(WhatIfState.CANCELLED, WhatIfState.FAILED, WhatIfState.INTERRUPTED)
@@ -253,7 +253,7 @@ def resume(row: WhatIf, actor: User | str, letter: str = "") -> WhatIf:
 
 @transaction.atomic
 def add_seeds(row: WhatIf, count: int, actor: User) -> WhatIf:
-    """Run *count* seeds more of every future of *row*: more of them make its intervals narrower. Raises ActionError."""
+    """Add *count* seeds to every future of *row*, which narrows its intervals. Raises ActionError."""
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
     if row.state == WhatIfState.DRAFT:
         raise ActionError("It is a draft.")
@@ -269,14 +269,14 @@ def add_seeds(row: WhatIf, count: int, actor: User) -> WhatIf:
 
 @transaction.atomic
 def copy(row: WhatIf, actor: User) -> WhatIf:
-    """A draft with all that *row* asked."""
+    """Return a draft with the same values as *row*."""
     values = {name: getattr(row, name) for name in FIELDS}
     futures = [{"name": each.name, "changes": each.changes} for each in row.futures.exclude(letter=LETTERS[0])]
     return save_draft(None, values, futures, actor)
 
 
 def choose(row: WhatIf, letter: str, usd_per_1000_missed: float | None = None) -> WhatIf:
-    """Note which future is looked at, and what a miss costs. Raises ActionError if there is no such future."""
+    """Store the selected future and the cost of a miss. Raises ActionError if there is no such future."""
     future = row.futures.filter(letter=letter).first()
     if future is None:
         raise ActionError(f"There is no future {letter}.")
@@ -289,7 +289,7 @@ def choose(row: WhatIf, letter: str, usd_per_1000_missed: float | None = None) -
 
 @transaction.atomic
 def delete(row: WhatIf, actor: User) -> None:
-    """Delete *row* with its runs. Raises ActionError while it waits or runs, or if a plan was made of it."""
+    """Delete *row* with its runs. Raises ActionError while it waits or runs, or if it became a plan."""
     if row.state in working.OPEN or row.plan:
         raise ActionError("A plan was made of it." if row.plan else f"It is {row.state}: cancel it first.")
     record("what_if.deleted", row, actor=actor)
@@ -307,7 +307,7 @@ def _reopen(row: WhatIf) -> None:
 
 
 def _add_runs(row: WhatIf) -> None:
-    """Runs of all seeds of *row*: from 1, or from the seed of a scenario that is simulated by itself."""
+    """Add runs of all seeds of *row*: from 1, or from the seed of a scenario simulated by itself."""
     first = row.start["scenario"].get("seed", 0) if row.start.get("kind") == "scenario" else 1
     seeds = range(first, first + row.seeds)
     FutureSeed.objects.bulk_create(

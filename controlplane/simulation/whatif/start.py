@@ -1,4 +1,4 @@
-"""Where a what-if begins: the moment, the scenario, what runs and waits then, and how requests come after it."""
+"""Start of a what-if: its moment, scenario, running and waiting requests, and later arrivals."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,43 +21,43 @@ from scheduling.simulation.workload.edits import Edit, Factor, Shift, edited
 
 
 class Start(BaseModel):
-    """Kept as JSON in a row, and read again by whichever worker simulates from it."""
+    """Start of a what-if, stored as JSON and read by the worker that simulates it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: Literal["fleet", "ledger", "trace", "synthetic", "scenario"]
-    """`scenario`: one that is simulated by itself, exactly as it stands."""
+    """`scenario`: simulated by itself, unchanged."""
     at: datetime
-    """The moment that is time 0 of the simulation."""
+    """Time 0 of the simulation."""
     scenario: dict[str, Any]
-    """Keys of a scenario file (docs/simulation.md), as things are now."""
+    """Keys of a scenario file (docs/simulation.md) for the present fleet."""
     state: StoredState | None = None
-    """Requests that run and wait at `at`; None: none."""
+    """Requests that run and wait at `at`; None for none."""
     arrivals: dict[str, Any] = {"kind": "clients"}
-    """How requests come: `clients` (those of the scenario), `forecast`, `ledger` or `file`, by its `kind`."""
+    """Arrivals by `kind`: `clients` (the scenario's), `forecast`, `ledger` or `file`."""
     past: list[EndpointDemand] = []
     """Demand of the hour before."""
     remarks: list[str] = []
-    """Limits of the start that a reader should know."""
+    """Limits of the start, for readers."""
 
     @property
     def asks(self) -> bool:
-        """Whether the requests are those of the scenario's own clients."""
+        """Return whether requests come from the scenario's own clients."""
         return bool(self.arrivals["kind"] == "clients")
 
     @property
     def is_quiet(self) -> bool:
-        """Whether there is nothing that requests could be drawn from."""
+        """Return whether there is nothing to draw requests from."""
         return bool(self.arrivals["kind"] == "forecast" and not self.arrivals["streams"])
 
 
 def stage_start(
     start: Start, scenario: Scenario, seed: int, edits: Sequence[Edit] = (), horizon_s: float = inf
 ) -> Stage:
-    """Make *scenario*, that of *start* after a future's changes, ready to run with *seed*.
+    """Prepare *scenario*, *start* after a future's changes, to run with *seed*.
 
-    *edits* are those of its requests, of which the ones before *horizon_s* come. Raises ScenarioError, TraceError, and
-    ValueError for arrivals or a state that cannot be had.
+    *edits* apply to its requests before *horizon_s*. Raises ScenarioError, TraceError, and ValueError for impossible
+    arrivals or state.
     """
     workload = _workload(start, scenario, seed)
     if edits or (workload is not None and horizon_s < inf):
@@ -68,7 +68,7 @@ def stage_start(
         workload = edited(workload, edits, seed=seed, horizon_s=horizon_s)
     made = stage(scenario, SOURCE, seed, workload)
     if start.arrivals["kind"] == "forecast" and all(isinstance(edit, Factor | Shift) for edit in edits):
-        # Of all seeds the same, so that what an instance serves is measured once for all of them.
+        # Common to all seeds, so that capability is measured once for all of them.
         before = of_the_fleet(scenario, recent(start.arrivals))
         made = replace(made, recent=requests_of(scenario, made.cluster, before, seed) if len(before) else None)
     if start.past:
@@ -79,7 +79,7 @@ def stage_start(
 
 
 def _workload(start: Start, scenario: Scenario, seed: int) -> Workload | None:
-    """The requests after *start*; None where they are those of the scenario's own clients."""
+    """Return the requests after *start*; None for the scenario's own clients."""
     match start.arrivals["kind"]:
         case "clients":
             return None

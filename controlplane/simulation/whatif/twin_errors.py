@@ -1,9 +1,9 @@
-"""Errors of the simulator: the last hours' requests simulated again and compared with their measurements.
+"""Simulator errors: the last hours' requests simulated again and compared with their measurements.
 
-By performance profile: (model, GPUs of an instance). Routing and order are those of now, the requests and their lengths
-those of the ledger, from an idle fleet on; so the first minutes warm it up and are not judged. As many instances serve as
-did on average, and none comes or goes: judged is the simulator, not when it would have scaled. What differs most is shown
-by the sign of the errors: times between tokens are the profile's, times to the first token the queues' as well.
+By performance profile: (model, GPUs of an instance). Routing and ordering are the present ones, requests and lengths the
+ledger's, from an idle fleet; the first minutes warm it up and are not judged. The mean number of serving instances is
+fixed: the simulator is judged, not its scaling. Signs of the errors show the cause: times between tokens come from the
+profile, times to the first token also from queues.
 """
 
 from collections import defaultdict
@@ -39,15 +39,15 @@ from scheduling.simulation.staging import stage
 from scheduling.simulation.staging.fleet import gpus_as_type
 
 WARM_UP: Final = timedelta(minutes=5)
-"""Longest time simulated before the window, from an idle fleet."""
+"""Longest simulated time before the window, from an idle fleet."""
 FEWEST: Final = 30
-"""Requests of a profile that are judged; fewer say nothing of a 95th percentile."""
+"""Minimum requests of a judged profile; fewer give no 95th percentile."""
 WINDOWS: Final = 12
-"""Newest windows of a profile of which a band is made."""
+"""Number of newest windows in a profile's band."""
 MEASURES: Final = ("ttft_p50", "ttft_p95", "itl_p50", "itl_p95")
-"""Milliseconds of requests that are done and whose first token is timed; `slo_met` is a share."""
+"""Milliseconds, of finished requests with a timed first token; `slo_met` is a share."""
 SETTLE_S: Final = 600.0
-"""Longest time simulated after the last request."""
+"""Longest simulated time after the last request, in seconds."""
 SCALED_BY: Final = frozenset(
     {
         "strategy",
@@ -60,10 +60,10 @@ SCALED_BY: Final = frozenset(
         "demand_level",
     }
 )
-"""Keys of a scenario's endpoints by which it is scaled."""
+"""Scaling keys of a scenario's endpoints."""
 ACTOR: Final = "twin"
 NEWEST: Final = 60_000
-"""Most requests that are simulated."""
+"""Maximum number of simulated requests."""
 
 Floats = NDArray[np.float64]
 
@@ -75,14 +75,14 @@ class Band:
     windows: int
     requests: int
     last: dict[str, float]
-    """Of the newest window, by measure, with its sign."""
+    """Signed errors of the newest window, by measure."""
     within: dict[str, float]
-    """By measure what the error was within in nine of ten windows, whatever its sign."""
+    """Absolute error, by measure, not exceeded in nine of ten windows."""
     to_at: datetime
 
 
 def band_of(rows: list[TwinError]) -> Band | None:
-    """Of *rows*, newest first; None of none."""
+    """Return the band of *rows*, newest first; None without rows."""
     if not rows:
         return None
     errors = [row.errors for row in rows]
@@ -95,18 +95,18 @@ def band_of(rows: list[TwinError]) -> Band | None:
 
 
 def twin_error(model: str, gpu: str) -> Band | None:
-    """The band of *model* on *gpu* (`instance_gpu`); None before the first window."""
+    """Return the band of *model* on *gpu* (`instance_gpu`); None before the first window."""
     return band_of(list(TwinError.objects.filter(model=model, gpu=gpu).order_by("-pk")[:WINDOWS]))
 
 
 def twin_errors() -> dict[tuple[str, str], Band]:
-    """The bands of all profiles that were judged lately, by (model, GPUs)."""
+    """Return the bands of recently judged profiles, by (model, GPUs)."""
     known = TwinError.objects.order_by("model", "gpu").values_list("model", "gpu").distinct()
     return {key: band for key in known if (band := twin_error(*key)) is not None}
 
 
 def fleet_error() -> dict[str, float]:
-    """One band for all profiles, by their requests: what a what-if carries. Empty before the first window."""
+    """Return one band over all profiles, weighted by requests, for what-ifs; empty before the first window."""
     bands = list(twin_errors().values())
     names = [name for name in (*MEASURES, "slo_met") if any(name in band.within for band in bands)]
     return {
@@ -121,18 +121,18 @@ def fleet_error() -> dict[str, float]:
 
 
 def due(now: datetime) -> bool:
-    """Whether it is time for the next window."""
+    """Return whether the next window is due."""
     newest = TwinError.objects.order_by("-pk").values_list("made_at", flat=True).first()
     every_s = tuned().TWIN_ERROR_EVERY_S
     return every_s > 0 and (newest is None or (now - newest).total_seconds() >= every_s)
 
 
 def judge(now: datetime) -> list[TwinError]:
-    """Simulate the newest window again and keep a row for each profile with enough requests.
+    """Simulate the newest window again and store a row for each profile with enough requests.
 
-    Profiles are refitted where `REFIT_PROFILES` says so, else their fit is an event for operators.
+    Profiles are refitted if `REFIT_PROFILES` is set, else a better fit is an event for operators.
     """
-    until = now - timedelta(seconds=30)  # what came later may still run
+    until = now - timedelta(seconds=30)  # later requests may still run
     since = until - timedelta(seconds=tuned().TWIN_ERROR_EVERY_S)
     made = _judged(since, until)
     if made:
@@ -162,7 +162,7 @@ def _judged(since: datetime, until: datetime) -> list[TwinError]:
         for row in rows
     ]
     columns = [[row.ttft_ms, row.itl_ms, row.slo_met] for row in rows]
-    measured = np.array(columns, np.float64).T  # NaN where there is none
+    measured = np.array(columns, np.float64).T  # NaN for missing values
     simulated = _simulated(_as_served(values, rows), rows)
     made = []
     for model, gpu in sorted(set(keys)):
@@ -183,9 +183,9 @@ def _judged(since: datetime, until: datetime) -> list[TwinError]:
 
 
 def _as_served(values: dict[str, Any], rows: list[LedgerRow]) -> dict[str, Any]:
-    """The scenario *values* without scaling, and with as many instances as served *rows* on average.
+    """Return scenario *values* without scaling, with the mean number of instances that served *rows*.
 
-    An instance counts from the first request that it had to the end of the last.
+    An instance counts from its first request's start to its last one's end.
     """
     spans: dict[str, tuple[float, float]] = {}
     for row in rows:
@@ -210,7 +210,7 @@ def _as_served(values: dict[str, Any], rows: list[LedgerRow]) -> dict[str, Any]:
 
 
 def _simulated(values: dict[str, Any], rows: list[LedgerRow]) -> Floats:
-    """TTFT and ITL in milliseconds and SLO met of *rows*, simulated from the first of them."""
+    """Return TTFT and ITL in milliseconds and SLO met of *rows*, simulated from the first of them."""
     start = rows[0].arrived_at
     last_s = (rows[-1].arrived_at - start).total_seconds()
     demand = {"demand": {"too_long": "clip"}, "until_h": (last_s + SETTLE_S) / 3600}
@@ -235,10 +235,10 @@ def _measures(ttft_ms: Floats, itl_ms: Floats, met: Floats) -> dict[str, float]:
 
 @transaction.atomic
 def refit(since: datetime, until: datetime, judged: list[TwinError]) -> list[str]:
-    """Fit the profiles of *judged* to the ledger's window; names of those whose fit is better than what is in force.
+    """Fit the profiles of *judged* to the ledger's window; return names of those with a better fit than at present.
 
-    A fit counts as better where its held-out errors are below the twin errors now. It is stored where `REFIT_PROFILES` says
-    so; else it is an event that an operator may follow by `fit_profiles --ledger --write`.
+    Better means held-out errors below the present twin errors. The fit is stored if `REFIT_PROFILES` is set; else it is
+    an event that an operator may follow by `fit_profiles --ledger --write`.
     """
     fits, _ = fit_all(ledger_measurements(ledger_rows(since, until)), seed=0)
     errors = {(row.model, row.gpu): row.errors for row in judged}
@@ -268,11 +268,11 @@ def refit(since: datetime, until: datetime, judged: list[TwinError]) -> list[str
 
 
 WORTH: Final = 0.1
-"""Twin error of the time between tokens from which on another fit is worth an event."""
+"""Twin error of the time between tokens from which a better fit is worth an event."""
 
 
 def _is_better(fit: Fit, errors: dict[str, float]) -> bool:
-    """Whether *fit* was off by less, on what was left out of it, than the simulator is now."""
+    """Return whether the held-out error of *fit* is below the simulator's."""
     off = abs(errors.get("itl_p50", 0.0))
     held_out = fit.decode_error.held_out_pct if fit.decode_error else None
     return off > WORTH and held_out is not None and held_out / 100 < off

@@ -1,1 +1,1 @@
-"""Changes of a future against now: typed, checked, applied to a scenario, and put into words."""
+"""Changes of a future: typed, checked, applied to a scenario, and described in words."""

@@ -1,4 +1,4 @@
-"""A list of changes: read from JSON, applied to a scenario, and put into words."""
+"""A list of changes: parsed from JSON, applied to a scenario, and described in words."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -31,12 +31,12 @@ AnyChange = Annotated[
 ]
 CHANGE: Final[TypeAdapter[AnyChange]] = TypeAdapter(AnyChange)
 MOST: Final = 100
-"""Changes of one future."""
+"""Maximum changes of one future."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A scenario after changes, and those of them that act on its requests."""
+    """A scenario after changes, and the changes to its requests."""
 
     scenario: Scenario
     values: Values
@@ -47,7 +47,7 @@ class Changed:
 
 
 def parsed(given: Sequence[Mapping[str, Any]], where: str = "changes") -> list[Change]:
-    """The changes that *given* describe. Raises ChangeError naming the first wrong field, such as `changes[1].region`."""
+    """Parse *given* changes. Raises ChangeError naming the first invalid field, such as `changes[1].region`."""
     if len(given) > MOST:
         raise ChangeError(where, f"has {len(given)} changes; {MOST} are the most")
     made: list[Change] = []
@@ -63,11 +63,10 @@ def parsed(given: Sequence[Mapping[str, Any]], where: str = "changes") -> list[C
 
 
 def applied(start: Values, changes: Sequence[Change], *, asks: bool, shared: int = 0) -> Changed:
-    """The scenario *start* after *changes*, one after the other; *start* stays as it is. *asks* as in `check_scenario`.
+    """Apply *changes* in order to a copy of the scenario *start*. *asks* as in `check_scenario`.
 
-    The first *shared* of them are the edits of all futures.
-
-    Raises ChangeError naming the change and its field, or the key of the scenario that can no longer be.
+    The first *shared* of them are the edits of all futures. Raises ChangeError naming the change and its field, or the
+    scenario key that became invalid.
     """
     values = deepcopy(start)
     for number, change in enumerate(changes):
@@ -83,7 +82,7 @@ def applied(start: Values, changes: Sequence[Change], *, asks: bool, shared: int
 
 
 def in_words(start: Values, changes: Sequence[Change]) -> list[str]:
-    """A sentence for each of *changes*, against what the ones before it made of *start*."""
+    """Describe each of *changes*, against *start* after the ones before it."""
     values, words = deepcopy(start), []
     for change in changes:
         words.append(change.words(values))
@@ -92,7 +91,7 @@ def in_words(start: Values, changes: Sequence[Change]) -> list[str]:
 
 
 def diff_in_words(before: Values, after: Values) -> list[str]:
-    """Where two scenarios differ, one line a key: `planner.epsilon: 0.8 to 0.9`."""
+    """Return the differences of two scenarios, one line per key: `planner.epsilon: 0.8 to 0.9`."""
     return list(_differences(before, after, ""))
 
 

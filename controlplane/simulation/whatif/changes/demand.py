@@ -1,4 +1,4 @@
-"""Changes of what is asked for and promised: how much, when and how long requests are, a new tenant, SLO targets."""
+"""Changes of demand and SLOs: volume, timing and lengths of requests, a new tenant, SLO targets."""
 
 from typing import Annotated, Literal, Self
 
@@ -20,13 +20,13 @@ from scheduling.simulation.workload.generator import generate
 
 AtLeast0 = Annotated[FiniteFloat, Field(ge=0)]
 NEW_TENANT_SEED = 7_000_003
-"""Added to the seed of the requests that another tenant sends."""
+"""Added to the seed for another tenant's requests."""
 
 
 class DemandChange(Change):
-    """More or less demand (`factor`, or `burst` with an end), at another time (`shift`), longer or shorter (`lengths`).
+    """More or less demand (`factor`, or `burst` with an end), shifted (`shift`), longer or shorter (`lengths`).
 
-    Of *models*, *regions* and *classes*; what is empty does not narrow. A factor is reached and left along `ramp_s`.
+    Filtered by *models*, *regions* and *classes*; empty means all. A factor ramps up and down over `ramp_s`.
     """
 
     kind: Literal["demand"] = "demand"
@@ -92,7 +92,7 @@ class DemandChange(Change):
 
 
 class TenantChange(Change):
-    """Another tenant, or application, that sends requests as a client of a scenario file does."""
+    """Another tenant or application that sends requests like a scenario's client."""
 
     kind: Literal["tenant"] = "tenant"
     client: ClientOf
@@ -124,7 +124,7 @@ class TenantChange(Change):
 
 
 class SloChange(Change):
-    """New targets of a class; those left out stay."""
+    """New targets of a class; omitted ones stay."""
 
     kind: Literal["slo"] = "slo"
     slo_class: str

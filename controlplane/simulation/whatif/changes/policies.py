@@ -1,4 +1,4 @@
-"""Changes of what decides: bundles, single policies, how exactly lengths are predicted, and any other key."""
+"""Changes of decisions: bundles, single policies, accuracy of predicted lengths, and any other key."""
 
 import re
 from typing import Annotated, Any, Final, Literal
@@ -24,11 +24,11 @@ TITLES: Final = {
     "demand_level": "planned demand",
 }  # fmt: skip
 OF_A_BUNDLE: Final = (*SAID, "strategy", "parameters", "forecaster", "demand_level")
-"""Keys of `[[endpoints]]` that a bundle says: what a scenario had there gives way."""
+"""Keys of `[[endpoints]]` set by a bundle, replacing the scenario's."""
 
 
 class PolicyChange(Change):
-    """A bundle, or one part of how *models* are served (none: all of them), is *value* instead."""
+    """Replacement *value* for the bundle, or one part, of *models* (empty: all)."""
 
     kind: Literal["policy"] = "policy"
     part: Literal["bundle", "routing", "ordering", "strategy", "forecaster", "demand_level"]
@@ -92,12 +92,12 @@ class PolicyChange(Change):
 
 
 def _marks(values: Values, model: str, strategy: str) -> dict[str, float]:
-    """Parameters that settings of *model* give *strategy*, as they would if it were switched to live."""
+    """Return the parameters that settings of *model* give *strategy* when it is used live."""
     return dict(values["models"].get(model, {}).get("marks", {}).get(strategy, {}))
 
 
 class LengthsChange(Change):
-    """How exactly the dispatcher knows output lengths: see docs/simulation.md, `[predictions]`."""
+    """Accuracy of the dispatcher's output lengths: see docs/simulation.md, `[predictions]`."""
 
     kind: Literal["predictions"] = "predictions"
     to: Literal["exact", "error", "none"]

@@ -1,4 +1,4 @@
-"""Futures ready to take: each paper's system, its baselines, and ours."""
+"""Predefined futures: each paper's system, its baselines, and ours."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,7 +10,7 @@ from scheduling.bundles import BUNDLES
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """*changes* are those of a future; *about* says in a sentence what they stand for."""
+    """Predefined *changes* of a future, described by the sentence *about*."""
 
     name: str
     title: str
@@ -19,7 +19,7 @@ class Preset:
 
     @property
     def rests(self) -> list[str]:
-        """Why a part of its bundle rests here; in a simulation too, another stands in for it."""
+        """Return why parts of its bundle are unavailable; simulations use the fallback too."""
         return resting({"FORECASTER": values_of(BUNDLES[self.name])["FORECASTER"]}) if self.name in BUNDLES else []
 
 

@@ -1,4 +1,4 @@
-"""Changes of what there is: GPUs and their prices, bounds, and what fails."""
+"""Changes of supply: GPUs and their prices, bounds, and failures."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -13,11 +13,10 @@ Count = Annotated[int, Field(ge=0, le=100_000)]
 
 
 class GpuChange(Change):
-    """*count* GPUs of a type in *region*, for instances of *models* (none: of all that run on them there).
+    """*count* GPUs of a type in *region*, for instances of *models* (empty: all that run on them there).
 
-    They are counted as they are fitted in nodes, where that is known. More GPUs are places for further instances, given to
-    the models one by one; their bounds grow by as many. Fewer take empty places first, then instances that are ready, until
-    those that are left fit.
+    Counted as installed in nodes, where known. More GPUs add empty places, dealt to the models one by one, and raise
+    their bounds equally. Fewer remove empty places first, then ready instances, until the rest fit.
     """
 
     kind: Literal["gpus"] = "gpus"
@@ -69,7 +68,7 @@ class GpuChange(Change):
 
 
 class PriceChange(Change):
-    """Dollars of one GPU for an hour; a spot price that is left out stays."""
+    """Hourly price of one GPU in dollars; an omitted spot price stays."""
 
     kind: Literal["price"] = "price"
     gpu: str
@@ -93,7 +92,7 @@ class PriceChange(Change):
 
 
 class BoundsChange(Change):
-    """Least and most instances of *model*, in *region* or in each; what is left out stays."""
+    """Minimum and maximum instances of *model*, in *region* or in each; omitted values stay."""
 
     kind: Literal["bounds"] = "bounds"
     model: str
@@ -137,9 +136,9 @@ class BoundsChange(Change):
 
 
 class FailureChange(Change):
-    """A loss at a time: named instances (of a node, say), *count* of a region, or all of it; and for how long.
+    """Failure of named instances (of a node, say), *count* of a region, or all of it, for some time.
 
-    `spot` is a provider that takes *count* instances back: like a failure, and the place is free again after *for_s*.
+    `spot` is a provider reclaiming *count* instances: like a failure, with the place free again after *for_s*.
     """
 
     kind: Literal["failure"] = "failure"
@@ -208,7 +207,7 @@ class FailureChange(Change):
         return f"{lost} after {clock(self.at_s)}{lasts}"
 
     def _takes_down(self, before: Values) -> str:
-        """How many instances of which models."""
+        """Describe how many instances of which models fail."""
         counts = {
             model: sum(name in own for name in self.instances)
             for (model, _), own in instance_names(before).items()
@@ -221,13 +220,13 @@ class FailureChange(Change):
 
 
 def gpus_in(values: Values, region: str, gpu: str) -> int:
-    """GPUs of a type that are fitted in *region*; where nothing says so, those that the places of instances take."""
+    """Return GPUs of a type installed in *region*; if unknown, those used by instance places."""
     fitted = values["gpus"].get(gpu, {}).get("count", {}).get(region)
     return _placed(values, region, gpu) if fitted is None else int(fitted)
 
 
 def _placed(values: Values, region: str, gpu: str) -> int:
-    """GPUs of a type in *region* that the places of the scenario's instances take."""
+    """Return GPUs of a type in *region* used by the scenario's instance places."""
     return sum(
         _places(group) * group.get("tensor_parallel", 1)
         for group in values["fleet"]
@@ -236,7 +235,7 @@ def _placed(values: Values, region: str, gpu: str) -> int:
 
 
 def bounds_of(values: Values, model: str, region: str) -> tuple[int, int]:
-    """Least and most instances of *model* in *region* as the scenario has them."""
+    """Return the scenario's minimum and maximum instances of *model* in *region*."""
     scaling = values.get("scaling") or {}
     bounds = {"min_instances": scaling.get("min_instances", 2), "max_instances": scaling.get("max_instances", 20)}
     for endpoint in values.get("endpoints", []):
@@ -246,7 +245,7 @@ def bounds_of(values: Values, model: str, region: str) -> tuple[int, int]:
 
 
 def instance_names(values: Values) -> dict[tuple[str, str], list[str]]:
-    """Names of the instances that are ready at the start, by model and region, as `staging.fleet` gives them."""
+    """Return names of initially ready instances, by model and region, as in `staging.fleet`."""
     names: dict[tuple[str, str], list[str]] = {}
     for group, region, own, _ in names_by_group(values):
         names.setdefault((group["model"], region), []).extend(own)
@@ -254,8 +253,7 @@ def instance_names(values: Values) -> dict[tuple[str, str], list[str]]:
 
 
 def names_by_group(values: Values) -> Iterator[tuple[Values, str, list[str], list[str]]]:
-    """Each group of the fleet in each of its regions, with the names of its instances that are ready at the start and of its
-    empty places."""
+    """Yield each fleet group per region, with the names of its initially ready instances and its empty places."""
     ready: Counter[tuple[str, str]] = Counter()
     rest: Counter[tuple[str, str]] = Counter()
     for group in values["fleet"]:
@@ -276,12 +274,12 @@ def _places(group: Values) -> int:
 
 
 def _least_used(group: Values) -> str:
-    """Which kind of place *group* gives up next; empty if it has none left."""
+    """Return the kind of place that *group* gives up next; empty if none is left."""
     return next((name for name in ("empty", "spot", "asleep", "instances") if group.get(name, 0) > 0), "")
 
 
 def _own_groups(values: Values, region: str) -> list[Values]:
-    """The groups of *region* in the fleet of *values*; one of several regions is divided, so that it can change alone."""
+    """Return the fleet groups of *region*; a multi-region group is split, so that each can change alone."""
     fleet: list[Values] = []
     for group in values["fleet"]:
         others = [other for other in group["regions"] if other != region]
@@ -294,7 +292,7 @@ def _own_groups(values: Values, region: str) -> list[Values]:
 
 
 def _raise_bound(values: Values, model: str, region: str, count: int) -> None:
-    """Let *model* have *count* instances more in *region* than now, where anything scales it."""
+    """Raise the bound of *model* in *region* by *count* instances, if it is scaled."""
     if values.get("scaling") is None and not any(each.get("bundle") for each in values["models"].values()):
         return
     least, most = bounds_of(values, model, region)

@@ -19,9 +19,9 @@ from scheduling.simulation.scenario.file import read_toml
 ACTOR = "command line"
 LOOK_S = 0.5
 LOOK_AFTER_S = 5.0
-"""Each look sends for all that waits: done as often as the other it keeps workers busy with messages."""
+"""Interval in seconds; each pass messages workers about all waiting runs, so shorter ones would flood them."""
 INTERRUPTED = 130
-"""The exit code of a command that Ctrl-C ended, as shells have it."""
+"""Exit code after Ctrl-C, as in shells."""
 
 
 class Command(BaseCommand):
@@ -126,7 +126,7 @@ class Command(BaseCommand):
         return services.ask(values, futures, ACTOR)
 
     def _watch(self, row: WhatIf, here: bool, quiet: bool) -> None:
-        """Wait for its end under a bar, or bring it about."""
+        """Wait for its end under a progress bar, or run it here."""
         looks_s = time.monotonic() + LOOK_AFTER_S
         with progress(quiet) as report:
             while True:
@@ -139,7 +139,11 @@ class Command(BaseCommand):
                     continue
                 time.sleep(LOOK_S)
                 if time.monotonic() >= looks_s:
+<<<<<<< HEAD
                     working.supervise(timezone.now())  # who waits for it does what beat does, where none runs
+=======
+                    working.look_after(timezone.now())  # replaces beat where none runs
+>>>>>>> w-4
                     looks_s = time.monotonic() + LOOK_AFTER_S
 
 
