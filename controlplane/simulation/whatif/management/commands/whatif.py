@@ -139,11 +139,7 @@ class Command(BaseCommand):
                     continue
                 time.sleep(LOOK_S)
                 if time.monotonic() >= looks_s:
-<<<<<<< HEAD
                     working.supervise(timezone.now())  # who waits for it does what beat does, where none runs
-=======
-                    working.look_after(timezone.now())  # replaces beat where none runs
->>>>>>> w-4
                     looks_s = time.monotonic() + LOOK_AFTER_S
 
 
