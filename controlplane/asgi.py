@@ -22,7 +22,7 @@ from channels.security.websocket import AllowedHostsOriginValidator
 from django.conf import settings
 from django.core.asgi import get_asgi_application
 
-django_application = get_asgi_application()  # # sets Django up: modules that need models are imported below
+django_application = get_asgi_application()  # sets Django up: modules that need models are imported below
 
 from servestatic import ServeStaticASGI
 

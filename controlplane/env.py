@@ -178,7 +178,7 @@ def read() -> Environment:
         raise ImproperlyConfigured(f"Unknown environment variables: {', '.join(unknown)}. See docs/configuration.md.")
     try:
         return Environment()
-    except SettingsError as error:  # # errors of a source arrive wrapped
+    except SettingsError as error:  # errors of a source arrive wrapped
         raise ImproperlyConfigured(str(error.__cause__ or error)) from error
     except ValidationError as error:
         raise ImproperlyConfigured("\n".join(map(_message, error.errors()))) from None

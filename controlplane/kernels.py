@@ -117,14 +117,14 @@ def compile_simulation() -> None:
     for strategy in (
         "preserve",
         "reactive",
-    ):  # # one asks for look-ahead maps of endpoints, the other for their utilisation only
+    ):  # one asks for look-ahead maps of endpoints, the other for their utilisation only
         scaling = {"strategy": strategy, "min_instances": 1, "max_instances": 4}
         staged = stage(Scenario.model_validate({**SMALL, "scaling": scaling}), Path("small"))
         staged.run(advisor=_Silent())
     world = Simulation(staged.cluster, staged.requests).world
     memory_held(
         world.fleet, world.endpoints, world.engines, np.zeros(1), np.zeros(1)
-    )  # # the scaling that experiments use
+    )  # the scaling that experiments use
 
 
 class _Silent:
@@ -167,9 +167,9 @@ def compile_group(group: str) -> int:
     """Compile what *group* lacks, one process per part; return the worst exit status."""
     folder = base()
     if folder is None or is_done(done := stamp(folder, group)):
-        return 0  # # without a cache each process compiles for itself
+        return 0  # without a cache each process compiles for itself
     with compiling(folder, group):
-        if is_done(done):  # # compiled by the process that held the lock before
+        if is_done(done):  # compiled by the process that held the lock before
             return 0
         began_s = time.time()
         environment = os.environ | {COMPILES: "1"}
@@ -192,7 +192,7 @@ def main(arguments: list[str]) -> int:
         known = ", ".join(GROUPS)
         sys.stderr.write(f"No group of kernels is named {', '.join(sorted(unknown))}; there are {known}\n")
         return 2
-    if background:  # # sequentially
+    if background:  # sequentially
         os.nice(BACKGROUND)
         return max(map(compile_group, arguments[1:] or GROUPS))
     with ThreadPoolExecutor(len(GROUPS)) as threads:

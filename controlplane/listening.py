@@ -148,10 +148,10 @@ def direct_of(scope: dict[str, Any]) -> Direct | None:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    _direct: Direct | None = None  # # of the current answer
+    _direct: Direct | None = None  # of the current answer
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if cycle.scope["method"] != "HEAD":  # # no body follows that the head could be sent with
+        if cycle.scope["method"] != "HEAD":  # no body follows that the head could be sent with
             cycle.transport = cast(asyncio.Transport, HeadWithBody(cycle))
         direct = self._direct = Direct(cycle)
         cycle.scope["extensions"] = {DIRECT: {"answer": direct}}

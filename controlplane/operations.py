@@ -110,7 +110,7 @@ class Operations:
 def _is_loopback(scope: Scope) -> bool:
     client = scope.get("client")
     if not client or any(name == b"x-forwarded-for" for name, _ in scope["headers"]):
-        return False  # # behind a proxy every client appears local
+        return False  # behind a proxy every client appears local
     try:
         return ipaddress.ip_address(client[0]).is_loopback
     except ValueError:

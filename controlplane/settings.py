@@ -15,7 +15,7 @@ from controlplane import env
 
 environment = env.read()
 globals().update(environment.public())
-django_stubs_ext.monkeypatch()  # # allows `ModelAdmin[Node]`, as its types require
+django_stubs_ext.monkeypatch()  # allows `ModelAdmin[Node]`, as its types require
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 STATE_DIR: Path = (BASE_DIR / environment.STATE_DIR).resolve()
@@ -65,7 +65,7 @@ INSTALLED_APPS = [
 # The console's stack. `/v1` never passes through it: `controlplane/asgi.py` hands those requests to the gateway first.
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
-    "django.middleware.gzip.GZipMiddleware",  # # CSRF tokens are masked differently in each answer, with random padding
+    "django.middleware.gzip.GZipMiddleware",  # CSRF tokens are masked differently in each answer, with random padding
     "controlplane.console.middleware.content_security_policy",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -178,7 +178,7 @@ CELERY_TASK_TRACK_STARTED = True
 CELERY_TASK_DEFAULT_QUEUE = "control"
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_MAX_TASKS_PER_CHILD = 1000
-CELERY_WORKER_MAX_MEMORY_PER_CHILD = 600_000  # # KiB: memory left over from a training is freed after it
+CELERY_WORKER_MAX_MEMORY_PER_CHILD = 600_000  # KiB: memory left over from a training is freed after it
 CELERY_WORKER_HIJACK_ROOT_LOGGER = False
 CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = 3
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True

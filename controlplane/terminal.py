@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-WIDTH = 170  # # unless a terminal says otherwise
+WIDTH = 170  # unless a terminal says otherwise
 
 
 @dataclass(frozen=True, slots=True)
