@@ -13,12 +13,17 @@ from controlplane.dispatch.queues.operations import QueueOperations
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.events.models import Event
 from controlplane.jobs.record import Job
+from scheduling.fleet.state import FleetState
 from tests.dispatch.test_reordering import Served
 from tests.e2e.conftest import DESKTOP, PHONE, keep
 from tests.e2e.test_accessibility import settle, violations
 
 MODEL, REGION = "llama-3.1-8b", "us-east"
 PAGE = f"/queues/?region={REGION}"
+
+
+def _no_snapshot() -> FleetState:
+    raise AssertionError("nobody forks this fleet")
 
 
 class QueueGateway(threading.Thread):
@@ -41,7 +46,8 @@ class QueueGateway(threading.Thread):
 
     async def _serve(self) -> None:
         operations = QueueOperations(self.served.dispatcher)
-        commands = Commands(self.redis_url, operations, lambda: True, Job("queue-commands", "gateway", 1.0))
+        job = Job("queue-commands", "gateway", 1.0)
+        commands = Commands(self.redis_url, operations, lambda: True, job, snapshot=_no_snapshot)
         taking = asyncio.create_task(commands.run())
         view, began_s = QueuesView(self.served.dispatcher), time.monotonic()
         while not self._over.is_set():
