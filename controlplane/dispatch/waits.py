@@ -410,8 +410,8 @@ class Waits:
         self.paces = Paces(topology, queue, self.history, clock)
         self._shared = SharedGpus(topology, queue, self.paces, clock)
 
-    def note(self, request: Request) -> None:
-        """Count the expected output of *request*, which begins to wait."""
+    def note(self, request: Request, *, came: bool = True) -> None:
+        """Count the expected output of *request*, which begins to wait; *came*: it has just arrived."""
         asked, slots = request.asked, self.queue.arrays.key.size
         if self._expected.shape[0] < slots:
             grown = np.zeros((slots, EXPECTED_COLUMNS))
@@ -422,7 +422,8 @@ class Waits:
             mean = min(mean, float(asked.max_tokens * asked.sequences))
         weight = self.paces.weight(request.endpoint, asked.prompt_tokens)
         self._expected[request.slot] = weight * mean, weight * weight * variance, weight * error
-        self._shared.came(request)
+        if came:
+            self._shared.came(request)
 
     def of(self, request: Request) -> Estimate:
         """Return the remaining wait of *request*, which is queued."""

@@ -189,7 +189,10 @@ SLO_CLASS = Kind(
         "deadline_s",
         "price_factor",
         "priority",
+        "if_unreachable",
+        "degrades_to",
     ),
+    named={"degrades_to": SloClass},
 )
 TENANT = Kind(
     "tenants",

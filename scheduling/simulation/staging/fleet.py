@@ -19,6 +19,7 @@ from scheduling.simulation.measures.results import Price
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.fleet import Group
 from scheduling.simulation.staging.problem import ScenarioProblem
+from scheduling.simulation.staging.requests import terms_of
 
 
 def instance_gpu(group: Group) -> str:
@@ -122,6 +123,8 @@ def cluster_of(scenario: Scenario) -> Cluster:
             delays=delays,
             share_spot=scenario.policies.share_spot,
             swap_memory_bytes=_swap_memory(scenario, instances),
+            classes=terms_of(scenario),
+            max_hold_s=scenario.policies.max_hold_s,
         )
     except ValueError as error:
         raise ScenarioProblem((), str(error)) from error

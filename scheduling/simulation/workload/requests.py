@@ -31,6 +31,8 @@ class Requests(NamedTuple):
     """After arrival, of the last token: end to end, or a deadline; infinity for none."""
     hold_s: NDArray[np.float64]
     """After arrival, for which it is held while no instance has room (`Cluster.sweeps`); infinity for ever."""
+    judged: NDArray[np.int8]
+    """1: its promise is judged at the door (`queueing.promises`)."""
     prefix_first: NDArray[np.int64]
     """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
     tokens up to its end. Empty when no prompts share a prefix."""
@@ -55,6 +57,7 @@ def make_requests(
     deadline_s: ArrayLike = np.inf,
     end_s: ArrayLike = np.inf,
     hold_s: ArrayLike = np.inf,
+    judged: ArrayLike = 0,
     prefix_blocks: Sequence[Sequence[int]] | None = None,
 ) -> Requests:
     """Requests from arrays or scalars; scalars hold for all and take no memory. *predicted_tokens* default to the true ones.
@@ -97,6 +100,7 @@ def make_requests(
         "deadline_s": column("deadline_s", deadline_s, np.float64),
         "end_s": column("end_s", end_s, np.float64),
         "hold_s": column("hold_s", hold_s, np.float64),
+        "judged": column("judged", judged, np.int8),
     }
     predicted = columns["output_tokens"]
     if predicted_tokens is not None:

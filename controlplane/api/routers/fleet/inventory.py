@@ -83,7 +83,7 @@ class SloClassOut(RowSchema):
     class Meta:
         model = SloClass
         fields = ("name", "title", "service_tier", "ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile",
-                  "deadline_s", "price_factor", "priority")  # fmt: skip
+                  "deadline_s", "price_factor", "priority", "if_unreachable", "degrades_to")  # fmt: skip
 
     kind: SloKind
 
@@ -146,7 +146,13 @@ RESOURCES = (
         Model.objects.all,
         "Models of the inventory. Tenants find the models that they can ask for in `/v1/models`.",
     ),
-    Resource(kinds.SLO_CLASS, "slo-classes", "slo_class", SloClassOut, SloClass.objects.all),
+    Resource(
+        kinds.SLO_CLASS,
+        "slo-classes",
+        "slo_class",
+        SloClassOut,
+        lambda: SloClass.objects.select_related("degrades_to"),
+    ),
     Resource(
         kinds.TENANT,
         "tenants",

@@ -1,0 +1,99 @@
+"""Promises at the door: what happens to a request that will probably miss its promise (QLM section 9, option c).
+
+A request is *unreachable* if the 99th percentile of its estimated wait (QLM section 6) ends after the last moment at which
+its prefill can begin and every promise of its class is still kept. Its class says what happens then: it is admitted anyway,
+degraded to another class, or refused. Without an estimate it is admitted. The rule is used by the live dispatcher and by the
+simulator.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec import Struct
+
+from scheduling.queueing.waits.waiting_time import Wait
+
+ADMIT: Final = "admit"
+DEGRADE: Final = "degrade"
+REFUSE: Final = "refuse"
+IF_UNREACHABLE: Final = {
+    ADMIT: "Admit it anyway",
+    DEGRADE: "Degrade it to another class",
+    REFUSE: "Refuse it at once",
+}
+UNREACHABLE: Final = "deadline_unreachable"
+"""Error code of a request refused at the door."""
+
+
+class ClassTerms(Struct, frozen=True):
+    """Terms on which a request of an SLO class is queued."""
+
+    slo_class: str
+    priority: int = 0
+    """Lower is earlier."""
+    due_s: float | None = None
+    """From arrival to the first token; None: not promised."""
+    end_s: float | None = None
+    """From arrival to the last token."""
+    deadline_s: float | None = None
+    """Longest hold, after arrival."""
+    interactive: bool = True
+    if_unreachable: str = ADMIT
+    degrades_to: str = ""
+    """Name of the class, where *if_unreachable* is DEGRADE."""
+
+
+def fallbacks(terms: ClassTerms, known: Mapping[str, ClassTerms]) -> tuple[ClassTerms, ...]:
+    """Return the classes to which a request of *terms* may be degraded, in order; *known* are those that it may use.
+
+    No class is in it twice, so that a request never comes back to a class.
+    """
+    chain = [terms]
+    while chain[-1].if_unreachable == DEGRADE:
+        following = known.get(chain[-1].degrades_to)
+        if following is None or following.slo_class in {each.slo_class for each in chain}:
+            break
+        chain.append(following)
+    return tuple(chain[1:])
+
+
+def late_s(wait: Wait | None, due_s: float, prefill_s: float) -> float:
+    """Return by how many seconds a promise will be missed at the 99th percentile of *wait*; 0 if it can be kept.
+
+    *due_s* is when the first token is due (`ordering.first_due_s`), after the same moment as *wait*; *prefill_s* is the time
+    of its prefill. Without an estimate the promise counts as reachable.
+    """
+    if wait is None or due_s == math.inf:
+        return 0.0
+    return max(0.0, wait.quantile_s() + prefill_s - due_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The decision about one request."""
+
+    terms: ClassTerms
+    """Terms on which it waits, or was refused."""
+    refused: bool
+    late_s: float
+    """By how much it will miss these terms; 0: it can keep them."""
+    wait: Wait | None
+
+
+def decide(
+    terms: ClassTerms, chain: tuple[ClassTerms, ...], expected: Callable[[ClassTerms], tuple[Wait | None, float]]
+) -> Verdict:
+    """Return what happens to a request of *terms* that may be degraded to the classes of *chain*, in order.
+
+    *expected* queues the request on the given terms and returns its estimated wait and `late_s`. A request whose class
+    degrades it, but that may use no further class, is admitted.
+    """
+    wait, late = expected(terms)
+    for following in chain:
+        if late == 0.0 or terms.if_unreachable != DEGRADE:
+            break
+        terms = following
+        wait, late = expected(terms)
+    return Verdict(terms, late > 0.0 and terms.if_unreachable == REFUSE, late, wait)
