@@ -7,6 +7,7 @@ loop, so no lock is needed; every decision is one compiled call on the arrays th
 
 import math
 from collections.abc import Callable
+from dataclasses import replace as dataclass_replace
 
 from msgspec.structs import replace
 
@@ -23,7 +24,7 @@ from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.waits import Waits
 from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.ordering import hold_s
-from scheduling.queueing.promises import UNREACHABLE, ClassTerms, Verdict, decide, late_s
+from scheduling.queueing.promises import UNREACHABLE, ClassTerms, Verdict, decide
 from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.regions import better_home, pressure
 
@@ -172,6 +173,9 @@ class Dispatcher:
         if verdict.refused and wait is not None:
             self._drop(request, self._unreachable(request, verdict, wait))
             return False
+        if request.estimate is not None and verdict.terms.slo_class != own:
+            # It is overtaken by what comes later: its wait says nothing of other classes.
+            request.estimate = dataclass_replace(request.estimate, says_throughput=False)
         if verdict.late_s or verdict.terms.slo_class != own:
             p99_s = wait.quantile_s() if wait else 0.0
             self.deliver(port.AtDoor(number, verdict.terms.slo_class, verdict.late_s, p99_s))
@@ -198,7 +202,8 @@ class Dispatcher:
                 return Wait(), 0.0
             self.waits.note(request, came=False)
         estimate = request.estimate = self.waits.of(request)
-        return estimate.wait, late_s(estimate.wait, self._due_in_s(request), self._prefill_s(request))
+        calibration = self.waits.calibration(endpoint, terms.slo_class)
+        return estimate.wait, calibration.late_s(estimate.wait, self._due_in_s(request), self._prefill_s(request))
 
     def _due_in_s(self, request: Request) -> float:
         """Return seconds until the first token of *request* is due, infinity for never."""
@@ -211,7 +216,8 @@ class Dispatcher:
         return request.endpoint.spec.profile.service_time_s(request.asked.prompt_tokens, 1)
 
     def _unreachable(self, request: Request, verdict: Verdict, wait: Wait) -> port.Refused:
-        first_s = wait.quantile_s() + self._prefill_s(request)
+        factor = self.waits.calibration(request.endpoint, verdict.terms.slo_class).factor
+        first_s = factor * wait.quantile_s() + self._prefill_s(request)
         due_s = max(0.0, first_s - verdict.late_s)
         return port.Refused(
             request.asked.number,

@@ -7,6 +7,7 @@ from controlplane.experiments.experiment import Experiment
 from controlplane.experiments.length_models import LengthModels
 from controlplane.experiments.preserve_routing import PreserveRouting
 from controlplane.experiments.preserve_scaling import PreserveScaling
+from controlplane.experiments.promises import Promises
 from controlplane.experiments.qlm.evaluation import Qlm
 from controlplane.experiments.sageserve import SageServe
 from controlplane.experiments.shipped_lengths import ShippedLengths
@@ -23,5 +24,6 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
         LengthModels(),
         ShippedLengths(),
         Bursts(),
+        Promises(),
     )
 }

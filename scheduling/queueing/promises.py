@@ -7,6 +7,7 @@ simulator.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -59,15 +60,54 @@ def fallbacks(terms: ClassTerms, known: Mapping[str, ClassTerms]) -> tuple[Class
     return tuple(chain[1:])
 
 
-def late_s(wait: Wait | None, due_s: float, prefill_s: float) -> float:
+def late_s(wait: Wait | None, due_s: float, prefill_s: float, factor: float = 1.0) -> float:
     """Return by how many seconds a promise will be missed at the 99th percentile of *wait*; 0 if it can be kept.
 
     *due_s* is when the first token is due (`ordering.first_due_s`), after the same moment as *wait*; *prefill_s* is the time
-    of its prefill. Without an estimate the promise counts as reachable.
+    of its prefill, *factor* that of `Calibration`. Without an estimate the promise counts as reachable.
     """
     if wait is None or due_s == math.inf:
         return 0.0
-    return max(0.0, wait.quantile_s() + prefill_s - due_s)
+    return max(0.0, factor * wait.quantile_s() + prefill_s - due_s)
+
+
+class Calibration:
+    """Corrects the 99th percentile of estimated waits by the waits that followed, of one class at one endpoint.
+
+    With few requests ahead the estimate counts on all that run to end first, its safe side (QLM equation 2). Where the fleet
+    is kept full by work that waits behind, that is many times too long. Refused requests teach nothing, so that until enough
+    waits are known every tenth unreachable request counts as reachable.
+    """
+
+    ENOUGH: Final = 50
+    """Waits after which it corrects anything."""
+    KEPT: Final = 200
+    TRIED: Final = 10
+
+    def __init__(self) -> None:
+        self._ratios: deque[float] = deque(maxlen=self.KEPT)
+        self._unreachable = 0
+
+    def learn(self, p99_s: float, waited_s: float) -> None:
+        """Learn from a request that waited for *waited_s* where *p99_s* was estimated."""
+        if p99_s > 0.0:
+            self._ratios.append(waited_s / p99_s)
+
+    @property
+    def factor(self) -> float:
+        """Return the factor on the estimated 99th percentile, at most 1: what 99 % of the waits kept within."""
+        if len(self._ratios) < self.ENOUGH:
+            return 1.0
+        return min(1.0, sorted(self._ratios)[math.ceil(0.99 * len(self._ratios)) - 1])
+
+    def late_s(self, wait: Wait | None, due_s: float, prefill_s: float) -> float:
+        """Return by how many seconds the promise of a request will be missed; 0 if it can be kept, or is tried."""
+        late = late_s(wait, due_s, prefill_s, self.factor)
+        if late > 0.0 and len(self._ratios) < self.ENOUGH:
+            self._unreachable += 1
+            if self._unreachable % self.TRIED == 0:
+                return 0.0
+        return late
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scheduling.compiled import uncompiled
 from scheduling.queueing.ordering import first_due_s, hold_s
-from scheduling.queueing.promises import ClassTerms, decide, fallbacks, late_s
+from scheduling.queueing.promises import Calibration, ClassTerms, decide, fallbacks
 from scheduling.queueing.waits.correction import Correction
 from scheduling.queueing.waits.starting import SPREAD, Coming, sooner, until_produced
 from scheduling.queueing.waits.waiting_time import (
@@ -40,6 +40,9 @@ REFRESH_S: Final = 1.0
 """Lifetime of a pace, as live."""
 MOST_ERROR: Final = 0.2
 """Relative error of the predicted output ahead, above which a wait does not teach throughput."""
+ENOUGH_BATCHES: Final = 2.0
+"""Batches of waits of a class after which it has a separate correction, as live."""
+ALL: Final = -1
 COMING: Final = (State.STARTING, State.LOADING, State.RECLAIMING, State.WAKING)
 CHANGED: Final = ("priority", "deadline_s", "end_s", "hold_s", "judged", "slo_class")
 """Columns of requests that change at the door."""
@@ -70,8 +73,11 @@ class Door:
         self._oldest = 0
         self._read_s = -inf
         self._paces: dict[int, tuple[Throughput | None, list[Coming]]] = {}
-        self._corrections: dict[int, Correction] = {}
-        self._estimates: dict[int, tuple[int, float, float]] = {}  # request: endpoint, uncorrected wait, batch
+        self._corrections: dict[tuple[int, int], Correction] = {}  # by endpoint and SLO class, ALL for all
+        self._calibrations: dict[tuple[int, int], Calibration] = {}  # by endpoint and SLO class
+        self._waits: dict[int, tuple[int, float]] = {}  # by request: endpoint, estimated 99th percentile
+        self._estimates: dict[int, tuple[int, float, float, bool]] = {}
+        """By request: endpoint, uncorrected wait, batch, whether its wait teaches throughput."""
         self._expected = np.zeros((0, EXPECTED_COLUMNS))
         self._noted = np.zeros(0, np.int64)  # sequence number of the request that a row of it is of
 
@@ -119,7 +125,10 @@ class Door:
         ttft_s = inf if terms.due_s is None else terms.due_s
         due_s = ttft_s if terms.end_s is None else uncompiled(first_due_s)(ttft_s, terms.end_s, decode_s)
         passed_s = simulation.now_s - float(world.arrivals.arrival_s[request])
-        return wait, late_s(wait, due_s - passed_s, profile.service_time_s(prompt, 1))
+        if wait is not None:
+            self._waits[request] = endpoint, wait.quantile_s()
+        calibration = self._calibration(endpoint, number)
+        return wait, calibration.late_s(wait, due_s - passed_s, profile.service_time_s(prompt, 1))
 
     def _degrade(self, request: int, was: int, number: int, terms: ClassTerms) -> None:
         simulation, slot = self.simulation, self._slot(request)
@@ -150,17 +159,28 @@ class Door:
                 int(requests.model[request]), int(requests.prompt_tokens[request]),
                 int(requests.output_tokens[request]), float(requests.predicted_tokens[request]),
             )  # fmt: skip
+            if (given := self._waits.pop(request, None)) is not None:
+                waited_s = float(outcomes["queue_s"][request])
+                self._calibration(given[0], int(requests.slo_class[request])).learn(given[1], waited_s)
             if (estimate := self._estimates.pop(request, None)) is not None:
-                endpoint, uncorrected_s, batch = estimate
-                self._correction(endpoint).learn(uncorrected_s, float(outcomes["queue_s"][request]), batch)
+                endpoint, uncorrected_s, batch, says_throughput = estimate
+                for slo_class in (ALL, int(requests.slo_class[request])):
+                    # What was degraded is overtaken by what comes later: its wait says nothing of other classes.
+                    if slo_class != ALL or (says_throughput and self.asked_class[request] < 0):
+                        waited_s = float(outcomes["queue_s"][request])
+                        self._correction(endpoint, slo_class).learn(uncorrected_s, waited_s, batch)
         self._learned[fresh] = True
         still = np.flatnonzero(state <= Outcome.RUNNING)
         self._oldest += int(still[0]) if still.size else state.size
         self._read_s = simulation.now_s
         self._paces.clear()
 
-    def _correction(self, endpoint: int) -> Correction:
-        return self._corrections.setdefault(endpoint, Correction())
+    def _correction(self, endpoint: int, slo_class: int) -> Correction:
+        """Return what waits of a class at *endpoint* teach."""
+        return self._corrections.setdefault((endpoint, slo_class), Correction(overtaken=slo_class != ALL))
+
+    def _calibration(self, endpoint: int, slo_class: int) -> Calibration:
+        return self._calibrations.setdefault((endpoint, slo_class), Calibration())
 
     def _lengths(self, endpoint: int) -> Lengths:
         return self.history.lengths(int(self.simulation.world.policies["model"][endpoint]))
@@ -202,7 +222,10 @@ class Door:
         requests, mean, variance, error = self._ahead(endpoint, slot)
         if throughput is None:
             return until_produced(Wait(mean, variance + error**2), 0.0, coming) if coming else None
-        correction, lengths = self._correction(endpoint), self._lengths(endpoint)
+        lengths = self._lengths(endpoint)
+        correction = self._correction(endpoint, int(self.simulation.requests.slo_class[request]))
+        if correction.batches < ENOUGH_BATCHES:
+            correction = self._correction(endpoint, ALL)
         pace = throughput.corrected(correction.factor, correction.relative_variance)
         running, produced = self._running(endpoint)
         own = Wait(
@@ -211,9 +234,12 @@ class Door:
                 lengths.output_mean, lengths.output_variance, pace.batch, pace.tokens_per_s, pace.relative_variance,
             )
         )  # fmt: skip
-        if requests >= pace.batch and error <= MOST_ERROR * mean:
+        if requests > 0 and error <= MOST_ERROR * mean:
             uncorrected_s = own.mean_s * pace.tokens_per_s / throughput.tokens_per_s
-            self._estimates[request] = endpoint, uncorrected_s, pace.batch
+            self._estimates[request] = endpoint, uncorrected_s, pace.batch, requests >= pace.batch
+        overtaken_s = correction.overtaken_s
+        spread_s2 = overtaken_s * (overtaken_s + 2.0 * own.mean_s) * pace.relative_variance
+        own = own.then(Wait(overtaken_s, spread_s2))
         return sooner(own, pace.tokens_per_s, coming) if coming else own
 
     def _running(self, endpoint: int) -> tuple[int, int]:

@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.queueing.promises import ADMIT, DEGRADE, IF_UNREACHABLE, REFUSE, ClassTerms, decide, fallbacks, late_s
+from scheduling.queueing.promises import (
+    ADMIT,
+    DEGRADE,
+    IF_UNREACHABLE,
+    REFUSE,
+    Calibration,
+    ClassTerms,
+    decide,
+    fallbacks,
+    late_s,
+)
 from scheduling.queueing.waits.waiting_time import Wait
 
 
@@ -51,6 +61,22 @@ def test_the_class_decides(chain, late, ends_in, refused):
     assert (verdict.terms.slo_class, verdict.refused) == (ends_in, refused)
     assert asked == [each.slo_class for each in chain[: len(asked)]]
     assert verdict.late_s == late[len(asked) - 1]
+
+
+def test_waits_correct_the_estimate_once_there_are_enough():
+    calibration, wait = Calibration(), Wait(10.0)
+    tried = [calibration.late_s(wait, 4.0, 0.0) == 0.0 for _ in range(2 * Calibration.TRIED)]
+    assert tried == ([False] * (Calibration.TRIED - 1) + [True]) * 2
+    for _ in range(Calibration.ENOUGH - 1):
+        calibration.learn(10.0, 1.0)
+    assert calibration.factor == 1.0
+    calibration.learn(10.0, 3.0)
+    assert calibration.factor == pytest.approx(0.3)
+    assert calibration.late_s(wait, 4.0, 0.0) == 0.0
+    assert calibration.late_s(wait, 2.0, 0.0) == pytest.approx(1.0)
+    for _ in range(Calibration.KEPT):
+        calibration.learn(10.0, 20.0)
+    assert calibration.factor == 1.0
 
 
 NAMES = st.sampled_from("abcdef")
