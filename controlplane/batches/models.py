@@ -1,11 +1,17 @@
 """Files that tenants upload, and batches of requests that are read from them (OpenAI's Files and Batch API)."""
 
 import secrets
+import time
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from django.core.files.storage import Storage, storages
 from django.db import models
 from django.utils import timezone
+
+from controlplane.batches import progress
+from controlplane.batches.progress import Pace
 
 
 def file_storage() -> Storage:
@@ -123,6 +129,8 @@ class Batch(models.Model):
     """Deadline of its lines."""
     moments = models.JSONField(default=dict)
     """Epoch seconds at which it entered each state."""
+    samples = models.JSONField(default=list)
+    """Lines done at moments of its run (`progress.Sample`)."""
 
     class Meta:
         ordering = ["-created_at", "-id"]
@@ -149,14 +157,48 @@ class Batch(models.Model):
         return MARKS.get(BatchStatus(self.status), "loading")
 
     @property
-    def slack_s(self) -> float | None:
-        """Seconds from the expected end, at the mean pace since the start, to the deadline; None while unknown or ended."""
-        began = self.moments.get(BatchStatus.IN_PROGRESS)
-        if self.status != BatchStatus.IN_PROGRESS or not began or self.ended_lines < max(1, self.total // 100):
+    def share(self) -> float:
+        """Share of its lines that are done."""
+        return self.ended_lines / self.total if self.total else 0.0
+
+    @cached_property
+    def pace(self) -> Pace | None:
+        """Measured pace while it runs; None while too few lines are done, and afterwards."""
+        if self.status != BatchStatus.IN_PROGRESS:
             return None
-        now = timezone.now()
-        left_s = (now.timestamp() - began) / self.ended_lines * (self.total - self.ended_lines)
-        return float((self.expires_at - now).total_seconds() - left_s)
+        return progress.pace(self.samples, time.time(), self.ended_lines, self.total)
+
+    @property
+    def lines_per_s(self) -> float | None:
+        return self.pace and self.pace.lines_per_s
+
+    @property
+    def expected_end_at(self) -> datetime | None:
+        return self.pace and timezone.now() + timedelta(seconds=self.pace.left_s)
+
+    @property
+    def expected_end_margin_s(self) -> float | None:
+        """Half of the 80% interval of its expected end."""
+        return self.pace and self.pace.margin_s
+
+    @property
+    def slack_s(self) -> float | None:
+        """Seconds from the expected end to the deadline, or from the end itself; None while unknown and without an end in time."""
+        if self.status == BatchStatus.COMPLETED:
+            return self.expires_at.timestamp() - float(self.moments.get("finalizing") or self.moments["completed"])
+        return self.pace and (self.expires_at - timezone.now()).total_seconds() - self.pace.left_s
+
+    @property
+    def risk(self) -> str:
+        """`late` if its deadline is missed at this pace, `at_risk` if the interval of its end crosses it."""
+        if self.pace is None or self.slack_s is None:
+            return ""
+        return "late" if self.slack_s < 0 else "at_risk" if self.slack_s < self.pace.margin_s else ""
+
+    @property
+    def ended_at(self) -> datetime | None:
+        moment = self.moments.get(self.status) if self.status in ENDED else None
+        return None if moment is None else datetime.fromtimestamp(moment, UTC)
 
     def to_dict(self) -> dict[str, Any]:
         """The batch as OpenAI's API shows it."""
