@@ -80,13 +80,17 @@ class BatchStatus(models.TextChoices):
     CANCELLED = "cancelled", "Canceled"
 
 
+AT_RISK, LATE = "at_risk", "late"
 MARKS = {
     BatchStatus.FAILED: "failed",
     BatchStatus.EXPIRED: "failed",
     BatchStatus.COMPLETED: "ready",
     BatchStatus.CANCELLED: "stopped",
     BatchStatus.CANCELLING: "draining",
+    AT_RISK: "saturated",
+    LATE: "unreachable",
 }
+"""Marks on pages, by state or risk: that of the lifecycle state that has the same."""
 ENDED = (BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
 MOMENTS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 """States whose time OpenAI's API shows, as `<state>_at`."""
@@ -144,8 +148,23 @@ class Batch(models.Model):
         return self.public_id
 
     @property
+    def short_id(self) -> str:
+        """Beginning of its id, enough to tell batches apart on a page."""
+        return self.public_id[:14]
+
+    @property
     def ended_lines(self) -> int:
         return self.completed + self.failed
+
+    @property
+    def lines_left(self) -> int:
+        return self.total - self.ended_lines
+
+    @property
+    def resumed_at(self) -> datetime | None:
+        """When a new process took its lines up again; None if its first one still runs them."""
+        moment = self.moments.get("resumed")
+        return None if moment is None else datetime.fromtimestamp(moment, UTC)
 
     @property
     def can_cancel(self) -> bool:
@@ -153,8 +172,7 @@ class Batch(models.Model):
 
     @property
     def mark(self) -> str:
-        """Mark of its state on pages, by the lifecycle state that has the same."""
-        return MARKS.get(BatchStatus(self.status), "loading")
+        return MARKS.get(self.risk or self.status, "loading")
 
     @property
     def share(self) -> float:
@@ -183,17 +201,17 @@ class Batch(models.Model):
 
     @property
     def slack_s(self) -> float | None:
-        """Seconds from the expected end to the deadline, or from the end itself; None while unknown and without an end in time."""
+        """Seconds from its end, expected or actual, to the deadline; None while unknown, and if it ended otherwise."""
         if self.status == BatchStatus.COMPLETED:
             return self.expires_at.timestamp() - float(self.moments.get("finalizing") or self.moments["completed"])
         return self.pace and (self.expires_at - timezone.now()).total_seconds() - self.pace.left_s
 
     @property
     def risk(self) -> str:
-        """`late` if its deadline is missed at this pace, `at_risk` if the interval of its end crosses it."""
+        """`LATE` if its deadline is missed at this pace, `AT_RISK` if the interval of its end crosses it."""
         if self.pace is None or self.slack_s is None:
             return ""
-        return "late" if self.slack_s < 0 else "at_risk" if self.slack_s < self.pace.margin_s else ""
+        return LATE if self.slack_s < 0 else AT_RISK if self.slack_s < self.pace.margin_s else ""
 
     @property
     def ended_at(self) -> datetime | None:

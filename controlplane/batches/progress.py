@@ -5,6 +5,7 @@ Pure: no clock and no I/O. Moments are epoch seconds.
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from msgspec import Struct
 
@@ -66,10 +67,10 @@ def pace(samples: Sequence[Sample], now_s: float, done: int, total: int) -> Pace
 
 
 def _dispersion(points: Sequence[Sample], rate: float) -> float:
-    """Return how many times their mean the variance of the counts between *points* is; at least 1, as of a Poisson process."""
+    """Return the variance of the counts between *points* over their mean; at least 1, as of a Poisson process."""
     steps = [
         (after[1] - before[1], rate * (after[0] - before[0]))
-        for before, after in zip(points, points[1:], strict=False)
+        for before, after in pairwise(points)
         if after[0] > before[0]
     ]
     if len(steps) < 2:

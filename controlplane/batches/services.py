@@ -177,7 +177,8 @@ def validate_batch(batch_id: int) -> bool:
             named |= {line.model for line in lines}
             total += len(lines)
             _store_lines(batch, lines if not problems else [])
-            if not Batch.objects.filter(pk=batch_id, status=BatchStatus.VALIDATING).update(lines_read=total):
+            shown = {"lines_read": total, "errors": [_shown(problem) for problem in problems[:MOST_PROBLEMS]]}
+            if not Batch.objects.filter(pk=batch_id, status=BatchStatus.VALIDATING).update(**shown):
                 break  # cancelled meanwhile
     if problems:
         return _fail(batch, problems, total)

@@ -1,6 +1,7 @@
 """When a batch will end, from its samples: against runs whose end is known."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -55,9 +56,7 @@ def test_four_ends_in_five_lie_within_the_interval():
         for _ in range(1_200):
             at_s += chance.expovariate(10.0)
             done_at.append(at_s)
-        samples = [(0.0, 0)]
-        for step in range(1, 9):
-            samples.append((5.0 * step, sum(moment <= 5.0 * step for moment in done_at)))
+        samples = [(5.0 * step, sum(moment <= 5.0 * step for moment in done_at)) for step in range(9)]
         measured = pace(samples, 40.0, samples[-1][1], len(done_at))
         hits += abs(40.0 + measured.left_s - done_at[-1]) <= measured.margin_s
     assert 0.7 < hits / runs < 0.9
@@ -68,6 +67,6 @@ def test_samples_stay_few_and_cover_the_run():
     assert len(samples) <= MOST_SAMPLES
     assert samples[0] == (0.0, 0)
     assert samples[-1][0] > 0.9 * now_s
-    gaps = [after[0] - before[0] for before, after in zip(samples, samples[1:], strict=False)]
+    gaps = [after[0] - before[0] for before, after in pairwise(samples)]
     assert max(gaps) < now_s / 8
     assert with_sample(samples, samples[-1][0] + 4.9, done) is None
