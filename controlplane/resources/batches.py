@@ -56,7 +56,7 @@ BATCHES = Resource(
         *in_range("created_at", "Created", 24, 168),
     ),
     page=("public_id", "model", "status", "completed", "failed", "expected_end_at", "expires_at", "slack_s"),
-    caption="Running batches by least slack, then ended ones, newest first",
+    caption="Least slack first, ended ones below",
     row_template="console/batches/row.html",
     template="console/batches/batches.html",
     actions="console/batches/actions.html",
