@@ -149,7 +149,7 @@ class Batch(models.Model):
 
     @property
     def short_id(self) -> str:
-        """Beginning of its id, enough to tell batches apart on a page."""
+        """Beginning of its id, by which pages name it."""
         return self.public_id[:14]
 
     @property
@@ -188,23 +188,25 @@ class Batch(models.Model):
 
     @property
     def lines_per_s(self) -> float | None:
-        return self.pace and self.pace.lines_per_s
+        return None if self.pace is None else self.pace.lines_per_s
 
     @property
     def expected_end_at(self) -> datetime | None:
-        return self.pace and timezone.now() + timedelta(seconds=self.pace.left_s)
+        return None if self.pace is None else timezone.now() + timedelta(seconds=self.pace.left_s)
 
     @property
     def expected_end_margin_s(self) -> float | None:
         """Half of the 80% interval of its expected end."""
-        return self.pace and self.pace.margin_s
+        return None if self.pace is None else self.pace.margin_s
 
     @property
     def slack_s(self) -> float | None:
         """Seconds from its end, expected or actual, to the deadline; None while unknown, and if it ended otherwise."""
         if self.status == BatchStatus.COMPLETED:
             return self.expires_at.timestamp() - float(self.moments.get("finalizing") or self.moments["completed"])
-        return self.pace and (self.expires_at - timezone.now()).total_seconds() - self.pace.left_s
+        if self.pace is None:
+            return None
+        return (self.expires_at - timezone.now()).total_seconds() - self.pace.left_s
 
     @property
     def risk(self) -> str:

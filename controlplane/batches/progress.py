@@ -43,7 +43,7 @@ def with_sample(samples: Sequence[Sample], now_s: float, done: int) -> list[Samp
 
 
 def pace(samples: Sequence[Sample], now_s: float, done: int, total: int) -> Pace | None:
-    """Return the pace over the later part of a run of *total* lines; None while too few of them are done to tell.
+    """Return the pace over the later part of a run of *total* lines; None while too few of them are done.
 
     Lines done in an interval are counts with a variance of so many times their mean (quasi-Poisson), which the samples
     give. The remaining time varies with the lines still to come and with the error of the pace itself.

@@ -140,7 +140,7 @@ def test_a_fragment_is_what_the_page_draws(client, viewer, make_batch):
     assert marks[0] != marks[1]
 
 
-def test_operators_are_told_of_batches_at_risk(make_batch):
+def test_batches_at_risk_are_on_the_attention_list(make_batch):
     make_batch(done=6_000)
     late = make_batch(done=6_000, due_in_s=300)
     ((severity, title, model),) = batches_at_risk()
