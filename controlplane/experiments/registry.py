@@ -2,26 +2,21 @@
 
 from typing import Final
 
-from controlplane.experiments.bursts import Bursts
+from controlplane.experiments import (
+    bursts,
+    length_models,
+    preserve_routing,
+    preserve_scaling,
+    sageserve,
+    shipped_lengths,
+    ssjf,
+)
 from controlplane.experiments.experiment import Experiment
-from controlplane.experiments.length_models import LengthModels
-from controlplane.experiments.preserve_routing import PreserveRouting
-from controlplane.experiments.preserve_scaling import PreserveScaling
-from controlplane.experiments.qlm.evaluation import Qlm
-from controlplane.experiments.sageserve import SageServe
-from controlplane.experiments.shipped_lengths import ShippedLengths
-from controlplane.experiments.ssjf import Ssjf
+from controlplane.experiments.qlm import evaluation as qlm
 
 EXPERIMENTS: Final[dict[str, Experiment]] = {
-    experiment.name: experiment
-    for experiment in (
-        SageServe(),
-        PreserveScaling(),
-        PreserveRouting(),
-        Ssjf(),
-        Qlm(),
-        LengthModels(),
-        ShippedLengths(),
-        Bursts(),
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (
+        sageserve, preserve_scaling, preserve_routing, ssjf, qlm, length_models, shipped_lengths, bursts,
     )
-}
+}  # fmt: skip
