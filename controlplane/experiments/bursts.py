@@ -84,7 +84,7 @@ COLUMNS: Final = (
     Column("TTFT p99", "ttft_p99_s", seconds),
     Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),
 )
-EXPERIMENT: Final = Experiment(
+BURSTS: Final = Experiment(
     name="bursts",
     paper="ours",
     section="own",

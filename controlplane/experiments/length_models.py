@@ -298,7 +298,7 @@ def _of(rows: dict[str, dict[str, Any]], model: str, measure: str) -> float | No
     return rows[model][measure] if model in rows else None
 
 
-EXPERIMENT: Final = Experiment(
+LENGTH_MODELS: Final = Experiment(
     name="lengths",
     paper="SSJF, PreServe",
     section="Table 2 of each",

@@ -303,7 +303,7 @@ def compare(result: Result) -> list[Comparison]:
     ]
 
 
-EXPERIMENT: Final = Experiment(
+PRESERVE_ROUTING: Final = Experiment(
     name="preserve-routing",
     paper="PreServe",
     section="5.4",

@@ -290,7 +290,7 @@ def compare(result: Result) -> list[Comparison]:
     ]
 
 
-EXPERIMENT: Final = Experiment(
+PRESERVE_SCALING: Final = Experiment(
     name="preserve-scaling",
     paper="PreServe",
     section="5.3",

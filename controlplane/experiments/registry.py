@@ -2,21 +2,17 @@
 
 from typing import Final
 
-from controlplane.experiments import (
-    bursts,
-    length_models,
-    preserve_routing,
-    preserve_scaling,
-    sageserve,
-    shipped_lengths,
-    ssjf,
-)
+from controlplane.experiments.bursts import BURSTS
 from controlplane.experiments.experiment import Experiment
-from controlplane.experiments.qlm import evaluation as qlm
+from controlplane.experiments.length_models import LENGTH_MODELS
+from controlplane.experiments.preserve_routing import PRESERVE_ROUTING
+from controlplane.experiments.preserve_scaling import PRESERVE_SCALING
+from controlplane.experiments.qlm.evaluation import QLM
+from controlplane.experiments.sageserve import SAGESERVE
+from controlplane.experiments.shipped_lengths import SHIPPED_LENGTHS
+from controlplane.experiments.ssjf import SSJF
 
 EXPERIMENTS: Final[dict[str, Experiment]] = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (
-        sageserve, preserve_scaling, preserve_routing, ssjf, qlm, length_models, shipped_lengths, bursts,
-    )
-}  # fmt: skip
+    each.name: each
+    for each in (SAGESERVE, PRESERVE_SCALING, PRESERVE_ROUTING, SSJF, QLM, LENGTH_MODELS, SHIPPED_LENGTHS, BURSTS)
+}

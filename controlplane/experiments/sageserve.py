@@ -213,7 +213,7 @@ def compare(result: Result) -> list[Comparison]:
     ]
 
 
-EXPERIMENT: Final = Experiment(
+SAGESERVE: Final = Experiment(
     name="sageserve",
     paper="SageServe",
     section="7.3",

@@ -236,7 +236,7 @@ def show(console: Console, result: Result) -> None:
     console.print(table(title, [*ERRORS, *GAINS], gains))
 
 
-EXPERIMENT: Final = Experiment(
+SHIPPED_LENGTHS: Final = Experiment(
     name="lengths-shipped",
     paper="none",
     section="our own measurement",

@@ -396,7 +396,7 @@ def trace_gaps(trace: tuple[Path, str], count: int) -> NDArray[np.float64]:
     return np.asarray(gaps / gaps.mean(), np.float64)
 
 
-EXPERIMENT: Final = Experiment(
+SSJF: Final = Experiment(
     name="ssjf",
     paper="SSJF",
     section="4.2, 4.3",

@@ -10,7 +10,7 @@ from django.core.management import call_command
 from rich.console import Console
 
 from controlplane.experiments.qlm import evaluation, systems
-from controlplane.experiments.qlm.evaluation import EXPERIMENT, PARTS
+from controlplane.experiments.qlm.evaluation import PARTS, QLM
 from controlplane.experiments.qlm.systems import (
     BATCH_2,
     INTERACTIVE,
@@ -56,11 +56,11 @@ def test_every_part_is_run_and_compared(small):
     assert all(of["single", load, "fcfs"]["reorderings"] == 0 for load in (0.5, 1.5))
     waiting = [of["size", waiting_s, "qlm"]["most_waiting"] for waiting_s in (0.0, 60.0)]
     assert waiting[0] < waiting[1]
-    compared = {each.measure: each.ours for each in EXPERIMENT.compare(result)}
+    compared = {each.measure: each.ours for each in QLM.compare(result)}
     gains = [of["single", load, "qlm"]["attainment"] - of["single", load, "edf"]["attainment"] for load in (0.5, 1.5)]
     assert compared["requests in time over EDF, one model, points, at the most"] == pytest.approx(max(gains))
     console = Console(file=StringIO(), width=250)
-    EXPERIMENT.show(console, result)
+    QLM.show(console, result)
     assert all(part.title in console.file.getvalue() for part in PARTS.values())
 
 

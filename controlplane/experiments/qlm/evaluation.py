@@ -301,7 +301,7 @@ def compare(result: Result) -> list[Comparison]:
     ]
 
 
-EXPERIMENT: Final = Experiment(
+QLM: Final = Experiment(
     name="qlm",
     paper="QLM",
     section="8",
