@@ -182,6 +182,8 @@ class Feeder:
                 await self._finish(batch, ends_as)
             elif batch.completed + batch.failed >= batch.total and not counts[batch.pk]:
                 await self._finish(batch, BatchStatus.COMPLETED)
+            elif self.completions.budgets.spent(batch.tenant_id, batch.api_key_id or 0, batch.model):
+                await self._pause(batch)
             elif batch.pk not in self._sources:
                 try:
                     grant = await database_sync_to_async(grant_of)(batch)
@@ -189,6 +191,12 @@ class Feeder:
                     logger.warning("%s waits: %s", batch.public_id, error.message)
                     continue
                 self._sources[batch.pk] = Source(batch, grant)
+
+    async def _pause(self, batch: Batch) -> None:
+        """Start no further line while its budget is spent; the lines are read again when there is money."""
+        if source := self._sources.pop(batch.pk, None):
+            source.close()
+        await self._let_go([line for line in self._open.values() if line.row.batch_id == batch.pk and not line.task])
 
     async def _finish(self, batch: Batch, ends_as: BatchStatus) -> None:
         of = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
@@ -209,6 +217,8 @@ class Feeder:
                 continue
             lines = await database_sync_to_async(source.next_lines)(free)
             for row, raw in lines:
+                if row.pk in self._open:  # it ran on while its batch was paused
+                    continue
                 self._take(row, raw, source)
                 open_lines[row.model] += 1
 
@@ -330,6 +340,7 @@ def grant_of(batch: Batch) -> Grant:
         tenant=tenant.name,
         max_concurrent_requests=1 << 30,
         tokens_per_minute=0,
+        rates=False,
         default_terms=terms,
         terms={terms.name: terms},
     )

@@ -5,13 +5,23 @@ from typing import Any, Final
 import numpy as np
 from rich.console import Console
 
-from controlplane.experiments.experiment import SEED, Comparison, Experiment, Option, Progress, Result, Settings, share
-from controlplane.experiments.shared.measures import rounded
+from controlplane.experiments.experiment import (
+    SEED,
+    Case,
+    Experiment,
+    Option,
+    Progress,
+    Result,
+    Settings,
+    rounded,
+    run_cases,
+    share,
+)
+from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
 from scheduling.simulation.cluster.world import Outcome
 from scheduling.simulation.measures.results import kept
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.staging.stage import stage
 
 TTFT_MS: Final = 5000
 BOUNDS: Final = (5, 10, 20, 40, 80, 160)
@@ -86,60 +96,48 @@ def scenario_of(
     )
 
 
-def measured(scenario: Scenario, seed: int) -> dict[str, float]:
+def measured(ran: Simulated) -> dict[str, Any]:
     """Return shares of the requests: refused, degraded, and in time of those admitted on their own terms and of all."""
-    staged = stage(scenario, seed=seed)
-    result = staged.run()
+    result = ran.result
     state = result.outcomes["state"]
-    asked = np.zeros(state.size, bool) if result.asked_class is None else result.asked_class >= 0
-    own = (state == Outcome.DONE) & ~asked
-    _, met = kept(result, staged.promises)
+    degraded = np.zeros(state.size, bool) if result.asked_class is None else result.asked_class >= 0
+    own = (state == Outcome.DONE) & ~degraded
+    _, met = kept(result, ran.staged.promises)
     return {
-        "requests": state.size,
+        "requests": int(state.size),
         "refused": float(np.mean(state == Outcome.REFUSED)),
-        "degraded": float(np.mean(asked)),
+        "degraded": float(np.mean(degraded)),
         "in_time_of_admitted": float(met[own].mean()) if own.any() else 1.0,
         "in_time_of_all": float((met & own).mean()),
     }
 
 
-class Promises(Experiment):
-    name = "promises"
-    paper = "ours"
-    section = "own"
-    measures = "attainment of the admitted and refused share, under loads that a fixed bound was not tuned on"
-    results = "waiting-time.md#promises-at-the-door"
-    options = (Option("hours", "hours simulated", 0.5, float, above=0.0, at_most=24.0), SEED)
+def case_of(about: dict[str, Any], rule: str, hours: float, **changed: Any) -> Case:
+    scenario = scenario_of(rule, hours, **changed)
+    return Case(about, lambda seed: (scenario.model_copy(update={"seed": seed}), None))
 
-    def run(self, settings: Settings, progress: Progress) -> Result:
-        hours, seed = settings["hours"], settings["seed"]
-        whole = len(BOUNDS) + len(LOADS) * len(RULES)
-        tried = []
-        for bound in BOUNDS:
-            tried.append({"bound": bound, **measured(scenario_of("bound", hours, bound=bound), seed)})
-            progress("tune the bound", len(tried), whole)
-        best = max(tried, key=lambda row: row["in_time_of_all"])["bound"]
-        rows = []
-        for load, changed in LOADS.items():
-            for rule in RULES:
-                bound = best if rule == "bound" else None
-                # Another seed than that of the tuning, also for the load that it was tuned on.
-                rows.append(
-                    {"load": load, "rule": rule, **measured(scenario_of(rule, hours, bound=bound, **changed), seed + 1)}
-                )
-                progress(load, len(BOUNDS) + len(rows), whole)
-        return {"hours": hours, "seed": seed, "bound": best, "tried": tried, "rows": [rounded(row) for row in rows]}
 
-    def show(self, console: Console, result: Result) -> None:
-        title = (
-            f"TTFT within {TTFT_MS / 1000:g} s; the bound of {result['bound']} waiting requests keeps the most in time"
-            f" under the load {TUNED!r}; {result['hours']:g} h, seed {result['seed']}"
-        )
-        console.print(table(title, COLUMNS, result["rows"]))
+def run(settings: Settings, progress: Progress) -> Result:
+    hours, seed = settings["hours"], settings["seed"]
+    bounds = [case_of({"bound": bound}, "bound", hours, bound=bound) for bound in BOUNDS]
+    tried = run_cases("tune the bound", bounds, measured, progress, (seed,))
+    best = max(tried, key=lambda row: row["in_time_of_all"])["bound"]
+    cases = [
+        case_of({"load": load, "rule": rule}, rule, hours, bound=best if rule == "bound" else None, **changed)
+        for load, changed in LOADS.items()
+        for rule in RULES
+    ]
+    # Another seed than that of the tuning, also for the load that the bound was tuned on.
+    rows = run_cases("compare", cases, measured, progress, (seed + 1,))
+    return {"hours": hours, "seed": seed, "bound": best, "tried": rounded(tried), "rows": rounded(rows)}
 
-    def compare(self, result: Result) -> list[Comparison]:
-        """QLM reports no figures of admission control."""
-        return []
+
+def show(console: Console, result: Result) -> None:
+    title = (
+        f"TTFT within {TTFT_MS / 1000:g} s; a bound of {result['bound']} waiting requests keeps the most in time"
+        f" under the load {TUNED!r}; {result['hours']:g} h, seed {result['seed']}"
+    )
+    console.print(table(title, COLUMNS, result["rows"]))
 
 
 COLUMNS: Final = (
@@ -150,4 +148,14 @@ COLUMNS: Final = (
     Column("degraded", "degraded", share),
     Column("in time, of admitted", "in_time_of_admitted", share),
     Column("in time, of all", "in_time_of_all", share),
+)
+PROMISES: Final = Experiment(
+    name="promises",
+    paper="ours",
+    section="own",
+    measures="attainment of the admitted and refused share, under loads that a fixed bound was not tuned on",
+    results="waiting-time.md#promises-at-the-door",
+    options=(Option("hours", "hours simulated", 0.5, float, above=0.0, at_most=24.0), SEED),
+    run=run,
+    show=show,
 )

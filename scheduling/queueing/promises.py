@@ -75,14 +75,15 @@ class Calibration:
     """Corrects the 99th percentile of estimated waits by the waits that followed, of one class at one endpoint.
 
     With few requests ahead the estimate counts on all that run to end first, its safe side (QLM equation 2). Where the fleet
-    is kept full by work that waits behind, that is many times too long. Refused requests teach nothing, so that until enough
-    waits are known every tenth unreachable request counts as reachable.
+    is kept full by work that waits behind, that is many times too long. Refused requests teach nothing, so that one
+    in fifty unreachable requests counts as reachable, and one in ten until enough waits are known.
     """
 
     ENOUGH: Final = 50
     """Waits after which it corrects anything."""
     KEPT: Final = 200
     TRIED: Final = 10
+    TRIED_LATER: Final = 50
 
     def __init__(self) -> None:
         self._ratios: deque[float] = deque(maxlen=self.KEPT)
@@ -95,17 +96,18 @@ class Calibration:
 
     @property
     def factor(self) -> float:
-        """Return the factor on the estimated 99th percentile, at most 1: what 99 % of the waits kept within."""
+        """Return the factor on the estimated 99th percentile, at most 1: all waits known kept within it."""
         if len(self._ratios) < self.ENOUGH:
             return 1.0
-        return min(1.0, sorted(self._ratios)[math.ceil(0.99 * len(self._ratios)) - 1])
+        return min(1.0, max(self._ratios))
 
     def late_s(self, wait: Wait | None, due_s: float, prefill_s: float) -> float:
         """Return by how many seconds the promise of a request will be missed; 0 if it can be kept, or is tried."""
         late = late_s(wait, due_s, prefill_s, self.factor)
-        if late > 0.0 and len(self._ratios) < self.ENOUGH:
+        if late > 0.0:
             self._unreachable += 1
-            if self._unreachable % self.TRIED == 0:
+            every = self.TRIED if len(self._ratios) < self.ENOUGH else self.TRIED_LATER
+            if self._unreachable % every == 0:
                 return 0.0
         return late
 

@@ -5,7 +5,7 @@ GPUs add to a live estimate (`controlplane.dispatch.waits`) is left out.
 """
 
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +27,12 @@ from scheduling.queueing.waits.waiting_time import (
     ahead,
     waiting_time,
 )
+from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.loop import change
 from scheduling.simulation.cluster.state_changes import WITHDRAW
-from scheduling.simulation.cluster.world import Outcome, State
+from scheduling.simulation.cluster.world import Outcome, State, World
 from scheduling.simulation.engine.state import sequences_in_use
 from scheduling.simulation.workload.requests import Requests
-
-if TYPE_CHECKING:
-    from scheduling.simulation.simulator import Simulation
 
 REFRESH_S: Final = 1.0
 """Lifetime of a pace, as live."""
@@ -53,10 +51,27 @@ def judged_apart(requests: Requests) -> Requests:
     return requests._replace(**{name: np.array(getattr(requests, name)) for name in CHANGED})
 
 
+class Queued(Protocol):
+    """The simulation, as far as the door needs it."""
+
+    cluster: Cluster
+    requests: Requests
+
+    @property
+    def world(self) -> World: ...
+    @property
+    def now_s(self) -> float: ...
+    @property
+    def states(self) -> NDArray[np.int8]: ...
+    @property
+    def arrived(self) -> int: ...
+    def control(self, endpoint: int = -1, request: int = -1) -> int: ...
+
+
 class Door:
     """Decides on arriving requests that wait and whose class does not simply admit them (`Requests.judged`)."""
 
-    def __init__(self, simulation: "Simulation") -> None:
+    def __init__(self, simulation: Queued) -> None:
         self.simulation, cluster = simulation, simulation.cluster
         self.classes = list(cluster.classes)
         known = {terms.slo_class: terms for terms in self.classes}

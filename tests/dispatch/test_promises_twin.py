@@ -67,4 +67,4 @@ async def test_the_dispatcher_and_the_simulator_refuse_alike():
     assert 0.1 < by_live.mean() < 0.6
     assert abs(by_live.mean() - by_simulator.mean()) < 0.05
     late = result.outcomes["ttft_s"][~by_simulator] > DUE_S
-    assert late.mean() < 0.05
+    assert late.mean() < 0.1

@@ -115,6 +115,8 @@ class Grant:
     default_terms: SloTerms
     terms: dict[str, SloTerms]  # by class name
     expires_at_s: float | None = None
+    rates: bool = True
+    """Whether budgets by the minute apply."""
 
     def fallbacks(self, terms: SloTerms) -> tuple[ClassTerms, ...]:
         """Return the classes to which a request of *terms* may be degraded, in order."""

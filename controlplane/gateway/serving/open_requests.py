@@ -72,6 +72,7 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
     query: LengthQuery
     length: Prediction | None = None
     trace_context: tuple[tuple[str, str], ...] = ()  # headers for the instance
+    budget_warnings: tuple[str, ...] = ()  # budgets above their soft limit
     in_one_piece: str = ""  # why its instance does not stream it
 
     state: TicketState = TicketState.ACCEPTED
@@ -112,9 +113,10 @@ class Ticket(RequestRecord, eq=False, kw_only=True):
 
     def wait_headers(self) -> list[tuple[bytes, bytes]]:
         """Return headers for the tenant: its wait, as estimated on arrival."""
+        headers = [(b"x-budget-warning", each.encode("ascii", "replace")) for each in self.budget_warnings]
         if self.queue_position is None:
-            return []
-        headers = [(b"x-queue-position", b"%d" % self.queue_position)]
+            return headers
+        headers.append((b"x-queue-position", b"%d" % self.queue_position))
         if self.asked_class:
             headers += [(b"x-slo-class", self.terms.name.encode()), (b"x-asked-slo-class", self.asked_class.encode())]
         if self.estimated_wait_s is not None:
