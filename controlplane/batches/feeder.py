@@ -203,7 +203,7 @@ class Feeder:
                 open_lines[row.model] += 1
 
     def _announce(self, batches: list[Batch]) -> None:
-        """Tell the queue manager of the lines that are not open yet."""
+        """Announce the lines that are not open yet to the queue manager."""
         requests, now = self.completions.requests, timezone.now()
         open_lines = Counter(line.row.batch_id for line in self._open.values())
         due: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
