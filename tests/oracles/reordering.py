@@ -3,8 +3,6 @@
 import itertools
 import math
 
-import numpy as np
-
 
 def served(problem, order):
     """Return {group: (start, lateness)} of *order*, a list of lists, and the number of swaps."""
@@ -79,21 +77,21 @@ def least_below(problem, kappa_s, most):
     return best_of(whole, 0, float(problem.free_s[0]), int(problem.loaded[0]), 0.0, most)
 
 
-def listed(terms, affinity, near_s, swap_s, give_up, in_time, late):
-    """List scheduling by the index described in `listing.list_groups`: [(group, queue)], cost."""
+def listed(terms, affinity, near_s, swap_s, give_up, in_time, late, unserved):
+    """List scheduling by the index described in `listing.list_groups`: [(group, queue)], cost.
+
+    *unserved*: cost of a request that no queue serves.
+    """
     models = terms.first.size - 1
     waiting = [terms.movable[terms.first[m] : terms.first[m + 1]].tolist() for m in range(models)]
     passed = [set() for _ in range(models)]  # groups up to the first that can be in time
     time, loaded = terms.free.tolist(), terms.loaded.tolist()
     chosen, cost = [], 0.0
     while len(chosen) < terms.movable.size:
-        queue = min(range(len(time)), key=lambda q: (time[q], q))
-        now, kind = time[queue], int(terms.kind[queue])
+        queue, now = min(enumerate(time), key=lambda each: each[1], default=(-1, math.inf))
         if now == math.inf:
-            served = terms.service[:, terms.movable]
-            unserved = terms.kappa[0] + terms.free.max() + served[np.isfinite(served)].sum()
             return chosen, cost + unserved * sum(terms.weight[group] for groups in waiting for group in groups)
-        best = (-math.inf, -1, 0.0)
+        best, kind = (-math.inf, -1, 0.0), int(terms.kind[queue])
         for model in [(max(loaded[queue], 0) + k) % models for k in range(models)]:
             for group in waiting[model]:
                 if group in passed[model]:

@@ -38,7 +38,7 @@ def test_groups_are_listed_as_the_index_says(seed, queues, groups, load, near, g
     listing = allocate_listing(terms)
     listing.tried[:] = [*np.log(near_s), *[give_up] * 4, np.log(swap_s), *affinity.ravel()]
     count, cost = list_groups(terms, listing, terms.kind.size, 0, 4, 0, np.inf)
-    chosen, same = plain.listed(terms, affinity, near_s, swap_s, give_up, IN_TIME, LATE)
+    chosen, same = plain.listed(terms, affinity, near_s, swap_s, give_up, IN_TIME, LATE, listing.unserved[0])
     assert list(zip(listing.chosen[:count].tolist(), listing.queue[:count].tolist(), strict=True)) == chosen
     assert cost == pytest.approx(same)
     if 0.0 < cost < np.inf:
