@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.kernels import compiled
+from forecasting.compiled import compiled
 from forecasting.lengths.online import RecentlyUsed
 from forecasting.lengths.query import Estimate, LengthQuery
 

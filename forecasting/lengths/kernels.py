@@ -1,16 +1,14 @@
-"""Reading a prompt's bytes once: hashed n-grams and counts, compiled. `plain.py` is the same in simple Python.
+"""Kernels of the student: hashed n-grams and counts from one pass over a prompt's bytes, and look-ups of rows by hash.
 
-All kernels stand in this one file, so Numba's cache on disk (by the file's time) cannot go stale.
+`tests/oracles/text_features.py` has the first in plain Python.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+from forecasting.compiled import compiled
 
 OPENING: Final = 16
 """Tokens at the start whose n-grams count separately: there the verb stands that says what is wanted."""
@@ -36,25 +34,6 @@ LONG_WORD: Final = 6
 LONG_NUMBER: Final = 4
 NEAR: Final = 3  # tokens between a number and what it counts: "two short funny paragraphs"
 MOST_COUNTED: Final = 20000.0
-
-
-def compiled(function: Function) -> Function:
-    """*function*, compiled on its first call, which imports Numba, and kept on disk where a place can be written."""
-
-    @functools.cache
-    def kernel() -> Any:
-        import numba
-
-        try:
-            return numba.njit(cache=True, nogil=True)(function)
-        except RuntimeError:  # no folder for a cache
-            return numba.njit(nogil=True)(function)
-
-    @functools.wraps(function)
-    def call(*arguments: Any) -> Any:
-        return kernel()(*arguments)
-
-    return cast(Function, call)
 
 
 @compiled
@@ -243,30 +222,3 @@ def gather(table: NDArray[np.float32], ids: NDArray[np.int32], into: NDArray[np.
     scale = np.float32(1.0 / np.sqrt(float(len(ids))))
     for column in range(width):
         into[column] *= scale
-
-
-@compiled
-def walk_trees(
-    rows: NDArray[np.float32],
-    starts: NDArray[np.int64],
-    columns: NDArray[np.int32],
-    thresholds: NDArray[np.float32],
-    lefts: NDArray[np.int32],
-    rights: NDArray[np.int32],
-    values: NDArray[np.float32],
-    sums: NDArray[np.float64],
-) -> None:
-    """Add to *sums* (n) what each tree says of each of *rows* (n, features).
-
-    Trees stand one after the other; *starts* has where each begins, children are counted from there, and a leaf has itself
-    as its left child.
-    """
-    for row in range(len(rows)):
-        for start in starts:
-            node = 0
-            while lefts[start + node] != node:
-                if rows[row, columns[start + node]] <= thresholds[start + node]:
-                    node = lefts[start + node]
-                else:
-                    node = rights[start + node]
-            sums[row] += values[start + node]

@@ -1,6 +1,6 @@
 """The one interface of all length models, and how they are fitted.
 
-A model's file is what `forecasting.workload.files` writes, with the model's name and version, which are checked.
+A model's file is what `forecasting.files` writes, with the model's name and version, which are checked.
 """
 
 from abc import ABC, abstractmethod
@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forecasting.files import StateError, read_state, write_state
 from forecasting.lengths.encoder import MINILM, Progress
 from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions, Sample
-from forecasting.workload.files import StateError, read_state, write_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,8 @@ def load(kind: str, file: str) -> LengthModel:
 
 def check(kind: str, file: str) -> None:
     """Raise what `load` would, as far as that is known without opening an encoder."""
+    from forecasting.files import read_state
     from forecasting.lengths import MODELS, Student, rests
-    from forecasting.workload.files import read_state
 
     if kind in (Student.name, "") or kind not in MODELS:
         load(kind, file)

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Final
 
 from forecasting import models_extra
+from forecasting.files import StateError, read_state
 from forecasting.workload.arima import Arima, SeasonalArima
 from forecasting.workload.backtesting import backtest
 from forecasting.workload.blend import Blend
 from forecasting.workload.ets import Ets
 from forecasting.workload.fallback import Fallback
-from forecasting.workload.files import StateError, read_state
 from forecasting.workload.forecaster import Forecast, Forecaster, Naive
 from forecasting.workload.mlstm import Mlstm
 from forecasting.workload.series import Series

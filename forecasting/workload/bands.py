@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload.files import StateError
+from forecasting.files import StateError
 from forecasting.workload.series import LEAST_RATE
 
 LEVELS: Final = (0.80, 0.95)  # shares of the outcomes that the two bands should hold

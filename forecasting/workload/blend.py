@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from forecasting.files import StateError
 from forecasting.workload.experts import NAMES as SIMPLE
 from forecasting.workload.experts import OFFSET_SHARE, Index, Regression, Trail, opinions
-from forecasting.workload.files import StateError
 from forecasting.workload.forecaster import Forecaster, PointModel
 from forecasting.workload.series import DAY_S, Values
 from forecasting.workload.trees import NAMES as TREES

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from forecasting.files import read_state, write_state
 from forecasting.workload.bands import GROWTH, Bands
-from forecasting.workload.files import read_state, write_state
 from forecasting.workload.series import Series, Values, windows_in_a_day
 
 
