@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from forecasting.compiled import compiled
 
 OPENING: Final = 16
-"""Tokens at the start whose n-grams count separately: there the verb stands that says what is wanted."""
+"""Tokens at the start whose n-grams count separately: the verb that states the task is there."""
 MOST_HASHES: Final = 1536
 MOST_OPENING_HASHES: Final = 3 * OPENING
 
@@ -50,11 +50,12 @@ def read_bytes(
     demands: NDArray[np.float64],
     category_values: NDArray[np.float64],
 ) -> tuple[int, int]:
-    """Fill the outputs from UTF-8 *data*; how many of *hashes* and of *opening* were set.
+    """Fill the outputs from UTF-8 *data*; return how many of *hashes* and of *opening* were set.
 
-    *word_hashes* (sorted), *word_kinds* and *word_values* are the known words: kinds below *units* are units that a number
-    may ask for ("words"), the next *categories* are categories, and the last kind is a number word with its value.
-    *demands* (units) becomes the number asked for, *category_values* (categories) 1 in the opening, 0.5 later, else 0.
+    *word_hashes* (sorted), *word_kinds* and *word_values* are the known words: kinds below *units* are units that a
+    number may ask for ("words"), the next *categories* are categories, and the last kind is a number word with its
+    value. *demands* (units) becomes the number asked for, *category_values* (categories) 1 in the opening, 0.5 later,
+    else 0.
     """
     hash_count = opening_count = token = 0
     previous = before = SEED
@@ -194,7 +195,9 @@ def look_up(
     seen: NDArray[np.uint8],
     into: NDArray[np.int32],
 ) -> int:
-    """Put the rows of the *hashes* that the table knows, each once, *into*; how many. *seen* (zeros) has one a row."""
+    """Put the rows of the *hashes* that the table knows, each once, *into*; return how many. *seen* (zeros) has one a
+    row.
+    """
     places = len(keys) - 1
     count = 0
     for code in hashes:

@@ -44,7 +44,9 @@ TRUST: Final = 20.0
 
 
 class Habits:
-    """Mean log-length by served model, by tenant and by both, each drawn towards the wider mean while samples are few."""
+    """Mean log-length by served model, by tenant and by both, each shrunk towards the mean of all while samples are
+    few.
+    """
 
     def __init__(self) -> None:
         self.means: dict[str, float] = {}
@@ -63,7 +65,7 @@ class Habits:
         return self
 
     def rows(self, queries: Sequence[LengthQuery]) -> NDArray[np.float32]:
-        """(n, 3): by model, by tenant, by both."""
+        """Return (n, 3): the means by model, by tenant, by both."""
         return np.array(
             [[self.means.get(key, self.overall) for key in self._keys(query)] for query in queries], np.float32
         ).reshape(-1, 3)
@@ -83,7 +85,7 @@ class Habits:
 
 
 class HabitTrees(NamedTuple):
-    """One forest on the measures of a prompt and the habits of its names: for a log-length, or what others miss of it."""
+    """Trees on the measures of a prompt and the habits of its names, for a log-length or a residual of it."""
 
     habits: Habits
     forest: Ensemble
@@ -99,13 +101,13 @@ class HabitTrees(NamedTuple):
         seed: int,
         weights: NDArray[np.float64] | None = None,
     ) -> Self:
-        """Trees for the median of *target* given (n, measures) of *samples*."""
+        """Grow trees for the median of *target* given (n, measures) of *samples*."""
         habits = Habits().fit(samples)
         table = np.concatenate([measures, habits.rows([sample.query for sample in samples])], axis=1)
         return cls(habits, boosted(table, target, 0.5, trees, seed, weights, leaves))
 
     def predict(self, measures: NDArray[np.float32], queries: Sequence[LengthQuery]) -> NDArray[np.float64]:
-        """(n) of (n, measures)."""
+        """Return predictions (n,) for *measures* (n, measures)."""
         return self.forest.predict(np.concatenate([measures, self.habits.rows(queries)], axis=1))
 
     def state(self) -> dict[str, Any]:
@@ -117,7 +119,7 @@ class HabitTrees(NamedTuple):
 
 
 class Trees(LengthModel):
-    """One forest a quantile, on log-lengths."""
+    """One ensemble for each quantile, on log-lengths."""
 
     name = "trees"
 

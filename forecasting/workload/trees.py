@@ -1,11 +1,11 @@
 """Trees that say what a series does over a horizon, where straight lines cannot: a burst goes, a rise in the morning stays.
 
 Two kinds, whose errors differ enough for their mean to be better than either: a forest of extremely randomised trees
-(Geurts, Ernst and Wehenkel, "Extremely randomized trees", Machine Learning 63, 2006), where every split is the best of a few
-drawn at random and the forecast is the mean of many trees; and gradient boosting on histograms (Ke and others, "LightGBM",
-2017), where each tree learns what those before it missed. They learn the move of z from what the regressions look at, from
-the means, and from the time of day; one model for all horizons, with the horizon as a column. Grown by scikit-learn, kept
-and walked as plain arrays.
+(Geurts, Ernst and Wehenkel, "Extremely randomized trees", Machine Learning 63, 2006), where every split is the best of
+a few drawn at random and the forecast is the mean of many trees; and gradient boosting on histograms (Ke and others,
+"LightGBM", 2017), where each tree learns what those before it missed. They learn the move of z from what the
+regressions look at, from the means, and from the time of day; one model for all horizons, with the horizon as a column.
+Grown by scikit-learn, kept and walked as plain arrays.
 """
 
 from abc import ABC, abstractmethod
@@ -37,7 +37,7 @@ NAMES: Final = ("forest", "boosted trees")
 
 
 class Trees(ABC):
-    """Trees for the move of z over a horizon. Without trees it says NaN."""
+    """Trees for the move of z over a horizon. Without trees the prediction is NaN."""
 
     def __init__(self, horizons: tuple[int, ...] = HORIZONS) -> None:
         self.horizons = horizons
@@ -48,7 +48,7 @@ class Trees(ABC):
         """Return trees of *moves* by the rows of *table*."""
 
     def fit(self, trail: Trail, end: int) -> None:
-        """Learn from windows before index *end*; with too few of them there are no trees."""
+        """Learn from windows before index *end*; too few of them give no trees."""
         rows = []
         for horizon in self.horizons:
             first = max(*LAGS, trail.season, end - FIT_DAYS * trail.season)
@@ -66,7 +66,7 @@ class Trees(ABC):
         self.forest = self.grow(np.concatenate(tables), np.concatenate(moves), np.concatenate(weights))
 
     def predict(self, trail: Trail, origins: Index, horizons: Index) -> Values:
-        """z at *horizons* after *origins*; NaN without trees and beyond the last horizon that was learned."""
+        """Return z at *horizons* after *origins*; NaN without trees and beyond the last learned horizon."""
         origin, horizon = np.broadcast_arrays(origins, horizons)
         out = np.full(origin.shape, np.nan)
         usable = (horizon <= self.horizons[-1]) & (origin >= max(*LAGS, trail.season))
@@ -130,7 +130,7 @@ class Boosted(Trees):
 
 
 def _table(trail: Trail, origin: Index, horizon: Index) -> NDArray[np.float32]:
-    """The trees' features: (rows, columns)."""
+    """Return the trees' features: (rows, columns)."""
     now = trail.z[origin]
     days = []
     for back in range(1, DAYS + 1):
