@@ -10,24 +10,14 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from controlplane.resources.instances import STATUSES
+
 NONE = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
-STATUS_WORDS = {
-    "provisioning": "Provisioning",
-    "loading": "Loading",
-    "ready": "Ready",
-    "saturated": "Saturated",
-    "resting": "Resting",
-    "held": "Held",
-    "unreachable": "Unreachable",
-    "draining": "Draining",
-    "sleeping": "Sleeping",
-    "stopped": "Stopped",
-    "failed": "Failed",
-}
 
 
 def fixed(value: float, digits: int) -> str:
@@ -153,6 +143,16 @@ def clock(seconds: float | None) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02} h"
 
 
+def seconds_fine(value_s: float | None) -> str:
+    """Format the time that something took: 3.1 ms, 412 ms, 2.31 s."""
+    return milliseconds(None if value_s is None else 1000 * value_s)
+
+
+def correlation(value: float | None) -> str:
+    """Format a number from -1 to 1."""
+    return NONE if value is None else f"{value:.2f}"
+
+
 def period(seconds: float | None) -> str:
     """Format the period of a job: 0.5 s, 30 s, 10 min, 1 h."""
     return NONE if seconds is None else f"{seconds:g} s" if seconds < 60 else duration(seconds)
@@ -161,6 +161,19 @@ def period(seconds: float | None) -> str:
 def seconds(value_s: float | None) -> str:
     """Format a short duration: "0.6 s", "12.3 s"."""
     return NONE if value_s is None else f"{fixed(value_s, 1)} s"
+
+
+def slack(seconds: float | None) -> str:
+    """Format the time that is left before a deadline, or by which it is missed: "+1 h 27 min", or with a true minus."""
+    return NONE if seconds is None else f"{'+' if seconds >= 0 else MINUS}{duration(abs(seconds))}"
+
+
+def hour(at: datetime | None) -> str:
+    """Format to the minute: "16:58" of today, "23 Nov 02:00" of another day; in the zone of the pages."""
+    if at is None:
+        return NONE
+    local = timezone.localtime(at)
+    return f"{local:%H:%M}" if local.date() == timezone.localdate() else f"{local.day} {local:%b %H:%M}"
 
 
 def age(seconds: float | None) -> str:
@@ -179,7 +192,7 @@ def mark(status: str) -> SafeString:
         '<span class="status" data-status="{}"><svg aria-hidden="true"><use href="#mark-{}"/></svg><span>{}</span></span>',
         status,
         status,
-        STATUS_WORDS.get(status, status),
+        STATUSES.get(status, status),
     )
 
 
@@ -232,12 +245,19 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "percent_fine": lambda value, row: percent_fine(value),
     "requests": lambda value, row: _unit(count(value), "req"),
     "duration": lambda value, row: duration(value),
+    "period": lambda value, row: period(value),
+    "seconds_fine": lambda value, row: seconds_fine(value),
+    "correlation": lambda value, row: correlation(value),
+    "usd": lambda value, row: usd(value),
     "clock": lambda value, row: clock(value),
     "per_second": lambda value, row: _unit(quantity(value), "/s"),
     "tokens_per_second": lambda value, row: _unit(quantity(value), "tok/s"),
     "running_of": lambda value, row: NONE if value is None else f"{count(value)} / {count(row.get('max_num_seqs'))}",
     "slo_met": lambda value, row: _of_class(percent_fine(value), row),
     "ready_of": lambda value, row: _unit(count(value), f"of {count(row.get('instances'))}"),
+    "of_judged": lambda value, row: _unit(percent(value), f"{count(row['met'])} of {count(row['judged'])} in 7 days"),
+    "of_running": lambda value, row: _unit(count(value), f"of {count(row['running'])} running"),
+    "of_lines_left": lambda value, row: _unit(quantity(value), f"{count(row['lines_left'])} lines left"),
     "mark": lambda value, row: mark(value or ""),
     "bar": lambda value, row: bar(value),
     "age": lambda value, row: ticking("age", value),

@@ -12,7 +12,7 @@ from django.template.loader import render_to_string
 from django.utils.html import conditional_escape
 
 from controlplane.console.formats import FORMATS
-from controlplane.console.live import attention, length_service, queues, tiles, what_ifs
+from controlplane.console.live import attention, batches, length_service, queues, tiles, what_ifs
 from controlplane.console.live.state import LiveState
 from controlplane.console.selectors.events import latest_events, newest_event_id
 
@@ -33,12 +33,14 @@ MODEL_CELLS: Final = (
     ("instances_ready", "ready_of"), ("slo_met_ratio", "percent_fine"), ("ttft_p95_ms", "milliseconds"),
     ("waiting", "count"), ("output_tokens_per_s", "quantity"),
 )  # fmt: skip
+HELD_CELLS: Final = (("count", "count"), ("announced", "count"), ("slack_s", "duration"), ("next_s", "duration"))
 BADGES: Final = {
     "instances": "down",
     "below": "below their SLO",
     "plans": "to approve",
     "system": "in trouble",
     "queues": "groups at risk or late",
+    "batches": "at risk or late",
 }
 """Counts of the attention list in the navigation, with their labels."""
 
@@ -99,12 +101,20 @@ def _queues(state: LiveState, region: str) -> Html:
     html = _tiles(queues.TILES, row, f"queue/{region}")
     for group in state.of_region("groups", region):
         html |= {f"group/{group['number']}/{line}": text for line, text in queues.block(group).items()}
-    return html
+    return html | _cells(state.tables["held"], HELD_CELLS)
 
 
 def _lengths(state: LiveState, _: str) -> Html:
     row = state.lengths()
     return _tiles(length_service.TILES, row, "lengths") if row else {}
+
+
+def _batches(state: LiveState, _: str) -> Html:
+    return batches.html(state.batches) if state.batches else {}
+
+
+def _drawn_batches(state: LiveState, _: str) -> Any:
+    return batches.drawn(state.batches or batches.read())
 
 
 def _drawn_queues(state: LiveState, region: str) -> Any:
@@ -113,7 +123,8 @@ def _drawn_queues(state: LiveState, region: str) -> Any:
         for row in state.of_region("groups", region)
     ]
     lanes = [(row["instance"], row["order"], row["state"]) for row in state.of_region("lanes", region)]
-    return groups, lanes, [round(row["at"]) for row in state.tables["reorders"][:1]]
+    held = [(row["model"], row["reason"]) for row in state.tables["held"]]
+    return groups, lanes, held, [round(row["at"]) for row in state.tables["reorders"][:1]]
 
 
 def _drawn_what_if(state: LiveState, number: str) -> Any:
@@ -134,6 +145,7 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
         lambda state, key: [row["status"] for row in _instance(state, key)],
     ),
     "queues": (_queues, _drawn_queues),
+    "batches": (_batches, _drawn_batches),
     "lengths": (_lengths, _nothing),
     "system": (
         lambda state, _: {},

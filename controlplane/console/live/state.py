@@ -9,13 +9,17 @@ from enum import StrEnum
 from typing import Any
 
 from controlplane.console.live import attention, jobs, length_service
+from controlplane.console.live.batches import Reading as BatchReading
 from controlplane.dispatch.wire import (
     ENDPOINT_COLUMNS,
     GROUP_COLUMNS,
+    HELD_COLUMNS,
     INSTANCE_COLUMNS,
     LANE_COLUMNS,
     QUEUE_COLUMNS,
+    RELEASE_COLUMNS,
     REORDER_COLUMNS,
+    SIGNAL_COLUMNS,
 )
 
 SATURATED = 0.95  # of its sequences or of its KV cache, whichever is fuller
@@ -90,6 +94,10 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
     queues = rows_of(published.get("queues") or {}, QUEUE_COLUMNS, "region")
     for row in queues:
         row["live"] = f"queue/{row['region']}"
+    holding = summary.get("held") or {}
+    held = rows_of(holding.get("models") or {}, HELD_COLUMNS, "model")
+    for row in held:
+        row["live"] = f"held/{row['model']}"
     return {
         "tiles": tiles,
         "instances": instances,
@@ -98,6 +106,9 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
         "queues": queues,
         "groups": rows_of(published.get("groups") or {}, GROUP_COLUMNS, "number"),
         "lanes": rows_of(published.get("lanes") or {}, LANE_COLUMNS, "instance"),
+        "held": held,
+        "releases": rows_of(holding.get("releases") or {}, RELEASE_COLUMNS, "at"),
+        "signals": rows_of(holding.get("signals") or {}, SIGNAL_COLUMNS, "model"),
         "reorders": rows_of(published.get("reorders") or {}, REORDER_COLUMNS, "at"),
         **jobs.tables_of(summary.get("system")),
     }
@@ -105,7 +116,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
 
 NO_TABLES = tables_of({})
 NO_ATTENTION: dict[str, Any] = {
-    **dict.fromkeys(("total", "instances", "below", "plans", "system", "queues"), 0),
+    **dict.fromkeys(("total", "instances", "below", "plans", "system", "queues", "batches"), 0),
     "items": [],
     "models": {"": {"items": [], "total": 0}},
 }
@@ -126,6 +137,8 @@ class LiveState:
     history: tuple[dict[str, Any], ...] = ()
     # Progress of the what-ifs that pages follow, by their number.
     what_ifs: dict[int, Row] = field(default_factory=dict)
+    # None while no page follows batches.
+    batches: BatchReading | None = None
     # None while no page follows events.
     newest_event_id: int | None = None
 
