@@ -165,7 +165,7 @@ class Predictor(ABC):
         """Return the model's estimate, or why there is none; within *budget_s* where the model can be interrupted."""
 
     def teach(self, lesson: Lesson) -> None:  # noqa: B027 (only an encoder learns)
-        """Tell the model's process the real length of a request that it was asked about."""
+        """Send the model's process the real length of a request that it was asked about."""
 
     async def stop(self) -> None:  # noqa: B027 (only a process is stopped)
         """Release what it holds."""
@@ -226,8 +226,8 @@ class _PendingQuery(NamedTuple):
 class SubprocessPredictor(Predictor):
     """A model in a subprocess. Pending queries go to it in batches of as many as are answered in time.
 
-    A query that would be late is given up at once, so that those behind it are in time. *call* and *arguments* tell the
-    process how to make its model (`subprocess_server.made`); torch uses *threads* threads there. A process that dies,
+    A query that would be late is given up at once, so that those behind it are in time. *call* and *arguments* define
+    how the process makes its model (`subprocess_server.made`); torch uses *threads* threads there. A process that dies,
     or hangs for `HANGS_S`, is started again after a rest that doubles up to `MOST_REST_S`.
     """
 
