@@ -14,13 +14,13 @@ logger = logging.getLogger(__name__)
 
 @shared_task
 def validate(batch_id: int) -> bool:
-    """Check a batch's file and store its lines; false if that was done before, another worker does it, or it has to wait."""
+    """Check a batch's file and store its lines; return False if that was done before, or another worker does it."""
     return _once(services.validate_batch, batch_id)
 
 
 @shared_task
 def finish(batch_id: int) -> bool:
-    """Write the output and error files of a batch and end it; false as in `validate`."""
+    """Write the output and error files of a batch and end it; return False as `validate` does."""
     return _once(services.finish_batch, batch_id)
 
 
@@ -35,7 +35,7 @@ def _once(act: Callable[[int], bool], batch_id: int) -> bool:
 
 @shared_task
 def resume() -> int:
-    """Take up what was left: the broker lost a message, or a worker ended in the middle. Returns how many batches."""
+    """Resume batches whose message the broker lost or whose worker died. Return how many."""
     try:
         services.delete_expired_files()
     except ApiError as error:
