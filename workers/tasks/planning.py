@@ -71,7 +71,7 @@ def compare_strategies() -> None:
     with only_one(LONG_WORK) as free:
         now = timezone.now()
         if free and comparison.due(now):
-            comparison.compare_strategies(tuned().COMPARE_HOURS, now, somebody_waits)
+            comparison.compare_strategies(tuned().COMPARE_HOURS, now, has_pending)
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
@@ -79,14 +79,14 @@ def backtest_ledger() -> None:
     """Judge the forecasters on the ledger's demand, when that is due."""
     with only_one(LONG_WORK) as free:
         if free and backtests.due(timezone.now()):
-            backtests.backtest_ledger(tuned().BACKTEST_LIMIT_S, somebody_waits=somebody_waits)
+            backtests.backtest_ledger(tuned().BACKTEST_LIMIT_S, has_pending=has_pending)
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
 def fit_forecasters() -> int:
     """Fit the forecasters whose fit takes long, where it is time; returns how many were fitted."""
     with only_one(LONG_WORK) as free:
-        return forecasts.fit_forecasters(timezone.now(), somebody_waits) if free else 0
+        return forecasts.fit_forecasters(timezone.now(), has_pending) if free else 0
 
 
 @app.task
@@ -180,10 +180,10 @@ def only_one(name: str) -> Iterator[bool]:
             yield True
 
 
-def somebody_waits() -> bool:
-    """Whether someone asked for what waits: long work, or a what-if, which has its own processes, but not processors.
+def has_pending() -> bool:
+    """Return whether requested work waits: long work, or a what-if, which has its own processes but shares processors.
 
-    What is only periodic then ends early, and is due again.
+    Periodic work then ends early, and is due again.
     """
     return training.has_requested() or working.waiting_runs().exists()
 

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from controlplane.simulation.whatif import counterfactual, twin_errors, working
 from workers.celery import app
-from workers.tasks.planning import LONG_WORK, only_one, somebody_waits
+from workers.tasks.planning import LONG_WORK, has_pending, only_one
 
 SHIFT_S = 120.0
 """So long a process takes one run after the other by itself: a message to a worker waits behind what else it does, and no
@@ -46,7 +46,7 @@ def replay_ledger() -> int:
     """Simulate the last day of the ledger under every bundle, when that is due; how many rows came of it."""
     with only_one(LONG_WORK) as free:
         now = timezone.now()
-        return len(counterfactual.replay(now, somebody_waits)) if free and counterfactual.due(now) else 0
+        return len(counterfactual.replay(now, has_pending)) if free and counterfactual.due(now) else 0
 
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
@@ -54,7 +54,7 @@ def judge_twin() -> int:
     """Simulate the last window of the ledger again, when that is due; how many profiles were judged."""
     with only_one(LONG_WORK) as free:
         now = timezone.now()
-        return len(twin_errors.judge(now)) if free and twin_errors.due(now) and not somebody_waits() else 0
+        return len(twin_errors.judge(now)) if free and twin_errors.due(now) and not has_pending() else 0
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def check_marks(setting: str, values_of: Callable[[str], Tunable]) -> None:
         try:
             make(name, parameters, values_of(model))
         except ValueError as error:
-            raise ValueError(f"{model} is scaled by {title_of(name)} with parameters of its own: {error}") from error
+            raise ValueError(f"{model} is scaled by {title_of(name)} with its own parameters: {error}") from error
 
 
 def floored(strategy: "ByEndpoint", values: Tunable) -> "Strategy":
