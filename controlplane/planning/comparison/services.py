@@ -47,9 +47,9 @@ RECENT_MINUTES = int(RECENT.total_seconds()) // demand.MINUTE_S
 
 
 def compare_strategies(
-    hours: float, now: datetime, has_pending: Callable[[], bool] = lambda: False
+    hours: float, now: datetime, requested_work_waits: Callable[[], bool] = lambda: False
 ) -> StrategyComparison | None:
-    """Simulate the last *hours* under every strategy and store the result; None once *has_pending*.
+    """Simulate the last *hours* under every strategy and store the result; None once *requested_work_waits*.
 
     With too few requests, the row has a note and no lines. Requests and time are bounded by settings.
     """
@@ -71,7 +71,7 @@ def compare_strategies(
     notes = list(filter(None, (left_out(fleet), replay.note)))
     names = strategies.names()
     for done, name in enumerate(names):
-        if has_pending():
+        if requested_work_waits():
             return None
         if time.monotonic() - began > tuned().COMPARE_LIMIT_S:
             notes.append(f"the time was over after {done} of {len(names)} strategies")

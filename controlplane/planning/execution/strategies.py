@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 ONLY_SIMULATED = {
-    "siloed": "siloed needs endpoints of their own for interactive and other work, and a fleet has one for each model in "
+    "siloed": "siloed needs separate endpoints for interactive and other work, and a fleet has one for each model in "
     "a region: it can be simulated, not run"
 }
 """Strategies unavailable for live scaling, with the reason."""
