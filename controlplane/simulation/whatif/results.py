@@ -109,8 +109,8 @@ class Compared(NamedTuple):
 def compare(row: FutureSeed) -> None:
     """Store the differences that the run *row* was the last missing part of.
 
-    Those of the first seed are stored with the decisions around them, and the effects of each seed, since one seed does not
-    tell an effect from chance.
+    Those of the first seed are stored with the decisions around them. Each seed stores its effects, since one seed does not
+    distinguish an effect from chance.
     """
     runs = FutureSeed.objects.filter(
         future__what_if=row.future.what_if_id, seed=row.seed, state=WhatIfState.DONE, log__isnull=False
