@@ -12,6 +12,7 @@ from dataclasses import replace as dataclass_replace
 from msgspec.structs import replace
 
 from controlplane.dispatch import port
+from controlplane.dispatch.holding import HeldEstimate, Holding
 from controlplane.dispatch.kernels import note_end
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.inventory import Inventory
@@ -49,6 +50,9 @@ class Dispatcher:
         self.waits = Waits(topology, self.queue, clock)
         self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, ask)
+        self.holding = Holding(
+            topology, self.queue, clock, enqueue=self._enqueue, refuse=self._give_up, deliver=deliver
+        )
 
     def take(self, record: port.FromGateway) -> None:
         """Act on a record of the gateway; decisions are delivered before this returns, or later."""
@@ -63,6 +67,8 @@ class Dispatcher:
                 self._left(record)
             case port.Prefix():
                 self._prefix(record)
+            case port.Backlog():
+                self.holding.work.expect(record.model, record.due)
 
     def apply_inventory(self, inventory: Inventory) -> None:
         """Update the live fleet from *inventory*, and list the models that may be requested."""
@@ -106,7 +112,7 @@ class Dispatcher:
             for request in self.queue.in_order(endpoint):
                 held_s = hold_s(request.asked.deadline_s or math.inf, max_hold_s)
                 if not request.has_begun and now_s - request.asked.arrived_s > held_s:
-                    self._refuse(request, 503, "hold_expired", f"No instance had room within {held_s:.0f} s.", 30)
+                    self._give_up(request, held_s)
             self.rehome(endpoint, now_s)
 
     # Instances
@@ -136,6 +142,11 @@ class Dispatcher:
         suspect = self.suspects.is_suspect(asked)
         if suspect and (refusal := self.suspects.refusal(asked)) is not None:
             self.deliver(refusal)
+        elif self.holding.holds(asked) and not suspect and candidates.size:
+            preferred = self.topology.endpoints[int(candidates[0])]
+            request = Request(asked, self._possible(asked), preferred, own_region=own_region)
+            self._requests[asked.number] = request
+            self.holding.hold(request)
         elif endpoint is None:
             self.deliver(_none_serves(asked, own_region))
         elif endpoint.spec.policy.is_full(self.queue.count(endpoint)):
@@ -151,14 +162,27 @@ class Dispatcher:
     def _enqueue(self, request: Request, endpoint: Endpoint) -> None:
         self.queue.add(request, endpoint)
         number, own_region, request.own_region = request.asked.number, request.own_region, ""
-        self.deliver(port.Moved(number, endpoint.spec.region, request.predicted_tokens, own_region=own_region))
+        released, request.release = request.release, None
+        self.deliver(
+            port.Moved(number, endpoint.spec.region, request.predicted_tokens, own_region=own_region, released=released)
+        )
         self.placement.pump(endpoint)
         if request.slot >= 0:
             self.waits.note(request)
-            if not request.attempts and self._passes_door(request, endpoint) and (estimate := request.estimate):
+            if (
+                not request.attempts
+                and (released or self._passes_door(request, endpoint))
+                and (estimate := self._estimated(request))
+            ):
                 wait = estimate.wait
                 mean_s, p99_s = (wait.mean_s, wait.quantile_s()) if wait else (None, None)
                 self.deliver(port.Waiting(number, estimate.position, mean_s, p99_s))
+
+    def _estimated(self, request: Request) -> Estimate | None:
+        """Return the estimated wait of *request*; None if it waits no longer."""
+        if request.slot >= 0 and request.estimate is None:
+            request.estimate = self.waits.of(request)
+        return request.estimate if request.slot >= 0 else None
 
     def _passes_door(self, request: Request, endpoint: Endpoint) -> bool:
         """Estimate the wait of *request*, which has just been queued, and decide on its promise; False if it is refused.
@@ -193,9 +217,13 @@ class Dispatcher:
                 end_s=terms.end_s,
                 deadline_s=terms.deadline_s,
                 interactive=terms.interactive,
+                opportunistic=terms.opportunistic,
                 if_unreachable=terms.if_unreachable,
             )
             request.estimate = None
+            if self.holding.holds(request.asked):
+                self.holding.hold(request)
+                return None, 0.0
             self.queue.add(request, endpoint)
             self.placement.pump(endpoint)
             if request.slot < 0:
@@ -351,6 +379,7 @@ class Dispatcher:
     def _release(self, request: Request) -> None:
         """Take *request* out of its queue or instance, and give its room to others."""
         replica = self.accounts.close(request)
+        self.holding.drop(request.asked.number)
         if request.slot >= 0:
             self.queue.take_out(request.slot)
         if replica is not None:
@@ -435,6 +464,9 @@ class Dispatcher:
             )
             self.placement.pump(target)
 
+    def _give_up(self, request: Request, held_s: float) -> None:
+        self._refuse(request, 503, "hold_expired", f"No instance had room within {held_s:.0f} s.", 30)
+
     def _refuse(self, request: Request, status: int, code: str, message: str, retry_after_s: float) -> None:
         self._drop(request, port.Refused(request.asked.number, status, code, message, retry_after_s=retry_after_s))
 
@@ -476,6 +508,10 @@ class Dispatcher:
             for request in self.queue.first(endpoint, most)
         ]
 
+    def held_now(self, most: int) -> list[HeldEstimate]:
+        """Return the first *most* requests of each model that the queue manager holds, in order."""
+        return self.holding.estimates(most)
+
     def oldest_wait_s(self, endpoint: Endpoint) -> float:
         now_s = self.clock()
         return max((now_s - request.asked.arrived_s for request in self.queue.of(endpoint)), default=0.0)
@@ -502,6 +538,7 @@ def _terms_of(asked: port.Submit) -> ClassTerms:
         asked.end_s,
         asked.deadline_s,
         asked.interactive,
+        asked.opportunistic,
         asked.if_unreachable,
     )
 

@@ -41,6 +41,7 @@ class ClassTerms(Struct, frozen=True):
     deadline_s: float | None = None
     """Longest hold, after arrival."""
     interactive: bool = True
+    opportunistic: bool = False
     if_unreachable: str = ADMIT
     degrades_to: str = ""
     """Name of the class, where *if_unreachable* is DEGRADE."""

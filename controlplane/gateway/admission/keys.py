@@ -39,6 +39,7 @@ class SloTerms:
     interactive: bool = True
     if_unreachable: str = ADMIT
     degrades_to: str = ""
+    opportunistic: bool = False
 
     @property
     def due_s(self) -> float | None:
@@ -63,6 +64,7 @@ class SloTerms:
             deadline_s=row.deadline_s,
             objective=row.percentile / 100,
             interactive=row.kind == SloKind.INTERACTIVE,
+            opportunistic=row.kind == SloKind.OPPORTUNISTIC,
             if_unreachable=row.if_unreachable,
             degrades_to=row.degrades_to.name if row.degrades_to else "",
         )
@@ -77,6 +79,7 @@ class SloTerms:
             end_s=self.end_s,
             deadline_s=self.deadline_s,
             interactive=self.interactive,
+            opportunistic=self.opportunistic,
             if_unreachable=self.if_unreachable,
             degrades_to=self.degrades_to,
         )
