@@ -166,7 +166,7 @@ class BudgetKind(models.TextChoices):
 
 
 class Budget(models.Model):
-    """A limit on the use of a tenant, an API key, a model, or a combination of them: an alert at *soft*, a stop at *hard*."""
+    """A limit on the use of a tenant, an API key, a model or a combination: an alert at *soft*, a stop at *hard*."""
 
     tenant = models.ForeignKey(
         Tenant,

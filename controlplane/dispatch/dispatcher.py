@@ -169,11 +169,9 @@ class Dispatcher:
         self.placement.pump(endpoint)
         if request.slot >= 0:
             self.waits.note(request)
-            if (
-                not request.attempts
-                and (released or self._passes_door(request, endpoint))
-                and (estimate := self._estimated(request))
-            ):
+            if request.attempts or not (released or self._passes_door(request, endpoint)):
+                return
+            if (estimate := self._estimated(request)) is not None:
                 wait = estimate.wait
                 mean_s, p99_s = (wait.mean_s, wait.quantile_s()) if wait else (None, None)
                 self.deliver(port.Waiting(number, estimate.position, mean_s, p99_s))

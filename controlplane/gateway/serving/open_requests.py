@@ -281,7 +281,8 @@ class OpenRequests:
                 ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
                 ticket.own_region = record.own_region or ticket.own_region
                 ticket.steps.append({"held": record.why})
-                ticket.move(TicketState.WAITING)
+                if ticket.state is not TicketState.WAITING:  # else it has been degraded to a class that is held
+                    ticket.move(TicketState.WAITING)
             case port.Moved():
                 ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
                 ticket.own_region = record.own_region or ticket.own_region
