@@ -83,6 +83,7 @@ CONSOLE = {
     "decide-length-version": Reach(OPERATOR, {"version_number": 3, "decision": "reject"}, REASON),
     "usage": Reach(TENANT),
     "usage-charts": Reach(TENANT),
+    "budgets": Reach(SIGNED_IN),
     "keys": Reach(TENANT),
     "key-created": Reach(MANAGER, {"pk": "KEY"}, owned=True),
     "revoke-key": Reach(MANAGER, {"pk": "KEY"}, REASON, owned=True),
@@ -133,6 +134,10 @@ REST = {
     "list_keys": Reach(SIGNED_IN, key=True),
     "create_key": Reach(MANAGER, {}, {"tenant": "acme", "name": "another"}, owned=True),
     "revoke_key": Reach(MANAGER, {"key_id": "KEY"}, REASON, owned=True),
+    "list_budgets": Reach(SIGNED_IN, key=True),
+    "create_budget": Reach(ADMIN, {}, {"tenant": "acme", "kind": "tokens_per_minute", "hard": 5} | REASON),
+    "change_budget": Reach(ADMIN, {"budget_id": "BUDGET"}, {"hard": 500} | REASON),
+    "remove_budget": Reach(ADMIN, {"budget_id": "BUDGET"}, REASON),
     "list_events": Reach(SIGNED_IN),
     "list_requests": Reach(SIGNED_IN, key=True),
     "get_usage": Reach(SIGNED_IN, key=True),
@@ -237,6 +242,7 @@ EDITED = ("add", "change", "delete")
 # For each model of the admin: the least role that reads it, and what an admin may do there.
 ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "accounts.apikey": (VIEWER, ("add",)),
+    "accounts.budget": (VIEWER, EDITED),
     "accounts.membership": (VIEWER, EDITED),
     "accounts.signinlink": (ADMIN, ()),
     "accounts.tenant": (VIEWER, EDITED),

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from controlplane.accounts.models import ApiKey, Tenant
+from controlplane.accounts.models import ApiKey, Budget, Tenant
 from controlplane.accounts.services import create_api_key, create_sign_in_link
 from controlplane.batches.models import Batch, StoredFile
 from controlplane.events.services import record
@@ -113,6 +113,13 @@ class World:
                 cost_usd=2.7, requests=5, prompt_tokens=100, slo_class="interactive" if tenant else "",
             )  # fmt: skip
         self.batches = {tenant.name: make_batch(tenant, self.keys[tenant.name]) for tenant in (acme, globex)}
+        self.budgets = {
+            tenant.name: Budget.objects.create(
+                tenant=tenant, model=f"{tenant.name}-tuned-7b", kind="usd_per_month", hard=400
+            )
+            for tenant in (acme, globex)
+        }
+        Budget.objects.create(model="zephyr-34b", kind="requests_per_minute", soft=7)
         self.event = record("instance.moved", self.instances[0], actor="zephyr-bot", reason=FLEET_REASON)
         record("length.drift", actor="lengths", after={"tenant": "globex", "model": "globex-tuned-7b"})
         InstanceCommand.objects.create(instance=self.instances[0], verb="stop", actor="zephyr-bot", reason=FLEET_REASON)
@@ -162,6 +169,7 @@ class World:
             "REGION_ID": self.deployment.region_id,
             "KEY": self.keys["acme"].pk,
             "EVENT": self.event.pk,
+            "BUDGET": self.budgets["acme"].pk,
             "BATCH": self.batches["acme"].pk,
         }
 

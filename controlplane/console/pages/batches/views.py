@@ -10,6 +10,7 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
 from controlplane.batches.api import content_of
+from controlplane.batches.budgets import spent_budgets
 from controlplane.batches.models import ENDED, Batch
 from controlplane.batches.selectors import running
 from controlplane.batches.services import cancel_batch
@@ -60,6 +61,7 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
         tiles=live.tiles(reading),
         brief=ended_shown is not None,
         model=model_to_try(),
+        spent=spent_budgets(viewer.tenants()),
         **live.verdict(reading),
     )
 
