@@ -1,4 +1,4 @@
-"""Requests to come, as columns: what a trace or a generator gives and a simulation takes."""
+"""Requests in columns, from a trace or a generator, as input of a simulation."""
 
 from array import array
 from collections.abc import Sequence
@@ -28,41 +28,43 @@ class Coded(NamedTuple):
 
 
 def buffered(values: "array[Any]", dtype: type[Scalar]) -> npt.NDArray[Scalar]:
-    """The numbers in *values*, over its buffer and without a copy."""
+    """Return the numbers in *values*, over its buffer and without a copy."""
     return np.frombuffer(values, dtype) if values else np.empty(0, dtype)
 
 
 class WorkloadError(ValueError):
-    """A column holds what no request can be; names the column, the request (from 0) and the value."""
+    """A column holds an impossible value; names the column, the request (from 0) and the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in the order of arrival, one element each."""
+    """Requests in order of arrival, one element each."""
 
     arrival_s: Floats
     prompt_tokens: Ints
     output_tokens: Ints
     model: Coded
     region: Coded
-    """Where the caller is."""
+    """Region of the caller."""
     slo_class: Coded
     tenant: Coded
     prefix_first: Longs | None = None
     """With `prefix_hashes`: request i shares the blocks prefix_hashes[prefix_first[i] : prefix_first[i + 1]]."""
     prefix_hashes: Longs | None = None
     prefix_block_tokens: int = 0
-    """Tokens that one prefix hash stands for."""
+    """Tokens per prefix hash."""
     predicted_tokens: Ints | None = None
-    """Output tokens that were predicted, where that is known."""
+    """Predicted output tokens, if known."""
     left_out: int = field(default=0, compare=False)
-    """Requests of the trace that are not here because they have no prompt or no output."""
+    """Requests of the trace that are left out because they have no prompt or no output."""
 
     def __len__(self) -> int:
         return self.arrival_s.size
 
     def check(self) -> None:
-        """WorkloadError unless times are finite, from 0 up and in order, and every request has a prompt and an output."""
+        """Raise WorkloadError unless times are finite, at least 0 and in order, and every
+        request has a prompt and an output.
+        """
         _refuse("arrival_s", self.arrival_s, ~np.isfinite(self.arrival_s), "is not a finite number")
         _refuse("arrival_s", self.arrival_s, self.arrival_s < 0, "is before 0")
         earlier = np.concatenate(([False], np.diff(self.arrival_s) < 0)) if len(self) else np.empty(0, bool)
@@ -72,7 +74,7 @@ class Workload:
             _refuse(name, tokens, tokens < 1, "is less than 1")
 
     def select(self, chosen: npt.NDArray[np.bool_] | Longs) -> "Workload":
-        """The *chosen* requests (a mask or positions)."""
+        """Return the *chosen* requests (a mask or positions)."""
         first, hashes = self._prefixes(chosen)
         return replace(
             self,
@@ -89,7 +91,7 @@ class Workload:
         )
 
     def sorted(self) -> "Workload":
-        """In the order of arrival, the first at 0."""
+        """Return the requests in order of arrival, the first at 0."""
         if not len(self):
             return self
         ordered = self.select(np.argsort(self.arrival_s, kind="stable"))
@@ -100,7 +102,7 @@ class Workload:
             return None, None
         first, lengths = self.prefix_first[:-1][chosen], np.diff(self.prefix_first)[chosen]
         ends = np.concatenate(([0], np.cumsum(lengths)))
-        # Position of each hash: where its request's run starts, plus its place in the run.
+        # Position of each hash: the start of its request's run plus its index in the run.
         positions = np.repeat(first - ends[:-1], lengths) + np.arange(ends[-1])
         return ends.astype(np.int64), self.prefix_hashes[positions]
 

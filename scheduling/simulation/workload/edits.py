@@ -1,7 +1,7 @@
-"""Edits of demand: more or less of it, earlier or later, longer or shorter, and what another tenant adds.
+"""Edits of demand: more or less, earlier or later, longer or shorter, or with another tenant's requests.
 
-They act on the requests themselves, wherever these come from, and draw from a separate seed: futures that share their
-edits get the very same requests.
+They act on the requests themselves, whatever their source, and draw from a separate seed: futures that share
+their edits get the same requests.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from scheduling.simulation.workload.columns import Coded, Floats, Ints, Workload
 
 JITTER_S = 60.0
-"""A copy of a request comes within so long of it, half of that before or after."""
+"""Interval around a request within which its copies arrive, half before and half after."""
 SEED = 21
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which requests an edit is about; what is empty does not narrow."""
+    """Requests that an edit applies to; an empty field matches all."""
 
     models: frozenset[str] = frozenset()
     regions: frozenset[str] = frozenset()
     classes: frozenset[str] = frozenset()
 
     def of(self, workload: Workload) -> NDArray[np.bool_]:
-        """By request, whether it is one of them."""
+        """Return, by request, whether it matches."""
         inside = np.ones(len(workload), bool)
         for names, column in (
             (self.models, workload.model),
@@ -40,7 +40,9 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """So many times as many requests from *from_s* until *until_s*, reached and left along *ramp_s* within that time."""
+    """Multiply the number of requests by a factor from *from_s* until *until_s*, with
+    ramps of *ramp_s* inside that time.
+    """
 
     scope: Scope
     by: float
@@ -49,7 +51,7 @@ class Factor:
     ramp_s: float = 0.0
 
     def of(self, arrival_s: Floats) -> Floats:
-        """The factor at each of *arrival_s*."""
+        """Return the factor at each of *arrival_s*."""
         inside = (arrival_s >= self.from_s) & (arrival_s < self.until_s)
         height = np.ones(arrival_s.size)
         if self.ramp_s > 0:
@@ -70,7 +72,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Everything *by_s* later (below 0: earlier); what leaves the horizon at one end comes in at the other."""
+    """Shift requests *by_s* later (below 0: earlier); those that leave the horizon at one end enter at the other."""
 
     scope: Scope
     by_s: float
@@ -84,7 +86,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Prompts and outputs so many times as long."""
+    """Multiply the lengths of prompts and outputs."""
 
     scope: Scope
     prompt: float = 1.0
@@ -106,7 +108,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class More:
-    """Further requests, such as those of a new tenant."""
+    """Add requests, such as those of a new tenant."""
 
     requests: Workload
 
@@ -118,7 +120,7 @@ Edit = Factor | Shift | Lengths | More
 
 
 def edited(workload: Workload, edits: Sequence[Edit], *, seed: int, horizon_s: float = np.inf) -> Workload:
-    """*workload* after *edits*, one after the other, in order of arrival. The same values give the same requests."""
+    """Return *workload* after *edits* in order, sorted by arrival. The same values give the same requests."""
     for number, edit in enumerate(edits):
         made = edit.applied(workload, horizon_s, np.random.default_rng([seed, SEED, number]))
         workload = made.select(np.argsort(made.arrival_s, kind="stable"))
@@ -126,7 +128,7 @@ def edited(workload: Workload, edits: Sequence[Edit], *, seed: int, horizon_s: f
 
 
 def merged(one: Workload, other: Workload) -> Workload:
-    """The requests of both, *one*'s first; not in order of arrival. ValueError if prefixes are in blocks of two sizes."""
+    """Return the requests of both, *one*'s first, unsorted. Raise ValueError if prefixes are in blocks of two sizes."""
     if not len(other):
         return one
     both = one.prefix_first is not None and other.prefix_first is not None
@@ -154,7 +156,7 @@ def merged(one: Workload, other: Workload) -> Workload:
 
 
 def _predicted(one: Workload, other: Workload) -> Ints | None:
-    """The predictions of both; where only one has them, those of the other are exact."""
+    """Return the predictions of both; if only one has any, the other's are exact."""
     if one.predicted_tokens is None and other.predicted_tokens is None:
         return None
     return np.concatenate(
