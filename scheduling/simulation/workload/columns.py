@@ -1,4 +1,4 @@
-"""Requests in columns, from a trace or a generator, as input of a simulation."""
+"""Requests to come, as columns: what a trace or a generator gives and a simulation takes."""
 
 from array import array
 from collections.abc import Sequence
@@ -33,37 +33,37 @@ def buffered(values: "array[Any]", dtype: type[Scalar]) -> npt.NDArray[Scalar]:
 
 
 class WorkloadError(ValueError):
-    """A column holds an impossible value; names the column, the request (from 0) and the value."""
+    """A column has an invalid value; names the column, the request (from 0) and the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in order of arrival, one element each."""
+    """Requests in the order of arrival, one element each."""
 
     arrival_s: Floats
     prompt_tokens: Ints
     output_tokens: Ints
     model: Coded
     region: Coded
-    """Region of the caller."""
+    """Where the caller is."""
     slo_class: Coded
     tenant: Coded
     prefix_first: Longs | None = None
     """With `prefix_hashes`: request i shares the blocks prefix_hashes[prefix_first[i] : prefix_first[i + 1]]."""
     prefix_hashes: Longs | None = None
     prefix_block_tokens: int = 0
-    """Tokens per prefix hash."""
+    """Tokens that one prefix hash stands for."""
     predicted_tokens: Ints | None = None
     """Predicted output tokens, if known."""
     left_out: int = field(default=0, compare=False)
-    """Requests of the trace that are left out because they have no prompt or no output."""
+    """Requests of the trace that are not here because they have no prompt or no output."""
 
     def __len__(self) -> int:
         return self.arrival_s.size
 
     def check(self) -> None:
-        """Raise WorkloadError unless times are finite, at least 0 and in order, and every
-        request has a prompt and an output.
+        """Raise WorkloadError unless times are finite, from 0 up and in order, and every request has a prompt and an
+        output.
         """
         _refuse("arrival_s", self.arrival_s, ~np.isfinite(self.arrival_s), "is not a finite number")
         _refuse("arrival_s", self.arrival_s, self.arrival_s < 0, "is before 0")
@@ -91,7 +91,7 @@ class Workload:
         )
 
     def sorted(self) -> "Workload":
-        """Return the requests in order of arrival, the first at 0."""
+        """Return the requests in the order of arrival, the first at 0."""
         if not len(self):
             return self
         ordered = self.select(np.argsort(self.arrival_s, kind="stable"))
@@ -102,7 +102,7 @@ class Workload:
             return None, None
         first, lengths = self.prefix_first[:-1][chosen], np.diff(self.prefix_first)[chosen]
         ends = np.concatenate(([0], np.cumsum(lengths)))
-        # Position of each hash: the start of its request's run plus its index in the run.
+        # Position of each hash: where its request's run starts, plus its place in the run.
         positions = np.repeat(first - ends[:-1], lengths) + np.arange(ends[-1])
         return ends.astype(np.int64), self.prefix_hashes[positions]
 

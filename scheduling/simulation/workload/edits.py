@@ -1,7 +1,7 @@
-"""Edits of demand: more or less, earlier or later, longer or shorter, or with another tenant's requests.
+"""Edits of demand: more or less of it, earlier or later, longer or shorter, and what another tenant adds.
 
-They act on the requests themselves, whatever their source, and draw from a separate seed: futures that share
-their edits get the same requests.
+They act on the requests themselves, wherever these come from, and draw from a separate seed: futures that share their
+edits get the very same requests.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from scheduling.simulation.workload.columns import Coded, Floats, Ints, Workload
 
 JITTER_S = 60.0
-"""Interval around a request within which its copies arrive, half before and half after."""
+"""Width of the window around a request in which its copies arrive."""
 SEED = 21
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Requests that an edit applies to; an empty field matches all."""
+    """Requests that an edit applies to; empty sets mean all."""
 
     models: frozenset[str] = frozenset()
     regions: frozenset[str] = frozenset()
     classes: frozenset[str] = frozenset()
 
     def of(self, workload: Workload) -> NDArray[np.bool_]:
-        """Return, by request, whether it matches."""
+        """Return a mask of the requests in the scope."""
         inside = np.ones(len(workload), bool)
         for names, column in (
             (self.models, workload.model),
@@ -40,9 +40,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """Multiply the number of requests by a factor from *from_s* until *until_s*, with
-    ramps of *ramp_s* inside that time.
-    """
+    """*by* times as many requests from *from_s* until *until_s*, with a ramp of *ramp_s* at both ends."""
 
     scope: Scope
     by: float
@@ -72,7 +70,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Shift requests *by_s* later (below 0: earlier); those that leave the horizon at one end enter at the other."""
+    """Everything *by_s* later (below 0: earlier); requests that leave the horizon at one end enter it at the other."""
 
     scope: Scope
     by_s: float
@@ -86,7 +84,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Multiply the lengths of prompts and outputs."""
+    """Prompts and outputs *prompt* and *output* times as long."""
 
     scope: Scope
     prompt: float = 1.0
@@ -108,7 +106,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class More:
-    """Add requests, such as those of a new tenant."""
+    """Further requests, such as those of a new tenant."""
 
     requests: Workload
 
@@ -120,7 +118,7 @@ Edit = Factor | Shift | Lengths | More
 
 
 def edited(workload: Workload, edits: Sequence[Edit], *, seed: int, horizon_s: float = np.inf) -> Workload:
-    """Return *workload* after *edits* in order, sorted by arrival. The same values give the same requests."""
+    """Return *workload* after *edits*, one after the other, in order of arrival. The same values give the same requests."""
     for number, edit in enumerate(edits):
         made = edit.applied(workload, horizon_s, np.random.default_rng([seed, SEED, number]))
         workload = made.select(np.argsort(made.arrival_s, kind="stable"))
@@ -128,7 +126,9 @@ def edited(workload: Workload, edits: Sequence[Edit], *, seed: int, horizon_s: f
 
 
 def merged(one: Workload, other: Workload) -> Workload:
-    """Return the requests of both, *one*'s first, unsorted. Raise ValueError if prefixes are in blocks of two sizes."""
+    """Return the requests of both, *one*'s first; not in order of arrival. Raise ValueError if prefixes are in blocks of
+    two sizes.
+    """
     if not len(other):
         return one
     both = one.prefix_first is not None and other.prefix_first is not None
@@ -156,7 +156,7 @@ def merged(one: Workload, other: Workload) -> Workload:
 
 
 def _predicted(one: Workload, other: Workload) -> Ints | None:
-    """Return the predictions of both; if only one has any, the other's are exact."""
+    """Return the predictions of both; where only one has them, those of the other are exact."""
     if one.predicted_tokens is None and other.predicted_tokens is None:
         return None
     return np.concatenate(

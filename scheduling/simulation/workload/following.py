@@ -1,4 +1,4 @@
-"""Concatenate two sets of a simulation's requests."""
+"""Concatenation of the requests of a simulation."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from scheduling.simulation.workload.requests import Requests
 
 
 def follow(first: Requests, later: Requests) -> Requests:
-    """Return *first* followed by *later*, all of which arrived after them."""
+    """Return *first* followed by *later*, which all came after them."""
     columns = {
         name: np.concatenate([getattr(first, name), getattr(later, name)])
         for name in Requests._fields

@@ -1,8 +1,8 @@
-"""Synthetic demand: weeks of requests from clients with daily and weekly cycles, bursts and jitter.
+"""Synthetic demand: weeks of requests from clients whose rate has a daily and a weekly course, bursts and jitter.
 
 A client's arrivals are a renewal process in *operational time* (in which one request is due each second) with Gamma or
-Weibull gaps of a given coefficient of variation, mapped to the clock by the inverse of the cumulated rate: the rate is
-followed exactly and the burstiness is the same at any rate. That a rate and such a CV describe real clients is
+Weibull gaps of a given coefficient of variation, carried to the clock by the inverse of the cumulated rate: the rate is
+followed exactly and the burstiness is the same at any rate. That real clients are described by a rate and such a CV is
 ServeGen's finding (2025); the times-eight bursts are SageServe's (section 7.3.4).
 """
 
@@ -18,13 +18,13 @@ from scheduling.simulation.workload.columns import Coded, Codes, Floats, Ints, W
 
 DAY_S, WEEK_S = 86_400.0, 604_800.0
 RATE_STEP_S = 60.0
-"""Step over which the rate is constant."""
-Z95 = 1.6448536269514722  # 95th percentile of the normal distribution
+"""The rate is taken as constant over this step."""
+Z95 = 1.6448536269514722  # the normal distribution's 95th percentile
 
 
 @dataclass(frozen=True, slots=True)
 class Lognormal:
-    """Lengths in tokens by *median* and 95th percentile, rounded and clipped to *minimum* and *maximum*."""
+    """Lengths in tokens by *median* and 95th percentile, rounded and held within *minimum* and *maximum*."""
 
     median: float
     p95: float
@@ -76,7 +76,7 @@ class EmpiricalLengths:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """A factor on the rate from *start_s* on, for *duration_s*; of *models*, or of all if empty."""
+    """The rate of *models* (empty: all) is multiplied by *factor* for *duration_s* from *start_s*."""
 
     start_s: float
     duration_s: float
@@ -96,19 +96,19 @@ class Client:
     model: str
     slo_class: str
     requests_per_s: float
-    """Mean over a week without bursts, over all regions."""
+    """Mean over a week without bursts, all regions together."""
     lengths: LengthsByClass | EmpiricalLengths
     regions: Mapping[str, float] = field(default_factory=lambda: {"": 1.0})
-    """Share of each region; scaled to a sum of 1."""
+    """Share of each region; they are scaled to a sum of 1."""
     gaps: Literal["gamma", "weibull"] = "gamma"
     cv: float = 1.0
     """Coefficient of variation of the gaps between arrivals; 1 is a Poisson process, more is burstier."""
     daily_swing: float = 0.0
-    """Swing of the day: 0 is flat; at 1 the rate falls to 0 opposite the peak."""
+    """0 is flat; at 1 the rate falls to 0 opposite the peak."""
     peak_h: float = 14.0
     """Hour of the day of the peak, before the region's shift."""
     weekend: float = 1.0
-    """Rate on days 6 and 7 of the week, relative to the others."""
+    """Rate on days 6 and 7 of the week, times that of the others."""
 
     def __post_init__(self) -> None:
         if not self.requests_per_s > 0 or not math.isfinite(self.requests_per_s):
@@ -123,8 +123,8 @@ class Client:
             raise ValueError("regions must hold shares of at least 0 and one above 0")
 
     def rates(self, starts_s: Floats, shift_h: float) -> Floats:
-        """Return requests per second from all regions at *starts_s* (seconds after Monday
-        0:00), the peak *shift_h* later.
+        """Return requests per second from all regions at *starts_s* (seconds after Monday 0:00), the peak *shift_h*
+        later.
         """
         angle = 2 * math.pi * (starts_s / DAY_S - (self.peak_h + shift_h) / 24)
         weekend = (starts_s % WEEK_S) >= 5 * DAY_S
@@ -140,11 +140,11 @@ def generate(
     bursts: Sequence[Burst] = (),
     seed: int = 0,
 ) -> Workload:
-    """Return requests of *clients* over *duration_s*, in order of arrival; *shifts_h*
-    moves a region's daily peak later.
+    """Return the requests of *clients* over *duration_s*, in order of arrival; *shifts_h* moves a region's daily peak
+    later.
 
     The same arguments give the same requests; each client and region has a separate stream of random numbers, so adding
-    a client leaves the others' requests unchanged. Raise ValueError without clients, or for a duration of 0.
+    a client leaves the others' requests unchanged. Raises ValueError without clients, or for a duration of 0.
     """
     if not clients:
         raise ValueError("there are no clients to generate requests for")
@@ -163,7 +163,7 @@ def generate(
     counts = np.array([times.size for times in arrivals])
     arrival_s = np.concatenate(arrivals)
     arrivals.clear()
-    # Ties keep the order of the streams. Sorting positions in 32 bits halves the memory beyond the arrays.
+    # Ties keep the order of the streams. Sorting positions in 32 bits halves the memory in addition to the arrays.
     order = np.argsort(arrival_s, kind="stable").astype(np.int32)
     arrival_s = arrival_s[order]
     prompts, outputs = np.empty(arrival_s.size, np.int32), np.empty(arrival_s.size, np.int32)
@@ -209,9 +209,9 @@ def _arrivals(
     bursts: Sequence[Burst],
     random: np.random.Generator,
 ) -> Floats:
-    """Return the arrival times of one client in one region, in order."""
+    """Return arrival times of one client in one region, in order."""
     edges = np.append(np.arange(0.0, duration_s, RATE_STEP_S), duration_s)
-    # A burst starts and ends at its own times, not at the next step.
+    # A burst starts and ends when it says, not at the next step.
     ends = [moment for burst in bursts for moment in (burst.start_s, burst.start_s + burst.duration_s)]
     edges = np.union1d(edges, [moment for moment in ends if moment < duration_s])
     starts = edges[:-1]
@@ -226,8 +226,8 @@ def _arrivals(
 
 
 def _operational_times(client: Client, requests: float, random: np.random.Generator) -> Floats:
-    """Return the times of a renewal process with mean gap 1 and the client's CV, from 0 to *requests*."""
-    # The first gap is cut at a random point: the process has been running before the simulation starts.
+    """Return times of a renewal process with mean gap 1 and the client's CV, from 0 to *requests*."""
+    # The first gap is cut at a random place: the process has been running before the simulation starts.
     moments: Floats
     parts: list[Floats] = []
     reached = -float(_gaps(client, 1, random)[0] * random.random())
@@ -278,7 +278,9 @@ def random_bursts(
     models: frozenset[str] = frozenset(),
     seed: int,
 ) -> list[Burst]:
-    """Return *count* bursts at random times in *duration_s* (SageServe 7.3.4: two bursts of eight times the load)."""
+    """Return *count* bursts at random times of the first *duration_s* (SageServe 7.3.4: two bursts of eight times the
+    load).
+    """
     random = np.random.default_rng([seed, 1])
     latest_s = max(0.0, duration_s - length_s)
     starts: npt.NDArray[np.float64] = np.sort(random.uniform(0.0, latest_s, count))

@@ -1,4 +1,4 @@
-"""The requests of a simulation, as arrays, and their validation."""
+"""The requests of a simulation, as arrays, and the check that they make sense."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -6,36 +6,34 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-CHUNK: Final = 1_000_000  # requests checked at once, so that checking ten million takes little memory
+CHUNK: Final = 1_000_000  # requests looked at in one go, so that checking ten million takes little memory
 
 
 class Requests(NamedTuple):
-    """One element per request, in order of arrival. A column that is the same for all may be a broadcast scalar."""
+    """One element a request, in order of arrival. A column that is the same for all may be a broadcast scalar."""
 
     arrival_s: NDArray[np.float64]
     model: NDArray[np.int16]
-    """Index of its model in the cluster's list."""
+    """Number of its model in the cluster's list."""
     region: NDArray[np.int16]
-    """Region of its caller: index in the cluster's list."""
+    """Where its caller is: number in the cluster's list."""
     prompt_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]
     predicted_tokens: NDArray[np.int32]
-    """Output tokens expected by the dispatcher."""
+    """Output tokens that the dispatcher expects."""
     slo_class: NDArray[np.int16]
     tenant: NDArray[np.int32]
     priority: NDArray[np.int32]
     """Lower is earlier."""
     deadline_s: NDArray[np.float64]
-    """From arrival to when the first token is due; infinity for none."""
+    """After arrival, of the first token; infinity for none."""
     end_s: NDArray[np.float64]
-    """From arrival to when the last token is due, end to end or by a deadline; infinity for none."""
+    """After arrival, of the last token: end to end, or a deadline; infinity for none."""
     hold_s: NDArray[np.float64]
-    """From arrival, longest hold while no instance has room (`Cluster.sweeps`); infinity for no limit."""
+    """After arrival, for which it is held while no instance has room (`Cluster.sweeps`); infinity for ever."""
     prefix_first: NDArray[np.int64]
-    """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` are those of the leading full blocks of r's prompt.
-
-    Each stands for all tokens up to the end of its block. Empty if no prompts share a prefix.
-    """
+    """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
+    tokens up to its end. Empty when no prompts share a prefix."""
     prefix_hashes: NDArray[np.int64]
 
     @property
@@ -59,10 +57,10 @@ def make_requests(
     hold_s: ArrayLike = np.inf,
     prefix_blocks: Sequence[Sequence[int]] | None = None,
 ) -> Requests:
-    """Return requests from arrays or scalars; scalars apply to all and take no memory.
+    """Return requests from arrays or scalars; scalars hold for all and take no memory. *predicted_tokens* default to the
+    true ones.
 
-    *predicted_tokens* default to the actual ones. Raise ValueError naming a column of another
-    length, or without whole numbers.
+    Raises ValueError naming a column whose length differs, or that does not hold whole numbers.
     """
     arrivals = np.ascontiguousarray(arrival_s, np.float64).reshape(-1)
 
@@ -114,7 +112,7 @@ def make_requests(
 
 
 def check_prefixes(requests: Requests, block_sizes_tokens: set[int]) -> None:
-    """Raise ValueError unless the prefix hashes of *requests* are valid for caches with blocks of these sizes."""
+    """Raise ValueError for invalid prefix hashes of *requests* where prefixes are cached in blocks of these sizes."""
     first, hashes = requests.prefix_first, requests.prefix_hashes
     count = requests.arrival_s.size
     if not hashes.size or not block_sizes_tokens:
@@ -139,8 +137,8 @@ def check_requests(
 ) -> None:
     """Raise ValueError naming the column, the first invalid element and its value.
 
-    *longest_tokens*: for each model, prompt and output together that every one of its instances
-    can hold; 0 if it has no instance.
+    *longest_tokens*: for each model, prompt and output together that every one of its instances can hold; 0 if it has no
+    instance.
     """
     count = requests.arrival_s.size
     for name in Requests._fields:

@@ -33,9 +33,8 @@ MOST_NAMES = 2**15 - 1
 LONGEST_S = 10 * 365 * 86_400.0
 """Longest span of a trace, from its first row."""
 LOOKED_AT, LEAST_S = 1_000, 0.5
-"""First times that are invalid if that many requests arrived within them: no trace has 2,000 a second.
-All at one time is a batch instead.
-"""
+"""Times by which the first so many requests came within that are wrong: no trace has 2,000 a second. All at
+one time is another thing, a batch."""
 TIME_COLUMNS = {
     "azure": "TIMESTAMP", "mooncake": "timestamp", "burstgpt": "Timestamp", "servegen": "t_s", "ledger": "Arrived (UTC)",
 }  # fmt: skip
@@ -48,16 +47,16 @@ class TraceRequest:
     arrival_s: float  # since the first row; with `delay_s`, that of its session's first turn
     prompt_tokens: int
     output_tokens: int
-    model: str = ""  # as named in the trace
+    model: str = ""  # as the trace names it
     prefix_blocks: tuple[
         int, ...
     ] = ()  # equal leading ids = equal leading blocks of MOONCAKE_BLOCK_TOKENS prompt tokens
     region: str = ""
     tenant: str = ""
     slo_class: str = ""
-    session: str = ""  # the conversation that it belongs to
-    delay_s: float | None = None  # time from the previous answer of the session to this request
-    line: int = field(default=0, compare=False)  # line of the file
+    session: str = ""  # the conversation that it is a turn of
+    delay_s: float | None = None  # after the answer to the previous turn
+    line: int = field(default=0, compare=False)  # of the file
 
 
 def read_azure(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
@@ -81,7 +80,7 @@ def read_burstgpt(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
 
 def read_mooncake(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
     first_ms: float | None = None
-    sessions: dict[str, float] = {}  # time of each session's first request
+    sessions: dict[str, float] = {}  # when the first turn of each came
     number = 0
     with open_text(path) as file:
         try:
@@ -131,7 +130,8 @@ def read_mooncake(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
 
 
 def read_servegen(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
-    """Draw arrivals from the rates: a Poisson count per bin, uniform times within it, and the bin's mean lengths.
+    """Yield arrivals drawn from the rates: a Poisson count in each bin, uniform times within it, and the bin's mean
+    lengths.
 
     The published classes are sums over ten minutes, not requests: this is a draw from them, not a record, and *seed*
     fixes it. Bins without requests (gaps in the collection) stay empty.
@@ -160,9 +160,9 @@ def read_servegen(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
 
 
 def read_ledger(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
-    """Read requests as tenants sent them, from their own regions, including refused ones, which may have length 0.
+    """Yield requests as tenants sent them, from their own regions, including refused ones, some of them 0 long.
 
-    `manage.py export_ledger` writes microseconds in order of arrival. The console's file has whole seconds, newest
+    `manage.py export_ledger` writes microseconds in the order of arrival. The console's file has whole seconds, newest
     first: `load_trace` sorts it, `read_trace` refuses it.
     """
     first_s: float | None = None
@@ -196,8 +196,8 @@ FORMATS: dict[str, Callable[[Path, int], Iterator[TraceRequest]]] = {
 def read_trace(path: Path, trace_format: str, *, seed: int = 0) -> Iterator[TraceRequest]:
     """Yield the requests of the trace at *path* in the order of the file; *seed* is used by formats that hold rates.
 
-    Raise TraceError if the file or a row cannot be read, or if a row is earlier than the previous one (sort the file by
-    time first), and KeyError for a format that is not in `FORMATS`.
+    Raises TraceError when the file or a row cannot be read, or when a row is earlier than the one above it (sort the
+    file by time first), and KeyError for a format that is not in `FORMATS`.
     """
     before_s, column = 0.0, TIME_COLUMNS[trace_format]
     for number, request in enumerate(_plausible(path, trace_format, seed), 1):
@@ -211,7 +211,7 @@ def read_trace(path: Path, trace_format: str, *, seed: int = 0) -> Iterator[Trac
 
 
 def _plausible(path: Path, trace_format: str, seed: int) -> Iterator[TraceRequest]:
-    """Yield the requests of a trace. Raise TraceError if its times cannot be in the unit of the format."""
+    """Yield the requests of a trace. Raise TraceError when its times cannot be in the unit that the format has."""
     column = TIME_COLUMNS[trace_format]
     unit = "ms" if trace_format == "mooncake" else "s"
     for number, request in enumerate(FORMATS[trace_format](path, seed), 1):
@@ -229,8 +229,8 @@ def load_trace(path: Path, trace_format: str, *, seed: int = 0, limit: int | Non
     """Return the trace at *path* in arrays: its first *limit* requests that have a prompt and an output.
 
     Requests without either (failed in the original system) are left out and counted in `Workload.left_out`. Rows are
-    streamed into the columns' buffers, so memory is that of the arrays (plus an eighth while they grow). A ledger
-    export is sorted by arrival; other formats raise TraceError if a row is earlier than the previous one.
+    streamed into the columns' own buffers, so memory is that of the arrays (plus an eighth while they grow). A ledger
+    export is sorted by arrival; other formats raise TraceError when a row is earlier than the one above it.
     """
     arrivals, prompts, outputs = array("d"), array("i"), array("i")
     codes = {"model": array("h"), "region": array("h"), "slo_class": array("h"), "tenant": array("i")}
