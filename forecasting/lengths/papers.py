@@ -168,7 +168,7 @@ class Pairwise(Proxy):
         self._references: tuple[Array, Array] | None = None
 
     def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
-        raise NotImplementedError("Pairs have a loss of their own.")
+        raise NotImplementedError("Pairs have a separate loss.")
 
     def batch_loss(
         self, torch: Any, head: dict[str, Any], states: Any, names: Any, lengths: Any, generator: np.random.Generator
