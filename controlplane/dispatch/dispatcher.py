@@ -25,7 +25,7 @@ from controlplane.dispatch.waiting_queue import WaitingQueue, first_due_of
 from controlplane.dispatch.waits import Waits
 from scheduling.fleet.state import EndedRequest
 from scheduling.queueing.ordering import hold_s
-from scheduling.queueing.promises import UNREACHABLE, ClassTerms, Verdict, decide
+from scheduling.queueing.promises import ClassTerms, Verdict, decide
 from scheduling.queueing.waits.waiting_time import Wait
 from scheduling.routing.regions import better_home, pressure
 
@@ -248,7 +248,7 @@ class Dispatcher:
         return port.Refused(
             request.asked.number,
             429,
-            UNREACHABLE,
+            "deadline_unreachable",
             f"The first token is due in {due_s:.1f} s to keep the promise of the class {verdict.terms.slo_class!r}, and can "
             f"be promised in {first_s:.1f} s. Try again in {verdict.late_s:.0f} s, or in a class with more time.",
             retry_after_s=max(1.0, verdict.late_s),

@@ -46,7 +46,7 @@ CHANGED: Final = ("priority", "deadline_s", "end_s", "hold_s", "judged", "slo_cl
 """Columns of requests that change at the door."""
 
 
-def judged_apart(requests: Requests) -> Requests:
+def with_own_columns(requests: Requests) -> Requests:
     """Return *requests* with separate copies of the columns that change at the door."""
     return requests._replace(**{name: np.array(getattr(requests, name)) for name in CHANGED})
 

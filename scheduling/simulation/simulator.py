@@ -16,7 +16,7 @@ from scheduling.queueing.ordering import QLM
 from scheduling.queueing.waiting_set import FREE_COUNT, WaitingArrays, grow_waiting, rekey
 from scheduling.routing.prefix_affinity import Affinity, grow_affinity
 from scheduling.routing.routers import LEAST_DELAY
-from scheduling.simulation.at_door import Door, judged_apart
+from scheduling.simulation.at_door import Door, with_own_columns
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.build import build_world
 from scheduling.simulation.cluster.description import Cluster
@@ -79,7 +79,7 @@ class Simulation:
         self.cluster = cluster
         requests = requests if state is None else follow(state.requests, requests)
         judges = bool(requests.judged.any())
-        self.requests = requests = judged_apart(requests) if judges else requests
+        self.requests = requests = with_own_columns(requests) if judges else requests
         world = build_world(cluster, requests, decisions=decisions, held=0 if state is None else state.requests.count)
         self.lives = Lives(cluster, world, seed)
         self._run_state: Any = world.run_state[0]

@@ -23,7 +23,7 @@ def gateway_options():
 
 @pytest.fixture
 async def busy(served, monkeypatch):
-    """A gateway whose only sequence is taken; whoever comes is told to wait for half a minute."""
+    """A gateway whose only sequence is taken; every other request has an estimated wait of half a minute."""
     waits = served.gateway.dispatcher.waits
     monkeypatch.setattr(waits, "of", lambda request: Estimate(request.endpoint, 1, WAIT))
     backend = served.backends[0]
@@ -69,7 +69,7 @@ async def test_an_unreachable_request_is_refused_with_its_wait_and_the_earliest_
     assert not len(busy.gateway.dispatcher.queue)
 
 
-async def test_a_degraded_request_waits_in_the_other_class_and_its_tenant_is_told(busy):
+async def test_a_degraded_request_waits_in_the_other_class_as_its_headers_say(busy):
     await set_class(busy, "interactive", if_unreachable="degrade", degrades_to="flexible")
     waiting = asyncio.create_task(busy.chat())
     await until(lambda: len(busy.gateway.dispatcher.holding) == 1)  # as all non-interactive work

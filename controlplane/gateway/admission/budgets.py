@@ -283,7 +283,7 @@ def _refused(use: BudgetUse, used: float, amount: float, tokens: int, now_s: flo
 
 
 def month_of(wall_s: float) -> datetime:
-    """Return the begin of the month (UTC) of an epoch second."""
+    """Return the first moment of the month (UTC) of an epoch second."""
     return datetime.fromtimestamp(wall_s, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
