@@ -17,7 +17,7 @@ def signals(topology: Topology, waiting: Callable[[Endpoint], int]) -> list[Sign
     """
     fleet = topology.fleet
     states = []
-    for endpoint in topology.endpoints:
+    for endpoint in topology.own_endpoints:
         replicas = [replica for replica in topology.members(endpoint) if fleet.accepting[replica.slot]]
         capacity = sum(int(fleet.kv_capacity_tokens[replica.slot]) for replica in replicas)
         sequences = sum(int(fleet.max_num_seqs[replica.slot]) for replica in replicas)

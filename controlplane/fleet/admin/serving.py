@@ -200,7 +200,7 @@ class SloClassAdmin(InventoryAdmin[SloClass]):
             "Promise",
             {"fields": ["ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile", "deadline_s"]},
         ),
-        ("Worth", {"fields": ["priority", "price_factor"]}),
+        ("Worth", {"fields": ["priority", "price_factor", "on_reclaim"]}),
     ]
 
     @admin.display(ordering="deadline_s")

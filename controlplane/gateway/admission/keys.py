@@ -12,7 +12,7 @@ from django.db.models import Prefetch
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey
-from controlplane.fleet.models import Region, SloClass, SloKind
+from controlplane.fleet.models import OnReclaim, Region, SloClass, SloKind
 from controlplane.gateway.errors import ApiError, invalid, invalid_key
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,8 @@ class SloTerms:
     objective: float = 0.95
     """Share of its requests that must meet its promises."""
     interactive: bool = True
+    opportunistic: bool = False
+    ends_on_reclaim: bool = False
 
     @property
     def due_s(self) -> float | None:
@@ -60,6 +62,8 @@ class SloTerms:
             deadline_s=row.deadline_s,
             objective=row.percentile / 100,
             interactive=row.kind == SloKind.INTERACTIVE,
+            opportunistic=row.kind == SloKind.OPPORTUNISTIC,
+            ends_on_reclaim=row.on_reclaim == OnReclaim.END,
         )
 
     @property

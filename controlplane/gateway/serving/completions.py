@@ -160,6 +160,8 @@ class Completions:
             deadline_s=terms.deadline_s,
             slo_class=terms.name,
             interactive=terms.interactive,
+            opportunistic=terms.opportunistic,
+            ends_on_reclaim=terms.ends_on_reclaim,
             evictable=evictable(call, streamed=streamed),
             arrived_at=arrived_at,
             arrived_s=arrived_s,

@@ -23,7 +23,7 @@ class Fleet:
     deployments: dict[Place, Deployment]
     present: Counter[Place]
     spare: Counter[Place]
-    """Sleeping instances, which wake in seconds: the live equivalent of spot."""
+    """Donated instances, and sleeping ones, which wake in seconds."""
     units: dict[tuple[str, str], int]
     """GPUs by (region, GPU type) available to planned instances; empty where no hardware is recorded."""
     starts: start_times.StartTimes
@@ -81,7 +81,7 @@ def read(models: set[str]) -> Fleet:
         if place in deployments and state in PRESENT:
             present[place] += 1
             planned[region, gpu_type] += gpus
-        elif place in deployments and state == InstanceState.SLEEPING:
+        elif place in deployments and state in (InstanceState.SLEEPING, InstanceState.DONATED):
             spare[place] += 1
             planned[region, gpu_type] += gpus
         elif node is not None and (place not in deployments or state == InstanceState.FAILED):

@@ -75,15 +75,15 @@ class NodeOut(RowSchema):
 class ModelOut(RowSchema):
     class Meta:
         model = Model
-        fields = ("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "length_model",
-                  "active")  # fmt: skip
+        fields = ("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "architecture",
+                  "length_model", "active")  # fmt: skip
 
 
 class SloClassOut(RowSchema):
     class Meta:
         model = SloClass
         fields = ("name", "title", "service_tier", "ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile",
-                  "deadline_s", "price_factor", "priority")  # fmt: skip
+                  "deadline_s", "price_factor", "priority", "on_reclaim")  # fmt: skip
 
     kind: SloKind
 
