@@ -1,4 +1,4 @@
-"""A donated instance serves opportunistic requests, and gives them up when it is reclaimed: a gateway, emulated instances."""
+"""A donated instance serves opportunistic requests until it is reclaimed: a gateway before emulated instances."""
 
 import asyncio
 import time
