@@ -25,6 +25,8 @@ STATUS_WORDS = {
     "held": "Held",
     "unreachable": "Unreachable",
     "draining": "Draining",
+    "donated": "Donated",
+    "reclaiming": "Reclaiming",
     "sleeping": "Sleeping",
     "stopped": "Stopped",
     "failed": "Failed",

@@ -35,7 +35,7 @@ class ModelAdmin(InventoryAdmin[LanguageModel]):
         (
             "Size",
             {
-                "fields": ["weights_bytes", "kv_bytes_per_token", "context_tokens"],
+                "fields": ["weights_bytes", "kv_bytes_per_token", "context_tokens", "architecture"],
                 "description": "An empty field is read from the config.json of the source.",
             },
         ),

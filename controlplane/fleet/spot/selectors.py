@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from statistics import median
 from typing import Final
 
 from django.db.models import Q, QuerySet
-from django.utils import timezone
 
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import InstanceState
@@ -28,19 +27,25 @@ def spot_usd_per_hour(deployment: Deployment) -> Decimal:
     return (deployment.gpu_type.spot_usd_per_hour or Decimal(0)) * deployment.tensor_parallel
 
 
-def open_donations(model: str = "", region: str = "") -> QuerySet[Donation]:
-    """Return donations that have not ended, the oldest first."""
-    rows = Donation.objects.filter(state__in=OPEN).select_related(
+def donations() -> QuerySet[Donation]:
+    """Return all donations with what a page or an answer shows."""
+    return Donation.objects.select_related(
         "instance__deployment__model",
         "instance__deployment__region",
         "instance__deployment__gpu_type",
         "taken_for__model",
     )
-    if model:
-        rows = rows.filter(instance__deployment__model__name=model)
-    if region:
-        rows = rows.filter(instance__deployment__region__name=region)
-    return rows.order_by("pk")
+
+
+def open_donations() -> QuerySet[Donation]:
+    """Return donations that have not ended, the oldest first."""
+    return donations().filter(state__in=OPEN).order_by("pk")
+
+
+def minimums() -> list[int]:
+    """Return the minimum instances of active deployments, ascending, each number once."""
+    rows = Deployment.objects.filter(active=True, model__active=True, region__active=True).order_by("min_instances")
+    return list(rows.values_list("min_instances", flat=True).distinct())
 
 
 def redeployable(deployment: Deployment) -> QuerySet[Instance]:
@@ -131,10 +136,9 @@ def last_let_go_at() -> datetime | None:
     return Donation.objects.order_by("-pk").values_list("donated_at", flat=True).first()
 
 
-def today(now: datetime | None = None) -> tuple[datetime, datetime]:
-    """Return the start of the day (UTC) and now."""
-    now = now or timezone.now()
-    return now.replace(hour=0, minute=0, second=0, microsecond=0), now
+def start_of_day(now: datetime) -> datetime:
+    """Return the start of the day of *now*, in UTC."""
+    return now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 def _count(rows: Iterable[Donation], state: DonationState) -> int:

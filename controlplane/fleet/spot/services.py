@@ -12,6 +12,8 @@ from controlplane.fleet.lifecycle.states import Action, ActionError, InstanceSta
 from controlplane.fleet.models import Deployment, Donation, DonationState, Instance
 from controlplane.fleet.models.spot import OPEN
 from controlplane.fleet.spot.selectors import spot_usd_per_hour
+from controlplane.tuning import services as tuning
+from controlplane.tuning.models import Setting
 
 
 @transaction.atomic
@@ -90,15 +92,20 @@ def note_evicted(instance_id: int, evicted: int, ended: int) -> None:
 
 
 @transaction.atomic
-def stop_all(actor: User | str, reason: str, model: str = "") -> int:
-    """Stop every donated instance, or those of *model*. Return their number."""
-    rows = Instance.objects.filter(state=InstanceState.DONATED)
-    if model:
-        rows = rows.filter(deployment__model__name=model)
-    stopped = list(rows.order_by("pk"))
-    for row in stopped:
-        services.stop(row, _name(actor), reason)
-    return len(stopped)
+def stop_donating(actor: User | str, reason: str) -> str:
+    """Turn `SPOT_DONATE` off for all models, and stop every donated instance. Say so in one sentence.
+
+    Their requests are evicted first; they are not held, so scaling may start them again.
+    """
+    for setting in Setting.objects.filter(name="SPOT_DONATE").exclude(model=None):
+        tuning.reset(setting, actor, reason)
+    tuning.change("SPOT_DONATE", False, actor, reason)
+    rows = list(Instance.objects.filter(state=InstanceState.DONATED).order_by("pk"))
+    for row in rows:
+        drained = services.move(row, InstanceState.DRAINING, actor=actor, reason=f"to be stopped: {reason}")
+        _asked_for(drained, None, drained.state_changed_at)
+    transaction.on_commit(services.notify)
+    return f"Instances are donated no more; {len(rows)} that were donated stop"
 
 
 def close(row: Instance, to: InstanceState, now: datetime) -> None:
@@ -132,7 +139,7 @@ def close(row: Instance, to: InstanceState, now: datetime) -> None:
     )
 
 
-def _asked_for(row: Instance, deployment: Deployment, now: datetime) -> None:
+def _asked_for(row: Instance, deployment: Deployment | None, now: datetime) -> None:
     Donation.objects.filter(instance=row, state=DonationState.DONATED).update(
         state=DonationState.RECLAIMING, reclaim_at=now, taken_for=deployment
     )

@@ -244,7 +244,9 @@ def drained() -> list[Instance]:
     rows = rows.exclude(pk__in=tried.values("instance"))
     rollouts = Rollout.objects.filter(state=RolloutState.IN_PROGRESS, draining__isnull=False)
     theirs = set(rollouts.values_list("draining", flat=True))
-    ours = [row for row in rows.order_by("name") if row.pk in theirs or _is_redeployed(row) or _drained_by_scaling(row)]
+    ours = [
+        row for row in rows.order_by("name") if row.pk in theirs or _leaves_the_pool(row) or _drained_by_scaling(row)
+    ]
     return [row for row in ours if fleet.open_command(row) is None]
 
 
@@ -256,7 +258,7 @@ def finish_drain(instance: Instance, running: int | None, actor: str) -> bool:
     waited = timezone.now() - instance.state_changed_at
     if running != 0 and waited < DRAIN_LIMIT:
         return False
-    donates = running == 0 and tuned(instance.deployment.model.name).SPOT_DONATE and not _is_redeployed(instance)
+    donates = running == 0 and tuned(instance.deployment.model.name).SPOT_DONATE and not _leaves_the_pool(instance)
     if donates and (move := _let_go_by(instance)):
         try:
             spot.donate(instance, actor, move.reason)
@@ -396,10 +398,9 @@ def _stop_to_come(row: Instance) -> InstanceCommand | None:
     return ours.first() if row.state == InstanceState.DRAINING else None
 
 
-def _is_redeployed(row: Instance) -> bool:
-    """Return whether *row* drains so that another model gets its GPUs."""
-    taken = row.donations.filter(state=DonationState.RECLAIMING).exclude(taken_for=None)
-    return taken.exclude(taken_for=row.deployment_id).exists()
+def _leaves_the_pool(row: Instance) -> bool:
+    """Return whether *row* was donated and drains to be stopped, or so that another model gets its GPUs."""
+    return row.donations.filter(state=DonationState.RECLAIMING).exists()
 
 
 def _drained_by_scaling(row: Instance) -> bool:
