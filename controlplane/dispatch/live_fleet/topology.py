@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field, replace
 
@@ -74,6 +74,7 @@ class Request(Struct, eq=False):
     ahead_tokens: int = 0  # output tokens that the maps count
     estimate: Estimate | None = None  # of its wait, when it came
     own_region: str = ""  # of its caller, until the gateway knows it
+    release: dict[str, object] | None = None  # by the queue manager, until the gateway knows it
     failed_at: list[Replica] = []  # instances that failed it
     unproved: list[tuple[Replica, str]] = []
     """Of those, the ones that count as failing once another instance serves it, with the reason."""
@@ -238,6 +239,21 @@ class Topology:
         """Return the region of the endpoint that a caller in *region* prefers, where its demand counts; "" without any."""
         candidates = self.candidates(model, region)
         return self.endpoints[int(candidates[0])].region if candidates.size else ""
+
+    def spot_with_room(self, asked: Submit, waiting: Callable[[Endpoint], int]) -> Endpoint | None:
+        """Return the nearest donated instances that opportunistic *asked* may go to; None for none.
+
+        Those of a region have room while one accepts work and nothing waits for them (*waiting*).
+        """
+        if not asked.opportunistic or not self._spot:
+            return None
+        for at in self.candidates(asked.model, asked.region, True).tolist():
+            endpoint = self.endpoints[at]
+            if not endpoint.is_spot:
+                return None
+            if not waiting(endpoint) and any(self.fleet.accepting[one.slot] for one in self.members(endpoint)):
+                return endpoint
+        return None
 
     @property
     def own_endpoints(self) -> list[Endpoint]:
