@@ -64,7 +64,7 @@ def test_reclaiming_is_an_action_of_the_instance(client, operator, donated):
     assert "reclaiming, " in page(client, operator)
 
 
-def test_stop_donating_turns_the_setting_off_and_stops_what_is_donated(client, operator, language_model, donated):
+def test_stop_donating_switches_the_setting_off_and_stops_what_is_donated(client, operator, language_model, donated):
     tuning.change("SPOT_DONATE", True, actor="test")
     tuning.change("SPOT_DONATE", True, actor="test", model=language_model)
     client.force_login(operator)

@@ -93,7 +93,7 @@ def note_evicted(instance_id: int, evicted: int, ended: int) -> None:
 
 @transaction.atomic
 def stop_donating(actor: User | str, reason: str) -> str:
-    """Turn `SPOT_DONATE` off for all models, and stop every donated instance. Say so in one sentence.
+    """Switch `SPOT_DONATE` off for all models, and stop every donated instance. Say so in one sentence.
 
     Their requests are evicted first; they are not held, so scaling may start them again.
     """
