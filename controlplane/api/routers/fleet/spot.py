@@ -89,7 +89,7 @@ def get_spot_pool(request: ApiRequest) -> dict[str, Any]:
 
 @router.post("/spot/stop", response=StoppedOut)
 def stop_donating(request: ApiRequest, body: ActionIn) -> dict[str, str]:
-    """Switch `SPOT_DONATE` off for all models and stop what is donated. One instance is reclaimed by its action `reclaim`."""
+    """Switch `SPOT_DONATE` off for all models and stop what is donated. To reclaim one, use its action `reclaim`."""
     return {"message": spot_services.stop_donating(request.auth.require(Role.OPERATOR), body.reason)}
 
 
