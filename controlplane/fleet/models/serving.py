@@ -1,4 +1,4 @@
-"""Which models there are, how fast they run, and how they are deployed."""
+"""Models, their performance profiles and deployments."""
 
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -78,6 +78,12 @@ class Model(models.Model):
         validators=[MinValueValidator(1)],
         help_text="Longest prompt with output (vLLM's --max-model-len), in tokens.",
     )
+    architecture = models.CharField(
+        max_length=80,
+        blank=True,
+        help_text="Models of one architecture and size differ in their weights alone, so that an instance changes from one "
+        "to another in less time. Empty: it has none in common with another.",
+    )
     length_model = models.CharField(
         max_length=40,
         blank=True,
@@ -98,7 +104,7 @@ class Model(models.Model):
 
 
 class PerformanceProfile(models.Model):
-    """How long an engine step takes for (model, GPU type, tensor parallel degree).
+    """Duration of an engine step for (model, GPU type, tensor parallel degree).
 
     `t_prefill = max(t0, a + b·p + c·p²)` and `t_decode = a + b·batch + c·context`, in seconds and tokens (DESIGN 6).
     """
