@@ -42,6 +42,7 @@ class ClassTerms(Struct, frozen=True):
     """Longest hold, after arrival."""
     interactive: bool = True
     opportunistic: bool = False
+    ends_on_reclaim: bool = False
     if_unreachable: str = ADMIT
     degrades_to: str = ""
     """Name of the class, where *if_unreachable* is DEGRADE."""

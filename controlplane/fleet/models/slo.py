@@ -16,6 +16,13 @@ class SloKind(models.TextChoices):
     OPPORTUNISTIC = "opportunistic", "Opportunistic"
 
 
+class OnReclaim(models.TextChoices):
+    """Policy for a request on a donated instance that is reclaimed."""
+
+    REQUEUE = "requeue", "Queue it again"
+    END = "end", "End it with an error"
+
+
 class SloClass(models.Model):
     """The promise to a request: latency targets at a percentile, a deadline and a price."""
 
@@ -79,6 +86,12 @@ class SloClass(models.Model):
         blank=True,
         related_name="+",
         help_text="The class that takes requests whose promise is unreachable, if their tenant may use it.",
+    )
+    on_reclaim = models.CharField(
+        max_length=8,
+        choices=OnReclaim.choices,
+        default=OnReclaim.REQUEUE,
+        help_text="Of opportunistic requests: what becomes of one that runs on a donated instance when that is reclaimed.",
     )
 
     class Meta:

@@ -12,7 +12,7 @@ from django.db.models import Prefetch
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey
-from controlplane.fleet.models import Region, SloClass, SloKind
+from controlplane.fleet.models import OnReclaim, Region, SloClass, SloKind
 from controlplane.gateway.errors import ApiError, invalid, invalid_key
 from scheduling.queueing.promises import ADMIT, ClassTerms, fallbacks
 
@@ -40,6 +40,7 @@ class SloTerms:
     if_unreachable: str = ADMIT
     degrades_to: str = ""
     opportunistic: bool = False
+    ends_on_reclaim: bool = False
 
     @property
     def due_s(self) -> float | None:
@@ -65,6 +66,7 @@ class SloTerms:
             objective=row.percentile / 100,
             interactive=row.kind == SloKind.INTERACTIVE,
             opportunistic=row.kind == SloKind.OPPORTUNISTIC,
+            ends_on_reclaim=row.on_reclaim == OnReclaim.END,
             if_unreachable=row.if_unreachable,
             degrades_to=row.degrades_to.name if row.degrades_to else "",
         )
@@ -80,6 +82,7 @@ class SloTerms:
             deadline_s=self.deadline_s,
             interactive=self.interactive,
             opportunistic=self.opportunistic,
+            ends_on_reclaim=self.ends_on_reclaim,
             if_unreachable=self.if_unreachable,
             degrades_to=self.degrades_to,
         )

@@ -190,6 +190,7 @@ class Completions:
             if_unreachable=terms.if_unreachable,
             fallbacks=grant.fallbacks(terms),
             opportunistic=terms.opportunistic,
+            ends_on_reclaim=terms.ends_on_reclaim,
             age_s=age_s,
             evictable=evictable(call, streamed=streamed),
             arrived_at=arrived_at,

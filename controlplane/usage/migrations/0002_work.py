@@ -15,7 +15,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('usage', '0001_usage_hours'),
-        ("fleet", "0018_promises_at_the_door"),
+        ("fleet", "0020_promises_at_the_door"),
     ]
 
     operations = [

@@ -38,6 +38,7 @@ def terms_of(scenario: Scenario) -> tuple[ClassTerms, ...]:
                 one.deadline_s,
                 one.kind == "interactive",
                 one.kind == "opportunistic",
+                False,
                 one.if_unreachable,
                 one.degrades_to or "",
             )

@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0017_policy_columns'),
+        ('fleet', '0019_weights_of_running_instances'),
     ]
 
     operations = [
