@@ -168,7 +168,7 @@ def test_what_was_asked_for_waits_for_other_long_work(monkeypatch):
     assert again == [(((7,),), {"countdown": tasks.AGAIN_S})]
 
 
-def test_a_training_says_how_far_it_is_and_what_came_of_it(keeps, language_model, monkeypatch, settings):
+def test_a_training_reports_its_progress_and_result(keeps, language_model, monkeypatch, settings):
     monkeypatch.setattr(training, "FITTING", SMALL)
     settings.LENGTH_ENCODER_SAMPLES = 32
     monkeypatch.setattr(training, "REPORT_S", 0.0)
@@ -190,7 +190,7 @@ def test_a_training_says_how_far_it_is_and_what_came_of_it(keeps, language_model
     assert LengthVersion.objects.count() == 1
 
 
-def test_trainings_that_nobody_runs_end_with_a_word(monkeypatch):
+def test_trainings_that_no_worker_runs_fail_with_a_reason(monkeypatch):
     now = timezone.now()
     lost = training.queue("student", "olga", "now")
     LengthTraining.objects.update(state="running", seen_at=now - timedelta(minutes=16))

@@ -57,7 +57,7 @@ def test_a_command_whose_worker_is_gone_is_taken_up_again(
     assert command.pk in messages
 
 
-def test_what_cannot_start_is_said_and_the_rest_goes_on(instance, messages) -> None:
+def test_an_instance_that_cannot_start_is_named_and_the_others_start(instance, messages) -> None:
     stuck = instance("emulated-1", Launcher.EMULATED, InstanceState.FAILED)
     InstanceCommand.objects.create(instance=stuck, verb=CommandVerb.SLEEP, actor="test")
     instance("emulated-2", Launcher.EMULATED, InstanceState.READY)

@@ -40,7 +40,7 @@ def test_a_broker_that_is_away_is_said_once_and_what_was_not_sent_is_counted(sch
     ]
 
 
-def test_a_schedule_file_cut_off_by_a_crash_is_made_anew(tmp_path, caplog):
+def test_a_schedule_file_cut_off_by_a_crash_is_rebuilt(tmp_path, caplog):
     for suffix in ("", ".dir", ".dat", ".bak", ".db"):
         (tmp_path / f"schedule{suffix}").write_bytes(b"'entries', (0, 9")
     app = Celery("test", broker="redis://127.0.0.1:1/0")

@@ -134,7 +134,7 @@ def test_last_lines_are_what_a_terminal_shows(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "none.log", 2) == []
 
 
-def test_each_start_has_a_log_of_its_own_and_two_earlier_ones_stay(tmp_path: Path) -> None:
+def test_each_start_has_its_log_and_two_earlier_ones_stay(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     for number in range(4):
         rotate_log(path)

@@ -40,7 +40,7 @@ async def fault(emulator: Emulator, **fields: object) -> None:
     assert (await emulator.call("POST", "/emulator/instances/one/fault", fields))[0] == 200
 
 
-async def test_crash_cuts_and_put_starts_anew(emulator: Emulator) -> None:
+async def test_a_crash_cuts_connections_and_put_restarts(emulator: Emulator) -> None:
     instance = await emulator.ready(profile=SLOW)
     plain = asyncio.create_task(emulator.complete(max_tokens=900))
     streamed = await emulator.session.post(
