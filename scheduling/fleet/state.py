@@ -77,6 +77,12 @@ class WaitingRequest(RequestState, kw_only=True):
     expected_output: int
 
 
+class HeldRequest(RequestState, kw_only=True):
+    """Held by the queue manager for non-interactive work; `served_in` is the region that its caller prefers."""
+
+    expected_output: int
+
+
 class RunningRequest(RequestState, kw_only=True):
     expected_tokens: int
     """Prompt and output tokens that the dispatcher reserved."""
@@ -163,5 +169,12 @@ class FleetState(Struct):
     """The moment, in epoch seconds."""
     lengths: dict[str, list[float]] = {}
     """By model: true over predicted output of recent requests, to draw outputs still unknown from."""
+    held: list[HeldRequest] = []
+    """In order of arrival."""
     memory: dict[str, float] = {}
     """What scaling strategies remember."""
+
+    @property
+    def requests(self) -> list[RequestState]:
+        """Return the requests that run, wait or are held."""
+        return [*self.running, *self.waiting, *self.held]
