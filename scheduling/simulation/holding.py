@@ -7,10 +7,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from scheduling.compiled import direct
 from scheduling.queueing.held_work import LOOK_S, Held, HeldWork, Signal, service_s
 from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.occupancy import COLUMNS, occupancy
 from scheduling.simulation.cluster.world import Outcome, World
-from scheduling.simulation.engine.state import sequences_in_use
 from scheduling.simulation.workload.requests import Requests
 
 OPPORTUNISTIC: Final = 2
@@ -30,6 +31,10 @@ class Holding:
         self._rows: NDArray[np.int64] = np.concatenate([np.array(held, np.int64), later[later >= begun]])
         self._next = 0
         self._scaled_s = np.full(len(cluster.endpoints), -np.inf)
+        self._occupancy = direct(occupancy)
+        self._rows_of = np.zeros((len(cluster.endpoints), COLUMNS), np.int64)
+        self._free = np.zeros(0, np.bool_)
+        self._profiles = [cluster.reference_profile(key) for key in cluster.endpoints]
         self._keys = {key: at for at, key in enumerate(cluster.endpoints)}
         self._usual = {
             (model, region): next(iter(cluster.candidates(name, where)), 0)
@@ -76,59 +81,40 @@ class Holding:
 
     def _held(self, row: int) -> Held:
         requests, model, region = self._requests, int(self._requests.model[row]), int(self._requests.region[row])
-        key = self._cluster.endpoints[self._usual[model, region]]
+        at = self._usual[model, region]
         arrived_s, held_s = float(requests.arrival_s[row]), float(requests.hold_s[row])
         prompt, output = int(requests.prompt_tokens[row]), int(requests.predicted_tokens[row])
         return Held(
             number=row,
-            model=key[0],
+            model=self._cluster.endpoints[at][0],
             arrived_s=arrived_s,
             due_s=arrived_s + min(float(requests.end_s[row]), held_s),
             expires_s=arrived_s + held_s,
-            service_s=service_s(self._cluster.reference_profile(key), prompt, output),
+            service_s=service_s(self._profiles[at], prompt, output),
             tokens=prompt + output,
             opportunistic=int(requests.held[row]) == OPPORTUNISTIC,
         )
 
     def _signals(self, world: World) -> list[Signal]:
-        """Return the signal of every endpoint."""
-        fleet, waiting, count = world.fleet, world.waiting, len(self._keys)
-        accepting = fleet.accepting != 0
-        endpoint = fleet.endpoint[accepting]
-        capacity = np.bincount(endpoint, fleet.kv_capacity_tokens[accepting], count)
-        sequences = np.bincount(endpoint, fleet.max_num_seqs[accepting], count)
-        used = sequences_in_use(world.engines)
-        these: Any = world.engines.sequences[used]
-        here = accepting[these["instance"]]
-        place = fleet.endpoint[these["instance"][here]] * 2 + self._other[these["request"][here]]
-        tokens = np.bincount(place, these["expected_tokens"][here], 2 * count)
-        requests = np.bincount(place, minlength=2 * count)
-        for at in np.flatnonzero(waiting.size[:count]).tolist():
-            slots = waiting.heap[at, : waiting.size[at]]
-            other = self._other[world.held[slots]]
-            sizes = waiting.prompt_tokens[slots] + waiting.output_tokens[slots]
-            tokens[2 * at : 2 * at + 2] += sizes[~other].sum(), sizes[other].sum()
-            requests[2 * at : 2 * at + 2] += slots.size - np.count_nonzero(other), np.count_nonzero(other)
-        rows = zip(
-            self._keys,
-            capacity.tolist(),
-            sequences.tolist(),
-            tokens.reshape(-1, 2).tolist(),
-            requests.reshape(-1, 2).tolist(),
-            waiting.size[:count].tolist(),
-            strict=True,
-        )
+        """Return the signal of every endpoint whose model has held requests."""
+        if self._free.size != world.engines.sequences.size:
+            self._free = np.zeros(world.engines.sequences.size, np.bool_)
+        self._occupancy(world, self._other, self._free, self._rows_of)
+        rows = zip(self._keys, self._rows_of.tolist(), world.waiting.size.tolist(), strict=False)
         return [
             Signal(
                 model=model,
                 region=region,
-                capacity_tokens=int(kv),
-                sequences=int(most),
-                interactive_tokens=int(each[0]),
-                other_tokens=int(each[1]),
-                interactive_requests=number[0],
-                other_requests=number[1],
-                waiting=queued,
+                capacity_tokens=capacity_tokens,
+                sequences=sequences,
+                interactive_tokens=interactive_tokens,
+                other_tokens=other_tokens,
+                interactive_requests=interactive_requests,
+                other_requests=other_requests,
+                waiting=waiting,
             )
-            for (model, region), kv, most, each, number, queued in rows
-        ]
+            for (model, region), (
+                capacity_tokens, sequences, interactive_tokens, other_tokens, interactive_requests, other_requests,
+            ), waiting in rows
+            if self.work.waiting[model]
+        ]  # fmt: skip

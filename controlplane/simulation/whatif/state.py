@@ -7,12 +7,12 @@ import msgspec
 from pydantic import PlainSerializer, PlainValidator
 
 from controlplane.gateway.models import LedgerRow, Outcome
-from scheduling.fleet.state import FleetState, RunningRequest, WaitingRequest
+from scheduling.fleet.state import FleetState, HeldRequest, RunningRequest, WaitingRequest
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import Stage
 from scheduling.simulation.staging.fork import fork
 
-Request = TypeVar("Request", RunningRequest, WaitingRequest)
+Request = TypeVar("Request", RunningRequest, WaitingRequest, HeldRequest)
 
 
 def _read(value: Any) -> FleetState:
