@@ -128,7 +128,8 @@ def measured(run: Simulated) -> Row:
             name: percentiles(e2e[interactive & (of_model == at)], 95)[0] for at, name in enumerate(models)
         },
         "interactive_done": int(np.count_nonzero(interactive & done)),
-        "interactive_in_2_s": float(np.count_nonzero(ttft[interactive] <= 2.0)) / max(1, np.count_nonzero(interactive)),
+        "interactive_in_2_s": float(np.count_nonzero(ttft[interactive] <= 2.0))
+        / max(1, int(np.count_nonzero(interactive))),
         "other_done": int(np.count_nonzero(other & done)),
         "other_left": int(np.count_nonzero(other & ~done)),
         "other_p95_h": percentiles(took_s, 95)[0] / 3600,
@@ -171,11 +172,16 @@ def run(settings: Settings, progress: Progress) -> Result:
         result["interactive"], result["other"] = int(np.count_nonzero(~other)), int(np.count_nonzero(other))
         result["pools"] = rounded(run_cases("silos and one pool", pools(scene, drawn, seed), measured, progress))
     if "plans" in settings["parts"]:
-        promise = {"ttft_s": scene.promises[scenes.INTERACTIVE].ttft_s}
-        paper = setting.prepare(
-            scene, 1.0, seed, "arima", progress, weeks=sageserve.HISTORY_WEEKS, smooth=True, **promise
+        prepared = partial(
+            setting.prepare,
+            scene,
+            1.0,
+            seed,
+            weeks=sageserve.HISTORY_WEEKS,
+            ttft_s=scene.promises[scenes.INTERACTIVE].ttft_s,
         )
-        ours = setting.prepare(scene, 1.0, seed, BEST, progress, weeks=sageserve.HISTORY_WEEKS, **promise)
+        paper = prepared(forecaster="arima", progress=progress, smooth=True)
+        ours = prepared(forecaster=BEST, progress=progress)
         result["forecast_error"] = {
             each.forecaster: round(each.error, 4) for each in (paper.expected.prompt, ours.expected.prompt)
         }
@@ -221,6 +227,9 @@ def _by_model(models: list[str]) -> list[Column]:
     def of(name: str, measure: str) -> Any:
         return lambda row: row[measure][name]
 
+    def use(name: str) -> Any:
+        return lambda row: row["series"]["kv_use"][name]
+
     def changed(name: str) -> Any:
         return lambda row: change(row["ttft_p95_by_model_s"][name], row["base"]["ttft_p95_by_model_s"][name])
 
@@ -230,7 +239,7 @@ def _by_model(models: list[str]) -> list[Column]:
             Column(f"{name} TTFT", of(name, "ttft_p95_by_model_s"), seconds),
             Column("change", changed(name), percent),
             Column("E2E", of(name, "e2e_p95_by_model_s"), seconds),
-            Column("KV use", lambda row, name=name: row["series"]["kv_use"][name], partial(percent, sign=False)),
+            Column("KV use", use(name), partial(percent, sign=False)),
         ]
     return columns
 
