@@ -292,7 +292,7 @@ class Collected:
 
 
 async def _no_message() -> dict[str, Any]:
-    """Never: nobody leaves a batch by closing a connection."""
+    """Never: a batch has no connection that could close."""
     await asyncio.Event().wait()
     raise AssertionError
 

@@ -172,14 +172,8 @@ def run(settings: Settings, progress: Progress) -> Result:
         result["interactive"], result["other"] = int(np.count_nonzero(~other)), int(np.count_nonzero(other))
         result["pools"] = rounded(run_cases("silos and one pool", pools(scene, drawn, seed), measured, progress))
     if "plans" in settings["parts"]:
-        prepared = partial(
-            setting.prepare,
-            scene,
-            1.0,
-            seed,
-            weeks=sageserve.HISTORY_WEEKS,
-            ttft_s=scene.promises[scenes.INTERACTIVE].ttft_s,
-        )
+        ttft_s, weeks = scene.promises[scenes.INTERACTIVE].ttft_s, sageserve.HISTORY_WEEKS
+        prepared = partial(setting.prepare, scene, 1.0, seed, weeks=weeks, ttft_s=ttft_s)
         paper = prepared(forecaster="arima", progress=progress, smooth=True)
         ours = prepared(forecaster=BEST, progress=progress)
         result["forecast_error"] = {

@@ -1,10 +1,12 @@
 """Specifications of emulated instances: bodies of `PUT /emulator/instances/<name>`, entries of the configuration file."""
 
+import math
 import re
+from dataclasses import asdict
 from typing import Annotated, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
@@ -29,7 +31,7 @@ class SpecError(Exception):
 
 
 class InstanceSpec(BaseModel):
-    """One emulated server. Names are those of vLLM's flags where there is one."""
+    """One emulated server. Fields are named after vLLM's flags where there is one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,11 +46,11 @@ class InstanceSpec(BaseModel):
     scheduling_policy: Literal["fcfs", "priority"] = "priority"
     startup_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
     sleep_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
-    """Until its weights are in CPU memory (level 1)."""
+    """Time until its weights are in CPU memory (level 1)."""
     wake_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
-    """Until they are back from there."""
+    """Time until its weights are back from CPU memory."""
     reload_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
-    """Until they are read from storage (after level 2)."""
+    """Time until its weights are read from storage (after level 2)."""
     max_num_queued_reqs: Annotated[int | None, Field(ge=0)] = None
     enable_request_id_headers: bool = False
     enable_server_load_tracking: bool = False
@@ -73,13 +75,18 @@ class InstanceSpec(BaseModel):
             )
         return self
 
+    @field_serializer("front_end")
+    def _known_limits(self, front_end: FrontEnd) -> dict[str, float]:
+        """Leave unknown limits out: JSON has no infinity."""
+        return {name: limit for name, limit in asdict(front_end).items() if math.isfinite(limit)}
+
     @property
     def kv_tokens(self) -> int:
         return self.kv_blocks * self.block_size_tokens
 
 
 def read_spec(body: object) -> InstanceSpec:
-    """The specification in a decoded JSON *body*. Raises SpecError."""
+    """Return the specification in a decoded JSON *body*. Raises SpecError."""
     try:
         return InstanceSpec.model_validate(body)
     except ValidationError as error:
@@ -88,7 +95,7 @@ def read_spec(body: object) -> InstanceSpec:
 
 
 def read_config(text: bytes) -> dict[str, InstanceSpec]:
-    """The instances of a configuration file `{"instances": {name: specification}}`. Raises SpecError."""
+    """Return the instances of a configuration file `{"instances": {name: specification}}`. Raises SpecError."""
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:

@@ -185,7 +185,7 @@ PARTS: Final = {
         on_one_model, "group_batches",
     ),
     "mixes": EvaluationPart(
-        "Mixes that nothing was chosen on, the search beside rules with evictions", "mix", (1.0, 1.3, 1.6, 2.0), (),
+        "Mixes that nothing was chosen on, the search next to rules with evictions", "mix", (1.0, 1.3, 1.6, 2.0), (),
         all_mixes,
     ),
 }  # fmt: skip
