@@ -58,7 +58,7 @@ class FakeLauncher:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Periods and waits of a test's length."""
+    """Shorten periods and waits for tests."""
     monkeypatch.setattr(process, "FLOOR", Floor(period_s=0.05))
     monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
     monkeypatch.setattr(settings, "FLOOR_EASE_S", 0.3)
@@ -102,7 +102,7 @@ def end_of_floors() -> None:
 
 @pytest.fixture
 async def managed(quick, launcher, served, monkeypatch):
-    """The served gateway, with instances that Pilothouse itself has started."""
+    """The served gateway, with instances started by Pilothouse."""
 
     def make() -> None:
         instance = Instance.objects.select_related("deployment").get()
@@ -227,7 +227,7 @@ class TestAlone:
         assert "m-east-1" not in launcher.backends, f"the launcher is not slow: {time.monotonic() - began:.1f} s"
 
     async def test_what_a_worker_takes_it_leaves_to_the_worker(self, managed, launcher, monkeypatch):
-        """A worker claims the command before the floor's patience is over."""
+        """A worker claims the command before the floor's patience ends."""
         monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 60.0)
         sent = await fill(managed, 5)
 
@@ -253,7 +253,7 @@ class TestAlone:
         await release(managed, sent)
 
     async def test_a_model_that_nobody_serves_is_started_when_it_is_asked_for(self, managed, launcher, monkeypatch):
-        """Who asks is held until it is there."""
+        """A request is held until the instance is ready."""
         await database_sync_to_async(Deployment.objects.update)(min_instances=0)
         await database_sync_to_async(Instance.objects.update)(state="stopped", url="")
         await until(lambda: not managed.gateway.topology.replicas)
@@ -405,7 +405,7 @@ class TestWithoutTheDatabase:
 class TestBeneathAStrategy:
     @pytest.fixture(autouse=True)
     def alive(self, monkeypatch):
-        """The strategies of model "m" are alive, as Redis would say."""
+        """Publish that the strategies of model "m" are alive, as Redis would."""
 
         async def exchange(self, message) -> None:
             self.strategists = frozenset({"m"})

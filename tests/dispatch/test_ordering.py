@@ -52,7 +52,7 @@ def fleet(ordering: str, stretch: float) -> simulated.Cluster:
 
 
 async def begins(ordering: str, stretch: float, requests, predictions) -> list[float]:
-    """When each request was given out."""
+    """Return when each request was dispatched."""
     cluster = fleet(ordering, stretch)
     live = Live(cluster, max_tokens=MOST)
     live.run(cluster, requests, predictions)

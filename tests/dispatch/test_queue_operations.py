@@ -16,7 +16,7 @@ from tests.dispatch.test_reordering import Served
 
 @pytest.fixture
 def served():
-    """One instance that runs one request; three kinds of groups wait for it, the first due first."""
+    """One instance that runs one request; groups of three kinds wait for it, the first due first."""
     served = Served(instances=(1,))
     served.ask(60.0)
     for due_s, count in ((100.0, 2), (200.0, 3), (4000.0, 4)):

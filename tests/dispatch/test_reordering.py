@@ -82,7 +82,7 @@ class Served:
         return self.number
 
     def finish(self):
-        """The instance that was given work first is done with it."""
+        """The instance that got work first completes it."""
         self.dispatcher.take(Finished(self.placed.pop(0).number))
 
     def drain(self):
@@ -98,7 +98,7 @@ class Served:
 
 
 def served_late():
-    """Long answers that are due a little before many short ones: by due time all would be late."""
+    """Long answers are due shortly before many short ones: sorted by due time all would be late."""
     served = Served()
     for _ in range(8):
         served.ask(10.0, output=400)
@@ -338,7 +338,7 @@ def test_an_eviction_is_an_event_with_its_price():
 
 
 def answering(late):
-    """What is asked of a worker, answered at once by what a worker calls, as text."""
+    """A worker's task answered at once by the worker's code, as text."""
     asked = []
 
     def ask(seen, by, answered):

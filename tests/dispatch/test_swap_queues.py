@@ -169,7 +169,7 @@ def test_a_swap_that_cannot_be_made_does_not_hold_up_who_is_awake(pair):
 
 @pytest.mark.parametrize("ordering", ["qlm", "fcfs"])
 def test_a_swap_that_is_over_before_the_next_look_was_made(ordering):
-    """It is neither refused nor waited for: the next one is asked for as soon as it is wanted."""
+    """The swap is neither refused nor waited for: the next one is requested as soon as it is needed."""
     pair = Pair(ordering)
     other = pair.ask("b", 600.0)
     assert pair.look()[0][0] == 2

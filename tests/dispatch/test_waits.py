@@ -50,7 +50,7 @@ class Listening:
         super().take(record)
 
     def compared(self, requests, counts):
-        """(estimated, measured) waits of the requests with an estimate for which *counts*, and their numbers."""
+        """Return (estimated, measured) waits of the requests with an estimate for which *counts*, and their numbers."""
         given_s = {}
         for time_s, request, _, _ in self.dispatcher.decided:
             given_s.setdefault(request.asked.number, time_s)
@@ -90,7 +90,7 @@ def lengths_of(random, count):
 
 
 def served(ordering, instances):
-    """Estimated and measured waits of the last of several bursts, and which requests are interactive."""
+    """Return estimated and measured waits of the last of several bursts, and which requests are interactive."""
     random = np.random.default_rng(3)
     fleet, count = fleet_of(ordering, instances), BURST * instances
     output = lengths_of(random, BURSTS * count)
@@ -152,7 +152,7 @@ class Starting(Listening, Live):
 
 
 def served_at_start(ordering, due_s, *, counted, last_s=LAST_S):
-    """Estimated and measured waits of requests that came while the instance started."""
+    """Return estimated and measured waits of requests that arrived while the instance started."""
     random = np.random.default_rng(11)
     fleet = fleet_of(ordering, 2)
     first = np.sort(random.uniform(0.0, 3.0, 500))
@@ -306,7 +306,7 @@ async def test_swaps_and_drains_are_in_what_is_said(per_s, due_s, least_r2):
 
 
 async def test_a_request_for_a_model_that_sleeps_is_said_to_wait_for_the_swap():
-    """The profile is known, and nothing else: nothing was served, and nobody waits."""
+    """Only the profile is known: nothing was served, and no request waits."""
     fleet = sharing_fleet()
     live = Swapping(fleet)
     awake, asleep = live.topology.endpoints

@@ -27,7 +27,7 @@ def runs(
 
 
 def situation(rows, dues, *, seqs=4, kv=100_000, output=10, limit=2):
-    """One instance that runs *rows*, and a request for each of *dues* that waits for it; and what is to leave."""
+    """Return the evictions for one instance that runs *rows*, with a waiting request for each of *dues*."""
     fleet, endpoints = fleet_of(1, seqs=seqs, kv=kv)
     running = running_of(rows)
     fleet.running[0], fleet.kv_tokens[0] = len(rows), int(running.expected_tokens.sum())

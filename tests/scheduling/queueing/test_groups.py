@@ -69,7 +69,7 @@ def living(waiting):
 
 
 def fleet_of(count, *, seqs=2, kv=1000):
-    """*count* instances of one endpoint."""
+    """Return *count* instances of one endpoint."""
     fleet, endpoints = allocate_fleet(count), allocate_endpoints(1, count)
     fleet.endpoint[:], fleet.accepting[:] = 0, 1
     fleet.max_num_seqs[:], fleet.kv_capacity_tokens[:] = seqs, kv
@@ -145,7 +145,9 @@ class GroupsAgainstLists(RuleBasedStateMachine):
 
     @rule(quiet=st.booleans())
     def make_anew(self, quiet):
-        """All groups from what waits; *quiet*: so many came and went meanwhile that sequences have wide gaps."""
+        """Rebuild all groups from the waiting requests; *quiet*: as many came and left
+        meanwhile, so that sequences have gaps.
+        """
         if quiet:
             self.waiting.counters[NEXT_SEQUENCE] += SPARSE * (len(self.sequence) + 1)
         made = self.plain.made
@@ -201,7 +203,7 @@ def test_groups_are_made_anew_from_what_waits_and_given_up():
     st.integers(1, 2),
 )
 def test_groups_made_anew_are_those_of_requests_that_join_one_after_another(requests, endpoints, times):
-    """Field by field, for each endpoint with its own limit (0: none), order inside groups, and knowledge of times."""
+    """Compare field by field, for endpoints with different limits (0: none), orders within groups, and known times."""
     one, all_at_once = allocate_waiting(3, len(requests) + 1), allocate_waiting(3, len(requests) + 1)
     for at, (limit, within, timed) in enumerate(endpoints):
         one.groups.limit[at] = limit
@@ -351,7 +353,7 @@ def test_a_busy_instance_needs_less_for_a_request_than_an_idle_one(prompt, outpu
 
 
 def test_what_is_lost_lets_what_can_be_in_time_go_first():
-    """One that came earlier, of the same class, does not make the next one late as well."""
+    """An earlier late request of the same class does not make the next one late."""
     fleet, endpoints = fleet_of(1)
     waiting = allocate_waiting(1, 20, 1)
     waiting.groups.limit[0] = 4
@@ -369,7 +371,7 @@ def test_what_is_lost_lets_what_can_be_in_time_go_first():
 
 
 def test_nobody_is_put_off_for_ever():
-    """A promise that no instance can keep still comes before those that leave an hour."""
+    """A promise that no instance can keep still precedes those that allow an hour."""
     fleet, endpoints = fleet_of(1)
     waiting = allocate_waiting(1, 20, 1)
     waiting.groups.limit[0] = 4

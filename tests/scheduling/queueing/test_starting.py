@@ -17,7 +17,7 @@ instances = st.lists(
 
 
 def counted_down(tokens, rate, coming, step_s=0.002):
-    """When none is left; each instance takes its batch off at once when it is there."""
+    """Return when no tokens are left; each instance takes a batch at once when it is ready."""
     time_s, left, here = 0.0, tokens, []
     while True:
         for one in coming:

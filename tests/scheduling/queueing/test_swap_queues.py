@@ -65,26 +65,26 @@ class Shared:
             self.fleet.accepting[model] = 1
 
     def ask(self, model, due_s, output=50):
-        """A group of one request, which stands in no queue yet."""
+        """Return a group of one request, in no queue yet."""
         slot = enqueue(self.waiting, model, due_s, 0.0, due_s, 0, 10, output, -1, -1, -1, -1)
         return int(self.arrays.members[slot].group)
 
     def put(self, model, due_s, output=50, pinned=False):
-        """The same at the end of the queue."""
+        """Return the same at the end of the queue."""
         group = self.ask(model, due_s, output)
         self.arrays.groups[group].pinned = pinned
         put_before(self.arrays, group, 0, NONE)
         return group
 
     def swap(self, target, leaves=NONE, up_s=0.0):
-        """A swap to *target* is in progress: *leaves* runs its last, or *target* has the GPUs and is up at *up_s*."""
+        """Start a swap to *target*: *leaves* runs its last requests, or *target* has the GPUs and is up at *up_s*."""
         self.wake(NONE)
         note_phase(self.arrays, target, COMES if leaves == NONE else WAITS, up_s)
         if leaves != NONE:
             note_phase(self.arrays, leaves, LEAVES, 0.0)
 
     def gpus(self, now_s):
-        """As the plain twin has them."""
+        """Return the state in the plain twin's form."""
         fleet, arrays, models = self.fleet, self.arrays, range(MODELS)
         up = [model for model in models if fleet.accepting[model]]
         coming = [model for model in models if arrays.phase[model] in (WAITS, COMES)]
@@ -130,7 +130,7 @@ states = st.tuples(
 
 
 def shared_in(state):
-    """Three models on the same GPUs, in that state."""
+    """Return three models on the same GPUs, in that state."""
     phase, (first, second, _), running = state
     shared = Shared(first if phase == "up" else NONE)
     shared.fleet.max_num_seqs[:] = (1, 2, 4)

@@ -13,7 +13,7 @@ from tests.scheduling.queueing.test_groups import ask, fleet_of, living, members
 
 
 def plain(waiting, expected, slot, now_s):
-    """As the kernel, from the definition."""
+    """Compute the kernel's result from the definition."""
     group = int(waiting.groups.members["group"][slot])
     ahead = []
     for other in queue_of(waiting, int(waiting.groups.groups["queue"][group])):

@@ -32,7 +32,7 @@ def test_at_the_edges(given_s, limit_s, busy_s, expected):
 
 
 def test_a_busy_spell_is_that_of_a_queue_with_servers_for_all():
-    """M/G/infinity from the arrival that ends an idle one, whatever the distribution of service."""
+    """M/G/infinity from the arrival that ends an idle period, whatever the distribution of service."""
     random, spells_s = np.random.default_rng(2), []
     per_s, lasts_s = 0.6, 2.0
     for _ in range(4000):
@@ -47,7 +47,7 @@ def test_a_busy_spell_is_that_of_a_queue_with_servers_for_all():
 
 
 def test_a_spell_from_many_that_run_is_longer():
-    """As draws of it have it, where each lasts for an exponential time."""
+    """Compare with simulated spells with exponential service."""
     random, spells_s = np.random.default_rng(4), []
     per_s, lasts_s, running = 0.9, 2.0, 6
     for _ in range(4000):

@@ -89,7 +89,7 @@ decode = { a_s = 0.01 }
 
 
 def test_instances_that_share_their_gpus(tmp_path: Path) -> None:
-    """Of every number in every region one of each model; the second's weights do not fit into CPU memory."""
+    """One instance of each model per number and region; the second model's weights do not fit into CPU memory."""
     made = staged(tmp_path, RIGHT.replace("kv_tokens = 16000\n", SHARED))
     groups = made.cluster.swap_groups()
     assert groups == ["pair-east-1", "pair-east-2", "pair-west-1", "pair-west-2"]

@@ -51,7 +51,7 @@ def test_groups_are_listed_as_the_index_says(seed, queues, groups, load, near, g
     st.sampled_from([0.0, 25.0]),
 )
 def test_annealing_knows_the_cost_of_what_it_has_done(problem, seed, kappa_s):
-    """Whatever was moved: the sum of what moves cost is what the order costs, and all kept about it is as if new."""
+    """After any moves, the sum of their costs equals the cost of the order, and the rows equal freshly built ones."""
     terms = terms_for(problem, kappa_s)
     rows, _ = rows_of(terms, fcfs(terms))
     if terms.movable.size * terms.kind.size < 2:

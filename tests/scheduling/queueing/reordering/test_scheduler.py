@@ -28,7 +28,7 @@ def test_small_orders_are_the_best_of_all(problem, kappa_s):
 
 @given(small_problems(most_groups=12, most_queues=4), kappas, st.randoms(use_true_random=False))
 def test_no_rule_is_better_also_where_an_order_is_there(problem, kappa_s, random):
-    """Whatever order is there, however few moves are tried."""
+    """For any previous order and any number of moves."""
     groups = list(range(problem.requests.size))
     random.shuffle(groups)
     queues = problem.queue_type.size
@@ -65,7 +65,7 @@ def test_many_groups_are_the_search_s_alone():
 
 
 def test_a_rule_that_keeps_all_in_time_is_taken_as_it_is():
-    """EDF keeps what slack there is for what comes next; any other order that is as good now need not."""
+    """EDF keeps slack for later arrivals; another order that is as good now need not."""
     problem = synthetic(3, 12, 0.5, 1, models=1)._replace(due_s=np.linspace(1e5, 2e5, 12))
     problem.due_s[11] = problem.free_s.max() + problem.own_s[11].max() + 1.0  # it must go first
     answer = reorder(problem, Order.of([list(range(12)), [], []]), moves=5_000)
@@ -75,7 +75,7 @@ def test_a_rule_that_keeps_all_in_time_is_taken_as_it_is():
 
 
 def test_one_group_alone_goes_where_it_starts_in_time():
-    """Both queues would end at once; it is in time only where no swap comes first."""
+    """Both queues would end at the same time; the group is in time only without a swap before it."""
     problem = Problem(
         requests=np.array([1]),
         model=np.array([1]),
@@ -210,7 +210,7 @@ def test_wrong_problems_are_refused():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_models_of_the_fleet_that_no_group_is_of_change_nothing(seed):
-    """The gateway knows all models, the simulator those of its requests: from one order both come to the same next one."""
+    """The gateway knows all models, the simulator only those of its requests: both give the same next order."""
     problem = synthetic(4, 60, 1.3, seed)
     before = Order.of([row[: len(row) // 2] for row in order_by("edf-earliest-completion", problem).queues()])
     more = {name: np.hstack([getattr(problem, name), np.full((2, 12), np.inf)]) for name in ("swap_s", "drain_s")}

@@ -194,7 +194,7 @@ def test_ways_between_regions_count_both_ways():
 
 
 def waiting_requests(simulation: Simulation, endpoint: int) -> list[int]:
-    """Requests that wait at *endpoint*, in the order in which they would leave."""
+    """Return the requests that wait at *endpoint*, in the order of leaving."""
     return simulation.world.held[in_order(simulation.waiting, endpoint)].tolist()
 
 
