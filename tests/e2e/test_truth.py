@@ -61,7 +61,7 @@ def test_rows_do_not_move_under_the_pointer(console, open_page):
 
 
 def test_a_socket_that_is_silent_is_left_for_another(console, open_page):
-    """Half-open: nothing comes, and nothing closes. Numbers are polled until another socket is open."""
+    """A half-open connection: nothing arrives and nothing closes. Numbers are polled until another socket is open."""
     page = open_page(console, "/events/", user="operator")
     held: list = []
     opened: list = []

@@ -27,7 +27,7 @@ WHY = executor.Why(MoveSource.FLOOR, "floor", "one fewer than the minimum")
 
 @pytest.fixture
 def two(make_instance, deployment):
-    """Both instances of a deployment that must have two and may have two."""
+    """Both instances of a deployment with a minimum and maximum of two."""
     Deployment.objects.filter(pk=deployment.pk).update(min_instances=2, max_instances=2)
     return [make_instance(state=S.READY, launcher=Launcher.EMULATED) for _ in range(2)]
 
@@ -105,7 +105,7 @@ def test_what_runs_on_a_cordoned_node_goes_on_and_plans_count_no_more_than_that(
 
 
 def test_simulations_of_what_comes_have_no_place_there_either(make_instance, deployment, profile, node, operator):
-    """Comparison, what-ifs, counterfactuals and exports all begin with this scenario."""
+    """Comparison, what-ifs, counterfactuals and exports all start from this scenario."""
     Deployment.objects.filter(pk=deployment.pk).update(min_instances=1, max_instances=4)
     rows = [make_instance(state=S.READY, launcher=Launcher.EMULATED, node=node) for _ in range(2)]
 

@@ -297,7 +297,7 @@ class TestScaling:
 
 
 def queue_of(topology: Topology, waiting: Callable[[Endpoint], int]) -> WaitingQueue:
-    """A queue in which *waiting* requests wait for an endpoint."""
+    """Return a queue in which *waiting* requests wait for an endpoint."""
     queue = WaitingQueue(topology, lambda: 0.0)
     queue.count = waiting
     return queue
@@ -354,7 +354,7 @@ class TestGateway:
         assert self.floor(topology, model_b=2) == []
 
     def test_requests_that_reach_one_that_sleeps_go_elsewhere(self, world, topology):
-        """They were on their way when it fell asleep, and would hang there until it wakes."""
+        """They were in transit when it fell asleep, and would hang there until it wakes."""
         (replica,) = [one for one in topology.replicas.values() if one.name == "a"]
         replica.requests.add("late")
         assert topology.apply(inventory.read()) == []

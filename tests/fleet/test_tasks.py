@@ -234,7 +234,7 @@ class TestSleepAndWake:
 
     @pytest.mark.parametrize(("verb", "state"), [("sleep", S.READY), ("wake", S.SLEEPING)])
     def test_an_answer_is_no_proof(self, verb, state, make_instance, client, monkeypatch):
-        """The server answers 200 and does not do it: `is_sleeping` says so."""
+        """The server answers 200 without doing it: `is_sleeping` shows it."""
         monkeypatch.setattr(tasks, "SLEEP_PROOF_S", 0.0)
         client.obeys = False
         instance = make_instance(state=state)

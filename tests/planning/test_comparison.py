@@ -37,7 +37,7 @@ def pace(settings):
 
 @pytest.fixture
 def ledger(acme, deployment):
-    """Twenty minutes with a request a second, and a surge of four a second in the middle."""
+    """Write twenty minutes with a request a second, and a surge of four a second in the middle."""
     Deployment.objects.update(max_num_seqs=8)
     database.write(write_ledger)
     return list(LedgerRow.objects.order_by("pk"))
@@ -88,7 +88,7 @@ def advisor_of(last_hours):
 
 
 def test_too_little_says_what_is_missing(ledger, make_instance, monkeypatch):
-    """Many requests of a young ledger lack time, not requests."""
+    """Many requests of a young ledger span too little time."""
     make_instance()
     LedgerRow.objects.filter(arrived_at__lt=NOW - timedelta(seconds=180)).delete()
     note = services.compare_strategies(1.0, NOW).note
@@ -279,7 +279,7 @@ class TestAdvice:
     def test_the_advice_is_that_of_the_plan_that_would_be_made_live(
         self, ledger, make_instance, language_model, settings, name, buffer
     ):
-        """Same demand level, same room for non-interactive work, same bounds, same validity."""
+        """The same demand level, room for non-interactive work, bounds and validity."""
         settings.PLAN_NIW_BUFFER, settings.FORECAST_WINDOW_S, settings.PLAN_EVERY_S = buffer, 600, 900.0
         SloClass.objects.create(name="flexible", title="Flexible", kind="non_interactive", deadline_s=60, priority=5)
         MinuteRow.objects.create(

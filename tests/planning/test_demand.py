@@ -24,7 +24,7 @@ class TestDemand:
         assert series.known == 4
 
     def test_demand_is_of_the_callers_region_and_holds_what_was_not_served(self, make_minutes):
-        """Of old rows the region that served is that of the callers."""
+        """In old rows the caller's region is the region that served."""
         make_minutes(2)
         make_minutes(2, prompt=6_000, output=600, region="us-west", own_region=PLACE[1])
         make_minutes(2, prompt=0, output=0, own_region="us-west", unserved=1, unserved_prompt_tokens=60_000)

@@ -162,7 +162,7 @@ class TestPlans:
 
     @pytest.mark.parametrize("mode", [PolicyMode.SHADOW, PolicyMode.ASK])
     def test_what_a_what_if_proposes_stands_beside_it(self, busy, language_model, mode):
-        """Neither replaced by a round, nor counted as one, nor followed as a forecast by a strategy."""
+        """It is neither replaced by a round, nor counted as one, nor followed as a forecast by a strategy."""
         policy(language_model, mode, "lt_u")
         proposed = ScalingPlan.objects.create(
             model=language_model, strategy=WHAT_IF, valid_until=NOW + timedelta(hours=1), made_at=NOW,
@@ -187,7 +187,7 @@ class TestPlans:
         assert first.note.startswith(f"0 of {wanted} moves made; LT-UA adds only while use is above 70%")
 
     def test_a_plan_in_force_that_the_next_repeats_goes_on(self, busy, language_model, make_instance, node):
-        """Also when its strategy has added one meanwhile: three are wanted, of which there was one at first."""
+        """Also if its strategy has added one meanwhile: three are wanted, and there was one at first."""
         policy(language_model, PolicyMode.AUTO, "lt_ua")
         (first,) = make_plans(NOW)
         assert first.targets[0]["target"] == 3
@@ -212,7 +212,7 @@ class TestPlans:
         assert row.valid_until == NOW + timedelta(minutes=20)
 
     def test_preserves_algorithm_2_plans_for_its_strategies(self, busy, language_model, settings):
-        """Live as in its experiment: N for the window after this one, whatever comes later."""
+        """Live as in its experiment: N for the next window, whatever comes later."""
         settings.PLAN_EVERY_S = 60.0
         policy(language_model, PolicyMode.SHADOW, "preserve")
         theta = make_plans(NOW)[0].inputs["capability_tokens_per_s"]["a100-80gb"]["used"]

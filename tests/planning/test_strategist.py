@@ -21,7 +21,7 @@ PLACE = ("llama-3.1-8b", "us-east")
 
 @pytest.fixture
 def load(monkeypatch):
-    """`load(use=0.9, …)`: what the gateway says of the endpoint; `load.alive` is what was published to it."""
+    """`load(use=0.9, …)`: publish the gateway's view of the endpoint; `load.alive` is what was published to it."""
 
     class Published:
         def __init__(self):
@@ -291,7 +291,7 @@ class TestAlive:
     def test_an_approved_plan_is_what_the_floor_is_beneath_as_long_as_it_holds(
         self, automatic, load, make_instance, language_model
     ):
-        """Or the floor alone would take back at its own marks what an operator approved."""
+        """Otherwise the floor alone would undo, by its own thresholds, what an operator approved."""
         make_instance()
         automatic("lt_i", PolicyMode.ASK)
         load()

@@ -38,7 +38,7 @@ def state(settings, tmp_path):
 
 @pytest.fixture
 def made(monkeypatch):
-    """What would be made: names in order; `made.error` lets the solver fail."""
+    """Return the plans that would be made: names in order; `made.error` lets the solver fail."""
 
     class Made(list):
         error = models = None

@@ -61,7 +61,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Address:
 
 @pytest.fixture(scope="module")
 def stack(address: Address) -> Iterator[RunningStack]:
-    """One stack for the tests below, in their order; the last one stops it."""
+    """One stack for the tests below, in order; the last one stops it."""
     environment = {**address.environment, "DJANGO_SETTINGS_MODULE": "controlplane.settings"}
     stack = RunningStack(f"--port {address.port}", **environment)
     yield stack
@@ -148,13 +148,13 @@ def assert_no_traceback(stack: RunningStack) -> None:
 
 
 def part(address: Address, name: str) -> dict[str, Any]:
-    """What the supervisor says of a part, in the file that the web process reads."""
+    """Return the supervisor's status of a part, from the file that the web process reads."""
     written = json.loads((Path(address.environment["PILOTHOUSE_STATE_DIR"]) / "parts.json").read_text())
     return next(row for row in written["parts"] if row["name"] == name)
 
 
 def test_no_part_ends_it_whichever_dies_with_which(stack: RunningStack, address: Address) -> None:
-    """Redis with Celery, whose probe needs it; three at a time; the same one again."""
+    """Kill Redis with Celery, whose probe needs it; three at a time; the same one again."""
     names = ("redis", "web", "celery", "beat", "emulator", "traffic")
 
     def running() -> bool:

@@ -100,7 +100,7 @@ WEATHER = {
 
 
 async def test_a_named_tool_is_called_through_the_gateway(served, client):
-    """vLLM needs a parser even for a tool that is named (this server has one). Random weights make odd arguments."""
+    """vLLM needs a parser even for a named tool (this server has one). Random weights give odd arguments."""
     named = {"type": "function", "function": {"name": "weather"}}
     asked = {"model": MODEL, "messages": MESSAGES, "tools": [WEATHER], "tool_choice": named, "max_tokens": 200}
     plain = await client.chat.completions.create(**asked)

@@ -26,7 +26,7 @@ QLM = {"name": "QLM", "changes": [{"kind": "policy", "part": "bundle", "value": 
 
 @pytest.fixture(autouse=True)
 def sent(monkeypatch) -> list[str]:
-    """Tasks that workers were sent."""
+    """Return the tasks sent to workers."""
     tasks: list[str] = []
     monkeypatch.setattr(working, "send_task", lambda task, **_: tasks.append(task) or True)
     return tasks
