@@ -252,7 +252,7 @@ class TestAlone:
         assert await of(ScalingMove.objects, "pk") == []
         await release(managed, sent)
 
-    async def test_a_model_that_nobody_serves_is_started_when_it_is_asked_for(self, managed, launcher, monkeypatch):
+    async def test_a_model_without_instances_is_started_when_requested(self, managed, launcher, monkeypatch):
         """A request is held until the instance is ready."""
         await database_sync_to_async(Deployment.objects.update)(min_instances=0)
         await database_sync_to_async(Instance.objects.update)(state="stopped", url="")
@@ -262,7 +262,7 @@ class TestAlone:
             assert (await managed.chat()).status == 200
         assert "m-0" in launcher.backends  # the stopped one is the nearest way
 
-    async def test_what_cannot_be_started_is_not_held_for_ever(self, managed, launcher, monkeypatch):
+    async def test_requests_for_what_cannot_start_are_not_held_forever(self, managed, launcher, monkeypatch):
         monkeypatch.setattr(module, "REFUSED_HOLD_S", 0.5)
         monkeypatch.setattr(launcher, "start", refuse)
         looping = {"state": "failed", "url": "", "failures": 12}
@@ -342,7 +342,7 @@ class TestTheMinimum:
         await until(lambda: len(starts) >= 6 and len(names) >= 2, 2 * WITHIN_S)
         assert await database_sync_to_async(Instance.objects.count)() <= 1 + 4
 
-    async def test_stopping_the_last_one_under_load_refuses_nobody(self, managed, launcher):
+    async def test_stopping_the_last_one_under_load_refuses_no_request(self, managed, launcher):
         answers = []
 
         async def go_on() -> None:

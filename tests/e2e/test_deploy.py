@@ -107,7 +107,7 @@ def fill(page) -> None:
 
 
 @pytest.mark.gate
-def test_errors_stand_at_their_fields(console, open_page, complaints):
+def test_errors_are_shown_at_their_fields(console, open_page, complaints):
     complaints.allowed = ("status of 422",)
     page = open_page(console, "/models/deploy/", theme="light")
     fill(page)

@@ -33,7 +33,7 @@ def test_the_headline_is_the_worst_class(furnished, open_page, theme):
     keep(page, f"overview-{theme}")
 
 
-def test_the_overview_stands_still(furnished, open_page):
+def test_the_overview_does_not_move(furnished, open_page):
     """For a minute, with numbers that change twice a second."""
     page = open_page(furnished, "/")
     expect_live(page)

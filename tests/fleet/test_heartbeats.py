@@ -38,7 +38,7 @@ def test_one_that_is_started_again_does_not_fail_for_its_last_server(ready):
 
 
 @pytest.mark.django_db
-def test_one_that_is_ready_anew_does_not_either(ready):
+def test_one_that_is_ready_again_does_not_either(ready):
     instance, seen = ready
     for state in (InstanceState.STOPPED, InstanceState.PROVISIONING, InstanceState.LOADING, InstanceState.READY):
         services.move(instance, state, actor="test", reason="it was started again")

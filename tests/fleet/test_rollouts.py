@@ -335,7 +335,7 @@ class TestFailure:
         assert "out of memory" in world.newest().message
         assert world.seqs() == [256]
 
-    def test_with_the_settings_back_nothing_needs_attention_and_the_next_one_goes_on(self, world):
+    def test_with_the_settings_back_nothing_needs_attention_and_the_next_one_continues(self, world):
         world.broken = lambda spec: spec.max_num_seqs == 7
         world.begin()
         world.run()
@@ -400,7 +400,7 @@ class TestCancelAndChange:
         assert world.seqs() == [7, 256]
         assert not selectors.open_rollouts()
 
-    def test_it_waits_for_gpus_that_somebody_else_has_taken(self, world, make_instance, node):
+    def test_it_waits_for_gpus_that_others_have_taken(self, world, make_instance, node):
         Node.objects.update(gpu_count=4)
         world.begin()
         while states(world)["a"] != "stopped":

@@ -312,7 +312,7 @@ case "$2" in *--bad*) echo '{{"error": "unrecognized arguments: --bad"}}';; *) e
         assert Instance.objects.get().state == InstanceState.FAILED
 
 
-def test_cpus_have_a_cache_of_their_own_size_and_no_gpus(make_instance, deployment, node, gpu_type, settings):
+def test_cpus_have_a_separate_cache_size_and_no_gpus(make_instance, deployment, node, gpu_type, settings):
     gpu_type.device = "cpu"
     gpu_type.save()
     Deployment.objects.update(environment={"A": "1"}, secrets={"B": "2"}, api_key="token")

@@ -219,7 +219,7 @@ async def test_all_of_it_was_with_a_solver_that_fails_and_says_so(stack, address
             await asyncio.sleep(5.0)
 
 
-def test_what_stood_still_goes_on(stack: RunningStack, address: Address) -> None:
+def test_a_stalled_instance_continues(stack: RunningStack, address: Address) -> None:
     """The returning workers find no command left, and the stack stops normally."""
     left = shell(
         address,

@@ -246,7 +246,7 @@ def test_instances_that_share_gpus_are_as_they_are_now(ledger, make_instance):
     assert cluster.swap_memory_bytes == {"pair-us-east-1": 20e9}
 
 
-def test_requests_for_what_is_not_deployed_any_more_are_left_out(ledger, make_instance):
+def test_requests_for_undeployed_models_are_left_out(ledger, make_instance):
     LedgerRow.objects.filter(pk__gt=ledger[100].pk or 0).update(model="gone")
     Deployment.objects.update(active=False)
     assert Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW) is None

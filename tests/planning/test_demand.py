@@ -85,7 +85,7 @@ class TestDemand:
             (PLACE, Quantity.PROMPT, "interactive"),
         ]
 
-    def test_a_minute_in_which_nobody_counted_is_a_gap_and_one_with_others_alone_a_zero(self, make_minutes):
+    def test_an_uncounted_minute_is_a_gap_and_one_with_only_other_series_a_zero(self, make_minutes):
         make_minutes(3)
         MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=2)).delete()
         MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=3)).update(model="another")

@@ -75,7 +75,7 @@ def test_each_series_for_itself():
     assert Forecast.objects.exclude(slo_class="").count() == Forecast.objects.filter(slo_class="").count() == 4
 
 
-def test_what_does_not_follow_stays_a_row_of_its_own():
+def test_what_does_not_follow_stays_a_separate_row():
     """A gap longer than the forecast, another forecaster, windows of another length."""
     make(range(310, 315)), make([309], window_s=600), make(range(302, 309))
     make(range(250, 260), forecaster="ets", note="few windows"), make(range(240, 250))

@@ -190,7 +190,7 @@ def test_a_pass_that_is_cut_off_leaves_nothing_half_done(approved, make_instance
     assert Instance.objects.count() == 3
 
 
-def test_plans_that_nobody_approved_are_left_alone(make_instance, language_model):
+def test_unapproved_plans_are_left_alone(make_instance, language_model):
     make_instance()
     row = {"region": "us-east", "gpu_type": "a100-80gb", "present": 1, "target": 3}
     for status in set(PlanStatus) - set(plan_rollout.TO_CARRY_OUT):

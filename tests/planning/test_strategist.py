@@ -263,7 +263,7 @@ class TestAdvice:
         assert strategist.advice(row, "us-east", row.made_at).next_plan_s == row.made_at.timestamp() + 1200
 
     @pytest.mark.parametrize("status", sorted(set(PlanStatus) - set(selectors.IN_FORCE)))
-    def test_what_nobody_approved_is_none(self, language_model, deployment, automatic, status):
+    def test_an_unapproved_plan_is_not_the_current_one(self, language_model, deployment, automatic, status):
         plan(language_model, 2, status=status)
         assert selectors.plan_in_force(automatic("lt_i").model.name, timezone.now()) is None
 

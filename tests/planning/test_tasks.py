@@ -246,7 +246,7 @@ class TestComparisons:
         settings.COMPARE_EVERY_S = 0.0
         assert not comparison.due(now + timedelta(days=2))
 
-    def test_periodic_work_ends_for_what_somebody_asked_for(self, deployment):
+    def test_periodic_work_ends_for_requested_work(self, deployment):
         assert not tasks.requested_work_waits()
         row = LengthTraining.objects.create(kind="student")
         assert not tasks.requested_work_waits()  # it is periodic itself

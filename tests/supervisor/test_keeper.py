@@ -234,7 +234,7 @@ async def test_those_that_do_not_obey_are_killed_and_named(keeper: Keeper, tmp_p
     assert await keeper.stop([["web"]]) == ["web"]
 
 
-async def test_a_server_in_a_session_of_its_own_does_not_stay_behind(keeper: Keeper, tmp_path: Path) -> None:
+async def test_a_server_in_a_separate_session_does_not_stay_behind(keeper: Keeper, tmp_path: Path) -> None:
     """Like a vLLM server started by a Celery worker: neither our child nor in a group of ours."""
     source = f"""
         import subprocess, sys, pathlib, time

@@ -109,7 +109,7 @@ def test_a_second_one_says_who_runs(stack: RunningStack, address: Address) -> No
     assert re.fullmatch(rf"Pilothouse already runs in \S+: process \d+, {address.url}, since .*\n", said.stdout)
 
 
-def test_a_replay_beside_it_balances_with_the_ledger(stack: RunningStack, address: Address, tmp_path: Path) -> None:
+def test_a_concurrent_replay_balances_with_the_ledger(stack: RunningStack, address: Address, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text(TRACE)
     said = address.manage(
@@ -130,7 +130,7 @@ def test_a_killed_web_process_comes_back(stack: RunningStack, address: Address) 
     assert "ok" in stack.get(f"{address.url}/healthz").lower()
 
 
-def test_after_the_emulator_died_its_instances_are_started_anew(stack: RunningStack, address: Address) -> None:
+def test_instances_are_restarted_after_the_emulator_died(stack: RunningStack, address: Address) -> None:
     os.kill(process_id(stack, "workers.emulator"), signal.SIGKILL)
     stack.wait_for("restart", lambda: "emulator is back after" in stack.text)
     stack.wait_for("revival", lambda: stack.text.count("asked to start") == 2)

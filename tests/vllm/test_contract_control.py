@@ -163,7 +163,7 @@ async def test_the_head_of_a_stream_comes_at_once(
         assert b"data: " in await response.content.readany()
 
 
-async def test_sleep_aborts_what_runs(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
+async def test_sleep_aborts_running_requests(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
     before = await control.metrics()
     response = await begun(http, server, 4000)
     await control.sleep(level=1, mode="abort")
@@ -174,7 +174,9 @@ async def test_sleep_aborts_what_runs(server: Server, http: aiohttp.ClientSessio
     assert after.success_total["abort"] - before.success_total["abort"] == 1
 
 
-async def test_sleep_waits_for_what_runs(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
+async def test_sleep_waits_for_running_requests(
+    server: Server, http: aiohttp.ClientSession, control: VllmClient
+) -> None:
     response = await begun(http, server, 400)
     await control.sleep(level=1, mode="wait")
     chunks = await rest(response)
@@ -183,7 +185,7 @@ async def test_sleep_waits_for_what_runs(server: Server, http: aiohttp.ClientSes
     assert await control.is_sleeping()
 
 
-async def test_sleep_keeps_what_runs(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
+async def test_sleep_keeps_running_requests(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
     response = await begun(http, server, 2000)
     await control.sleep(level=0, mode="keep")
     produced = (await control.metrics()).generation_tokens_total

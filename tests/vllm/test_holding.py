@@ -155,7 +155,7 @@ async def test_holding_the_queue_costs_no_throughput(transactional_db, vllm_serv
 
 
 @pytest.mark.nightly
-async def test_over_a_long_link_no_place_stands_empty(transactional_db, emulated_server, monkeypatch):
+async def test_over_a_long_link_no_slot_is_idle(transactional_db, emulated_server, monkeypatch):
     """0.3 s there and back, with requests of 1 s: the measured round trip, and its effect."""
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)
     async with long_link(emulated_server) as server:

@@ -89,7 +89,7 @@ def test_asked_twice_it_answers_the_same(name, fitted):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_stored_and_loaded_it_goes_on_as_if_nothing_happened(name, fitted, tmp_path):
+def test_stored_and_loaded_it_continues_unchanged(name, fitted, tmp_path):
     forecaster = fitted[1][name]
     path = tmp_path / "state.npz"
     forecaster.save(path)
@@ -120,7 +120,7 @@ def test_windows_one_by_one_or_all_at_once(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_with_few_points_the_simplest_stands_in_and_says_so(name):
+def test_with_few_points_the_simplest_is_used_and_says_so(name):
     forecaster = FORECASTERS[name]()
     forecaster.fit(Series(0.0, 600.0, np.array([10.0, 20.0, np.nan, 30.0])))
     forecast = forecaster.predict(3)
@@ -131,7 +131,7 @@ def test_with_few_points_the_simplest_stands_in_and_says_so(name):
     assert forecast.forecaster == name
 
 
-def test_with_a_day_of_points_the_day_before_stands_in():
+def test_with_a_day_of_points_the_previous_day_is_used():
     forecaster = FORECASTERS["mlstm"]()
     series = daily(2, 1800.0, noise=0.0)
     forecaster.fit(series)

@@ -92,7 +92,7 @@ def test_service_time_is_the_sum_of_the_steps_of_an_engine_that_has_nothing_else
     assert profile.service_time_s(prompt, output) == pytest.approx(timeline.e2e_s, rel=1e-9)
 
 
-def test_service_time_rises_with_prompt_and_output_where_nobody_has_measured():
+def test_service_time_rises_with_prompt_and_output_without_measurements():
     assert USUAL.service_time_s(100, 10) < USUAL.service_time_s(100, 11)
     assert USUAL.service_time_s(1000, 10) < USUAL.service_time_s(2000, 10)
 

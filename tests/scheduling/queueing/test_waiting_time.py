@@ -48,7 +48,7 @@ def wait(requests: int, known: Lengths, batch: float, rate: float, relative_vari
 @given(
     st.lists(st.tuples(st.sampled_from((0.0, 1.0, 2.5)), tokens, tokens, tokens), min_size=1, max_size=30), st.data()
 )
-def test_who_is_ahead_is_counted_as_the_plain_twin_counts(requests, data):
+def test_requests_ahead_are_counted_as_by_the_plain_twin(requests, data):
     order = data.draw(st.permutations(range(len(requests))))
     keys = np.array([key for key, *_ in requests])
     sequence = np.arange(len(requests), dtype=np.int64)
@@ -82,7 +82,7 @@ def test_the_mean_is_that_of_the_plain_twin(requests, known, batch, rate):
 
 
 @given(st.integers(0, 3000), lengths(), st.floats(1.0, 500.0), st.floats(1.0, 1e5))
-def test_nobody_waits_longer_than_one_behind_it(requests, known, batch, rate):
+def test_no_request_waits_longer_than_one_behind_it(requests, known, batch, rate):
     first, second = (wait(count, known, batch, rate) for count in (requests, requests + 1))
     assert second.mean_s >= first.mean_s - 1e-9
     if requests >= round(batch):  # fewer wait for some of those that run, and what that varies by is another thing

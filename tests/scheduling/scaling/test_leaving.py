@@ -9,7 +9,7 @@ from scheduling.scaling.swapping import busy_spell_s, leaving
 
 
 @pytest.mark.parametrize(("given_s", "limit_s", "busy_s"), [(0.0, 10.0, 5.0), (3.0, 40.0, 5.0), (2.0, 4.0, 30.0)])
-def test_it_goes_on_while_busy_and_at_most_to_the_limit(given_s, limit_s, busy_s):
+def test_it_stays_while_busy_and_at_most_to_the_limit(given_s, limit_s, busy_s):
     spells_s = np.random.default_rng(1).exponential(busy_s, 400_000)
     gone_s = np.minimum(given_s + spells_s, limit_s)
     left = leaving(given_s, limit_s, busy_s)

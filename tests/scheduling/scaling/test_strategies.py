@@ -227,7 +227,7 @@ def test_lt_ua_of_a_short_decision_window_acts_on_the_gap_in_its_last_third(unti
 
 
 @given(views, st.integers(0, 20), st.floats(0, 1200))
-def test_what_lt_ua_does_about_the_gap_use_does_not_take_back(one, target, left_s):
+def test_use_does_not_undo_what_lt_ua_does_about_the_gap(one, target, left_s):
     """Unless demand changes: with the same load on the instances after the move, the next tick moves none."""
     plan, now_s = advice(target), 3600.0 - left_s
     delta, _ = only("lt_ua", one, plan, now_s)

@@ -159,7 +159,7 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
     ("ordering", "at_s", "per_s"),
     at_night_but([("qlm", 151.1, 0.9)], [("fcfs", 135.7, 0.9), ("qlm", 151.1, 0.9), ("ssjf", 135.7, 0.9)]),
 )
-def test_prompts_in_several_chunks_go_on_where_they_were(db, ordering, at_s, per_s):
+def test_prompts_in_several_chunks_continue(db, ordering, at_s, per_s):
     """Engines do not report their progress: it is inferred from the times of tokens, and
     every decision is still the same.
     """

@@ -75,7 +75,7 @@ def test_the_least_is_the_same_where_dear_orders_are_given_up(problem, kappa_s):
     assert plain.least_below(problem, kappa_s, least / 2) == least / 2
 
 
-def test_read_literally_it_has_no_answer_where_somebody_must_be_late():
+def test_read_literally_it_has_no_answer_if_a_group_must_be_late():
     problem = synthetic(2, 4, 1.0, seed=0, models=2, a10=0.0)
     problem.due_s[:] = 1.0
     with pytest.raises(NoAnswer, match="No Solution"):
@@ -102,7 +102,7 @@ def test_groups_that_are_fixed_come_first():
         solve(problem)
 
 
-def test_a_group_that_nobody_serves_is_named():
+def test_a_group_that_no_instance_serves_is_named():
     problem = synthetic(2, 3, 1.0, seed=2, models=1, a10=0.0)
     problem.service_s[1] = np.inf
     with pytest.raises(NoAnswer, match="group 1"):

@@ -44,7 +44,7 @@ def test_no_rule_is_better_also_where_an_order_is_there(problem, kappa_s, random
 
 @costly(10, many=60)
 @given(small_problems(most_groups=5, most_queues=2), kappas)
-def test_the_programme_proves_how_far_its_order_is_from_the_best(problem, kappa_s):
+def test_the_programme_proves_the_gap_of_its_order(problem, kappa_s):
     sought = reorder(problem, moves=200, kappa_s=kappa_s)
     answer = reorder(problem, moves=200, kappa_s=kappa_s, by=PROGRAMME)
     least = plain.least_objective(problem, kappa_s)
@@ -128,7 +128,7 @@ def test_never_worse_than_its_fallbacks_and_the_same_again(problem, seed):
     assert again.order.queues() == answer.order.queues()
 
 
-def test_nothing_changes_while_nobody_is_late():
+def test_nothing_changes_while_no_group_is_late():
     problem = synthetic(4, 20, 0.5, seed=3)
     problem.due_s[:] = np.inf
     previous = order_by("fcfs", problem)

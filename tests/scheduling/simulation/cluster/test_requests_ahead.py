@@ -38,7 +38,7 @@ def run(round_trip_s: float, limit: int | None, ordering: str = "fcfs"):
     return result, float(output.sum() / np.nanmax(result.outcomes["e2e_s"]))
 
 
-def test_places_that_stand_empty_for_a_round_trip_cost_throughput_and_requests_ahead_win_it_back():
+def test_slots_idle_for_a_round_trip_cost_throughput_and_requests_ahead_recover_it():
     _, at_once = run(0.0, None)
     _, strict = run(0.3, 0)
     _, one = run(0.3, 1)

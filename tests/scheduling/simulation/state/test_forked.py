@@ -126,7 +126,7 @@ def numbers(simulation, queue):
     return [int(simulation.waiting.groups.groups["number"][group]) for group in queue_of(simulation.waiting, queue)]
 
 
-def test_a_swap_in_progress_goes_on_where_it_was():
+def test_a_swap_in_progress_continues():
     simulation = forked_pair({"state": "DRAINING", "leaves": True}, {"state": "ASLEEP", "waits": True})
     arrays = simulation.waiting.groups
     assert arrays.phase.tolist() == [LEAVES, WAITS]
