@@ -25,7 +25,7 @@ def scheduler(tmp_path, monkeypatch):
     made.close()
 
 
-def test_a_broker_that_is_away_is_said_once_and_what_was_not_sent_is_counted(scheduler, caplog, monkeypatch):
+def test_a_missing_broker_is_logged_once_and_unsent_messages_are_counted(scheduler, caplog, monkeypatch):
     entry = scheduler.schedule["often"]
     for _ in range(3):
         scheduler.apply_entry(entry)

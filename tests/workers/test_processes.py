@@ -129,7 +129,7 @@ async def test_after_a_part_was_killed_the_others_go_too(launcher: ProcessLaunch
     assert not await launcher.end_failed("a", seen)  # nothing is left to end
 
 
-async def test_a_server_restarted_since_is_left_alone(launcher: ProcessLauncher) -> None:
+async def test_an_instance_restarted_since_is_left_alone(launcher: ProcessLauncher) -> None:
     parts = await started(launcher)
     seen = launcher.record("a")
     assert seen is not None
@@ -141,7 +141,7 @@ async def test_a_server_restarted_since_is_left_alone(launcher: ProcessLauncher)
     assert again.left() == ["api", "engine", "worker"]
 
 
-async def test_shared_memory_is_removed_after_its_tracker_was_killed(launcher: ProcessLauncher) -> None:
+async def test_shared_memory_that_its_tracker_can_no_longer_remove(launcher: ProcessLauncher) -> None:
     parts = await started(launcher)
     record = launcher.record("a")
     assert record is not None
@@ -152,7 +152,7 @@ async def test_shared_memory_is_removed_after_its_tracker_was_killed(launcher: P
     assert not parts.segment.exists()
 
 
-async def test_shared_memory_in_use_by_another_process_stays(launcher: ProcessLauncher) -> None:
+async def test_shared_memory_in_use_by_others_stays(launcher: ProcessLauncher) -> None:
     parts = await started(launcher)
     record = launcher.record("a")
     assert record is not None
