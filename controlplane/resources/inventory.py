@@ -96,7 +96,8 @@ MODELS = Resource(
     least=Role.VIEWER,
     columns=(
         Column("name", "Model", sorts=True),
-        *columns("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "length_model", "active"),
+        *columns("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "architecture"),
+        *columns("length_model", "active"),
         shown("hardware", "Hardware of an instance"),
         shown("ready", "Ready (instances)", sorts=True),
         shown("most", "Limit (instances)"),
@@ -127,7 +128,7 @@ SLO_CLASSES = Resource(
     rows=lambda viewer: SloClass.objects.all(),
     columns=(
         *columns("name", "title", "service_tier", "ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile"),
-        *columns("deadline_s", "price_factor", "priority"),
+        *columns("deadline_s", "price_factor", "priority", "on_reclaim"),
         Column("kind", type=SloKind),
     ),
 )

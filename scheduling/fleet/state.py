@@ -15,6 +15,8 @@ class Condition(StrEnum):
     LOADING = "LOADING"
     READY = "READY"
     DRAINING = "DRAINING"
+    SPOT = "SPOT"
+    RECLAIMING = "RECLAIMING"
     ASLEEP = "ASLEEP"
     EMPTY = "EMPTY"
     FAILED = "FAILED"
@@ -74,6 +76,12 @@ class RequestState(Struct, kw_only=True):
 
 
 class WaitingRequest(RequestState, kw_only=True):
+    expected_output: int
+
+
+class HeldRequest(RequestState, kw_only=True):
+    """Held by the queue manager for non-interactive work; `served_in` is the region that its caller prefers."""
+
     expected_output: int
 
 
@@ -163,5 +171,12 @@ class FleetState(Struct):
     """The time of the state, in epoch seconds."""
     lengths: dict[str, list[float]] = {}
     """By model: actual over predicted output of recent requests, from which unknown outputs are drawn."""
+    held: list[HeldRequest] = []
+    """In order of arrival."""
     memory: dict[str, float] = {}
     """Memory of the scaling strategies."""
+
+    @property
+    def requests(self) -> list[RequestState]:
+        """Return the requests that run, wait or are held."""
+        return [*self.running, *self.waiting, *self.held]

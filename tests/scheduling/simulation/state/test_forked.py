@@ -31,6 +31,10 @@ RUNNING = {
     "streamed": False, "output_tokens": 0, "expected_prompt": 200, "expected_tokens": 250, "ahead": 90, "tenant": "acme",
 }  # fmt: skip
 
+WAITING = {
+    name: value for name, value in RUNNING.items() if name not in ("instance", "placed_s", "streamed", "output_tokens")
+} | {"expected_output": 50}  # fmt: skip
+
 
 def forked(scenario, **values):
     """The stage of *scenario*, and the fleet of *values* on its cluster."""
@@ -73,11 +77,32 @@ def test_answers_that_are_not_streamed_fill_no_batch_beyond_its_size():
     assert (simulation.run().outcomes["state"][:6] == Outcome.DONE).all()
 
 
+def test_held_requests_stay_held_until_there_is_room_and_keep_their_age():
+    """One instance of four sequences, busy with three interactive requests: use is above the mark until they end."""
+    text = RIGHT.replace("[classes.iw]", "[classes.batch]\nkind = 'non_interactive'\ndeadline_s = 3600\n[classes.iw]")
+    values = tomllib.loads(text)
+    values["fleet"][0] |= {"max_num_seqs": 4, "instances": 1, "regions": ["east"]}
+    scenario = check_scenario(values, SOURCE)
+    rows = [RUNNING | {"request_id": str(at)} for at in range(3)]
+    held = [
+        WAITING | {"request_id": f"held {at}", "slo_class": "batch", "arrival_s": -100.0 * at, "served_in": "east"}
+        for at in (2, 1)
+    ]
+    staged, state = forked(scenario, instances=[INSTANCE], running=rows, held=held)
+    assert [float(state.requests.arrival_s[row]) for row in state.held] == [-200.0, -100.0]
+    simulation = Simulation(staged.cluster, staged.requests, state=state)
+    simulation.advance(0.6)
+    assert len(simulation.holding.work) == 2
+    result = simulation.run()
+    assert (result.outcomes["state"][: state.requests.count] == Outcome.DONE).all()
+    waited_s = result.outcomes["queue_s"][list(state.held)]
+    ended_s = max(result.outcomes["e2e_s"][row] for row in range(state.requests.count) if row not in state.held)
+    assert (waited_s > [200.0, 100.0]).all()
+    assert (waited_s - [200.0, 100.0] <= ended_s + 1.0).all()
+
+
 OTHER = INSTANCE | {"name": "other-east-1", "model": "other", "swap_group": "pair"}
 SHARES = INSTANCE | {"swap_group": "pair"}
-WAITING = {
-    name: value for name, value in RUNNING.items() if name not in ("instance", "placed_s", "streamed", "output_tokens")
-} | {"expected_output": 50}  # fmt: skip
 
 
 def forked_pair(m, other, by_queue=True):
