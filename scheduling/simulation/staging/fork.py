@@ -22,7 +22,7 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.staging.iterations import Prompt, replay
+from scheduling.simulation.staging.iterations import EnginePrompt, replay
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.state.placing import (
     Fork,
@@ -53,7 +53,7 @@ class _Forking:
         self.endpoint_of = {key: at for at, key in enumerate(cluster.endpoints)}
         self.place_of = self._places()
         self.random = np.random.default_rng([seed, 3])
-        known = [one for one in (*state.running, *state.waiting) if (one.model, one.served_in) in self.endpoint_of]
+        known = [one for one in state.requests if (one.model, one.served_in) in self.endpoint_of]
         known.sort(key=lambda one: one.arrival_s)
         self.rows = {id(one): at for at, one in enumerate(known)}
         self.requests = self._requests(known, tenants, seed)
@@ -136,6 +136,7 @@ class _Forking:
             swept_s=self.state.swept_s,
             swap_targets=swap_targets,
             asked_tokens=self._asked_tokens(),
+            held=sorted(self.rows[id(one)] for one in self.state.held if id(one) in self.rows),
         )
 
     def _fill_instance(self, instance: ForkedInstance, seen: InstanceState, place: int) -> None:
@@ -229,7 +230,7 @@ class _Forking:
         if seen.iteration_s is not None or not running:
             trip_s = self._round_trip_s(place)
             gone = tuple(
-                Prompt(each.prompt_tokens, each.placed_s + trip_s, each.output_tokens, each.ended_s)
+                EnginePrompt(each.prompt_tokens, each.placed_s + trip_s, each.output_tokens, each.ended_s)
                 for each in seen.ended
             )
             ended_s = -inf if seen.iteration_s is None else seen.iteration_s
@@ -253,8 +254,8 @@ class _Forking:
         step_s = engine.profile.step_time_s(min(left, budget), len(running), context)
         instance.begins_s = float(np.clip(begins_s, -0.999 * step_s, -1e-6))
 
-    def _prompt(self, one: ForkedRequest) -> Prompt:
-        return Prompt(int(self.requests.prompt_tokens[one.request]), one.reaches_s, one.produced_tokens)
+    def _prompt(self, one: ForkedRequest) -> EnginePrompt:
+        return EnginePrompt(int(self.requests.prompt_tokens[one.request]), one.reaches_s, one.produced_tokens)
 
     def _queued(self, one: RequestState, output_tokens: int) -> Queued:
         request, endpoint = self.rows[id(one)], self.endpoint_of[one.model, one.served_in]

@@ -17,7 +17,7 @@ from controlplane.console.pages.what_if.rows import (
     OF_ALL,
     OF_FLEET,
     TENANT,
-    Column,
+    RowColumn,
     RowKind,
     Values,
     amount,
@@ -43,7 +43,7 @@ MINUTE: Final = "%Y-%m-%dT%H:%M"
 USUAL_SEEDS: Final = 5
 MOST_SEEDS: Final = 20
 USUAL_PRESETS: Final = ("pilothouse",)
-CUSTOM_PARTS: Final = ("routing", "ordering", "strategy", "forecaster")
+CUSTOM_PARTS: Final = ("routing", "ordering", "strategy", "forecaster", "release")
 OWN_FUTURE, ALL_FUTURES, CUSTOM_FUTURE = "own", "all", "custom"
 """Targets of edits of the fleet, besides the name of a preset, whose policies the future then has too."""
 PRICES: Final = {"price:": "usd_per_hour", "spot:": "spot_usd_per_hour"}
@@ -277,7 +277,7 @@ def _pair(row: Mapping[str, str]) -> Values:
 NAMES: Final = RowKind(
     "trace-name",
     "Models by other names",
-    (Column("theirs", "Name in the trace"), MODEL),
+    (RowColumn("theirs", "Name in the trace"), MODEL),
     (("Name", {"theirs": "name"}),),
     _pair,
     "None: a model is found by the name that it has here.",

@@ -14,9 +14,9 @@ from scheduling.simulation.measures.results import (
     PERCENTILES,
     STATISTICS,
     Measures,
-    Names,
     Price,
     Promise,
+    ResultNames,
     latency_s,
     statistics,
 )
@@ -24,11 +24,11 @@ from scheduling.simulation.result import Result
 from scheduling.simulation.workload.requests import make_requests
 
 ENGINE = EngineConfig(8, 512, 16, 100, "fcfs", 1000, Profile(0.0, 0.01, 1e-4, 0.0, 0.01, 0.0, 0.0))
-NAMES = Names(["llama", "bloom"], ["east", "west"], ["iw", "niw"], ["acme", "globex"])
+NAMES = ResultNames(["llama", "bloom"], ["east", "west"], ["iw", "niw"], ["acme", "globex"])
 
 
 def result(outcomes: list[tuple], **values) -> Result:
-    """One request for each (ttft, e2e, queue, preemptions, state)."""
+    """Return one request for each (ttft, e2e, queue, preemptions, state)."""
     records = np.zeros(len(outcomes), OUTCOME)
     for record, (ttft_s, e2e_s, queue_s, preemptions, state) in zip(records, outcomes, strict=True):
         record["ttft_s"], record["e2e_s"], record["queue_s"] = ttft_s, e2e_s, queue_s
