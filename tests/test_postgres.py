@@ -5,14 +5,13 @@ make the tables out of nothing is shown by the test database itself. The night r
 """
 
 import os
-import shutil
-import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.postgres import cluster
 
 ROOT = Path(__file__).parents[1]
 SUITES = [
@@ -32,40 +31,10 @@ def marked() -> list[str]:
     return [str(path) for path in files if "pytest.mark.sql" in path.read_text() and path != Path(__file__)]
 
 
-def program(name: str) -> str:
-    """A program of PostgreSQL: Debian keeps `initdb` and `pg_ctl` off the PATH."""
-    path = shutil.which(name) or next((str(path) for path in Path("/usr/lib/postgresql").glob(f"*/bin/{name}")), None)
-    if path is None:
-        pytest.fail(f"no {name}: install postgresql (`make tools` does as root)")
-    return path
-
-
 @pytest.fixture
 def database_url():
-    """A new cluster on a free port; PostgreSQL refuses to run as root, so root lends it to the user `postgres`."""
-    folder = Path(tempfile.mkdtemp(prefix="pilothouse-postgres-"))
-    as_user: list[str] = []
-    if os.geteuid() == 0:
-        shutil.chown(folder, "postgres")
-        as_user = ["runuser", "-u", "postgres", "--"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    data = folder / "data"
-    control = [*as_user, program("pg_ctl"), "-D", str(data), "-w"]
-    options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-
-    def run(*command: str) -> None:
-        subprocess.run(command, stdout=subprocess.DEVNULL, cwd=folder, check=True)
-
-    run(*as_user, program("initdb"), "-D", str(data), "-U", "pilothouse", "-A", "trust")
-    run(*control, "-l", str(folder / "log"), "-o", options, "start")
-    try:
-        yield f"postgres://pilothouse@127.0.0.1:{port}/postgres"
-        run(*control, "-m", "immediate", "stop")
-    finally:
-        print((folder / "log").read_text()[-3000:])
-        shutil.rmtree(folder, ignore_errors=True)
+    with cluster() as url:
+        yield url
 
 
 def run_on(database_url: str, *selected: str) -> None:

@@ -128,26 +128,34 @@ def delete_file(request: HttpRequest, key: ApiKey, file_id: str) -> HttpResponse
 
 
 def file_content(request: HttpRequest, key: ApiKey, file_id: str) -> HttpResponseBase:
-    row = file_of(key, file_id)
+    return content_of(file_of(key, file_id))
+
+
+def content_of(row: StoredFile) -> HttpResponseBase:
+    """Return the content of *row* as a download. Raises ApiError 404 if it is gone."""
     try:
         file = row.content.open("rb")
     except OSError:
-        raise ApiError(404, f"The content of {file_id} is gone.", code="not_found", param="file_id") from None
+        raise ApiError(404, f"The content of {row.id} is gone.", code="not_found", param="file_id") from None
     headers = {
         "Content-Disposition": f'attachment; filename="{row.id}.jsonl"',
         "Content-Length": str(row.size_bytes),
         "Content-Encoding": "identity",  # Django compresses each piece by itself, and clients read the first alone
     }
-    return StreamingHttpResponse(chunks(file), content_type="application/jsonl", headers=headers)
+    return StreamingHttpResponse(FileChunks(file), content_type="application/jsonl", headers=headers)
 
 
-async def chunks(file: FieldFile) -> AsyncIterator[bytes]:
+class FileChunks:
     """*file* in pieces, read off the event loop: Django would read the whole of a plain iterator first."""
-    try:
-        while piece := await sync_to_async(file.read)(READ_BYTES):
+
+    def __init__(self, file: FieldFile) -> None:
+        self._file = file
+        self.close = file.close
+        """Called by Django at the end of the response, also if the client left."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while piece := await sync_to_async(self._file.read)(READ_BYTES):
             yield piece
-    finally:
-        await sync_to_async(file.close)()
 
 
 # Batches

@@ -1,11 +1,17 @@
 """Files that tenants upload, and batches of requests that are read from them (OpenAI's Files and Batch API)."""
 
 import secrets
+import time
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from django.core.files.storage import Storage, storages
 from django.db import models
 from django.utils import timezone
+
+from controlplane.batches import progress
+from controlplane.batches.progress import Pace
 
 
 def file_storage() -> Storage:
@@ -74,13 +80,17 @@ class BatchStatus(models.TextChoices):
     CANCELLED = "cancelled", "Canceled"
 
 
+AT_RISK, LATE = "at_risk", "late"
 MARKS = {
     BatchStatus.FAILED: "failed",
     BatchStatus.EXPIRED: "failed",
     BatchStatus.COMPLETED: "ready",
     BatchStatus.CANCELLED: "stopped",
     BatchStatus.CANCELLING: "draining",
+    AT_RISK: "saturated",
+    LATE: "unreachable",
 }
+"""Marks on pages, by state or risk: that of the lifecycle state that has the same."""
 ENDED = (BatchStatus.FAILED, BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
 MOMENTS = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
 """States whose time OpenAI's API shows, as `<state>_at`."""
@@ -123,6 +133,8 @@ class Batch(models.Model):
     """Deadline of its lines."""
     moments = models.JSONField(default=dict)
     """Epoch seconds at which it entered each state."""
+    samples = models.JSONField(default=list)
+    """Lines done at moments of its run (`progress.Sample`)."""
 
     class Meta:
         ordering = ["-created_at", "-id"]
@@ -136,8 +148,23 @@ class Batch(models.Model):
         return self.public_id
 
     @property
+    def short_id(self) -> str:
+        """Beginning of its id, by which pages name it."""
+        return self.public_id[:14]
+
+    @property
     def ended_lines(self) -> int:
         return self.completed + self.failed
+
+    @property
+    def lines_left(self) -> int:
+        return self.total - self.ended_lines
+
+    @property
+    def resumed_at(self) -> datetime | None:
+        """When a new process took its lines up again; None if its first one still runs them."""
+        moment = self.moments.get("resumed")
+        return None if moment is None else datetime.fromtimestamp(moment, UTC)
 
     @property
     def can_cancel(self) -> bool:
@@ -145,18 +172,53 @@ class Batch(models.Model):
 
     @property
     def mark(self) -> str:
-        """Mark of its state on pages, by the lifecycle state that has the same."""
-        return MARKS.get(BatchStatus(self.status), "loading")
+        return MARKS.get(self.risk or self.status, "loading")
+
+    @property
+    def share(self) -> float:
+        """Share of its lines that are done."""
+        return self.ended_lines / self.total if self.total else 0.0
+
+    @cached_property
+    def pace(self) -> Pace | None:
+        """Measured pace while it runs; None while too few lines are done, and afterwards."""
+        if self.status != BatchStatus.IN_PROGRESS:
+            return None
+        return progress.pace(self.samples, time.time(), self.ended_lines, self.total)
+
+    @property
+    def lines_per_s(self) -> float | None:
+        return None if self.pace is None else self.pace.lines_per_s
+
+    @property
+    def expected_end_at(self) -> datetime | None:
+        return None if self.pace is None else timezone.now() + timedelta(seconds=self.pace.left_s)
+
+    @property
+    def expected_end_margin_s(self) -> float | None:
+        """Half of the 80% interval of its expected end."""
+        return None if self.pace is None else self.pace.margin_s
 
     @property
     def slack_s(self) -> float | None:
-        """Seconds from the expected end, at the mean pace since the start, to the deadline; None while unknown or ended."""
-        began = self.moments.get(BatchStatus.IN_PROGRESS)
-        if self.status != BatchStatus.IN_PROGRESS or not began or self.ended_lines < max(1, self.total // 100):
+        """Seconds from its end, expected or actual, to the deadline; None while unknown, and if it ended otherwise."""
+        if self.status == BatchStatus.COMPLETED:
+            return self.expires_at.timestamp() - float(self.moments.get("finalizing") or self.moments["completed"])
+        if self.pace is None:
             return None
-        now = timezone.now()
-        left_s = (now.timestamp() - began) / self.ended_lines * (self.total - self.ended_lines)
-        return float((self.expires_at - now).total_seconds() - left_s)
+        return (self.expires_at - timezone.now()).total_seconds() - self.pace.left_s
+
+    @property
+    def risk(self) -> str:
+        """`LATE` if its deadline is missed at this pace, `AT_RISK` if the interval of its end crosses it."""
+        if self.pace is None or self.slack_s is None:
+            return ""
+        return LATE if self.slack_s < 0 else AT_RISK if self.slack_s < self.pace.margin_s else ""
+
+    @property
+    def ended_at(self) -> datetime | None:
+        moment = self.moments.get(self.status) if self.status in ENDED else None
+        return None if moment is None else datetime.fromtimestamp(moment, UTC)
 
     def to_dict(self) -> dict[str, Any]:
         """The batch as OpenAI's API shows it."""

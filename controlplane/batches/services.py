@@ -12,11 +12,11 @@ from typing import Any
 
 from django.core.files import File
 from django.db import transaction
-from django.db.models import F
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Purpose, StoredFile, file_storage
+from controlplane.batches.progress import with_sample
 from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines
 from controlplane.events.services import record
 from controlplane.fleet.models import Model, SloClass, SloKind
@@ -177,12 +177,16 @@ def validate_batch(batch_id: int) -> bool:
             named |= {line.model for line in lines}
             total += len(lines)
             _store_lines(batch, lines if not problems else [])
-            if not Batch.objects.filter(pk=batch_id, status=BatchStatus.VALIDATING).update(lines_read=total):
+            shown = {"lines_read": total, "errors": [_shown(problem) for problem in problems[:MOST_PROBLEMS]]}
+            if not Batch.objects.filter(pk=batch_id, status=BatchStatus.VALIDATING).update(**shown):
                 break  # cancelled meanwhile
     if problems:
         return _fail(batch, problems, total)
     model = named.pop() if len(named) == 1 else ""
-    return enter(batch_id, BatchStatus.IN_PROGRESS, of=(BatchStatus.VALIDATING,), total=total, model=model)
+    samples = [(time.time(), 0)]
+    return enter(
+        batch_id, BatchStatus.IN_PROGRESS, of=(BatchStatus.VALIDATING,), total=total, model=model, samples=samples
+    )
 
 
 def _store_lines(batch: Batch, lines: Sequence[Line]) -> None:
@@ -246,20 +250,31 @@ class Answer:
         self.line_id, self.batch_id, self.text, self.succeeded, self.tokens = line_id, batch_id, text, succeeded, tokens
 
 
-def record_answers(answers: Sequence[Answer]) -> None:
-    """Write *answers* and count them, in one transaction. A line that has an answer keeps it."""
-    with transaction.atomic():
-        for answer in answers:
-            written = BatchLine.objects.filter(pk=answer.line_id, answer__isnull=True).update(
-                answer=answer.text, succeeded=answer.succeeded
-            )
-            if written:
-                count = {"completed": F("completed") + 1} if answer.succeeded else {"failed": F("failed") + 1}
-                Batch.objects.filter(pk=answer.batch_id).update(
-                    input_tokens=F("input_tokens") + answer.tokens[0],
-                    output_tokens=F("output_tokens") + answer.tokens[1],
-                    **count,
-                )
+def record_answers(answers: Iterable[Answer]) -> None:
+    """Write *answers* and count them, each chunk in one transaction. A line that has an answer keeps it."""
+    of_line: dict[int, Answer] = {}
+    for answer in answers:
+        of_line.setdefault(answer.line_id, answer)
+    keys = list(of_line)
+    for chunk in (keys[at : at + CHUNK_LINES] for at in range(0, len(keys), CHUNK_LINES)):
+        with transaction.atomic():
+            lines = list(BatchLine.objects.select_for_update().filter(pk__in=chunk, answer__isnull=True).order_by("pk"))
+            for line in lines:
+                line.answer, line.succeeded = of_line[line.pk].text, of_line[line.pk].succeeded
+            BatchLine.objects.bulk_update(lines, ["answer", "succeeded"], batch_size=100)
+            for batch_id in sorted({line.batch_id for line in lines}):
+                _count(batch_id, [of_line[line.pk] for line in lines if line.batch_id == batch_id])
+
+
+def _count(batch_id: int, answers: Sequence[Answer]) -> None:
+    batch = Batch.objects.select_for_update().get(pk=batch_id)
+    succeeded = sum(answer.succeeded for answer in answers)
+    batch.completed += succeeded
+    batch.failed += len(answers) - succeeded
+    batch.input_tokens += sum(answer.tokens[0] for answer in answers)
+    batch.output_tokens += sum(answer.tokens[1] for answer in answers)
+    batch.samples = with_sample(batch.samples, time.time(), batch.ended_lines) or batch.samples
+    batch.save(update_fields=["completed", "failed", "input_tokens", "output_tokens", "samples"])
 
 
 def finish_batch(batch_id: int) -> bool:

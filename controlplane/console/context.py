@@ -36,7 +36,7 @@ FLEET = (
 SERVE = (
     Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("queues", "Queues", "queues", "q"),
-    Entry("batches", "Batches", "batches", "b"),
+    Entry("batches", "Batches", "batches", "b", ("batch", "batch-list")),
 )
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),
@@ -66,7 +66,14 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     return [("", (TENANTS[0], FLEET[2], SERVE[-1], PLAN[-1], TENANTS[1])), ("System", (API,))]
 
 
-BADGES = {"instances": "instances", "models": "below", "scaling": "plans", "system": "system", "queues": "queues"}
+BADGES = {
+    "instances": "instances",
+    "models": "below",
+    "scaling": "plans",
+    "system": "system",
+    "queues": "queues",
+    "batches": "batches",
+}
 """Fragment that counts problems, by navigation entry."""
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
@@ -163,6 +164,19 @@ def seconds(value_s: float | None) -> str:
     return NONE if value_s is None else f"{fixed(value_s, 1)} s"
 
 
+def slack(seconds: float | None) -> str:
+    """Format the time that is left before a deadline, or by which it is missed: "+1 h 27 min", or with a true minus."""
+    return NONE if seconds is None else f"{'+' if seconds >= 0 else MINUS}{duration(abs(seconds))}"
+
+
+def hour(at: datetime | None) -> str:
+    """Format to the minute: "16:58" of today, "23 Nov 02:00" of another day; in the zone of the pages."""
+    if at is None:
+        return NONE
+    local = timezone.localtime(at)
+    return f"{local:%H:%M}" if local.date() == timezone.localdate() else f"{local.day} {local:%b %H:%M}"
+
+
 def age(seconds: float | None) -> str:
     return NONE if seconds is None else f"{duration(seconds)} ago"
 
@@ -238,6 +252,9 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "running_of": lambda value, row: NONE if value is None else f"{count(value)} / {count(row.get('max_num_seqs'))}",
     "slo_met": lambda value, row: _of_class(percent_fine(value), row),
     "ready_of": lambda value, row: _unit(count(value), f"of {count(row.get('instances'))}"),
+    "of_judged": lambda value, row: _unit(percent(value), f"{count(row['met'])} of {count(row['judged'])} in 7 days"),
+    "of_running": lambda value, row: _unit(count(value), f"of {count(row['running'])} running"),
+    "of_lines_left": lambda value, row: _unit(quantity(value), f"{count(row['lines_left'])} lines left"),
     "mark": lambda value, row: mark(value or ""),
     "bar": lambda value, row: bar(value),
     "age": lambda value, row: ticking("age", value),

@@ -1,9 +1,12 @@
 """Batches, their progress and their deadlines."""
 
+from datetime import datetime
+
 from django.db.models import QuerySet
 
 from controlplane.batches.models import Batch, BatchStatus
 from controlplane.resources.filters import Select, every
+from controlplane.resources.requests import tenant_control
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range
 
 
@@ -20,37 +23,44 @@ BATCHES = Resource(
         Column("public_id", "Batch", draw="id"),
         Column("tenant", "Tenant", "tenant.name", type=str),
         Column("endpoint", "Endpoint"),
-        Column("model", "Model", draw="console/batches/model_cell.html", about="Empty where the lines name several."),
-        Column("status", "State", type=BatchStatus, draw="console/batches/status_cell.html"),
+        Column("model", "Model", about="Empty where the lines name several."),
+        Column("status", "State", type=BatchStatus),
         Column("total", "Lines", draw="count"),
-        Column("completed", "Done", draw="console/batches/progress_cell.html"),
+        Column("completed", "Done", label="Lines done"),
         Column("failed", "Errors", draw="count"),
         Column("input_tokens", "Prompt tokens", draw="count"),
         Column("output_tokens", "Output tokens", draw="count"),
         Column("created_at", "Created (UTC)", draw="moment"),
         Column("expires_at", "Deadline (UTC)", draw="moment"),
+        Column("lines_per_s", "Lines per second", type=float | None, about="At the measured pace; null while unknown."),
+        Column(
+            "expected_end_at", "Expected end (UTC)", label="ETA", type=datetime | None, about="At the measured pace."
+        ),
+        Column(
+            "expected_end_margin_s",
+            "Expected end, plus or minus (s)",
+            type=float | None,
+            about="Half of the 80% interval of the expected end.",
+        ),
         Column(
             "slack_s",
             "Slack (s)",
-            draw="console/batches/slack_cell.html",
             type=float | None,
-            about=(
-                "Seconds between the expected end, at the pace since the start, and the deadline; null while unknown."
-            ),
+            about="Seconds from the end, expected or actual, to the deadline; null while unknown.",
         ),
+        Column("risk", "Risk", type=str, about="`late`, `at_risk` or empty."),
     ),
     filters=(
         Filter("status", type=BatchStatus, control=Select("status", "State", every("states", BatchStatus.choices))),
-        Filter("tenant", "tenant__name"),
+        Filter("tenant", "tenant__name", control=tenant_control),
         *in_range("created_at", "Created", 24, 168),
     ),
-    page=(
-        *("public_id", "tenant", "model", "status", "completed", "failed"),
-        *("created_at", "expires_at", "slack_s", "output_tokens"),
-    ),
+    page=("public_id", "model", "status", "completed", "failed", "expected_end_at", "expires_at", "slack_s"),
+    caption="Least slack first, ended ones below",
+    row_template="console/batches/row.html",
     template="console/batches/batches.html",
     actions="console/batches/actions.html",
     empty="Upload a JSONL file and create a batch with the OpenAI SDK:",
-    live="overview,events",
-    refresh_s=2,
+    live="batches",
+    refresh_s=5,
 )

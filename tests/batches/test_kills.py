@@ -6,12 +6,14 @@ import os
 import signal
 import textwrap
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import openai
 import pytest
 
 from controlplane.supervisor.state import PARTS_FILE
+from tests.postgres import cluster
 from tests.supervisor.running import RunningStack
 from tests.supervisor.test_up import Address
 
@@ -22,9 +24,12 @@ MODEL = "llama-3.2-3b"
 WITHIN_S = 240.0
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    return Address(tmp_path_factory.mktemp("batch"))
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def address(request, tmp_path_factory):
+    address = Address(tmp_path_factory.mktemp("batch"))
+    with cluster() if request.param == "postgresql" else nullcontext("") as url:
+        address.environment["DATABASE_URL"] = url
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -35,6 +35,9 @@ class Known:
     titles: Mapping[str, str] = field(default_factory=dict)
     """Region titles by name."""
 
+    batches: tuple[tuple[str, str, str], ...] = ()
+    """(severity, title, model) of running batches that are at risk or late."""
+
     def where(self, model: str, region: str) -> str:
         return f"{model} in {self.titles.get(region, region)}"
 
@@ -76,6 +79,7 @@ def find(tables: Mapping[str, list[dict[str, Any]]], known: Known) -> dict[str, 
         *_lengths(tables.get("lengths", [])),
         *_rollouts(known),
         *_flapping(known),
+        *_batches(known),
         *system,
     ]
     models = {}
@@ -88,6 +92,7 @@ def find(tables: Mapping[str, list[dict[str, Any]]], known: Known) -> dict[str, 
         "below": sum(bool(row["scope"] and slo_level(row)) for row in tables.get("tiles", [])),
         "plans": len(known.plans),
         "system": len(system),
+        "batches": len(known.batches),
         "queues": sum((row["at_risk"] or 0) + (row["late"] or 0) for row in tables.get("queues", [])),
         "models": models,
     }
@@ -161,6 +166,12 @@ def _flapping(known: Known) -> Iterator[Item]:
     for model, region, moved in known.flapping:
         href = link("moves", model=model, region=region)
         yield Item("warning", 0.6, f"Scaling of {known.where(model, region)} flaps", moved, href, model)
+
+
+def _batches(known: Known) -> Iterator[Item]:
+    """Batches that are likely to miss their deadline."""
+    for severity, title, model in known.batches:
+        yield Item(severity, 2, title, model, reverse("console:batches"), model)
 
 
 def slo_level(row: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from django.template.loader import render_to_string
 from django.utils.html import conditional_escape
 
 from controlplane.console.formats import FORMATS
-from controlplane.console.live import attention, length_service, queues, tiles, what_ifs
+from controlplane.console.live import attention, batches, length_service, queues, tiles, what_ifs
 from controlplane.console.live.state import LiveState
 from controlplane.console.selectors.events import latest_events, newest_event_id
 
@@ -39,6 +39,7 @@ BADGES: Final = {
     "plans": "to approve",
     "system": "in trouble",
     "queues": "groups at risk or late",
+    "batches": "at risk or late",
 }
 """Counts of the attention list in the navigation, with their labels."""
 
@@ -107,6 +108,14 @@ def _lengths(state: LiveState, _: str) -> Html:
     return _tiles(length_service.TILES, row, "lengths") if row else {}
 
 
+def _batches(state: LiveState, _: str) -> Html:
+    return batches.html(state.batches) if state.batches else {}
+
+
+def _drawn_batches(state: LiveState, _: str) -> Any:
+    return batches.drawn(state.batches or batches.read())
+
+
 def _drawn_queues(state: LiveState, region: str) -> Any:
     groups = [
         (row["number"], row["instance"], row["risk"], row["pinned"], row["hold_s"] > 0)
@@ -134,6 +143,7 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
         lambda state, key: [row["status"] for row in _instance(state, key)],
     ),
     "queues": (_queues, _drawn_queues),
+    "batches": (_batches, _drawn_batches),
     "lengths": (_lengths, _nothing),
     "system": (
         lambda state, _: {},

@@ -21,10 +21,11 @@ from django.db import DatabaseError, close_old_connections
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from controlplane.console.live import fragments, what_ifs
+from controlplane.console.live import batches, fragments, what_ifs
 from controlplane.console.live.attention import Known
 from controlplane.console.live.state import SILENT_S, LiveState, Source, state_of, without_summaries
 from controlplane.console.selectors.attention import (
+    batches_at_risk,
     endpoints_flapping,
     held,
     min_instances,
@@ -38,7 +39,7 @@ from controlplane.resources.names import place_titles
 
 logger = logging.getLogger(__name__)
 
-EVENTS_S = 1.0
+EVENTS_S = BATCHES_S = 1.0
 WHAT_IFS_S = 0.5
 KNOWN_S = 5.0
 FIRST_LOOK_S = 1.0  # longest wait of a process's first page for the first read of Redis
@@ -50,7 +51,9 @@ class Watcher:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, topics: Iterable[str]) -> None:
         self.changed = asyncio.Event()
+        topics = frozenset(topics)
         self.wants_events = "events" in topics
+        self.wants_batches = "batches" in topics
         self.what_ifs = frozenset(
             int(subject) for kind, _, subject in (topic.partition(":") for topic in topics) if kind == "what-if"
         )
@@ -77,10 +80,11 @@ class LiveHub:
         self._thread: threading.Thread | None = None
         self._what_ifs: dict[int, dict[str, Any]] = {}
         self._newest_event_id: int | None = None
+        self._batches: batches.Reading | None = None
         self._drawn: dict[str, tuple[dict[str, str], str]] = {}
         self._drawn_of: LiveState | None = None
         self._drawing = threading.Lock()
-        self._due = {"history": 0.0, "events": 0.0, "known": 0.0, "what_ifs": 0.0}
+        self._due = {"history": 0.0, "events": 0.0, "known": 0.0, "what_ifs": 0.0, "batches": 0.0}
 
     # Public methods
 
@@ -214,7 +218,10 @@ class LiveHub:
 
     def _publish(self, state: LiveState) -> None:
         self._state = replace(
-            without_summaries(state, self._known), what_ifs=self._what_ifs, newest_event_id=self._newest_event_id
+            without_summaries(state, self._known),
+            what_ifs=self._what_ifs,
+            newest_event_id=self._newest_event_id,
+            batches=self._batches,
         )
         with self._lock:
             watchers = list(self._watchers)
@@ -236,6 +243,9 @@ class LiveHub:
         if now >= self._due["what_ifs"]:
             self._due["what_ifs"] = now + WHAT_IFS_S
             self._read_what_ifs()
+        if now >= self._due["batches"]:
+            self._due["batches"] = now + BATCHES_S
+            self._read_batches()
         if client is None:
             return
         if now >= self._due["history"]:
@@ -271,6 +281,7 @@ class LiveHub:
                 rollouts_failed(),
                 held(),
                 place_titles(),
+                batches_at_risk(),
             )
         except DatabaseError as error:
             logger.debug("live hub: the rows could not be read, the last ones stay: %s", error)
@@ -294,6 +305,23 @@ class LiveHub:
         if made != self._what_ifs:
             self._what_ifs = made
             self._publish_again()
+
+    def _read_batches(self) -> None:
+        """Read running batches while a page that shows them is open."""
+        with self._lock:
+            wanted = any(watcher.wants_batches for watcher in self._watchers)
+        if not wanted:
+            self._batches = None
+            return
+        try:
+            close_old_connections()
+            self._batches = batches.read()
+        except DatabaseError as error:
+            logger.warning("live hub: batches could not be read: %s", error)
+            return
+        finally:
+            close_old_connections()
+        self._publish_again()
 
     def _read_events(self) -> None:
         """Look for new events while a page that shows them is open."""

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from controlplane.console.live import attention, jobs, length_service
+from controlplane.console.live.batches import Reading as BatchReading
 from controlplane.dispatch.wire import (
     ENDPOINT_COLUMNS,
     GROUP_COLUMNS,
@@ -105,7 +106,7 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
 
 NO_TABLES = tables_of({})
 NO_ATTENTION: dict[str, Any] = {
-    **dict.fromkeys(("total", "instances", "below", "plans", "system", "queues"), 0),
+    **dict.fromkeys(("total", "instances", "below", "plans", "system", "queues", "batches"), 0),
     "items": [],
     "models": {"": {"items": [], "total": 0}},
 }
@@ -126,6 +127,8 @@ class LiveState:
     history: tuple[dict[str, Any], ...] = ()
     # Progress of the what-ifs that pages follow, by their number.
     what_ifs: dict[int, Row] = field(default_factory=dict)
+    # None while no page follows batches.
+    batches: BatchReading | None = None
     # None while no page follows events.
     newest_event_id: int | None = None
 

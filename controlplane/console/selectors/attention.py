@@ -3,6 +3,8 @@
 from django.db.models import Sum
 from django.utils import timezone
 
+from controlplane.batches.models import AT_RISK, LATE
+from controlplane.batches.selectors import running
 from controlplane.console.formats import MINUS, duration
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance
@@ -48,6 +50,20 @@ def plans_waiting() -> tuple[str, ...]:
     """Models of the plans that wait for an operator and can still be approved."""
     rows = ScalingPlan.objects.filter(status=PlanStatus.ADVICE, valid_until__gt=timezone.now())
     return tuple(rows.values_list("model__name", flat=True).order_by("pk"))
+
+
+def batches_at_risk() -> tuple[tuple[str, str, str], ...]:
+    """(severity, title, model) of running batches that miss their deadline at their pace, or may miss it."""
+    titles = {
+        LATE: ("critical", "{} will be late by {}"),
+        AT_RISK: ("warning", "{} is at risk: {} of slack"),
+    }
+    return tuple(
+        (severity, title.format(batch.short_id, duration(abs(batch.slack_s or 0.0))), batch.model)
+        for batch in running()
+        if batch.risk
+        for severity, title in [titles[batch.risk]]
+    )
 
 
 def rollouts_failed() -> tuple[tuple[str, str, str], ...]:

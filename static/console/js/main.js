@@ -1,5 +1,6 @@
 // Entry of every page: starts what the page has.
 import { startBadge } from "./badge.js";
+import { startBatches } from "./batches.js";
 import { Charts } from "./charts.js";
 import { tick } from "./clock.js";
 import { startChanges, startCopying, startDialogs, startEstimates, startFilters, startSending } from "./forms.js";
@@ -45,7 +46,7 @@ function startRegions(live) {
 const badge = document.querySelector("[data-live]");
 const live = badge ? startLive(badge) : null;
 if (!live) startRegions({ paused: false });
-startKeys(live, startWhatIfs(live) ?? startQueues(live));
+startKeys(live, startBatches() ?? startWhatIfs(live) ?? startQueues(live));
 // In a narrow window the navigation opens below a button; without a script it is open.
 const menu = document.querySelector("[data-menu]");
 if (menu) {

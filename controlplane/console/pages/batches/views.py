@@ -1,28 +1,97 @@
-"""Batches: their progress, and canceling one."""
+"""Batches: will each be done by its deadline, what waits, and canceling one."""
 
-from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.shortcuts import get_object_or_404, redirect
+from typing import Any
+
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.accounts.selectors import tenants_with_role
-from controlplane.batches.models import Batch
+from controlplane.batches.api import content_of
+from controlplane.batches.models import ENDED, Batch
+from controlplane.batches.selectors import running
 from controlplane.batches.services import cancel_batch
 from controlplane.console.access.roles import signed_in
-from controlplane.console.actions import act_with_reason
-from controlplane.console.lists import list_page
+from controlplane.console.actions import act_with_reason, back
+from controlplane.console.lists import list_page, viewer_of
+from controlplane.console.live import batches as live
+from controlplane.console.pages.keys.examples import model_to_try
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError
-from controlplane.resources.batches import BATCHES
+from controlplane.resources.batches import BATCHES, visible_batches
+
+ENDED_SHOWN = 6
+"""Ended batches on the page of all sections; the list has them all."""
+FILES = {"input": "input_file", "output": "output_file", "errors": "error_file"}
 
 
 @require_safe
 @signed_in
 def batches(request: HttpRequest) -> HttpResponseBase:
-    managed = set(tenants_with_role(request.user, Role.OPERATOR).values_list("pk", flat=True))
-    return list_page(request, BATCHES, managed=managed)
+    """All sections; a tenant's people see their batches alone, in full."""
+    return _list_page(request, ENDED_SHOWN if viewer_of(request).sees_fleet else None)
+
+
+@require_safe
+@signed_in
+def batch_list(request: HttpRequest) -> HttpResponseBase:
+    return _list_page(request, None)
+
+
+def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBase:
+    """Return the list: first those that run, the least slack first, then those that ended, newest first."""
+    viewer = viewer_of(request)
+    _, rows = BATCHES.listed(viewer, request.GET)
+    reading = live.read(visible_batches(viewer))
+
+    def show(page: list[Batch]) -> list[Batch]:
+        ended = [batch for batch in page if batch.status in ENDED]
+        return ended if "before" in request.GET else [*running(rows), *ended[:ended_shown]]
+
+    return list_page(
+        request,
+        BATCHES,
+        show,
+        managed=set(tenants_with_role(request.user, Role.OPERATOR).values_list("pk", flat=True)),
+        several_tenants=viewer.tenants().count() > 1,
+        tiles=live.tiles(reading),
+        brief=ended_shown is not None,
+        model=model_to_try(),
+        **live.verdict(reading),
+    )
+
+
+def batch_of(request: HttpRequest, public_id: str) -> Batch:
+    return get_object_or_404(visible_batches(viewer_of(request)), public_id=public_id)
+
+
+@require_safe
+@signed_in
+def batch(request: HttpRequest, public_id: str) -> HttpResponseBase:
+    row = batch_of(request, public_id)
+    moments = sorted((moment, name) for name, moment in row.moments.items())
+    context: dict[str, Any] = {
+        "row": row,
+        "moments": moments,
+        "managed": set(tenants_with_role(request.user, Role.OPERATOR).values_list("pk", flat=True)),
+    }
+    return render(request, "console/batches/batch.html", context)
+
+
+@require_safe
+@signed_in
+def file(request: HttpRequest, public_id: str, kind: str) -> HttpResponseBase:
+    """`GET /batches/ID/output.jsonl`: the file of a batch, for those who may see its tenant."""
+    row = getattr(batch_of(request, public_id), FILES.get(kind, ""), None)
+    if row is None:
+        raise Http404(f"{public_id} has no file {kind}.")
+    try:
+        return content_of(row)
+    except ApiError as error:
+        raise Http404(error.message) from error
 
 
 @require_POST
@@ -39,4 +108,4 @@ def cancel(request: HttpRequest, pk: int) -> HttpResponse:
         return f"{batch} is being canceled; lines that run finish, and its output stays readable."
 
     act_with_reason(request, act, f"{batch} was not canceled")
-    return redirect("console:batches")
+    return back(request, "console:batches")

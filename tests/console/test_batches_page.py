@@ -1,0 +1,148 @@
+"""The page of batches: each state as it is shown, who sees what, and the parts that are kept fresh."""
+
+import time
+from datetime import timedelta
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.accounts.models import Tenant
+from controlplane.batches import services
+from controlplane.batches.models import Batch, BatchStatus, StoredFile
+from controlplane.console.formats import MINUS
+from controlplane.console.live import batches as live_batches
+from controlplane.console.live import fragments
+from controlplane.console.live.state import LiveState
+from controlplane.console.selectors.attention import batches_at_risk
+from controlplane.events.models import Event
+
+pytestmark = pytest.mark.django_db
+URL = "/batches/"
+
+
+@pytest.fixture
+def make_batch(acme):
+    """`make_batch(status="in_progress", done=…, …)`: a batch of `acme` that began 10 minutes ago."""
+
+    def make(tenant=acme, *, status="in_progress", done=0, total=12_000, due_in_s=3_600.0, **values):
+        now = time.time()
+        content = StoredFile.objects.create(tenant=tenant, filename="in.jsonl", purpose="batch", size_bytes=1)
+        began = now - 600
+        return Batch.objects.create(
+            tenant=tenant,
+            input_file=content,
+            endpoint="/v1/chat/completions",
+            completion_window="24h",
+            status=status,
+            model="llama-3.1-8b",
+            total=total,
+            completed=done,
+            samples=[(began + 10 * step, done * step / 60) for step in range(60)] if done else [(began, 0)],
+            moments={"in_progress": began, status: now},
+            expires_at=timezone.now() + timedelta(seconds=due_in_s),
+            **values,
+        )
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"status": "validating", "total": 0, "lines_read": 12_400}, ["Validating", "12,400 lines read"]),
+        ({"done": 6_000}, ["Running", "6,000 of 12,000", "50%", "+49 min"]),
+        ({"done": 50, "total": 50_000}, ["Running", "too few lines done", "…"]),
+        ({"done": 6_000, "due_in_s": 605}, ["At risk", "1 of 1 running batch is at risk", "crosses it"]),
+        ({"done": 6_000, "due_in_s": 300}, ["Late", "1 of 1 running batch will be late", f"{MINUS}5 min"]),
+        ({"status": "cancelling", "done": 500}, ["Canceling", "lines that run finish"]),
+        ({"status": "expired", "done": 8_410}, ["Expired", "8,410 of 12,000 done by the deadline"]),
+        (
+            {"status": "failed", "errors": [{"line": 812, "code": "duplicate_custom_id", "message": "Twice."}]},
+            ["Failed", "line 812: Twice."],
+        ),
+        ({"status": "completed", "done": 12_000}, ["Completed", "100%", "+1 h"]),
+    ],
+)
+def test_each_state_has_its_words(client, viewer, make_batch, values, words):
+    batch = make_batch(**values)
+    client.force_login(viewer)
+    shown = client.get(URL).content.decode()
+    assert batch.short_id in shown
+    for word in words:
+        assert word in shown, word
+    assert client.get(reverse("console:batch", args=[batch.public_id])).status_code == 200
+
+
+def test_running_batches_come_first_the_least_slack_first(client, viewer, make_batch):
+    relaxed, urgent = make_batch(done=6_000, due_in_s=7_200), make_batch(done=6_000, due_in_s=1_800)
+    ended = make_batch(status="completed", done=12_000)
+    client.force_login(viewer)
+    rows = client.get(URL).context["rows"]
+    assert [row.pk for row in rows] == [urgent.pk, relaxed.pk, ended.pk]
+
+
+def test_the_empty_page_has_lines_for_both_sdks(client, viewer):
+    client.force_login(viewer)
+    shown = client.get(URL).content.decode()
+    assert "client.files.create(file=open(" in shown
+    assert "fs.createReadStream(" in shown
+
+
+def test_a_tenant_sees_its_own_batches_alone(client, member, stranger, make_batch):
+    own = make_batch(done=6_000)
+    other = make_batch(Tenant.objects.get(name="globex"), done=6_000, due_in_s=60)
+    client.force_login(member)
+    shown = client.get(URL).content.decode()
+    assert own.short_id in shown
+    assert other.short_id not in shown
+    assert "will be late" not in shown
+    assert 'class="tabs"' not in shown
+    for path in (reverse("console:batch", args=[other.public_id]), f"/batches/{other.public_id}/input.jsonl"):
+        assert client.get(path).status_code == 404
+
+
+def test_files_are_downloaded_by_those_who_see_the_batch(client, viewer, make_batch, acme):
+    batch = make_batch(status=BatchStatus.FINALIZING)
+    batch.output_file = services._write_file(batch, "output", ['{"custom_id": "1"}'])
+    batch.save()
+    client.force_login(viewer)
+    download = client.get(f"/batches/{batch.public_id}/output.jsonl")
+    assert download.status_code == 200
+    for close in download._resource_closers:  # `download.close()` would end the test's connection to the database
+        close()
+    for kind in ("errors", "no"):
+        assert client.get(f"/batches/{batch.public_id}/{kind}.jsonl").status_code == 404
+
+
+def test_canceling_says_what_it_costs_and_keeps_a_reason(client, operator, make_batch):
+    batch = make_batch(done=6_000)
+    client.force_login(operator)
+    assert "6,000 of 12,000 lines will get no answer" in client.get(URL).content.decode()
+    client.post(reverse("console:cancel-batch", args=[batch.pk]), {"reason": "wrong prompt", "next": "/batches/list/"})
+    batch.refresh_from_db()
+    assert batch.status == BatchStatus.CANCELLING
+    assert Event.objects.get(kind="batch.canceled").reason == "wrong prompt"
+
+
+def test_a_fragment_is_what_the_page_draws(client, viewer, make_batch):
+    batch = make_batch(done=6_000, due_in_s=300)
+    client.force_login(viewer)
+    page = client.get(URL).content.decode()
+    html = fragments.html_of(LiveState(batches=live_batches.read()), "batches")
+    assert {f"batch/{batch.pk}/{name}" for name in live_batches.CELLS} <= html.keys()
+    for name in html:
+        assert f'data-fragment="{name}"' in page
+    assert html[f"batch/{batch.pk}/state"] in page
+    marks = [fragments.drawn_of(LiveState(batches=live_batches.read()), "batches")]
+    services.cancel_batch(batch)
+    marks.append(fragments.drawn_of(LiveState(), "batches"))
+    assert marks[0] != marks[1]
+
+
+def test_batches_at_risk_are_on_the_attention_list(make_batch):
+    make_batch(done=6_000)
+    late = make_batch(done=6_000, due_in_s=300)
+    ((severity, title, model),) = batches_at_risk()
+    assert (severity, model) == ("critical", "llama-3.1-8b")
+    assert title.startswith(f"{late.short_id} will be late by ")
