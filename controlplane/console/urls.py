@@ -9,6 +9,7 @@ from django.views.generic import TemplateView
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
 from controlplane.console.pages.about import views as about
+from controlplane.console.pages.applications import views as applications
 from controlplane.console.pages.batches import views as batches
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
@@ -56,6 +57,10 @@ urlpatterns = [
     path("batches/<int:pk>/cancel/", batches.cancel, name="cancel-batch"),
     path("batches/<str:public_id>/", batches.batch, name="batch"),
     path("batches/<str:public_id>/<slug:kind>.jsonl", batches.file, name="batch-file"),
+    path("applications/", applications.applications, name="applications"),
+    path("applications/<int:pk>/", applications.application, name="application"),
+    path("applications/<int:pk>/graph.json", applications.export, name="application-graph"),
+    path("applications/runs/<int:pk>/", applications.run, name="run"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("forecast/", forecast.forecast, name="forecast"),
