@@ -29,7 +29,6 @@ from servestatic import ServeStaticASGI
 from controlplane.batches.feeder import LOOK_S, Feeder
 from controlplane.batches.services import MOST_FILE_BYTES
 from controlplane.console.urls import websocket_urlpatterns
-from controlplane.dispatch.room import signals
 from controlplane.gateway.admission.limits import Limits
 from controlplane.gateway.errors import too_large
 from controlplane.gateway.process import Gateway
@@ -128,7 +127,6 @@ def feeder_of(gateway: Gateway) -> Feeder:
     completions.limits = Limits()
     return Feeder(
         completions,
-        signals=lambda: signals(gateway.topology, gateway.dispatcher.queue.count),
         owns=gateway.owns,
         job=gateway.jobs.add("feed-batches", LOOK_S, "database"),
     )

@@ -65,7 +65,7 @@ class Operations:
             "gateway": "ok" if gateway.ready and not gateway.stopping else "starting or stopping",
             "lease": "ok" if gateway.lease.held else f"standing by for {gateway.lease.holder}",
             "database": "ok" if gateway.inventory_job.ok else gateway.inventory_job.last_error,
-            "redis": "ok" if gateway.publisher.job.ok else "does not answer; serving goes on",
+            "redis": "ok" if gateway.publisher.job.ok else "does not answer; serving continues",
             "ledger": "ok" if not gateway.ledger.refused else f"{gateway.ledger.refused} refused rows are quarantined",
         }
 

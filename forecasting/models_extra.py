@@ -12,16 +12,16 @@ COMMAND: Final = "make models"
 
 
 class ModelsExtraMissing(ValueError):
-    """Something needs the models extra; the text is a sentence on what, with the command that installs it."""
+    """A feature needs the models extra; the text is a sentence on which, with the command that installs it."""
 
 
 def is_installed() -> bool:
-    """True if it can be imported; nothing is imported here."""
+    """Return whether it can be imported; nothing is imported here."""
     return all(find_spec(name) is not None for name in PACKAGES)
 
 
 def missing_for(what: str) -> str:
-    """Why *what*, the subject of a sentence, rests: it needs the extra. Empty where that is installed."""
+    """Return why *what*, the subject of a sentence, rests: it needs the extra. Empty if that is installed."""
     if is_installed():
         return ""
     return f"{what} needs {' and '.join(PACKAGES)}, which are not installed: run `{COMMAND}`."

@@ -12,6 +12,7 @@ from msgspec import field
 
 from scheduling.knob import Column, Knob, Policy, knobs, nested
 from scheduling.lookahead.rule import LookAheadRule
+from scheduling.queueing.release_rule import ReleaseRule
 
 ROUTERS: Final = {
     "round_robin": "Round robin",
@@ -156,6 +157,8 @@ class EndpointPolicy(Policy, frozen=True, kw_only=True):
     ] = None
     batching: Batching = field(default_factory=Batching)
     look_ahead: LookAheadRule = field(default_factory=LookAheadRule)
+    niw: ReleaseRule = field(default_factory=ReleaseRule)
+    """Of non-interactive work; the model's first endpoint says it for all."""
 
     @property
     def round_trip_s(self) -> float:

@@ -27,10 +27,10 @@ from controlplane.simulation.planner import _forecasters
 from controlplane.simulation.whatif.changes.base import ChangeError
 from controlplane.simulation.whatif.changes.policies import PolicyChange
 from forecasting import models_extra
+from forecasting.files import write_state
 from forecasting.lengths import ON_ENCODER
 from forecasting.models_extra import ModelsExtraMissing
 from forecasting.workload import BEST, FORECASTERS, rests, usable
-from forecasting.workload.files import write_state
 from scheduling.simulation.scenario import ScenarioError, load_scenario
 from tests.inventory import *  # noqa: F403 (fixtures)
 from tests.planning.conftest import NOW, make_minutes, minute_windows  # noqa: F401 (fixtures)

@@ -15,13 +15,13 @@ from controlplane.jobs.schedule import beat_periods
 logger = logging.getLogger(__name__)
 
 WAKE_S = 1.0
-"""Until a new period is seen."""
+"""Longest sleep, which bounds the delay until a changed period takes effect."""
 
 
 class Scheduler(PersistentScheduler):
-    """Celery's, with its schedule in a file. Failures to send are logged when they begin, and counted when they end.
+    """Celery's persistent scheduler. Failures to send are logged when they begin, and counted when they end.
 
-    It wakes every `WAKE_S`, and takes up the periods in force then.
+    It wakes every `WAKE_S` and applies changed periods.
     """
 
     if TYPE_CHECKING:  # Celery has these two, its types do not
@@ -34,12 +34,14 @@ class Scheduler(PersistentScheduler):
     unsent = 0  # messages that could not be sent since the last that could
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Send what is due; returns the seconds until the next call."""
+        """Send what is due; return the seconds until the next call."""
         self.take_up_periods()
         return min(super().tick(*args, **kwargs), WAKE_S)
 
     def take_up_periods(self) -> None:
-        """Let the entries whose period is a setting have the period in force; the last ones while the database is away."""
+        """Apply the periods in force to entries whose period is a setting; keep the last ones while the database is
+        away.
+        """
         try:
             periods = beat_periods()
         except (DatabaseError, InterfaceError):
@@ -54,7 +56,7 @@ class Scheduler(PersistentScheduler):
                 logger.info("beat: %s runs every %g s", name, period_s)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """Send the task of *entry*, if the broker takes it; a task that was not sent comes again at its next time."""
+        """Send the task of *entry* if the broker accepts it; otherwise it is sent at its next time."""
         try:
             self.apply_async(entry, producer=producer, advance=False)
         except Exception as error:

@@ -24,34 +24,34 @@ os.environ.setdefault("CELERY_SKIP_CHECKS", "true")
 
 
 def without_traceback_of_a_lost_process(record: logging.LogRecord) -> bool:
-    """A process of the pool that was killed has no traceback to show: Celery's is of the supervising process."""
+    """Drop the traceback from records about a killed pool process: it is the supervising process's, not the task's."""
     if WorkerLostError.__name__ in record.getMessage():  # what was raised is wrapped, with the traceback as a text
         record.exc_info = record.exc_text = None
     return True
 
 
 def is_news(record: logging.LogRecord) -> bool:
-    """Celery announces a default of its next version at every loss of the broker; ours is set in the settings."""
+    """Return False for Celery's warning about the default of its next version, repeated at every loss of the broker."""
     return "In Celery 5.1 we introduced" not in record.getMessage()
 
 
 COMPUTED_FROM = {"control", "simulation"}
-"""Queues of tasks that compute; a node agent has its node's alone."""
+"""Queues whose tasks compute; a node agent listens on its node's queue alone."""
 
 logging.getLogger("celery.worker.request").addFilter(without_traceback_of_a_lost_process)
 logging.getLogger("py.warnings").addFilter(is_news)  # not a filter of warnings: Celery puts its own in front of those
 
 
 def packages() -> list[str]:
-    """Where tasks are. Beat sends them by name."""
+    """Return the packages to search for tasks; none for beat, which sends them by name."""
     return [] if "beat" in sys.argv[1:] else [tasks.__name__]
 
 
 @functools.cache
 def load_kernels() -> None:
-    """Load the kernels of tasks that plan, order or simulate, once, if this worker takes such tasks. A failure is logged.
+    """Load the kernels of tasks that plan, order or simulate, once, if this worker takes such tasks. Log a failure.
 
-    A process of the pool that loads them itself takes two seconds and another 60 MB.
+    A pool process that loads them itself takes two seconds and 60 MB.
     """
     if not COMPUTED_FROM & set(app.amqp.queues.consume_from):
         return
@@ -67,8 +67,9 @@ def load_kernels() -> None:
 
 @signals.worker_before_create_process.connect
 def share_memory(**_: Any) -> None:
-    """Take what is loaded out of the garbage collector's sight, which would write to its pages and so copy them into each
-    process of the pool."""
+    """Hide loaded objects from the garbage collector, which would write to their pages and copy them into each pool
+    process.
+    """
     load_kernels()
     gc.collect()
     gc.freeze()
@@ -76,7 +77,7 @@ def share_memory(**_: Any) -> None:
 
 @signals.task_postrun.connect
 def give_memory_back(task: Any, **_: Any) -> None:
-    """Return memory that a long task has freed to the machine: glibc would keep it in each process of the pool."""
+    """Return memory that a long task freed to the machine: glibc would keep it in each pool process."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if task.soft_time_limit and trim is not None:
         trim(0)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, cast
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db.models import Field as ModelField
+from django.db.models import Model, QuerySet
 from ninja import Field, Query, Router, Schema
 from ninja.pagination import paginate
 from pydantic import ValidationInfo, create_model, model_validator
@@ -14,11 +15,12 @@ from controlplane.accounts.models import Role
 from controlplane.api.callers import ApiRequest, Caller
 from controlplane.api.schemas import Described, Items, NewestFirst, Page, answered
 from controlplane.resources.resource import Column, Resource
+from controlplane.resources.tables import value
 
 
-def schema_of(resource: Resource, name: str, doc: str = "", **more: Any) -> Any:
-    """Return the schema *name* of rows of *resource*, plus fields *more*. Fleet-only columns are null for other callers."""
-    columns = [column for column in resource.columns if column.rest]
+def schema_of(resource: Resource, name: str, doc: str = "", *more: Column) -> Any:
+    """Return the schema *name* of rows of *resource*, plus *more*. Fleet-only columns are null for other callers."""
+    columns = [column for column in (*resource.columns, *more) if column.rest]
     hidden = [column.name for column in columns if column.fleet]
 
     def hide_fleet(self: Schema, info: ValidationInfo) -> Schema:
@@ -28,10 +30,10 @@ def schema_of(resource: Resource, name: str, doc: str = "", **more: Any) -> Any:
         return self
 
     def fill(namespace: dict[str, Any]) -> None:
-        namespace["__annotations__"] = {column.name: _type(resource, column) for column in columns} | more
+        namespace["__annotations__"] = {column.name: _type(resource, column) for column in columns}
         namespace["__doc__"] = doc
         namespace |= {
-            f"resolve_{column.name}": staticmethod(column.source) for column in columns if callable(column.source)
+            f"resolve_{column.name}": staticmethod(_resolver(column.source)) for column in columns if column.source
         }
         if hidden:
             namespace["hide_fleet"] = model_validator(mode="after")(hide_fleet)
@@ -39,18 +41,21 @@ def schema_of(resource: Resource, name: str, doc: str = "", **more: Any) -> Any:
     return new_class(name, (Described,), exec_body=fill)
 
 
+def _resolver(source: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return source if callable(source) else lambda row: value(row, source)
+
+
 def _type(resource: Resource, column: Column) -> Any:
     kind = column.type
     if kind is None:
         try:
-            kind = answered(cast("ModelField[Any, Any]", resource.model._meta.get_field(column.name)))
-        except FieldDoesNotExist:
+            fields = cast("type[Model]", resource.model)._meta
+            kind = answered(cast("ModelField[Any, Any]", fields.get_field(column.name)))
+        except (AttributeError, FieldDoesNotExist):
             raise TypeError(f"{resource.name}.{column.name} needs a type: its model has no such field") from None
     if column.fleet:
         kind = kind | None
     about: dict[str, Any] = {"description": column.about} if column.about else {}
-    if isinstance(column.source, str) and column.source:
-        about["alias"] = column.source
     return Annotated[kind, Field(**about)] if about else kind
 
 
@@ -63,7 +68,7 @@ def query_of(resource: Resource) -> type[Schema]:
         for each in resource.filters
         if each.rest
     }
-    return create_model(f"{resource.noun.capitalize()}Query", __base__=Schema, **parameters)
+    return create_model(f"{resource.noun.title().replace(' ', '')}Query", __base__=Schema, **parameters)
 
 
 def add_list(
@@ -76,10 +81,11 @@ def add_list(
     paged: bool = True,
     leave_out: tuple[str, ...] = (),
     check: Callable[[Caller, dict[str, Any]], None] = lambda caller, given: None,
+    show: Callable[[list[Any]], list[Any]] = list,
 ) -> None:
     """Add `GET /NAME`, or *path*: rows visible to the caller, described by *doc*.
 
-    *leave_out* are fields to omit; *check* may refuse parameters.
+    *leave_out* are fields to omit; *check* may refuse parameters. Lists without pages are completed by *show*.
     """
 
     parameters = query_of(resource)
@@ -88,8 +94,10 @@ def add_list(
         if any(given[each.name] for each in resource.filters if each.fleet and each.rest):
             request.auth.check(Role.VIEWER)
         check(request.auth, given)
-        rows = resource.narrowed(resource.rows(request.auth), given).defer(*leave_out)
-        return rows if paged else {"items": list(rows)}
+        rows = resource.narrowed(resource.rows(request.auth), given)
+        if isinstance(rows, QuerySet):
+            rows = rows.defer(*leave_out)
+        return rows if paged else {"items": show(list(rows))}
 
     def all_rows(request: ApiRequest) -> Any:
         return listed(request, {})
@@ -99,7 +107,7 @@ def add_list(
 
     rows.__annotations__["query"] = Query[parameters]  # type: ignore[valid-type, misc]
     operation: Callable[..., Any] = rows if parameters.model_fields else all_rows
-    operation.__name__, operation.__doc__ = f"list_{resource.name}", doc
+    operation.__name__, operation.__doc__ = f"list_{resource.name.replace('-', '_')}", doc
     router.get(path or f"/{resource.name}", response=(Page if paged else Items)[out])(
         paginate(NewestFirst)(operation) if paged else operation
     )

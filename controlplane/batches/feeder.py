@@ -1,4 +1,7 @@
-"""Answer the lines of batches alongside tenants' requests, as the queue manager releases them.
+"""Answer the lines of batches alongside tenants' requests, as requests of a non-interactive class.
+
+The queue manager of the dispatcher holds and releases them (`controlplane.dispatch.holding`); a bounded number of lines of a
+model is open at a time, and the rest is announced, so that deadlines are planned for with all of it.
 
 The feeder runs in the process that owns the regions and keeps nothing that may not be lost: the next process reads each line
 that has no answer in the database again. So a line may be executed twice, and is answered once.
@@ -8,8 +11,8 @@ import asyncio
 import json
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -30,23 +33,18 @@ from controlplane.gateway.serving.completions import Completions
 from controlplane.gateway.serving.http import HttpRequest, Responder
 from controlplane.jobs.broker import send_task
 from controlplane.jobs.record import Job
-from scheduling.queueing.held_work import Held, HeldWork, Signal
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-HELD_LINES = 256
-"""Lines of a model that are in memory and wait to be released."""
 MOST_OPEN = 512
-"""Lines of a model in all: those and what runs."""
+"""Lines of a model that are in memory: held, running or about to be tried again."""
 FINISH_TASK = "workers.tasks.batches.finish"
 AGAIN = frozenset({408, 409, 425, 429, 499, 502, 503, 504})
 """Statuses after which a line is tried again; what failed for good is in the error file."""
 MOST_FAILURES = 3
 """Tries of a line that fails with status 500."""
 LONGEST_PAUSE_S = 60.0
-SERVICE_S = 30.0
-"""Expected service time of a line until one of its model has ended."""
 
 
 class InputLine(Struct):
@@ -111,15 +109,12 @@ class Source:
 class Feeder:
     """*completions* have their own limits: a batch takes nothing of its tenant's concurrency."""
 
-    def __init__(
-        self, completions: Completions, *, signals: Callable[[], Iterable[Signal]], owns: Callable[[], bool], job: Job
-    ) -> None:
-        self.completions, self.signals, self.owns, self.job = completions, signals, owns, job
-        self.manager = HeldWork()
+    def __init__(self, completions: Completions, *, owns: Callable[[], bool], job: Job) -> None:
+        self.completions, self.owns, self.job = completions, owns, job
         self._sources: dict[int, Source] = {}
         self._open: dict[int, OpenLine] = {}
         self._answers: list[Answer] = []
-        self._service_s: dict[str, float] = {}
+        self._announced: set[str] = set()
 
     async def run(self) -> None:
         """Look every `LOOK_S` until cancelled; lines that run then are cut off and tried again by the next process."""
@@ -141,16 +136,12 @@ class Feeder:
             source.close()
 
     async def look(self) -> None:
-        """Write answers, read batches and lines, release what has room."""
+        """Write answers, read batches, open lines, announce the others."""
         await self._write()
         batches = await database_sync_to_async(_running_batches)()
         await self._follow(batches)
         await self._read_lines()
-        now_s = time.time()
-        for signal in self.signals():
-            for release in self.manager.pull(signal, now_s):
-                line = self._open[release.number]
-                line.task = asyncio.create_task(self._answer(line, release.region, release.priority))
+        self._announce(batches)
 
     async def _write(self) -> None:
         answers, self._answers = self._answers, []
@@ -174,7 +165,8 @@ class Feeder:
             if late or batch.status == BatchStatus.CANCELLING:
                 mine = [line for line in self._open.values() if line.row.batch_id == batch.pk]
                 # Lines that run finish when the batch is cancelled; at its deadline they are cut off.
-                await self._let_go([line for line in mine if late or line.task is None])
+                running_ids = self.completions.requests.at_instances()
+                await self._let_go([one for one in mine if late or services.request_id(one.row) not in running_ids])
                 if any(line.number in self._open for line in mine) or pending[batch.pk]:
                     continue
                 ends_as = BatchStatus.CANCELLED if batch.status == BatchStatus.CANCELLING else BatchStatus.EXPIRED
@@ -197,19 +189,31 @@ class Feeder:
         await asyncio.to_thread(send_task, FINISH_TASK, batch.pk)
 
     async def _read_lines(self) -> None:
-        """Fill up what is held, batches with the earliest deadline first."""
+        """Open lines, those of batches with the earliest deadline first."""
         sources = sorted(self._sources.values(), key=lambda one: one.batch.expires_at)
         open_lines = Counter(line.row.model for line in self._open.values())
         for source in sources:
             model = source.batch.model
-            held = self.manager.waiting()
-            free = min(HELD_LINES - held.get(model, 0), MOST_OPEN - open_lines[model])
+            free = MOST_OPEN - open_lines[model]
             if free <= 0 or source.exhausted or source.batch.status != BatchStatus.IN_PROGRESS:
                 continue
             lines = await database_sync_to_async(source.next_lines)(free)
             for row, raw in lines:
                 self._take(row, raw, source)
                 open_lines[row.model] += 1
+
+    def _announce(self, batches: list[Batch]) -> None:
+        """Announce the lines that are not open yet to the queue manager."""
+        requests, now = self.completions.requests, timezone.now()
+        open_lines = Counter(line.row.batch_id for line in self._open.values())
+        due: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+        for batch in batches:
+            left = batch.total - batch.completed - batch.failed - open_lines[batch.pk]
+            if left > 0 and batch.status == BatchStatus.IN_PROGRESS:
+                due[batch.model].append((requests.clock() + (batch.expires_at - now).total_seconds(), left))
+        for model in self._announced | due.keys():
+            requests.expect(model, due.get(model, ()))
+        self._announced = set(due)
 
     def _take(self, row: BatchLine, raw: bytes, source: Source) -> None:
         line = OpenLine(
@@ -222,17 +226,12 @@ class Feeder:
             due_at=source.batch.expires_at.timestamp(),
         )
         self._open[line.number] = line
-        self._hold(line)
-
-    def _hold(self, line: OpenLine) -> None:
-        service_s = self._service_s.get(line.row.model, SERVICE_S)
-        self.manager.hold(Held(line.number, line.row.model, line.arrived_at, line.due_at, service_s))
+        line.task = asyncio.create_task(self._answer(line))
 
     async def _let_go(self, lines: list[OpenLine]) -> None:
         """Forget *lines*; those that run are cut off."""
         tasks = []
         for line in lines:
-            self.manager.drop(line.number)
             self._open.pop(line.number, None)
             if line.task is not None:
                 line.task.cancel()
@@ -240,36 +239,34 @@ class Feeder:
         if tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _answer(self, line: OpenLine, region: str, priority: int) -> None:
-        """Execute *line*, and note its answer; or hold it again after a failure that may pass."""
-        began_s = time.time()
-        status, body = await self._execute(line, region, priority)
-        if line.number not in self._open:
-            return
-        if status in AGAIN or (status == 500 and line.failures < MOST_FAILURES):
+    async def _answer(self, line: OpenLine) -> None:
+        """Execute *line*, again after a failure that may pass, and note its answer."""
+        while True:
+            status, body = await self._execute(line)
+            if line.number not in self._open:
+                return
+            if status not in AGAIN and (status != 500 or line.failures >= MOST_FAILURES):
+                break
             line.failures += 1
             await asyncio.sleep(min(2.0**line.failures, LONGEST_PAUSE_S))
-            line.task = None
-            if line.number in self._open:
-                self._hold(line)
-            return
-        mean_s = self._service_s.get(line.row.model, SERVICE_S)
-        self._service_s[line.row.model] = mean_s + 0.05 * (time.time() - began_s - mean_s)
         del self._open[line.number]
         self._answers.append(answer_of(line.row, status, body))
 
-    async def _execute(self, line: OpenLine, region: str, priority: int) -> tuple[int, bytes]:
+    async def _execute(self, line: OpenLine) -> tuple[int, bytes]:
         """(status, body) of the answer to *line*."""
-        terms = replace(line.grant.default_terms, priority=priority, deadline_s=max(1, int(line.due_at - time.time())))
+        now = time.time()
+        terms = replace(line.grant.default_terms, deadline_s=max(1, int(line.due_at - now)))
         grant = replace(line.grant, default_terms=terms, terms={terms.name: terms})
-        headers = {b"x-slo-class": terms.name.encode(), b"x-region": region.encode()}
+        headers = {b"x-slo-class": terms.name.encode()}
         answer = Collected()
         request = HttpRequest(
             "POST", f"/v1/{line.kind}", headers, receive=_no_message, request_id=services.request_id(line.row)
         )
         responder = Responder(answer.send, request.request_id)
         try:
-            await self.completions.complete(grant, line.raw, request, responder, line.kind)
+            await self.completions.complete(
+                grant, line.raw, request, responder, line.kind, age_s=max(0.0, now - line.arrived_at)
+            )
         except ApiError as error:
             self.completions.records.count_error(error)
             return error.status, error.body()
@@ -295,7 +292,7 @@ class Collected:
 
 
 async def _no_message() -> dict[str, Any]:
-    """Never: nobody leaves a batch by closing a connection."""
+    """Never: a batch has no connection that could close."""
     await asyncio.Event().wait()
     raise AssertionError
 

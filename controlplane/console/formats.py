@@ -14,21 +14,10 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from controlplane.resources.instances import STATUSES
+
 NONE = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
-STATUS_WORDS = {
-    "provisioning": "Provisioning",
-    "loading": "Loading",
-    "ready": "Ready",
-    "saturated": "Saturated",
-    "resting": "Resting",
-    "held": "Held",
-    "unreachable": "Unreachable",
-    "draining": "Draining",
-    "sleeping": "Sleeping",
-    "stopped": "Stopped",
-    "failed": "Failed",
-}
 
 
 def fixed(value: float, digits: int) -> str:
@@ -154,6 +143,16 @@ def clock(seconds: float | None) -> str:
     return f"{whole // 3600}:{whole % 3600 // 60:02} h"
 
 
+def seconds_fine(value_s: float | None) -> str:
+    """Format the time that something took: 3.1 ms, 412 ms, 2.31 s."""
+    return milliseconds(None if value_s is None else 1000 * value_s)
+
+
+def correlation(value: float | None) -> str:
+    """Format a number from -1 to 1."""
+    return NONE if value is None else f"{value:.2f}"
+
+
 def period(seconds: float | None) -> str:
     """Format the period of a job: 0.5 s, 30 s, 10 min, 1 h."""
     return NONE if seconds is None else f"{seconds:g} s" if seconds < 60 else duration(seconds)
@@ -193,7 +192,7 @@ def mark(status: str) -> SafeString:
         '<span class="status" data-status="{}"><svg aria-hidden="true"><use href="#mark-{}"/></svg><span>{}</span></span>',
         status,
         status,
-        STATUS_WORDS.get(status, status),
+        STATUSES.get(status, status),
     )
 
 
@@ -246,6 +245,10 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "percent_fine": lambda value, row: percent_fine(value),
     "requests": lambda value, row: _unit(count(value), "req"),
     "duration": lambda value, row: duration(value),
+    "period": lambda value, row: period(value),
+    "seconds_fine": lambda value, row: seconds_fine(value),
+    "correlation": lambda value, row: correlation(value),
+    "usd": lambda value, row: usd(value),
     "clock": lambda value, row: clock(value),
     "per_second": lambda value, row: _unit(quantity(value), "/s"),
     "tokens_per_second": lambda value, row: _unit(quantity(value), "tok/s"),

@@ -39,18 +39,25 @@ def list_page(
     resource: Resource,
     show: Callable[[list[Any]], Sequence[Any]] = list,
     status: int = 200,
+    known: Sequence[Any] | None = None,
     **more: Any,
 ) -> HttpResponseBase:
     """Return the page of *resource* after the cursor, rows rendered by *show*; with `?format=csv`, the file.
 
-    *more* is additional template context.
+    *known* replace the rows of the resource where the page has newer ones; *more* is additional template context.
     """
     viewer = viewer_of(request)
-    filters, rows = resource.listed(viewer, request.GET)
+    filters, rows = resource.listed(viewer, request.GET, known)
+    if resource.whole:
+        rows = resource.arranged(list(show(list(rows))), filters)
     if request.GET.get("format") == "csv":
         return resource.csv(rows, viewer.sees_fleet)
-    cursor = number(request.GET.get("before", ""))
-    page = resource.page_of(rows, filters, cursor)
+    cursor = None if resource.whole else number(request.GET.get("before", ""))
+    if isinstance(rows, QuerySet):
+        page = resource.page_of(rows, filters, cursor)
+        shown, next_cursor = show(page.rows), page.next_cursor
+    else:
+        shown, next_cursor = rows[: resource.whole], None
     live = resource.live
     context = {
         **(live_context(hub.state(), live) if live else {}),
@@ -58,13 +65,14 @@ def list_page(
         "resource": resource,
         "filters": filters,
         "columns": resource.page_columns(viewer),
-        "rows": show(page.rows),
+        "rows": shown,
+        "total": len(rows) if resource.whole else None,
         "cursor": cursor,
-        "next_cursor": page.next_cursor,
+        "next_cursor": next_cursor,
         "is_sorted": bool(filters.order.field),
         "row_limit": ROW_LIMIT,
         # Only the newest, unfiltered page grows while open.
-        "follows": cursor is None and not filters.narrow,
+        "follows": cursor is None and not filters.narrow and not resource.whole,
         **more,
     }
     return render(request, resource.template, context, status=status)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from controlplane.dispatch import port
+from controlplane.dispatch.holding import HeldEstimate, Holding
 from controlplane.dispatch.kernels import note_end
 from controlplane.dispatch.live_fleet.health import Breaker
 from controlplane.dispatch.live_fleet.inventory import Inventory
@@ -46,6 +47,9 @@ class Dispatcher:
         self.waits = Waits(topology, self.queue, clock)
         self.placement = Placement(topology, self.queue, self.accounts, self.waits, clock, deliver)
         self.reordering = Reordering(topology, self.queue, self.placement, clock, ask)
+        self.holding = Holding(
+            topology, self.queue, clock, enqueue=self._enqueue, refuse=self._give_up, deliver=deliver
+        )
 
     def take(self, record: port.FromGateway) -> None:
         """Act on a record of the gateway; decisions are delivered before this returns, or later."""
@@ -60,6 +64,8 @@ class Dispatcher:
                 self._left(record)
             case port.Prefix():
                 self._prefix(record)
+            case port.Backlog():
+                self.holding.work.expect(record.model, record.due)
 
     def apply_inventory(self, inventory: Inventory) -> None:
         """Update the live fleet from *inventory*, and list the models that may be requested."""
@@ -103,7 +109,7 @@ class Dispatcher:
             for request in self.queue.in_order(endpoint):
                 held_s = hold_s(request.asked.deadline_s or math.inf, max_hold_s)
                 if not request.has_begun and now_s - request.asked.arrived_s > held_s:
-                    self._refuse(request, 503, "hold_expired", f"No instance had room within {held_s:.0f} s.", 30)
+                    self._give_up(request, held_s)
             self.rehome(endpoint, now_s)
 
     # Instances
@@ -133,6 +139,11 @@ class Dispatcher:
         suspect = self.suspects.is_suspect(asked)
         if suspect and (refusal := self.suspects.refusal(asked)) is not None:
             self.deliver(refusal)
+        elif self.holding.holds(asked) and not suspect and candidates.size:
+            preferred = self.topology.endpoints[int(candidates[0])]
+            request = Request(asked, self._possible(asked), preferred, own_region=own_region)
+            self._requests[asked.number] = request
+            self.holding.hold(request)
         elif endpoint is None:
             self.deliver(_none_serves(asked, own_region))
         elif endpoint.spec.policy.is_full(self.queue.count(endpoint)):
@@ -148,7 +159,10 @@ class Dispatcher:
     def _enqueue(self, request: Request, endpoint: Endpoint) -> None:
         self.queue.add(request, endpoint)
         number, own_region, request.own_region = request.asked.number, request.own_region, ""
-        self.deliver(port.Moved(number, endpoint.spec.region, request.predicted_tokens, own_region=own_region))
+        released, request.release = request.release, None
+        self.deliver(
+            port.Moved(number, endpoint.spec.region, request.predicted_tokens, own_region=own_region, released=released)
+        )
         self.placement.pump(endpoint)
         if request.slot >= 0:
             self.waits.note(request)
@@ -278,6 +292,7 @@ class Dispatcher:
     def _release(self, request: Request) -> None:
         """Take *request* out of its queue or instance, and give its room to others."""
         replica = self.accounts.close(request)
+        self.holding.drop(request.asked.number)
         if request.slot >= 0:
             self.queue.take_out(request.slot)
         if replica is not None:
@@ -362,6 +377,9 @@ class Dispatcher:
             )
             self.placement.pump(target)
 
+    def _give_up(self, request: Request, held_s: float) -> None:
+        self._refuse(request, 503, "hold_expired", f"No instance had room within {held_s:.0f} s.", 30)
+
     def _refuse(self, request: Request, status: int, code: str, message: str, retry_after_s: float) -> None:
         self._drop(request, port.Refused(request.asked.number, status, code, message, retry_after_s=retry_after_s))
 
@@ -402,6 +420,10 @@ class Dispatcher:
             for endpoint in self.topology.endpoints
             for request in self.queue.first(endpoint, most)
         ]
+
+    def held_now(self, most: int) -> list[HeldEstimate]:
+        """Return the first *most* requests of each model that the queue manager holds, in order."""
+        return self.holding.estimates(most)
 
     def oldest_wait_s(self, endpoint: Endpoint) -> float:
         now_s = self.clock()

@@ -355,6 +355,9 @@ class Floor:
             for endpoint in topology.endpoints
             if topology.serves(endpoint)
         }
+        for index, view in views.items():
+            if self.observation.memory(index).last != UNCHANGED:
+                self.dispatcher.holding.work.scaled(view.model, view.region, self.observation.memory(index).changed_s)
         running = {replica.name: int(topology.fleet.running[replica.slot]) for replica in topology.replicas.values()}
         self.publication.publish(views.values(), running, self._left_tokens(), now_s - self._began_s)
         evicted = self.dispatcher.reordering.evicted

@@ -87,6 +87,7 @@ class Placement:
                     why,
                     self._first_token_s(request, instance),
                     keep_tokens=grouped,
+                    priority=request.asked.priority,
                 )
             )
 

@@ -1,9 +1,9 @@
 """Records between the HTTP side and the decision side, all serializable.
 
-The gateway sends `Submit`, `Progress`, `Prefix`, `Finished` and `Left`; the dispatcher answers with `Moved`, `Waiting`,
-`Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, and lists the available models in `ServedModels`. A request is
-identified by its *number*, unique within the gateway that submits it. Moments in `_s` are seconds of the machine's monotonic
-clock, those in `_at` epoch seconds.
+The gateway sends `Submit`, `Progress`, `Prefix`, `Finished`, `Left` and `Backlog`; the dispatcher answers with `Held`,
+`Moved`, `Waiting`, `Placed`, `PrefixWanted`, `Refused`, `Evict` and `Lost`, and lists the available models in
+`ServedModels`. A request is identified by its *number*, unique within the gateway that submits it. Moments in `_s` are
+seconds of the machine's monotonic clock, those in `_at` epoch seconds.
 """
 
 import math
@@ -58,6 +58,8 @@ class Submit(Record, frozen=True):
     deadline_s: float | None = None  # longest hold, after its arrival: of its SLO class
     slo_class: str = ""
     interactive: bool = True  # of its SLO class: scaling strategies see only this demand
+    opportunistic: bool = False  # of its SLO class: released last, and by no deadline
+    age_s: float = 0.0  # of its work at its arrival: a line of a batch is older than its request
     evictable: bool = False  # its output can be continued; before its first output every request can be evicted
     fingerprint: int = 0  # of its content, the same when it is resent to this process; 0: unknown
     end_s: float | None = None  # of its last token, after its arrival: end to end, or the deadline
@@ -105,7 +107,25 @@ class Left(Record, frozen=True):
     """Output tokens that it keeps: with *again*, the next instance continues there."""
 
 
+class Backlog(Record, frozen=True):
+    """Work of *model* that will be submitted as requests of non-interactive classes once there is room."""
+
+    model: str
+    due: tuple[tuple[float, int], ...]
+    """(deadline in seconds, requests)."""
+
+
 # From the dispatcher
+
+
+class Held(Record, frozen=True):
+    """The request is held until the queue manager releases it: `Moved` follows."""
+
+    number: int
+    region: str  # that its caller prefers
+    predicted_tokens: int  # possible output
+    why: str
+    own_region: str = ""  # as in `Moved`
 
 
 class Moved(Record, frozen=True):
@@ -117,6 +137,7 @@ class Moved(Record, frozen=True):
     came_from: str = ""  # the region in which it waited before
     pressure: float | None = None  # there
     own_region: str = ""  # where its caller's demand counts; empty where sent before
+    released: dict[str, Any] | None = None  # why the queue manager let it go, where it was held: docs/routing.md
 
 
 class Waiting(Record, frozen=True):
@@ -144,6 +165,7 @@ class Placed(Record, frozen=True):
     why: dict[str, Any]  # docs/routing.md
     first_token_s: float  # time limit of the first token of a stream
     keep_tokens: bool = False  # keep the ids of its output tokens: it may be evicted
+    priority: int = 0  # of its class, or as the queue manager released it
 
     def __repr__(self) -> str:
         """Return the fields without the secret."""
@@ -200,8 +222,8 @@ class ServedModels(Record, frozen=True):
     models: tuple[ServedModel, ...]
 
 
-FromGateway = Submit | Progress | Prefix | Finished | Left
-OfRequest = Moved | Waiting | Placed | PrefixWanted | Refused | Evict | Lost
+FromGateway = Submit | Progress | Prefix | Finished | Left | Backlog
+OfRequest = Held | Moved | Waiting | Placed | PrefixWanted | Refused | Evict | Lost
 FromDispatcher = OfRequest | ServedModels
 Send = Callable[[FromGateway], None]
 Deliver = Callable[[FromDispatcher], None]

@@ -201,7 +201,7 @@ class Suspects:
                 "model.request_quarantined",
                 model,
                 f"One request ran each time when {' and '.join(deaths.instances)} ended; it is refused until "
-                f"{until:%H:%M:%S} UTC. Others go on.",
+                f"{until:%H:%M:%S} UTC. Others run.",
                 Severity.CRITICAL,
                 inputs={"instances": [*deaths.instances], "refused_s": self._refused_s},
             )

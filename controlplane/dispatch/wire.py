@@ -121,6 +121,35 @@ class QueueChange:
 REORDER_COLUMNS = tuple(field.name for field in fields(QueueChange))
 """Columns of changes, newest first."""
 
+HELD_COLUMNS = (
+    "model",
+    "count",  # held requests
+    "announced",  # lines of batches that are not held yet
+    "opportunistic",  # of those held
+    "under_1h",  # of those held, by age of their work
+    "under_4h",
+    "under_10h",
+    "over_10h",
+    "slack_s",  # the least until one has to start; null where no deadline releases them
+    "next_s",  # until the next release, expected; null while unknown
+    "reason",
+    "rule",  # `scheduling.queueing.release_rule.RELEASES`
+)
+"""Columns of models with held or announced work."""
+RELEASE_COLUMNS = ("at", "model", "region", "count", "why", "use_ratio", "priority", "held_s")
+"""Columns of the last releases, newest first: those of one look, endpoint and reason together (`held_work.Release`)."""
+SIGNAL_COLUMNS = (
+    "model",
+    "region",
+    "use_ratio",  # of KV memory or of sequences by interactive requests; null where no instance accepts work
+    "other_ratio",  # of KV memory by released work
+    "one_below",
+    "two_below",
+    "quiet_s",  # cooldown after scaling that is left
+    "gate",  # two, one, closed, cooldown or no_signal
+)
+"""Columns of endpoints as the queue manager sees them."""
+
 HISTORY_ENDPOINT_COLUMNS = ("model", "region", "requests_per_s", "prompt_tokens_per_s", "output_tokens_per_s")
 
 

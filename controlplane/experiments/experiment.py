@@ -1,21 +1,26 @@
-"""The interface of an experiment: settings, run, comparison with the paper's figures, tables."""
+"""An experiment as data: cases that each vary a scenario, measures of their runs, tables, and the paper's figures."""
 
 import argparse
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
+from controlplane.simulation.running import Simulated, simulate
 from forecasting.models_extra import ModelsExtraMissing
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.staging import stage
+from scheduling.simulation.workload.columns import Workload
 
 Progress = Callable[[str, int, int], None]
-"""Called with the step, how much of it is done, and of how much."""
+"""Called with the step, the amount done and the total."""
 Settings = Mapping[str, Any]
 Result = dict[str, Any]
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,12 @@ class Option:
     group: str = ""
     """At most one option of a group may be given."""
     rests: Callable[[str], str] | None = None
-    """Why a value of `among` cannot be had here; empty if it can."""
+    """Returns why a value of `among` is not installed; empty if it is."""
+
+    @property
+    def key(self) -> str:
+        """Name in `Settings`."""
+        return self.name.replace("-", "_")
 
     def add_to(self, parser: argparse._ActionsContainer) -> None:
         """Declare the option on an argparse parser or group."""
@@ -81,42 +91,105 @@ class Comparison:
     unit: Literal["change", "factor", "share", "tokens"] = "change"
 
 
-class Experiment(ABC):
+class Case(NamedTuple):
+    """One variation of a scenario."""
+
+    about: Row
+    """First columns of its row."""
+    draw: Callable[[int], tuple[Scenario, Workload | None]]
+    """Returns the scenario and its requests for a seed; None for those that the scenario describes."""
+    hooks: Mapping[str, Any] = {}
+    """Fields of the `Stage` that stand in for the scenario's, such as `advisor`."""
+
+    @classmethod
+    def of(cls, about: Row, scenario: Scenario, requests: Workload | None = None, **hooks: Any) -> "Case":
+        """Return a case that is the same for every seed."""
+        return cls(about, lambda seed: (scenario, requests), hooks)
+
+    def simulate(self, seed: int = 0, progress: Callable[[int, int], None] | None = None) -> Simulated:
+        """Simulate the case with *seed*."""
+        scenario, requests = self.draw(seed)
+        return simulate(scenario, replace(stage(scenario, workload=requests), **self.hooks), progress=progress)
+
+
+def run_cases(
+    step: str,
+    cases: Iterable[Case],
+    measure: Callable[[Simulated], Row],
+    progress: Progress,
+    seeds: Sequence[int] = (0,),
+) -> list[Row]:
+    """Return a row for each of *cases*: `about`, and the mean of its measures over *seeds*."""
+    rows, listed = [], list(cases)
+    for at, case in enumerate(listed):
+        progress(step, at, len(listed))
+        name = " ".join(str(value) for value in case.about.values())
+        within = partial(progress, name) if "control" in case.hooks or "advisor" in case.hooks else None
+        rows.append(case.about | mean_of([measure(case.simulate(seed, within)) for seed in seeds]))
+    progress(step, len(listed), len(listed))
+    return rows
+
+
+def mean_of(rows: Sequence[Row]) -> Row:
+    """Return the mean of each measure; values that are the same in all *rows* stay."""
+
+    def mean(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], Mapping):
+            return {key: mean([value[key] for value in values]) for key in values[0]}
+        if isinstance(values[0], str) or values.count(values[0]) == len(values):
+            return values[0]
+        total = sum(values) / len(values)
+        return round(total) if isinstance(values[0], int) else total
+
+    return {name: mean([row[name] for row in rows]) for name in rows[0]}
+
+
+def rounded(values: Any) -> Any:
+    """Return *values* for JSON: floats to four places, null for those that are not finite."""
+    if isinstance(values, dict):
+        return {name: rounded(value) for name, value in values.items()}
+    if isinstance(values, list):
+        return [rounded(value) for value in values]
+    if isinstance(values, float):
+        return round(values, 4) if math.isfinite(values) else None
+    return values
+
+
+def change(value: float | None, base: float | None, least: float = 0.0) -> float | None:
+    """Return the change from *base* to *value*; None if either is missing or *base* is at most *least*."""
+    return None if value is None or base is None or base <= least else round(value / base - 1, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
     """A paper's evaluation, or our own, that `manage.py reproduce NAME` runs."""
 
-    name: ClassVar[str]
-    paper: ClassVar[str]
-    section: ClassVar[str]
-    measures: ClassVar[str]
-    """Its measures, in a few words."""
-    results: ClassVar[str]
-    """Where its results stand: page and anchor under docs/."""
-    options: ClassVar[Sequence[Option]]
+    name: str
+    paper: str
+    section: str
+    measures: str
+    """What it measures, in a few words."""
+    results: str
+    """Page and anchor of its results under docs/."""
+    options: Sequence[Option]
+    run: Callable[[Settings, Progress], Result]
+    """Returns a result that can be written as JSON. Raises ValueError where data is missing."""
+    show: Callable[[Console, Result], None]
+    """Prints a result as tables."""
+    compare: Callable[[Result], list[Comparison]] = lambda result: []
+    """Returns the paper's figures with those of a result."""
 
     def settings(self, values: Mapping[str, Any]) -> Settings:
         """Check *values* by option and add defaults. Raise ValueError for a value that is not allowed."""
-        by_key = {option.name.replace("-", "_"): option for option in self.options}
-        return {key: option.parse(values.get(key, option.default)) for key, option in by_key.items()}
+        return {option.key: option.parse(values.get(option.key, option.default)) for option in self.options}
 
     def check_installed(self, settings: Settings) -> None:
-        """Raise ModelsExtraMissing where *settings* name what rests without the models extra."""
+        """Raise ModelsExtraMissing where *settings* name what needs the models extra."""
         for option in self.options:
-            value = settings[option.name.replace("-", "_")]
+            value = settings[option.key]
             for name in value if option.several else [value]:
                 if option.rests is not None and (reason := option.rests(name)):
                     raise ModelsExtraMissing(reason)
-
-    @abstractmethod
-    def run(self, settings: Settings, progress: Progress) -> Result:
-        """Run the experiment; the result can be written as JSON. Raise ValueError where its data is missing."""
-
-    @abstractmethod
-    def show(self, console: Console, result: Result) -> None:
-        """Print *result* as tables."""
-
-    @abstractmethod
-    def compare(self, result: Result) -> list[Comparison]:
-        """Return the paper's figures with those of *result*; empty where no paper reports any."""
 
 
 def percent(value: float | None, sign: bool = True) -> str:

@@ -201,111 +201,118 @@ COLUMNS: Final = (
 )
 
 
-class LengthModels(Experiment):
-    name = "lengths"
-    paper = "SSJF, PreServe"
-    section = "Table 2 of each"
-    measures = "error, accuracy, cost of every length model on the same prompts, and the noise floor"
-    results = "length-models.md#the-table"
-    options = (
+def run(settings: Settings, progress: Progress) -> Result:
+    """Fit and test every model. Raise DataMissing without the data sets, ValueError for an unknown encoder."""
+    quick, seed = settings["quick"], settings["seed"]
+    data, encoder, wanted = settings["data"], settings["encoder"], settings["strategies"]
+    fitting = replace(
+        QUICK if quick else THOROUGH if settings["thorough"] else USUAL,
+        encoder=encoder,
+        seed=seed,
+        progress=progress,
+    )
+    split = read_sets(data)
+    test = thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)
+    prompts = len({each.query.text for each in split.training})
+    edges = class_edges([sample.output_tokens for sample in split.training])
+    rows: list[dict[str, Any]] = []
+    for place, name in enumerate(wanted):
+        progress("models", place, len(wanted))
+        rows.append(_row(name, _fitted(MODELS[name](fitting), split.training), test, edges))
+    progress("models", len(wanted), len(wanted))
+    return {
+        "paper": "lengths",
+        "encoder": encoder,
+        "effort": {"quick": quick, "tuned_samples": fitting.tuned, "read_prompts": min(fitting.read, prompts)},
+        "seed": seed,
+        "training": {"samples": len(split.training), "prompts": prompts},
+        "test": {"samples": len(test), "prompts": len({each.query.text for each in test})},
+        "sets": {name: sum(each.query.tenant == name for each in test) for name in SETS},
+        "rows": rows,
+        "floor": _floor(temperature_lengths(data)),
+        "among_models": _among_models(test, edges),
+        "ssjf_released": _released(proxy_predictions(data)),
+        "reported": PAPER,
+        "verdict": _verdict(rows),
+    }
+
+
+def show(console: Console, result: Result) -> None:
+    test, training = result["test"], result["training"]
+    title = (
+        f"{training['samples']:,} samples of {training['prompts']:,} prompts to learn from; tested on"
+        f" {test['samples']:,} of {test['prompts']:,}; encoder {result['encoder']}, tuned on"
+        f" {result['effort']['tuned_samples']:,} samples, head on {result['effort']['read_prompts']:,} prompts"
+    )
+    reported = result["reported"]
+    rows = [{**row, "paper": reported["ssjf"].get(row["model"])} for row in result["rows"]]
+    rows += [{**row, "model": f"PreServe's Table 2: {name}"} for name, row in reported["preserve"].items()]
+    console.print(table(title, COLUMNS, rows, lambda row: "" if "pinball" in row else "dim"))
+    floor = result["floor"]
+    console.print(
+        f"Noise floor, {floor['prompts']:,.0f} prompts at three temperatures: median variation within a prompt"
+        f" {floor['median_cv']:.2f}; who knows a prompt's two other answers is off by {floor['others_mae']:.1f} tokens"
+        f" (mean length {floor['mean_tokens']:.0f}), Acc-25 {100 * floor['others_acc_25']:.1f} %."
+    )
+    if among := result["among_models"]:
+        console.print(
+            f"Who knows what all other models answered to the very prompt: MAE {among['mae']:.1f}, rank"
+            f" {among['rank_correlation']:.3f}, where a prompt has several; and which model is asked:"
+            f" {among['who_answers_known']['mae']:.1f}, {among['who_answers_known']['rank_correlation']:.3f}."
+        )
+    released = result["ssjf_released"]
+    console.print(
+        f"SSJF's released predictions, {released['requests']:,.0f} requests: right class"
+        f" in {100 * released['five_class_accuracy']:.1f} %"
+        f" (the commonest class alone: {100 * released['commonest']:.1f} %)."
+    )
+    verdict = result["verdict"]
+    console.print(f"Best by measure: {', '.join(f'{name} {model}' for name, model in verdict['best'].items())}.")
+    if verdict["best_encoder"]:
+        word = "at least as exact as" if verdict["student_as_exact"] else "NOT as exact as"
+        console.print(f"The student is {word} the best single encoder, {verdict['best_encoder']}.")
+
+
+def compare(result: Result) -> list[Comparison]:
+    """Return the papers' figures, on LMSYS-Chat-1M and ShareGPT, with ours, on other data."""
+    rows = {row["model"]: row for row in result["rows"]}
+    compared = [
+        Comparison(
+            f"{name}: five-class accuracy", "SSJF, Table 2", figure, _of(rows, name, "five_class_accuracy"), "share"
+        )
+        for name, figure in SSJF_TABLE_2.items()
+    ]
+    return compared + [
+        Comparison(
+            f"preserve: {measure}",
+            "PreServe, Table 2",
+            figure,
+            _of(rows, "preserve", measure),
+            "tokens" if measure == "mae" else "share",
+        )
+        for measure, figure in PRESERVE_TABLE_2["PreServe"].items()
+    ]
+
+
+def _of(rows: dict[str, dict[str, Any]], model: str, measure: str) -> float | None:
+    return rows[model][measure] if model in rows else None
+
+
+LENGTH_MODELS: Final = Experiment(
+    name="lengths",
+    paper="SSJF, PreServe",
+    section="Table 2 of each",
+    measures="error, accuracy, cost of every length model on the same prompts, and the noise floor",
+    results="length-models.md#the-table",
+    options=(
         DATA,
         SEED,
         Option("strategies", "models, separated by commas (default all)", among=ORDER, several=True, rests=rests),
         Option("encoder", "minilm, a folder or a name on the Hugging Face hub", MINILM),
         Option("quick", "fewer samples for encoders, smaller test", flag=True, default=False, group="effort"),
         Option("thorough", "encoders read all prompts; takes hours", flag=True, default=False, group="effort"),
-    )
-
-    def run(self, settings: Settings, progress: Progress) -> Result:
-        """Fit and test every model. Raise DataMissing without the data sets, ValueError for an unknown encoder."""
-        quick, seed = settings["quick"], settings["seed"]
-        data, encoder, wanted = settings["data"], settings["encoder"], settings["strategies"]
-        fitting = replace(
-            QUICK if quick else THOROUGH if settings["thorough"] else USUAL,
-            encoder=encoder,
-            seed=seed,
-            progress=progress,
-        )
-        split = read_sets(data)
-        test = thinned(split.test, QUICK_TEST_PROMPTS if quick else TEST_PROMPTS, seed)
-        prompts = len({each.query.text for each in split.training})
-        edges = class_edges([sample.output_tokens for sample in split.training])
-        rows: list[dict[str, Any]] = []
-        for place, name in enumerate(wanted):
-            progress("models", place, len(wanted))
-            rows.append(_row(name, _fitted(MODELS[name](fitting), split.training), test, edges))
-        progress("models", len(wanted), len(wanted))
-        return {
-            "paper": "lengths",
-            "encoder": encoder,
-            "effort": {"quick": quick, "tuned_samples": fitting.tuned, "read_prompts": min(fitting.read, prompts)},
-            "seed": seed,
-            "training": {"samples": len(split.training), "prompts": prompts},
-            "test": {"samples": len(test), "prompts": len({each.query.text for each in test})},
-            "sets": {name: sum(each.query.tenant == name for each in test) for name in SETS},
-            "rows": rows,
-            "floor": _floor(temperature_lengths(data)),
-            "among_models": _among_models(test, edges),
-            "ssjf_released": _released(proxy_predictions(data)),
-            "reported": PAPER,
-            "verdict": _verdict(rows),
-        }
-
-    def show(self, console: Console, result: Result) -> None:
-        test, training = result["test"], result["training"]
-        title = (
-            f"{training['samples']:,} samples of {training['prompts']:,} prompts to learn from; tested on"
-            f" {test['samples']:,} of {test['prompts']:,}; encoder {result['encoder']}, tuned on"
-            f" {result['effort']['tuned_samples']:,} samples, head on {result['effort']['read_prompts']:,} prompts"
-        )
-        reported = result["reported"]
-        rows = [{**row, "paper": reported["ssjf"].get(row["model"])} for row in result["rows"]]
-        rows += [{**row, "model": f"PreServe's Table 2: {name}"} for name, row in reported["preserve"].items()]
-        console.print(table(title, COLUMNS, rows, lambda row: "" if "pinball" in row else "dim"))
-        floor = result["floor"]
-        console.print(
-            f"Noise floor, {floor['prompts']:,.0f} prompts at three temperatures: median variation within a prompt"
-            f" {floor['median_cv']:.2f}; who knows a prompt's two other answers is off by {floor['others_mae']:.1f} tokens"
-            f" (mean length {floor['mean_tokens']:.0f}), Acc-25 {100 * floor['others_acc_25']:.1f} %."
-        )
-        if among := result["among_models"]:
-            console.print(
-                f"Who knows what all other models answered to the very prompt: MAE {among['mae']:.1f}, rank"
-                f" {among['rank_correlation']:.3f}, where a prompt has several; and which model is asked:"
-                f" {among['who_answers_known']['mae']:.1f}, {among['who_answers_known']['rank_correlation']:.3f}."
-            )
-        released = result["ssjf_released"]
-        console.print(
-            f"SSJF's released predictions, {released['requests']:,.0f} requests: right class"
-            f" in {100 * released['five_class_accuracy']:.1f} %"
-            f" (the commonest class alone: {100 * released['commonest']:.1f} %)."
-        )
-        verdict = result["verdict"]
-        console.print(f"Best by measure: {', '.join(f'{name} {model}' for name, model in verdict['best'].items())}.")
-        if verdict["best_encoder"]:
-            word = "at least as exact as" if verdict["student_as_exact"] else "NOT as exact as"
-            console.print(f"The student is {word} the best single encoder, {verdict['best_encoder']}.")
-
-    def compare(self, result: Result) -> list[Comparison]:
-        """Ours are on other data than the papers' (LMSYS-Chat-1M, ShareGPT)."""
-        rows = {row["model"]: row for row in result["rows"]}
-        compared = [
-            Comparison(
-                f"{name}: five-class accuracy", "SSJF, Table 2", figure, _of(rows, name, "five_class_accuracy"), "share"
-            )
-            for name, figure in SSJF_TABLE_2.items()
-        ]
-        return compared + [
-            Comparison(
-                f"preserve: {measure}",
-                "PreServe, Table 2",
-                figure,
-                _of(rows, "preserve", measure),
-                "tokens" if measure == "mae" else "share",
-            )
-            for measure, figure in PRESERVE_TABLE_2["PreServe"].items()
-        ]
-
-
-def _of(rows: dict[str, dict[str, Any]], model: str, measure: str) -> float | None:
-    return rows[model][measure] if model in rows else None
+    ),
+    run=run,
+    show=show,
+    compare=compare,
+)

@@ -1,54 +1,58 @@
 """PreServe's evaluation of scaling (section 5.3): a code-like and a chat-like day on up to eight instances.
 
-In the paper a request is given to an instance at once, and queues there; the reactive baselines look at KV memory. That is
+In the paper an instance takes every request at once and queues by itself; the reactive baselines look at KV memory. That is
 `deep`, with PreServe's router (4.3.3) and no floor. Pilothouse holds the queue and gives work only where there is room:
 `shallow`, with the strategies as they run live, over the floor. Figure 8 shows means over five minutes of arrivals, so a
 peak is the highest of those.
 """
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
 from controlplane.experiments.experiment import (
     SCALE,
     SEED,
+    Case,
     Comparison,
     Experiment,
     Option,
     Progress,
     Result,
+    Row,
     Settings,
     percent,
+    rounded,
+    run_cases,
     seconds,
     share,
 )
-from controlplane.experiments.shared.demand import Floats
-from controlplane.experiments.shared.measures import Row, percentiles, rounded
+from controlplane.experiments.shared.measures import percentiles
 from controlplane.experiments.shared.scenes import DAY_S, preserve
 from controlplane.experiments.shared.setting import Setting, prepare
+from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
 from forecasting.workload import FORECASTERS, rests
-from scheduling.scaling import FLOOR, Advice, ByEndpoint, EndpointView, Hybrid, make_strategy
+from scheduling.scaling import Advice, ByEndpoint, EndpointView, Hybrid, make_strategy
 from scheduling.scaling.endpoint import Wish
 from scheduling.simulation.cluster.world import State
 from scheduling.simulation.engine.lookahead import memory_held
 from scheduling.simulation.measures.results import latency_s
-from scheduling.simulation.result import Result as Simulated
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.strategies import Bounds, Control, run_strategy
+from scheduling.simulation.staging.scaling import Scaled
+from scheduling.simulation.strategies import Bounds, Control
 from scheduling.simulation.workload.generator import random_bursts
 
+Floats = NDArray[np.float64]
 SERVICES: Final = ("code-like", "chat-like")
 STRATEGIES: Final = ("static", "reactive", "proactive", "hybrid", "hybrid_mean", "preserve", "lt_ua", "pilothouse")
 """`hybrid` looks at the fullest instance, `hybrid_mean` at all together."""
 NOT_AT: Final = {"deep": ("lt_ua", "pilothouse"), "shallow": ("hybrid_mean",)}
-"""By depth: `deep` has only what the paper has, `shallow` only what runs live."""
+"""By depth: `deep` has only the paper's strategies, `shallow` only those that run live."""
 DEPTHS: Final = tuple(NOT_AT)
 PEAK_S: Final = 300.0
 SLO_S: Final = 0.2
@@ -72,11 +76,12 @@ MEASURES: Final = {"peak_normalised": "peak_normalised_s", "instance_hours": "in
 
 
 OUT_ABOVE: Final = 0.95
-"""Of KV memory: the mark that section 3.2.1 names for "the current instance status (i.e., KV memory usage)". The paper does
-not say whose use, nor when its baselines scale down: the fullest instance's and all together are measured, and down goes one
-below 30 %, PreServe's own mark."""
+"""Of KV memory: the mark that section 3.2.1 names for "the current instance status (i.e., KV memory usage)". The paper says
+neither whose use it is nor when its baselines scale down: the use of the fullest instance and that of all together are
+measured, and they scale down below 30 %, PreServe's own mark.
+"""
 TICK_S: Final = 5.0
-"""As often as PreServe's own second tier looks."""
+"""Period of PreServe's own second tier."""
 
 
 @dataclass(kw_only=True)
@@ -107,7 +112,7 @@ class HybridByMemory(Hybrid):
 
 
 class MemoryControl(Control):
-    """Give a strategy KV memory as use: that of the fullest instance, or of all together."""
+    """Show a strategy KV memory as use: that of the fullest instance."""
 
     fullest = True
 
@@ -121,11 +126,21 @@ class MemoryControl(Control):
 
 
 class MeanMemoryControl(MemoryControl):
+    """Show a strategy the KV memory of all instances together as use."""
+
     fullest = False
 
 
+BY_MEMORY: Final[dict[str, tuple[type[ByEndpoint], type[Control]]]] = {
+    "reactive": (ReactiveByMemory, MemoryControl),
+    "hybrid": (HybridByMemory, MemoryControl),
+    "hybrid_mean": (HybridByMemory, MeanMemoryControl),
+}
+"""The paper's forms of strategies, at depth `deep`."""
+
+
 def setting_of(service: str, settings: Settings, progress: Progress) -> Setting:
-    """A weekday of *service* with its surges, forecast, and Algorithm 1."""
+    """Return a weekday of *service* with its surges, forecasts and capability (Algorithm 1)."""
     days, seed = settings["days"], settings["seed"]
     surges = random_bursts(days * DAY_S, max(1, round(SURGES * days)), SURGE_S, factor=SURGE_FACTOR, seed=seed)
     return prepare(
@@ -134,54 +149,38 @@ def setting_of(service: str, settings: Settings, progress: Progress) -> Setting:
     )  # fmt: skip
 
 
-def run(service: str, setting: Setting, names: Sequence[str], progress: Progress) -> list[Row]:
-    """Simulate the service under each of *names* at both depths; `static` keeps all instances."""
-    rows = []
-    for depth in DEPTHS:
-        for name in names:
-            if name in NOT_AT[depth]:
-                continue
-            began_s = time.monotonic()
-            result = _simulate(setting, name, depth, partial(progress, f"{service}: simulating {name}, {depth}"))
-            about = {"service": service, "depth": depth, "strategy": name}
-            rows.append(about | _measured(result) | {"wall_s": time.monotonic() - began_s})
-    return rows
+def cases(service: str, made: Setting, names: Sequence[str]) -> Iterator[Case]:
+    """Yield *service* under each of *names* at both depths; `static` keeps all instances."""
+    scene = made.scene
+    requests = scene.requests(made.workload, made.seed)
+    for depth, name in [(depth, name) for depth in DEPTHS for name in names if name not in NOT_AT[depth]]:
+        deep, hooks = depth == "deep", dict[str, Any](until_s=made.until_s, seed=made.seed)
+        if name == "static":
+            scenario = replace(scene, ready=scene.instances).scenario(deep=deep)
+        else:
+            scaling = {
+                "strategy": name.removesuffix("_mean"), "min_instances": scene.min_instances,
+                "max_instances": scene.max_instances, "floor": not deep,
+            }  # fmt: skip
+            scenario = scene.scenario(deep=deep, scaling=scaling)
+            strategy = make_strategy(name.removesuffix("_mean"))
+            if deep and name in BY_MEMORY:
+                form, hooks["control"] = BY_MEMORY[name]
+                strategy = form()
+                bounds = Bounds(scene.min_instances, scene.max_instances)
+                hooks["scaled"] = Scaled(
+                    dict.fromkeys(scene.streams, strategy), dict.fromkeys(scene.streams, bounds), None
+                )
+            if strategy.uses_advice:
+                hooks["advisor"] = made.planner(strategy.plans_for, USD_PER_HOUR)
+        yield Case.of({"service": service, "depth": depth, "strategy": name}, scenario, requests, **hooks)
 
 
-def _simulate(setting: Setting, name: str, depth: str, progress: Any) -> Simulated:
-    scene, deep = setting.scene, depth == "deep"
-    if name == "static":
-        scene = replace(scene, ready=scene.instances)
-    cluster = scene.cluster(deep=deep)
-    requests = scene.requests(cluster, setting.workload, setting.seed)
-    if name == "static":
-        simulation = Simulation(cluster, requests, seed=setting.seed)
-        return simulation.run(tick_s=3600.0, until_s=setting.until_s, progress=progress)
-    strategy, control = _strategy(name, deep)
-    return run_strategy(
-        cluster,
-        requests,
-        strategy,
-        bounds=Bounds(scene.min_instances, scene.max_instances),
-        floor=None if deep else FLOOR,
-        advisor=setting.planner(strategy.plans_for, USD_PER_HOUR) if strategy.uses_advice else None,
-        seed=setting.seed,
-        until_s=setting.until_s,
-        progress=progress,
-        control=control,
-    )
-
-
-def _strategy(name: str, deep: bool) -> tuple[ByEndpoint, type[Control]]:
-    if deep and name == "reactive":
-        return ReactiveByMemory(), MemoryControl
-    if deep and name in ("hybrid", "hybrid_mean"):
-        return HybridByMemory(), MeanMemoryControl if name == "hybrid_mean" else MemoryControl
-    return make_strategy(name), Control
-
-
-def _measured(result: Simulated) -> Row:
-    """`peak_normalised_s` is the highest mean of normalised latency over five minutes of arrivals."""
+def measured(run: Simulated) -> Row:
+    """Return the measures of a run; `peak_normalised_s` is the highest mean of normalised latency over five minutes of
+    arrivals.
+    """
+    result = run.result
     normalised_s, arrival_s = latency_s(result, "normalised"), result.requests.arrival_s
     hours = result.state_s.sum(axis=0) / 3600
     known = np.isfinite(normalised_s)
@@ -195,11 +194,12 @@ def _measured(result: Simulated) -> Row:
         "scale_outs": result.counters["scale_outs"],
         "scale_ins": result.counters["scale_ins"],
         "unserved": int(np.count_nonzero(~known)),
+        "wall_s": run.about["took_s"],
     }
 
 
 def _highest_mean(arrival_s: Floats, values: Floats, window_s: float) -> float:
-    """The highest mean of *values* over windows of arrival; nan without any."""
+    """Return the highest mean of *values* over windows of arrival; nan without any."""
     if not values.size:
         return float("nan")
     window = (arrival_s // window_s).astype(np.int64)
@@ -209,7 +209,7 @@ def _highest_mean(arrival_s: Floats, values: Floats, window_s: float) -> float:
 
 
 def changes(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Changes to hold against `PAPER`, by depth and service, for the strategies that were run.
+    """Return changes to compare with `PAPER`, by depth and service, for the strategies that were run.
 
     "both" is of the sum over the services: the paper gives means of both.
     """
@@ -230,6 +230,33 @@ def changes(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
     return result
 
 
+def run(settings: Settings, progress: Progress) -> Result:
+    rows, services = [], []
+    for service in SERVICES:
+        made = setting_of(service, settings, progress)
+        rows += run_cases(service, cases(service, made, settings["strategies"]), measured, progress)
+        (capability,) = made.capability.values()
+        services.append(
+            {
+                "service": service,
+                "requests": len(made.workload),
+                "capability_tokens_per_s": {
+                    name: round(getattr(capability, f"{name}_tokens_per_s"), 1)
+                    for name in ("prompt", "output", "total")
+                },
+                "forecast_error": {name: round(getattr(made.expected, name).error, 4) for name in ("prompt", "output")},
+            }
+        )
+    return {
+        "paper": "preserve-scaling",
+        **{name: settings[name] for name in ("days", "scale", "seed", "forecaster")},
+        "services": services,
+        "rows": rounded(rows),
+        "found": changes(rows),
+        "reported": PAPER,
+    }
+
+
 COLUMNS: Final = (
     Column("Service", "service"),
     Column("Queues", "depth"),
@@ -244,13 +271,32 @@ COLUMNS: Final = (
 )
 
 
-class PreserveScaling(Experiment):
-    name = "preserve-scaling"
-    paper = "PreServe"
-    section = "5.3"
-    measures = "peak of normalised latency and instance-hours by scaling strategy"
-    results = "scaling.md#preserves-day"
-    options = (
+def show(console: Console, result: Result) -> None:
+    title = f"PreServe, section 5.3: {result['days']:g} day(s), seed {result['seed']}"
+    console.print(table(title, COLUMNS, result["rows"]))
+    for name, by_service in result["found"].items():
+        if by_service:
+            values = ", ".join(f"{service} {percent(value)}" for service, value in by_service.items())
+            console.print(f"PreServe, {name.replace('_', ' ')}: {values}")
+
+
+def compare(result: Result) -> list[Comparison]:
+    """Return PreServe over both services, by depth."""
+    return [
+        Comparison(f"{name.replace('_', ' ')}, {depth}", "5.3", figure, result["found"][name].get(f"both, {depth}"))
+        for name, figure in PAPER.items()
+        for depth in DEPTHS
+        if depth == "deep" or not name.endswith("hybrid_mean")
+    ]
+
+
+PRESERVE_SCALING: Final = Experiment(
+    name="preserve-scaling",
+    paper="PreServe",
+    section="5.3",
+    measures="peak of normalised latency and instance-hours by scaling strategy",
+    results="scaling.md#preserves-day",
+    options=(
         Option("days", "days simulated", 1.0, float, above=0.0, at_most=7.0),
         SCALE,
         SEED,
@@ -262,52 +308,8 @@ class PreserveScaling(Experiment):
             among=tuple(FORECASTERS),
             rests=rests,
         ),
-    )
-
-    def run(self, settings: Settings, progress: Progress) -> Result:
-        rows, services = [], []
-        for service in SERVICES:
-            setting = setting_of(service, settings, progress)
-            rows += run(service, setting, settings["strategies"], progress)
-            (capability,) = setting.capability.values()
-            services.append(
-                {
-                    "service": service,
-                    "requests": len(setting.workload),
-                    "capability_tokens_per_s": {
-                        "prompt": round(capability.prompt_tokens_per_s, 1),
-                        "output": round(capability.output_tokens_per_s, 1),
-                        "total": round(capability.total_tokens_per_s, 1),
-                    },
-                    "forecast_error": {
-                        "prompt": round(setting.expected.prompt.error, 4),
-                        "output": round(setting.expected.output.error, 4),
-                    },
-                }
-            )
-        return {
-            "paper": self.name,
-            **{name: settings[name] for name in ("days", "scale", "seed", "forecaster")},
-            "services": services,
-            "rows": [rounded(row) for row in rows],
-            "found": changes(rows),
-            "reported": PAPER,
-        }
-
-    def show(self, console: Console, result: Result) -> None:
-        title = f"PreServe, section 5.3: {result['days']:g} day(s), seed {result['seed']}"
-        console.print(table(title, COLUMNS, result["rows"]))
-        for name, by_service in result["found"].items():
-            if by_service:
-                values = ", ".join(f"{service} {percent(value)}" for service, value in by_service.items())
-                console.print(f"PreServe, {name.replace('_', ' ')}: {values}")
-
-    def compare(self, result: Result) -> list[Comparison]:
-        """PreServe over both services, by depth."""
-        changed = result["found"]
-        return [
-            Comparison(f"{name.replace('_', ' ')}, {depth}", self.section, figure, changed[name].get(f"both, {depth}"))
-            for name, figure in PAPER.items()
-            for depth in DEPTHS
-            if depth == "deep" or not name.endswith("hybrid_mean")
-        ]
+    ),
+    run=run,
+    show=show,
+    compare=compare,
+)

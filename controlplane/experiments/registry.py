@@ -2,26 +2,17 @@
 
 from typing import Final
 
-from controlplane.experiments.bursts import Bursts
+from controlplane.experiments.bursts import BURSTS
 from controlplane.experiments.experiment import Experiment
-from controlplane.experiments.length_models import LengthModels
-from controlplane.experiments.preserve_routing import PreserveRouting
-from controlplane.experiments.preserve_scaling import PreserveScaling
-from controlplane.experiments.qlm.evaluation import Qlm
-from controlplane.experiments.sageserve import SageServe
-from controlplane.experiments.shipped_lengths import ShippedLengths
-from controlplane.experiments.ssjf import Ssjf
+from controlplane.experiments.length_models import LENGTH_MODELS
+from controlplane.experiments.preserve_routing import PRESERVE_ROUTING
+from controlplane.experiments.preserve_scaling import PRESERVE_SCALING
+from controlplane.experiments.qlm.evaluation import QLM
+from controlplane.experiments.sageserve import SAGESERVE
+from controlplane.experiments.shipped_lengths import SHIPPED_LENGTHS
+from controlplane.experiments.ssjf import SSJF
 
 EXPERIMENTS: Final[dict[str, Experiment]] = {
-    experiment.name: experiment
-    for experiment in (
-        SageServe(),
-        PreserveScaling(),
-        PreserveRouting(),
-        Ssjf(),
-        Qlm(),
-        LengthModels(),
-        ShippedLengths(),
-        Bursts(),
-    )
+    each.name: each
+    for each in (SAGESERVE, PRESERVE_SCALING, PRESERVE_ROUTING, SSJF, QLM, LENGTH_MODELS, SHIPPED_LENGTHS, BURSTS)
 }

@@ -1,44 +1,49 @@
 """SageServe's evaluation (section 7): a week of four models in three regions under each strategy."""
 
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from controlplane.experiments.experiment import (
     SCALE,
     SEED,
+    Case,
     Comparison,
     Experiment,
     Option,
     Progress,
     Result,
+    Row,
     Settings,
+    change,
     percent,
+    rounded,
+    run_cases,
     seconds,
     share,
 )
 from controlplane.experiments.shared import scenes, setting
-from controlplane.experiments.shared.measures import Row, of_run, rounded
+from controlplane.experiments.shared.measures import of_run
 from controlplane.experiments.shared.scenes import INTERACTIVE, OTHER, Scene
 from controlplane.experiments.shared.setting import Setting
 from controlplane.terminal import Column, table
 from forecasting.workload import BEST, FORECASTERS, rests
-from scheduling.scaling import FLOOR, ByEndpoint, Floor, make_strategy
+from scheduling.scaling import make_strategy
 from scheduling.scaling.view import Instances, Load, endpoint_view
-from scheduling.simulation.cluster.description import EndpointKey
-from scheduling.simulation.strategies import Bounds, Demand, run_strategy
-from scheduling.simulation.workload.generator import Burst, random_bursts
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.workload.columns import Workload
+from scheduling.simulation.workload.generator import random_bursts
 
 PAPERS: Final = ("per_arrival", "siloed")
-"""The paper's baselines in its own form: the reactive heuristic on every arrival, without patience and without a floor."""
+"""The paper's baselines in their own form: the reactive heuristic on every arrival, without patience and without a floor."""
 STRATEGIES: Final = (*PAPERS, "reactive", "lt_i", "lt_u", "lt_ua", "preserve", "pilothouse", "foreknown", "static")
-"""The others in their live form; `foreknown` is the oracle: LT-I every window, by the demand that will come. `static` keeps
-the most that this asks for in any window, all the time."""
+"""The others in their live form. `foreknown` is the oracle: LT-I every window, for the actual demand. `static` always keeps
+the most instances that `foreknown` has in any window.
+"""
+STANDS_FOR: Final = {"foreknown": "lt_i", "per_arrival": "reactive", "static": "reactive"}
 HISTORY_WEEKS: Final = 2
 BURSTS_A_DAY: Final = 2
 BURST_S: Final = 600.0
@@ -55,155 +60,89 @@ PAPER: Final = {
 def prepare(
     scene: Scene, days: float, seed: int, bursts: bool, forecaster: str, progress: Progress, smooth: bool = False
 ) -> Setting:
-    """As `setting.prepare`, with the promise of interactive requests, and the bursts of section 7.3.4 if *bursts*."""
+    """Return the setting of *scene* with the promise of interactive requests; *bursts*: two bursts a day, of eight times
+    the load of every model (section 7.3.4).
+    """
+    count = max(1, round(BURSTS_A_DAY * days))
+    drawn = random_bursts(days * scenes.DAY_S, count, BURST_S, factor=BURST_FACTOR, seed=seed) if bursts else ()
     return setting.prepare(
         scene, days, seed, forecaster, progress,
-        weeks=HISTORY_WEEKS, bursts=burst_times(days, seed) if bursts else (), smooth=smooth,
-        ttft_s=scene.promises[INTERACTIVE].ttft_s,
+        weeks=HISTORY_WEEKS, bursts=drawn, smooth=smooth, ttft_s=scene.promises[INTERACTIVE].ttft_s,
     )  # fmt: skip
 
 
-def burst_times(days: float, seed: int) -> list[Burst]:
-    """Two a day, of eight times the load, on every model (section 7.3.4)."""
-    count = max(1, round(BURSTS_A_DAY * days))
-    return random_bursts(days * scenes.DAY_S, count, BURST_S, factor=BURST_FACTOR, seed=seed)
-
-
-def peaks(made: Setting) -> dict[EndpointKey, int]:
-    """The most instances of each endpoint that foreknown demand asks for in any window."""
+def peaks(made: Setting) -> list[dict[str, Any]]:
+    """Return `[[endpoints]]` that always have the most instances that the actual demand needs in any window."""
     scene = made.scene
     oracle = made.planner(make_strategy("lt_i").plans_for, scene.usd_per_hour, foreknown=True)
     spare, bounds = Instances(0, 0, 0, scene.instances, -inf), (scene.min_instances, scene.max_instances)
     views = [endpoint_view(*key, spare, bounds, Load(0.0, 0.0, 0, 0.0), 0.0, -inf) for key in scene.streams]
     asked = [oracle.advise(at * setting.WINDOW_S, views) for at in range(len(made.foreknown.prompt.mean))]
-    return {
-        key: max(advice.target_instances for advised in asked if (advice := advised[at]) is not None)
-        for at, key in enumerate(scene.streams)
-    }
+    most = [max(each.target_instances for each in of if each is not None) for of in zip(*asked, strict=True)]
+    return [
+        {"model": model, "region": region, "min_instances": peak, "max_instances": peak}
+        for (model, region), peak in zip(scene.streams, most, strict=True)
+    ]
 
 
-def run(made: Setting, names: Sequence[str], progress: Progress, floor: Floor | None = FLOOR) -> list[Row]:
-    """Simulate the demand under each of *names*: a row each."""
-    scene, rows, demand = made.scene, [], None
-    within = Bounds(scene.min_instances, scene.max_instances)
-    promises = [scene.promises[INTERACTIVE], scene.promises[OTHER]]
+def cases(made: Setting, names: Sequence[str], floor: bool = True) -> Iterator[Case]:
+    """Yield a case for each of the strategies *names*; *floor*: over the reactive floor, but for the paper's baselines."""
+    scene = made.scene
     for name in names:
-        cluster = scene.cluster(siloed=name == "siloed")
-        requests = scene.requests(cluster, made.workload, made.seed)
-        strategy: ByEndpoint = make_strategy(
-            {"foreknown": "lt_i", "per_arrival": "reactive", "static": "reactive"}.get(name, name)
-        )
-        planner = None
+        strategy, siloed = make_strategy(STANDS_FOR.get(name, name)), name == "siloed"
+        scaling = {
+            "strategy": strategy.name, "min_instances": scene.min_instances, "max_instances": scene.max_instances,
+            "floor": floor, "per_arrival": name in PAPERS,
+        }  # fmt: skip
+        scenario = scene.scenario(siloed, scaling=scaling, endpoints=peaks(made) if name == "static" else [])
+        hooks: dict[str, Any] = {"until_s": made.until_s, "seed": made.seed}
         if strategy.uses_advice:
-            planner = made.planner(strategy.plans_for, scene.usd_per_hour, name == "foreknown")
-        if name not in PAPERS and demand is None:
-            demand = Demand(cluster, requests, interactive=(True, False))
-        began_s = time.monotonic()
-        came = run_strategy(
-            cluster,
-            requests,
-            strategy,
-            bounds={key: Bounds(peak, peak) for key, peak in peaks(made).items()} if name == "static" else within,
-            floor=floor,
-            advisor=planner,
-            demand=demand,
-            seed=made.seed,
-            until_s=made.until_s,
-            progress=partial(progress, f"simulating {name}"),
-            per_arrival=name in PAPERS,
-        )
-        rows.append(of_run(name, came, promises, scene.usd_per_hour, time.monotonic() - began_s))
-    return rows
+            hooks["advisor"] = made.planner(strategy.plans_for, scene.usd_per_hour, name == "foreknown")
+        yield Case({"strategy": name}, partial(_drawn, made, scenario, siloed), hooks)
+
+
+def _drawn(made: Setting, scenario: Scenario, siloed: bool, _: int) -> tuple[Scenario, Workload]:
+    return scenario, made.scene.requests(made.workload, made.seed, siloed)
+
+
+def rows_of(made: Setting, names: Sequence[str], progress: Progress, floor: bool = True) -> list[Row]:
+    """Simulate the demand under each of *names*: a row each."""
+    promises = [made.scene.promises[name] for name in (INTERACTIVE, OTHER)]
+    measure = partial(of_run, promises=promises, usd_per_hour=made.scene.usd_per_hour)
+    return run_cases("simulating", cases(made, names, floor), measure, progress)
+
+
+CHANGED: Final = ("instance_hours", "busiest_hours", "waste_hours", "ttft_p95_s")
 
 
 def against_reactive(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
-    """Change of hours, hours of the busiest model, waste and TTFT against the paper's reactive heuristic (`per_arrival`), by
-    strategy; empty without that. None where it had none.
+    """Return changes against the paper's reactive heuristic (`per_arrival`) by strategy, None where that measured nothing;
+    empty if it was not run. `busiest_hours` are those of the busiest model.
     """
-    base = next((row for row in rows if row["strategy"] == "per_arrival"), None)
+    by = {row["strategy"]: row | {"busiest_hours": next(iter(row["hours_by_model"].values()))} for row in rows}
+    base = by.pop("per_arrival", None)
     if base is None:
         return {}
-    busiest = next(iter(base["hours_by_model"]))
+    return {name: {each: change(row[each], base[each], 1e-6) for each in CHANGED} for name, row in by.items()}
 
-    def change(value: float, before: float) -> float | None:
-        return round(value / before - 1, 4) if before > 1e-6 else None
 
+def run(settings: Settings, progress: Progress) -> Result:
+    scene = scenes.sageserve(settings["scale"])
+    demands = ("plain", "bursts") if settings["demand"] == "both" else (settings["demand"],)
     return {
-        row["strategy"]: {
-            "instance_hours": change(row["instance_hours"], base["instance_hours"]),
-            "busiest_hours": change(row["hours_by_model"][busiest], base["hours_by_model"][busiest]),
-            "waste_hours": change(row["waste_hours"], base["waste_hours"]),
-            "ttft_p95_s": change(row["ttft_p95_s"], base["ttft_p95_s"]),
-        }
-        for row in rows
-        if row is not base
+        "paper": "sageserve",
+        **{name: settings[name] for name in ("days", "scale", "seed", "forecaster")},
+        "floor": not settings["no_floor"],
+        "models": [model.name for model in scene.models],
+        "reported": PAPER,
+        "runs": [_run_demand(scene, demand, settings, progress) for demand in demands],
     }
 
 
-class SageServe(Experiment):
-    name = "sageserve"
-    paper = "SageServe"
-    section = "7.3"
-    measures = "instance-hours, waste by scaling, latencies by strategy, over a week of four models in three regions"
-    results = "scaling.md#sageserves-week"
-    options = (
-        Option("days", "days simulated", 7.0, float, above=0.0, at_most=7.0),
-        SCALE,
-        SEED,
-        Option("strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True),
-        Option("demand", "plain, bursts or both", "both", among=("plain", "bursts", "both")),
-        Option("no-floor", "plans alone, without the reactive floor, as in the paper", flag=True, default=False),
-        Option(
-            "forecaster", "of prompt and output tokens, for all strategies", BEST, among=tuple(FORECASTERS), rests=rests
-        ),
-    )
-
-    def run(self, settings: Settings, progress: Progress) -> Result:
-        scene = scenes.sageserve(settings["scale"])
-        demands = ("plain", "bursts") if settings["demand"] == "both" else (settings["demand"],)
-        return {
-            "paper": self.name,
-            **{name: settings[name] for name in ("days", "scale", "seed", "forecaster")},
-            "floor": not settings["no_floor"],
-            "models": [model.name for model in scene.models],
-            "reported": PAPER,
-            "runs": [_run_demand(scene, demand, settings, progress) for demand in demands],
-        }
-
-    def show(self, console: Console, result: Result) -> None:
-        for each in result["runs"]:
-            errors = ", ".join(
-                f"{name}: {percent(error, sign=False)}" for name, error in each["forecast_error"].items()
-            )
-            console.print(
-                f"[bold]SageServe[/], {result['days']:g} day(s), {each['demand']}: {each['requests']:,} requests, seed"
-                f" {result['seed']}. Error of the forecasts: {errors}."
-            )
-            console.print(_table(result, each))
-
-    def compare(self, result: Result) -> list[Comparison]:
-        """Changes against reactive; instance-hours are those of the busiest model, as in figure 11."""
-        about = {
-            "instance_hours": ("busiest_hours", "7.3.1, figure 11"),
-            "waste_hours": ("waste_hours", "7.3.3, figure 15"),
-        }
-        return [
-            Comparison(
-                f"{strategy}, {each['demand']}: {measure.replace('_', ' ')}",
-                about[measure][1],
-                figure,
-                each["against_reactive"].get(strategy, {}).get(about[measure][0]),
-            )
-            for each in result["runs"]
-            for strategy, figures in PAPER.items()
-            for measure, figure in figures.items()
-        ]
-
-
 def _run_demand(scene: Scene, demand: str, settings: Settings, progress: Progress) -> dict[str, Any]:
-    """Result of all strategies under *demand*, plain or bursts."""
+    """Return the result of all strategies under *demand*, plain or bursts."""
     made = prepare(scene, settings["days"], settings["seed"], demand == "bursts", settings["forecaster"], progress)
-    rows = run(made, settings["strategies"], progress, None if settings["no_floor"] else FLOOR)
+    rows = rows_of(made, settings["strategies"], progress, not settings["no_floor"])
     return {
         "demand": demand,
         "requests": len(made.workload),
@@ -214,26 +153,35 @@ def _run_demand(scene: Scene, demand: str, settings: Settings, progress: Progres
             f"{quantity} tokens, {each.forecaster}": round(each.error, 4)
             for quantity, each in (("prompt", made.expected.prompt), ("output", made.expected.output))
         },
-        "rows": [rounded(row) for row in rows],
+        "rows": rounded(rows),
         "against_reactive": against_reactive(rows),
     }
 
 
-def _table(result: Result, each: dict[str, Any]) -> Table:
-    """Strategies of one demand."""
-    busiest, changes = result["models"][0], each["against_reactive"]
+def show(console: Console, result: Result) -> None:
+    busiest, over = result["models"][0], "over" if result["floor"] else "without"
+    for each in result["runs"]:
+        errors = ", ".join(f"{name}: {percent(error, sign=False)}" for name, error in each["forecast_error"].items())
+        console.print(
+            f"[bold]SageServe[/], {result['days']:g} day(s), {each['demand']}: {each['requests']:,} requests, seed"
+            f" {result['seed']}. Error of the forecasts: {errors}."
+        )
+        rows = [{**row, "changes": each["against_reactive"].get(row["strategy"], {})} for row in each["rows"]]
+        console.print(table(f"Interactive latencies; {over} the reactive floor", _columns(busiest), rows))
 
-    def change(measure: str) -> Column:
-        return Column("change", lambda row: changes.get(row["strategy"], {}).get(measure), percent)
 
-    columns = (
+def _columns(busiest: str) -> Sequence[Column]:
+    def changed(measure: str) -> Column:
+        return Column("change", lambda row: row["changes"].get(measure), percent)
+
+    return (
         Column("Strategy", "strategy"),
         Column("hours", "instance_hours", "{:,.0f}"),
-        change("instance_hours"),
+        changed("instance_hours"),
         Column(f"{busiest} hours", lambda row: row["hours_by_model"][busiest], "{:,.0f}"),
-        change("busiest_hours"),
+        changed("busiest_hours"),
         Column("waste (h)", "waste_hours", "{:,.1f}"),
-        change("waste_hours"),
+        changed("waste_hours"),
         Column("USD", "usd", "{:,.0f}"),
         Column("TTFT p95", "ttft_p95_s", seconds),
         Column("TTFT p99", "ttft_p99_s", seconds),
@@ -241,5 +189,48 @@ def _table(result: Result, each: dict[str, Any]) -> Table:
         Column("SLO met", "slo_met", share),
         Column("out/in", lambda row: f"{row['scale_outs']:,}/{row['scale_ins']:,}", "{}"),
     )
-    floor = "over" if result["floor"] else "without"
-    return table(f"Interactive latencies; {floor} the reactive floor", columns, each["rows"])
+
+
+SECTIONS: Final = {
+    "instance_hours": ("busiest_hours", "7.3.1, figure 11"),
+    "waste_hours": ("waste_hours", "7.3.3, figure 15"),
+}
+"""Our measure and the paper's section; instance-hours are those of the busiest model, as in figure 11."""
+
+
+def compare(result: Result) -> list[Comparison]:
+    """Return the changes against reactive."""
+    return [
+        Comparison(
+            f"{strategy}, {each['demand']}: {measure.replace('_', ' ')}",
+            SECTIONS[measure][1],
+            figure,
+            each["against_reactive"].get(strategy, {}).get(SECTIONS[measure][0]),
+        )
+        for each in result["runs"]
+        for strategy, figures in PAPER.items()
+        for measure, figure in figures.items()
+    ]
+
+
+SAGESERVE: Final = Experiment(
+    name="sageserve",
+    paper="SageServe",
+    section="7.3",
+    measures="instance-hours, waste by scaling, latencies by strategy, over a week of four models in three regions",
+    results="scaling.md#sageserves-week",
+    options=(
+        Option("days", "days simulated", 7.0, float, above=0.0, at_most=7.0),
+        SCALE,
+        SEED,
+        Option("strategies", "strategies, separated by commas (default all)", among=STRATEGIES, several=True),
+        Option("demand", "plain, bursts or both", "both", among=("plain", "bursts", "both")),
+        Option("no-floor", "plans alone, without the reactive floor, as in the paper", flag=True, default=False),
+        Option(
+            "forecaster", "of prompt and output tokens, for all strategies", BEST, among=tuple(FORECASTERS), rests=rests
+        ),
+    ),
+    run=run,
+    show=show,
+    compare=compare,
+)

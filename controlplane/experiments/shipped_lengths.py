@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from controlplane.experiments.experiment import DATA, SEED, Comparison, Experiment, Progress, Result, Settings
+from controlplane.experiments.experiment import DATA, SEED, Case, Experiment, Progress, Result, Settings
 from controlplane.experiments.length_models import TEST_PROMPTS, thinned
-from controlplane.experiments.ssjf import BATCH, CONTEXT, cluster
+from controlplane.experiments.ssjf import BATCH, CONTEXT, requests, scenario
 from controlplane.terminal import Column, table
 from forecasting.lengths import LengthQuery, Sample, Student, bundled
 from forecasting.lengths.baselines import TenantHistogram
@@ -35,8 +35,6 @@ from forecasting.lengths.datasets import (
 )
 from forecasting.lengths.online import OUTPUT_TOKENS, Online
 from forecasting.lengths.query import read_turns
-from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.workload.requests import make_requests
 
 CONVERSATIONS: Final = "sharegpt_eval/sharegpt_eval.jsonl.gz"
 ASSISTANT: Final = {"gpt": "assistant", "human": "user", "system": "system"}
@@ -168,9 +166,9 @@ def _job_completion(samples: Sequence[Sample], said: dict[str, Values], seed: in
 
     def run(arrival_s: Values, ordering: str, values: Values) -> Values:
         lengths = np.maximum(np.rint(values), 1).astype(np.int64)
-        requests = make_requests(arrival_s, prompt, output, predicted_tokens=lengths)
-        outcomes = Simulation(cluster("continuous", BATCH, ordering, 0.0), requests).run().outcomes
-        return np.asarray(outcomes["e2e_s"], float)
+        drawn = requests(arrival_s, (prompt, output, lengths))
+        result = Case.of({}, scenario("continuous", BATCH, ordering, 0.0), drawn).simulate().result
+        return np.asarray(result.outcomes["e2e_s"], float)
 
     known = output.astype(np.float64)
     at_once = run(np.zeros(len(samples)), "fcfs", known)
@@ -202,47 +200,49 @@ GAINS: Final = (
 )
 
 
-class ShippedLengths(Experiment):
-    name = "lengths-shipped"
-    paper = "none"
-    section = "our own measurement"
-    measures = "error of the shipped length model on unseen prompts and conversations, and what SJF gains by it"
-    results = "length-models.md#what-the-shipped-file-is-worth"
-    options = (DATA, SEED)
+def run(settings: Settings, progress: Progress) -> Result:
+    """Return {"unseen", "conversations"}: measures of each, or {"skipped": why}."""
+    folder, seed, student = settings["data"], settings["seed"], bundled()
+    progress("shipped length model", 0, 2)
+    unseen = _unseen(student, folder, seed)
+    progress("shipped length model", 1, 2)
+    conversations = _conversations(student, folder, seed)
+    progress("shipped length model", 2, 2)
+    return {"paper": "lengths-shipped", "seed": seed, "unseen": unseen, "conversations": conversations}
 
-    def compare(self, result: Result) -> list[Comparison]:
-        return []
 
-    def run(self, settings: Settings, progress: Progress) -> Result:
-        """{"unseen", "conversations"}: measures of each, or {"skipped": why}."""
-        folder, seed, student = settings["data"], settings["seed"], bundled()
-        progress("shipped length model", 0, 2)
-        unseen = _unseen(student, folder, seed)
-        progress("shipped length model", 1, 2)
-        conversations = _conversations(student, folder, seed)
-        progress("shipped length model", 2, 2)
-        return {"paper": "lengths-shipped", "seed": seed, "unseen": unseen, "conversations": conversations}
-
-    def show(self, console: Console, result: Result) -> None:
-        unseen, conversations = result["unseen"], result["conversations"]
-        if "skipped" in unseen:
-            console.print(f"Prompts never seen: skipped. {unseen['skipped']}")
-        else:
-            title = f"{unseen['samples']:,} answers to {unseen['prompts']:,} prompts never seen by the shipped file"
-            sets = [_of_set(name) for name in unseen["mae_by_set"]]
-            rows = [
-                {**row, "method": method, "sets": {name: each[method] for name, each in unseen["mae_by_set"].items()}}
-                for method, row in unseen["rows"].items()
-            ]
-            console.print(table(title, [*ERRORS, *sets], rows))
-        if "skipped" in conversations:
-            console.print(f"Conversations: skipped. {conversations['skipped']}")
-            return
-        title = f"{conversations['answers']:,} answers in {conversations['conversations']:,} conversations"
-        jct_s = conversations["jct_mean_s"]
-        gains = [
-            {"method": "by arrival", "jct_s": jct_s["fcfs"], "gain_share": 0.0},
-            *({**row, "method": name, "jct_s": jct_s[name]} for name, row in conversations["rows"].items()),
-            {"method": "lengths known", "jct_s": jct_s["known"], "gain_share": 1.0},
+def show(console: Console, result: Result) -> None:
+    unseen, conversations = result["unseen"], result["conversations"]
+    if "skipped" in unseen:
+        console.print(f"Prompts never seen: skipped. {unseen['skipped']}")
+    else:
+        title = f"{unseen['samples']:,} answers to {unseen['prompts']:,} prompts never seen by the shipped file"
+        sets = [_of_set(name) for name in unseen["mae_by_set"]]
+        rows = [
+            {**row, "method": method, "sets": {name: each[method] for name, each in unseen["mae_by_set"].items()}}
+            for method, row in unseen["rows"].items()
         ]
-        console.print(table(title, [*ERRORS, *GAINS], gains))
+        console.print(table(title, [*ERRORS, *sets], rows))
+    if "skipped" in conversations:
+        console.print(f"Conversations: skipped. {conversations['skipped']}")
+        return
+    title = f"{conversations['answers']:,} answers in {conversations['conversations']:,} conversations"
+    jct_s = conversations["jct_mean_s"]
+    gains = [
+        {"method": "by arrival", "jct_s": jct_s["fcfs"], "gain_share": 0.0},
+        *({**row, "method": name, "jct_s": jct_s[name]} for name, row in conversations["rows"].items()),
+        {"method": "lengths known", "jct_s": jct_s["known"], "gain_share": 1.0},
+    ]
+    console.print(table(title, [*ERRORS, *GAINS], gains))
+
+
+SHIPPED_LENGTHS: Final = Experiment(
+    name="lengths-shipped",
+    paper="none",
+    section="our own measurement",
+    measures="error of the shipped length model on unseen prompts and conversations, and what SJF gains by it",
+    results="length-models.md#what-the-shipped-file-is-worth",
+    options=(DATA, SEED),
+    run=run,
+    show=show,
+)

@@ -1,14 +1,14 @@
 """SSJF's evaluation (sections 4.2 and 4.3): mean job completion time and throughput by ordering, in our simulator.
 
-Outputs and what was predicted of them are real: Vicuna-13B's answers in LMSYS-Chat-1M, and the class that the paper's own
-BERT gave each (`proxy_lengths`, published with its code). Half of the rows say what a class means in tokens, the requests
-are drawn from the other half. Prompts, rounds and gaps are drawn, or gaps come from a trace.
+Outputs and their predictions are real: Vicuna-13B's answers in LMSYS-Chat-1M, and the class that the paper's own BERT gave
+each (`proxy_lengths`, published with its code). Half of the rows give a class its mean in tokens, and the requests are drawn
+from the other half. Prompts, rounds and gaps are drawn, or gaps come from a trace.
 
 Two things differ from the published simulator on purpose: throughput is that of the whole run, from the first arrival to
 the last token, and every ordering has the same batching rules.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,17 +17,28 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from controlplane.experiments.experiment import SEED, Comparison, Experiment, Option, Progress, Result, Settings
-from controlplane.experiments.shared.measures import Row, rounded
-from controlplane.experiments.shared.scenes import ServedModel, fleet
+from controlplane.experiments.experiment import (
+    SEED,
+    Case,
+    Comparison,
+    Experiment,
+    Option,
+    Progress,
+    Result,
+    Row,
+    Settings,
+    rounded,
+    run_cases,
+)
+from controlplane.experiments.shared.scenes import ServedModel, requests_of, scenario_of
+from controlplane.simulation.running import Simulated
 from controlplane.terminal import Column, table
 from forecasting.lengths import bundled
 from forecasting.lengths.datasets import FREE, UNSEEN_SHARE, DataMissing, proxy_predictions, read_sets
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
-from scheduling.simulation.cluster.description import Cluster
-from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.workload.requests import Requests, make_requests
+from scheduling.simulation.scenario import Scenario
+from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.traces import load_trace
 
 TRACES: Final = {
@@ -49,7 +60,7 @@ ROUNDS: Final = (1, 2, 3, 4, 5)
 STRETCHES: Final = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 USUAL_LOAD, USUAL_CV = 0.9, 2.0
 PROFILE: Final = Profile(0.012, 0.008, 3e-5, 0.0, 4.4e-3, 5e-5, 1e-7)
-"""OPT-2.7B on a V100: 2351 ms for 512 tokens (Table 1); what batching adds to a step is ours to set."""
+"""OPT-2.7B on a V100: 2351 ms for 512 tokens (Table 1); the cost of batching in a step is our choice."""
 CONTEXT: Final = 8192
 STUDENT: Final = "student"
 
@@ -68,54 +79,84 @@ PAPER: Final[dict[str, dict[str, dict[str, tuple[float, float | None]]]]] = {
 """Of SSJF and of the oracle, by what varies and by mode of batching (section 4.2); of rounds that of the fifth."""
 
 
-Plan = tuple[str, str, float | str, int, float, float, int, tuple[Path, str] | None]
+@dataclass(frozen=True, slots=True)
+class Variation:
+    """One value of one parameter."""
+
+    varied: str
+    mode: str
+    """Of batching."""
+    value: float | str
+    batch: int = BATCH
+    load: float = USUAL_LOAD
+    cv: float = USUAL_CV
+    """Of gaps between arrivals."""
+    round: int = 1
+    """Of the conversation."""
+    trace: tuple[Path, str] | None = None
+    """File and format of a trace of arrivals."""
+
+    @property
+    def chosen(self) -> list[tuple[str, float]]:
+        """Return the orderings to compare, with their stretch."""
+        if self.varied != "stretch":
+            return [(ordering, STRETCH) for ordering in ORDERINGS]
+        others = [("shortest", STRETCH), ("sjf", STRETCH)] if self.value == STRETCHES[0] else []
+        return [("ssjf", float(self.value)), *others]
 
 
-def _plans(folder: Path) -> Iterable[Plan]:
-    """(what varies, mode, its value, batch size, load, CV of gaps, conversation round, trace of arrivals)."""
+def _variations(folder: Path) -> Iterator[Variation]:
     for mode in MODES:
         batch = 1 if mode == "none" else BATCH
         for load in LOADS:
-            yield "rate", mode, load, batch, load, 1.0, 1, None
+            yield Variation("rate", mode, load, batch, load, cv=1.0)
         for cv in CVS:
-            yield "burstiness", mode, cv, batch, USUAL_LOAD, cv, 1, None
+            yield Variation("burstiness", mode, cv, batch, cv=cv)
         for name, (file, kind) in TRACES.items():
             if (folder / file).exists():
-                yield "trace", mode, name, batch, USUAL_LOAD, 0.0, 1, (folder / file, kind)
+                yield Variation("trace", mode, name, batch, trace=(folder / file, kind))
         if mode != "none":
             for size in BATCHES:
-                yield "batch", mode, size, size, USUAL_LOAD, USUAL_CV, 1, None
+                yield Variation("batch", mode, size, size)
         for round_ in ROUNDS:
-            yield "rounds", mode, round_, batch, USUAL_LOAD, USUAL_CV, round_, None
-    yield "predictor", "continuous", "BERT", BATCH, USUAL_LOAD, USUAL_CV, 1, None
+            yield Variation("rounds", mode, round_, batch, round=round_)
+    yield Variation("predictor", "continuous", "BERT")
     for stretch in STRETCHES:
-        yield "stretch", "continuous", stretch, BATCH, USUAL_LOAD, USUAL_CV, 1, None
+        yield Variation("stretch", "continuous", stretch)
 
 
-def cluster(mode: str, batch: int, ordering: str, stretch: float) -> Cluster:
-    """One instance that runs *batch* requests at once, with the given *mode* of batching."""
+Jobs = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
+"""Prompt, output and predicted tokens."""
+
+
+def scenario(mode: str, batch: int, ordering: str, stretch: float) -> Scenario:
+    """Return one instance that runs *batch* requests at once, with *mode* of batching."""
     served = ServedModel("m", PROFILE, batch * CONTEXT, batch, CONTEXT, batched_tokens=CONTEXT, queue="fcfs")
     batching: dict[str, Any] = {"mode": mode}
     if mode == "dynamic":
         batching |= {"max_batch_size": batch, "wait_timeout_s": WAIT_S}
     policies = {"ordering": ordering, "ordering_stretch": stretch, "batching": batching}
-    return fleet([served.group()], policies=policies)
+    return scenario_of([served.group()], policies=policies)
 
 
-def _capacity(jobs: tuple[NDArray[np.int64], ...], mode: str, batch: int) -> float:
-    """Requests a second that are served by arrival when all are there at once: what rates are measured by."""
-    prompt, output, predicted = jobs
-    requests = make_requests(np.zeros(prompt.size), prompt, output, predicted_tokens=predicted)
-    outcomes = Simulation(cluster(mode, batch, "fcfs", 0.0), requests).run().outcomes
-    return float(prompt.size / outcomes["e2e_s"].max())
+def requests(arrival_s: NDArray[np.float64], jobs: Jobs) -> Workload:
+    return requests_of(arrival_s, *jobs, models=["m"])
 
 
-def _measured(requests: Requests, mode: str, batch: int, ordering: str, stretch: float) -> dict[str, float]:
-    """Seconds, and requests a second: of all requests over the whole run, from the first arrival to the last token
-    (`throughput`), and of those that ended before the last one came."""
-    outcomes = Simulation(cluster(mode, batch, ordering, stretch), requests).run().outcomes
-    jct_s, ended_s = outcomes["e2e_s"], requests.arrival_s + outcomes["e2e_s"]
-    first_s, last_s = float(requests.arrival_s[0]), float(requests.arrival_s[-1])
+def capacity_per_s(jobs: Jobs, mode: str, batch: int) -> float:
+    """Return the requests a second served by FCFS when all are there at once; loads are shares of it."""
+    at_once = requests(np.zeros(jobs[0].size), jobs)
+    outcomes = Case.of({}, scenario(mode, batch, "fcfs", 0.0), at_once).simulate().result.outcomes
+    return float(jobs[0].size / outcomes["e2e_s"].max())
+
+
+def measured(run: Simulated) -> Row:
+    """Return seconds, and requests a second: of all over the whole run, from the first arrival to the last token
+    (`throughput`), and of those that ended before the last arrival.
+    """
+    outcomes, arrival_s = run.result.outcomes, run.result.requests.arrival_s
+    jct_s, ended_s = outcomes["e2e_s"], arrival_s + outcomes["e2e_s"]
+    first_s, last_s = float(arrival_s[0]), float(arrival_s[-1])
     p50, p99 = np.percentile(jct_s, [50, 99])
     return {
         "jct_mean_s": float(jct_s.mean()),
@@ -128,7 +169,7 @@ def _measured(requests: Requests, mode: str, batch: int, ordering: str, stretch:
 
 
 def against_fcfs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """{what varies: {mode: {ordering: against FCFS, the mean over its values and the best of them}}}.
+    """Return {parameter: {mode: {ordering: against FCFS, the mean over its values and the best of them}}}.
 
     JCT as a reduction, throughputs as factors.
     """
@@ -147,26 +188,26 @@ def against_fcfs(rows: Sequence[Row]) -> dict[str, dict[str, dict[str, dict[str,
         )
     changes: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
     for (varied, mode, ordering), values in gathered.items():
-        reductions, whole, arriving = np.array(values).T
+        (reduction, whole, _), (most, whole_most, arriving_most) = np.mean(values, axis=0), np.max(values, axis=0)
         changes.setdefault(varied, {}).setdefault(mode, {})[ordering] = rounded(
             {
-                "jct_reduction": float(reductions.mean()),
-                "jct_reduction_most": float(reductions.max()),
-                "throughput_factor": float(whole.mean()),
-                "throughput_factor_most": float(whole.max()),
-                "throughput_arriving_factor_most": float(arriving.max()),
+                "jct_reduction": float(reduction),
+                "jct_reduction_most": float(most),
+                "throughput_factor": float(whole),
+                "throughput_factor_most": float(whole_most),
+                "throughput_arriving_factor_most": float(arriving_most),
             }
         )
     return changes
 
 
 def _change(ordering: str) -> Column:
-    """Mean job completion time by *ordering* against FCFS."""
+    """Return a column of the mean job completion time by *ordering* against FCFS."""
     return Column(ordering, lambda by: 100 * (by[ordering]["jct_mean_s"] / by["fcfs"]["jct_mean_s"] - 1), "{:+.1f} %")
 
 
 def _factor(ordering: str) -> Column:
-    """Throughput by *ordering* against FCFS."""
+    """Return a column of the throughput by *ordering* against FCFS."""
     return Column(ordering, lambda by: by[ordering]["throughput"] / by["fcfs"]["throughput"], "x {:.2f}")
 
 
@@ -180,7 +221,7 @@ RUNS: Final = (
     *map(_factor, ("ssjf", "sjf")),
     Column("p99 ssjf / FCFS", lambda by: by["ssjf"]["jct_p99_s"] / by["fcfs"]["jct_p99_s"], "{:.2f}"),
 )
-"""Of a run by ordering."""
+"""Of one value, by ordering."""
 AGING: Final = (
     Column("stretch", lambda row: f"{row['stretch']:g}" if row["ordering"] == "ssjf" else row["ordering"], "{}"),
     Column("mean JCT (s)", "jct_mean_s", "{:,.2f}"),
@@ -198,99 +239,83 @@ TOTALS: Final = (
 )
 
 
-class Ssjf(Experiment):
-    name = "ssjf"
-    paper = "SSJF"
-    section = "4.2, 4.3"
-    measures = (
-        "mean job completion time and throughput by ordering: rate, burstiness, traces, batch size, rounds, aging"
-    )
-    results = "ordering.md#measured"
-    options = (
-        Option("data", "folder with proxy_lengths, and traces", Path("data"), Path),
-        Option("scale", "factor on the 4,000 requests of a run", 1.0, float, above=0.0, at_most=100.0),
-        SEED,
-    )
+def run(settings: Settings, progress: Progress) -> Result:
+    """Run every variation with `scale` times 4,000 requests each. Raise ValueError as `read_lengths`."""
+    folder, seed = settings["data"], settings["seed"]
+    lengths, students = read_lengths(folder), student_lengths(folder)
+    count = max(50, round(4000 * settings["scale"]))
+    capacity: dict[tuple[str, int, int, bool], float] = {}
+    variations = [*_variations(folder), *([Variation("predictor", "continuous", STUDENT)] if students else [])]
 
-    def run(self, settings: Settings, progress: Progress) -> Result:
-        """Every run: {"rows", "found", "reported", ...}; `scale` times 4,000 requests each. ValueError as `read_lengths`."""
-        folder, seed = settings["data"], settings["seed"]
-        lengths = read_lengths(folder)
-        count = max(50, round(4000 * settings["scale"]))
-        capacity: dict[tuple[str, int, int, bool], float] = {}
-        rows: list[Row] = []
-        plans = list(_plans(folder))
-        students = student_lengths(folder)
-        if students is not None:
-            plans.append(("predictor", "continuous", STUDENT, BATCH, USUAL_LOAD, USUAL_CV, 1, None))
-        for done, (varied, mode, value, batch, load, cv, rounds, trace) in enumerate(plans):
-            progress("ssjf", done, len(plans))
-            said = students if value == STUDENT and students is not None else lengths
-            jobs = draw_jobs(said, count, seed, rounds)
-            key = (mode, batch, rounds, said is students)
+    def cases() -> Iterator[Case]:
+        for each in variations:
+            said = students if each.value == STUDENT and students is not None else lengths
+            jobs = draw_jobs(said, count, seed, each.round)
+            key = (each.mode, each.batch, each.round, said is students)
             if key not in capacity:
-                capacity[key] = _capacity(jobs, mode, batch)
-            gaps = gamma_gaps(count, seed, cv) if trace is None else trace_gaps(trace, count)
-            arrival_s = np.cumsum(gaps) / (load * capacity[key])
-            requests = make_requests(arrival_s, jobs[0], jobs[1], predicted_tokens=jobs[2])
-            chosen = [("ssjf", value)] if varied == "stretch" else [(ordering, STRETCH) for ordering in ORDERINGS]
-            if varied == "stretch" and value == STRETCHES[0]:
-                chosen += [("shortest", STRETCH), ("sjf", STRETCH)]
-            for ordering, stretch in chosen:
-                case = {"varied": varied, "mode": mode, "value": value, "ordering": ordering, "stretch": float(stretch)}
-                rows.append(case | _measured(requests, mode, batch, ordering, float(stretch)))
-        progress("ssjf", len(plans), len(plans))
-        return {
-            "paper": "ssjf",
-            "seed": seed,
-            "requests": count,
-            "stretch": STRETCH,
-            "mean_output_tokens": round(float(lengths.output.mean()), 1),
-            "prediction_error_tokens": round(float(np.abs(lengths.predicted - lengths.output).mean()), 1),
-            "capacity_per_s": {f"{mode}, batch {batch}, round {rounds}": round(value, 3)
-                               for (mode, batch, rounds, student), value in capacity.items() if not student},
-            "rows": [rounded(row) for row in rows],
-            "found": against_fcfs(rows),
-            "reported": PAPER,
-        }  # fmt: skip
+                capacity[key] = capacity_per_s(jobs, each.mode, each.batch)
+            gaps = gamma_gaps(count, seed, each.cv) if each.trace is None else trace_gaps(each.trace, count)
+            drawn = requests(np.cumsum(gaps) / (each.load * capacity[key]), jobs)
+            about = {"varied": each.varied, "mode": each.mode, "value": each.value}
+            for ordering, stretch in each.chosen:
+                of_ordering = {"ordering": ordering, "stretch": stretch}
+                yield Case.of(about | of_ordering, scenario(each.mode, each.batch, ordering, stretch), drawn)
 
-    def show(self, console: Console, result: Result) -> None:
-        console.print(
-            f"[bold]SSJF[/], section 4.2: {result['requests']:,} requests a run, seed {result['seed']}, outputs of"
-            f" {result['mean_output_tokens']} tokens predicted to {result['prediction_error_tokens']} on average."
-        )
-        groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-        for row in result["rows"]:
-            groups.setdefault((row["varied"], row["mode"], row["value"]), {})[row["ordering"]] = row
-        runs = [by for (varied, _, _), by in groups.items() if varied != "stretch"]
-        console.print(table("Mean job completion time against FCFS, and throughput of the whole run", RUNS, runs))
-        stretched = [row for row in result["rows"] if row["varied"] == "stretch"]
-        console.print(table("Aging: ssjf by its stretch, continuous batching", AGING, stretched))
-        totals = [
-            {"varied": varied, "mode": mode, **by}
-            for varied, modes in result["found"].items()
-            if varied != "predictor"  # two sets of lengths, which the first table has line by line
-            for mode, by in modes.items()
-        ]
-        console.print(table("Against FCFS, over all values", TOTALS, totals))
+    rows = run_cases("ssjf", cases(), measured, progress)
+    return {
+        "paper": "ssjf",
+        "seed": seed,
+        "requests": count,
+        "stretch": STRETCH,
+        "mean_output_tokens": round(float(lengths.output.mean()), 1),
+        "prediction_error_tokens": round(float(np.abs(lengths.predicted - lengths.output).mean()), 1),
+        "capacity_per_s": {f"{mode}, batch {batch}, round {round_}": round(value, 3)
+                           for (mode, batch, round_, student), value in capacity.items() if not student},
+        "rows": rounded(rows),
+        "found": against_fcfs(rows),
+        "reported": PAPER,
+    }  # fmt: skip
 
-    def compare(self, result: Result) -> list[Comparison]:
-        """SSJF and its oracle against FCFS, the mean over the values of what varies."""
-        rows = []
-        for measure, by_varied in PAPER.items():
-            for varied, modes in by_varied.items():
-                for mode, figures in modes.items():
-                    ours = result["found"].get(varied, {}).get(mode, {})
-                    for ordering, figure in zip(("ssjf", "sjf"), figures, strict=True):
-                        if figure is None:
-                            continue
-                        about, value = f"{varied}, {mode}, {ordering}", ours.get(ordering, {}).get(measure)
-                        if measure == "jct_reduction":
-                            change = None if value is None else -value
-                            rows.append(Comparison(f"mean JCT: {about}", "4.2", -figure, change))
-                        else:
-                            rows.append(Comparison(f"throughput: {about}", "4.2", figure, value, "factor"))
-        return rows
+
+def show(console: Console, result: Result) -> None:
+    console.print(
+        f"[bold]SSJF[/], section 4.2: {result['requests']:,} requests a run, seed {result['seed']}, outputs of"
+        f" {result['mean_output_tokens']} tokens predicted to {result['prediction_error_tokens']} on average."
+    )
+    groups: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in result["rows"]:
+        groups.setdefault((row["varied"], row["mode"], row["value"]), {})[row["ordering"]] = row
+    runs = [by for (varied, _, _), by in groups.items() if varied != "stretch"]
+    console.print(table("Mean job completion time against FCFS, and throughput of the whole run", RUNS, runs))
+    stretched = [row for row in result["rows"] if row["varied"] == "stretch"]
+    console.print(table("Aging: ssjf by its stretch, continuous batching", AGING, stretched))
+    totals = [
+        {"varied": varied, "mode": mode, **by}
+        for varied, modes in result["found"].items()
+        if varied != "predictor"  # two sets of lengths, which the first table has line by line
+        for mode, by in modes.items()
+    ]
+    console.print(table("Against FCFS, over all values", TOTALS, totals))
+
+
+def compare(result: Result) -> list[Comparison]:
+    """Return SSJF and its oracle against FCFS, the mean over the values of each parameter."""
+    rows = []
+    for varied, mode, ordering, measure, figure in [
+        (varied, mode, ordering, measure, figure)
+        for measure, by_varied in PAPER.items()
+        for varied, modes in by_varied.items()
+        for mode, figures in modes.items()
+        for ordering, figure in zip(("ssjf", "sjf"), figures, strict=True)
+        if figure is not None
+    ]:
+        ours = result["found"].get(varied, {}).get(mode, {}).get(ordering, {}).get(measure)
+        about = f"{varied}, {mode}, {ordering}"
+        if measure == "jct_reduction":
+            rows.append(Comparison(f"mean JCT: {about}", "4.2", -figure, None if ours is None else -ours))
+        else:
+            rows.append(Comparison(f"throughput: {about}", "4.2", figure, ours, "factor"))
+    return rows
 
 
 LENGTHS: Final = "proxy_lengths/predictions_warmup_multi_cls_1000K.csv.gz"
@@ -302,14 +327,14 @@ LONGEST: Final = 511
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Real outputs and what a predictor of classes makes of them, in tokens."""
+    """Real outputs and their predictions, in tokens."""
 
     output: NDArray[np.int64]
     predicted: NDArray[np.int64]
 
 
 def read_lengths(folder: Path) -> Lengths:
-    """The half of the published rows that requests are drawn from. ValueError says which file is missing or wrong."""
+    """Return the half of the published rows that requests are drawn from. Raise ValueError for a missing or wrong file."""
     file = folder / LENGTHS
     try:
         rows = proxy_predictions(folder)
@@ -332,7 +357,7 @@ def read_lengths(folder: Path) -> Lengths:
 
 
 def student_lengths(folder: Path) -> Lengths | None:
-    """Answers to prompts that our bundled student has not seen, and what it says of them; None without those sets."""
+    """Return answers to prompts that the bundled student has not seen, with its predictions; None without those sets."""
     try:
         samples = [sample for sample in read_sets(folder, FREE, UNSEEN_SHARE).test if sample.output_tokens <= LONGEST]
     except DataMissing:
@@ -342,13 +367,11 @@ def student_lengths(folder: Path) -> Lengths | None:
     return Lengths(output, np.maximum(np.rint(said), 1).astype(np.int64))
 
 
-def draw_jobs(
-    lengths: Lengths, count: int, seed: int, rounds: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """(prompt, output, predicted tokens) of *count* requests of the given conversation round.
+def draw_jobs(lengths: Lengths, count: int, seed: int, rounds: int) -> Jobs:
+    """Return *count* requests of the given conversation round.
 
-    A round's prompt is everything before it, prompts and answers. (How well a round is predicted, the published rows
-    do not say; the paper has 0.619 in the first and 0.60 at worst.)
+    A round's prompt is everything before it, prompts and answers. (The published rows do not give the accuracy by round;
+    the paper has 0.619 in the first and 0.60 at worst.)
     """
     random = np.random.default_rng([seed, 1, rounds])
     at = random.integers(0, lengths.output.size, (rounds, count))
@@ -359,15 +382,32 @@ def draw_jobs(
 
 
 def gamma_gaps(count: int, seed: int, cv: float) -> NDArray[np.float64]:
-    """Gaps with a mean of 1, gamma with this coefficient of variation."""
+    """Return gamma gaps with a mean of 1 and this coefficient of variation."""
     random = np.random.default_rng([seed, 2])
     gaps: NDArray[np.float64] = random.gamma(1 / cv**2, cv**2, count)
     return gaps
 
 
 def trace_gaps(trace: tuple[Path, str], count: int) -> NDArray[np.float64]:
-    """The first gaps of a trace, by their mean."""
+    """Return the first gaps of a trace, divided by their mean."""
     arrival_s = load_trace(*trace, seed=0, limit=count + 1).arrival_s
     gaps = np.diff(arrival_s)
     gaps = np.resize(gaps, count) if gaps.size else np.ones(count)
     return np.asarray(gaps / gaps.mean(), np.float64)
+
+
+SSJF: Final = Experiment(
+    name="ssjf",
+    paper="SSJF",
+    section="4.2, 4.3",
+    measures="mean job completion time and throughput by ordering: rate, burstiness, traces, batch size, rounds, aging",
+    results="ordering.md#measured",
+    options=(
+        Option("data", "folder with proxy_lengths, and traces", Path("data"), Path),
+        Option("scale", "factor on the 4,000 requests of a run", 1.0, float, above=0.0, at_most=100.0),
+        SEED,
+    ),
+    run=run,
+    show=show,
+    compare=compare,
+)

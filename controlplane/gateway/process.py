@@ -26,6 +26,7 @@ from controlplane.dispatch.live_fleet.heartbeats import Heartbeats
 from controlplane.dispatch.live_fleet.topology import Topology
 from controlplane.dispatch.port import FromDispatcher, ServedModels
 from controlplane.dispatch.queues.commands import LOOK_S, Commands
+from controlplane.dispatch.queues.held import HeldView
 from controlplane.dispatch.queues.operations import QueueOperations
 from controlplane.dispatch.queues.view import QueuesView
 from controlplane.dispatch.snapshot import Snapshot
@@ -46,7 +47,7 @@ from controlplane.jobs.record import Job, Jobs
 from controlplane.lengths.length_service import LengthService
 from forecasting.lengths import LengthPrior
 from scheduling import dispatch
-from scheduling.queueing import global_scheduler
+from scheduling.queueing import global_scheduler, held_work
 from scheduling.queueing.waits import waiting_in_queues, waiting_time
 from scheduling.scaling import FLOOR, view
 
@@ -102,6 +103,7 @@ class Gateway:
             "lengths": self.lengths.snapshot,
             "system": self.monitor.report,
             "queues": QueuesView(self.dispatcher),
+            "held": HeldView(self.dispatcher.holding),
         }
         self.publisher = Publisher(
             Summary(self.dispatcher, self.records, self.lease.owner, sections),
@@ -175,6 +177,7 @@ class Gateway:
         for work in (
             self._every(self.jobs.add("count-tokens", COUNT_S), self._count),
             self._every(self.jobs.add("sweep-queues", SWEEP_S), self._sweep),
+            self._every(self.jobs.add("release-held-work", held_work.LOOK_S), self._release),
             self._every(self.jobs.add("refresh-keys", settings.KEY_CACHE_S, "database"), self.keys.refresh),
             self._every(self.jobs.add("note-key-use", NOTE_USE_S, "database"), self.keys.note_use),
             self._every(self.monitor.job, self.monitor.look),
@@ -229,6 +232,9 @@ class Gateway:
 
     async def _sweep(self) -> None:
         self.dispatcher.sweep()
+
+    async def _release(self) -> None:
+        self.dispatcher.holding.look()
 
     def owns(self) -> bool:
         """Whether this process has the regions."""

@@ -14,7 +14,7 @@ BY_MODEL = name_filter("model", Model.objects.all)
 
 
 def decision(verb: str, button: str, title: str, question: str) -> "AdminAction[LengthVersion]":
-    """An operator's decision about versions, through the services."""
+    """Return an action by which an operator decides about versions, through the services."""
 
     def act(row: LengthVersion, user: User, reason: str) -> str:
         version = getattr(services, verb)(row, user, reason)
@@ -65,7 +65,7 @@ class LengthTrainingAdmin(ReadOnlyAdmin[LengthTraining]):
 
 @admin.register(LengthSample)
 class LengthSampleAdmin(ReadOnlyAdmin[LengthSample]):
-    """Without the text, which is there for training alone."""
+    """Samples without their text, which is stored for training alone."""
 
     list_display = [
         "at",

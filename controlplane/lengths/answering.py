@@ -1,7 +1,7 @@
 """Versions of the length model that run in a gateway: the active one, those whose kind models name, and shadows.
 
-A version that cannot be started leaves the previous one in place and is tried again later. Shadows predict the requests that
-the active version answered, off the data path, and steer nothing.
+A version that cannot be started leaves the previous one in place and is tried again later. Shadows predict the requests
+that the active version answered, off the data path, and steer nothing.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from forecasting.lengths.subprocess_server import load
 logger = logging.getLogger(__name__)
 
 AGAIN_S: Final = 60.0
-"""Until a version that could not be started is tried again."""
+"""Delay before a version that could not be started is tried again."""
 IN_LINE_AGAIN_S: Final = 120.0
-"""Until a model that was too slow in line is measured again: the machine may have been busy."""
+"""Delay before a model that was too slow in line is measured again: the machine may have been busy."""
 SHADOWED: Final = 32
 """Requests that a shadow predicts between two flushes."""
 SHADOW_BUDGET_S: Final = 20.0
@@ -51,12 +51,12 @@ class Budgets(NamedTuple):
 
 
 def quick(kind: str) -> bool:
-    """True if models of *kind* may answer on the event loop, and be loaded in a gateway at all."""
+    """Return whether models of *kind* may answer on the event loop, and be loaded in a gateway at all."""
     return kind in MODELS and MODELS[kind].quick
 
 
 class RunningVersion:
-    """A version, its predictor, and what is learned online of its errors."""
+    """A version, its predictor, and its online corrections."""
 
     def __init__(self, version: LengthVersion, predictor: Predictor) -> None:
         self.version = version
@@ -78,7 +78,7 @@ class RunningVersion:
         await before.stop()
 
     def report(self) -> dict[str, Any]:
-        """For the published summary."""
+        """Return the version's part of the published summary."""
         return {
             "version": str(self.version),
             "kind": self.version.kind,
@@ -97,9 +97,10 @@ class Starter:
     async def start(
         self, version: LengthVersion, limits: Limits | None = None, *, measured: bool = True
     ) -> RunningVersion | None:
-        """Run *version*; None where it cannot be started now.
+        """Start *version*; return None if it cannot be started now.
 
-        In line if it is quick and, where *measured*, fast enough; else in a subprocess whose embedding cache has *limits*.
+        In line if it is quick and, where *measured*, fast enough; else in a subprocess whose embedding cache has
+        *limits*.
         """
         if time.monotonic() < self._not_before_s.get(version, 0.0):
             return None
@@ -114,7 +115,7 @@ class Starter:
 
     @staticmethod
     async def in_line(version: LengthVersion, *, measured: bool = True) -> InLine | None:
-        """*version* in this process; None if it is not quick or, where *measured*, not fast enough."""
+        """Return a predictor in this process; None if *version* is not quick or, where *measured*, not fast enough."""
         if not quick(version.kind):
             return None
         model = await asyncio.to_thread(load, version.kind, version.path)
@@ -133,7 +134,7 @@ class Starter:
 
 
 class Answering:
-    """Which running version answers for which model. Not for several threads."""
+    """The running versions, by the models that they answer for. Not for several threads."""
 
     def __init__(self, starter: Starter) -> None:
         self.starter = starter
@@ -144,7 +145,7 @@ class Answering:
         self._of_model: dict[str, LengthVersion] = {}
 
     def of(self, model: str) -> RunningVersion | None:
-        """The version that answers for *model*: the active one, where the named one cannot be started."""
+        """Return the version that answers for *model*: the active one if the named one cannot be started."""
         version = self._of_model.get(model)
         return self.active if version is None else self.named.get(version, self.active)
 
@@ -152,14 +153,14 @@ class Answering:
         return [*([self.active] if self.active else []), *self.named.values()]
 
     def reports(self) -> list[dict[str, Any]]:
-        """A report per running version, with the models that name its kind."""
+        """Return a report per running version, with the models that name its kind."""
         named = defaultdict(list)
         for model, version in sorted(self._of_model.items()):
             named[version].append(model)
         return [{**one.report(), "models": named[one.version]} for one in self.all()]
 
     def set_limits(self, limits: Limits) -> None:
-        """Give embedding caches *limits* from now on."""
+        """Set the *limits* of embedding caches from now on."""
         self.limits = limits
         for running in self.all():
             running.predictor.limits = limits
@@ -253,12 +254,12 @@ class Shadows:
                 self._finished.clear()
 
     def see(self, query: LengthQuery, real_tokens: float, budgets: Budgets, *, cut: bool) -> None:
-        """The active version answered *query*, which came to *real_tokens*; *budgets* are those of its model."""
+        """Queue *query*, which the active version answered, for the shadows; *budgets* are those of its model."""
         if self._running:
             self._finished.append(FinishedRequest(query, real_tokens, cut, budgets, time.time()))
 
     def reports(self, budgets: Iterable[Budgets]) -> list[dict[str, Any]]:
-        """A report per shadow in a subprocess, with the *budgets* of the models that it predicts for."""
+        """Return a report per shadow in a subprocess, with the *budgets* of the models that it predicts for."""
         return [
             {
                 **running.report(),
@@ -271,7 +272,7 @@ class Shadows:
         ]
 
     async def measures(self) -> list[Measured]:
-        """The errors that each shadow would have made on the last requests."""
+        """Return the errors that each shadow would have made on the last requests."""
         finished = list(self._finished)
         self._finished.clear()
         return [one for running in list(self._running.values()) for one in await _measures_of(running, finished)]
@@ -299,7 +300,7 @@ async def _measures_of(running: RunningVersion, finished: Sequence[FinishedReque
 
 
 async def _replies(running: RunningVersion, queries: list[LengthQuery]) -> list[tuple[Estimate | Unanswered, float]]:
-    """Replies and the seconds that each took (0 in line), asked one by one, as requests mostly come."""
+    """Return replies and the seconds that each took (0 in line), asked one by one, as requests mostly come."""
     predictor = running.predictor
     if isinstance(predictor, InLine):
         return await asyncio.to_thread(lambda: [(predictor.ask_now(query, SHADOW_BUDGET_S), 0.0) for query in queries])

@@ -1,10 +1,10 @@
 """The length service on the data path: how many tokens a request will produce, within a budget, from what knows best.
 
-In this order: a prompt that was seen (exact cache), one much like it (lexical cache), the version of the length model that
-answers, corrected for its (model, tenant) (where it is an encoder, after the embedding cache of its process), and the prior.
-Nothing here can fail a request: what raises, is late or makes no sense is counted, and the prior answers. When a request
-ends, all learn from it, in microseconds; what takes longer (rows, the shadow's predictions) waits for `flush`, off the
-event loop.
+In this order: a prompt that was seen (exact cache), one much like it (lexical cache), the version of the length model
+that answers, corrected for its (model, tenant) (where it is an encoder, after the embedding cache of its process), and
+the prior. Nothing here can fail a request: what raises, is late or makes no sense is counted, and the prior answers.
+When a request ends, all learn from it, in microseconds; what takes longer (rows, the shadow's predictions) waits for
+`flush`, off the event loop.
 """
 
 import asyncio
@@ -38,33 +38,33 @@ logger = logging.getLogger(__name__)
 FLUSH_S: Final = 5.0
 REFRESH_S: Final = 2.0
 PRIOR_SPREAD: Final = 0.9
-"""Standard deviation of the logarithm of lengths about the prior's mean, until it is known."""
+"""Standard deviation of the logarithm of lengths around the prior's mean, until it is known."""
 FORCED: Final = "forced"
 SOURCES: Final = {CACHE: "cache", LEXICAL: "lexical", EMBEDDING: "embedding", PRIOR: "prior", FORCED: FORCED}
-"""Names of sources in the published summary; whatever else answers is `model`."""
+"""Names of sources in the published summary; all others are `model`."""
 
 
 class Prediction(Struct):
-    """The prediction for one request; tokens are of all its sequences, those of `served` of one."""
+    """The prediction for one request; tokens cover all its sequences, those of `served` a single one."""
 
     tokens: int
     upper_tokens: int
     source: str
     served: Estimate
     query: LengthQuery | None = None
-    """None: nothing is to be learned from it."""
+    """None: no length is learned from it."""
     key: CacheKey | None = None
     why: str = ""
-    """Why the version that was to answer did not."""
+    """Why the intended version did not answer."""
     by: RunningVersion | None = None
-    """Whose answer it is, unless a cache's or the prior's."""
+    """The version that answered; None for a cache or the prior."""
     corrected: Corrected | None = None
-    """That answer, corrected."""
+    """That version's answer, corrected."""
     asked: tuple[Predictor, int] | None = None
-    """Whose process was asked, and its number of the request: it learns what the request came to."""
+    """The predictor whose process was asked, and its number of the request: it learns the real length."""
 
     def explained(self) -> dict[str, object]:
-        """For the ledger's decision trace."""
+        """Return the prediction for the ledger's decision trace."""
         traced: dict[str, object] = {"tokens": self.tokens, "upper_tokens": self.upper_tokens, "source": self.source}
         if self.why:
             traced["why"] = self.why
@@ -74,7 +74,7 @@ class Prediction(Struct):
 
 
 def bounded(query: LengthQuery, estimate: Estimate, source: str, /, **more: Any) -> Prediction:
-    """*estimate* within what the request allows and demands."""
+    """Return *estimate* within the request's limits, for all its sequences."""
     least, most = float(max(1, query.min_tokens)), float(query.max_tokens or math.inf)
     tokens_each, quantiles = estimate.tokens, estimate.quantiles
     if min(tokens_each, *quantiles) < least or max(tokens_each, *quantiles) > most:
@@ -108,7 +108,7 @@ class LengthService:
     # Life
 
     async def start(self) -> None:
-        """Take up the active version; without one, and without a database, the bundled student."""
+        """Start the active version; without one, or without a database, the bundled student."""
         versions = self._jobs.add("length-versions", REFRESH_S, "database")
         flushed = self._jobs.add("length-notes", FLUSH_S, "database")
         with versions:
@@ -137,7 +137,7 @@ class LengthService:
                 await work()
 
     def tune(self, values: Values) -> None:
-        """Go by the settings *values* from now on. A cache of another size, age or similarity begins empty."""
+        """Apply the settings *values*. A cache of another size, age or similarity begins empty."""
         self._values, self._tuned = values, values.of()
         self._budgets.clear()
         tuned, self.on = self._tuned, self._tuned.LENGTHS
@@ -151,7 +151,7 @@ class LengthService:
         )
 
     def budgets(self, model: str) -> Budgets:
-        """Longest waits of a request of *model* for its predicted length."""
+        """Return the longest waits of a request of *model* for its predicted length."""
         budgets = self._budgets.get(model)
         if budgets is None:
             tuned = self._values.of(model)
@@ -160,12 +160,12 @@ class LengthService:
         return budgets
 
     def budget_s(self, model: str) -> float:
-        """The same, for the version that answers for *model* now."""
+        """Return the longest wait for the version that answers for *model* now."""
         running = self.answering.of(model)
         return self.budgets(model).of(running.version.kind if running else "")
 
     async def _refresh(self) -> None:
-        """Take up what answers and what is in the shadow now. Raises what the database raises; the last versions stay."""
+        """Run the versions that answer and those in shadow. Raises database errors; the last versions stay."""
         if not self.on:
             return
         if self.answering.active is None:
@@ -241,7 +241,7 @@ class LengthService:
     def _next_best(
         self, asked: RunningVersion | None, query: LengthQuery
     ) -> tuple[RunningVersion | None, Estimate | Unanswered]:
-        """The estimate of the active version, if it is in line and *asked*, another one, had none."""
+        """Ask the active version, if it is in line and not the one *asked* before; return it with its estimate."""
         active = self.answering.active
         if active is None or active is asked or not isinstance(active.predictor, InLine):
             return None, Unanswered.DOWN
@@ -257,7 +257,7 @@ class LengthService:
         return bounded(query, Estimate(each, quantiles), source, **more)
 
     def _budgets_ms(self, report: dict[str, Any]) -> list[float]:
-        """Of the models that the length model of *report* answers for, ascending, each once."""
+        """Return the budgets of the models that the length model of *report* answers for, ascending, each once."""
         models = list(report["models"])
         active = self.answering.active
         if active is not None and report["version"] == str(active.version):
@@ -268,9 +268,9 @@ class LengthService:
     # A request ends
 
     def learn(self, prediction: Prediction | None, tenant_id: int, output_tokens: int) -> None:
-        """A request that was served to its end came to *output_tokens* over all its sequences. Never raises.
+        """Learn from a completed request with *output_tokens* over all its sequences. Never raises.
 
-        Forced lengths teach nothing; one that `max_tokens` cut is taken for at least that long.
+        Forced lengths teach nothing; one that `max_tokens` cut counts as at least that long.
         """
         query = prediction.query if prediction is not None else None
         if prediction is None or query is None or query.ignore_eos or output_tokens < 1:
@@ -310,8 +310,10 @@ class LengthService:
                 self.notes.samples.append(sample)
 
     def _drawn_place(self, model: str) -> int | None:
-        """Where to keep a request of *model* as a sample, if it is drawn: an even share of each model's requests, as many
-        as are wanted between two flushes."""
+        """Return where to keep a request of *model* as a sample; None if it is not drawn.
+
+        Each model's requests have equal chances, for as many samples as are wanted between two flushes.
+        """
         most = self._tuned.LENGTH_SAMPLES_PER_MIN * FLUSH_S / 60
         most = math.floor(most) + (random.random() < most % 1)
         drawn = self._drawn[model] = self._drawn[model] + 1
@@ -322,7 +324,7 @@ class LengthService:
         return random.choice(places) if places and random.random() < len(places) / drawn else None
 
     async def flush(self) -> None:
-        """Let the shadows predict, and write what was noted, or hold it. Raises what the database raises."""
+        """Let the shadows predict, and write the notes, or keep them on failure. Raises database errors."""
         for measured in await self.shadows.measures():
             self.notes.measure(*measured)
         taken, self.notes = self.notes, Notes()
@@ -339,7 +341,7 @@ class LengthService:
     # Reports
 
     def snapshot(self) -> dict[str, Any]:
-        """For the published summary."""
+        """Return the service's part of the published summary."""
         p50_ms, p99_ms = self.timing.percentiles()
         active, answering = self.answering.active, self.answering.all()
         return {

@@ -14,7 +14,7 @@ from controlplane.accounts.models import Tenant
 from forecasting.lengths.query import Conversation, LengthQuery
 
 MOST_SMALL: Final = 32767
-"""Of a PositiveSmallIntegerField."""
+"""Largest value of a PositiveSmallIntegerField."""
 
 
 class VersionState(models.TextChoices):
@@ -27,7 +27,7 @@ class VersionState(models.TextChoices):
 
 
 class LengthVersion(models.Model):
-    """One trained length model: a file, where it came from, and how well it did on samples held out of its training."""
+    """One trained length model: its file, its origin, and its errors on samples held out of its training."""
 
     number = models.PositiveIntegerField(unique=True)
     kind = models.CharField(max_length=40, help_text="A name in `forecasting.lengths`, such as student.")
@@ -51,7 +51,7 @@ class LengthVersion(models.Model):
         ]
 
     def __str__(self) -> str:
-        """As `LengthMinute.predictor` has it."""
+        """Return its name in `LengthMinute.predictor`."""
         return f"{self.kind} {self.number}"
 
     @staticmethod
@@ -60,7 +60,7 @@ class LengthVersion(models.Model):
 
     @property
     def path(self) -> str:
-        """Where its file lies; empty for the bundled one. Raises ValueError for a name outside of `folder`."""
+        """Path of its file; empty for the bundled one. Raises ValueError for a name outside of `folder`."""
         if not self.file:
             return ""
         path = (Path(settings.STATE_DIR) / self.file).resolve()
@@ -70,7 +70,7 @@ class LengthVersion(models.Model):
 
 
 BUNDLED: Final = LengthVersion(pk=0, number=0, kind="student")
-"""The student that comes with the package: no row, and the version that answers while none is active."""
+"""The student that ships with the package: it has no row, and answers while no version is active."""
 
 
 class TrainingState(models.TextChoices):
@@ -145,7 +145,7 @@ class LengthSample(models.Model):
         predicted_by: str,
         output_tokens: int,
     ) -> Self:
-        """The row, not saved, of *query*, which ended *at* (epoch seconds); with all of its text and no features."""
+        """Return the unsaved row of *query*, which ended *at* (epoch seconds); with all of its text and no features."""
         return cls(
             at=datetime.fromtimestamp(at, UTC),
             model=query.model,
@@ -180,7 +180,7 @@ class LengthSample(models.Model):
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Sums over requests, and the errors in tokens and ratios that follow from them; None without any request."""
+    """Sums over requests, and the errors in tokens and ratios derived from them; those are None without requests."""
 
     requests: int = 0
     predicted_tokens: int = 0
@@ -213,7 +213,7 @@ class Measures:
 
     @property
     def bias(self) -> float | None:
-        """Mean of predicted less real, in tokens: above 0 it predicts too long."""
+        """Mean of predicted minus real length, in tokens: above 0, predictions are too long."""
         return self._each(self.predicted_tokens - self.output_tokens)
 
     @property
@@ -222,7 +222,7 @@ class Measures:
 
     @property
     def relative_error(self) -> float | None:
-        """Absolute error as a share of the tokens that came."""
+        """Absolute error as a share of the produced tokens."""
         return self.absolute_error_tokens / self.output_tokens if self.output_tokens else None
 
     @property

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 ACTOR = "length service"
 HELD_SERIES = 50_000
-"""Rows of measures that a gateway holds while the database cannot be written; beyond it new ones are given up."""
+"""Rows of measures that a gateway holds while the database cannot be written; further ones are dropped."""
 
 KEY = ("minute", "model", "tenant", "predictor", "bucket_tokens")
 _TABLE = LengthMinute._meta.db_table
@@ -49,7 +49,7 @@ class Notes:
     minutes: dict[tuple[float, str, str, str, int], Measures] = field(default_factory=dict)
     """By (epoch seconds of the minute, model, tenant, predictor, bucket)."""
     samples: list[LengthSample] = field(default_factory=list)
-    """Not saved, and with all of their text: it is kept only if the tenant's row says so on writing."""
+    """Unsaved, with all of their text: writing keeps it only if the tenant's row allows."""
     drifts: list[Drift] = field(default_factory=list)
     given_up: int = 0
 
@@ -63,9 +63,9 @@ class Notes:
         real: float,
         late: bool = False,
     ) -> None:
-        """One request of *real* tokens that *predictor* took for *predicted* (tokens, median, 0.9 quantile).
+        """Count one request of *real* tokens that *predictor* predicted as *predicted* (tokens, median, 0.9 quantile).
 
-        *late*: a shadow's, after the time that a request waits.
+        *late*: the answer of a shadow came after the time that a request waits.
         """
         tokens, length = round(predicted[0]), max(1, round(real))
         key = (at // 60 * 60, model, tenant, predictor, 1 << (length.bit_length() - 1))
@@ -89,7 +89,7 @@ class Notes:
         self.minutes[key] = one if known is None else known + one
 
     def add(self, notes: "Notes") -> None:
-        """*notes* could not be written: measures and alarms are added up with these, samples are let go."""
+        """Take back *notes* that could not be written: add measures and alarms up, drop samples."""
         for key, sums in notes.minutes.items():
             known = self.minutes.get(key)
             if known is None and len(self.minutes) >= HELD_SERIES:
@@ -126,7 +126,7 @@ def write(notes: Notes) -> None:
 
 
 def _kept(samples: Sequence[LengthSample]) -> list[LengthSample]:
-    """*samples* as they are stored: with features, and with text only where the tenant keeps prompts."""
+    """Return *samples* as they are stored: with features, and with text only if the tenant keeps prompts."""
     tenants = Tenant.objects.in_bulk({sample.tenant_id for sample in samples})
     rows = [sample for sample in samples if sample.tenant_id in tenants]
     try:
@@ -142,10 +142,10 @@ def _kept(samples: Sequence[LengthSample]) -> list[LengthSample]:
 
 @functools.cache
 def reader() -> Student:
-    """By whose vocabulary features are kept: the bundled student's, from which every version comes."""
+    """Return the student whose vocabulary features are kept by: the bundled one, from which every version derives."""
     return bundled()
 
 
 def storable(text: str) -> str:
-    """*text* as a database takes it: no NUL (PostgreSQL has none), no lone surrogates."""
+    """Return *text* as a database accepts it: without NUL (PostgreSQL has none) and lone surrogates."""
     return text.replace("\0", " ").encode("utf-8", "replace").decode()

@@ -24,7 +24,7 @@ from controlplane.lengths.models import (
 )
 
 CACHE, LEXICAL, EMBEDDING, PRIOR, SHADOW = "cache", "lexical cache", "embedding cache", "prior", "shadow"
-"""Words of `LengthMinute.predictor`; a version is called by its `str`, and in shadow by that after SHADOW."""
+"""Values of `LengthMinute.predictor`; a version appears as its `str`, and in shadow as that after SHADOW."""
 PAIRS = 800
 POINTS = 72  # of a line over a range of at most MINUTES_H
 MINUTES_H = 6.0  # up to here series are counted by minutes, beyond by hours
@@ -39,7 +39,7 @@ class Scope:
     tenants: frozenset[str] | None = None
 
     def narrow(self, rows: QuerySet[Any], at: str, tenant: str) -> QuerySet[Any]:
-        """*rows* within this scope; *at* and *tenant* are the names of their fields."""
+        """Return *rows* within this scope; *at* and *tenant* are the names of their fields."""
         rows = rows.filter(**{f"{at}__gte": self.since})
         if self.model:
             rows = rows.filter(model=self.model)
@@ -63,25 +63,25 @@ def by_model_and_tenant(scope: Scope) -> dict[tuple[str, str], Measures]:
 
 
 def by_series(scope: Scope) -> dict[tuple[str, str, str], Measures]:
-    """By (model, tenant, predictor); shadows are among the predictors."""
+    """Return measures by (model, tenant, predictor); shadows are included."""
     rows = _summed(minutes(scope, shadows=True), "model", "tenant", "predictor")
     return {(row["model"], row["tenant"], row["predictor"]): Measures.of(row) for row in rows}
 
 
 def by_predictor(scope: Scope) -> dict[str, Measures]:
-    """Shadows are among them."""
+    """Return measures by predictor; shadows are included."""
     return {row["predictor"]: Measures.of(row) for row in _summed(minutes(scope, shadows=True), "predictor")}
 
 
 def by_bucket(scope: Scope) -> dict[int, Measures]:
-    """By the tokens from which the bucket of the real length goes, ascending."""
+    """Return measures by the lower end of the bucket of real lengths, ascending."""
     measures = {row["bucket_tokens"]: Measures.of(row) for row in _summed(minutes(scope), "bucket_tokens")}
     return dict(sorted(measures.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Measures over time: one column a *starts*, one line a predictor."""
+    """Measures over time: one column for each of *starts*, one line for each predictor."""
 
     starts: tuple[datetime, ...]
     step_s: int
@@ -89,7 +89,7 @@ class Series:
 
 
 def series(scope: Scope, now: datetime) -> Series:
-    """Every predictor over the range, shadows too; windows in which nothing was predicted have no requests."""
+    """Return every predictor over the range, shadows included; empty windows have no requests."""
     span_s = (now - scope.since).total_seconds()
     fine = span_s <= MINUTES_H * 3600
     step_s = max(60, -(-span_s // POINTS // 60) * 60) if fine else 3600
@@ -120,7 +120,9 @@ def samples(scope: Scope) -> QuerySet[LengthSample]:
 
 
 def pairs(scope: Scope, most: int = PAIRS) -> tuple[list[LengthSample], int]:
-    """At most *most* samples without text, spread evenly over those of *scope*, oldest first; and how many there are."""
+    """Return at most *most* samples without text, oldest first and spread evenly over those of *scope*, and their full
+    number.
+    """
     rows = samples(scope)
     count = rows.count()
     if count > most:
@@ -131,7 +133,7 @@ def pairs(scope: Scope, most: int = PAIRS) -> tuple[list[LengthSample], int]:
 
 
 def known_series(tenants: Collection[str] | None = None) -> tuple[list[str], list[str]]:
-    """Models and tenants of which there are measures, by name; of *tenants* alone where they are given."""
+    """Return the models and tenants that have measures, by name; only *tenants* if given."""
     rows = LengthMinute.objects.order_by()
     if tenants is not None:
         rows = rows.filter(tenant__in=tenants)
@@ -143,7 +145,7 @@ def known_series(tenants: Collection[str] | None = None) -> tuple[list[str], lis
 
 
 def versions(most: int | None = None) -> list[LengthVersion]:
-    """Newest first."""
+    """Return versions, newest first."""
     return list(LengthVersion.objects.order_by("-number")[:most])
 
 
@@ -152,12 +154,12 @@ def active_version() -> LengthVersion | None:
 
 
 def shadow_versions() -> list[LengthVersion]:
-    """Newest first; one of each kind at most."""
+    """Return the versions in shadow, newest first; there is one of each kind at most."""
     return list(LengthVersion.objects.filter(state=VersionState.SHADOW).order_by("-number"))
 
 
 def trainings(most: int | None = None) -> list[LengthTraining]:
-    """Newest first."""
+    """Return trainings, newest first."""
     return list(LengthTraining.objects.select_related("version").order_by("-pk")[:most])
 
 
@@ -171,14 +173,14 @@ class Duel:
 
     @property
     def gain(self) -> float | None:
-        """By how much of the active version's absolute error the shadow is better; below 0 it is worse."""
+        """Share of the active version's absolute error that the shadow avoids; below 0 it is worse."""
         if not self.active.mae or self.shadow.mae is None:
             return None
         return 1 - self.shadow.mae / self.active.mae
 
 
 def duel(active: str, shadow: str, scope: Scope) -> Duel | None:
-    """*shadow* and *active* are names of predictors. Minutes in which only one of them predicted are left out."""
+    """Compare the predictors *shadow* and *active* over the minutes in which both predicted; None without any."""
     rows = minutes(scope, shadows=True).filter(predictor__in=(active, shadow))
     lines: dict[str, dict[datetime, Measures]] = {active: {}, shadow: {}}
     for row in _summed(rows, "minute", "predictor"):
@@ -195,5 +197,5 @@ def total(measures: Iterable[Measures]) -> Measures:
 
 
 def scope_of(now: datetime, hours: float, model: str = "", tenants: Collection[str] | None = None) -> Scope:
-    """The last *hours* until *now*."""
+    """Return the scope of the last *hours* until *now*."""
     return Scope(now - timedelta(hours=hours), model, None if tenants is None else frozenset(tenants))

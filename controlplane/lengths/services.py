@@ -1,7 +1,8 @@
 """Writes of output lengths: versions of the length model, from their first row to promotion, rejection and rollback.
 
-One version is active, or none: then the student that comes with the package answers, which is called `student 0`. A version
-is trained into the shadow, predicts the same requests as the active one, and is judged on those; every move is an event.
+One version is active, or none: then the student that comes with the package answers, which is called `student 0`. A
+version is trained into the shadow, predicts the same requests as the active one, and is judged on those; every move is
+an event.
 """
 
 import uuid
@@ -29,7 +30,7 @@ JUDGED_OVER = timedelta(days=7)
 
 
 class Assigned(NamedTuple):
-    """Which versions predict: the one in use, those in shadow, and of models that name a kind the version of that kind."""
+    """The versions that predict: the one in use, those in shadow, and by model those of the kind that it names."""
 
     active: LengthVersion
     shadows: tuple[LengthVersion, ...]
@@ -37,16 +38,17 @@ class Assigned(NamedTuple):
 
 
 def in_use() -> LengthVersion:
-    """The active version; the bundled student without one, and where it rests."""
+    """Return the active version; the bundled student if there is none, or it rests."""
     active = selectors.active_version()
     return active if active and not rests(active.kind) else BUNDLED
 
 
 def assigned() -> Assigned:
-    """A model that names a kind is served by the newest version of it that is not rejected, the active one first.
+    """Return the versions that predict now.
 
-    Of a kind without any, and of one that rests, the version in use predicts. A version that models name answers, and is
-    no shadow; one that rests does not predict in shadow either.
+    A model that names a kind is served by the newest version of it that is not rejected, the active one first. If the
+    kind has none, or rests, the version in use predicts. A version that models name answers, and is no shadow; one that
+    rests does not predict in shadow either.
     """
     active = in_use()
     named = dict(Model.objects.exclude(length_model="").values_list("name", "length_model"))
@@ -72,7 +74,7 @@ def add(
 ) -> LengthVersion:
     """Store *model*, trained on *samples*, and put it into the shadow in place of another of its kind.
 
-    With *worse*, a sentence on what it is worse than, it is stored and rejected at once.
+    If *worse* says what it is worse than, it is stored and rejected at once.
     """
     folder = LengthVersion.folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,8 +153,8 @@ def put_in_shadow(version: LengthVersion, actor: User | str, reason: str = "") -
 def rollback(version: LengthVersion | None, actor: User | str, reason: str = "") -> LengthVersion | None:
     """Reject the active version and go back to *version*, a retired one, or to the one that was retired last.
 
-    Without any, the bundled student answers again and None is returned. Raises ActionError when there is nothing to go back
-    from, *version* is not retired, or its file is gone.
+    Without any, the bundled student answers again and None is returned. Raises ActionError when there is nothing to go
+    back from, *version* is not retired, or its file is gone.
     """
     retired = LengthVersion.objects.filter(state=VersionState.RETIRED)
     back = version or retired.order_by("-changed_at", "-number").first()
@@ -172,10 +174,11 @@ def rollback(version: LengthVersion | None, actor: User | str, reason: str = "")
 
 
 def judge(now: datetime) -> LengthVersion | None:
-    """Promote a shadow if it proved better than the active version, reject one that did not; None while neither is known.
+    """Promote or reject one shadow by its errors against the active version's; return it, None if none can be judged
+    yet.
 
-    One is moved at a time. It is judged by `LengthMinute`, over the minutes in which both predicted, once there are
-    `PILOTHOUSE_LENGTH_PROMOTE_REQUESTS` requests of it.
+    The errors are those of `LengthMinute` in the minutes in which both predicted, once the shadow has
+    `PILOTHOUSE_LENGTH_PROMOTE_REQUESTS` requests.
     """
     if not tuned().LENGTH_PROMOTE:
         return None
@@ -213,7 +216,7 @@ def _judge(shadow: LengthVersion, active: LengthVersion, now: datetime) -> Lengt
 
 
 def prune(now: datetime) -> int:
-    """Delete samples and measures that have had their time, and texts that their tenants want kept no more; how many."""
+    """Delete expired samples and measures, and texts whose tenants stopped keeping prompts; return how many."""
     gone, _ = LengthSample.objects.filter(at__lt=now - timedelta(days=tuned().LENGTH_SAMPLE_DAYS)).delete()
     for model in LengthSample.objects.order_by().values_list("model", flat=True).distinct():
         of_model = LengthSample.objects.filter(model=model).order_by("-pk")
@@ -233,14 +236,14 @@ def _make_room(kind: str, number: int) -> None:
 
 
 def _lock(version: LengthVersion, wanted: VersionState, refusal: str) -> None:
-    """Lock the row of *version* and read it again. Raises ActionError with *refusal* unless it is *wanted*."""
+    """Lock the row of *version* and read it again. Raises ActionError with *refusal* unless its state is *wanted*."""
     version.refresh_from_db(from_queryset=LengthVersion.objects.select_for_update())
     if version.state != wanted:
         raise ActionError(f"Version {version.number} is {version.state}; {refusal}.")
 
 
 def _obstacle(row: LengthVersion) -> str:
-    """Why the file of *row* cannot be used; empty if it can."""
+    """Return why the file of *row* cannot be used; empty if it can."""
     try:
         check(row.kind, row.path)
     except (OSError, ValueError, KeyError) as error:

@@ -1,8 +1,8 @@
 """Training of length models: which samples they learn from, the training itself, and its row with progress and result.
 
-Models that read no text (`TEXTLESS`, the student among them) learn from every sample; the others need text, which a sample
-has only if its tenant keeps prompts. A fifth of the prompts is held out. The result is a version in shadow, or a rejected
-one if it does worse than its predecessor on them.
+Models that read no text (`TEXTLESS`, the student among them) learn from every sample; the others need text, which a
+sample has only if its tenant keeps prompts. A fifth of the prompts is held out. The result is a version in shadow, or a
+rejected one if it does worse than its predecessor on them.
 """
 
 import contextlib
@@ -63,23 +63,23 @@ MOST_TRAINED: Final = 50_000
 HELD_OUT: Final = 5
 """Every fifth prompt is held out of training; equal prompts are on the same side."""
 MOST_JUDGED: Final = 500
-"""Held-out samples, the newest, by which encoders are judged: they read some dozens a second."""
+"""Newest held-out samples by which encoders are judged: they read some dozens a second."""
 FITTING: Final = Fitting(most_tokens=MOST_TOKENS)
 """Of a conversation the last 512 tokens by the encoder's own tokenizer are read (SSJF, section 3.1)."""
 
 TASK: Final = "workers.tasks.lengths.train_length_model"
 LIMIT_S: Final = 3000
-"""Of one training, in a worker."""
+"""Time limit of one training in a worker."""
 WAITS_S: Final = 3600
 """Timeout of a requested training that no worker starts."""
 AGAIN_AFTER: Final = timedelta(minutes=1)
-"""After which a pending training that no worker has seen is sent again: its message was lost with the broker."""
+"""Delay after which a pending training that no worker has seen is sent again: its message was lost with the broker."""
 SILENT: Final = timedelta(minutes=15)
-"""After which a training without progress counts as lost, as after a restart of its worker."""
+"""Time without progress after which a training counts as lost, as after a restart of its worker."""
 REPORT_S: Final = 1.0
-"""Between two writes of the progress."""
+"""Least interval between two writes of the progress."""
 MOST_KEPT: Final = 100
-"""Rows; older ones are deleted when another is added."""
+"""Rows kept; older ones are deleted when another is added."""
 OPEN: Final = (TrainingState.QUEUED, TrainingState.RUNNING)
 STEPS: Final = {
     "tune": "the encoder is fine-tuned, batch",
@@ -87,19 +87,19 @@ STEPS: Final = {
     "encode": "the encoder reads prompts",
     "predict": "measured on prompts held out",
 }
-"""Phases that models report, in words."""
+"""Descriptions of the phases that models report."""
 
 # Samples
 
 
 def rows_for(kind: str) -> QuerySet[LengthSample]:
-    """Samples that a model of *kind* can learn from, the newest first."""
+    """Return the samples that a model of *kind* can learn from, newest first."""
     rows = LengthSample.objects.select_related("tenant").order_by("-pk")
     return rows if kind in TEXTLESS else rows.filter(tenant__keep_prompts=True).exclude(text="")
 
 
 def stored(kind: str) -> list[Sample]:
-    """Samples for *kind*, oldest first, less those that `max_tokens` cut."""
+    """Return samples for *kind*, oldest first, without those that `max_tokens` cut."""
     samples = []
     for row in reversed(rows_for(kind)[:MOST_TRAINED]):
         if not row.tenant.keep_prompts:
@@ -110,14 +110,14 @@ def stored(kind: str) -> list[Sample]:
 
 
 class SampleLine(BaseModel):
-    """One finished request."""
+    """One finished request, a line of a file."""
 
     model_config = ConfigDict(extra="forbid")
 
     text: Annotated[str, Field(min_length=1)]
     output_tokens: Annotated[int, Field(ge=1)]
     prompt_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Left out: counted from the text (`count_tokens`)."""
+    """None: counted from the text (`count_tokens`)."""
     model: str = ""
     tenant: str = ""
     slo_class: str = ""
@@ -130,7 +130,7 @@ class SampleLine(BaseModel):
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """Samples in *path*, less those that `max_tokens` cut. Raises ValueError naming the line that cannot be read."""
+    """Return the samples in *path* without those that `max_tokens` cut. Raises ValueError naming an unreadable line."""
     samples = []
     try:
         with path.open(encoding="utf-8") as lines:
@@ -165,8 +165,8 @@ def train(
 ) -> LengthVersion:
     """Train a version of *kind* on the stored samples, or those in *file*; store it, in the shadow or rejected.
 
-    Raises ActionError for a kind that rests and when there are too few samples, naming the sort that is wanted,
-    EncoderMissing without the encoder, and ValueError for a file that cannot be read.
+    Raises ActionError for a kind that rests and for too few samples, naming the needed sort, EncoderMissing without the
+    encoder, and ValueError for a file that cannot be read.
     """
     _check_kind(kind)
     samples = read_samples(file) if file else stored(kind)
@@ -198,7 +198,7 @@ def train(
 
 
 def check_samples(kind: str) -> None:
-    """Raise ActionError where there is no such kind, it rests, or there are too few samples that it can learn from."""
+    """Raise ActionError if there is no such kind, it rests, or too few samples suit it."""
     _check_kind(kind)
     count = rows_for(kind).count()
     if count < tuned().LENGTH_TRAIN_SAMPLES:
@@ -213,7 +213,7 @@ def _check_kind(kind: str) -> None:
 
 
 def due(now: datetime) -> list[str]:
-    """Kinds that are due to be trained again and have enough samples: the student, and those that models name."""
+    """Return the kinds that are due for training and have enough samples, of the student and those that models name."""
     if not tuned().LENGTH_TRAIN_EVERY_S:
         return []
     named = Model.objects.exclude(length_model="").order_by("length_model").values_list("length_model", flat=True)
@@ -231,20 +231,20 @@ def _due(kind: str, now: datetime) -> bool:
 
 
 def usual_fitting() -> Fitting:
-    """The fitting by the settings."""
+    """Return the fitting by the settings."""
     samples, layers = tuned().LENGTH_ENCODER_SAMPLES, tuned().LENGTH_ENCODER_LAYERS
     return replace(FITTING, encoder=tuned().LENGTH_ENCODER, layers=layers, tuned=samples, read=2 * samples)
 
 
 def _predecessor(kind: str) -> LengthVersion | None:
-    """The version that a new one of *kind* follows: the newest that is not rejected."""
+    """Return the version that a new one of *kind* follows: the newest that is not rejected."""
     return LengthVersion.objects.filter(kind=kind).exclude(state=VersionState.REJECTED).order_by("-number").first()
 
 
 def _student(samples: list[Sample]) -> tuple[Student, LengthVersion, list[Sample]]:
-    """The student that training continues from, its version, and those of *samples* that it can read.
+    """Return the student that training continues from, its version, and those of *samples* that it can read.
 
-    The active one, or the bundled one where that is no student, cannot be loaded, or has the vocabulary of an older release.
+    The active one; or the bundled one if that is no student, cannot be loaded, or has the vocabulary of an older release.
     """
     active = in_use()
     if active.kind == STUDENT:
@@ -285,7 +285,7 @@ def _too_few(kind: str, count: int, file: Path | None) -> str:
 
 
 def _held_out(sample: Sample) -> bool:
-    """Two samples are of the same prompt by their text, their features, or their sizes."""
+    """Return whether the prompt of *sample* is held out. Equal prompts are recognised by text, features, or sizes."""
     query = sample.query
     sizes = f"{query.prompt_tokens} {sample.output_tokens}"
     key = query.text.encode(errors="replace") or query.features or sizes.encode()
@@ -299,7 +299,7 @@ def _measured(model: LengthModel, held_out: Sequence[Sample]) -> dict[str, float
 
 
 def _mae(version: LengthVersion, held_out: Sequence[Sample]) -> float | None:
-    """Mean absolute error of *version* on *held_out*; None where it cannot be loaded, or needs text that is not there."""
+    """Return the mean absolute error of *version*; None if it cannot be loaded, or needs text that is missing."""
     model = _loaded(version)
     if isinstance(model, Student):
         held_out = [sample for sample in held_out if model.can_read(sample.query)]
@@ -312,7 +312,9 @@ def _mae(version: LengthVersion, held_out: Sequence[Sample]) -> float | None:
 
 
 def ask(actor: User, reason: str = "", kind: str = STUDENT) -> LengthTraining:
-    """Have a worker train a version of *kind* now. ActionError for too few samples, or where one is pending or running."""
+    """Have a worker train a version of *kind* now. Raises ActionError for too few samples, or if one is pending or
+    running.
+    """
     check_samples(kind)
     if LengthTraining.objects.filter(kind=kind, state__in=OPEN).exists():
         raise ActionError(f"A training of {kind} waits or runs already; the Lengths page shows its progress.")
@@ -326,7 +328,7 @@ def ask(actor: User, reason: str = "", kind: str = STUDENT) -> LengthTraining:
 
 
 def queue(kind: str, actor: str, reason: str) -> LengthTraining:
-    """A row of a pending training."""
+    """Return a new row of a pending training."""
     row = LengthTraining.objects.create(kind=kind, asked_by=actor, reason=reason[:255])
     old = LengthTraining.objects.exclude(state__in=OPEN).values_list("pk", flat=True)[MOST_KEPT:]
     LengthTraining.objects.filter(pk__in=list(old)).delete()
@@ -334,7 +336,7 @@ def queue(kind: str, actor: str, reason: str) -> LengthTraining:
 
 
 def run(row: LengthTraining, file: Path | None = None, fitting: Fitting | None = None) -> LengthTraining:
-    """Train what *row* asks for, if it still waits, and report progress in it. Raises what `training.train` raises."""
+    """Train as *row* requests, if it is still pending, and report progress in it. Raises as `train` does."""
     now = timezone.now()
     values = {"state": TrainingState.RUNNING, "started_at": now, "seen_at": now, "step": "samples are read"}
     if not LengthTraining.objects.filter(pk=row.pk, state=TrainingState.QUEUED).update(**values):
@@ -353,7 +355,7 @@ def run(row: LengthTraining, file: Path | None = None, fitting: Fitting | None =
 
 
 def run_requested(pk: int) -> int:
-    """Run the requested training *pk*; the number of its version, or 0, and an event, when it failed."""
+    """Run the requested training *pk*; return the number of its version, or 0, with an event, if it failed."""
     row = LengthTraining.objects.filter(pk=pk).first()
     if row is None:
         return 0
@@ -368,9 +370,9 @@ def run_requested(pk: int) -> int:
 
 
 def run_due(now: datetime) -> int:
-    """Train every kind that is due, until a requested training is pending; the last number, 0 when there was none.
+    """Train every kind that is due, until a requested training is pending; return the last number, 0 without any.
 
-    Raises what the first to fail raises.
+    Raises the first failure.
     """
     numbers = [0]
     for kind in due(now):
@@ -382,12 +384,14 @@ def run_due(now: datetime) -> int:
 
 
 def note_waiting(pk: int) -> None:
-    """A worker has seen the training *pk*, and left it pending for other long work."""
+    """Record that a worker has seen the training *pk*, and left it pending for other long work."""
     LengthTraining.objects.filter(pk=pk, state=TrainingState.QUEUED).update(seen_at=timezone.now())
 
 
 def end_lost(now: datetime) -> int:
-    """Fail trainings that no worker started in time or whose worker is gone, and send unseen ones again; how many failed."""
+    """Fail trainings that no worker started in time or whose worker is gone, and resend unseen ones; return how many
+    failed.
+    """
     waited = LengthTraining.objects.filter(
         state=TrainingState.QUEUED, asked_at__lt=now - timedelta(seconds=WAITS_S + 60)
     )
@@ -407,18 +411,18 @@ def end_lost(now: datetime) -> int:
 
 
 def has_requested() -> bool:
-    """True while a requested training is pending."""
+    """Return whether a requested training is pending."""
     return LengthTraining.objects.filter(state=TrainingState.QUEUED).exclude(asked_by="").exists()
 
 
 def ready() -> list[tuple[str, int, int]]:
-    """Of each kind how many samples it can learn from now, and how many it needs."""
+    """Return, for each kind, the number of samples that it can learn from now, and the number that it needs."""
     with_text, textless = (rows_for(next(iter(kinds))).count() for kinds in (MODELS.keys() - TEXTLESS, TEXTLESS))
     return [(kind, textless if kind in TEXTLESS else with_text, tuned().LENGTH_TRAIN_SAMPLES) for kind in MODELS]
 
 
 def _report(row: LengthTraining, also: Callable[[str, int, int], None] | None) -> Callable[[str, int, int], None]:
-    """A callback that writes progress into *row*, once a second at most, and passes it to *also*."""
+    """Return a callback that writes progress into *row*, once a second at most, and passes it to *also*."""
     written_s = 0.0
 
     def report(what: str, done: int, steps: int) -> None:

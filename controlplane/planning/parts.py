@@ -83,7 +83,7 @@ STRATEGIES: Final = {
 FORECASTERS: Final = {
     "": "What does best in backtests, the blend.",
     "seasonal_naive": "The same time of the day before.",
-    "arima": "ARIMA, its orders found once, fitted anew every day.",
+    "arima": "ARIMA, its orders found once, fitted again every day.",
     "seasonal_arima": "ARIMA with the rhythm of the day.",
     "ets": "Exponential smoothing of level, trend and day.",
     "mlstm": "A multiplicative LSTM over the last windows (PreServe).",

@@ -1,8 +1,8 @@
 """A list of rows, declared once: its page, CSV file, filters and REST list are derived from it."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from django.db.models import Model, QuerySet
@@ -12,10 +12,26 @@ from pydantic import AwareDatetime
 
 from controlplane.accounts.models import Role, Tenant, User
 from controlplane.resources.filters import Control, Filters, Select, last_hours, sort_by
-from controlplane.resources.tables import ROW_LIMIT, table, value
+from controlplane.resources.tables import ROW_LIMIT, sorted_by, table, value
 from controlplane.rows import Page, containing, page_of, sorted_page_of
 
-NUMBERS = frozenset({"count", "milliseconds", "percent", "percent_fine", "usd", "quantity", "duration"})
+NUMBERS = frozenset(
+    {
+        "count",
+        "milliseconds",
+        "percent",
+        "percent_fine",
+        "usd",
+        "quantity",
+        "duration",
+        "period",
+        "seconds_fine",
+        "correlation",
+    }
+)
+EPOCHS = frozenset({"age", "since"})
+"""Formats of times, which may be epoch seconds."""
+Rows = QuerySet[Any] | Sequence[Any]
 
 
 class Viewer(Protocol):
@@ -40,7 +56,15 @@ class Column:
     label: str = ""
     """On the page; by default the heading without its unit."""
     draw: str = ""
-    """How the page draws the value: a number format, `moment`, `age`, `id` or `reason`; or a template, given `row`."""
+    """How the page draws the value: a number format, `moment`, `age`, `since`, `id`, `reason` or `wide`; or a template,
+    given `row`.
+    """
+    live: str = ""
+    """Format of a number that the live connection keeps fresh, in place of *draw*."""
+    kind: str = ""
+    """CSS class of the cell, where *draw* does not say it."""
+    group: str = ""
+    """Heading over this column and its neighbours of the same group."""
     href: str = ""
     """Address that the value links to, by name; its argument is the value, or the row's key where *own_page*."""
     own_page: bool = False
@@ -57,7 +81,17 @@ class Column:
     tip: str = ""
 
     def of(self, row: Any) -> Any:
+        """Return the value in *row*. Rows made for pages are mappings by the columns' names."""
+        if isinstance(row, Mapping) and not callable(self.source):
+            return row.get(self.name)
         return value(row, self.source or self.name)
+
+    def in_file(self, row: Any) -> Any:
+        """Return the value as the CSV file has it: epoch seconds as a time."""
+        cell = self.of(row)
+        if isinstance(cell, int | float) and (self.draw in EPOCHS or self.live in EPOCHS):
+            return datetime.fromtimestamp(cell, UTC)
+        return cell
 
     @property
     def title(self) -> str:
@@ -69,7 +103,17 @@ class Column:
 
     @property
     def css(self) -> str:
-        return "num" if self.draw in NUMBERS else self.draw if self.draw in ("id", "reason") else ""
+        is_number = self.draw in NUMBERS | EPOCHS or (self.live and self.live != "mark")
+        return self.kind or ("num" if is_number else self.draw if self.draw in ("id", "reason", "wide") else "")
+
+    @property
+    def sorts_first(self) -> str:
+        """Sign of the order that the first click on the header asks for: the greatest number, the first name."""
+        return "-" if self.is_number and self.draw not in EPOCHS else ""
+
+    @property
+    def is_number(self) -> bool:
+        return self.css.startswith("num")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +130,8 @@ class Filter:
     fleet: bool = False
     """Only for those with a role over the fleet."""
     rest: bool = True
+    shown: bool = False
+    """Narrows the rows as the page shows them, by a function of them and the value; for resources that are read whole."""
     about: str = ""
 
     def narrow(self, rows: Any, given: Any) -> Any:
@@ -94,9 +140,9 @@ class Filter:
         return self.lookup(rows, given) if callable(self.lookup) else rows.filter(**{self.lookup or self.name: given})
 
 
-def search_in(*fields: str, control: Control) -> Filter:
+def search_in(*fields: str, control: Control, about: str = "") -> Filter:
     """`q`: each word of the text is in one of *fields*."""
-    return Filter("q", lambda rows, text: containing(rows, text, *fields), control=control)
+    return Filter("q", lambda rows, text: containing(rows, text, *fields), control=control, about=about)
 
 
 def in_last(at: str, label: str, *hours: int) -> Filter:
@@ -125,8 +171,9 @@ class Resource:
     name: str
     """In the plural; of its page, its REST list and, unless *file* says otherwise, its CSV file."""
     noun: str
-    model: type[Model]
-    rows: Callable[[Viewer], QuerySet[Any]]
+    model: type[Model] | None
+    """None for rows that are not in the database."""
+    rows: Callable[[Viewer], Rows]
     columns: tuple[Column, ...]
     filters: tuple[Filter, ...] = ()
     page: tuple[str, ...] = ()
@@ -153,26 +200,38 @@ class Resource:
     """Topics of the live connection; empty: the page is not live."""
     refresh_s: int = 0
     """Seconds between two refreshes of a live page, beyond those that events cause."""
+    whole: int = 0
+    """All rows are read at once and sorted as they are shown, the page has so many of them; 0: pages by cursor."""
 
     @property
     def heading(self) -> str:
-        return self.title or self.name.capitalize()
+        return self.title or self.plural.capitalize()
+
+    @property
+    def plural(self) -> str:
+        """The rows in words: `length versions`."""
+        return self.name.replace("-", " ")
 
     @property
     def head_name(self) -> str:
         return self.head or self.page[0]
 
+    def named(self, *names: str) -> list[Column]:
+        columns = {column.name: column for column in self.columns}
+        return [columns[name] for name in names]
+
     def page_columns(self, viewer: Viewer) -> list[Column]:
-        columns = {column.name: column for column in self.columns if viewer.sees_fleet or not column.fleet}
-        return [columns[name] for name in self.page if name in columns]
+        return [column for column in self.named(*self.page) if viewer.sees_fleet or not column.fleet]
 
     def stored(self, *names: str) -> tuple[str, ...]:
         """Those of *names*, once each, that are fields of the model: columns of its admin."""
-        fields = {each.name for each in self.model._meta.get_fields()}
+        fields = {each.name for each in self.model._meta.get_fields()} if self.model else set()
         return tuple(name for name in dict.fromkeys(names) if name in fields)
 
-    def listed(self, viewer: Viewer, query: Mapping[str, str]) -> tuple[Filters, QuerySet[Any]]:
-        """The values of the page's form in *query*, and the rows that they leave of those that *viewer* may see."""
+    def listed(self, viewer: Viewer, query: Mapping[str, str], rows: Rows | None = None) -> tuple[Filters, Rows]:
+        """Return the values of the page's form in *query*, and those of *rows* that fit them; by default of all rows that
+        *viewer* may see.
+        """
         controls = [
             (each, each.control(viewer) if callable(each.control) else each.control)
             for each in self.filters
@@ -180,23 +239,35 @@ class Resource:
         ]
         sorting = [column.name for column in self.columns if column.sorts]
         filters = Filters(query, *(control for _, control in controls), *([sort_by(sorting, "")] if sorting else []))
-        rows = self.rows(viewer)
+        rows = self.rows(viewer) if rows is None else rows
         for each, control in controls:
-            given = filters[control.name]
-            rows = each.narrow(rows, each.values.get(given, given))
+            if not each.shown:
+                given = filters[control.name]
+                rows = each.narrow(rows, each.values.get(given, given))
         return filters, rows
 
-    def narrowed(self, rows: QuerySet[Any], given: Mapping[str, Any]) -> QuerySet[Any]:
+    def arranged(self, rows: list[Any], filters: Filters) -> list[Any]:
+        """*rows* as they are shown, narrowed and sorted by what is only known of them then."""
+        for each in self.filters:
+            if each.shown and (given := filters[each.name]):
+                rows = each.narrow(rows, given)
+        order = filters.order
+        return sorted_by(order, rows, self.named(order.field)[0].of) if order.field else rows
+
+    def narrowed(self, rows: Rows, given: Mapping[str, Any]) -> Rows:
         """Those of *rows* that fit *given*, values by the filters' names."""
         for each in self.filters:
-            rows = each.narrow(rows, given.get(each.name))
+            if not each.shown:
+                rows = each.narrow(rows, given.get(each.name))
         return rows
 
     def page_of(self, rows: QuerySet[Any], filters: Filters, cursor: int | None) -> Page[Any]:
         order = filters.order
         return sorted_page_of(rows, order.field, order.descending, cursor) if order.field else page_of(rows, cursor)
 
-    def csv(self, rows: QuerySet[Any], sees_fleet: bool = True) -> StreamingHttpResponse:
-        columns = {c.heading: c.source or c.name for c in self.columns if c.heading and (sees_fleet or not c.fleet)}
-        newest: Iterable[Any] = rows.order_by("-pk")[:ROW_LIMIT].iterator(chunk_size=1000)
-        return table(columns, newest).csv(self.file or self.name)
+    def csv(self, rows: Rows, sees_fleet: bool = True) -> StreamingHttpResponse:
+        columns = {c.heading: c.in_file for c in self.columns if c.heading and (sees_fleet or not c.fleet)}
+        if isinstance(rows, QuerySet):
+            newest: Iterable[Any] = rows.order_by("-pk")[:ROW_LIMIT].iterator(chunk_size=1000)
+            return table(columns, newest).csv(self.file or self.name)
+        return table(columns, rows).csv(self.file or self.name)

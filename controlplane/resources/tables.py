@@ -43,13 +43,14 @@ def value(row: Any, column: str | Callable[[Any], Any]) -> Any:
     return row
 
 
-def sorted_by(order: Order, rows: Iterable[Row]) -> list[Row]:
-    """*rows* by the column of *order*; those without a value come last either way, and equals stay in their order."""
+def sorted_by(order: Order, rows: Iterable[Row], read: Callable[[Row], Any] | None = None) -> list[Row]:
+    """Sort *rows* by *read*, or by the path that *order* names; rows without a value are last, equals keep their order."""
+    of = read or (lambda row: value(row, order.field))
     known: list[Row] = []
     unknown: list[Row] = []
     for row in rows:
-        (unknown if value(row, order.field) is None else known).append(row)
-    known.sort(key=lambda row: value(row, order.field), reverse=order.descending)
+        (unknown if of(row) is None else known).append(row)
+    known.sort(key=of, reverse=order.descending)
     return known + unknown
 
 

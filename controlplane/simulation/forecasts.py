@@ -166,8 +166,20 @@ class DemandMinutes:
         prompt, output, asked = sums.reshape(3, count, minutes)
         return cls(prompt / MINUTE_S, output / MINUTE_S, asked)
 
+    def after(self, *before: "DemandMinutes") -> "DemandMinutes":
+        """Return *before*, in their order, followed by these minutes."""
+        each = (*before, self)
+        return DemandMinutes(
+            *(np.hstack([getattr(one, name) for one in each]) for name in ("prompt", "output", "requests"))
+        )
+
+    def last(self, minutes: int) -> "DemandMinutes":
+        """Return the last *minutes*."""
+        first = self.prompt.shape[1] - minutes
+        return DemandMinutes(self.prompt[:, first:], self.output[:, first:], self.requests[:, first:])
+
     def digest(self) -> bytes:
-        """Of all that was asked."""
+        """Return a digest of all demand."""
         return hashlib.sha256(b"".join(each.tobytes() for each in (self.prompt, self.output, self.requests))).digest()
 
     def arrival_cv(self, endpoint: int, now_s: float, behind_s: float = 4 * 3600.0) -> float:

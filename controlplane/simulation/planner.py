@@ -177,20 +177,12 @@ def _seen(asked: bytes) -> dict[tuple[int, float], tuple[float, float]]:
 def _after(
     past: PastDemand, asked: DemandMinutes, others: DemandMinutes, window_s: float
 ) -> tuple[int, DemandMinutes, DemandMinutes]:
-    """How many minutes before the start are whole windows, and *asked* and *others* behind what was asked in these."""
+    """Return the minutes in whole windows before the start, and *asked* and *others* with the demand in these before."""
     minutes = int(past.prompt.shape[1] * MINUTE_S // window_s * window_s // MINUTE_S)
     prompt, output, requests, other = (each[:, each.shape[1] - minutes :] for each in past)
     none = np.zeros_like(prompt)
-    before = DemandMinutes(prompt, output, requests), DemandMinutes(other, none, none)
-    shown, rest = (
-        DemandMinutes(*(np.hstack(pair) for pair in zip(_series(earlier), _series(later), strict=True)))
-        for earlier, later in zip(before, (asked, others), strict=True)
-    )
-    return minutes, shown, rest
-
-
-def _series(asked: DemandMinutes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return asked.prompt, asked.output, asked.requests
+    before, other_before = DemandMinutes(prompt, output, requests), DemandMinutes(other, none, none)
+    return minutes, asked.after(before), others.after(other_before)
 
 
 def _finite(band: Band) -> Band:

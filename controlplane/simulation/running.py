@@ -107,9 +107,9 @@ def simulate(
     Raises ScenarioError, ValueError, and RuntimeError if requests wait for ever.
     """
     staged = start or stage(scenario, path)
-    planner = planner_of(scenario, path, staged)
+    planner = planner_of(scenario, path, staged) if staged.advisor is None else None
     began = time.monotonic()
-    result = staged.run(advisor=planner, decisions=decisions, progress=progress)
+    result = staged.run(advisor=staged.advisor or planner, decisions=decisions, progress=progress)
     took_s = time.monotonic() - began
     measures = Measures(result, staged.names, staged.promises, staged.prices)
     about = {

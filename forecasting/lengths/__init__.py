@@ -1,7 +1,8 @@
 """Predicted lengths of requests: prompt tokens before an instance counts them, output tokens before they are produced.
 
 Models of output length share one interface, `LengthModel`; `MODELS` has them by name. The data path asks a `Student`.
-scikit-learn is imported only when a model is fitted that needs it, torch and transformers when one on an encoder is opened.
+scikit-learn is imported only when a model is fitted that needs it, torch and transformers when one on an encoder is
+opened.
 """
 
 from typing import Final
@@ -24,11 +25,11 @@ MODELS: Final[dict[str, type[LengthModel]]] = {
 """Length models by name."""
 ON_ENCODER: Final = frozenset(name for name, model in MODELS.items() if model.on_encoder)
 TEXTLESS: Final = frozenset(name for name, model in MODELS.items() if not model.reads_text)
-"""Those that learn from samples without text."""
+"""Models that learn from samples without text."""
 
 
 def rests(kind: str) -> str:
-    """Why length models of *kind* can be neither fitted nor asked here; empty if they can."""
+    """Return why length models of *kind* can be neither fitted nor asked here; empty if they can."""
     return models_extra.missing_for(f"The length model {kind}") if kind in ON_ENCODER else ""
 
 

@@ -12,17 +12,17 @@ from forecasting.lengths.model import DEFAULT, Fitting, LengthModel, bounded
 from forecasting.lengths.query import MEDIAN, QUANTILES, LengthQuery, Predictions, Sample
 
 LEAST: Final = 8
-"""Samples that a group needs; smaller ones answer as all together."""
+"""Fewest samples of a group; smaller groups get the answer of all samples together."""
 DECAY: Final = 0.999
-"""Of the moving histogram: what one newer answer leaves of an older one's weight."""
+"""Factor by which one newer answer reduces an older one's weight in the moving histogram."""
 BIN_BASE: Final = 1.15
-"""Of the histogram: each bin ends this many times further up."""
+"""Ratio of the ends of adjacent bins of the histogram."""
 
 Floats = NDArray[np.float64]
 
 
 class _Grouped(LengthModel):
-    """Every group of queries has one answer: a figure and quantiles. Sub-classes say what a group and an answer are."""
+    """One answer, a figure and quantiles, for every group of queries. Subclasses define groups and answers."""
 
     reads_text = False
 
@@ -36,7 +36,7 @@ class _Grouped(LengthModel):
 
     @abstractmethod
     def answer(self, lengths: Sequence[int]) -> Floats:
-        """The figure and the quantiles of a group with these *lengths*, oldest first."""
+        """Return the figure and the quantiles of a group with these *lengths*, oldest first."""
 
     @property
     def fitted(self) -> bool:
@@ -94,7 +94,7 @@ class TenantHistogram(_Grouped):
 
 
 class PromptBuckets(_Grouped):
-    """The median over prompts of a like length: buckets that double."""
+    """The median over prompts of similar length, in buckets that double."""
 
     name = "prompt-buckets"
 

@@ -3,12 +3,12 @@
 Prompts are kept as a keyed digest, a MinHash signature or an embedding, never as text, and the digest's key dies with the
 process; lengths as a running mean, their spread and their count.
 
-*Exact*: the same prompt for the same model, white space ignored. *Lexical*: a prompt that shares nearly all of its shingles
-(5 bytes of lower-case text) and all of its numbers ("in 50 words" is not "in 500 words"). The signature is a one-permutation
-MinHash (Li, Owen and Zhang, NIPS 2012) with empty bins filled from the next full one (Shrivastava and Li, ICML 2014), found
-through bands that each name at most one entry, so a look-up compares at most `BANDS` signatures. *Embedding*: by the cosine
-of the encoder's embeddings, with equal numbers, in the encoder's process; only prompts of one message, since an earlier
-conversation would outweigh the question.
+*Exact*: the same prompt for the same model, white space ignored. *Lexical*: a prompt that shares nearly all of its
+shingles (5 bytes of lower-case text) and all of its numbers ("in 50 words" is not "in 500 words"). The signature is a
+one-permutation MinHash (Li, Owen and Zhang, NIPS 2012) with empty bins filled from the next full one (Shrivastava and
+Li, ICML 2014), found through bands that each name at most one entry, so a look-up compares at most `BANDS` signatures.
+*Embedding*: by the cosine of the encoder's embeddings, with equal numbers, in the encoder's process; only prompts of
+one message, since an earlier conversation would outweigh the question.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.lengths.kernels import compiled
+from forecasting.compiled import compiled
 from forecasting.lengths.online import RecentlyUsed
 from forecasting.lengths.query import Estimate, LengthQuery
 
@@ -33,27 +33,27 @@ BANDS: Final = 8
 ROWS: Final = BINS // BANDS
 SHINGLE_BYTES: Final = 5
 LEAST_SHINGLES: Final = 24
-"""A shorter prompt is too little to be alike by: it is looked up exactly or not at all."""
+"""A shorter prompt has too few shingles to compare: only its exact match is looked up."""
 KEPT_CHARACTERS: Final = 4096
-"""Of a prompt's end, which is what a digest and a signature are made from."""
+"""Characters from a prompt's end that make its digest and signature."""
 MODELS: Final = 256
 """Models that have entries at one time."""
 LOG_SPREAD: Final = 0.25
-"""Mean distance of a length's logarithm from its prompt's usual one, until the prompt was seen often enough to know."""
+"""Mean distance of a length's logarithm from its prompt's usual one, assumed until the prompt was seen often enough."""
 STEADY: Final = 20
-"""Lengths after which a running mean no longer slows down: an answer that changes for good is followed."""
+"""Lengths after which a running mean no longer slows down, so that it follows a lasting change."""
 NORMAL: Final = (-1.28155, -0.67449, 0.0, 0.67449, 1.28155)
-"""Of the standard normal distribution, at `QUANTILES`."""
+"""Quantiles of the standard normal distribution, at `QUANTILES`."""
 SIGMAS_PER_DISTANCE: Final = 1.25331  # standard deviation of a normal distribution over its mean absolute distance
 
 
 class Limits(NamedTuple):
-    """Of a cache of lengths."""
+    """Limits of a cache of lengths."""
 
     entries: int = 0
     """Prompts of each served model; 0 is no cache."""
     ttl_s: float = 0.0
-    """A prompt whose length was not confirmed for so long is forgotten."""
+    """Time after which a prompt whose length was not confirmed is forgotten."""
     similarity: float = 1.0
     """Least similarity at which two prompts are taken to have the same length."""
 
@@ -71,10 +71,10 @@ class SeenLengths:
     count: int = 0
     """Lengths that the model chose itself."""
     cut: int = 0
-    """The longest that `max_tokens` cut short: the length is at least this."""
+    """The longest length that `max_tokens` cut short: the real one is at least this."""
 
     def estimate(self, max_tokens: int | None) -> Estimate | None:
-        """The length to expect, log-normal around it; None where it is only known to be longer than is allowed."""
+        """Return the expected length, log-normal around it; None if only known to exceed the allowed one."""
         if self.count:
             tokens = max(self.mean, float(self.cut))
         elif max_tokens is not None and max_tokens <= self.cut:
@@ -100,7 +100,7 @@ class SeenLengths:
 
 @dataclass(slots=True)
 class CacheKey:
-    """A prompt as the cache knows it; the signature is made when it is first needed, from text that the caller holds."""
+    """A prompt as the cache knows it; the signature is computed on first use, from text that the caller holds."""
 
     model: str
     digest: bytes
@@ -110,7 +110,7 @@ class CacheKey:
     signature: NDArray[np.uint32] | None = None
 
     def sign(self) -> NDArray[np.uint32] | None:
-        """The signature; None for a prompt that is too short. Lets go of the text."""
+        """Return the signature, and release the text; None for a prompt that is too short."""
         if not self.signed:
             self.signed = True
             self.signature, self.numbers = signature(self.words)
@@ -120,7 +120,7 @@ class CacheKey:
 
 @dataclass(slots=True)
 class _Shelf:
-    """Entries of one model, the least lately used first."""
+    """Entries of one model, least recently used first."""
 
     entries: OrderedDict[bytes, SeenLengths] = field(default_factory=OrderedDict)
     bands: list[dict[bytes, bytes]] = field(default_factory=lambda: [{} for _ in range(BANDS)])
@@ -128,9 +128,9 @@ class _Shelf:
 
 
 class LengthCache:
-    """Keeps prompts within *limits*; their similarity is the share of equal bins, an estimate of the Jaccard similarity.
+    """Prompts and their lengths, within *limits*. Not for several threads.
 
-    Not for several threads.
+    Similarity is the share of equal bins, an estimate of the Jaccard similarity.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
@@ -143,7 +143,7 @@ class LengthCache:
         return sum(len(shelf.entries) for shelf in self._shelves.values())
 
     def key(self, query: LengthQuery, characters: int = 0) -> CacheKey | None:
-        """*query* as the cache knows it; None when its prompt came without text.
+        """Return *query* as the cache knows it; None if its prompt came without text.
 
         *characters* of the whole prompt distinguish two prompts of which the query holds the same part.
         """
@@ -157,12 +157,12 @@ class LengthCache:
         return CacheKey(query.model, digest.digest(), words)
 
     def exact(self, key: CacheKey) -> SeenLengths | None:
-        """The lengths of exactly this prompt."""
+        """Return the lengths of exactly this prompt."""
         shelf = self._shelves.get(key.model)
         return self._live(shelf, key.digest) if shelf else None
 
     def nearest(self, key: CacheKey) -> SeenLengths | None:
-        """The lengths of the most similar prompt, if it is similar enough; the digest itself is not looked at."""
+        """Return the lengths of the most similar prompt, if it is similar enough; the digest is not compared."""
         shelf = self._shelves.get(key.model)
         if shelf is None or not shelf.entries:
             return None
@@ -180,7 +180,7 @@ class LengthCache:
         return best
 
     def learn(self, key: CacheKey, tokens: float, *, cut: bool) -> None:
-        """A request of *key* ended with *tokens* of one sequence; *cut*: because no more were allowed."""
+        """Record *tokens* of one sequence for a request of *key*; *cut*: no more were allowed."""
         now_s = self.clock()
         shelf = self._shelves[key.model]
         seen = self._live(shelf, key.digest)
@@ -215,9 +215,10 @@ class LengthCache:
 
 
 def signature(text: str) -> tuple[NDArray[np.uint32] | None, int]:
-    """`BINS` figures of which two texts have about as many in common as their shingles overlap, and a hash of the numbers.
+    """Return the `BINS` MinHash figures of a text, and a hash of its numbers.
 
-    The figures are None for a text that is too short. About 10 microseconds for 2,000 characters.
+    Two texts have about as many figures in common as their shingles overlap. None for a text that is too short. Takes
+    about 10 microseconds for 2,000 characters.
     """
     raw = np.frombuffer(text.lower().encode(errors="surrogatepass"), np.uint8)
     if raw.size - SHINGLE_BYTES + 1 < LEAST_SHINGLES:
@@ -236,7 +237,7 @@ def _pieces(bins: NDArray[np.uint32]) -> list[bytes]:
 def _sign(raw: Any, bins: Any) -> Any:
     """Fill *bins* from the shingles of *raw*: the top 6 bits of a shingle's hash are its bin, the next 32 its value.
 
-    Returns a hash of the runs of digits, with one space behind each that something follows.
+    Return a hash of the runs of digits, with one space behind each that something follows.
     """
     size, ones = raw.size, np.uint64(0xFFFFFFFFFF)
     full = np.uint64(0)
@@ -277,21 +278,21 @@ def _sign(raw: Any, bins: Any) -> Any:
 
 
 def warm_up() -> None:
-    """Compile (or read from disk) what a request would otherwise wait for."""
+    """Compile (or load from disk) what a request would otherwise wait for."""
     signature("a text that is long enough to be signed")
 
 
 OPEN: Final = 4096
-"""Requests that are not finished whose embeddings are held, the newest."""
+"""Most unfinished requests whose embeddings are held; older ones are dropped."""
 
 
 class Lesson(NamedTuple):
-    """A request that was asked about is done."""
+    """The real length of a request that was asked about."""
 
     number: int
-    """That it was asked with."""
+    """Number of the request, from its query."""
     tokens: float
-    """Of one sequence."""
+    """Tokens of one sequence."""
     cut: bool
     """No more were allowed."""
 
@@ -301,7 +302,7 @@ class _OpenRequest(NamedTuple):
     embedding: NDArray[np.float32]
     numbers: int
     row: int
-    """Of the embedding of a prompt like it; -1: there is none."""
+    """Row of the embedding of a similar prompt; -1: none."""
     seen: SeenLengths | None
 
 
@@ -310,13 +311,13 @@ class _EmbeddingShelf:
     """Prompts of one served model."""
 
     embeddings: NDArray[np.float32]
-    """(entries, width), each of length one."""
+    """(entries, width), each of norm one."""
     seen: OrderedDict[int, SeenLengths] = field(default_factory=OrderedDict)
-    """By row of `embeddings`, the least lately used first."""
+    """By row of `embeddings`, least recently used first."""
 
 
 class EmbeddingCache:
-    """Not for several threads."""
+    """Lengths by the cosine of prompts' embeddings. Not for several threads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = Limits()
@@ -328,14 +329,16 @@ class EmbeddingCache:
         return sum(len(shelf.seen) for shelf in self._shelves.values())
 
     def set_limits(self, limits: Limits) -> None:
-        """Keep to *limits* from now on; with another number of entries it begins empty."""
+        """Apply *limits* from now on; a cache of another number of entries begins empty."""
         if limits.entries != self.limits.entries:
             self._shelves.clear()
             self._open.clear()
         self.limits = limits
 
     def look_up(self, query: LengthQuery, embedding: NDArray[np.float32], number: int) -> SeenLengths | None:
-        """The lengths of the prompt nearest to *query*, if it is near enough; *number* names the query until `learn`."""
+        """Return the lengths of the prompt nearest to *query*, if near enough; *number* identifies the query for
+        `learn`.
+        """
         if not self.limits.entries or not query.text or query.asked != query.text:
             return None
         size = float(np.linalg.norm(embedding))
@@ -350,7 +353,7 @@ class EmbeddingCache:
         return seen
 
     def learn(self, lesson: Lesson) -> None:
-        """A request came to its end: what it was like is confirmed, or it is remembered itself."""
+        """Record a real length: confirm the similar prompt, or remember this one."""
         opened = self._open.pop(lesson.number, None)
         if opened is None:
             return

@@ -1,11 +1,11 @@
 """Public sets of prompts and answer lengths as samples: split by prompt, no prompt in two sets, always in the same order.
 
-Tokens are counted without a tokenizer: by `count_tokens` where the text of the answer is available, else (alpaca_eval gives
-only words and characters) by `TOKENS_A_WORD` and `TOKENS_A_CHARACTER`, both fitted to MiniLM's WordPiece tokens;
+Tokens are counted without a tokenizer: by `count_tokens` where the text of the answer is available, else (alpaca_eval
+gives only words and characters) by `TOKENS_A_WORD` and `TOKENS_A_CHARACTER`, both fitted to MiniLM's WordPiece tokens;
 docs/length-models.md has their errors. Each set stands for one tenant, named as its folder.
 
-No set whose licence lets a fitted model be shipped has conversations, so `with_histories` makes them: earlier prompts of the
-same source with the same model's answers stand before a prompt.
+No set whose licence lets a fitted model be shipped has conversations, so `with_histories` makes them: earlier prompts
+of the same source with the same model's answers stand before a prompt.
 """
 
 import csv
@@ -29,11 +29,11 @@ TOKENS_A_WORD: Final = 0.725
 TOKENS_A_CHARACTER: Final = 0.086
 
 TEST_SHARE: Final = 0.3
-"""Of prompts, as in PreServe (section 5.2.2: 7 to 3)."""
+"""Share of prompts in the test, as in PreServe (section 5.2.2: 7 to 3)."""
 UNSEEN_SHARE: Final = 0.1
-"""Of the prompts of the free sets, those that the bundled student does not learn from; a part of the test's."""
+"""Share of the prompts of the free sets that the bundled student does not learn from; a part of the test's."""
 EVERY_NTH_MODEL: Final = 10
-"""Of alpaca_eval's 227 models, by name: 23 stand for the models that a fleet serves."""
+"""Of alpaca_eval's 227 models, by name, every tenth is read: 23 stand for the models that a fleet serves."""
 DAVINCI: Final = "text-davinci-003"
 
 
@@ -47,11 +47,11 @@ class AnsweredPrompt(NamedTuple):
     prompt: str
     model: str
     answer: str
-    """Empty where the set has only its size."""
+    """Empty if the set has only its size."""
     tokens: int
-    """Of the answer."""
+    """Tokens of the answer."""
     source: str = ""
-    """Which of a set's parts it is from, where the sorts of prompts differ."""
+    """The part of the set it is from, if the sorts of prompts differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +63,12 @@ class Split:
 
 
 def count_tokens(text: str) -> int:
-    """About the tokens of *text* under a BERT WordPiece vocabulary: words and punctuation marks, times a constant."""
+    """Estimate the tokens of *text* under a BERT WordPiece vocabulary: words and punctuation marks, times a constant."""
     return round(TOKENS_A_PIECE * len(PIECE.findall(text)))
 
 
 def normalised(text: str) -> str:
-    """*text* as it is compared: lower case, one blank between words, no punctuation."""
+    """Return *text* for comparison: in lower case, one blank between words, no punctuation."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
@@ -92,7 +92,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def alpaca_eval(folder: Path) -> Iterator[AnsweredPrompt]:
-    """Answers of every tenth of 227 models to 600 prompts (CC BY-NC 4.0)."""
+    """Yield answers of every tenth of 227 models to 600 prompts (CC BY-NC 4.0)."""
     prompts = {int(row["id"]): str(row["instruction"]) for row in _json(folder / "prompts.json")}
     rows = list(csv.DictReader(_lines(folder / "lengths.csv.gz")))
     served = set(sorted({row["model"] for row in rows})[::EVERY_NTH_MODEL])
@@ -104,25 +104,25 @@ def alpaca_eval(folder: Path) -> Iterator[AnsweredPrompt]:
 
 
 def arena_bench_v1(folder: Path) -> Iterator[AnsweredPrompt]:
-    """Answers of 19 models to 300 prompts of real users (Apache-2.0)."""
+    """Yield answers of 19 models to 300 prompts of real users (Apache-2.0)."""
     for line in _lines(folder / "pairs.jsonl.gz"):
         row = json.loads(line)
         yield AnsweredPrompt(row["prompt"], row["model"], row["output"], count_tokens(row["output"]), "arena_bench_v1")
 
 
 def stanford_alpaca_5k(folder: Path) -> Iterator[AnsweredPrompt]:
-    """5,000 instructions answered by text-davinci-003 (CC BY-NC 4.0)."""
+    """Yield 5,000 instructions answered by text-davinci-003 (CC BY-NC 4.0)."""
     yield from _instructions(folder / "alpaca_5000.json", DAVINCI)
 
 
 def gpteacher(folder: Path) -> Iterator[AnsweredPrompt]:
-    """10,819 role plays and tool calls answered by GPT-4 (MIT)."""
+    """Yield 10,819 role plays and tool calls answered by GPT-4 (MIT)."""
     for part in ("roleplay-simple-deduped-roleplay", "toolformer-dedupe-only"):
         yield from _instructions(folder / f"{part}-dataset.json", "gpt-4", part)
 
 
 def codealpaca(folder: Path) -> Iterator[AnsweredPrompt]:
-    """6,552 programming tasks (CC BY-NC 4.0); who answered the newer part is not stated."""
+    """Yield 6,552 programming tasks (CC BY-NC 4.0); who answered the newer part is not stated."""
     yield from _instructions(folder / "code_alpaca_2k.json", DAVINCI)
     yield from _instructions(folder / "new_codealpaca.json", "codealpaca-new")
 
@@ -136,20 +136,22 @@ def _instructions(path: Path, model: str, source: str = "") -> Iterator[Answered
 SETS: Final[dict[str, Callable[[Path], Iterable[AnsweredPrompt]]]] = {
     read.__name__: read for read in (alpaca_eval, arena_bench_v1, stanford_alpaca_5k, gpteacher, codealpaca)
 }
-"""By folder. Where a prompt is in two, the first keeps it."""
+"""Readers by folder. A prompt in two sets belongs to the first."""
 
 FREE: Final = ("arena_bench_v1", "gpteacher")
-"""Sets whose licence lets a model fitted to them be shipped."""
+"""Sets whose licence allows a model fitted to them to be shipped."""
 
 
 def in_test(text: str, share: float = TEST_SHARE) -> bool:
-    """True if the prompt *text* belongs to the test part: its normalised words alone decide."""
+    """Return whether the prompt *text* belongs to the test: its normalised words alone decide."""
     digest = hashlib.sha256(normalised(text).encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
 def read_sets(folder: Path, names: Iterable[str] = tuple(SETS), share: float = TEST_SHARE) -> Split:
-    """The sets *names* below *folder*, answers that are not empty. Raises DataMissing, and KeyError for an unknown name."""
+    """Return the sets *names* below *folder*, without empty answers. Raises DataMissing, and KeyError for an unknown
+    name.
+    """
     split = Split([], [])
     owner: dict[str, str] = {}
     for name in names:
@@ -164,7 +166,9 @@ def read_sets(folder: Path, names: Iterable[str] = tuple(SETS), share: float = T
 
 
 def free_answers(folder: Path, unseen: float = UNSEEN_SHARE) -> list[AnsweredPrompt]:
-    """Answers of the sets `FREE` but to a share *unseen* of the prompts, which stay for the test. Raises DataMissing."""
+    """Return answers of the sets `FREE`, without a share *unseen* of the prompts, kept for the test. Raises
+    DataMissing.
+    """
     return [
         each
         for name in FREE
@@ -174,14 +178,16 @@ def free_answers(folder: Path, unseen: float = UNSEEN_SHARE) -> list[AnsweredPro
 
 
 def temperature_lengths(folder: Path) -> list[tuple[int, ...]]:
-    """Of 20,000 prompts the lengths of Vicuna-7B's answers at temperatures 0.3, 0.5 and 0.7; capped at 512 tokens."""
+    """Return lengths of Vicuna-7B's answers to 20,000 prompts at temperatures 0.3, 0.5 and 0.7; capped at 512 tokens."""
     here = folder / "seqsched_lengths"
     rows = [row for part in ("train", "val") for row in _json(here / f"alpaca-{part}-10k-length.json")]
     return [tuple(int(row[f"L_t{heat}"]) for heat in ("0.3", "0.5", "0.7")) for row in rows]
 
 
 def proxy_predictions(folder: Path) -> list[tuple[int, int]]:
-    """(real tokens of Vicuna-13B, class that a BERT of SSJF's authors predicted) of 85,482 prompts of LMSYS-Chat-1M."""
+    """Return (real tokens of Vicuna-13B, class predicted by a BERT of SSJF's authors) of 85,482 prompts of LMSYS-
+    Chat-1M.
+    """
     path = folder / "proxy_lengths" / "predictions_warmup_multi_cls_1000K.csv.gz"
     return [
         (int(float(row["output_token_length"])), int(float(row["predicted_length"])))
@@ -190,14 +196,14 @@ def proxy_predictions(folder: Path) -> list[tuple[int, int]]:
 
 
 SHARE: Final = 0.7
-"""Made samples for each real one."""
+"""Synthetic samples for each real one."""
 KINDS: Final = (("history", 0.65), ("system", 0.2), ("no text", 0.15))
 MOST_PAIRS: Final = 12
 ANOTHER_PAIR: Final = 0.7
 WITH_SYSTEM: Final = 0.4
-"""Of histories."""
+"""Share of histories with a system prompt."""
 UNMARKED: Final = 0.35
-"""Of histories, those of which it is not known which message is the last."""
+"""Share of histories in which the last message is not marked."""
 COUNTED_WRONG: Final = 0.15
 """Standard deviation of the logarithm of the prompt's tokens, which a gateway only estimates."""
 SYSTEM_PROMPTS: Final = (
@@ -212,7 +218,7 @@ SYSTEM_PROMPTS: Final = (
 
 
 def with_histories(pairs: Sequence[AnsweredPrompt], seed: int = 1) -> list[Sample]:
-    """A sample of each of *pairs* alone, and `SHARE` as many made ones; names of tenants are hidden."""
+    """Return a sample of each of *pairs* alone, and `SHARE` as many synthetic ones; names of tenants are hidden."""
     dice = random.Random(seed)
     sources: dict[tuple[str, str], list[AnsweredPrompt]] = defaultdict(list)
     for pair in pairs:

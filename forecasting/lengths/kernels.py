@@ -1,19 +1,17 @@
-"""Reading a prompt's bytes once: hashed n-grams and counts, compiled. `plain.py` is the same in simple Python.
+"""Kernels of the student: hashed n-grams and counts from one pass over a prompt's bytes, and look-ups of rows by hash.
 
-All kernels stand in this one file, so Numba's cache on disk (by the file's time) cannot go stale.
+`tests/oracles/text_features.py` has the first in plain Python.
 """
 
-import functools
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+from forecasting.compiled import compiled
 
 OPENING: Final = 16
-"""Tokens at the start whose n-grams count separately: there the verb stands that says what is wanted."""
+"""Tokens at the start whose n-grams count separately: the verb that states the task is there."""
 MOST_HASHES: Final = 1536
 MOST_OPENING_HASHES: Final = 3 * OPENING
 
@@ -38,25 +36,6 @@ NEAR: Final = 3  # tokens between a number and what it counts: "two short funny 
 MOST_COUNTED: Final = 20000.0
 
 
-def compiled(function: Function) -> Function:
-    """*function*, compiled on its first call, which imports Numba, and kept on disk where a place can be written."""
-
-    @functools.cache
-    def kernel() -> Any:
-        import numba
-
-        try:
-            return numba.njit(cache=True, nogil=True)(function)
-        except RuntimeError:  # no folder for a cache
-            return numba.njit(nogil=True)(function)
-
-    @functools.wraps(function)
-    def call(*arguments: Any) -> Any:
-        return kernel()(*arguments)
-
-    return cast(Function, call)
-
-
 @compiled
 def read_bytes(
     data: NDArray[np.uint8],
@@ -71,11 +50,12 @@ def read_bytes(
     demands: NDArray[np.float64],
     category_values: NDArray[np.float64],
 ) -> tuple[int, int]:
-    """Fill the outputs from UTF-8 *data*; how many of *hashes* and of *opening* were set.
+    """Fill the outputs from UTF-8 *data*; return how many of *hashes* and of *opening* were set.
 
-    *word_hashes* (sorted), *word_kinds* and *word_values* are the known words: kinds below *units* are units that a number
-    may ask for ("words"), the next *categories* are categories, and the last kind is a number word with its value.
-    *demands* (units) becomes the number asked for, *category_values* (categories) 1 in the opening, 0.5 later, else 0.
+    *word_hashes* (sorted), *word_kinds* and *word_values* are the known words: kinds below *units* are units that a
+    number may ask for ("words"), the next *categories* are categories, and the last kind is a number word with its
+    value. *demands* (units) becomes the number asked for, *category_values* (categories) 1 in the opening, 0.5 later,
+    else 0.
     """
     hash_count = opening_count = token = 0
     previous = before = SEED
@@ -215,7 +195,9 @@ def look_up(
     seen: NDArray[np.uint8],
     into: NDArray[np.int32],
 ) -> int:
-    """Put the rows of the *hashes* that the table knows, each once, *into*; how many. *seen* (zeros) has one a row."""
+    """Put the rows of the *hashes* that the table knows, each once, *into*; return how many. *seen* (zeros) has one a
+    row.
+    """
     places = len(keys) - 1
     count = 0
     for code in hashes:
@@ -243,30 +225,3 @@ def gather(table: NDArray[np.float32], ids: NDArray[np.int32], into: NDArray[np.
     scale = np.float32(1.0 / np.sqrt(float(len(ids))))
     for column in range(width):
         into[column] *= scale
-
-
-@compiled
-def walk_trees(
-    rows: NDArray[np.float32],
-    starts: NDArray[np.int64],
-    columns: NDArray[np.int32],
-    thresholds: NDArray[np.float32],
-    lefts: NDArray[np.int32],
-    rights: NDArray[np.int32],
-    values: NDArray[np.float32],
-    sums: NDArray[np.float64],
-) -> None:
-    """Add to *sums* (n) what each tree says of each of *rows* (n, features).
-
-    Trees stand one after the other; *starts* has where each begins, children are counted from there, and a leaf has itself
-    as its left child.
-    """
-    for row in range(len(rows)):
-        for start in starts:
-            node = 0
-            while lefts[start + node] != node:
-                if rows[row, columns[start + node]] <= thresholds[start + node]:
-                    node = lefts[start + node]
-                else:
-                    node = rights[start + node]
-            sums[row] += values[start + node]

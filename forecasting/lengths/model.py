@@ -1,6 +1,6 @@
 """The one interface of all length models, and how they are fitted.
 
-A model's file is what `forecasting.workload.files` writes, with the model's name and version, which are checked.
+A model's file is what `forecasting.files` writes, with the model's name and version, which are checked.
 """
 
 from abc import ABC, abstractmethod
@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forecasting.files import StateError, read_state, write_state
 from forecasting.lengths.encoder import MINILM, Progress
 from forecasting.lengths.query import QUANTILES, LengthQuery, Predictions, Sample
-from forecasting.workload.files import StateError, read_state, write_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +26,19 @@ class Fitting:
     tuned: int = 1500
     """Samples of the first phase, in which encoder and head learn."""
     epochs: int = 1
-    """Rounds over them."""
+    """Rounds over those samples."""
     read: int = 3000
     """Prompts of the second phase, whose states are computed once; all samples with these prompts count."""
     head_epochs: int = 20
     most_tokens: int = 96
-    """Read of each prompt."""
+    """Tokens read of each prompt."""
     layers: int = 0
-    """Of the encoder, from the first; 0: all."""
+    """Layers of the encoder, from the first; 0: all."""
     rate: float = 5e-5
-    """Of the encoder's weights in the first phase."""
+    """Learning rate of the encoder's weights in the first phase."""
     batch: int = 16
     trees: int = 120
-    """Of each forest of `trees` and `ours`."""
+    """Trees of each ensemble of `trees` and `ours`."""
     seed: int = 1
     progress: Progress | None = None
 
@@ -51,13 +51,13 @@ class LengthModel(ABC):
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    """Of its file."""
+    """Version of its file."""
     reads_text: ClassVar[bool] = True
-    """It needs samples with their text to learn."""
+    """Whether it needs samples with their text to learn."""
     on_encoder: ClassVar[bool] = False
-    """It reads prompts by an encoder: some milliseconds each, and the models extra."""
+    """Whether an encoder reads the prompts: some milliseconds each, and the models extra."""
     quick: ClassVar[bool] = False
-    """One prediction takes well under a millisecond."""
+    """Whether one prediction takes well under a millisecond."""
 
     def __init__(self, fitting: Fitting = DEFAULT) -> None:
         self.fitting = fitting
@@ -74,11 +74,11 @@ class LengthModel(ABC):
 
     @abstractmethod
     def _predict(self, queries: Sequence[LengthQuery]) -> Predictions:
-        """Predictions of *queries*, at least one, by a fitted model."""
+        """Return predictions of *queries*, at least one, by a fitted model."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
-        """Contents of its file."""
+        """Return the contents of its file."""
 
     @classmethod
     @abstractmethod
@@ -96,26 +96,28 @@ class LengthModel(ABC):
         return self.predict_and_embed(queries)[0]
 
     def predict_and_embed(self, queries: Sequence[LengthQuery]) -> tuple[Predictions, NDArray[np.float32] | None]:
-        """Predictions, and embeddings of the prompts (n, width) where the model has them."""
+        """Return predictions, and embeddings of the prompts (n, width) if the model has them."""
         self._require_fitted()
         return (self._predict(queries) if queries else bounded([], [], queries)), None
 
     def predict_one(self, query: LengthQuery) -> tuple[float, NDArray[np.float64]]:
-        """Expected tokens and quantiles of one query."""
+        """Return the expected tokens and quantiles of one query."""
         tokens, quantiles = self.predict([query])
         return float(tokens[0]), quantiles[0]
 
     def quantise(self) -> None:  # noqa: B027 (most kinds have nothing to quantise)
-        """Make predictions faster where the kind can; it can be neither fitted nor saved then."""
+        """Make predictions faster where the kind can; the model can then be neither fitted nor saved."""
 
     def save(self, path: Path) -> None:
-        """Write the model to *path*; a concurrent reader has the old file or the new one."""
+        """Write the model to *path* atomically: a concurrent reader has the old file or the new one."""
         self._require_fitted()
         write_state(path, {"model": self.name, "version": self.version, **self.state()})
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """The model that `save` wrote. Raises StateError, a ValueError, for any other file, and OSError as `open`."""
+        """Return the model that `save` wrote. Raises StateError, a ValueError, for any other file, and OSError as
+        `open`.
+        """
         state = read_state(path)
         if state.get("model") != cls.name:
             raise StateError(f"{path}: holds {state.get('model')!r}, not the length model {cls.name!r}")
@@ -131,7 +133,7 @@ class LengthModel(ABC):
 
 
 def bounded(tokens: ArrayLike, quantiles: ArrayLike, queries: Sequence[LengthQuery]) -> Predictions:
-    """Predictions with everything in [1, max_tokens], and each row of quantiles ascending."""
+    """Return predictions with everything in [1, max_tokens], and each row of quantiles ascending."""
     most = np.array([np.inf if query.max_tokens is None else max(1.0, query.max_tokens) for query in queries])
     return Predictions(
         np.clip(np.asarray(tokens, float), 1.0, most),

@@ -1,7 +1,7 @@
 """What is learned online from finished requests: the prior, and corrections of a length model per tenant and model.
 
-All of it works in logarithms, so that a factor too long weighs as much as a factor too short, and one request moves it by a
-bounded step: neither an outlier nor a malicious tenant can carry it away.
+All of it works in logarithms, so that a factor too long weighs as much as a factor too short, and one request moves it
+by a bounded step: neither an outlier nor a malicious tenant can carry it away.
 """
 
 import math
@@ -31,7 +31,7 @@ class RecentlyUsed(Generic[Key, Value]):
         self._kept: OrderedDict[Key, Value] = OrderedDict()
 
     def __getitem__(self, key: Key) -> Value:
-        """Of *key*; new where there was none."""
+        """Return the value of *key*, a new one if there is none."""
         value = self._kept.get(key)
         if value is None:
             value = self._kept[key] = self._make()
@@ -42,7 +42,7 @@ class RecentlyUsed(Generic[Key, Value]):
         return value
 
     def get(self, key: Key) -> Value | None:
-        """Of *key*, if there is one; it does not count as used."""
+        """Return the value of *key*, if there is one; this does not count as use."""
         return self._kept.get(key)
 
     def values(self) -> list[Value]:
@@ -76,13 +76,13 @@ class LengthPrior:
         self._output: RecentlyUsed[tuple[str, ...], _Mean] = RecentlyUsed(_Mean)
 
     def prompt_tokens(self, model: str, characters: int) -> int:
-        """Tokens of a prompt of *characters*; at least 1."""
+        """Return the estimated tokens of a prompt of *characters*; at least 1."""
         mean = self._characters.get(model)
         per_token = mean.value if mean else CHARACTERS_PER_TOKEN
         return max(1, round(characters / per_token))
 
     def output_tokens(self, query: LengthQuery) -> int:
-        """Expected output tokens over all sequences of the request; at least one a sequence."""
+        """Return the expected output tokens over all sequences of the request; at least one a sequence."""
         if query.ignore_eos and query.max_tokens:
             return query.max_tokens * query.sequences
         estimate = OUTPUT_TOKENS
@@ -96,7 +96,7 @@ class LengthPrior:
         return max(1, query.min_tokens, round(estimate)) * query.sequences
 
     def learn(self, query: LengthQuery, output_tokens: int, characters: int, prompt_tokens: int) -> None:
-        """Take in one finished request; *characters* is 0 when its prompt came as token ids."""
+        """Learn from one finished request; *characters* is 0 if its prompt came as token ids."""
         if characters and prompt_tokens:
             self._characters[query.model].add(characters / prompt_tokens)
         if query.ignore_eos or not output_tokens:
@@ -116,31 +116,31 @@ class LengthPrior:
 MOST_SHIFT: Final = math.log(16.0)
 """A prediction is corrected by at most a factor of 16 either way."""
 BOUND: Final = math.log(2.0)
-"""An error further than a factor of two from the correction so far counts as one of two."""
+"""Errors farther than a factor of two from the present correction are clipped to it."""
 SHRINK: Final = 5.0
-"""Requests' worth of belief that no correction is needed."""
+"""Weight, in requests, of the prior belief that no correction is needed."""
 RATE: Final = 0.02
-"""Least weight of a new error: the last 50 requests are what a shift stands on."""
+"""Least weight of a new error: a shift rests on the last 50 requests."""
 QUANTILE_RATE: Final = 0.05
 """Step of a quantile's own shift, in logarithms, after many requests."""
 
 FIRST: Final = 120
-"""Requests whose errors say what is usual."""
+"""Requests whose errors define the usual error."""
 SLACK: Final = 0.3
-"""A change of the mean error that is none, in usual distances of an error from the mean."""
+"""Change of the mean error that is tolerated, in usual distances of an error from the mean."""
 LIMIT: Final = 30.0
-"""Sum of errors less the slack that raises an alarm: one usual distance more takes some 43 requests."""
+"""Sum of errors beyond the slack that raises an alarm: a shift by one usual distance takes some 43 requests."""
 LEAST_DISTANCE: Final = 0.2
-"""A usual distance is at least this, in logarithms: for a model that is nearly always right a tenth is no drift."""
+"""Least usual distance, in logarithms: for a model that is nearly always right a tenth is no drift."""
 MOST_ERROR: Final = math.log(32.0)
-"""One error counts as at most a factor of 32, and one excess as at most `MOST_EXCESS` usual distances."""
+"""An error counts as at most a factor of 32, and an excess as at most `MOST_EXCESS` usual distances."""
 MOST_EXCESS: Final = 4.0
 QUIET: Final = 400
-"""Requests after which an alarm goes out."""
+"""Requests after which an alarm is cleared."""
 
 
 def log_ratio(real: float, predicted: float) -> float:
-    """Logarithm of *real* over *predicted*, both at least 1 token."""
+    """Return the logarithm of *real* over *predicted*, both at least 1 token."""
     return math.log(max(real, 1.0) / max(predicted, 1.0))
 
 
@@ -150,11 +150,11 @@ def _within(value: float, most: float) -> float:
 
 @dataclass(slots=True)
 class Calibration:
-    """Of one (model, tenant)."""
+    """Running correction of the predictions for one (model, tenant)."""
 
     seen: float = 0.0
     level: float = 0.0
-    """Bounded mean error, before shrinking."""
+    """Clipped mean error, before shrinking."""
     quantiles: list[float] = field(default_factory=lambda: [0.0] * len(QUANTILES))
 
     @property
@@ -162,7 +162,7 @@ class Calibration:
         return _within(self.level * self.seen / (self.seen + SHRINK), MOST_SHIFT)
 
     def apply(self, tokens: float, quantiles: Sequence[float]) -> tuple[float, tuple[float, ...]]:
-        """(tokens, quantiles) corrected; each at least 1, the quantiles ascending."""
+        """Return the corrected (tokens, quantiles); each at least 1, the quantiles ascending."""
         shift = self.shift
         ends, least = [], 1.0
         for quantile, own in zip(quantiles, self.quantiles, strict=True):
@@ -171,9 +171,9 @@ class Calibration:
         return max(1.0, tokens * math.exp(shift)), tuple(ends)
 
     def learn(self, tokens: float, quantiles: Sequence[float], real: float, *, cut: bool = False) -> None:
-        """A request whose length the model took for (*tokens*, *quantiles*) came to *real* tokens.
+        """Learn from a request of *real* tokens that the model predicted as (*tokens*, *quantiles*).
 
-        One that was *cut* by its limit is known to be at least as long: it moves nothing down.
+        One that was *cut* by its limit is at least as long, so it never shortens the correction.
         """
         _, served = self.apply(tokens, quantiles)
         error = log_ratio(real, tokens)
@@ -194,22 +194,22 @@ class Calibration:
 
 @dataclass(slots=True)
 class DriftAlarm:
-    """Notices a change of the errors of one (model, tenant).
+    """Detects a change of the errors of one (model, tenant).
 
-    `raised` is "", "longer", "shorter" or "wilder". After an alarm the tests start again on the present errors, and it goes
-    out after `QUIET` requests without another.
+    `raised` is "", "longer", "shorter" or "wilder". After an alarm the tests start again on the present errors; it
+    clears after `QUIET` requests without another.
     """
 
     raised: str = ""
     raised_at: float = 0.0
-    """In the caller's clock."""
+    """Time by the caller's clock."""
     _seen: int = 0
     _since: int = 0
     _usual: list[float] = field(default_factory=lambda: [0.0, 0.0])
     _sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
 
     def add(self, error: float, now: float) -> bool:
-        """Take in one logarithm of real over predicted; True if it raised an alarm."""
+        """Add one logarithm of real over predicted; return whether it raised an alarm."""
         self._since += 1
         if self.raised and self._since > QUIET:
             self.raised = ""
@@ -235,22 +235,22 @@ class DriftAlarm:
 
 
 BELIEF: Final = 100.0
-"""Requests' worth of belief in no correction, for a measure one standard deviation from its mean."""
+"""Weight, in requests, of the belief in no correction, for a measure one standard deviation from its mean."""
 MOST_CORRECTION: Final = math.log(4.0)
-"""A correction is a factor of at most 4."""
+"""Largest correction: a factor of 4."""
 MEMORY: Final = 1.0 / 5000.0
-"""Weight that one more request takes from all before: a correction stands on some thousands of requests."""
+"""Weight that one more request takes from all before: a correction rests on some thousands of requests."""
 LEAST_VARIANCE: Final = 1e-5
 WEIGHT: Final = 0.5
-"""Of a measure: there are dozens, and many small corrections add up."""
+"""Weight of a measure: there are dozens, and many small corrections add up."""
 TENANTS: Final = 512
-"""That are remembered, the lately used ones: some 20 kB each."""
+"""Most tenants remembered, the recently used ones: some 20 kB each."""
 
 Measures = NDArray[np.float32]
 
 
 class Adaptation:
-    """Of one tenant."""
+    """Correction of the predictions for one tenant, linear in the measures of the prompt (recursive least squares)."""
 
     __slots__ = ("_covariance", "_weights")
 
@@ -259,13 +259,13 @@ class Adaptation:
         self._covariance: NDArray[np.float64] = np.zeros((0, 0))
 
     def correction(self, measures: Measures) -> float:
-        """To be added to the logarithm of a predicted length."""
+        """Return the correction of the logarithm of a predicted length."""
         if self._weights is None:
             return 0.0
         return max(-MOST_CORRECTION, min(MOST_CORRECTION, WEIGHT * float(self._weights @ measures)))
 
     def learn(self, measures: Measures, error: float) -> None:
-        """The logarithm of a length was *error* above the corrected prediction."""
+        """Learn that the logarithm of a length was *error* above the corrected prediction."""
         if self._weights is None:
             self._weights = np.zeros(len(measures))
             self._covariance = np.eye(len(measures)) / BELIEF
@@ -282,19 +282,22 @@ class Adaptation:
 
 
 class Corrected(NamedTuple):
-    """A corrected prediction, and what is needed to learn from the real length."""
+    """A corrected prediction, and what learning from the real length needs."""
 
     tokens: float
     quantiles: tuple[float, ...]
     raw_tokens: float
-    """As the model predicted."""
+    """The model's own prediction."""
     adapted: tuple[float, tuple[float, ...]]
     """(tokens, quantiles) after the tenant's correction, before the calibration."""
     measures: Measures
 
 
 class Online:
-    """Not for several threads. *reader* brings measures to one size: the bundled student, whatever model answers."""
+    """Corrections by tenant, and by model and tenant. Not for several threads.
+
+    *reader* scales measures: the bundled student, for every model.
+    """
 
     def __init__(self, reader: Student) -> None:
         self.reader = reader
@@ -310,7 +313,7 @@ class Online:
         return Corrected(*calibrated, tokens, said, measures)
 
     def learn(self, query: LengthQuery, corrected: Corrected, real: float, *, cut: bool = False) -> None:
-        """*query* came to *real* tokens; *cut*: because no more were allowed, so it is known to be at least as long."""
+        """Learn the *real* tokens of *query*; *cut*: no more were allowed, so it is at least as long."""
         calibration = self.calibrations[query.model, query.tenant]
         error = log_ratio(real, corrected.adapted[0]) - calibration.shift
         if not (cut and error < 0.0):

@@ -1,8 +1,8 @@
 """Our most exact model: the student's network with a frozen encoder's embedding of the prompt, and boosted trees.
 
-The network reads what the student reads and the principal components of the embedding. Trees for the median, on measures,
-components and the names' habits, are averaged with it in logarithms: the two err differently. The encoder is not tuned, so
-each prompt is read once for fitting and predicting.
+The network reads what the student reads and the principal components of the embedding. Trees for the median, on
+measures, components and the names' habits, are averaged with it in logarithms: the two err differently. The encoder is
+not tuned, so each prompt is read once for fitting and predicting.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ TREE_SHARE: Final = 0.5
 LEAVES: Final = 24
 LEAST_SCALE: Final = 1e-3
 MOST_TOKENS: Final = 128
-"""Read of each prompt, from its end."""
+"""Tokens read of each prompt, from its end."""
 KEPT: Final = 32_768
 
 
 class Ours(LengthModel):
-    """The embeddings of the last `KEPT` prompts stay in memory, by the hashes of their texts."""
+    """See the module. Embeddings of the last `KEPT` prompts stay in memory, by the hashes of their texts."""
 
     name = "ours"
     on_encoder = True
@@ -69,7 +69,7 @@ class Ours(LengthModel):
         return bounded(quantiles[:, MEDIAN], quantiles, queries)
 
     def _find_axes(self, embedded: NDArray[np.float32]) -> None:
-        """Main components."""
+        """Find the principal components of the embeddings."""
         self.centre = embedded.mean(axis=0)
         values, vectors = np.linalg.eigh(np.cov((embedded - self.centre).T.astype(float)))
         count = min(COMPONENTS, len(values))
@@ -77,7 +77,7 @@ class Ours(LengthModel):
         self.axes = (vectors[:, ::-1][:, :count] / scale).astype(np.float32)
 
     def _embedded(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """(n, width) means of the encoder's states over all tokens of each text, in half precision."""
+        """Return means of the encoder's states over all tokens of each text, (n, width), in half precision."""
         keys = list(map(hash, texts))
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in self._embeddings}
         if missing:
@@ -89,7 +89,7 @@ class Ours(LengthModel):
         return rows
 
     def _features(self, queries: Sequence[LengthQuery]) -> list[Features]:
-        """The student's features, with the components after the measures."""
+        """Return the student's features, with the components after the measures."""
         assert self.network.vocabulary is not None
         texts = list(dict.fromkeys(query.text for query in queries))
         places = {text: place for place, text in enumerate(texts)}

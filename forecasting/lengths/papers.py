@@ -1,13 +1,13 @@
 """The papers' length models: SSJF's formulations (section 3.1) and PreServe's request load predictor (section 4.2).
 
-SSJF: classes have the percentiles of the training lengths as edges and stand for their median length. Where the paper is
-silent, L1 and MSE are taken on lengths in units of their mean, and the prompts of a pair are read one by one: once each, not
-once per comparison (the paper's pairs go through the encoder together, O(log N) times a request).
+SSJF: classes have the percentiles of the training lengths as edges and stand for their median length. Where the paper
+is silent, L1 and MSE are taken on lengths in units of their mean, and the prompts of a pair are read one by one: once
+each, not once per comparison (the paper's pairs go through the encoder together, O(log N) times a request).
 
-PreServe: prompt tokens are learned on an encoder that is frozen but for its last layer. Long answers are rare, so samples go
-into evenly spaced buckets of length, and thin buckets are filled with copies in which some words are replaced by synonyms.
-WordNet needs a download, so a synonym is one of the nearest words in the encoder's table of word vectors. Where the paper is
-silent, the prompt tokens follow the first token, and the loss is L1.
+PreServe: prompt tokens are learned on an encoder that is frozen but for its last layer. Long answers are rare, so
+samples go into evenly spaced buckets of length, and thin buckets are filled with copies in which some words are
+replaced by synonyms. WordNet needs a download, so a synonym is one of the nearest words in the encoder's table of word
+vectors. Where the paper is silent, the prompt tokens follow the first token, and the loss is L1.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from forecasting.lengths.proxy import Array, Proxy, head_outputs, head_tensors
 from forecasting.lengths.scoring import CLASSES, class_edges, classes
 
 REFERENCES: Final = 64
-"""Of the pairwise model: prompts of known length that a new one is compared with."""
+"""Prompts of known length that the pairwise model compares a new one with."""
 RANKS: Final = np.linspace(0, 1, 17).tolist()
-"""Quantiles of the scores of a class that are kept, by which a new score has its rank."""
+"""Kept quantiles of the scores of a class, by which a new score gets its rank."""
 
 
 class _Regression(Proxy):
     error: ClassVar[str]
-    """The loss, by torch's name."""
+    """Torch's name of the loss."""
 
     def prepare(self, lengths: NDArray[np.float64]) -> None:
         self.facts = {"scale": float(lengths.mean())}
@@ -57,18 +57,18 @@ class _Classes(Proxy):
     count: ClassVar[int] = CLASSES
 
     def prepare(self, lengths: NDArray[np.float64]) -> None:
-        """The edges of the classes, and the median length in each."""
+        """Note the edges of the classes, and the median length in each."""
         edges = class_edges(lengths, self.count)
         members = [lengths[classes(lengths, edges) == each] for each in range(self.count)]
         medians = [float(np.median(some if len(some) else lengths)) for some in members]
         self.facts = {"edges": edges.tolist(), "medians": medians}
 
     def labels(self, torch: Any, lengths: Any) -> Any:
-        """The class of each length."""
+        """Return the class of each length."""
         return torch.from_numpy(classes(lengths.numpy(), self.facts["edges"]))
 
     def medians_of(self, chosen: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The median length of each of the *chosen* classes."""
+        """Return the median length of each of the *chosen* classes."""
         tokens: NDArray[np.float64] = np.asarray(self.facts["medians"], float)[chosen]
         return tokens
 
@@ -87,12 +87,12 @@ class Classification(_Classes):
 
 
 class TiesBroken(Classification):
-    """CLS whose ties pairs break: requests of one class differ by which of two is answered at greater length.
+    """CLS with ties broken by pairs: requests of one class are ordered by which of two is answered at greater length.
 
     The head gives the classes and a score; a pair's difference of scores is the logit that the first is the longer one
-    (RankNet; Burges et al., ICML 2005), so a request is read once, and compared with no other while it waits. Within its
-    class a score becomes a length by its rank among those of training, in the middle half of the class's lengths: the
-    order of the classes stays as it is.
+    (RankNet; Burges et al., ICML 2005), so each request is read once, and needs no comparison while it waits. Within
+    its class a score becomes a length by its rank among those of training, in the middle half of the class's lengths:
+    the order of the classes stays.
     """
 
     name = "ssjf-cls-pairwise"
@@ -135,7 +135,7 @@ class BinaryClassification(Classification):
 
 class _Ordinal(_Classes):
     error: ClassVar[str]
-    """The loss, by torch's name."""
+    """Torch's name of the loss."""
 
     def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
         return getattr(torch.nn.functional, self.error)(outputs[:, 0], self.labels(torch, lengths).float())
@@ -158,7 +158,7 @@ class OrdinalMse(_Ordinal):
 
 
 class Pairwise(Proxy):
-    """Which of two prompts is answered at greater length; a figure comes from where a prompt ranks among known ones."""
+    """Predicts which of two prompts is answered at greater length; its rank among known prompts gives a figure."""
 
     name = "ssjf-pairwise"
     states_a_row = 2
@@ -168,7 +168,7 @@ class Pairwise(Proxy):
         self._references: tuple[Array, Array] | None = None
 
     def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
-        raise NotImplementedError("Pairs have a loss of their own.")
+        raise NotImplementedError("Pairs have a separate loss.")
 
     def batch_loss(
         self, torch: Any, head: dict[str, Any], states: Any, names: Any, lengths: Any, generator: np.random.Generator
@@ -220,7 +220,7 @@ FILLED_TO: Final = 0.25
 REPLACED: Final = 0.15
 SYNONYMS: Final = 5
 MOST_COPIES: Final = 20
-"""Of one sample: a bucket with a single answer is not worth hundreds."""
+"""Most copies of one sample: a bucket with a single answer is not worth hundreds."""
 
 
 class PreServe(RegressionL1):
@@ -233,7 +233,7 @@ class PreServe(RegressionL1):
         return PROMPT_TOKENS
 
     def tuned_weights(self) -> list[Any]:
-        """The last layer's parameters and the prompt; all others are frozen."""
+        """Return the last layer's parameters and the prompt; all others are frozen."""
         import torch
 
         module = self.encoder.module
@@ -277,7 +277,7 @@ class PreServe(RegressionL1):
 
 
 def over_sampled(lengths: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.int64]:
-    """Each sample once, then those that fill up thin buckets: all as indices into *lengths*."""
+    """Return each sample once, then those that fill up thin buckets, as indices into *lengths*."""
     low, high = float(lengths.min()), float(lengths.max())
     edges = np.linspace(low, high, BUCKETS + 1)[1:-1]
     place = np.searchsorted(edges, lengths, side="right")
@@ -304,7 +304,7 @@ class Synonyms:
         self._known: dict[int, NDArray[np.int64]] = {}
 
     def of(self, word: int) -> NDArray[np.int64]:
-        """The ids of the words nearest to *word*, itself not among them; none if it is no whole word."""
+        """Return the ids of the words nearest to *word*, without itself; none if it is no whole word."""
         if word not in self._known:
             place = self._place.get(word)
             if place is None:
@@ -316,7 +316,7 @@ class Synonyms:
         return self._known[word]
 
     def perturbed(self, ids: Sequence[int], generator: np.random.Generator) -> list[int]:
-        """*ids* with 15 % of the words replaced; the marks at both ends stay."""
+        """Return *ids* with 15 % of the words replaced; the marks at both ends stay."""
         changed = list(ids)
         words = [place for place in range(1, len(ids) - 1) if ids[place] in self._place]
         for place in generator.permutation(words)[: round(REPLACED * len(words))]:

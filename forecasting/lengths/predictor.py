@@ -1,9 +1,9 @@
 """Asking a length model from an event loop, within a budget. What cannot be answered is `Unanswered`; nothing raises.
 
-`InLine` calls the model on the event loop: right for a student, whose call costs less than a message to another process.
-`SubprocessPredictor` runs it in a subprocess, where it may take its time, hang or die: right for an encoder. A thread would
-hold the interpreter's lock: a loop with a thousand streams would wait up to the switch interval (5 ms) at each iteration.
-docs/lengths.md has the measurements; `fast_enough` repeats the one that decides.
+`InLine` calls the model on the event loop: right for a student, whose call costs less than a message to another
+process. `SubprocessPredictor` runs it in a subprocess, where it may take its time, hang or die: right for an encoder. A
+thread would hold the interpreter's lock: a loop with a thousand streams would wait up to the switch interval (5 ms) at
+each iteration. docs/lengths.md has the measurements; `fast_enough` repeats the one that decides.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ from forecasting.lengths.query import QUANTILES, Estimate, LengthQuery
 from forecasting.lengths.subprocess_server import SIZE, Batch, frame
 
 KEPT: Final = 4096
-"""Answers over which percentiles are taken, the newest."""
+"""Newest answers over which percentiles are taken."""
 
 
 class Timing:
-    """Of one length model, or of the whole service."""
+    """Response times of one length model, or of the whole service."""
 
     def __init__(self) -> None:
         self.asked = self.in_time = 0
@@ -44,12 +44,12 @@ class Timing:
         self._timed = 0
 
     def took(self, seconds: float) -> None:
-        """One answer came after *seconds*, waits included, in time or not."""
+        """Record an answer after *seconds*, waits included, in time or not."""
         self._ms[self._timed % KEPT] = seconds * 1000
         self._timed += 1
 
     def percentiles(self) -> tuple[float | None, float | None]:
-        """p50 and p99 in ms; None before the first answer."""
+        """Return p50 and p99 in ms; None before the first answer."""
         timed = self._ms[: min(self._timed, KEPT)]
         if not timed.size:
             return None, None
@@ -57,7 +57,7 @@ class Timing:
         return round(p50_ms, 3), round(p99_ms, 3)
 
     def report(self) -> dict[str, float | None]:
-        """For the published summary."""
+        """Return the figures for the published summary."""
         p50_ms, p99_ms = self.percentiles()
         return {"asked": self.asked, "in_time": self.in_time, "p50_ms": p50_ms, "p99_ms": p99_ms}
 
@@ -66,26 +66,26 @@ logger = logging.getLogger(__name__)
 
 ROOT: Final = Path(__file__).parents[2]
 MOST_TOKENS: Final = float(1 << 20)
-"""A longer prediction is no prediction."""
+"""Largest plausible prediction."""
 BATCH: Final = 64
 WAITING: Final = 1024
-"""Queries that wait for a process at most; more are turned away at once."""
+"""Most queries that wait for a process; more are turned away at once."""
 HANGS_S: Final = 5.0
-"""A process that does not answer a batch for so long, and for `HANGS_TIMES` what the batch should take, is ended."""
+"""Time after which a process that has not answered a batch is killed, if that is `HANGS_TIMES` its expected time."""
 HANGS_TIMES: Final = 10.0
 FOLLOWS: Final = 0.2
-"""Weight of a new batch in the mean time that a query takes."""
+"""Weight of a new batch in the mean time of a query."""
 STARTS_S: Final = 120.0
 LEAST_REST_S, MOST_REST_S = 0.5, 60.0
 FAILURES: Final = 5
-"""In a row, after which a model in line is left alone for a while."""
+"""Consecutive failures after which a model in line rests."""
 RECENT: Final = 100
 SLOW: Final = 10
-"""Of the last `RECENT` calls: if so many computed for longer than the budget, the model is too slow to be asked in line."""
+"""Calls among the last `RECENT` over the budget that make a model too slow to be asked in line."""
 
 
 class Unanswered(StrEnum):
-    """Why a predictor has no estimate."""
+    """Reasons why a predictor has no estimate."""
 
     LATE = "late"
     FAILED = "failed"
@@ -95,7 +95,7 @@ class Unanswered(StrEnum):
 
 
 def checked(tokens: Any, quantiles: Any) -> Estimate | Unanswered:
-    """A model's figures, if they can be lengths at all: finite, from 1 to `MOST_TOKENS`, quantiles ascending."""
+    """Return a model's figures if they can be lengths: finite, from 1 to `MOST_TOKENS`, quantiles ascending."""
     try:
         ends = tuple(float(quantile) for quantile in quantiles)
         middle = float(tokens)
@@ -112,7 +112,7 @@ def checked(tokens: Any, quantiles: Any) -> Estimate | Unanswered:
 
 
 def hard_queries() -> list[LengthQuery]:
-    """Ordinary prompts, and adversarial ones."""
+    """Return ordinary prompts, and adversarial ones."""
     texts = [
         "Why is the sky blue?",
         "Write a story of 500 words about a lighthouse keeper. " * 12,
@@ -127,7 +127,7 @@ def hard_queries() -> list[LengthQuery]:
 
 
 def fast_enough(model: LengthModel, most_s: float) -> bool:
-    """True if *model* may answer in line: its slowest kind of prompt, best of nine, takes at most *most_s*.
+    """Return whether *model* may answer in line: its slowest kind of prompt, best of nine, takes at most *most_s*.
 
     Processor time of this thread counts: on a busy machine, a subprocess would wait for a core as well.
     """
@@ -148,31 +148,31 @@ def fast_enough(model: LengthModel, most_s: float) -> bool:
 
 
 class Predictor(ABC):
-    """Asks a model."""
+    """Interface to a model that is asked within a budget."""
 
     own_process = False
     restarts = 0
     too_slow = False
-    """It should be asked in a subprocess from now on."""
+    """Whether it should be asked in a subprocess from now on."""
 
     def __init__(self) -> None:
         self.timing = Timing()
         self.limits = Limits()
-        """Of the embedding cache that an encoder's process has."""
+        """Limits of the embedding cache that an encoder's process has."""
 
     @abstractmethod
     async def ask(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
-        """The model's estimate, or why there is none; within *budget_s* where the model can be interrupted."""
+        """Return the model's estimate, or why there is none; within *budget_s* where the model can be interrupted."""
 
     def teach(self, lesson: Lesson) -> None:  # noqa: B027 (only an encoder learns)
-        """Let the model's process know what a request came to that it was asked about."""
+        """Send the model's process the real length of a request that it was asked about."""
 
     async def stop(self) -> None:  # noqa: B027 (only a process is stopped)
         """Release what it holds."""
 
 
 class InLine(Predictor):
-    """A quick model, called where it is asked."""
+    """A quick model, called on the event loop."""
 
     def __init__(self, model: LengthModel, clock: Callable[[], float] = time.perf_counter) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class InLine(Predictor):
         return sum(self._recent) >= SLOW
 
     def ask_now(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
-        """The model's answer, or why there is none; it is not interrupted at *budget_s*, but counts as late."""
+        """Return the model's answer, or why there is none; it is not interrupted at *budget_s*, but counts as late."""
         began, computed_s = self.clock(), time.thread_time()
         self.timing.asked += 1
         if began < self._rests_until_s:
@@ -224,11 +224,11 @@ class _PendingQuery(NamedTuple):
 
 
 class SubprocessPredictor(Predictor):
-    """A model in a subprocess. Pending queries go to it in batches, as many as are answered in time.
+    """A model in a subprocess. Pending queries go to it in batches of as many as are answered in time.
 
-    A query that would come too late is given up at once, so that those behind it are in time. *call* and *arguments* say how
-    the process makes its model (`subprocess_server.made`); torch works there in *threads* threads. A process that dies, or
-    hangs for `HANGS_S`, is started again after a rest that doubles up to `MOST_REST_S`.
+    A query that would be late is given up at once, so that those behind it are in time. *call* and *arguments* define
+    how the process makes its model (`subprocess_server.made`); torch uses *threads* threads there. A process that dies,
+    or hangs for `HANGS_S`, is started again after a rest that doubles up to `MOST_REST_S`.
     """
 
     own_process = True
@@ -252,7 +252,7 @@ class SubprocessPredictor(Predictor):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to keep a process; until the first is up, `ask` answers that it is down."""
+        """Start and keep a process; until the first is up, `ask` answers that it is down."""
         self._task = asyncio.create_task(self._keep(), name="length model")
 
     async def ask(self, query: LengthQuery, budget_s: float) -> Estimate | Unanswered:
@@ -299,7 +299,7 @@ class SubprocessPredictor(Predictor):
             rest_s = min(2 * rest_s, MOST_REST_S)
 
     async def _live(self) -> None:
-        """One process, from its start to its end. Raises whatever ended it."""
+        """Run one process from its start to its end. Raises the error that ended it."""
         ours, theirs = socket.socketpair()
         with theirs:
             environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
@@ -356,7 +356,7 @@ class SubprocessPredictor(Predictor):
             await asyncio.shield(asyncio.to_thread(process.wait))
 
     async def _answer(self, reading: "asyncio.Task[Any]", writer: asyncio.StreamWriter) -> bool:
-        """Have the next batch answered; *reading* is the answer to come. False if no query is pending."""
+        """Have the next batch answered; *reading* is the coming answer. Return False if no query is pending."""
         loop = asyncio.get_running_loop()
         batch = self._next_batch(loop.time())
         if not self._waiting:
@@ -389,9 +389,10 @@ class SubprocessPredictor(Predictor):
                     waiting.future.set_result(Unanswered.DOWN)
 
     def _next_batch(self, now_s: float) -> list[_PendingQuery]:
-        """The oldest pending queries, as many as are answered within the budget of each; those that cannot be are given up.
+        """Return the oldest pending queries, as many as are answered within the budget of each; give up those that
+        cannot be.
 
-        Before the first answer a batch is one query: how long it takes is not known.
+        Before the first answer a batch is one query, since its time is unknown.
         """
         batch: list[_PendingQuery] = []
         soonest_s = math.inf

@@ -1,9 +1,9 @@
 """The base of length models on a fine-tuned encoder: a two-layer head on the first token's state, its fitting and its file.
 
-The head is SSJF's (section 3.1; names join as in its authors' code): the state through one layer, joined by the served model
-and the tenant, then two more layers. Fitting has two phases, as there: encoder and head together on a part of the samples,
-then the head alone, on states that the encoder computes once per prompt. `Fitting` bounds both phases, since a small encoder
-reads fifty prompts a second on a core.
+The head is SSJF's (section 3.1; names join as in its authors' code): the state through one layer, joined by the served
+model and the tenant, then two more layers. Fitting has two phases, as there: encoder and head together on a part of the
+samples, then the head alone, on states that the encoder computes once per prompt. `Fitting` bounds both phases, since a
+small encoder reads fifty prompts a second on a core.
 """
 
 from abc import abstractmethod
@@ -29,7 +29,7 @@ class Spread:
         self.steps: NDArray[np.float64] = np.zeros((1, len(QUANTILES)))
 
     def fit(self, real: ArrayLike, predicted: ArrayLike) -> Self:
-        """Learn from predictions for samples that the model was not fitted to, if there are any."""
+        """Learn from predictions for samples outside the fit, if there are any."""
         truth, guess = np.asarray(real, float), np.maximum(np.asarray(predicted, float), 1.0)
         bands = max(1, min(BANDS, len(truth) // LEAST_IN_BAND))
         self.edges = (
@@ -47,7 +47,7 @@ class Spread:
         return self
 
     def around(self, tokens: ArrayLike, queries: Sequence[LengthQuery]) -> Predictions:
-        """Predictions within what *queries* allow; *tokens* stay the single figure."""
+        """Return predictions within the limits of *queries*; *tokens* stay the single figure."""
         guess = np.maximum(np.asarray(tokens, float), 1.0)
         steps = self.steps[np.searchsorted(self.edges, guess, side="right")]
         return bounded(guess, guess[:, None] * np.exp(steps), queries)
@@ -69,16 +69,16 @@ HIDDEN: Final = 128
 HEAD_RATE: Final = 1e-3
 HEAD_BATCH: Final = 64
 LAST_RATE_TUNED: Final = 0.05
-"""Of the first one, at the end of the first phase; and of the second."""
+"""Learning rate at the end of the first phase, as a share of the first; `LAST_RATE` is that of the second."""
 LAST_RATE: Final = 0.02
 HELD_OUT: Final = 0.1
-"""Of the samples, for the spread of the quantiles."""
+"""Share of the samples held out for the spread of the quantiles."""
 UNSEEN_NAME: Final = 0.1
 """Chance that a name is hidden in training, so that unknown ones are answered sensibly."""
 
 
 class Names:
-    """Which model serves and for which tenant, as ones in a row of zeros."""
+    """One-hot rows of the served model and the tenant."""
 
     def __init__(self, models: Sequence[str] = (), tenants: Sequence[str] = ()) -> None:
         self.models, self.tenants = list(models), list(tenants)
@@ -122,7 +122,7 @@ def new_head(width: int, names: int, outputs: int, seed: int) -> Weights:
 
 
 def head_outputs(weights: Weights, states: Array, names: Array) -> Array:
-    """(n, outputs) in NumPy; as `head_tensors`."""
+    """Return the head's outputs (n, outputs), in NumPy; as `head_tensors`."""
     hidden = np.maximum(states @ weights["first"] + weights["first_bias"], 0.0)
     hidden = np.maximum(np.concatenate([hidden, names], axis=1) @ weights["second"] + weights["second_bias"], 0.0)
     outputs: Array = hidden @ weights["last"] + weights["last_bias"]
@@ -137,7 +137,7 @@ def head_tensors(torch: Any, weights: dict[str, Any], states: Any, names: Any) -
 
 
 class Proxy(LengthModel):
-    """A length model on an encoder. Sub-classes define the head's outputs, their loss, and how they become tokens."""
+    """A length model on an encoder. Subclasses define the head's outputs, their loss, and how they become tokens."""
 
     version = 2
     on_encoder = True
@@ -151,22 +151,22 @@ class Proxy(LengthModel):
         self.names = Names()
         self.head: Weights = {}
         self.facts: dict[str, Any] = {}
-        """Facts on the lengths fitted to that decoding needs."""
+        """Facts about the training lengths that decoding needs."""
         self.spread = Spread()
 
     # What a sub-class defines.
 
     @abstractmethod
     def prepare(self, lengths: NDArray[np.float64]) -> None:
-        """Fill `facts` from the lengths to fit to."""
+        """Fill `facts` from the training lengths."""
 
     @abstractmethod
     def loss(self, torch: Any, outputs: Any, lengths: Any) -> Any:
-        """Of the head's *outputs* (n, outputs) for real *lengths* (n)."""
+        """Return the loss of the head's *outputs* (n, outputs) for real *lengths* (n)."""
 
     @abstractmethod
     def decode(self, states: Array, names: Array) -> NDArray[np.float64]:
-        """Tokens of n queries."""
+        """Return the tokens of n queries."""
 
     # What all share.
 
@@ -178,7 +178,7 @@ class Proxy(LengthModel):
         return self.predict_and_embed(queries)[0]
 
     def predict_and_embed(self, queries: Sequence[LengthQuery]) -> tuple[Predictions, Array]:
-        """Predictions, and (n, width) embeddings of the prompts: the mean of the encoder's states over all tokens."""
+        """Return predictions, and embeddings of the prompts (n, width): means of the encoder's states over all tokens."""
         self._require_fitted()
         rows = self._read(queries, "predict") if queries else np.zeros((0, 2 * self.encoder.width), np.float32)
         states, embeddings = np.split(rows, 2, axis=1)
@@ -205,32 +205,32 @@ class Proxy(LengthModel):
         return model
 
     def more_state(self) -> dict[str, Any]:
-        """Further state of a sub-class."""
+        """Return the further state of a subclass."""
         return {}
 
     def take_state(self, state: dict[str, Any]) -> None:
-        """Put back what `more_state` gave."""
+        """Restore what `more_state` returned."""
 
     def hidden(self, ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
-        """(last hidden states, mask) of a batch, as tensors that gradients can flow through."""
+        """Return (last hidden states, mask) of a batch, as tensors that gradients can flow through."""
         return self.encoder.hidden(ids)
 
     def tuned_weights(self) -> list[Any]:
-        """The encoder's parameters that the first phase moves."""
+        """Return the encoder's parameters that the first phase moves."""
         return list(self.encoder.module.parameters())
 
     def room(self) -> int:
-        """Positions of the encoder that are not for the text."""
+        """Return the positions of the encoder that are reserved."""
         return 0
 
     def augmented(
         self, ids: list[list[int]], lengths: NDArray[np.float64]
     ) -> tuple[list[list[int]], NDArray[np.int64]]:
-        """The rows of the first phase: their ids, and which sample each comes from."""
+        """Return the rows of the first phase: their ids, and the sample that each comes from."""
         return ids, np.arange(len(ids))
 
     def _read(self, queries: Sequence[LengthQuery], what: str) -> Array:
-        """(n, 2 width): states of the first token and means over all, without gradients; each text is read once."""
+        """Return states of the first token and means over all, (n, 2 width), without gradients; each text is read once."""
         texts = sorted({query.text for query in queries})
         places = {text: place for place, text in enumerate(texts)}
         rows = self.encoder.states(texts, self.fitting.progress, f"{self.name}: {what}", True, self.hidden, self.room())
@@ -244,7 +244,7 @@ class Proxy(LengthModel):
             self._fit_both(torch, samples)
 
     def _fit_both(self, torch: Any, samples: Sequence[Sample]) -> None:
-        """Both phases, then the spread on prompts held out of the second."""
+        """Run both phases, then fit the spread on prompts held out of the second."""
         fitting, generator = self.fitting, np.random.default_rng(self.fitting.seed)
         order = generator.permutation(len(samples))
         self.names = Names.of(samples)
@@ -269,7 +269,7 @@ class Proxy(LengthModel):
         self.spread.fit(truth, self.decode(states[judged], names))
 
     def _fit_encoder(self, torch: Any, samples: Sequence[Sample], generator: np.random.Generator) -> None:
-        """The first phase: encoder and head."""
+        """Run the first phase: fit encoder and head."""
         fitting, module = self.fitting, self.encoder.module
         lengths = np.array([sample.output_tokens for sample in samples], float)
         ids, source = self.augmented(self.encoder.ids([sample.query.text for sample in samples], self.room()), lengths)
@@ -298,7 +298,7 @@ class Proxy(LengthModel):
         taken: NDArray[np.bool_],
         generator: np.random.Generator,
     ) -> None:
-        """The second phase: the head alone, on *states* of *samples*, those that are *taken*."""
+        """Run the second phase: fit the head alone, on *states* of those *samples* that are *taken*."""
         lengths = np.array([sample.output_tokens for sample in samples], np.float32)[taken]
         names = self.names.rows([sample.query for sample in samples])[taken]
         states = states[taken]
@@ -356,13 +356,13 @@ class Proxy(LengthModel):
         lengths: Any,
         generator: np.random.Generator,
     ) -> Any:
-        """The loss of one batch; names are hidden now and then."""
+        """Return the loss of one batch; names are hidden at random."""
         kept = torch.from_numpy((generator.random((len(names), 1)) >= UNSEEN_NAME).astype(np.float32))
         return self.loss(torch, head_tensors(torch, head, states, names * kept), lengths)
 
 
 def _batches(ids: Sequence[Sequence[int]], size: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Batches of rows of like length, in a random order: little padding is read."""
+    """Return batches of rows of similar length, which need little padding, in a random order."""
     noisy = np.array([len(each) for each in ids]) * generator.uniform(0.8, 1.2, len(ids))
     order = np.argsort(noisy)
     batches = [order[start : start + size] for start in range(0, len(order), size)]

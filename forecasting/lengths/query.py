@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 QUANTILES: Final = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Of every prediction."""
+"""Quantile levels of every prediction."""
 MEDIAN: Final = QUANTILES.index(0.5)
 
 
@@ -21,7 +21,7 @@ class Conversation(NamedTuple):
     answers: int = 0
     """Messages of the assistant."""
     answered_characters: int = 0
-    """Of all those messages."""
+    """Characters of all those messages."""
     last_answer_characters: int = 0
 
 
@@ -30,7 +30,7 @@ class LengthQuery:
     """A request whose output length is to be predicted."""
 
     text: str
-    """The prompt; of a conversation the turns in order, one after the other. Empty when it came as token ids."""
+    """The prompt; of a conversation the turns in order. Empty if it came as token ids."""
     prompt_tokens: int
     model: str = ""
     """The served model."""
@@ -40,18 +40,18 @@ class LengthQuery:
     turns: int = 1
     """Messages of the conversation so far."""
     conversation: Conversation | None = None
-    """None: all of `text` is what is to be answered, or which part is not known."""
+    """None: all of `text` is the question, or it is not known which part is."""
     tools: int = 0
     """Tools that the request offers."""
     min_tokens: int = 0
     ignore_eos: bool = False
     sequences: int = 1
     features: bytes = b""
-    """`Student.features` of the prompt, where its text is not kept."""
+    """`Student.features` of the prompt, if its text is not kept."""
 
     @property
     def asked(self) -> str:
-        """The part of `text` that is to be answered now."""
+        """The part of `text` that is the present question."""
         if self.conversation is None:
             return self.text
         return self.text[max(0, len(self.text) - self.conversation.asked_characters) :]
@@ -59,7 +59,7 @@ class LengthQuery:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A request that is done: what a model learns from."""
+    """A finished request, from which a model learns."""
 
     query: LengthQuery
     output_tokens: int
@@ -72,16 +72,16 @@ class Estimate(NamedTuple):
     quantiles: tuple[float, ...]
     """At `QUANTILES`, ascending."""
     seen: int = 0
-    """Lengths of earlier requests that it rests on; 0: a model's own."""
+    """Lengths of earlier requests that it rests on; 0: the model's own prediction."""
     number: int = 0
-    """By which a lesson names the request to the model's process; 0: it learns nothing."""
+    """Number by which a lesson identifies the request to the model's process; 0: it learns nothing."""
 
 
 class Predictions(NamedTuple):
-    """Of n queries."""
+    """Predictions for n queries."""
 
     tokens: NDArray[np.float64]
-    """n: the expected length, at least 1; what a single figure is wanted for."""
+    """n: the expected length, at least 1, where a single figure is needed."""
     quantiles: NDArray[np.float64]
     """n x QUANTILES: ascending along each row."""
 
@@ -93,7 +93,7 @@ ASSISTANT: Final = "assistant"
 
 
 def joined(texts: Sequence[str], first: str) -> str:
-    """*texts* one after the other, at most `KEPT_HEAD` + `KEPT_TAIL` characters; of a longer whole it begins as *first*.
+    """Join *texts*, up to `KEPT_HEAD` + `KEPT_TAIL` characters; a longer whole begins as *first*.
 
     The task stands at one of the ends (SSJF, section 3.1, keeps the last one).
     """
@@ -109,9 +109,10 @@ def joined(texts: Sequence[str], first: str) -> str:
 
 
 def read_turns(turns: Sequence[tuple[str, str]], first: str = "") -> tuple[str, Conversation]:
-    """(text, what is known of the rest) of the *turns*, (role, text) each; *first* is the text of the conversation's first.
+    """Return the text of the *turns*, (role, text) each, and the sizes of the earlier ones; *first* is the
+    conversation's first text.
 
-    Of turns without text (images, calls of tools) only the others count; without any the text is empty.
+    Turns without text (images, calls of tools) are not counted; without any text the result is empty.
     """
     asked = next((text for _, text in reversed(turns) if text), "")
     system = answers = answered = last_answer = 0

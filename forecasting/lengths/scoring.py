@@ -13,11 +13,12 @@ CLASSES = 5  # of SSJF: by percentiles, so that each holds a fifth
 
 
 def score(real: ArrayLike, predicted: ArrayLike, edges: ArrayLike | None = None) -> dict[str, float]:
-    """Measures of *predicted* against *real* tokens, both (n,).
+    """Return measures of *predicted* against *real* tokens, both (n,).
 
-    `mae` in tokens; `acc_25`, `acc_50`, `acc_100`: share within so many tokens; `rank_correlation`: Spearman's, 0 where one
-    side does not vary; `five_class_accuracy`: share in the right class, by the *edges* (ascending, four; the percentiles
-    20, 40, 60, 80 of the lengths trained on, else of *real*). Raises ValueError for no values or unlike lengths.
+    `mae` in tokens; `acc_25`, `acc_50`, `acc_100`: share within so many tokens; `rank_correlation`: Spearman's, 0 if
+    one side does not vary; `five_class_accuracy`: share in the right class, by the *edges* (ascending, four; the
+    percentiles 20, 40, 60, 80 of the lengths trained on, else of *real*). Raises ValueError for no values or unequal
+    numbers of them.
     """
     truth, guess = np.asarray(real, float), np.asarray(predicted, float)
     if truth.ndim != 1 or truth.shape != guess.shape or not len(truth):
@@ -37,25 +38,25 @@ def score(real: ArrayLike, predicted: ArrayLike, edges: ArrayLike | None = None)
 
 
 def class_edges(lengths: ArrayLike, count: int = CLASSES) -> Values:
-    """The inner percentiles that part *lengths* into *count* classes of like size."""
+    """Return the inner percentiles that divide *lengths* into *count* classes of equal size."""
     edges: Values = np.percentile(np.asarray(lengths, float), np.linspace(0, 100, count + 1)[1:-1])
     return edges
 
 
 def classes(lengths: ArrayLike, edges: ArrayLike) -> NDArray[np.int64]:
-    """The class of each length, 0 up to as many as there are *edges*."""
+    """Return the class of each length, from 0 to the number of *edges*."""
     return np.searchsorted(np.asarray(edges, float), np.asarray(lengths, float), side="left").astype(np.int64)
 
 
 def ranks(values: Values) -> Values:
-    """Ranks from 0; equal values share their mean rank."""
+    """Return ranks from 0; equal values share their mean rank."""
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)
     return np.asarray((last - (counts + 1) / 2)[place], float)
 
 
 def rank_correlation(first: Values, second: Values) -> float:
-    """Spearman's; 0 where one side does not vary."""
+    """Return Spearman's rank correlation; 0 if one side does not vary."""
     one, two = ranks(first), ranks(second)
     one, two = one - one.mean(), two - two.mean()
     scale = float(np.sqrt((one @ one) * (two @ two)))
@@ -63,20 +64,20 @@ def rank_correlation(first: Values, second: Values) -> float:
 
 
 def pinball(real: ArrayLike, quantiles: ArrayLike) -> float:
-    """Mean pinball loss in tokens over `QUANTILES`; *quantiles* is (n, QUANTILES)."""
+    """Return the mean pinball loss in tokens over `QUANTILES`; *quantiles* is (n, QUANTILES)."""
     miss = np.asarray(real, float)[:, None] - np.asarray(quantiles, float)
     levels = np.asarray(QUANTILES)
     return float(np.maximum(levels * miss, (levels - 1.0) * miss).mean())
 
 
 def coverage(real: ArrayLike, quantiles: ArrayLike) -> dict[str, float]:
-    """Share of real lengths at most each predicted quantile; of a calibrated model the level itself."""
+    """Return the share of real lengths at most each predicted quantile; the level itself for a calibrated model."""
     below = np.asarray(real, float)[:, None] <= np.asarray(quantiles, float)
     return {f"{level:g}": float(share) for level, share in zip(QUANTILES, below.mean(axis=0), strict=True)}
 
 
 def full_score(real: ArrayLike, predictions: Any, edges: ArrayLike | None = None) -> dict[str, Any]:
-    """`score` of the tokens of *predictions*, with `pinball` and `coverage` of their quantiles."""
+    """Return `score` of the tokens of *predictions*, with `pinball` and `coverage` of their quantiles."""
     return {
         **score(real, predictions.tokens, edges),
         "pinball": pinball(real, predictions.quantiles),

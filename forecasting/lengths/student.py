@@ -1,10 +1,10 @@
 """The student: our length model for the data path. Small quantile networks, averaged with boosted trees.
 
 Two bags of n-grams (the whole question; its opening) are averaged from one table, as in fastText. With the measures of
-`features`, the served model and the tenant they go through two hidden layers to the median log-length and the steps of the
-other quantiles from it. Trees on the measures and on the usual lengths of model and tenant give a second estimate of the
-median. A prediction is one compiled pass over the prompt, a few small products and walks through trees; only fitting needs
-scikit-learn.
+`features`, the served model and the tenant they go through two hidden layers to the median log-length and the steps of
+the other quantiles from it. Trees on the measures and on the usual lengths of model and tenant give a second estimate
+of the median. A prediction is one compiled pass over the prompt, a few small products and walks through trees; only
+fitting needs scikit-learn.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ from forecasting.lengths.trees import HabitTrees
 Weights = dict[str, NDArray[np.float32]]
 
 MOST_TOKENS: Final = 32768.0
-"""No longer length is predicted."""
+"""Longest prediction."""
 LARGE_STEP: Final = 30.0  # above it softplus is the identity
 LEAST_SPREAD: Final = 1e-2
-"""A measure with a smaller standard deviation does not vary."""
+"""Standard deviation below which a measure counts as constant."""
 FURTHEST: Final = 4.0
-"""Standard deviations from the mean beyond which a measure counts as so far."""
+"""Standard deviations from the mean to which measures are clipped."""
 
 
 class Scaling:
-    """Scaling of measures to one size, by means, variances, bounds and the number of samples seen so far."""
+    """Standardises measures by means, variances, bounds and the number of samples seen so far."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Scaling:
 
     @classmethod
     def of(cls, measures: NDArray[np.float32]) -> "Scaling":
-        """Of (n, measures)."""
+        """Return the scaling of *measures* (n, measures)."""
         table = measures.astype(float)
         mean, variance = table.mean(axis=0), table.var(axis=0)
         reach = FURTHEST * np.sqrt(variance)
@@ -56,7 +56,9 @@ class Scaling:
         return cls(mean, variance, low, high, float(len(table)))
 
     def with_more(self, other: "Scaling") -> "Scaling":
-        """Of both; what was seen before counts at most as much as *other*, so that a scale can follow a change."""
+        """Return the scaling of both; earlier samples count at most as much as *other*, so that a scale can follow a
+        change.
+        """
         before = min(self.seen, other.seen) / (min(self.seen, other.seen) + other.seen)
         mean = before * self.mean + (1.0 - before) * other.mean
         within = before * self.variance + (1.0 - before) * other.variance
@@ -65,14 +67,16 @@ class Scaling:
         return Scaling(mean, within + between, low, high, self.seen + other.seen)
 
     def __call__(self, measures: NDArray[np.float32]) -> NDArray[np.float32]:
-        """*measures*, one row or many, within their bounds and to one size."""
+        """Return *measures*, one row or many, clipped to their bounds and standardised."""
         scaled: NDArray[np.float32] = ((np.clip(measures, self.low, self.high) - self.mean) * self.scale).astype(
             np.float32
         )
         return scaled
 
     def moved(self, weights: Weights, other: "Scaling") -> Weights:
-        """*weights* that say under *other* what they say under this one; of what did not vary before they say nothing."""
+        """Return *weights* whose outputs under *other* are those under this scaling; measures that did not vary before
+        weigh nothing.
+        """
         ratio = np.divide(self.scale, other.scale, out=np.zeros_like(self.scale), where=other.scale > 0)
         offset = self.scale * (other.mean - self.mean)
         moved = dict(weights)
@@ -91,7 +95,7 @@ class Scaling:
 def answer(
     weights: Weights, scaled: NDArray[np.float32], read: Features, model: int, tenant: int
 ) -> NDArray[np.float64]:
-    """Log-quantiles, ascending, of one prompt; *model* and *tenant* are rows of the tables of names."""
+    """Return ascending log-quantiles of one prompt; *model* and *tenant* are rows of the tables of names."""
     table = weights["table"]
     width, inputs = table.shape[1], len(scaled)
     row = np.empty(inputs + 2 * width + weights["models"].shape[1] + weights["tenants"].shape[1], np.float32)
@@ -109,7 +113,9 @@ def answer(
 
 
 def ascending(heads: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Log-quantiles from a network's *heads*: the median as it is, every other a positive step away from its neighbour."""
+    """Return log-quantiles from a network's *heads*: the median as it is, every other a positive step from its
+    neighbour.
+    """
     steps = np.where(heads > LARGE_STEP, heads, np.log1p(np.exp(np.minimum(heads, LARGE_STEP))))
     logs = np.empty_like(heads)
     logs[MEDIAN] = min(max(float(heads[MEDIAN]), 0.0), float(np.log1p(MOST_TOKENS)))
@@ -121,7 +127,7 @@ def ascending(heads: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 LEAST_PROMPTS: Final = 5
-"""That share an n-gram, for it to be known: rarer ones are learned by heart, and may be private."""
+"""Prompts that share an n-gram, for it to be known: rarer ones are memorised, and may be private."""
 MOST_NGRAMS: Final = 24000
 BUNDLED: Final = Path(__file__).parent / "models" / "student.npz"
 NETWORKS: Final = 3
@@ -130,9 +136,10 @@ TREE_SHARE: Final = 0.5
 
 
 class Student(LengthModel):
-    """If it was fitted before, `fit` continues from its weights: a few hundred samples then adjust it, not replace it.
+    """The length model of the data path; see the module.
 
-    A query without text is answered, and learned from, by its features. Fitting raises ValueError for features of another
+    If it was fitted before, `fit` continues from its weights: a few hundred samples then adjust it, not replace it. A
+    query without text is answered, and learned from, by its features. Fitting raises ValueError for features of another
     version or vocabulary.
     """
 
@@ -145,13 +152,14 @@ class Student(LengthModel):
         super().__init__(fitting)
         self.size = networks
         self.trees = trees
-        """Of the first stage; 0: networks alone."""
+        """Trees of the first stage; 0: networks alone."""
         self.models: dict[str, int] = {}
-        """Row of each served model that it knows; row 0 stands for all others."""
+        """Row of each known served model; row 0 stands for all others."""
         self.tenants: dict[str, int] = {}
         self.networks: list[Weights] = []
         self.stages: list[HabitTrees] = []
-        """Trees for the median log-length, then for what the stages before are off by; a retraining grows the last alone."""
+        """Trees for the median log-length, then for the error of the stages before; a retraining grows the last alone.
+        """
         self.scaling: Scaling | None = None
         self.vocabulary: Vocabulary | None = None
         self.knots: NDArray[np.float64] = np.zeros(0)
@@ -171,18 +179,18 @@ class Student(LengthModel):
         self.fit_features([features[sample.query] for sample in samples], samples)
 
     def fit_features(self, rows: Sequence[Features], samples: Sequence[Sample]) -> None:
-        """As `fit`, from the features of the prompts of *samples*."""
+        """Fit as `fit` does, from the features of the prompts of *samples*."""
         from forecasting.lengths.student_training import train
 
         train(self, rows, samples)
 
     def features(self, query: LengthQuery) -> bytes:
-        """Bytes of *query*'s prompt from which a student can learn without its text."""
+        """Return bytes of *query*'s prompt from which a student can learn without its text."""
         vocabulary = self._known()
         return packed(vocabulary.features(extract(query)), vocabulary.fingerprint)
 
     def can_read(self, query: LengthQuery) -> bool:
-        """True if the features of *query*, if it has any, are of this student's vocabulary."""
+        """Return whether the features of *query*, if any, are of this student's vocabulary."""
         try:
             self._read(query)
         except ValueError:
@@ -193,7 +201,7 @@ class Student(LengthModel):
         return self.predict_features([self._read(query) for query in queries], queries)
 
     def predict_features(self, rows: Sequence[Features], queries: Sequence[LengthQuery]) -> Predictions:
-        """As `predict`, from features; model, tenant and limits are those of *queries*, text is not read."""
+        """Predict from features; model, tenant and limits are those of *queries*, text is not read."""
         tokens, quantiles = np.empty(len(queries)), np.empty((len(queries), len(QUANTILES)))
         for index, (row, query) in enumerate(zip(rows, queries, strict=True)):
             tokens[index], quantiles[index] = self._answer(row, query)
@@ -218,7 +226,7 @@ class Student(LengthModel):
         return float(quantiles[MEDIAN]), quantiles
 
     def logs(self, read: Features, query: LengthQuery) -> NDArray[np.float64]:
-        """Log-quantiles before `shifted` corrects them. Raises ValueError before `fit`."""
+        """Return log-quantiles before `shifted` corrects them. Raises ValueError before `fit`."""
         scaled = self.scaled(read.measures)
         model, tenant = self.models.get(query.model, 0), self.tenants.get(query.tenant, 0)
         logs = answer(self.networks[0], scaled, read, model, tenant)
@@ -231,13 +239,15 @@ class Student(LengthModel):
         return logs
 
     def scaled(self, measures: NDArray[np.float32]) -> NDArray[np.float32]:
-        """*measures* of a prompt, brought to one size as the networks see them. Raises ValueError before `fit`."""
+        """Return *measures* of a prompt, standardised as the networks see them. Raises ValueError before `fit`."""
         if self.scaling is None:
             raise ValueError("The student was asked before it was fitted.")
         return self.scaling(measures)
 
     def shifted(self, logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Log-quantiles corrected by what held-out prompts showed, between bands of the predicted median; ascending."""
+        """Return log-quantiles corrected by errors on held-out prompts, between bands of the predicted median;
+        ascending.
+        """
         at = float(logs[MEDIAN])
         knots = self.knots
         if not len(knots):
@@ -260,7 +270,7 @@ class Student(LengthModel):
         return student
 
     def state(self) -> dict[str, Any]:
-        """In half precision, which it has anyway."""
+        """Return the contents of its file, in half precision, which the weights have anyway."""
         assert self.scaling is not None
         return {
             "models": self.models, "tenants": self.tenants, "hashes": self._known().hashes.astype(np.uint32),
@@ -286,5 +296,5 @@ class Student(LengthModel):
 
 
 def bundled() -> Student:
-    """The student that comes with the package, trained as in docs/length-models.md."""
+    """Return the student that ships with the package, trained as in docs/length-models.md."""
     return Student.load(BUNDLED)

@@ -5,9 +5,9 @@ moved to the new scales without a change of their outputs, and a last stage of t
 
     python -m forecasting.lengths.student_training FOLDER-OF-DATA-SETS
 
-builds the bundled student. It learns from the sets whose licence lets a fitted model be shipped (`datasets.FREE`), from nine
-tenths of their prompts (the rest is for tests), alone and with made histories. Tenants are hidden, names of served models
-stay. The same data, seed and packages give the same file.
+builds the bundled student. It learns from the sets whose licence lets a fitted model be shipped (`datasets.FREE`), from
+nine tenths of their prompts (the rest is for tests), alone and with made histories. Tenants are hidden, names of served
+models stay. The same data, seed and packages give the same file.
 """
 
 import argparse
@@ -31,7 +31,7 @@ LEVELS: Final = np.array(QUANTILES, np.float32)
 FORGET_TEXT: Final = 0.02
 DROP_HIDDEN: Final = 0.1
 LONG_COUNT_MORE: Final = 0.5
-"""Power of the predicted length in a sample's weight."""
+"""Exponent of the predicted length in a sample's weight."""
 DECAY: Final = 0.02
 SQUARES_KEPT: Final = 0.999
 LEAST_SIZE: Final = 1e-8
@@ -42,11 +42,11 @@ LAST_RATE: Final = 1 / 250_000
 """Both as shares of the highest."""
 MOMENTUM: Final = 0.95
 LEAST_MOMENTUM: Final = 0.85
-"""At the highest rate (Smith and Topin, "Super-convergence", 2018)."""
+"""Momentum at the highest rate (Smith and Topin, "Super-convergence", 2018)."""
 
 
 class Bags:
-    """The ids of n prompts, one after the other; batches are sparse matrices, whose product with a table are the bags."""
+    """The ids of n prompts in one array; batches are sparse matrices, whose products with a table are the bags."""
 
     def __init__(self, rows: Sequence[NDArray[np.int32]], table_rows: int) -> None:
         self.table_rows = table_rows
@@ -55,7 +55,7 @@ class Bags:
         self.ids = np.concatenate(rows).astype(np.int32) if rows else np.zeros(0, np.int32)
 
     def batch(self, chosen: NDArray[np.int64], generator: np.random.Generator | None = None, drop: float = 0.0) -> Any:
-        """(n, rows of the table): the weight of each id of the rows *chosen*, without a share *drop* of the ids."""
+        """Return the weight of each id of the rows *chosen*, (n, rows of the table), without a share *drop* of the ids."""
         from scipy.sparse import csr_array
 
         lengths = self.lengths[chosen]
@@ -81,7 +81,7 @@ class TrainingRows:
     target: Floats
     """Log-lengths."""
     cut: NDArray[np.bool_]
-    """The answer was cut, so it is at least so long."""
+    """Whether the answer was cut, so that it is at least this long."""
 
     def of(self, chosen: NDArray[np.int64]) -> "TrainingRows":
         return TrainingRows(
@@ -111,7 +111,7 @@ class ForwardPass:
 def forward(
     weights: Weights, rows: TrainingRows, bags: Sequence[Any], generator: np.random.Generator | None = None
 ) -> ForwardPass:
-    """The same as `network.answer`, for many rows; with a *generator* some text and hidden units are dropped."""
+    """Compute `student.answer` for many rows; with a *generator*, drop some text and hidden units."""
     count = len(rows.models)
     kept_text: Floats | float = 1.0
     kept_first: Floats | float = 1.0
@@ -137,9 +137,9 @@ def forward(
 
 
 def loss(rows: TrainingRows, logs: Floats) -> tuple[float, Floats]:
-    """Mean pinball loss of *logs*, and its gradient by them; each row is weighed by its predicted length to a power.
+    """Return the mean pinball loss of *logs*, and its gradient; rows are weighted by a power of their predicted length.
 
-    Of a cut answer only predictions below it are wrong: how long it would have been is not known.
+    For a cut answer only predictions below it are wrong: its full length is unknown.
     """
     miss = rows.target[:, None] - logs
     counts = (miss >= 0) | ~rows.cut[:, None]
@@ -151,7 +151,7 @@ def loss(rows: TrainingRows, logs: Floats) -> tuple[float, Floats]:
 
 
 def backward(made: ForwardPass, by_logs: Floats) -> Weights:
-    """Gradients of the weights from that *by_logs*."""
+    """Return gradients of the weights from the gradient *by_logs*."""
     weights, rows = made.weights, made.rows
     by_heads = np.empty_like(made.heads)
     # A step moves its own quantile and all that are further from the median.
@@ -191,13 +191,13 @@ def _by_names(table: Floats, chosen: NDArray[np.int64], by_rows: Floats) -> Floa
 def gradients(
     weights: Weights, rows: TrainingRows, bags: Sequence[Any], generator: np.random.Generator | None = None
 ) -> Weights:
-    """Gradients of the loss of one batch."""
+    """Return gradients of the loss of one batch."""
     made = forward(weights, rows, bags, generator)
     return backward(made, loss(rows, made.logs)[1].astype(np.float32, copy=False))
 
 
 class Optimiser:
-    """AdamW (Loshchilov and Hutter, 2019) over *steps* steps of one cycle; it moves *weights* in place."""
+    """AdamW (Loshchilov and Hutter, 2019) over *steps* steps of one cycle; it updates *weights* in place."""
 
     def __init__(self, weights: Weights, rate: float, steps: int) -> None:
         self.weights, self.rate, self.steps, self.done = weights, rate, steps, 0
@@ -215,7 +215,7 @@ class Optimiser:
             value[:] = (1.0 - rate * DECAY) * value - (rate / bias) * mean / (np.sqrt(square) / scale + LEAST_SIZE)
 
     def _now(self) -> tuple[float, float]:
-        """The rate and the momentum of the next step."""
+        """Return the rate and the momentum of the next step."""
         peak = max(WARM_UP * self.steps - 1.0, 1e-9)
         if self.done <= peak:
             return (
@@ -227,7 +227,7 @@ class Optimiser:
 
 
 def _between(begin: float, end: float, share: float) -> float:
-    """Along half a cosine."""
+    """Interpolate along half a cosine."""
     return float(end + (begin - end) * 0.5 * (1.0 + np.cos(np.pi * share)))
 
 
@@ -235,7 +235,7 @@ if TYPE_CHECKING:
     from forecasting.lengths.student import Student
 
 WIDTH: Final = 14
-"""Of an n-gram's row."""
+"""Width of an n-gram's row."""
 HIDDEN: Final = 64
 NAME_WIDTH: Final = 8
 EPOCHS: Final = 5
@@ -256,7 +256,7 @@ LATER_LEAVES: Final = 8
 
 
 def train(student: "Student", features: Sequence[Features], samples: Sequence[Sample]) -> None:
-    """Fit *student*; samples that reached their max_tokens count as "at least so long"."""
+    """Fit *student*; samples that reached their max_tokens count as "at least this long"."""
     from threadpoolctl import threadpool_limits
 
     fresh = not student.networks
@@ -318,7 +318,7 @@ def _stage(
     weights: NDArray[np.float64],
     learned: NDArray[np.bool_],
 ) -> HabitTrees:
-    """Trees for what the stages *before* leave of the log-lengths of the samples *learned*."""
+    """Return trees for the residual of the stages *before* on the log-lengths of the samples *learned*."""
     chosen = [sample for sample, mine in zip(samples, learned, strict=True) if mine]
     queries = [sample.query for sample in chosen]
     rows, target = measures[learned], np.log1p([sample.output_tokens for sample in chosen])
@@ -344,7 +344,7 @@ def _network(
     fresh: bool,
     seed: int,
 ) -> Weights:
-    """Fit one network from its first *weights* on; the samples *held* out choose the round to stop at."""
+    """Fit one network, starting from *weights*; the samples *held* out choose the round to stop at."""
     steps_an_epoch = -(-len(held) // BATCH)
     rounds = max(EPOCHS, -(-LEAST_STEPS // steps_an_epoch))
     optimiser = Optimiser(weights, RATE if fresh else GO_ON_RATE, rounds * steps_an_epoch + 1)
@@ -369,7 +369,9 @@ def _network(
 
 
 def _start(student: "Student", place: int, scaling: Scaling, lengths: NDArray[np.float64], measures: int) -> Weights:
-    """First weights of network *place*: its present ones with a row of zeros per new name, else random ones."""
+    """Return the initial weights of network *place*: its present ones with a row of zeros per new name, else random
+    ones.
+    """
     names = (("models", student.models), ("tenants", student.tenants))
     if student.scaling is not None:
         begin = student.scaling.moved(student.networks[place], scaling)
@@ -403,7 +405,7 @@ def _start(student: "Student", place: int, scaling: Scaling, lengths: NDArray[np
 def _held_out(
     samples: Sequence[Sample], features: Sequence[Features], generator: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Which samples judge each round, by whole prompts: a tenth, none of few."""
+    """Return which samples judge each round, by whole prompts: a tenth, none of few."""
     if len(samples) < LEAST_TO_JUDGE:
         return np.zeros(len(samples), bool)
     keys = [sample.query.asked or each.ids.tobytes() for sample, each in zip(samples, features, strict=True)]
@@ -426,7 +428,9 @@ def _correct_quantiles(student: "Student", logs: NDArray[np.float64], real: NDAr
 
 
 def build(folder: Path, path: Path = BUNDLED) -> int:
-    """Write the bundled student to *path*; how many samples it learned from. Raises DataMissing without the free sets."""
+    """Write the bundled student to *path*; return how many samples it learned from. Raises DataMissing without the free
+    sets.
+    """
     samples = with_histories(free_answers(folder))
     Student().fit(samples).save(path)
     path.chmod(0o644)

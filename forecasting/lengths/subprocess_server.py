@@ -1,7 +1,7 @@
 """The subprocess in which a length model answers: one socket, a batch of queries in, predictions out.
 
-Started by `predictor.SubprocessPredictor`, never by hand. It ends when its parent does: the socket closes, and Linux kills
-it should it hang just then.
+Started by `predictor.SubprocessPredictor`, never by hand. It ends when its parent does: the socket closes, and Linux
+kills it should it hang just then.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ DIE_WITH_PARENT: Final = 1  # PR_SET_PDEATHSIG
 
 
 def load(kind: str, file: str) -> LengthModel:
-    """The length model of *kind* in *file*, to be asked alone; the bundled student when *file* is empty.
+    """Return the length model of *kind* in *file*, to be asked alone; the bundled student if *file* is empty.
 
     Raises ValueError or OSError.
     """
@@ -41,9 +41,9 @@ def load(kind: str, file: str) -> LengthModel:
 
 
 def check(kind: str, file: str) -> None:
-    """Raise what `load` would, as far as that is known without opening an encoder."""
+    """Raise as `load` would, as far as that is known without opening an encoder."""
+    from forecasting.files import read_state
     from forecasting.lengths import MODELS, Student, rests
-    from forecasting.workload.files import read_state
 
     if kind in (Student.name, "") or kind not in MODELS:
         load(kind, file)
@@ -54,7 +54,7 @@ def check(kind: str, file: str) -> None:
 
 
 def made(call: str, arguments: tuple[str, ...]) -> Any:
-    """Call *call* ("module:function") with *arguments*; it returns a LengthModel."""
+    """Call *call* ("module:function") with *arguments*; return the LengthModel."""
     module, _, name = call.partition(":")
     return getattr(importlib.import_module(module), name)(*arguments)
 
@@ -65,7 +65,7 @@ def frame(message: Any) -> bytes:
 
 
 def _read(link: socket.socket, size: int) -> bytes:
-    """Exactly *size* bytes. Raises EOFError when the other side is gone."""
+    """Return exactly *size* bytes. Raises EOFError if the other side is gone."""
     data = bytearray()
     while len(data) < size:
         piece = link.recv(size - len(data))
@@ -80,21 +80,21 @@ class Batch(NamedTuple):
 
     queries: list[LengthQuery]
     numbers: list[int]
-    """By which later lessons name the queries."""
+    """Numbers by which later lessons identify the queries."""
     lessons: list[Lesson] = []
     limits: Limits = Limits()
-    """Of the embedding cache."""
+    """Limits of the embedding cache."""
 
 
 class BatchAnswerer:
-    """A model and, where it reads prompts by an encoder, the embedding cache before it."""
+    """A model and, if it reads prompts by an encoder, the embedding cache in front of it."""
 
     def __init__(self, model: LengthModel) -> None:
         self.model = model
         self.cache = EmbeddingCache()
 
     def answer(self, batch: Batch) -> list[Estimate]:
-        """An estimate for each query; one that the model fails on costs its own answer alone."""
+        """Return an estimate for each query; one that the model fails on costs its own answer alone."""
         self.cache.set_limits(batch.limits)
         for lesson in batch.lessons:
             self.cache.learn(lesson)

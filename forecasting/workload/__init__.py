@@ -4,18 +4,18 @@ from pathlib import Path
 from typing import Final
 
 from forecasting import models_extra
+from forecasting.files import StateError, read_state
 from forecasting.workload.arima import Arima, SeasonalArima
 from forecasting.workload.backtesting import backtest
 from forecasting.workload.blend import Blend
 from forecasting.workload.ets import Ets
 from forecasting.workload.fallback import Fallback
-from forecasting.workload.files import StateError, read_state
 from forecasting.workload.forecaster import Forecast, Forecaster, Naive
 from forecasting.workload.mlstm import Mlstm
 from forecasting.workload.series import Series
 
 BEST: Final = Blend.name
-"""The forecaster that is used where none is named."""
+"""The default forecaster."""
 
 FORECASTERS: Final[dict[str, type[Forecaster]]] = {
     forecaster.name: forecaster for forecaster in (Naive, Arima, SeasonalArima, Ets, Mlstm, Blend)
@@ -23,18 +23,20 @@ FORECASTERS: Final[dict[str, type[Forecaster]]] = {
 
 
 def rests(name: str) -> str:
-    """Why the forecaster *name* cannot be fitted here; empty if it can, and for a name of none."""
+    """Return why the forecaster *name* cannot be fitted here; empty if it can, and for an unknown name."""
     kind = FORECASTERS.get(name)
     return models_extra.missing_for(f"The forecaster {name}") if kind is not None and kind.needs_models_extra else ""
 
 
 def usable(name: str) -> str:
-    """*name*, or the best forecaster's where none is named or it rests."""
+    """Return *name*, or the best forecaster's if none is named or it rests."""
     return BEST if not name or rests(name) else name
 
 
 def load(path: Path) -> Forecaster:
-    """The forecaster in a file that `save` wrote, whichever it is. Raises StateError if there is none, OSError as `open`."""
+    """Return the forecaster in a file that `save` wrote, of any kind. Raises StateError if there is none, OSError as
+    `open`.
+    """
     state = read_state(path)
     forecaster = FORECASTERS.get(str(state.get("forecaster")))
     if forecaster is None:

@@ -3,9 +3,9 @@
 The search for orders (Hyndman and Khandakar 2008, stepwise by AICc) is done once; later fits estimate the coefficients
 alone, and a window that follows moves the model on by its own recursion, without estimating anything.
 
-The seasonal model follows the length of the day in windows m. Up to 24 it is SARIMA(p,d,q)(P,D,Q)m. Beyond, where the state
-of a SARIMA would have hundreds of elements, the day is a sum of sines and cosines with ARIMA errors, which is what pmdarima
-advises for long seasons (dynamic harmonic regression).
+The seasonal model follows the length of the day in windows m. Up to 24 it is SARIMA(p,d,q)(P,D,Q)m. Beyond, where the
+state of a SARIMA would have hundreds of elements, the day is a sum of sines and cosines with ARIMA errors, which is
+what pmdarima advises for long seasons (dynamic harmonic regression).
 """
 
 import warnings
@@ -67,7 +67,7 @@ class ArimaModel(PointModel):
         import pmdarima  # noqa: F401
 
     def append(self, value: float) -> None:
-        """A gap is taken as the model's own expectation: an error of 0."""
+        """Move on by one window; a gap counts as the model's own expectation, an error of 0."""
         expected = self._expected_w()
         u_expected = expected + float(self.difference @ self.u[::-1]) if len(self.u) else expected
         seasonal = float(self._harmonic(np.array([self.index]))[0] @ self.beta) if self.harmonics else 0.0
@@ -107,7 +107,7 @@ class ArimaModel(PointModel):
         return words
 
     def _search(self, y: Values) -> None:
-        """Orders by pmdarima's stepwise search; for long seasons, first the number of harmonics by AICc."""
+        """Find orders by pmdarima's stepwise search; for long seasons, first the number of harmonics by AICc."""
         import pmdarima
 
         season = self.season if self.seasonal and 1 < self.season <= LONGEST_SARIMA else 1
@@ -140,7 +140,7 @@ class ArimaModel(PointModel):
         self.intercept = bool(model.with_intercept)
 
     def _count_harmonics(self, y: Values) -> int:
-        """As many sine and cosine pairs as have the smallest AICc under least squares."""
+        """Return the number of sine and cosine pairs with the smallest AICc under least squares."""
         best, chosen = np.inf, 1
         n = len(y)
         for count in range(1, min(HARMONICS, self.season // 2) + 1):
@@ -154,12 +154,12 @@ class ArimaModel(PointModel):
         return chosen
 
     def _harmonic(self, index: NDArray[np.int64]) -> Values:
-        """Sines and cosines at windows *index*: (len(index), 2 harmonics)."""
+        """Return sines and cosines at windows *index*: (len(index), 2 harmonics)."""
         angle = 2 * np.pi * np.outer(index % self.season, np.arange(1, self.harmonics + 1)) / self.season
         return np.concatenate([np.sin(angle), np.cos(angle)], axis=1)
 
     def _estimate(self, y: Values) -> None:
-        """Coefficients for the orders that were found, and where the recursion stands at the end of *y*."""
+        """Estimate coefficients for the found orders, and the state of the recursion at the end of *y*."""
         self.beta, self.constant = np.zeros(2 * self.harmonics), 0.0
         self.ar = self.ma = np.empty(0)
         self.difference = np.ones(1)  # a random walk, unless there is more
@@ -170,7 +170,7 @@ class ArimaModel(PointModel):
         self.index = len(y)
 
     def _take_coefficients(self, y: Values) -> Values:
-        """Errors of one step over the windows that the coefficients were estimated on; none without coefficients."""
+        """Return one-step errors over the windows of the estimate; none without coefficients."""
         import pmdarima
 
         assert self.order is not None
@@ -228,7 +228,7 @@ class ArimaModel(PointModel):
 
 
 def _last(values: Values, count: int) -> Values:
-    """The last *count* of *values*, after zeros where there are fewer."""
+    """Return the last *count* of *values*, preceded by zeros if there are fewer."""
     return np.concatenate([np.zeros(max(0, count - len(values))), values[len(values) - min(count, len(values)) :]])
 
 

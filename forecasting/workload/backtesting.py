@@ -1,11 +1,13 @@
 """Errors that forecasters would have made on known data.
 
-Rolling origin: each forecaster is fitted on the first windows, then before every further window it forecasts the next few,
-and is given what came. It fits itself again once a day, as it does live. Nothing that lies after an origin is seen at it.
+Rolling origin: each forecaster is fitted on the first windows, then before every further window it forecasts the next
+few, and is given what came. It fits itself again once a day, as it does live. Nothing that lies after an origin is seen
+at it.
 
-APE is |forecast - actual| / actual, as in PreServe (section 5.2.1, Table 1), over windows in which something was asked for:
-where nothing was, it is not defined. So where a window was empty, what ranks forecasters is WAPE, the sum of absolute errors
-as a share of the sum of rates. Bands are judged on empty windows too. Windows that are gaps are not judged.
+APE is |forecast - actual| / actual, as in PreServe (section 5.2.1, Table 1), over windows in which something was asked
+for: where nothing was, it is not defined. So where a window was empty, what ranks forecasters is WAPE, the sum of
+absolute errors as a share of the sum of rates. Bands are judged on empty windows too. Windows that are gaps are not
+judged.
 """
 
 import time
@@ -32,15 +34,17 @@ def backtest(
     test_windows: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each of *forecasters*, fitted on the first *fit_windows* of *series* and judged on the *test_windows* after
-    them (all that there are, if left out), *horizon* windows ahead. *progress* is called with (forecaster, done, all).
+    """Return a row for each of *forecasters*, fitted on the first *fit_windows* of *series*, judged *horizon* windows
+    ahead.
+
+    *test_windows* after the fit are judged (all that there are, if None). *progress* is called with (forecaster, done,
+    all).
 
     Keys of a row; errors and shares are fractions of 1:
-    - `series`, `forecaster`, `windows` (in which something was asked for), `zero_windows` (nothing was: bands only), `note`,
-      `parameters`
-    - `error`, `error_by_horizon`: mean APE, or WAPE where a window of the test part was empty: it ranks forecasters
+    - `series`, `forecaster`, `windows` (with demand), `zero_windows` (without: bands only), `note`, `parameters`
+    - `error`, `error_by_horizon`: mean APE, or WAPE if a window of the test part was empty: it ranks forecasters
     - `mean_ape`, `max_ape`: over all horizons up to *horizon*; `mean_ape_by_horizon`, `max_ape_by_horizon`: lists
-    - `one_origin_mean_ape`, `one_origin_max_ape`: of one forecast of the whole test part, made at its begin with no updates
+    - `one_origin_mean_ape`, `one_origin_max_ape`: of one forecast of the whole test part, made at its start without updates
     - `pinball`: mean pinball loss over `PINBALL_LEVELS`, divided by the mean rate of all known windows
     - `coverage_80`, `coverage_95`, and by horizon; `width_80`: mean width of that band, divided by the same mean rate
     - `fit_s` (the first fit), `update_s` (mean by window, daily fits included), `predict_s` (mean)
@@ -89,7 +93,7 @@ def _roll(
     horizon: int,
     progress: Callable[[str, int, int], None] | None,
 ) -> tuple[list[Forecast], float, float]:
-    """The forecast made before each window of the test part; mean seconds of an update and of a prediction."""
+    """Return the forecast made before each window of the test part; mean seconds of an update and of a prediction."""
     forecasts: list[Forecast] = []
     updating_s = predicting_s = 0.0
     count = len(series) - fit_windows
@@ -107,7 +111,7 @@ def _roll(
 
 
 def _errors(forecasts: list[Forecast], actual: Values, horizon: int) -> dict[str, Any]:
-    """All that is measured, from the forecast made before each window and the *actual* windows."""
+    """Return all measures, from the forecast made before each window and the *actual* windows."""
     fields = ("mean", "lower_80", "upper_80", "lower_95", "upper_95")
     said = {name: np.full((horizon, len(actual)), np.nan) for name in fields}  # by horizon and target window
     for origin, forecast in enumerate(forecasts):
@@ -145,7 +149,7 @@ def _errors(forecasts: list[Forecast], actual: Values, horizon: int) -> dict[str
 
 
 def _by_horizon(reduce: Callable[[Values], Any], values: Values) -> list[float | None]:
-    """*reduce* over each row; None where a horizon reaches no judged window."""
+    """*reduce* each row; None where a horizon reaches no judged window."""
     return [float(reduce(row)) if not np.isnan(row).all() else None for row in values]
 
 

@@ -3,13 +3,15 @@
 Two rules give ends, and each end is the mean of both by the pinball loss that they lately had at that horizon.
 
 *Errors*: adaptive conformal intervals. An error is the logarithm of actual over forecast, divided by the size that such
-errors had lately, so that a calm night and a bursty afternoon share one memory of scores. For each horizon the band's ends
-are quantiles of the scores in memory (split conformal prediction, with its (n + 1) / n), and the quantile that is asked for
-moves after every hit and miss as in Gibbs and Candes, "Adaptive conformal inference under distribution shift" (NeurIPS
-2021): no model of the noise is needed, and the share of outcomes inside goes to what was promised while the demand changes.
+errors had lately, so that a calm night and a bursty afternoon share one memory of scores. For each horizon the band's
+ends are quantiles of the scores in memory (split conformal prediction, with its (n + 1) / n), and the quantile that is
+asked for moves after every hit and miss as in Gibbs and Candes, "Adaptive conformal inference under distribution shift"
+(NeurIPS 2021): no model of the noise is needed, and the share of outcomes inside goes to what was promised while the
+demand changes.
 
-*Levels*: quantiles of the rates of the last two days, whatever is forecast. Where most windows are empty and a few are not,
-errors as logarithms are either nothing or enormous and say little of the next; how often the series is busy says more.
+*Levels*: quantiles of the rates of the last two days, whatever is forecast. Where most windows are empty and a few are
+not, errors as logarithms are either nothing or enormous and say little of the next; how often the series is busy says
+more.
 
 No end lies above `GROWTH` times the highest rate that was seen.
 """
@@ -20,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from forecasting.workload.files import StateError
+from forecasting.files import StateError
 from forecasting.workload.series import LEAST_RATE
 
 LEVELS: Final = (0.80, 0.95)  # shares of the outcomes that the two bands should hold
@@ -48,7 +50,7 @@ TARGETS: Final = np.array([share for level in LEVELS for share in ((1 - level) /
 
 
 def _quantiles_of(tails: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The quantile that each end is, of the share beyond it (..., 4)."""
+    """Return the quantile of each end, from the share of outcomes beyond it (..., 4)."""
     return np.where(np.arange(len(TARGETS)) % 2, 1.0 - tails, tails)
 
 
@@ -87,7 +89,7 @@ class Bands:
         self.asked_by_rule = np.full((2, reach, reach, 4), np.nan)
 
     def ends(self, path: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Lower 80, upper 80, lower 95 and upper 95 around *path*: (horizon, 4), ordered and none below 0."""
+        """Return lower 80, upper 80, lower 95 and upper 95 around *path*: (horizon, 4), ordered and none below 0."""
         return self._mixed(path, self._by_errors(path), self._by_levels())
 
     def _mixed(
@@ -103,21 +105,21 @@ class Bands:
         return ends
 
     def _share_of_levels(self) -> NDArray[np.float64]:
-        """Weight of the levels in each end: (reach, 4)."""
+        """Return the weight of the levels in each end: (reach, 4)."""
         errors, levels = self.losses
         best = np.maximum(np.minimum(errors, levels), LEAST_RATE)
         away = np.clip(EAGERNESS * (levels - errors) / best, -50.0, 50.0)
         return np.asarray(1.0 / (1.0 + np.exp(away)))
 
     def _by_levels(self) -> NDArray[np.float64]:
-        """Quantiles of the last rates at the four tails: (reach, 4); NaN while there are too few."""
+        """Return quantiles of the last rates at the four tails: (reach, 4); NaN while there are too few."""
         known = self.rates[: min(self.rates_written, LEVELS_MEMORY)]
         if len(known) < LEAST_LEVELS:
             return np.full((self.reach, len(TARGETS)), np.nan)
         return np.asarray(np.quantile(known, _quantiles_of(self.tails)))
 
     def _by_errors(self, path: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Ends by the errors that lately were, before they are ordered: (horizon, 4)."""
+        """Return ends by recent errors, before they are ordered: (horizon, 4)."""
         horizon = len(path)
         reach = min(horizon, self.reach)
         quantiles = self._quantiles(reach)
@@ -131,11 +133,11 @@ class Bands:
         return np.asarray(np.clip(ends, 0.0, max(GROWTH * self.highest, LEAST_RATE)))
 
     def _size(self) -> NDArray[np.float64]:
-        """By what errors are divided, by horizon."""
+        """Return the divisor of errors, by horizon."""
         return np.asarray(np.maximum(self.scale, SLOW_SHARE * self.slow_scale) ** POWER)
 
     def ask(self, path: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Remember the forecast *path* of the next `reach` windows, to compare it with what comes; its `ends`."""
+        """Remember the forecast *path* of the next `reach` windows, to compare it with the outcome; return its `ends`."""
         row = self.origin % self.reach
         self.asked[row] = np.log(path + self.offset)
         self.asked_scale[row] = self._size()
@@ -147,7 +149,7 @@ class Bands:
         return ends
 
     def learn(self, actual: float) -> None:
-        """Take in the next window; NaN moves on without learning."""
+        """Learn from the next window; NaN moves on without learning."""
         horizons = np.arange(self.reach)
         rows = (self.origin - horizons) % self.reach
         self.origin += 1
@@ -175,7 +177,7 @@ class Bands:
         self._forget(rows, horizons)
 
     def _weigh(self, actual: float, rows: NDArray[np.int64], horizons: NDArray[np.int64]) -> None:
-        """Take in how wrong each rule's ends were, where both had some."""
+        """Add the loss of each rule's ends, where both had some."""
         off = actual - self.asked_by_rule[:, rows, horizons]
         loss = np.maximum(QUANTILES * off, (QUANTILES - 1) * off)
         both = ~np.isnan(loss).any(axis=0)
@@ -185,7 +187,7 @@ class Bands:
         self.asked[rows, horizons] = np.nan
 
     def _quantiles(self, reach: int) -> NDArray[np.float64]:
-        """Scores at the four tails, by horizon: (reach, 4)."""
+        """Return scores at the four tails, by horizon: (reach, 4)."""
         ordered = np.sort(self.scores[:reach], axis=1)  # NaN goes to the end
         count = (~np.isnan(ordered)).sum(axis=1)
         tails = _quantiles_of(self.tails[:reach])

@@ -1,12 +1,12 @@
 """Our own forecaster: many simple opinions, each weighted by how wrong it was lately at the very horizon that is asked for.
 
-One opinion is best on calm nights, another when bursts come and go, a third at the hours at which people start work, and
-which one it is changes with the service and from day to day. So none is chosen: for each horizon of a grid every opinion has
-a loss, exponentially forgotten by window, and another by time of day, forgotten by day: what was right in the night says
-little of the morning. The forecast is the mean of their logarithms with weights exp(-loss), and horizons between are
-interpolated. The weighting is that of prediction with expert advice (Cesa-Bianchi and Lugosi, "Prediction, Learning, and
-Games", 2006); the opinions are in `experts` and `trees`. The trees start with almost as much weight as all
-others together: these say much the same in many ways, and would outvote them by number.
+One opinion is best on calm nights, another when bursts come and go, a third at the hours at which people start work,
+and which one it is changes with the service and from day to day. So none is chosen: for each horizon of a grid every
+opinion has a loss, exponentially forgotten by window, and another by time of day, forgotten by day: what was right in
+the night says little of the morning. The forecast is the mean of their logarithms with weights exp(-loss), and horizons
+between are interpolated. The weighting is that of prediction with expert advice (Cesa-Bianchi and Lugosi, "Prediction,
+Learning, and Games", 2006); the opinions are in `experts` and `trees`. The trees start with almost as much weight as
+all others together: these say much the same in many ways, and would outvote them by number.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from forecasting.files import StateError
 from forecasting.workload.experts import NAMES as SIMPLE
 from forecasting.workload.experts import OFFSET_SHARE, Index, Regression, Trail, opinions
-from forecasting.workload.files import StateError
 from forecasting.workload.forecaster import Forecaster, PointModel
 from forecasting.workload.series import DAY_S, Values
 from forecasting.workload.trees import NAMES as TREES
@@ -28,7 +28,7 @@ GRID: Final = (1, 2, 3, 4, 6, 9, 12, 18, 24, 36, 72, 144)  # horizons at which l
 LEARNED: Final = tuple(horizon for horizon in GRID if horizon <= 36)
 NAMES: Final = (*SIMPLE, "regression", *TREES)
 TREE_SHARES: Final = (0.2, 0.2)
-"""Of the weight that opinions have before any loss; the others have equal parts of the rest."""
+"""Weights of the trees before any loss; the other opinions share the rest equally."""
 MEMORY: Final = 0.99  # of losses, by window
 DAY_MEMORY: Final = 0.9  # of losses by time of day, by day
 DAY_PARTS: Final = 8  # of a day, at most, that have their own losses
@@ -40,8 +40,9 @@ FIRST_WEIGHTS: Final = np.array([SIMPLE_SHARE] * (len(NAMES) - len(TREES)) + lis
 LOSS_WINDOWS: Final = 288  # at the end of what is first fitted on, whose forecasts give the first losses
 LARGEST_LOSS: Final = 2.0  # an opinion cannot be more wrong than that in one window
 LEAST_LEVEL: Final = 0.3
-"""An error is a share of the rate, or of so much of the mean rate where that is more: on a series that is mostly idle,
-shares of next to nothing would be all that counts."""
+"""Least divisor of an error, as a share of the mean rate: on a series that is mostly idle, shares of next to nothing
+would otherwise decide.
+"""
 
 
 class BlendModel(PointModel):
@@ -62,8 +63,12 @@ class BlendModel(PointModel):
         import sklearn.ensemble  # noqa: F401
 
     def fit(self, values: Values, season: int) -> None:
-        """At first, losses come from forecasts of the last windows by coefficients that had not seen them. Later they stay,
-        for *values* then end where the trail does, and what was forecast since says more than what could have been."""
+        """Fit regression and trees; at first, also take losses from forecasts of the last windows, which those had not
+        seen.
+
+        A later fit keeps the losses, since *values* end where the trail does, and real forecasts say more than
+        hypothetical ones.
+        """
         before, count = self.trail, len(values)
         self.trail = Trail(values, season, DAY_S / season)
         if before is None:
@@ -114,7 +119,7 @@ class BlendModel(PointModel):
         )
 
     def walk(self, values: Values) -> Values:
-        """As a loop over `path` and `append` would, with all moments at once."""
+        """Do what a loop over `path` and `append` would, with all moments at once."""
         trail = self.trail
         assert trail is not None
         begin = len(trail)
@@ -130,15 +135,19 @@ class BlendModel(PointModel):
         return self._mean(self.said(origins, horizons), np.moveaxis(weights, 0, 1), self.reach)
 
     def weights(self, next_window: int) -> Values:
-        """Weight of every opinion at every horizon of the grid, *next_window* being the first: (opinions, grid), columns
-        adding up to 1."""
+        """Return the weight of every opinion at every horizon of the grid, *next_window* being the first.
+
+        (opinions, grid); columns add up to 1.
+        """
         losses = self.losses + self._by_time_of_day(next_window + np.array(GRID) - 1)
         best = np.maximum(losses.min(axis=0), 1e-9)
         weights = FIRST_WEIGHTS[:, None] * np.exp(-EAGERNESS_BY_GRID * np.minimum(losses / best - 1.0, 20.0))
         return np.asarray(weights / weights.sum(axis=0))
 
     def _by_time_of_day(self, targets: Index) -> Values:
-        """Losses at the times of day of *targets*, one for each horizon of the grid, between those of parts of the day."""
+        """Return losses at the times of day of *targets*, one for each horizon of the grid, interpolated between parts
+        of the day.
+        """
         parts = len(self.by_part)
         at = ((self.phase + targets) % self._season + 0.5) * parts / self._season - 0.5
         before = np.floor(at).astype(np.int64)
@@ -149,7 +158,9 @@ class BlendModel(PointModel):
         return np.asarray(losses)
 
     def _mean(self, said: Values, weights: Values, horizon: int) -> Values:
-        """Rates from *said* (opinions, ..., horizon) by *weights* (opinions, ..., grid); the silent ones do not count."""
+        """Return rates from *said* (opinions, ..., horizon) by *weights* (opinions, ..., grid); silent opinions do not
+        count.
+        """
         assert self.trail is not None
         weights = np.where(np.isnan(said), 0.0, weights @ between_grid(horizon))
         total = weights.sum(axis=0)
@@ -158,12 +169,12 @@ class BlendModel(PointModel):
         return self.trail.rate(np.where(total > 0, mean, said[0]))
 
     def tried(self) -> Sequence[str]:
-        """The opinions that count most at the next window."""
+        """Return the opinions with the largest weights at the next window."""
         weights = self.weights(0 if self.trail is None else len(self.trail))[:, 0]
         return [f"{NAMES[index]} {weights[index]:.0%}" for index in np.argsort(-weights)[:3]]
 
     def said(self, origins: Index, horizons: Index) -> Values:
-        """Logarithms of the rate by each opinion, *horizons* after *origins*; NaN where it has nothing to say."""
+        """Return logarithms of the rate by each opinion, *horizons* after *origins*; NaN where it is silent."""
         assert self.trail is not None
         return np.concatenate([
             opinions(self.trail, origins, horizons),
@@ -173,9 +184,9 @@ class BlendModel(PointModel):
         ])  # fmt: skip
 
     def _loss(self, targets: Index) -> Values:
-        """Losses of every opinion on *targets*, at every horizon of the grid: (opinions, grid, targets).
+        """Return losses of every opinion on *targets*, at every horizon of the grid: (opinions, grid, targets).
 
-        An opinion that had nothing to say is as wrong as the worst that had; gaps cost nothing.
+        A silent opinion is as wrong as the worst that spoke; gaps cost nothing.
         """
         trail = self.trail
         assert trail is not None
@@ -212,7 +223,9 @@ class BlendModel(PointModel):
 
 @lru_cache(maxsize=64)
 def between_grid(horizon: int) -> Values:
-    """Matrix that interpolates a value at each horizon of `GRID` to horizons 1 to *horizon*: (grid, horizon)."""
+    """Return the matrix that interpolates a value at each horizon of `GRID` to horizons 1 to *horizon*: (grid,
+    horizon).
+    """
     horizons = np.arange(1, horizon + 1)
     return np.stack([np.interp(horizons, GRID, unit) for unit in np.eye(len(GRID))])
 

@@ -1,8 +1,8 @@
 """Exponential smoothing in state-space form (ETS), with coefficients from statsmodels.
 
-Three forms with additive errors compete once, by AICc: a level; a level with damped trend; both with a daily season. Later
-fits estimate the coefficients of the winner alone, and windows that follow move level, trend and season by the recursion.
-Hyndman, Koehler, Ord and Snyder, "Forecasting with Exponential Smoothing" (2008).
+Three forms with additive errors compete once, by AICc: a level; a level with damped trend; both with a daily season.
+Later fits estimate the coefficients of the winner alone, and windows that follow move level, trend and season by the
+recursion. Hyndman, Koehler, Ord and Snyder, "Forecasting with Exponential Smoothing" (2008).
 """
 
 import warnings
@@ -77,7 +77,7 @@ class EtsModel(PointModel):
 
     @staticmethod
     def _estimate(y: Values, form: str, season: int) -> tuple[float, tuple[Any, ...]]:
-        """AICc, and alpha, beta, gamma, phi, level, trend and seasons at the end of *y*."""
+        """Return AICc, and alpha, beta, gamma, phi, level, trend and seasons at the end of *y*."""
         from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 
         seasonal, trending = SEASON in form, TREND in form

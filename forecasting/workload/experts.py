@@ -1,11 +1,11 @@
 """Simple opinions on what a series does next, for many moments and horizons at once.
 
-All work on the logarithm z of the rate: demand grows and falls by factors. An opinion is made of what is true now (the last
-window, exponential means, medians that a single burst does not move), of how earlier days continued from this time of day
-(a difference of z, smoothed over a few windows and averaged over days), or of both.
+All work on the logarithm z of the rate: demand grows and falls by factors. An opinion is made of what is true now (the
+last window, exponential means, medians that a single burst does not move), of how earlier days continued from this time
+of day (a difference of z, smoothed over a few windows and averaged over days), or of both.
 
-`Trail` holds z and all running means of it; `opinions` answers for pairs of (origin, horizon), so that the same code makes
-one forecast, and thousands of past ones at once when it is asked how good each opinion has been.
+`Trail` holds z and all running means of it; `opinions` answers for pairs of (origin, horizon), so that the same code
+makes one forecast, and thousands of past ones at once when it is asked how good each opinion has been.
 """
 
 from typing import Any, Final
@@ -26,7 +26,7 @@ Index = NDArray[np.int64]
 
 
 class Trail:
-    """z by window with what is derived from it; a gap continues the day before, or the last window."""
+    """z by window and all that is derived from it; a gap continues the day before, or the last window."""
 
     def __init__(self, values: Values, season: int, window_s: float) -> None:
         known = values[~np.isnan(values)]
@@ -70,11 +70,11 @@ class Trail:
                 self.smooth[row, last - width] = self.z[last - 2 * width :].mean()
 
     def rate(self, z: Values) -> Values:
-        """Tokens a second of logarithms *z*."""
+        """Return the tokens a second of logarithms *z*."""
         return np.exp(np.minimum(z, 700.0)) - self.offset
 
     def _bridged(self, z: Values) -> Values:
-        """*z* with each gap continued from the window before, in time order, so that nothing later is looked at."""
+        """Return *z* with each gap continued from the window before, in time order, so that nothing later is read."""
         out = np.array(z)
         gaps = np.flatnonzero(np.isnan(out))
         if len(gaps) == len(out):
@@ -84,10 +84,10 @@ class Trail:
         return out
 
     def _next(self, z: Values, opening: bool) -> float:
-        """The value that bridges a gap after *z*; *opening*: it is the gap's first window.
+        """Return the value that bridges a gap after *z*; *opening*: it is the gap's first window.
 
-        It starts from the median of the last windows (a burst just before the collector stopped is no level), goes as the
-        smoothed day before did from there, and is pulled to what is usual at that time.
+        It starts from the median of the last windows (a burst just before the collector stopped is no level), moves as
+        the smoothed day before did from there, and is pulled to the usual value of that time.
         """
         count, width = len(z), self.widths[1]
         start = float(np.median(z[-MEDIANS[1] :])) if opening else float(z[-1])
@@ -100,7 +100,7 @@ class Trail:
 
     @staticmethod
     def _smoothed(z: Values, width: int) -> Values:
-        """Mean over *width* windows to either side; NaN where they do not all exist."""
+        """Return means over *width* windows to either side; NaN where they do not all exist."""
         if width == 0:
             return np.array(z)
         out = np.full(len(z), np.nan)
@@ -122,7 +122,7 @@ class Trail:
 
 
 def _medians(z: Values, count: int) -> Values:
-    """Median of each value and the *count* - 1 before it, or of as many as there are."""
+    """Return the median of each value and the *count* - 1 before it, or of as many as there are."""
     lead = [_median(z[: index + 1]) for index in range(min(count - 1, len(z)))]
     if len(z) < count:
         return np.array(lead)
@@ -131,13 +131,13 @@ def _medians(z: Values, count: int) -> Values:
 
 
 def _median(z: Values) -> float:
-    """As `np.median`, of a handful of values, for which that takes a hundred times as long."""
+    """Return `np.median` of a handful of values, which takes a hundred times as long for so few."""
     ordered, half = sorted(z.tolist()), len(z) // 2
     return float(ordered[half] if len(z) % 2 else (ordered[half - 1] + ordered[half]) / 2)
 
 
 def _trailing(z: Values, count: int) -> Values:
-    """Mean of each value and the *count* - 1 before it, or of as many as there are."""
+    """Return the mean of each value and the *count* - 1 before it, or of as many as there are."""
     sums = np.concatenate([[0.0], np.cumsum(z)])
     ends = np.arange(1, len(z) + 1)
     begins = np.maximum(ends - count, 0)
@@ -154,9 +154,9 @@ FAST, SLOW = 0.85, 0.97  # of the distance to a profile or level that is left af
 
 
 def opinions(trail: Trail, origins: Index, horizons: Index) -> Values:
-    """z at *horizons* windows after each of *origins* (index of the last window known there): (len(NAMES), ...).
+    """Return z at *horizons* windows after each of *origins* (index of the last window known there): (len(NAMES), ...).
 
-    Both are broadcast. NaN where an opinion has too little behind it. Only windows up to the origin are looked at.
+    Both are broadcast. NaN where an opinion has too little data. Only windows up to the origin are read.
     """
     origin, horizon = np.broadcast_arrays(origins, horizons)
     last = trail.z[origin]
@@ -176,7 +176,7 @@ def opinions(trail: Trail, origins: Index, horizons: Index) -> Values:
 
 
 def days_before(trail: Trail, origin: Index, horizon: Index, days: int, smoothing: int) -> tuple[Values, Values]:
-    """How smoothed z developed on the last *days* over *horizon* from the time of *origin*.
+    """Return the course of smoothed z on the last *days* over *horizon* from the time of *origin*.
 
     First its move, (days, ...): row k is the mean over the last k + 1 days. Then its value at the end of the horizon, the
     mean over all days. Days without data are left out of the means; NaN without any.
@@ -210,8 +210,8 @@ COLUMNS: Final = 1 + len(LAGS) + len(LEVEL_DAYS)
 class Regression:
     """Regression of the move of z over a horizon on its last moves and its distance to the levels.
 
-    Least absolute deviations (so that bursts do not steer it) with a small ridge, by iteratively reweighted least squares;
-    one set of coefficients per horizon of a grid, between which horizons are interpolated.
+    Least absolute deviations (so that bursts do not steer it) with a small ridge, by iteratively reweighted least
+    squares; one set of coefficients per horizon of a grid, between which horizons are interpolated.
     """
 
     def __init__(self, horizons: tuple[int, ...]) -> None:
@@ -231,12 +231,12 @@ class Regression:
         self._interpolate()
 
     def _interpolate(self) -> None:
-        """Coefficients at every horizon from 0 to the last of the grid: (last + 1, columns)."""
+        """Compute coefficients at every horizon from 0 to the last of the grid: (last + 1, columns)."""
         horizons = np.arange(self.horizons[-1] + 1)
         self.between = np.stack([np.interp(horizons, self.horizons, column) for column in self.weights.T], axis=-1)
 
     def predict(self, trail: Trail, origins: Index, horizons: Index) -> Values:
-        """z at *horizons* after *origins*; NaN where nothing was learned or the horizon is beyond the grid."""
+        """Return z at *horizons* after *origins*; NaN where nothing was learned or the horizon is beyond the grid."""
         origin, horizon = np.broadcast_arrays(origins, horizons)
         last = self.horizons[-1]
         usable = (horizon <= last) & (origin >= max(LAGS))
@@ -257,12 +257,12 @@ class Regression:
 
 
 def thinned(origins: Index, most: int) -> Index:
-    """*origins*, evenly thinned to about *most*."""
+    """Return *origins*, evenly thinned to about *most*."""
     return origins if len(origins) <= most else origins[:: -(-len(origins) // most)]
 
 
 def recent_columns(trail: Trail, origin: Index) -> Values:
-    """1, the last moves, the distance to the levels: (..., columns)."""
+    """Return 1, the last moves, and the distance to the levels: (..., columns)."""
     now = trail.z[origin]
     moves = [trail.z[np.maximum(origin - lag, 0)] - now for lag in LAGS]
     return np.stack([np.ones(origin.shape), *moves, *(trail.levels[:, origin] - now)], axis=-1)

@@ -18,15 +18,15 @@ SIMPLER: Final[tuple[type[Forecaster], ...]] = (Ets, Naive)
 class Fallback:
     """One series' *forecaster*, replaced by the next of `SIMPLER` when it raises.
 
-    What failed, and why, is in `failed` and in the note of every forecast. What stands in stays until the caller makes a
-    new object, so that a forecaster that fails is not fitted again for every window. What the simplest raises is raised.
+    The failures are listed in `failed` and in the note of every forecast. A substitute stays until the caller makes a new
+    object, so that a failing forecaster is not fitted again for every window. The error of the simplest is raised.
     """
 
     def __init__(self, forecaster: Forecaster, failed: Sequence[str] = ()) -> None:
         self.forecaster = forecaster
         self.failed = list(failed)
         self.error: Exception | None = None
-        """The last exception; None when nothing failed since this object was made."""
+        """The last exception; None if none occurred since this object was made."""
 
     def fit(self, series: Series) -> None:
         while True:
@@ -71,7 +71,7 @@ class Fallback:
         return replace(made, note=f"{note}; {made.note}" if made.note else note)
 
     def _replace(self, error: Exception) -> None:
-        """Have the next simpler forecaster, not fitted yet; *error* is raised when there is none."""
+        """Switch to the next simpler forecaster, not fitted yet; raise *error* if there is none."""
         kind = type(self.forecaster)
         place = SIMPLER.index(kind) + 1 if kind in SIMPLER else 0
         if place == len(SIMPLER):

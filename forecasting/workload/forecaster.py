@@ -1,7 +1,7 @@
 """Forecasts, the models that make them, and the forecaster around a model.
 
-A `PointModel` gives one number per window. `Forecaster` keeps it fitted, bounds it, puts bands around it, and lets a simpler
-model stand in while there is too little to learn from.
+A `PointModel` gives one number per window. `Forecaster` keeps it fitted, bounds it, puts bands around it, and lets a
+simpler model stand in while there is too little to learn from.
 """
 
 import time
@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from forecasting.files import read_state, write_state
 from forecasting.workload.bands import GROWTH, Bands
-from forecasting.workload.files import read_state, write_state
 from forecasting.workload.series import Series, Values, windows_in_a_day
 
 
@@ -24,8 +24,7 @@ from forecasting.workload.series import Series, Values, windows_in_a_day
 class Forecast:
     """Tokens a second expected in each of the next windows, with bands; arrays of (horizon,), none below 0.
 
-    `mean` is the one number to plan with. It is the middle of what is expected, not inflated for safety: for that there
-    are the upper ends.
+    `mean` is the figure to plan with: the middle of the expectation, not inflated for safety. The upper ends serve that.
     """
 
     start_s: float  # seconds since 1970 (UTC) of the first window's begin
@@ -54,25 +53,25 @@ class PointModel(ABC):
     @classmethod
     @abstractmethod
     def least(cls, season: int) -> int:
-        """Known windows that it needs."""
+        """Return the known windows that it needs."""
 
     @abstractmethod
     def fit(self, values: Values, season: int) -> None:
-        """Learn from all *values*, oldest first. Fitted before, it keeps what is costly to find."""
+        """Learn from all *values*, oldest first. A later fit keeps parts that are costly to find."""
 
     @abstractmethod
     def append(self, value: float) -> None:
-        """Take in the window that followed, without learning again."""
+        """Move on by the window that followed, without learning again."""
 
     @abstractmethod
     def path(self, horizon: int) -> Values:
-        """The next *horizon* windows; the caller replaces values below 0 and infinite ones."""
+        """Return the next *horizon* windows; the caller replaces values below 0 and infinite ones."""
 
     def prepare(self) -> None:  # noqa: B027  # most need nothing
-        """Import what takes long, so that it is not counted as fitting."""
+        """Import slow packages, so that this is not counted as fitting."""
 
     def walk(self, values: Values) -> Values:
-        """Take in *values* one after another: the `reach` windows that were forecast before each, (len(values), reach)."""
+        """Append *values* one after another; return the `reach` windows forecast before each, (len(values), reach)."""
         paths = np.empty((len(values), self.reach))
         for index, value in enumerate(values):
             paths[index] = self.path(self.reach)
@@ -80,7 +79,7 @@ class PointModel(ABC):
         return paths
 
     def tried(self) -> Sequence[str]:
-        """Words on what was found, such as the orders of a model."""
+        """Return words on the findings of the fit, such as the orders of a model."""
         return ()
 
     def state(self) -> dict[str, Any]:
@@ -91,7 +90,7 @@ class PointModel(ABC):
 
 
 class Level(PointModel):
-    """The mean of the last known windows, flat: all that a handful of points can carry. Without any, 0."""
+    """The mean of the last known windows, flat: all that a handful of points can support. Without any, 0."""
 
     def __init__(self) -> None:
         self.recent: list[float] = []
@@ -112,7 +111,7 @@ class Level(PointModel):
 
 
 class SeasonalNaive(PointModel):
-    """The last known value at this time of day; where there is none, the latest known window."""
+    """The last known value at this time of day; if there is none, the latest known window."""
 
     def __init__(self) -> None:
         self.day: Values = np.empty(0)  # the last known value by time of day
@@ -139,7 +138,7 @@ class SeasonalNaive(PointModel):
 
 
 def filled(values: Values) -> Values:
-    """*values* with gaps bridged by straight lines; before the first known window, that one's value. All gaps: zeros."""
+    """Return *values* with gaps interpolated; before the first known window, that one's value. All gaps: zeros."""
     known = ~np.isnan(values)
     if not known.any():
         return np.zeros(len(values))
@@ -153,19 +152,19 @@ CALIBRATION_WINDOWS: Final = 288  # at the end of what is fitted on, forecast as
 
 
 class Forecaster:
-    """One series, one point model: fit it on what is known, give it what followed, ask it at any time.
+    """One series and one point model: fit it on the known windows, update it with later ones, ask it at any time.
 
     `fit` first fits on all but the last windows (at most a third), forecasts those window by window to learn the bands,
-    then fits on everything. `update` moves the model on and fits again when a day has come since.
+    then fits on everything. `update` moves the model on and fits again when a day has passed.
     """
 
     name: ClassVar[str]
     model_class: ClassVar[type[PointModel]]
     slow_to_fit: ClassVar[bool] = False
-    """A fit takes so long that forecasts of other series should not wait for it: tens of seconds rather than one."""
+    """Whether a fit takes tens of seconds rather than one, so that forecasts of other series should not wait for it."""
 
     needs_models_extra: ClassVar[bool] = False
-    """It is fitted by a package of the extra: see `forecasting.models_extra`."""
+    """Whether its fit needs the extra: see `forecasting.models_extra`."""
 
     def __init__(self) -> None:
         self.window_s = 600.0
@@ -179,7 +178,7 @@ class Forecaster:
         self._own = self.model_class()
         self._used: PointModel = Level()
         self._ahead: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
-        """The next windows within reach and the ends of their bands; None: not worked out yet."""
+        """The next windows within reach and the ends of their bands; None: not computed yet."""
 
     def fit(self, series: Series) -> None:
         started_s = time.perf_counter()
@@ -252,11 +251,11 @@ class Forecaster:
         return Series(self.end_s - len(self.values) * self.window_s, self.window_s, self.values)
 
     def prepare(self) -> None:
-        """Import what takes long, so that it is not counted as fitting."""
+        """Import slow packages, so that this is not counted as fitting."""
         self._own.prepare()
 
     def describe(self) -> str:
-        """The model's findings of the fit, in words; may be empty."""
+        """Return the findings of the model's fit in words; may be empty."""
         return ", ".join(self._used.tried())
 
     def _ask(self, bands: Bands) -> None:
@@ -264,7 +263,7 @@ class Forecaster:
         self._ahead = path, bands.ask(path)
 
     def _choose(self, count: int) -> None:
-        """Let the simplest model stand in that the first *count* windows can carry, and say so."""
+        """Use the simplest substitute that the first *count* windows support if they are too few, and note it."""
         known = int(np.count_nonzero(~np.isnan(self.values[:count])))
         needed = self._own.least(self.season)
         if known >= needed:
@@ -281,7 +280,7 @@ class Forecaster:
         return int(np.count_nonzero(~np.isnan(self.values))) >= self._own.least(self.season)
 
     def _walk(self, values: NDArray[np.float64]) -> None:
-        """Forecast each of *values* before taking it in."""
+        """Forecast each of *values* before appending it."""
         bands = self.bands
         assert bands is not None
         for value, path in zip(values, self._mended(self._used.walk(values)), strict=True):
@@ -292,7 +291,7 @@ class Forecaster:
         return self._mended(self._used.path(horizon))
 
     def _mended(self, path: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A model's answer within what the series has shown: from 0 to `GROWTH` times the highest rate."""
+        """Return a model's answer clipped to the range of the series: from 0 to `GROWTH` times the highest rate."""
         known = self.values[~np.isnan(self.values)]
         ceiling = GROWTH * float(known.max()) if known.size else 0.0
         return np.clip(np.nan_to_num(path, nan=0.0, posinf=ceiling, neginf=0.0), 0.0, ceiling)
@@ -338,14 +337,14 @@ class Forecaster:
 
 
 def _trimmed(values: NDArray[np.float64], season: int) -> NDArray[np.float64]:
-    """*values* without the gaps before the first known one, and no longer than what is kept."""
+    """Return *values* without leading gaps, no longer than the kept history."""
     known = np.flatnonzero(~np.isnan(values))
     first = int(known[0]) if known.size else len(values)
     return np.array(values[max(first, len(values) - min(HISTORY_DAYS * season, MOST_HISTORY)) :])
 
 
 class Naive(Forecaster):
-    """The baseline: what was measured at the same time of the day before."""
+    """The baseline: the value at the same time of the day before."""
 
     name = "seasonal_naive"
     model_class = SeasonalNaive

@@ -45,7 +45,7 @@ def sigmoid(x: Values) -> Values:
 
 
 def cell(weights: Weights, x: Values, h: Values, c: Values) -> tuple[Values, Values]:
-    """One step of the cell for inputs *x* (batch,) and states (batch, hidden): the next h and c."""
+    """Compute one step of the cell for inputs *x* (batch,) and states (batch, hidden); return the next h and c."""
     m = x[:, None] * weights["mx"] * (h @ weights["mh"].T)
     a, i, f, o = np.split(x[:, None] * weights["x"] + m @ weights["m"].T + weights["bias"], GATES, axis=1)
     c = sigmoid(f) * c + sigmoid(i) * np.tanh(a)
@@ -53,7 +53,7 @@ def cell(weights: Weights, x: Values, h: Values, c: Values) -> tuple[Values, Val
 
 
 def run(weights: Weights, inputs: Values) -> Values:
-    """Next value after each row of *inputs* (batch, k), normalised: (batch,)."""
+    """Return the next value after each row of *inputs* (batch, k), normalised: (batch,)."""
     h = c = np.zeros((len(inputs), len(weights["mx"])))
     for x in inputs.T:
         h, c = cell(weights, x, h, c)
@@ -92,7 +92,7 @@ class MlstmModel(PointModel):
         import torch  # noqa: F401
 
     def append(self, value: float) -> None:
-        """A gap is bridged by the model's own expectation."""
+        """Move on by one window; a gap is bridged by the model's own expectation."""
         fresh = float(run(self.weights, self.last[None])[0]) if np.isnan(value) else (value - self.low) / self.span
         self.last = np.append(self.last[1:], fresh)
 
@@ -107,7 +107,7 @@ class MlstmModel(PointModel):
         return (f"k = {WINDOWS}, {HIDDEN} hidden",)
 
     def _rescale(self, low: float, span: float) -> None:
-        """Keep the weights that were learned under another normalisation true under the new one, at the output."""
+        """Rescale the output so that weights learned under another normalisation hold under the new one."""
         ratio = self.span / span
         self.weights = {
             **self.weights,
@@ -117,7 +117,8 @@ class MlstmModel(PointModel):
 
 
 def train(inputs: Values, targets: Values, weights: Weights) -> Weights:
-    """Weights that predict *targets* (n,) from *inputs* (n, k), by Adam on the squared error, from *weights* if any.
+    """Return weights that predict *targets* (n,) from *inputs* (n, k), by Adam on the squared error, from *weights* if
+    any.
 
     Raises ModelsExtraMissing.
     """
@@ -151,7 +152,7 @@ def train(inputs: Values, targets: Values, weights: Weights) -> Weights:
 
 
 def first_weights(hidden: int = HIDDEN, seed: int = SEED) -> Weights:
-    """Random weights of variance 1 / fan-in; gates that forget start open."""
+    """Return random weights of variance 1 / fan-in; forget gates start open."""
     random = np.random.default_rng(seed)
     bias = np.zeros(GATES * hidden)
     bias[2 * hidden : 3 * hidden] = 1.0
@@ -167,7 +168,7 @@ def first_weights(hidden: int = HIDDEN, seed: int = SEED) -> Weights:
 
 
 def _torch_run(weights: dict[str, Any], inputs: Any) -> Any:
-    """`run` on tensors."""
+    """Compute `run` on tensors."""
     import torch
 
     h = c = inputs.new_zeros(len(inputs), len(weights["mx"]))

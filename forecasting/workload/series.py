@@ -61,13 +61,13 @@ class Series:
         return ~np.isnan(self.tokens_per_s)
 
     def part(self, begin: int, end: int | None = None) -> "Series":
-        """Windows from *begin* up to *end*, counted from the first."""
+        """Return the windows from *begin* up to *end*, counted from the first."""
         begin, end, _ = slice(begin, end).indices(len(self))
         return Series(self.start_s + begin * self.window_s, self.window_s, self.tokens_per_s[begin:end], self.name)
 
 
 def windows_in_a_day(window_s: float) -> int:
-    """Windows until the same time of the next day; at least 1."""
+    """Return the number of windows until the same time of the next day; at least 1."""
     return max(1, round(DAY_S / window_s))
 
 
@@ -80,10 +80,10 @@ def from_trace(
     name: str = "",
     empty_is_gap: bool = False,
 ) -> Series:
-    """The series of requests that came *arrival_s* seconds after *start_s*, each with that many *tokens*.
+    """Return the series of requests that came *arrival_s* seconds after *start_s*, each with that many *tokens*.
 
-    The last window ends behind the last arrival, so it is left out: it is not over yet (unless it is the only one).
-    With *empty_is_gap*, windows without any request are gaps: right for services that are never idle.
+    The last window is not over yet, so it is left out unless it is the only one. With *empty_is_gap*, windows without any
+    request are gaps: right for services that are never idle.
     """
     arrivals, counts = np.asarray(arrival_s, np.float64), np.asarray(tokens, np.float64)
     if arrivals.shape != counts.shape or arrivals.ndim != 1:
@@ -109,10 +109,10 @@ def from_minutes(
     measured_s: ArrayLike | None = None,
     name: str = "",
 ) -> Series:
-    """A series of one-minute windows from the minutes' begins (seconds since 1970) and the tokens of each.
+    """Return a series of one-minute windows from the minutes' starts (seconds since 1970) and the tokens of each.
 
-    Several rows of one minute are added up. A minute without a row is a measured 0 if it is in *measured_s* (begins of the
-    minutes in which something was watching), else a gap. *start_s* and *end_s* bound the series (end not included);
+    Several rows of one minute are added up. A minute without a row is a measured 0 if it is in *measured_s* (starts of
+    the minutes in which anything was recorded), else a gap. *start_s* and *end_s* bound the series (end not included);
     without them it reaches from the first row to the last.
     """
     begins, counts = np.asarray(minute_s, np.float64), np.asarray(tokens, np.float64)
@@ -145,11 +145,11 @@ def group_minutes(
     end_s: float | None = None,
     measured_s: Collection[float] | None = None,
 ) -> dict[tuple[str, ...], dict[str, Series]]:
-    """Separate prompt and output series for every group of ledger minutes, from rows as dicts.
+    """Return separate prompt and output series for every group of ledger minutes, from rows as dicts.
 
-    A row has `minute` (a datetime, or seconds since 1970), `prompt_tokens`, `output_tokens` and the columns of *by*; leave
-    a column out of *by* to add its values up. All series share one range. A minute counts as measured if any row of any
-    group has it, or if it is in *measured_s*: there a group without a row asked for nothing.
+    A row has `minute` (a datetime, or seconds since 1970), `prompt_tokens`, `output_tokens` and the columns of *by*;
+    leave a column out of *by* to add its values up. All series share one range. A minute counts as measured if any row
+    of any group has it, or if it is in *measured_s*: a group without a row then had no demand.
     """
     columns: dict[tuple[str, ...], tuple[list[float], list[float], list[float]]] = {}
     for row in rows:
@@ -177,11 +177,11 @@ def group_minutes(
 
 
 def aggregate(series: Series, window_s: float, *, known_share: float = KNOWN_SHARE) -> Series:
-    """*series* in wider windows that begin at whole multiples of *window_s* since 1970.
+    """Return *series* in wider windows that begin at whole multiples of *window_s* since 1970.
 
-    A wide window has the mean rate of the narrow ones that are known, if they are at least *known_share* of it; else it is
-    a gap, and so are the parts before the series begins. A last window that is not over yet is left out.
-    Raises ValueError unless *window_s* is a whole multiple of the series' own.
+    A wide window has the mean rate of its known narrow ones, if they are at least *known_share* of it; else it is a
+    gap, and so are the parts before the series begins. A last window that is not over yet is left out. Raises
+    ValueError unless *window_s* is a whole multiple of the series' own.
     """
     factor = round(window_s / series.window_s)
     if factor < 1 or abs(factor * series.window_s - window_s) > 1e-6 * window_s:
@@ -199,10 +199,10 @@ def aggregate(series: Series, window_s: float, *, known_share: float = KNOWN_SHA
 
 
 def without_partial(series: Series, *, share: float = PARTIAL_SHARE) -> Series:
-    """*series* with windows that were only partly collected turned into gaps.
+    """Return *series* with partly collected windows turned into gaps.
 
-    A run of windows that touches a gap and in which the rate is under *share* of the median of the known windows of the day
-    before and after is what a collector writes while it stops or starts, not demand. Low windows that touch no gap stay.
+    A run of windows that touches a gap, with a rate under *share* of the median of the known windows of the day before
+    and after, is the work of a collector that stops or starts, not demand. Low windows that touch no gap stay.
     """
     values = np.array(series.tokens_per_s)
     gap = np.isnan(values)

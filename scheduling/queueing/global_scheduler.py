@@ -238,5 +238,5 @@ def warm_up() -> None:
     running = running_of([(0, 0, 0.0, 0.0, 0, 1, 1, 2, 0, True, False)])
     wanted(fleet, endpoints, waiting, running, np.ones(1, np.int64), 0.0)
     seen = snapshot(fleet, endpoints, waiting, 0.0, running=running)
-    assert seen is not None, "two requests wait, each in a group of its own"
+    assert seen is not None, "two requests wait, each in a separate group"
     merge(fleet, endpoints, waiting, seen, solve(seen, moves=1)._replace(changed=True))

@@ -1,35 +1,57 @@
-"""The queue manager for non-interactive work (SageServe section 6.3): held by model until a region has room.
+"""The queue manager for non-interactive work (SageServe section 6.3): held by model until an endpoint has room.
 
-A region that signals pulls: one request below `ONE_BELOW` of use, two below `TWO_BELOW`, where use is the KV memory of
-*interactive* requests over the memory without weights, so that released work never closes its own gate. Ours on top, unless
-`faithful`: a signal below `ONE_BELOW` pulls as many as fit below that mark, so a trough fills at once; a request whose slack
-is used up leaves whatever the use; and among those held the one that must start first goes first. The paper holds by region
-and releases by arrival.
+An endpoint that signals pulls. By the rule `use` it pulls one request below 60% of use and two below 50%, in order of
+arrival, as in the paper; use is that of *interactive* requests, so that released work never closes its own gate. By the rule
+`slack`, which is ours:
 
-Pure: no clock and no I/O. The live gateway and the simulator call the same methods.
+- the request that has to start first is first;
+- below 60% an endpoint pulls as many as fit below that mark, so that a trough fills at once, and nothing beyond it;
+- a request whose slack is used up leaves whatever the use, with priority 0;
+- and where what is held needs much of the room that the fleet has left until the deadlines, requests leave at the pace that
+  keeps them, with priority 1: the least constant speed (Yao, Demers, Shenker 1995, "Optimal Available").
+
+Opportunistic requests come last, and no deadline releases them. Pure: no clock and no I/O. The live dispatcher and the
+simulator call the same methods every `LOOK_S`.
 """
 
 import heapq
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable
 from typing import Final
 
 from msgspec import Struct
 
-ONE_BELOW: Final = 0.6
-TWO_BELOW: Final = 0.5
+from scheduling.fleet.profile import Profile
+from scheduling.queueing.release_rule import AT_ONCE, USE, ReleaseRule
+
+LOOK_S: Final = 0.5
 PROMOTED_AFTER_S: Final = 10 * 3600.0
 """Age at which a request is released with priority 0, as interactive work."""
 COOLDOWN_S: Final = 15.0
-"""Time after a scaling move in which an endpoint pulls nothing, so that feeder and scaler do not chase each other."""
+"""Time after a scaling move in which an endpoint pulls nothing, so that queue manager and scaler do not chase each other."""
 ANYWHERE: Final = ""
 SLACK_MARGIN: Final = 1.5
 """Times the expected service time before its deadline that a request must start."""
 SLACK_FLOOR_S: Final = 60.0
+PRESSED: Final = 0.5
+"""Share of the room for non-interactive work that deadlines may need before they set the pace."""
+PACE_EVERY_S: Final = 5.0
+DUE_STEP_S: Final = 60.0
+"""Deadlines are counted in steps of this, rounded down."""
+RATE_WINDOW_S: Final = 600.0
+RECENT: Final = 256
 
-FAITHFUL, TROUGH, SLACK = "use", "trough", "slack"
-"""Rules by which a request is released."""
+USED, TROUGH, PACE, DUE, OFF = "use", "trough", "pace", "slack", "at_once"
+"""Why a request was released."""
 
 
-class Held(Struct, frozen=True):
+def service_s(profile: Profile, prompt_tokens: int, output_tokens: int) -> float:
+    """Return the expected time from the start of a request to its last token on a busy instance."""
+    return profile.service_time_s(prompt_tokens, 1) + profile.decode_time_s(prompt_tokens, output_tokens)
+
+
+class Held(Struct, frozen=True, kw_only=True):
     """A request that waits for room. Moments are seconds of the caller's clock."""
 
     number: int
@@ -37,106 +59,344 @@ class Held(Struct, frozen=True):
     arrived_s: float
     due_s: float
     """Deadline of its last token; infinity for none."""
+    expires_s: float = math.inf
+    """When it is given up."""
     service_s: float
     """Expected time from its start to its last token."""
+    tokens: int
+    """Expected KV tokens: prompt and output."""
     region: str = ANYWHERE
     """The only region in which it may run."""
+    opportunistic: bool = False
 
     @property
     def start_by_s(self) -> float:
-        """When it has to start to keep its deadline, with a margin."""
+        """When it has to start to keep its deadline, with a margin; infinity if no deadline releases it."""
+        if self.opportunistic:
+            return math.inf
         return self.due_s - max(SLACK_FLOOR_S, SLACK_MARGIN * self.service_s)
 
 
 class Release(Struct, frozen=True):
-    """One request let go: where, with which priority of vLLM, and by which rule."""
+    """One request let go: where, with which priority of vLLM, and why."""
 
     number: int
     model: str
     region: str
     priority: int
-    rule: str
+    why: str
     use: float
+    held_s: float
 
 
-class Signal(Struct, frozen=True):
-    """State of one endpoint: *use* by interactive requests (share of KV memory), and *room*, the requests that fit below
-    `ONE_BELOW` alongside what runs and was released."""
+class Signal(Struct, frozen=True, kw_only=True):
+    """What an endpoint has and what is there: KV tokens that requests hold or will need, running or waiting there."""
 
     model: str
     region: str
-    use: float
-    room: int = 0
+    capacity_tokens: int = 0
+    """KV tokens, without the model's weights, of the instances that accept work."""
+    sequences: int = 0
+    """Requests that these run at once."""
+    interactive_tokens: int = 0
+    interactive_requests: int = 0
+    other_tokens: int = 0
+    other_requests: int = 0
+    waiting: int = 0
+    """Of all those, requests that wait in its queue."""
+    spot: bool = False
+    """Of donated instances: only opportunistic requests run there."""
+
+    @property
+    def use(self) -> float:
+        """Return the share of memory, or of sequences if that is more, in use by interactive requests; infinity of none."""
+        if not self.capacity_tokens or not self.sequences:
+            return math.inf
+        return max(self.interactive_tokens / self.capacity_tokens, self.interactive_requests / self.sequences)
+
+
+class _Room:
+    """What is left of a signal while requests are released to its endpoint."""
+
+    def __init__(self, signal: Signal) -> None:
+        self.signal, self.use = signal, signal.use
+        self.tokens = signal.interactive_tokens + signal.other_tokens
+        self.requests = signal.interactive_requests + signal.other_requests
+        self.others = signal.other_requests
+
+    def fits(self, request: Held, mark: float) -> bool:
+        """Whether *request* fits below *mark*; the first one of a kind that is too large for it does."""
+        signal = self.signal
+        if signal.waiting or self.use >= mark:
+            return False
+        if not self.others:
+            return True
+        below = self.tokens + request.tokens <= mark * signal.capacity_tokens
+        return below and self.requests + 1 <= mark * signal.sequences
+
+    def take(self, request: Held) -> None:
+        self.tokens += request.tokens
+        self.requests += 1
+        self.others += 1
+
+    def spare(self, tokens_each: float) -> float:
+        """Return how many requests of that size there is room for, full."""
+        signal = self.signal
+        by_memory = (signal.capacity_tokens - self.tokens) / tokens_each
+        return max(0.0, min(by_memory, float(signal.sequences - self.requests)))
+
+
+class _Backlog:
+    """Work of one model that has deadlines, by deadline."""
+
+    def __init__(self) -> None:
+        self.steps: defaultdict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        self.requests = 0
+        self.service_s = self.tokens = 0.0
+        self.mean_service_s, self.mean_tokens = 30.0, 1000.0
+        self.expected: list[tuple[float, int]] = []
+        """(deadline, requests) of work that will be held once there is room."""
+        self.checked_s, self.needed = -math.inf, 0.0
+
+    def add(self, request: Held, sign: int) -> None:
+        if request.opportunistic or request.due_s == math.inf:
+            return
+        step = int(request.due_s // DUE_STEP_S)
+        self.steps[step][0] += sign
+        self.steps[step][1] += sign * request.service_s
+        if self.steps[step][0] <= 0:
+            del self.steps[step]
+        self.requests += sign
+        self.service_s += sign * request.service_s
+        self.tokens += sign * request.tokens
+        if self.requests:
+            self.mean_service_s, self.mean_tokens = self.service_s / self.requests, self.tokens / self.requests
+
+    def running_for(self, now_s: float) -> float:
+        """Return how many requests have to run at once from now on so that all are done by their deadlines."""
+        if now_s >= self.checked_s + PACE_EVERY_S or now_s < self.checked_s:
+            due = [(DUE_STEP_S * step, work[1]) for step, work in self.steps.items()]
+            due += [(due_s, count * self.mean_service_s) for due_s, count in self.expected]
+            self.checked_s, self.needed, work_s = now_s, 0.0, 0.0
+            for due_s, service_s in sorted(due):
+                work_s += service_s
+                left_s = max(due_s - SLACK_FLOOR_S - now_s, self.mean_service_s, 1.0)
+                self.needed = max(self.needed, work_s / left_s)
+        return self.needed
 
 
 class HeldWork:
     """Requests held by model, each released at most once."""
 
-    def __init__(self, *, faithful: bool = False) -> None:
-        self.faithful = faithful
+    def __init__(self) -> None:
         self._held: dict[int, Held] = {}
-        self._queues: dict[tuple[str, str], list[tuple[float, int]]] = {}
-        self._quiet_until_s: dict[tuple[str, str], float] = {}
+        self._rules: dict[str, ReleaseRule] = {}
+        self._queues: dict[tuple[str, str, bool], list[tuple[float, int]]] = {}
+        self._expiring: list[tuple[float, int]] = []
+        self._scaled_s: dict[tuple[str, str], float] = {}
+        self._backlogs: defaultdict[str, _Backlog] = defaultdict(_Backlog)
+        self._released_s: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=RECENT))
+        self.waiting: Counter[str] = Counter()
+        """Requests held, by model."""
 
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._held
+
+    def rule(self, model: str) -> ReleaseRule:
+        return self._rules.get(model, _USUAL)
+
+    def follow(self, model: str, rule: ReleaseRule) -> None:
+        """Release the requests of *model* by *rule* from now on."""
+        before = self.rule(model)
+        if rule == before:
+            return
+        self._rules[model] = rule
+        if (before.by == USE) != (rule.by == USE):
+            for key in [key for key in self._queues if key[0] == model]:
+                numbers = [number for _, number in self._queues[key] if number in self._held]
+                self._queues[key] = [(self._order(self._held[number]), number) for number in numbers]
+                heapq.heapify(self._queues[key])
+
+    def _order(self, request: Held) -> float:
+        """Return the number by which *request* leaves its queue, lowest first."""
+        if self.rule(request.model).by == USE or request.opportunistic:
+            return request.arrived_s
+        return request.start_by_s
+
     def hold(self, request: Held) -> None:
-        """Take *request* in. ValueError if its number is held already."""
+        """Take *request* in. Raise ValueError if its number is held already."""
         if request.number in self._held:
             raise ValueError(f"request {request.number} is held already")
         self._held[request.number] = request
-        key = request.arrived_s if self.faithful else request.start_by_s
-        heapq.heappush(self._queues.setdefault((request.model, request.region), []), (key, request.number))
+        self.waiting[request.model] += 1
+        self._backlogs[request.model].add(request, 1)
+        key = request.model, request.region, request.opportunistic
+        heapq.heappush(self._queues.setdefault(key, []), (self._order(request), request.number))
+        if request.expires_s < math.inf:
+            heapq.heappush(self._expiring, (request.expires_s, request.number))
 
     def drop(self, number: int) -> bool:
         """Forget a request that was withdrawn; False if it is not held."""
-        return self._held.pop(number, None) is not None  # its entry in the queue is skipped when it comes up
+        request = self._held.pop(number, None)  # its entries in the queues are skipped when they come up
+        if request is None:
+            return False
+        self.waiting[request.model] -= 1
+        self._backlogs[request.model].add(request, -1)
+        return True
 
-    def scaled(self, model: str, region: str, now_s: float) -> None:
-        """An instance of the endpoint was added or removed: it pulls nothing for `COOLDOWN_S`."""
-        self._quiet_until_s[model, region] = now_s + COOLDOWN_S
+    def expired(self, now_s: float) -> list[int]:
+        """Forget the requests that are given up by *now_s*, and return their numbers."""
+        numbers = []
+        while self._expiring and self._expiring[0][0] < now_s:
+            number = heapq.heappop(self._expiring)[1]
+            if self.drop(number):
+                numbers.append(number)
+        return numbers
 
-    def held(self, model: str) -> list[Held]:
-        """Requests of *model*, the next to leave first."""
-        rows = [one for one in self._held.values() if one.model == model]
-        return sorted(rows, key=lambda one: (one.arrived_s if self.faithful else one.start_by_s, one.number))
+    def expect(self, model: str, due: Iterable[tuple[float, int]]) -> None:
+        """Count work of *model* that will be held once there is room, (deadline, requests): deadlines need room for it."""
+        self._backlogs[model].expected = list(due)
 
-    def waiting(self) -> dict[str, int]:
-        """Requests held, by model."""
-        counts: dict[str, int] = {}
-        for one in self._held.values():
-            counts[one.model] = counts.get(one.model, 0) + 1
-        return counts
+    def expected(self, model: str) -> int:
+        """Return the number of those requests."""
+        return sum(count for _, count in self._backlogs[model].expected)
 
-    def pull(self, signal: Signal, now_s: float) -> list[Release]:
-        """Requests that the endpoint of *signal* is to be given now, in this order."""
+    def scaled(self, model: str, region: str, at_s: float) -> None:
+        """An instance of the endpoint was added or removed at *at_s*: it pulls nothing for `COOLDOWN_S`."""
+        self._scaled_s[model, region] = at_s
+
+    def quiet_s(self, model: str, region: str, now_s: float) -> float:
+        """Return how long the endpoint still pulls nothing after a scaling move."""
+        return max(0.0, self._scaled_s.get((model, region), -math.inf) + COOLDOWN_S - now_s)
+
+    def first(self, model: str, most: int) -> list[Held]:
+        """Return the *most* requests of *model* that leave next, in order."""
+        mine = (one for one in self._held.values() if one.model == model)
+        return heapq.nsmallest(most, mine, key=lambda one: (one.opportunistic, self._order(one), one.number))
+
+    def all_of(self, model: str) -> list[Held]:
+        return [one for one in self._held.values() if one.model == model]
+
+    def next_change_s(self, now_s: float) -> float:
+        """Return when something is released or given up for the time alone, at the latest; infinity for never."""
+        moments = [one.start_by_s for one in self._held.values() if self.rule(one.model).by != USE]
+        moments += [at_s + COOLDOWN_S for at_s in self._scaled_s.values() if at_s + COOLDOWN_S > now_s]
+        return min((*moments, *(at_s for at_s, number in self._expiring if number in self._held)), default=math.inf)
+
+    def wait_s(self, request: Held, position: int, now_s: float) -> tuple[float | None, float | None]:
+        """Return how long *request*, the *position*-th of its model, is still held: expected, and at most.
+
+        Expected by the pace of the last ten minutes; None while unknown. At most until it has to start; None where no
+        deadline releases it.
+        """
+        most_s = max(0.0, request.start_by_s - now_s)
+        most = None if self.rule(request.model).by == USE or most_s == math.inf else most_s
+        released_s = [at_s for at_s in self._released_s[request.model] if at_s > now_s - RATE_WINDOW_S]
+        if len(released_s) < 2:
+            return most, most
+        mean_s = position * (now_s - released_s[0]) / len(released_s)
+        return (mean_s if most is None else min(mean_s, most)), most
+
+    def pull(self, signals: Iterable[Signal], now_s: float) -> list[Release]:
+        """Return the requests to be given to the endpoints of *signals* now, in this order. The least used pull first."""
+        rooms: dict[str, list[_Room]] = {}
+        for room in sorted(map(_Room, signals), key=lambda one: (one.use, one.signal.model, one.signal.region)):
+            if self.waiting[room.signal.model]:
+                rooms.setdefault(room.signal.model, []).append(room)
         released: list[Release] = []
-        while not self.faithful and (first := self._first(signal)) is not None and first.start_by_s <= now_s:
-            released.append(self._release(first, signal, now_s, SLACK))
-        if now_s < self._quiet_until_s.get((signal.model, signal.region), -1.0):
+        for model, mine in rooms.items():
+            rule = self.rule(model)
+            if rule.by == AT_ONCE:
+                released += self._all(mine[0], now_s)
+            elif rule.by == USE:
+                released += self._by_use(mine, rule, now_s)
+            else:
+                released += self._by_slack(model, mine, rule, now_s)
+        return released
+
+    def _all(self, room: _Room, now_s: float) -> list[Release]:
+        released = []
+        while (first := self._first(room.signal)) is not None:
+            released.append(self._release(first, room, now_s, OFF))
+        return released
+
+    def _by_use(self, rooms: list[_Room], rule: ReleaseRule, now_s: float) -> list[Release]:
+        """The paper's rule, with its cooldown."""
+        released = []
+        for room in rooms:
+            if room.use >= rule.one_below or self.quiet_s(room.signal.model, room.signal.region, now_s):
+                continue
+            count = 2 if room.use < rule.two_below else 1
+            while count and (first := self._first(room.signal)) is not None:
+                released.append(self._release(first, room, now_s, USED))
+                count -= 1
+        return released
+
+    def _by_slack(self, model: str, rooms: list[_Room], rule: ReleaseRule, now_s: float) -> list[Release]:
+        released = []
+        for room in rooms:
+            while (first := self._first(room.signal)) is not None and first.start_by_s <= now_s:
+                released.append(self._release(first, room, now_s, DUE))
+        for room in rooms:
+            if self.quiet_s(model, room.signal.region, now_s):
+                continue
+            while (first := self._first(room.signal)) is not None and room.fits(first, rule.one_below):
+                released.append(self._release(first, room, now_s, TROUGH))
+        backlog = self._backlogs[model]
+        needed = backlog.running_for(now_s) if self.waiting[model] else 0.0
+        normal = [room for room in rooms if not room.signal.spot]
+        running = sum(room.others for room in normal)
+        if needed <= running or not normal:
             return released
-        count = 2 if signal.use < TWO_BELOW else 1 if signal.use < ONE_BELOW else 0
-        fits = 0 if self.faithful or not count else max(0, signal.room - len(released))
-        for taken in range(max(count, fits)):
-            first = self._first(signal)
-            if first is None:
-                break
-            released.append(self._release(first, signal, now_s, FAITHFUL if taken < count else TROUGH))
+        spare = {id(room): room.spare(backlog.mean_tokens) for room in normal}
+        if needed < PRESSED * (running + sum(spare.values())):
+            return released
+        for room in sorted(normal, key=lambda one: -spare[id(one)]):
+            for _ in range(min(math.ceil(needed - running), int(spare[id(room)]))):
+                if (first := self._first(room.signal)) is None or first.start_by_s == math.inf:
+                    break
+                released.append(self._release(first, room, now_s, PACE))
+                running += 1
         return released
 
     def _first(self, signal: Signal) -> Held | None:
-        """The next request that may run at the endpoint."""
-        best: tuple[float, int] | None = None
-        for region in (ANYWHERE, signal.region):
-            queue = self._queues.get((signal.model, region), [])
-            while queue and queue[0][1] not in self._held:
-                heapq.heappop(queue)
-            if queue and (best is None or queue[0] < best):
-                best = queue[0]
-        return None if best is None else self._held[best[1]]
+        """Return the next request that may run at the endpoint."""
+        for opportunistic in (True,) if signal.spot else (False, True):
+            best: tuple[float, int] | None = None
+            for region in (ANYWHERE, signal.region):
+                queue = self._queues.get((signal.model, region, opportunistic), [])
+                while queue and queue[0][1] not in self._held:
+                    heapq.heappop(queue)
+                if queue and (best is None or queue[0] < best):
+                    best = queue[0]
+            if best is not None:
+                return self._held[best[1]]
+        return None
 
-    def _release(self, request: Held, signal: Signal, now_s: float, rule: str) -> Release:
-        del self._held[request.number]
-        promoted = rule == SLACK or now_s - request.arrived_s >= PROMOTED_AFTER_S
-        return Release(request.number, request.model, signal.region, 0 if promoted else 1, rule, signal.use)
+    def _release(self, request: Held, room: _Room, now_s: float, why: str) -> Release:
+        self.drop(request.number)
+        room.take(request)
+        self._released_s[request.model].append(now_s)
+        age_s = now_s - request.arrived_s
+        priority = int(why != DUE and age_s < PROMOTED_AFTER_S)
+        return Release(request.number, request.model, room.signal.region, priority, why, room.use, age_s)
+
+    def reason(self, signals: Iterable[Signal], model: str, now_s: float) -> str:
+        """Return why requests of *model* are held, as pages say it: by the endpoint that is used least."""
+        rule, rooms = self.rule(model), [one for one in signals if one.model == model and one.use < math.inf]
+        if not rooms:
+            return "Held: no instance of its model takes work"
+        best = min(rooms, key=lambda one: one.use)
+        if best.use >= rule.one_below:
+            return f"Held: use {best.use:.0%}, releases below {rule.one_below:.0%}"
+        if all(self.quiet_s(model, one.region, now_s) for one in rooms if one.use < rule.one_below):
+            return f"Held {COOLDOWN_S:.0f} s: cooldown after scaling"
+        if rule.by == USE:
+            return f"Held: use {best.use:.0%}, others leave first"
+        return f"Held: use {best.use:.0%}, full up to {rule.one_below:.0%} with what was released"
+
+
+_USUAL: Final = ReleaseRule()

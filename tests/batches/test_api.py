@@ -281,9 +281,7 @@ async def test_a_new_process_executes_only_lines_without_an_answer(served, clien
             )
 
     await database_sync_to_async(answer_two)()
-    again = feeder.Feeder(
-        served.gateway.http.completions, signals=list, owns=lambda: True, job=served.gateway.jobs.add("again", 1.0)
-    )
+    again = feeder.Feeder(served.gateway.http.completions, owns=lambda: True, job=served.gateway.jobs.add("again", 1.0))
     await again.look()
     await again.look()
     assert {line.row.number for line in again._open.values()} == {1, 2, 3, 4}

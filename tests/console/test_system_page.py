@@ -50,9 +50,9 @@ class TestPage:
         }
         live.show(fleet_feed)
         html = html_of(operated)
-        jobs = re.findall(r'<tr><th scope="row">([^<]+)</th>', html.partition('id="jobs-panel"')[2])
+        jobs = re.findall(r'<tr><th scope="row">([^<]+?)\s*</th>', html.partition('id="jobs-panel"')[2])
         assert jobs[:2] == ["Forecasts", "Prune ledger"]
-        assert "2 of 6 late or failing, worst first" in html
+        assert "worst first: 2 late or failing" in html
         assert "IndexError: out of range (12 times in a row)" in html
         assert re.search(r"It was last done 9\d\d\d s ago, and is due every 3600 s\.", html)
         assert "no worker answers" in html

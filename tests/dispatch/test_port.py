@@ -21,6 +21,8 @@ RECORDS = [
     port.Left(7, again=True, failure=port.DEAD, evicted=True, kept_tokens=12),
     port.Waiting(7, 3, 1.5, None),
     port.Moved(7, "west", 40, came_from="east", pressure=1.25),
+    port.Backlog("m", ((3600.0, 40),)),
+    port.Held(9, "us-east", 120, "Held: use 72%, releases below 60%", own_region="us-east"),
     port.Placed(
         number=7, attempt=1, instance="m-0", ready_at=1.25e9, url="http://127.0.0.1:1", api_key="secret", region="east",
         ordering="ssjf", queue_key_s=1.5e9, placed_s=13.5, why={"seen": [{"instance": "m-0", "score": None}]},

@@ -130,16 +130,30 @@ def test_code_has_no_old_word(package: str) -> None:
 
 
 ODD = re.compile(
-    r"\b(whoever|somebody|of (?:its|their) own|goe?s? on|how far|anew|beside|the begin|reckon\w*|righted)\b",
+    r"\b(whoever|somebody|nobody|of (?:its|their) own(?! \w)|goe?s? on|how far|anew|beside|the begin|reckon\w*"
+    r"|righted|yardsticks?)\b",
     re.IGNORECASE,
 )
-"""Words that a native engineer stumbles over; not in what the console is made of."""
+"""Words that a native engineer stumbles over."""
+PRODUCT = ("controlplane", "scheduling", "forecasting", "workers")
+ODD_LEFT = {
+    "controlplane/fleet/models/hardware.py": 2,  # help texts: a migration would change them
+    "controlplane/fleet/models/instances.py": 2,
+    "controlplane/gateway/models.py": 1,
+    "controlplane/tuning/models.py": 1,
+    "controlplane/usage/models.py": 1,
+    "scheduling/lookahead/rule.py": 1,  # kernels: an edit compiles them again
+    "scheduling/planning/simulated_capability.py": 1,
+    "scheduling/queueing/waits/correction.py": 1,
+    "scheduling/queueing/waits/waiting_time.py": 3,
+}
+"""Odd words in a file that are still there; a count may only fall."""
 
 
-def test_the_console_says_it_in_plain_words() -> None:
-    folders = ("templates", "static/console", "controlplane/console")
+def test_pages_say_it_in_plain_words() -> None:
+    folders = ("templates", "static/console")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in TEXT_FILES]
-    assert len(files) > 150
+    assert len(files) > 100
     wrong = [
         f"{path.relative_to(ROOT)}:{number}: {match[0]}"
         for path in files
@@ -147,6 +161,36 @@ def test_the_console_says_it_in_plain_words() -> None:
         for match in ODD.finditer(line)
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def odd_words(source: str) -> Iterator[tuple[int, str]]:
+    """(line, odd word) of comments, docstrings and other strings of Python."""
+    if ODD.search(source) is None:
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in {tokenize.COMMENT, tokenize.STRING}:
+            for match in ODD.finditer(token.string):
+                yield token.start[0] + token.string.count("\n", 0, match.start()), match[0]
+
+
+def test_code_says_it_in_plain_words() -> None:
+    counts = {}
+    wrong = []
+    for path in (path for top in PRODUCT for path in (ROOT / top).rglob("*.py") if "migrations" not in path.parts):
+        name = str(path.relative_to(ROOT))
+        words = list(odd_words(path.read_text()))
+        if words:
+            counts[name] = len(words)
+        if len(words) > ODD_LEFT.get(name, 0):
+            wrong += [f"{name}:{line}: {word}" for line, word in words]
+    assert not wrong, "\n".join(wrong)
+    fallen = {name: count for name, count in ODD_LEFT.items() if counts.get(name, 0) < count}
+    assert not fallen, f"lower the counts of {fallen} in ODD_LEFT"
+
+
+def test_odd_words_are_noticed() -> None:
+    source = '"""Goes on\n    whoever asks."""\nvalue = 1  # of its own\nname = "of its own model"\n'
+    assert list(odd_words(source)) == [(1, "Goes on"), (2, "whoever"), (3, "of its own")]
 
 
 SPACED_PERCENT = re.compile(r"[\d}] %%?(?![a-z(%])|^ %$")
@@ -169,7 +213,7 @@ def messages(path: str, source: str) -> Iterator[tuple[int, str]]:
 
 def test_percent_has_one_form() -> None:
     wrong = []
-    for package in ("controlplane", "scheduling", "forecasting", "workers"):
+    for package in PRODUCT:
         for path in (ROOT / package).rglob("*.py"):
             name, source = str(path.relative_to(ROOT)), path.read_text()
             if not under(name, [TABLES]) and " %" in source:

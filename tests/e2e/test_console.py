@@ -90,7 +90,7 @@ def test_first_paint_needs_no_script(console, open_page):
     for text in page.locator("[data-tile] b").all_text_contents():
         assert re.search(r"\d", text), text
     expect(page.locator(".preview")).to_have_count(3)
-    expect(page.locator("tr[data-instance]")).to_have_count(12)
+    expect(page.locator("#instances-panel tr[data-row]")).to_have_count(12)
     expect(page.get_by_role("button", name="Apply")).to_be_visible()
     expect(page.get_by_role("button", name="Pause")).to_be_hidden()
     page.get_by_role("link", name="Show as table").first.click()
@@ -106,7 +106,7 @@ def test_numbers_move_and_charts_grow(console, open_page):
     expect_drawn(page, "ttft", "demand", "kv")
     figure, row = (
         page.locator("[data-tile=output_tokens_per_s] b"),
-        page.locator('tr[data-instance] [data-fragment$="running:running_of"]').nth(6),
+        page.locator('#instances-panel tr[data-row] [data-fragment$="running:running_of"]').nth(6),
     )
     before = (figure.text_content(), row.text_content())
     expect(figure).not_to_have_text(before[0])
@@ -197,7 +197,7 @@ def test_a_new_event_and_a_lost_instance_appear(console, open_page):
     try:
         expect(page.locator('[data-fragment="attention"]')).to_contain_text(f"{row.name} does not answer")
         expect(page.locator("[data-alert]")).to_have_text(re.compile(f"{row.name} does not answer"))
-        expect(page.locator(f'tr[data-instance="{row.pk}"] .status')).to_have_text("Unreachable", timeout=20_000)
+        expect(page.locator(f'tr[data-row="instance/{row.pk}"] .status')).to_have_text("Unreachable", timeout=20_000)
         from controlplane.events.services import record
 
         record(
@@ -227,7 +227,7 @@ def test_filters_are_in_the_address(console, open_page):
     assert all(name.startswith("llama-3-1-8b") for name in names)
     page.get_by_role("combobox", name="Model").select_option("bloom-176b")
     expect(page).to_have_url(re.compile("model=bloom-176b"))
-    expect(page.locator("tr[data-instance] td:nth-child(3)").first).to_have_text("bloom-176b")
+    expect(page.locator("#instances-panel tr[data-row] td:nth-child(3)").first).to_have_text("bloom-176b")
     page.locator("#chart-ttft").get_by_role("link", name="Show as table").click()
     expect(page.locator("#chart-ttft table")).to_be_visible()
     expect(page).to_have_url(re.compile("table=ttft"))
@@ -419,7 +419,7 @@ def test_everything_by_keyboard(console, open_page):
     expect(page.locator("[data-search]")).to_be_focused()
     page.keyboard.type("us-east-3")
     page.keyboard.press("Enter")
-    expect(page.locator("tr[data-instance]")).to_have_count(1)
+    expect(page.locator("#instances-panel tr[data-row]")).to_have_count(1)
     # Sorting, opening and acting without a mouse.
     link = page.get_by_role("link", name="llama-3-1-8b-us-east-3")
     link.focus()

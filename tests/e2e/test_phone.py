@@ -25,7 +25,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(console, open_page):
 
 def test_on_a_phone_tables_are_cards(console, open_page):
     page = open_page(console, "/instances/", viewport=PHONE)
-    card = page.locator(f'tr[data-instance]:has-text("{seed.DRAINED}")').first
+    card = page.locator(f'#instances-panel tr[data-row]:has-text("{seed.DRAINED}")').first
     cell = card.locator("td[data-fragment$='kv_ratio:percent']")
     assert cell.evaluate("cell => getComputedStyle(cell, '::before').content") == '"KV cache"'
     title, cell_box, row = (each.bounding_box() for each in (card.locator("th"), cell, card))

@@ -76,10 +76,10 @@ def test_every_line_is_measured_and_shown(data):
         best = min(at_load[name]["ttft_mean_s"] for name in preserve_routing.BASELINES)
         assert here["preserve"]["ttft_mean"] == pytest.approx(at_load["preserve"]["ttft_mean_s"] / best - 1, abs=2e-3)
     console = Console(file=StringIO(), width=200)
-    preserve_routing.PreserveRouting().show(console, result)
+    preserve_routing.PRESERVE_ROUTING.show(console, result)
     text = console.file.getvalue()
     assert "llama-2-13b: shallow queues at instances" in text
-    compared = {row.measure: row for row in preserve_routing.PreserveRouting().compare(result)}
+    compared = {row.measure: row for row in preserve_routing.PRESERVE_ROUTING.compare(result)}
     assert compared["preserve, llama-2-7b: ttft_mean"].paper == -0.711
     assert (
         compared["preserve, llama-2-7b: ttft_mean"].ours

@@ -11,14 +11,24 @@ from django.core.management import CommandError, call_command
 
 from controlplane.experiments import preserve_scaling as preserve
 from controlplane.experiments import sageserve
+from controlplane.experiments.experiment import Case
 from controlplane.experiments.shared import scenes, setting
-from controlplane.experiments.shared.demand import DemandForecasts, Seen, Windows, forecast_demand, minutes
 from controlplane.experiments.shared.measures import hours_by_model
-from controlplane.experiments.shared.setting import Expected, measured_capability, planner
+from controlplane.experiments.shared.setting import (
+    BEFORE_S,
+    DemandForecasts,
+    Expected,
+    forecast_demand,
+    in_windows,
+    measured_capability,
+    minutes,
+    planner,
+)
+from controlplane.simulation.forecasts import DemandMinutes
 from scheduling.planning.bursts import arrival_cv
 from scheduling.planning.capacity import Capability
 from scheduling.scaling import PlansFor, make_strategy
-from scheduling.simulation.strategies import Bounds, run_strategy
+from scheduling.simulation.staging import stage
 from tests.docs import results
 from tests.scheduling.scaling.views import view
 
@@ -149,33 +159,30 @@ def test_wrong_options_are_named(arguments, words):
 # The parts
 
 
-def test_demand_by_minute_is_the_requests_own():
+def test_demand_by_minute_is_the_requests_own(monkeypatch):
+    monkeypatch.setattr(setting, "WINDOW_S", 600.0)
     scene = scenes.sageserve(0.02)
     drawn = scene.demand(0.25, 3)
-    interactive, other = (
-        minutes(drawn, scene.streams, [name], 21_600.0) for name in (scenes.INTERACTIVE, scenes.OTHER)
-    )
-    assert interactive.total.shape == (12, 360)
-    tokens = float(drawn.prompt_tokens.sum() + drawn.output_tokens.sum())
-    assert (interactive.total.sum() + other.total.sum()) * 60 == pytest.approx(tokens)
+    interactive, other = (minutes(scene, drawn, name, 21_600.0) for name in (scenes.INTERACTIVE, scenes.OTHER))
+    assert interactive.prompt.shape == (12, 360)
+    total = sum(each.prompt.sum() + each.output.sum() for each in (interactive, other))
+    assert total * 60 == pytest.approx(float(drawn.prompt_tokens.sum() + drawn.output_tokens.sum()))
     assert interactive.requests.sum() + other.requests.sum() == len(drawn)
     at = scene.streams.index(("bloom-176b", "us-west"))
     model, region = (drawn.model.names.index("bloom-176b"), drawn.region.names.index("us-west"))
     own = (drawn.model.codes == model) & (drawn.region.codes == region) & (drawn.arrival_s < 600)
-    longer = [each.longer(600.0) for each in (interactive, other)]
-    assert sum(each.prompt[at, 0] for each in longer) * 600 == pytest.approx(drawn.prompt_tokens[own].sum())
-    assert sum(each.requests[at, 0] for each in longer) == np.count_nonzero(own)
-    assert interactive.last(120.0).after(interactive).prompt[at, -2:].tolist() == interactive.prompt[at, -2:].tolist()
+    windows = sum(in_windows(each.prompt)[at, 0] for each in (interactive, other))
+    assert windows * 600 == pytest.approx(drawn.prompt_tokens[own].sum())
 
 
 def test_plans_see_only_the_minutes_behind_them():
     random = np.random.default_rng(0)
-    before, came = (Windows(60.0, *random.uniform(50, 100, (3, 2, count))) for count in (240, 600))
-    seen = Seen(came.after(before), came.after(before), 4 * 3600.0)
-    assert seen.other_tokens_per_s(1, 0.0) == pytest.approx(before.total[1, -60:].mean())
-    assert seen.other_tokens_per_s(1, 7200.0) == pytest.approx(came.total[1, 60:120].mean())
-    assert seen.arrival_cv(0, 0.0) == arrival_cv(before.requests[0])
-    assert seen.arrival_cv(0, 5 * 3600.0) == arrival_cv(came.requests[0, 60:300])
+    before, came = (DemandMinutes(*random.uniform(50, 100, (3, 2, count))) for count in (500, 600))
+    seen = came.after(before.last(240))
+    assert seen.rate(1, BEFORE_S) == pytest.approx((before.prompt + before.output)[1, -60:].mean())
+    assert seen.rate(1, BEFORE_S + 7200.0) == pytest.approx((came.prompt + came.output)[1, 60:120].mean())
+    assert seen.arrival_cv(0, BEFORE_S) == arrival_cv(before.requests[0, -240:])
+    assert seen.arrival_cv(0, BEFORE_S + 5 * 3600.0) == arrival_cv(came.requests[0, 60:300])
 
 
 @pytest.mark.nightly
@@ -199,8 +206,8 @@ def advice(prompt, output, plans_for, able, views, other=0.0):
     streams = [(each.model, each.region) for each in views]
     forecasts = [DemandForecasts("x", 600.0, mean, 2 * mean, 0.0) for mean in (np.array([prompt]), np.array([output]))]
     behind = np.zeros((len(streams), 240))
-    seen = Seen(Windows(60.0, behind, behind, behind), Windows(60.0, behind + other, behind, behind), 4 * 3600.0)
-    made = planner(streams, Expected(*forecasts, seen), plans_for, {"llama": able}, 20, 1.0)
+    seen = DemandMinutes(behind, behind, behind), DemandMinutes(behind + other, behind, behind)
+    made = planner(streams, Expected(*forecasts, *seen), plans_for, {"llama": able}, 20, 1.0)
     made.settings = replace(made.settings, epsilon=1.0)
     return made.advise(10.0, views)
 
@@ -250,11 +257,9 @@ def test_an_instance_serves_at_most_what_its_profile_allows():
 
 def test_hours_follow_an_instance_to_another_model():
     scene = scenes.sageserve(0.05)
-    cluster = scene.cluster()
-    requests = scene.requests(cluster, scene.demand(0.02, 1), 1)
-    made = run_strategy(
-        cluster, requests, make_strategy("reactive"), bounds=Bounds(2, 26), until_s=1800.0, per_arrival=True
-    )
+    scaling = {"strategy": "reactive", "min_instances": 2, "max_instances": 26, "per_arrival": True}
+    requests = scene.requests(scene.demand(0.02, 1), 1)
+    made = Case.of({}, scene.scenario(scaling=scaling), requests, until_s=1800.0).simulate().result
     hours = hours_by_model(made)
     paid = made.state_s.sum(axis=0) / 3600
     assert list(hours) == [model.name for model in scene.models]
@@ -263,11 +268,10 @@ def test_hours_follow_an_instance_to_another_model():
 
 def test_silos_separate_the_same_requests():
     scene = scenes.sageserve(0.02)
-    workload = scene.demand(0.05, 1)
-    one, two = (scene.requests(scene.cluster(siloed), workload, 1) for siloed in (False, True))
-    cluster = scene.cluster(siloed=True)
-    assert len(cluster.instances) == len(scene.cluster().instances) == 240
-    siloed = np.array([name.endswith(scenes.SILO) for name in cluster.models])[two.model]
-    assert (siloed == (two.slo_class == 1)).all()
-    assert (one.prompt_tokens == two.prompt_tokens).all()
-    assert all(a <= b for a, b in pairwise(one.arrival_s[:100]))
+    drawn = scene.demand(0.05, 1)
+    one, two = (stage(scene.scenario(siloed), workload=scene.requests(drawn, 1, siloed)) for siloed in (False, True))
+    assert len(one.cluster.instances) == len(two.cluster.instances) == 240
+    siloed = np.array([name.endswith(scenes.SILO) for name in two.cluster.models])[two.requests.model]
+    assert (siloed == (two.requests.slo_class == 1)).all()
+    assert (one.requests.prompt_tokens == two.requests.prompt_tokens).all()
+    assert all(a <= b for a, b in pairwise(one.requests.arrival_s[:100]))

@@ -10,12 +10,11 @@ from django.core.management import call_command
 from rich.console import Console
 
 from controlplane.experiments.qlm import evaluation, systems
-from controlplane.experiments.qlm.evaluation import PARTS, Qlm
+from controlplane.experiments.qlm.evaluation import PARTS, QLM
 from controlplane.experiments.qlm.systems import (
     BATCH_2,
     INTERACTIVE,
     MEGA_TOKENS,
-    SLO_S,
     VICUNA_A100,
     Stream,
     draw,
@@ -57,31 +56,31 @@ def test_every_part_is_run_and_compared(small):
     assert all(of["single", load, "fcfs"]["reorderings"] == 0 for load in (0.5, 1.5))
     waiting = [of["size", waiting_s, "qlm"]["most_waiting"] for waiting_s in (0.0, 60.0)]
     assert waiting[0] < waiting[1]
-    compared = {each.measure: each.ours for each in Qlm().compare(result)}
+    compared = {each.measure: each.ours for each in QLM.compare(result)}
     gains = [of["single", load, "qlm"]["attainment"] - of["single", load, "edf"]["attainment"] for load in (0.5, 1.5)]
     assert compared["requests in time over EDF, one model, points, at the most"] == pytest.approx(max(gains))
     console = Console(file=StringIO(), width=250)
-    Qlm().show(console, result)
+    QLM.show(console, result)
     assert all(part.title in console.file.getvalue() for part in PARTS.values())
 
 
 def test_the_workload_is_what_it_says():
-    requests = draw([Stream(INTERACTIVE, 100.0), Stream(BATCH_2, 0.0, waiting=500)], 50.0, 1, mega_share=0.1)
-    waiting = requests.slo_class == BATCH_2
+    streams = [Stream(INTERACTIVE, 100.0), Stream(BATCH_2, 0.0, waiting=500)]
+    requests = draw(streams, ["m"], 50.0, 1, mega_share=0.1)
+    waiting = requests.slo_class.codes == BATCH_2
     assert waiting.sum() == 500
     assert (requests.arrival_s[waiting] == 0.0).all()
     assert (~waiting).sum() == pytest.approx(5000, rel=0.05)
-    assert (requests.deadline_s == np.array(SLO_S)[requests.slo_class]).all()
     mega = requests.prompt_tokens + requests.output_tokens >= MEGA_TOKENS[0]
     assert mega.mean() == pytest.approx(0.1, abs=0.02)
     assert np.unique(requests.predicted_tokens).size == 2  # no output is known beforehand
 
 
 def test_systems_differ_in_what_they_are_named_for():
-    requests = draw([Stream(INTERACTIVE, 10.0)], 10.0, 1)
+    requests = draw([Stream(INTERACTIVE, 10.0)], ["m"], 10.0, 1)
     fleet = [(VICUNA_A100, "A100")] * 3
-    clusters = {name: one_model(fleet, name, requests)[0] for name in (*systems.SYSTEMS, *systems.WITHOUT)}
-    policies = {name: policies_of(name, [VICUNA_A100], requests) for name in clusters}
+    scenarios = {name: one_model(fleet, name, requests)[0] for name in (*systems.SYSTEMS, *systems.WITHOUT)}
+    policies = {name: policies_of(name, [VICUNA_A100], requests) for name in scenarios}
     assert policies["qlm"] == {"ordering": "qlm", "eviction_limit": systems.EVICTIONS}
     assert policies["without-eviction"]["eviction_limit"] == 0
     assert policies["shepherd"]["batching"]["mode"] == "dynamic"
@@ -89,20 +88,20 @@ def test_systems_differ_in_what_they_are_named_for():
     ruled = {each["eviction_limit"] for each in policies.values() if "reordering" in each}
     assert ruled == {systems.EVICTIONS}, "a rule that replaces the search evicts as it does"
     assert policies["edf"] == {"ordering": "deadline"}
-    assert len(clusters["without-balance"].endpoints) == 3
-    assert clusters["without-pulling"].instances[0].dispatch_max_num_seqs > 10_000
+    assert len(scenarios["without-balance"].models) == 3
+    assert all(group.takes_all for group in scenarios["without-pulling"].fleet)
+    assert not any(group.takes_all for group in scenarios["qlm"].fleet)
 
 
 def test_the_paper_s_edf_swaps_as_it_pleases(monkeypatch):
     """It is another system than FCFS and than EDF that swaps on demand: it changes models far more often."""
     monkeypatch.setattr(systems, "MIX_S", 20.0)
     monkeypatch.setattr(systems, "MIX_AT_ONCE", 200)
-    made = {
-        system: made(1)
-        for _, system, _, made in systems.mixes(["three models"], [1.6], [1.0], 0.5)
-        if system.startswith("edf")
+    lines = {
+        case.about["system"]: measured(case.simulate(1))
+        for case in systems.mixes(["three models"], [1.6], [1.0], 0.5)
+        if case.about["system"] in ("edf", "edf-swapping")
     }
-    lines = {name: measured(made[name], "mixes", "", name, 1.0) for name in ("edf", "edf-swapping")}
     assert lines["edf-swapping"]["swaps"] > 2 * lines["edf"]["swaps"]
     assert lines["edf-swapping"]["attainment"] != lines["edf"]["attainment"]
 
@@ -119,9 +118,10 @@ def test_gaps_vary_as_asked(variation):
 def test_where_deadlines_differ_every_system_is_another_one(monkeypatch, name):
     monkeypatch.setattr(systems, "MIX_S", 60.0)
     came = {}
-    for _, system, per_s, made in systems.mixes([name], [2.0], [1.0], 0.5):
-        line = measured(made(1), "mixes", "", system, per_s)
-        came.setdefault((line["attainment"], line["ttft_p99_s"], line["goodput"]), []).append(system)
+    for case in systems.mixes([name], [2.0], [1.0], 0.5):
+        line = measured(case.simulate(1))
+        key = line["attainment"], line["ttft_p99_s"], line["goodput"]
+        came.setdefault(key, []).append(case.about["system"])
     alike = [systems for systems in came.values() if len(systems) > 1]
     # Of instances that are alike the one that is free first is the one that is done first.
     assert alike == ([["edf+evictions", "edf-earliest-completion+evictions"]] if name == "short answers" else [])

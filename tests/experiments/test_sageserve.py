@@ -4,7 +4,7 @@ import pytest
 
 from controlplane.experiments import sageserve
 from controlplane.experiments.shared import scenes
-from controlplane.experiments.shared.demand import minutes
+from controlplane.experiments.shared.setting import in_windows, minutes
 from scheduling.scaling import Pilothouse, make_strategy
 
 
@@ -16,16 +16,19 @@ def _short_history(monkeypatch):
 @pytest.mark.nightly
 def test_foreknown_plans_for_the_demand_that_comes_and_keeps_its_name():
     setting = sageserve.prepare(scenes.sageserve(0.03), 0.03, 1, False, "seasonal_naive", lambda *step: None)
-    came = minutes(setting.workload, setting.scene.streams, [scenes.INTERACTIVE], 0.03 * 86_400).longer(600.0)
+    came = minutes(setting.scene, setting.workload, scenes.INTERACTIVE, 0.03 * 86_400)
+    total = in_windows(came.prompt + came.output)
     advisor = setting.planner(make_strategy("lt_i").plans_for, 1.0, foreknown=True)
     assert {advisor.settings.period_of(plans_for) for plans_for in advisor.follows.values()} == {600.0}
-    for at in range(came.total.shape[1]):
+    for at in range(total.shape[1]):
         known = advisor.demand_at(at * 600.0)
         assert known.windows == 1
-        assert [float(known.of[stream].kept[0]) for stream in setting.scene.streams] == came.total[:, at].tolist()
-    (row,) = sageserve.run(setting, ["foreknown"], lambda *step: None)
+        assert [float(known.of[stream].kept[0]) for stream in setting.scene.streams] == pytest.approx(
+            total[:, at].tolist()
+        )
+    (row,) = sageserve.rows_of(setting, ["foreknown"], lambda *step: None)
     assert row["strategy"] == "foreknown"
-    (reactive,) = sageserve.run(setting, ["reactive"], lambda *step: None)
+    (reactive,) = sageserve.rows_of(setting, ["reactive"], lambda *step: None)
     assert row["instance_hours"] < 1.05 * reactive["instance_hours"]
     for name in ("lt_ua", "preserve", "pilothouse"):
         plans_for = make_strategy(name).plans_for

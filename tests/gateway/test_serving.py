@@ -154,13 +154,14 @@ class TestQueue:
         backend = served.backends[0]
         backend.script.hold = asyncio.Event()
         served.gateway.topology.endpoints[0].spec = _bounded(served.gateway.topology.endpoints[0].spec, 50)
+        dispatcher = served.gateway.dispatcher
         tasks = [asyncio.create_task(served.chat(user="first"))]
         await until(lambda: backend.running == 1)
         for index, slo_class in enumerate(["flexible", "flexible", "interactive", "interactive"]):
             tasks.append(
                 asyncio.create_task(served.chat(headers={"X-SLO-Class": slo_class}, user=f"{slo_class}{index}"))
             )
-            await until(lambda wanted=index + 1: len(served.gateway.dispatcher.queue) == wanted)
+            await until(lambda wanted=index + 1: len(dispatcher.queue) + len(dispatcher.holding) == wanted)
         backend.script.hold.set()
         for task in tasks:
             assert (await task).status == 200

@@ -14,6 +14,7 @@ OWN = {
     "feed-batches",
     "count-tokens",
     "sweep-queues",
+    "release-held-work",
     "queue-commands",
     "refresh-keys",
     "note-key-use",

@@ -17,11 +17,11 @@ from controlplane.lengths import services as versions
 from controlplane.lengths import training
 from controlplane.lengths.models import BUNDLED, LengthMinute, LengthSample, LengthVersion, VersionState
 from controlplane.lengths.notes import Drift, Notes
+from forecasting.files import write_state
 from forecasting.lengths import MODELS, LengthQuery, student_training
 from forecasting.lengths.features import MEASURES, unpacked
 from forecasting.lengths.query import read_turns
 from forecasting.lengths.subprocess_server import load
-from forecasting.workload.files import write_state
 from tests.inventory import *  # noqa: F403 (fixtures)
 from workers.tasks import lengths as tasks
 

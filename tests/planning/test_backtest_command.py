@@ -181,11 +181,11 @@ class TestUnasked:
         assert {each["series"] for each in whole.rows} == {"a eu", "b eu"}
 
     @pytest.mark.nightly
-    def test_it_ends_when_somebody_waits(self, ledger, settings, monkeypatch):
+    def test_it_ends_when_requested_work_waits(self, ledger, settings, monkeypatch):
         settings.FORECAST_WINDOW_S = 60
         monkeypatch.setattr(workload, "FORECASTERS", {"ets": FORECASTERS["ets"]})
         monkeypatch.setattr(backtests, "LOOK_S", 0.0)
-        assert backtests.backtest_ledger(limit_s=1e9, somebody_waits=lambda: True) is None
+        assert backtests.backtest_ledger(limit_s=1e9, requested_work_waits=lambda: True) is None
         assert not Backtest.objects.exists()  # so it is due again
         asked: list[int] = []
         whole = backtests.backtest_ledger(limit_s=1e9)
@@ -195,7 +195,7 @@ class TestUnasked:
             asked.append(1)
             return len(asked) > looks
 
-        part = backtests.backtest_ledger(limit_s=1e9, somebody_waits=later)
+        part = backtests.backtest_ledger(limit_s=1e9, requested_work_waits=later)
         assert part.source == "ledger, 1 largest of 2"
 
     def test_a_short_ledger_is_left_for_later(self, ledger, settings):

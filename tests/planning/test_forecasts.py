@@ -57,7 +57,7 @@ class TestForecasts:
         make_minutes(40)
         rows = forecasts.make_forecasts(NOW)
         assert {(row.forecaster, row.note) for row in rows} == {("blend", "arima is not fitted yet: blend stands in")}
-        assert forecasts.fit_forecasters(NOW, somebody_waits=lambda: True) == 0
+        assert forecasts.fit_forecasters(NOW, requested_work_waits=lambda: True) == 0
         assert forecasts.fit_forecasters(NOW) == 2  # what plans follow: of all classes together
         assert forecasts.fit_forecasters(NOW) == 0
         made = {row.slo_class: row.forecaster for row in forecasts.make_forecasts(NOW)}

@@ -158,7 +158,7 @@ def test_advice_and_plans_in_force_expire(make_instance, language_model, operato
     assert apply(timedelta(seconds=1)) == []
     advice.refresh_from_db()
     followed.refresh_from_db()
-    assert (advice.status, advice.note) == (PlanStatus.EXPIRED, "Nobody decided about it in time. as forecast")
+    assert (advice.status, advice.note) == (PlanStatus.EXPIRED, "No operator decided about it in time. as forecast")
     assert followed.status == PlanStatus.EXPIRED
     assert followed.note == ("0 of 2 moves made; LT-UA adds only while use is above 70%, and takes away only below 30%")
     make_instance(), make_instance()

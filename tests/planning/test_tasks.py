@@ -247,21 +247,21 @@ class TestComparisons:
         assert not comparison.due(now + timedelta(days=2))
 
     def test_periodic_work_ends_for_what_somebody_asked_for(self, deployment):
-        assert not tasks.somebody_waits()
+        assert not tasks.requested_work_waits()
         row = LengthTraining.objects.create(kind="student")
-        assert not tasks.somebody_waits()  # it is periodic itself
+        assert not tasks.requested_work_waits()  # it is periodic itself
         LengthTraining.objects.filter(pk=row.pk).update(asked_by="operator")
-        assert tasks.somebody_waits()
+        assert tasks.requested_work_waits()
         LengthTraining.objects.filter(pk=row.pk).update(state="running")
-        assert not tasks.somebody_waits()
+        assert not tasks.requested_work_waits()
 
     def test_and_for_runs_of_a_what_if(self, db):
         what_if = WhatIf.objects.create(title="a", state=WhatIfState.RUNNING, submitted_at=timezone.now())
         future = Future.objects.create(what_if=what_if, letter="A", name="As now")
         run = FutureSeed.objects.create(future=future, seed=1, state=WhatIfState.QUEUED)
-        assert tasks.somebody_waits()
+        assert tasks.requested_work_waits()
         FutureSeed.objects.filter(pk=run.pk).update(state=WhatIfState.RUNNING)
-        assert not tasks.somebody_waits()
+        assert not tasks.requested_work_waits()
 
     def test_too_little_is_said(self, deployment, settings):
         settings.COMPARE_EVERY_S = 600.0

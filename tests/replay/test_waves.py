@@ -106,7 +106,7 @@ async def test_a_gateway_that_goes_away_and_comes_back(
     await asyncio.wait([run])
     said = [record.getMessage() for record in caplog.records if record.name == waves.logger.name]
     assert len(said) == 1  # once, not for every request
-    assert "goes on trying" in said[0]
+    assert "keeps trying" in said[0]
 
 
 @pytest.mark.django_db

@@ -14,7 +14,7 @@ from workers.emulator.spec import InstanceSpec, SpecError, read_config
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the command line and serve. Returns the exit status."""
+    """Parse the command line and serve. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m workers.emulator", description="Emulated vLLM servers.")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8100, help="0 takes a free one; the first line of output names it")
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed: a write costs half of what asyncio's takes."""
+    """Return uvloop's factory where it is installed: a write costs half as much as with asyncio's loop."""
     try:
         import uvloop
     except ImportError:

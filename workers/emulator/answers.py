@@ -1,8 +1,8 @@
 """From tokens to bytes: the sequences of a request, and its answer as one JSON body or as a stream of events.
 
 A fleet of emulated servers emits tens of thousands of tokens a second in one process, so a streamed token costs one
-concatenation and one write: everything in an event but the word is built once per sequence, HTTP's chunk framing included,
-and the event goes straight to the connection. Field order and empty fields are those of vLLM 0.32.
+concatenation and one write: everything in an event but the word is built once per sequence, HTTP's chunk framing
+included, and the event goes straight to the connection. Field order and empty fields are those of vLLM 0.32.
 """
 
 import asyncio
@@ -25,13 +25,14 @@ _MARK = "\0"
 
 
 class CutError(Exception):
-    """The server of this request died; its connection is to be closed without a further byte."""
+    """The server of this request died; its connection is closed without another byte."""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One sequence being generated: `output_tokens` words of the prose from `offset` on. Times are of the event loop's
-    clock, in seconds.
+    """One sequence being generated: `output_tokens` words of the prose from `offset` on.
+
+    Times are seconds of the event loop's clock.
     """
 
     engine_id: str
@@ -59,7 +60,7 @@ class Sequence:
     goes_on: bool = False  # its prompt ends with an answer begun, and no first word begins this one
 
     def piece(self, number: int) -> str:
-        """The text of token *number* (from 0)."""
+        """Return the text of token *number* (from 0)."""
         if self.pieces is not None:
             return self.pieces[number]
         if number == self.output_tokens - 1 and self.finish_reason == "stop":
@@ -68,19 +69,19 @@ class Sequence:
         return " " + word if number or self.goes_on else word
 
     def token_ids(self, begin: int, end: int) -> list[int]:
-        """Ids of the tokens from *begin* to *end*."""
+        """Return the ids of the tokens from *begin* to *end*."""
         ids = [token_id(self.offset + number) for number in range(begin, end)]
         if end == self.output_tokens and self.finish_reason == "stop" and self.stop_reason is None:
             ids[-1:] = [END_ID]
         return ids
 
     def written(self) -> str:
-        """The text of all tokens so far."""
+        """Return the text of all tokens so far."""
         return "".join(self.piece(number) for number in range(self.produced))
 
     @property
     def said_reason(self) -> str:
-        """`finish_reason` as a chat says it: vLLM's "tool_calls", unless the caller named the tool."""
+        """`finish_reason` as a chat reports it: vLLM's "tool_calls", unless the caller named the tool."""
         calls = self.tool and self.finish_reason == "stop" and not self.answer.generation.named
         return "tool_calls" if calls else self.finish_reason
 
@@ -104,16 +105,16 @@ class RequestAnswer(ABC):
 
     @abstractmethod
     def token(self, sequence: Sequence) -> None:
-        """One more token of *sequence*."""
+        """Take one more token of *sequence*."""
 
     def ended(self, sequence: Sequence) -> None:
-        """*sequence* is complete; when it was the last one, the task that waits for the answer is woken."""
+        """Note that *sequence* is complete; after the last one, wake the task that waits for the answer."""
         self.unfinished -= 1
         if self.unfinished == 0:
             self.closed()
 
     def closed(self) -> None:
-        """All sequences ended."""
+        """Finish the answer: all sequences have ended."""
         self.finish()
 
     def finish(self) -> None:
@@ -122,7 +123,7 @@ class RequestAnswer(ABC):
             self.done.set_result(None)
 
     def cut(self) -> None:
-        """The server died."""
+        """End the answer with CutError: the server died."""
         if not self.done.done():
             self.done.set_exception(CutError())
 
@@ -137,7 +138,7 @@ class RequestAnswer(ABC):
 
 
 class PlainAnswer(RequestAnswer):
-    """An answer that is sent whole."""
+    """An answer that is sent as one body."""
 
     def token(self, sequence: Sequence) -> None:
         sequence.produced += 1
@@ -206,9 +207,9 @@ def _ids_of_answer(sequence: Sequence) -> list[int] | None:
 class StreamAnswer(RequestAnswer):
     """An answer that is sent token by token, as server-sent events in HTTP/1.1 chunks on *transport*.
 
-    The head of the response is already sent, and the holder of the response writes the empty chunk that ends it. What a
-    slow reader has not taken yet waits in the transport's buffer, as it does in vLLM's output queue: at most the rest
-    of its answer.
+    The head of the response was already sent, and the owner of the response writes the final empty chunk. Data that a
+    slow reader has not taken waits in the transport's buffer, as it does in vLLM's output queue: at most the rest of
+    its answer.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class StreamAnswer(RequestAnswer):
         self._write(framed(self._opening() + self._event(sequence, piece, sequence.finish_reason if last else None)))
 
     def aborted(self, sequence: Sequence) -> None:
-        """End *sequence* with an event that says so. (A caller that disconnected needs none.)"""
+        """End *sequence* with an abort event. (A caller that disconnected needs none.)"""
         self._write(framed(self._opening() + self._event(sequence, "", "abort")))
 
     def closed(self) -> None:
@@ -265,7 +266,7 @@ class StreamAnswer(RequestAnswer):
         return {"id": self.request_id, "object": kind, "created": self.created_s, "model": self.model}
 
     def _opening(self) -> bytes:
-        """Before the first token of a chat: one event with the role for each choice."""
+        """Return the events before the first token of a chat: one with the role for each choice."""
         if self._opened or self.generation.kind != "chat":
             return b""
         self._opened = True
@@ -308,7 +309,7 @@ class StreamAnswer(RequestAnswer):
 
 
 def _tool_delta(sequence: Sequence, piece: str) -> dict[str, Any]:
-    """A piece of a tool call's arguments; the first one names the call."""
+    """Return a piece of a tool call's arguments; the first piece names the call."""
     if sequence.produced > 1:
         return {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}
     function = {"name": sequence.tool, "arguments": piece}
@@ -316,7 +317,7 @@ def _tool_delta(sequence: Sequence, piece: str) -> dict[str, Any]:
 
 
 def framed(data: bytes) -> bytes:
-    """*data* as a chunk of HTTP/1.1."""
+    """Return *data* as one HTTP/1.1 chunk."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
@@ -325,7 +326,7 @@ TOOL_FIELDS = {"allowed_callers", "async", "defer_loading", "description", "outp
 
 
 class PlainResponse(PlainAnswer):
-    """A response that is sent whole."""
+    """A response that is sent as one body."""
 
     def body(self) -> bytes:
         (sequence,) = self.sequences
@@ -347,7 +348,7 @@ class StreamResponse(StreamAnswer):
         self._output: list[dict[str, Any]] = []
 
     def begin(self, sequences: list[Sequence]) -> None:
-        """Take the one sequence. What vLLM says before its engine has begun goes out at once."""
+        """Take the single sequence and send the events that vLLM sends before its engine has begun."""
         self.sequences, self.unfinished = sequences, len(sequences)
         response = _response(self, [], "in_progress", usage=False)
         self._write(
@@ -423,7 +424,7 @@ def _part(said: str, logprobs: list[object] | None) -> dict[str, Any]:
 
 
 def _item(sequence: Sequence, item_id: str, said: str, status: str) -> dict[str, Any]:
-    """A message, or the call of a tool."""
+    """Return the output item: a message, or the call of a tool."""
     if sequence.tool:
         call = {"arguments": said, "call_id": sequence.call_id, "name": sequence.tool, "type": "function_call"}
         return {**call, "id": item_id, "async": None, "caller": None, "namespace": None, "status": status}
@@ -433,7 +434,7 @@ def _item(sequence: Sequence, item_id: str, said: str, status: str) -> dict[str,
 
 
 def _status(sequence: Sequence) -> str:
-    """vLLM's: whatever did not run out of tokens is complete."""
+    """Return vLLM's status: complete unless the answer ran out of tokens."""
     return "incomplete" if sequence.finish_reason == "length" else "completed"
 
 

@@ -1,8 +1,8 @@
 """Bodies of generation requests, read as vLLM 0.32 reads them, and its error bodies, in its words.
 
-Fields that change what an emulated server does are read; unknown ones are ignored, as vLLM ignores them. vLLM validates with
-pydantic and prints its error entries, and so does the emulator: kinds and texts of most errors are equal to the letter, but
-for messages of a wrong form vLLM lists each message type that it tried.
+Fields that change what an emulated server does are read; unknown ones are ignored, as vLLM ignores them. vLLM validates
+with pydantic and prints its error entries, and so does the emulator: kinds and texts of most errors are equal to the
+letter, but for messages of a wrong form vLLM lists each message type that it tried.
 """
 
 import json
@@ -31,14 +31,14 @@ class ApiError(Exception):
 
 
 def wrong(message: str, param: str | None = None, value: object = None, *, repeat: bool = True) -> ApiError:
-    """vLLM's 400 for a value that it understood and cannot accept; it repeats parameter and value in the text."""
+    """Return vLLM's 400 for a value that it understands and refuses; the text repeats parameter and value."""
     if param is not None and repeat:
         message += f" (parameter={param})" if value is None else f" (parameter={param}, value={value})"
     return ApiError(400, "BadRequestError", message, param)
 
 
 def entry(kind: str, location: str, message: str, value: object, context: dict[str, Any] | None = None) -> str:
-    """One validation error as vLLM prints it: a Python dictionary."""
+    """Return one validation error as vLLM prints it: a Python dictionary."""
     fields = {"type": kind, "loc": location, "msg": message, "input": _summary(value)}
     return str({**fields, "ctx": context} if context else fields)
 
@@ -51,7 +51,7 @@ def _summary(value: object) -> object:
 
 
 def malformed(entries: list[str], param: str | None) -> ApiError:
-    """vLLM's 400 for a body that it could not read."""
+    """Return vLLM's 400 for a body that it cannot read."""
     count = len(entries)
     label = "error" if count == 1 else "errors"
     lines = [f"{count} validation {label}:", *(f"  {entry}" for entry in entries[:MAX_REPORTED_ERRORS])]
@@ -104,7 +104,7 @@ class ChatTool(_Body):
 
 
 class GenerationBody(_Body):
-    """Fields of all three calls."""
+    """Fields shared by the three generation calls."""
 
     kind: ClassVar[BodyKind]
     model: str | None = None
@@ -223,7 +223,7 @@ def validated(model: type[Model], data: dict[str, Any]) -> Model:
 
 
 def _check_raw(kind: BodyKind, data: dict[str, Any]) -> None:
-    """Check what vLLM checks before the types."""
+    """Make the checks that vLLM makes before it validates types."""
     if kind == "completion" and data.get("prompt") in (None, "") and not data.get("prompt_embeds"):
         raise wrong("Either prompt or prompt_embeds must be provided and non-empty.", "prompt")
     if kind != "response" and data.get("stream_options") and not data.get("stream"):
@@ -269,7 +269,7 @@ def _check_tool_choice(data: dict[str, Any]) -> None:
 
 
 def _bad_json(raw: bytes) -> ApiError:
-    """The decoder's text as vLLM gives it, which uses Python's own decoder."""
+    """Return the error for a body that is no JSON, in the words of Python's own decoder, which vLLM uses."""
     position, reason = 0, "Invalid JSON"
     try:
         json.loads(raw)

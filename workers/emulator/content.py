@@ -17,7 +17,7 @@ from workers.emulator.spec import InstanceSpec
 
 MOST_DEPTH = 12
 OPTIONAL_DEPTH = 3
-"""Deeper than this, only properties that are required are given: a schema may refer to itself."""
+"""Depth beyond which only required properties are given: a schema may refer to itself."""
 FORMATS = {
     "date": "2026-01-15",
     "date-time": "2026-01-15T12:00:00Z",
@@ -30,7 +30,7 @@ MOST_WORDS = 4
 
 
 def example(schema: Any, number: int) -> Any:
-    """The value that *number* (64 bits) draws; always the same one for the same number."""
+    """Return a value of *schema*, drawn by *number* (64 bits): the same number gives the same value."""
     return _draw(schema, number, schema, 0)
 
 
@@ -84,7 +84,7 @@ def _string(schema: dict[str, Any], number: int) -> str:
 
 
 def _between(schema: dict[str, Any], number: int, step: float) -> float:
-    """A multiple of *step* within the bounds of *schema*, at most a hundred steps above the lower one."""
+    """Return a multiple of *step* within the bounds of *schema*, at most a hundred steps above the lower one."""
     low, high = schema.get("minimum"), schema.get("maximum")
     if low is None and "exclusiveMinimum" in schema:
         low = schema["exclusiveMinimum"] + step
@@ -97,7 +97,7 @@ def _between(schema: dict[str, Any], number: int, step: float) -> float:
 
 
 def _referred(reference: str, root: Any) -> Any:
-    """The value at `#/…` in *root*; None if there is none."""
+    """Return the value at `#/…` in *root*; None if there is none."""
     value = root
     for part in reference.removeprefix("#").strip("/").split("/"):
         if part:
@@ -106,7 +106,7 @@ def _referred(reference: str, root: Any) -> Any:
 
 
 def _merged(schema: dict[str, Any], root: Any) -> dict[str, Any]:
-    """The parts of `allOf` as one schema."""
+    """Merge the parts of `allOf` into one schema."""
     whole = {name: value for name, value in schema.items() if name != "allOf"}
     for given in schema["allOf"]:
         refers = isinstance(given, dict) and isinstance(given.get("$ref"), str)
@@ -122,7 +122,7 @@ def _merged(schema: dict[str, Any], root: Any) -> dict[str, Any]:
 
 
 class Content:
-    """The answers of one server, which survive its crashes: its series of draws continues."""
+    """The answers of one server. Its series of draws continues after a crash."""
 
     def __init__(self, name: str, spec: InstanceSpec, seed: int) -> None:
         self._spec = spec
@@ -133,7 +133,7 @@ class Content:
     def sequence(
         self, answer: RequestAnswer, index: int, prompt: Prompt, max_tokens: int, arrival_s: float
     ) -> Sequence:
-        """Decide what sequence *index* of *answer* will say, and how much of it."""
+        """Decide the text and length of sequence *index* of *answer*."""
         generation = answer.generation
         said, following = text.answered_before(prompt.ids) if prompt.ids is not None else (0, 0)
         if said and prompt.ids is not None and said < len(prompt.ids):
@@ -186,10 +186,10 @@ class Content:
         )
 
     def _draw(self, generation: Generation, prompt: Prompt, index: int) -> tuple[int, int]:
-        """The number that decides what is said, and the answer's length in tokens when nothing cuts it.
+        """Return the number that decides the text, and the answer's length in tokens before any cut.
 
-        With a seed or temperature 0 the same prompt gives the same answer; otherwise the next number of this server's
-        own series decides, so that a run can be repeated.
+        With a seed or temperature 0 the same prompt gets the same answer; otherwise the next number of this server's
+        series decides, so that a run can be repeated.
         """
         seed = generation.body.seed
         if generation.body.temperature == 0 or seed is not None:
@@ -206,7 +206,7 @@ class Content:
 
 
 def _called(generation: Generation, number: int) -> Tool | None:
-    """The tool that an answer calls; where the choice is free, half of the answers call one."""
+    """Return the tool that an answer calls; where the choice is free, half of the answers call one."""
     if not generation.tools or (not generation.must_call and number % 2):
         return None
     return generation.tools[(number >> 1) % len(generation.tools)]

@@ -21,7 +21,7 @@ MAX_TOKEN_ID = 2**31 - 1  # an emulated vocabulary has every id that fits
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: its text, or its token ids."""
+    """One prompt: a text, or token ids."""
 
     text: str
     ids: tuple[int, ...] | None = None
@@ -40,11 +40,11 @@ class Prompt:
 
     @property
     def digest(self) -> int:
-        """A number for its content, the same in every process (Python's own hash is salted)."""
+        """A number for its content, equal in every process (Python's own hash is salted)."""
         return zlib.crc32(self._encoded())
 
     def prefix_hashes(self, block_tokens: int) -> tuple[int, ...]:
-        """For each full block of tokens a number that stands for all content up to its end."""
+        """Return, for each full block of tokens, a number that stands for all content up to its end."""
         data = self._encoded()
         size = block_tokens * (text.CHARACTERS_PER_TOKEN if self.ids is None else 8)
         hashes = []
@@ -69,7 +69,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A checked request: `n` sequences for each prompt. Lengths in tokens."""
+    """A checked request: `n` sequences for each prompt. Lengths are in tokens."""
 
     body: Body
     prompts: tuple[Prompt, ...]
@@ -111,7 +111,7 @@ class Generation:
 
     @property
     def token_ids(self) -> bool:
-        """The ids of prompt and answer are wanted."""
+        """Whether the ids of prompt and answer were requested."""
         return bool(self.body.return_token_ids)
 
 
@@ -147,7 +147,7 @@ def resolve(body: Body, spec: InstanceSpec) -> Generation:
 
 
 def _check_emulated(body: Body) -> None:
-    """Refuse what needs a model."""
+    """Refuse fields that need a model."""
     unsupported = {
         "logprobs": body.logprobs not in (None, False),
         "prompt_logprobs": body.prompt_logprobs is not None,
@@ -168,7 +168,7 @@ _FORMATS = ("text", "json_object", "json_schema")
 
 
 def _schema(body: Body) -> dict[str, Any] | None:
-    """The schema of an answer that has to be JSON; an object with one text where any object will do."""
+    """Return the schema of an answer that has to be JSON; an object with one text where any object will do."""
     if isinstance(body, ResponseBody):
         form: dict[str, Any] = (body.text or {}).get("format") or {}
         kind, schema = form.get("type"), form.get("schema")
@@ -181,7 +181,7 @@ def _schema(body: Body) -> dict[str, Any] | None:
 
 
 def _tools(body: Body, spec: InstanceSpec) -> tuple[tuple[Tool, ...], bool, bool]:
-    """(tools that may be called, whether one has to be, whether it was named). Raises ApiError as vLLM answers."""
+    """Return (tools that may be called, whether one has to be, whether it was named). Raises ApiError as vLLM answers."""
     if isinstance(body, CompletionBody) or not body.tools or body.tool_choice == "none":
         return (), False, False
     choice = body.tool_choice or "auto"
@@ -210,7 +210,7 @@ def _tools(body: Body, spec: InstanceSpec) -> tuple[tuple[Tool, ...], bool, bool
 
 
 def _templated(messages: list[tuple[str, str]], tools: list[dict[str, Any]]) -> Prompt:
-    """A conversation as a chat template would write it."""
+    """Return a conversation as a chat template would write it."""
     head = f"<|tools|>\n{orjson.dumps(tools).decode()}<|end|>\n" if tools else ""
     return Prompt(head + "".join(f"<|{role}|>\n{said}<|end|>\n" for role, said in messages) + "<|assistant|>\n")
 
@@ -288,7 +288,7 @@ def _check_length(prompt: Prompt, limit: int) -> None:
 
 
 def _check_sampling(body: Body, max_tokens: int) -> None:
-    """The order and texts of vLLM's SamplingParams."""
+    """Check sampling parameters in the order and words of vLLM's SamplingParams."""
     if body.n is not None and body.n < 1:
         raise wrong(f"n must be at least 1, got {body.n}.")
     for name, value in (("presence_penalty", body.presence_penalty), ("frequency_penalty", body.frequency_penalty)):

@@ -31,8 +31,11 @@ SleepMode = Literal["abort", "wait", "keep"]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of a server: `factor` stretches its steps, or is the seconds that its metrics take; `ratio` of its
-    requests get a 500, or bytes that are no answer."""
+    """A fault of a server.
+
+    `factor` stretches its steps, or is the delay of its metrics in seconds; `ratio` is the share of its requests that get
+    a 500, or bytes that are no answer.
+    """
 
     kind: FaultKind = "none"
     factor: float = 1.0
@@ -61,7 +64,7 @@ class EmulatedInstance:
         self._reset()
 
     def _reset(self) -> None:
-        """A new process: nothing is left of the one before."""
+        """Begin as a new process: nothing of the one before is left."""
         spec = self.spec
         self.metrics = Metrics(spec)
         self._engine = ReferenceEngine(
@@ -121,11 +124,13 @@ class EmulatedInstance:
         return self._ready and not self._crashed
 
     async def responsive(self) -> None:
-        """Wait while the server hangs: it takes connections and answers nothing."""
+        """Wait while the server hangs: it accepts connections and answers nothing."""
         await self._responsive.wait()
 
     def set_fault(self, fault: Fault, for_s: float | None = None) -> None:
-        """Break the server, or mend it ("none"). After a crash mending is a start from the beginning."""
+        """Inject *fault*, or repair the server ("none"), for *for_s* seconds or until the next call. A crashed one
+        starts afresh.
+        """
         if self._recovery is not None:
             self._recovery.cancel()
             self._recovery = None
@@ -155,7 +160,7 @@ class EmulatedInstance:
     # Requests
 
     def admit(self, sequences: int) -> None:
-        """vLLM's `--max-num-queued-reqs`: refuse what exceeds it, running requests included. Raises ApiError."""
+        """Apply vLLM's `--max-num-queued-reqs`, running requests included. Raises ApiError beyond the limit."""
         limit = self.spec.max_num_queued_reqs
         if limit is not None and self.unfinished + sequences > limit:
             self.metrics.rejected += 1
@@ -189,7 +194,7 @@ class EmulatedInstance:
                 self._enqueue(sequence)
 
     def withdraw(self, answer: RequestAnswer) -> None:
-        """The caller has gone: free what the request holds. No error when it is complete."""
+        """Free everything that the request holds: the caller has left. No error if it is complete."""
         for sequence in answer.sequences:
             if self._sequences.pop(sequence.engine_id, None) is not None:
                 self._engine.abort(sequence.engine_id)
@@ -222,7 +227,7 @@ class EmulatedInstance:
         return bool(self._asleep_tags)
 
     async def sleep(self, level: int, mode: SleepMode) -> None:
-        """vLLM's `/sleep`. *mode* is what happens to running requests: abort them, wait for their end, keep them.
+        """Emulate vLLM's `/sleep`. *mode*: abort running requests, wait for their end, or keep them.
 
         Requests that arrive later wait until the server is woken, and do not show in its gauges.
         """
@@ -244,7 +249,7 @@ class EmulatedInstance:
         self.metrics.sleep_operation("sleep", time.perf_counter() - started)
 
     async def _drained(self) -> None:
-        """Wait until nothing runs. When the caller gives up, the server stays awake."""
+        """Wait until nothing runs. If the caller gives up, the server stays awake."""
         try:
             while self._sequences:
                 await asyncio.wait({sequence.answer.done for sequence in self._sequences.values()})
@@ -254,7 +259,7 @@ class EmulatedInstance:
             raise
 
     async def wake_up(self, tags: list[str] | None) -> bool:
-        """vLLM's `/wake_up`: wake all, or only *tags*; True when everything is awake."""
+        """Emulate vLLM's `/wake_up`: wake all parts, or only *tags*; return whether everything is awake."""
         started = time.perf_counter()
         if "weights" in self._asleep_tags & set(tags or self._asleep_tags) and self.metrics.sleep_level == 1:
             await asyncio.sleep(self.spec.wake_s)
@@ -267,21 +272,21 @@ class EmulatedInstance:
         return not self._asleep_tags
 
     async def reload_weights(self) -> None:
-        """vLLM's `reload_weights`, for weights that level 2 has discarded."""
+        """Emulate vLLM's `reload_weights`, for weights that level 2 discarded."""
         await asyncio.sleep(self.spec.reload_s)
 
     def reset_prefix_cache(self) -> bool:
         return self._engine.reset_prefix_cache()
 
     def _release(self) -> None:
-        """Let the requests in that arrived meanwhile."""
+        """Enqueue the requests that arrived meanwhile."""
         self._holding = False
         held, self._held = self._held, []
         for sequence in held:
             self._enqueue(sequence)
 
     def _abort_all(self) -> None:
-        """End every request with what it has so far and the reason "abort"."""
+        """End every request with its tokens so far and the reason "abort"."""
         for sequence in list(self._sequences.values()):
             self._engine.abort(sequence.engine_id)
             sequence.finish_reason, sequence.stop_reason = "abort", None
@@ -291,7 +296,7 @@ class EmulatedInstance:
         self._note_gauges()
 
     def _recompute_all(self) -> None:
-        """Sleep took the KV cache: what runs starts again from its prompt and the tokens it has, as after preemption."""
+        """Restart running requests from their prompt and tokens, as after preemption: sleep freed the KV cache."""
         for sequence in self._sequences.values():
             if sequence.produced:
                 sequence.preemptions += 1
@@ -327,7 +332,7 @@ class EmulatedInstance:
             self._crash()
 
     async def _until(self, end_s: float) -> float:
-        """Sleep until *end_s*; the time at which the next step begins."""
+        """Sleep until *end_s*; return the time at which the next step begins."""
         left_s = end_s - _clock()
         await asyncio.sleep(left_s if left_s > SHORTEST_SLEEP_S else 0)
         await self._responsive.wait()
@@ -335,7 +340,7 @@ class EmulatedInstance:
         return end_s if late_s < GIVE_UP_S else end_s + late_s
 
     def _note_step(self, step: StepResult, now_s: float) -> None:
-        """Note what the beginning of a step shows: admitted and preempted requests, and the gauges."""
+        """Record the start of a step: admitted and preempted requests, and the gauges."""
         for request_id in step.admitted:
             sequence = self._sequences[request_id]
             if sequence.admitted_s is None:
@@ -386,7 +391,7 @@ class EmulatedInstance:
         sequence.answer.ended(sequence)
 
     def _note_gauges(self, finishing: int = 0) -> None:
-        """vLLM sets its gauges once a step; *finishing* requests end with the step that runs now."""
+        """Set the gauges, as vLLM does once a step; *finishing* requests end with the current step."""
         metrics, engine = self.metrics, self._engine
         metrics.running = engine.running + finishing
         metrics.waiting = engine.waiting

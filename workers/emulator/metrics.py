@@ -1,9 +1,10 @@
 """An emulated server's metrics: what is counted, and the `/metrics` page with the names and labels of vLLM 0.32.
 
-The page has every `vllm:` series of a server with default options, in vLLM's order, `_created` included. Missing are the
-series of the Python process and of the HTTP framework (`python_*`, `process_*`, `http_*`); the multi-modal, external cache
-and FLOPS series stay zero, and `request_prefill_kv_computed_tokens` does not subtract cached tokens. Sixty pages are read
-every second, so everything but the numbers is built once: prometheus_client takes eighty times as long for a page.
+The page has every `vllm:` series of a server with default options, in vLLM's order, `_created` included. Missing are
+the series of the Python process and of the HTTP framework (`python_*`, `process_*`, `http_*`); the multi-modal,
+external cache and FLOPS series stay zero, and `request_prefill_kv_computed_tokens` does not subtract cached tokens.
+Sixty pages are read every second, so everything but the numbers is built once: prometheus_client takes eighty times as
+long for a page.
 """
 
 import time
@@ -31,11 +32,11 @@ SEQUENCES = (1.0, 2.0, 5.0, 10.0, 20.0)
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 SLEEP_OPERATION_S = (0.01, 0.1, 1.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 TOKENS: tuple[float, ...] = ()
-"""Stands for `token_bounds` of the server."""
+"""Placeholder for the server's `token_bounds`."""
 
 FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
 SLEEP_STATES = {"awake": None, "weights_offloaded": 1, "discard_all": 2}
-"""And the sleep level of each."""
+"""Sleep states, with the sleep level of each."""
 TIERS = ("host", "p2p", "disk", "external_unspecified")
 
 Value = Callable[["Metrics"], float]
@@ -108,7 +109,7 @@ HISTOGRAMS: tuple[tuple[str, tuple[float, ...], str], ...] = (
 
 
 def token_bounds(limit: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50 ... up to *limit*: vLLM's buckets for lengths in tokens."""
+    """Return vLLM's buckets for lengths in tokens: 1, 2, 5, 10, 20, 50 ... up to *limit*."""
     bounds = []
     power = 1
     while power <= limit:
@@ -133,7 +134,7 @@ class Histogram:
 
 
 class Metrics:
-    """Everything that one server counts."""
+    """All counters, gauges and histograms of one server."""
 
     def __init__(self, spec: InstanceSpec) -> None:
         self.running = self.waiting = 0
@@ -160,11 +161,11 @@ class Metrics:
         self.histograms[name].observe(value, times)
 
     def render(self) -> bytes:
-        """The page."""
+        """Return the page."""
         return "".join([part if isinstance(part, str) else part() for part in self._parts]).encode()
 
     def sleep_operation(self, operation: str, duration_s: float) -> None:
-        """Note one sleep or wake-up; its series appear with the first one."""
+        """Record one sleep or wake-up; its series appear with the first one."""
         if operation not in self.sleep_operations:
             self.sleep_operations[operation] = Histogram(SLEEP_OPERATION_S)
             self._parts.clear()
@@ -191,7 +192,7 @@ class Metrics:
             observe("request_time_per_output_token_seconds", decode_s / max(sequence.produced - 1, 1))
 
     def _build(self) -> None:
-        """Lay out the page: fixed text, and functions for the numbers."""
+        """Lay out the page as fixed text, and functions for the numbers."""
         model = f'model_name="{_escaped(self._spec.model)}"'
         common = f'engine="0",{model}'
         for kind, name, text, series in SERIES:
@@ -222,12 +223,12 @@ class Metrics:
         self._creation(name, series)
 
     def _creation(self, name: str, labels: dict[str, Any]) -> None:
-        """When each series began: Prometheus clients detect a restart by it."""
+        """Add the start time of each series, by which Prometheus clients detect a restart."""
         lines = "".join(f"vllm:{name}_created{{{label}}} {self._created}\n" for label in labels)
         self._parts.append(_typed(f"{name}_created", "gauge", "Start of the series.") + lines)
 
     def _lora_line(self) -> str:
-        """vLLM's series whose value is the time of the last step."""
+        """Return vLLM's series whose value is the time of the last step."""
         labels = f'max_lora="1",running_lora_adapters="{_escaped(self.adapters)}",waiting_lora_adapters=""'
         return f"vllm:lora_requests_info{{{labels}}} {time.time()}\n"
 

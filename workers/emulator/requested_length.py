@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 READ_CHARACTERS = 320
-"""At either end of a prompt: where instructions stand."""
+"""Characters read at either end of a prompt, where instructions stand."""
 OF_PROMPT_SIGMA, OF_ANSWER_SIGMA = 0.28, 0.18
-"""Shapes of log-normal factors: one that a prompt always has, one that is drawn for every answer."""
+"""Shapes of two log-normal factors: one fixed for a prompt, one drawn for every answer."""
 TRANSFORMED_SIGMA = 0.12
 
 WORDS = re.compile(r"\b(?:in|about|around|roughly|exactly|at most|under) (\d{1,5}) words\b")
@@ -46,7 +46,7 @@ class RequestedLength:
 
 
 def read(prompt: str, prompt_tokens: int) -> RequestedLength | None:
-    """The length that *prompt* asks for; None when it does not say."""
+    """Return the length that *prompt* asks for; None if it asks for none."""
     ends = (prompt[:READ_CHARACTERS] + "\n" + prompt[READ_CHARACTERS:][-READ_CHARACTERS:]).lower()
     if named := WORDS.search(ends):
         return RequestedLength(max(1.0, float(named[1])), TRANSFORMED_SIGMA)
@@ -59,7 +59,7 @@ def read(prompt: str, prompt_tokens: int) -> RequestedLength | None:
 
 
 def draw(length: RequestedLength, of_prompt: int, of_answer: int) -> int:
-    """Tokens of one answer, at least 1; *of_prompt* and *of_answer* are 64 random bits each."""
+    """Return the tokens of one answer, at least 1; *of_prompt* and *of_answer* are 64 random bits each."""
     spread = length.sigma * _normal(of_prompt) + OF_ANSWER_SIGMA * _normal(of_answer)
     return max(1, round(length.tokens * math.exp(spread)))
 

@@ -60,9 +60,9 @@ class Fleet:
         self._seed = seed
 
     def put(self, name: str, spec: InstanceSpec) -> bool:
-        """Have a server *name* like *spec*: True when it was made (or started again after a crash).
+        """Create a server *name* with *spec*; return True if it was created, or restarted after a crash.
 
-        Raises SpecError when a living one of that name is different.
+        Raises SpecError if a living one of that name has another specification.
         """
         present = self.instances.get(name)
         if present is not None and present.state != "crashed":
@@ -92,7 +92,7 @@ SINGLE = web.AppKey("single", str)
 
 
 def make_app(fleet: Fleet, single: str | None = None) -> web.Application:
-    """The application; with *single*, the server of that name answers at the root instead of under its name."""
+    """Return the application; with *single*, the server of that name answers at the root instead of under its name."""
     app = web.Application(middlewares=[_errors], client_max_size=MAX_BODY_BYTES)
     app[FLEET] = fleet
     app[SINGLE] = single or ""
@@ -117,7 +117,7 @@ def make_app(fleet: Fleet, single: str | None = None) -> web.Application:
 
 
 async def run(app: web.Application, host: str, port: int) -> web.AppRunner:
-    """Listen; the caller calls `cleanup` on what is returned. Raises OSError when the port is taken."""
+    """Listen; the caller calls `cleanup` on the result. Raises OSError if the port is taken."""
     # Cancellation is how a disconnect reaches the engine. Access logs would cost more than the answers.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
@@ -133,7 +133,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def _serve(handler: Service, single: str | None, option: str | None = None) -> Handler:
-    """A route of an emulated server; with *option*, one that exists only where its specification says so."""
+    """Return a route of an emulated server; with *option*, one that exists only if its specification says so."""
 
     async def serve(request: web.Request) -> web.StreamResponse:
         instance = request.app[FLEET].instances.get(single or request.match_info["name"])
@@ -153,7 +153,7 @@ def _serve(handler: Service, single: str | None, option: str | None = None) -> H
 
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors as vLLM's framework words them, and cut connections."""
+    """Answer errors in the words of vLLM's framework, and cut connections."""
     try:
         return await handler(request)
     except ApiError as error:
@@ -252,7 +252,7 @@ async def _fault(request: web.Request) -> web.Response:
 
 
 def _read_fault(body: dict[str, object]) -> tuple[Fault, float | None]:
-    """Raises ValueError, TypeError or AttributeError."""
+    """Return the fault and its duration in seconds. Raises ValueError, TypeError or AttributeError."""
     kind = body.get("kind")
     if kind not in FAULTS:
         raise ValueError(f"kind must be one of {', '.join(sorted(FAULTS))}")

@@ -115,7 +115,7 @@ async def responses(instance: EmulatedInstance, request: web.Request) -> web.Str
 
 
 async def stored_response(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    """As a vLLM that stores none, which is its default."""
+    """Answer as a vLLM that stores no responses, which is its default."""
     raise _no_response(request.match_info["response"])
 
 
@@ -134,7 +134,7 @@ async def _generate(instance: EmulatedInstance, request: web.Request, kind: Body
 
 
 async def _answer(instance: EmulatedInstance, request: web.Request, kind: BodyKind) -> web.StreamResponse:
-    """Check a request in vLLM's order, hand it to the engine, and send what comes out.
+    """Check a request in vLLM's order, hand it to the engine, and send its output.
 
     When the caller disconnects, aiohttp cancels this coroutine and the engine drops the request.
     """
@@ -223,7 +223,7 @@ async def is_sleeping(instance: EmulatedInstance, request: web.Request) -> web.R
 
 
 async def collective_rpc(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    """As vLLM, of the methods that its workers have only `reload_weights`."""
+    """Run `reload_weights`, the only method of vLLM's workers that is emulated."""
     method = validated(RpcBody, decoded(await request.read() or b"{}")).method
     if method != "reload_weights":
         raise ApiError(500, "InternalServerError", f"'Worker' object has no attribute '{method}'")
@@ -236,7 +236,7 @@ async def reset_prefix_cache(instance: EmulatedInstance, request: web.Request) -
 
 
 async def load_lora_adapter(instance: EmulatedInstance, request: web.Request) -> web.Response:
-    """As vLLM; the adapter's content is of no interest, but an absolute path must exist."""
+    """Load an adapter as vLLM does. Its content is not read, but an absolute path must exist."""
     body = validated(AdapterBody, decoded(await request.read() or b"{}"))
     name, path = body.lora_name, body.lora_path
     if not name or not path:

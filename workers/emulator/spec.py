@@ -29,7 +29,7 @@ class SpecError(Exception):
 
 
 class InstanceSpec(BaseModel):
-    """One emulated server. Names are those of vLLM's flags where there is one."""
+    """One emulated server. Fields are named after vLLM's flags where there is one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,11 +44,11 @@ class InstanceSpec(BaseModel):
     scheduling_policy: Literal["fcfs", "priority"] = "priority"
     startup_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
     sleep_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
-    """Until its weights are in CPU memory (level 1)."""
+    """Time until its weights are in CPU memory (level 1)."""
     wake_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
-    """Until they are back from there."""
+    """Time until its weights are back from CPU memory."""
     reload_s: Annotated[float, Field(ge=0.0, le=3600.0)] = 0.0
-    """Until they are read from storage (after level 2)."""
+    """Time until its weights are read from storage (after level 2)."""
     max_num_queued_reqs: Annotated[int | None, Field(ge=0)] = None
     enable_request_id_headers: bool = False
     enable_server_load_tracking: bool = False
@@ -79,7 +79,7 @@ class InstanceSpec(BaseModel):
 
 
 def read_spec(body: object) -> InstanceSpec:
-    """The specification in a decoded JSON *body*. Raises SpecError."""
+    """Return the specification in a decoded JSON *body*. Raises SpecError."""
     try:
         return InstanceSpec.model_validate(body)
     except ValidationError as error:
@@ -88,7 +88,7 @@ def read_spec(body: object) -> InstanceSpec:
 
 
 def read_config(text: bytes) -> dict[str, InstanceSpec]:
-    """The instances of a configuration file `{"instances": {name: specification}}`. Raises SpecError."""
+    """Return the instances of a configuration file `{"instances": {name: specification}}`. Raises SpecError."""
     try:
         document = orjson.loads(text)
     except orjson.JSONDecodeError as error:

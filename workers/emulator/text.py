@@ -31,48 +31,50 @@ WORDS = tuple(PROSE.split())
 PIECES = tuple(b" " + word.encode("ascii") for word in WORDS)
 LENGTHS = tuple(len(piece) for piece in PIECES)
 FIRST_ID = 1_000_000
-"""Ids of the words of answers begin here, so that no usual prompt of ids has them."""
+"""First id of the words of answers, beyond usual prompts of ids."""
 END_ID = 2
-"""Of the end of an answer, which has no text."""
+"""Id of the end of an answer, which has no text."""
 
 _MASK = (1 << 64) - 1
 _NORMAL = NormalDist()
 
 
 def count_tokens(text: str) -> int:
-    """Tokens of *text*: one for every four characters begun."""
+    """Return the tokens of *text*: one for each four characters or part of them."""
     return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
 def pieces_of(written: str) -> list[str]:
-    """The tokens of a text that is no prose, and the end-of-sequence token, which has no text."""
+    """Return the tokens of a text that is no prose, and the end-of-sequence token, which has no text."""
     step = CHARACTERS_PER_TOKEN
     return [*(written[at : at + step] for at in range(0, len(written), step)), ""]
 
 
 def words(offset: int, count: int) -> list[str]:
-    """*count* words of the prose from word *offset* on, going round at its end."""
+    """Return *count* words of the prose from word *offset* on, continuing at its beginning."""
     return [WORDS[(offset + i) % len(WORDS)] for i in range(count)]
 
 
 def detokenize(token_ids: Sequence[int]) -> str:
-    """A text for a prompt given as token ids, for `echo`."""
+    """Return a text for a prompt given as token ids, for `echo`."""
     return " ".join(WORDS[token % len(WORDS)] for token in token_ids)
 
 
 def token_id(place: int) -> int:
-    """The id of a word of an answer, by its place in the prose."""
+    """Return the id of a word of an answer, by its place in the prose."""
     return FIRST_ID + place % len(WORDS)
 
 
 def prompt_ids(data: bytes) -> list[int]:
-    """Ids for a prompt given as text: they say nothing but where it differs."""
+    """Return ids for a prompt given as text: equal content gets equal ids."""
     step = CHARACTERS_PER_TOKEN
     return [zlib.crc32(data[at : at + step]) % FIRST_ID for at in range(0, len(data), step)]
 
 
 def answered_before(token_ids: Sequence[int]) -> tuple[int, int]:
-    """(words of an answer that a prompt of ids ends with, place of the next): a prompt may hold what was answered so far."""
+    """Return how many words of an answer end a prompt of ids, and the place of the next: a prompt may hold an answer so
+    far.
+    """
     count, following = 0, -1
     for token in reversed(token_ids):
         place = token - FIRST_ID
@@ -85,7 +87,7 @@ def answered_before(token_ids: Sequence[int]) -> tuple[int, int]:
 
 
 def mixed(seed: int, *parts: int) -> int:
-    """A 64-bit number that looks random and depends on all arguments (SplitMix64's finaliser after each part)."""
+    """Return a 64-bit number that looks random and depends on all arguments (SplitMix64's finaliser after each part)."""
     state = seed & _MASK
     for part in (*parts, 0):
         state = (state + part + 0x9E3779B97F4A7C15) & _MASK
@@ -96,9 +98,9 @@ def mixed(seed: int, *parts: int) -> int:
 
 
 def output_tokens(number: int, median_tokens: float, sigma: float) -> int:
-    """An answer's length, at least 1: log-normal with the given median and shape, drawn with *number* (64 bits).
+    """Return an answer's length, at least 1: log-normal with the given median and shape, drawn by *number* (64 bits).
 
-    Lengths of real answers have that shape, roughly, in the public traces.
+    Lengths of real answers have roughly that shape in the public traces.
     """
     uniform = ((number >> 11) + 0.5) / (1 << 53)
     return max(1, round(median_tokens * math.exp(sigma * _NORMAL.inv_cdf(uniform))))
@@ -107,10 +109,10 @@ def output_tokens(number: int, median_tokens: float, sigma: float) -> int:
 def cut_at_stop(
     offset: int, count: int, stop: tuple[str, ...], min_tokens: int, include: bool
 ) -> tuple[list[str], str] | None:
-    """Where a stop string ends *count* words from *offset* on: the text token by token, and that string.
+    """Cut *count* words from *offset* on at a stop string; return the text token by token, and that string.
 
-    As vLLM does: of the strings that are complete after more than *min_tokens* tokens the one that ends first wins, its
-    own text is left out unless *include*, and nothing of it is sent before. None when no string occurs.
+    As in vLLM, of the strings that are complete after more than *min_tokens* tokens the one that ends first wins, its own
+    text is left out unless *include*, and nothing of it is sent before. None if no string occurs.
     """
     pieces = words(offset, count)
     pieces = [piece if number == 0 else " " + piece for number, piece in enumerate(pieces)]

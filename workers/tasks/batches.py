@@ -8,21 +8,21 @@ from workers.tasks.planning import only_one
 
 @shared_task
 def validate(batch_id: int) -> bool:
-    """Check a batch's file and store its lines; false if that was done before, or another worker does it."""
+    """Check a batch's file and store its lines; return False if that was done before, or another worker does it."""
     with only_one(f"batch-{batch_id}") as free:
         return services.validate_batch(batch_id) if free else False
 
 
 @shared_task
 def finish(batch_id: int) -> bool:
-    """Write the output and error files of a batch and end it; false as in `validate`."""
+    """Write the output and error files of a batch and end it; return False as `validate` does."""
     with only_one(f"batch-{batch_id}") as free:
         return services.finish_batch(batch_id) if free else False
 
 
 @shared_task
 def resume() -> int:
-    """Take up what was left: the broker lost a message, or a worker ended in the middle. Returns how many batches."""
+    """Resume batches whose message the broker lost or whose worker died. Return how many."""
     services.delete_expired_files()
     validating, finalizing = services.due_work()
     for batch_id in validating:

@@ -50,9 +50,9 @@ ACTOR = "fleet worker"
 
 @app.task(soft_time_limit=COMMAND_LIMIT_S, time_limit=COMMAND_LIMIT_S + 20)
 def run_command(command_id: int) -> None:
-    """Carry out one InstanceCommand. Does nothing unless it is pending and first in its instance's line.
+    """Carry out one InstanceCommand, if it is pending and first in its instance's line.
 
-    One that belongs to another host is left as it is, with words on why, and passed on to that host's queue.
+    One that belongs to another host is left pending with the reason, and passed on to that host's queue.
     """
     rows = InstanceCommand.objects.select_related("instance__node").filter(state=CommandState.PENDING)
     pending = rows.filter(pk=command_id).first()
@@ -82,7 +82,7 @@ def run_command(command_id: int) -> None:
 
 @app.task
 def run_pending_commands() -> int:
-    """Deliver pending commands again, and give back those whose worker died. Returns how many were delivered."""
+    """Deliver pending commands again, and give back those whose worker died. Return how many were delivered."""
     now = timezone.now()
     InstanceCommand.objects.filter(state=CommandState.RUNNING, started_at__lt=now - STALE_AFTER).update(
         state=CommandState.PENDING, started_at=None
@@ -95,8 +95,8 @@ def run_pending_commands() -> int:
 def watch_loading(forward: bool = True) -> int:
     """Fail instances whose server ended while loading: silence is normal then, so heartbeats do not show it.
 
-    Looks at what this host started; the workers of other hosts are asked to do the same (*forward*). Returns how many
-    were failed.
+    This host checks the servers that it started; with *forward*, the workers of other hosts are sent the same task.
+    Return how many were failed.
     """
     failed = 0
     loading = Instance.objects.launched().filter(state=InstanceState.LOADING)
@@ -119,9 +119,10 @@ def watch_loading(forward: bool = True) -> int:
 
 @app.task
 def end_failed(forward: bool = True) -> int:
-    """End what is left of servers whose instances have failed or stopped: an engine holds its GPU until it is gone.
+    """End the remaining processes of servers whose instances failed or stopped: an engine holds its GPU until it is
+    gone.
 
-    One whose API server still lives may only hang, and has `HUNG_S` to answer again. Returns how many were ended.
+    A server whose API process still lives may only hang, and gets `HUNG_S` to answer again. Return how many were ended.
     """
     ended = 0
     rows = Instance.objects.filter(launcher=Launcher.PROCESS, state__in=[InstanceState.FAILED, InstanceState.STOPPED])
@@ -144,7 +145,7 @@ def end_failed(forward: bool = True) -> int:
 
 
 def _of_this_host(rows: QuerySet[Instance], task: str, forward: bool) -> Iterator[Instance]:
-    """Those of *rows* for which this host acts; for the others, with *forward*, their hosts' workers are sent *task*."""
+    """Yield those of *rows* for which this host acts; with *forward*, send *task* to the hosts of the others."""
     others = set()
     for instance in rows:
         if not hosts.obstacle(instance):
@@ -157,7 +158,7 @@ def _of_this_host(rows: QuerySet[Instance], task: str, forward: bool) -> Iterato
 
 @transaction.atomic
 def claim(command_id: int) -> InstanceCommand | None:
-    """The command, marked as running, if it is pending and no older command of its instance is open."""
+    """Return the command, marked as running, if it is pending and no older command of its instance is open."""
     rows = InstanceCommand.objects.select_related("instance__deployment__model", "instance__deployment__gpu_type")
     command = rows.select_related("instance__node").filter(pk=command_id, state=CommandState.PENDING).first()
     if command is None:
@@ -174,7 +175,7 @@ def claim(command_id: int) -> InstanceCommand | None:
 
 
 def launcher_for(instance: Instance) -> ServerLauncher:
-    """The launcher of *instance*. Raises LaunchError for one that is started elsewhere."""
+    """Return the launcher of *instance*. Raises LaunchError for one that is started elsewhere."""
     match instance.launcher:
         case Launcher.EMULATED:
             return EmulatedLauncher(f"http://127.0.0.1:{settings.EMULATOR_PORT}")
@@ -185,7 +186,7 @@ def launcher_for(instance: Instance) -> ServerLauncher:
 
 
 def _start(instance: Instance, command: InstanceCommand) -> None:
-    """Provisioning -> loading. The gateway makes it ready when it answers."""
+    """Move the instance from provisioning to loading. The gateway makes it ready when it answers."""
     if instance.state != InstanceState.PROVISIONING:
         return  # an earlier delivery of this command got that far
     launcher, spec = launcher_for(instance), launch_spec(instance)
@@ -225,7 +226,7 @@ def _stop(instance: Instance, command: InstanceCommand) -> None:
 
 
 def _sleep(instance: Instance, command: InstanceCommand) -> None:
-    """Draining -> sleeping, when the last running request is done."""
+    """Move the instance from draining to sleeping, when the last running request is done."""
     if instance.state == InstanceState.SLEEPING:
         return
     check_move(instance.name, instance.state, InstanceState.SLEEPING)
@@ -258,7 +259,7 @@ def _client(instance: Instance, timeout_s: float) -> VllmClient:
 
 
 async def _until_idle(client: VllmClient) -> None:
-    """Wait until nothing runs or waits there. What comes later is seen to by the sleep itself, which waits too."""
+    """Wait until nothing runs or waits on the server. The sleep itself waits for requests that come later."""
     deadline = time.monotonic() + SLEEP_WAIT_S
     while (seen := await client.metrics()).running or seen.waiting:
         if time.monotonic() > deadline:
@@ -267,7 +268,7 @@ async def _until_idle(client: VllmClient) -> None:
 
 
 async def _until_sleeping(client: VllmClient, wanted: bool) -> None:
-    """Wait until the server reports the state itself; an answer to the call alone is no proof. Raise VllmError."""
+    """Wait until the server itself reports the state; the answer to the call is no proof. Raises VllmError."""
     deadline = time.monotonic() + SLEEP_PROOF_S
     while await client.is_sleeping() != wanted:
         if time.monotonic() > deadline:
@@ -278,7 +279,7 @@ async def _until_sleeping(client: VllmClient, wanted: bool) -> None:
 
 
 def _wake(instance: Instance, command: InstanceCommand) -> None:
-    """Sleeping -> loading. The gateway makes it ready when it answers."""
+    """Move the instance from sleeping to loading. The gateway makes it ready when it answers."""
     if instance.state != InstanceState.SLEEPING:
         return
 
@@ -310,9 +311,9 @@ VERBS: dict[CommandVerb, Callable[[Instance, InstanceCommand], None]] = {
 
 
 def _pass_on(command: InstanceCommand, why: str) -> None:
-    """Leave *command* to the host that it belongs to: note it on its row and once as an event, and notify that host.
+    """Leave *command* to its host: note that on its row and once as an event, and notify that host.
 
-    Delivered again by `run_pending_commands` only: a worker that listens on a queue that is not its own must not spin.
+    Only `run_pending_commands` delivers it again: a worker that listens on another host's queue must not spin.
     """
     if command.error == why:
         return
@@ -334,7 +335,7 @@ def _close(command: InstanceCommand, state: CommandState, error: str = "") -> No
 
 @transaction.atomic
 def _fail(command: InstanceCommand, error: str) -> None:
-    """The command failed with *error*. A start that failed also fails its instance; other verbs leave it as it is."""
+    """Fail *command* with *error*. A failed start also fails its instance; other verbs leave it as it is."""
     logger.warning("%s %s: %s", command.verb, command.instance.name, error)
     _close(command, CommandState.FAILED, error)
     if command.verb == CommandVerb.START:

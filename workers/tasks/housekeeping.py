@@ -22,7 +22,7 @@ LINKS_KEPT = timedelta(days=1)
 
 @app.task
 def prune_ledger() -> int:
-    """Delete request rows older than `PILOTHOUSE_LEDGER_KEEP_DAYS`, oldest first; minute rows stay. Returns how many.
+    """Delete request rows older than `PILOTHOUSE_LEDGER_KEEP_DAYS`, oldest first; minute rows stay. Return how many.
 
     One run deletes at most `BATCH_ROWS` x `MOST_BATCHES`; the next one continues.
     """
@@ -31,7 +31,7 @@ def prune_ledger() -> int:
 
 
 def delete_in_batches(rows: QuerySet[Any]) -> int:
-    """Delete *rows* in their order, at most `BATCH_ROWS` x `MOST_BATCHES` of them. Returns how many."""
+    """Delete *rows* in their order, at most `BATCH_ROWS` x `MOST_BATCHES` of them. Return how many."""
     deleted = 0
     for _ in range(MOST_BATCHES):
         batch = list(rows.values_list("pk", flat=True)[:BATCH_ROWS])
@@ -45,7 +45,7 @@ def delete_in_batches(rows: QuerySet[Any]) -> int:
 
 @app.task
 def prune_sign_ins() -> int:
-    """Delete sign-in links a day after they went out of date, and sessions that have. Returns how many links."""
+    """Delete sign-in links a day after they expired, and expired sessions. Return how many links."""
     links, _ = SignInLink.objects.filter(expires_at__lt=timezone.now() - LINKS_KEPT).delete()
     import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
     return links

@@ -7,12 +7,12 @@ from workers.celery import app
 from workers.tasks.planning import LONG_WORK, only_one
 
 AGAIN_S = 10
-"""Until a requested training checks again whether other long work is done."""
+"""Interval at which a requested training checks whether other long work is done."""
 
 
 @app.task(soft_time_limit=training.LIMIT_S, time_limit=training.LIMIT_S + 20)
 def train_length_model(pk: int = 0) -> int:
-    """Run the requested training *pk*, or train what is due; the last version's number, 0 without any."""
+    """Run the requested training *pk*, or train what is due; return the last version's number, 0 without any."""
     with only_one(LONG_WORK) as free:
         if not free:
             if pk:
@@ -24,7 +24,7 @@ def train_length_model(pk: int = 0) -> int:
 
 @app.task
 def judge_length_versions() -> int:
-    """Promote or reject the shadow once enough is known; the number of the version that was judged, or 0.
+    """Promote or reject the shadow once enough is known; return the number of the judged version, or 0.
 
     Lost trainings are ended here too.
     """
@@ -37,5 +37,5 @@ def judge_length_versions() -> int:
 
 @app.task
 def prune_lengths() -> int:
-    """Delete samples and measures after their days, and texts of tenants that no longer keep any; returns how many."""
+    """Delete samples and measures after their days, and texts of tenants that stopped keeping prompts; return how many."""
     return services.prune(timezone.now())

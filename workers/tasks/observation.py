@@ -23,7 +23,7 @@ ANSWERING = (InstanceState.READY, InstanceState.DRAINING)
 
 @app.task
 def observe_instances() -> int:
-    """Note the phase of those that load, measure those that serve, shorten logs. Returns how many rows have changed."""
+    """Note the phase of loading instances, measure serving ones, and shorten logs. Return how many rows changed."""
     rows = Instance.objects.select_related("deployment").exclude(state=InstanceState.STOPPED)
     changed = 0
     due = []
@@ -50,7 +50,7 @@ async def _measure_all(instances: list[Instance]) -> list[dict[str, Any] | None]
 
 
 async def _measure(instance: Instance) -> dict[str, Any] | None:
-    """Facts on the server from `/version`, `/metrics`, its log and `/proc`. None when it does not answer."""
+    """Return facts on the server from `/version`, `/metrics`, its log and `/proc`. None if it does not answer."""
     try:
         async with VllmClient(instance.url, api_key=instance.token) as client:
             version, metrics = await client.version(), await client.metrics()
@@ -71,7 +71,7 @@ async def _measure(instance: Instance) -> dict[str, Any] | None:
 
 
 def _on_this_machine(instance: Instance) -> dict[str, Any]:
-    """Facts that only its own machine knows; empty on another one."""
+    """Return facts that only the server's own machine knows; empty on another one."""
     assert instance.process_id is not None
     processes = hardware.processes_of(instance.process_id)
     path = engine_logs.path_of(instance)
@@ -93,7 +93,7 @@ def _on_this_machine(instance: Instance) -> dict[str, Any]:
 
 
 def _without_secrets(words: list[str]) -> list[str]:
-    """A command line without the values of flags such as --hf-token."""
+    """Return a command line without the values of flags such as --hf-token."""
     shown = []
     hide = False
     for word in words:

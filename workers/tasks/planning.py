@@ -40,17 +40,17 @@ logger = logging.getLogger(__name__)
 ACTOR = executor.PLANNER
 FORECAST_LIMIT_S = 1800
 LONG_WORK = "long_work"
-"""Lock of what takes minutes and can wait for each other: a process of the worker is left to short tasks."""
+"""Lock of work that takes minutes and can be queued, so that one pool process stays free for short tasks."""
 PATIENCE_SHARE = 0.5
-"""Of the time between plans: so long they wait for forecasts that are still being made."""
+"""Longest wait of plans for forecasts in progress, as a share of the time between plans."""
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
 def forecast_and_plan() -> None:
-    """Make the forecasts and the plans that are due. A failure of one is noted and leaves the other to be made.
+    """Make the forecasts and the plans that are due. A failure of one is recorded and leaves the other to be made.
 
-    Plans are made from the forecasts of the same look; while another worker still makes those, plans wait for them half
-    a period, and are then made from the ones before. The first plans wait for the first forecasts.
+    Plans use the forecasts of the same run; while another worker still makes those, plans wait half a period, and then
+    use the previous ones. The first plans wait for the first forecasts.
     """
     with only_one("forecasts") as free:
         now = timezone.now()
@@ -71,7 +71,7 @@ def compare_strategies() -> None:
     with only_one(LONG_WORK) as free:
         now = timezone.now()
         if free and comparison.due(now):
-            comparison.compare_strategies(tuned().COMPARE_HOURS, now, somebody_waits)
+            comparison.compare_strategies(tuned().COMPARE_HOURS, now, requested_work_waits)
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
@@ -79,40 +79,40 @@ def backtest_ledger() -> None:
     """Judge the forecasters on the ledger's demand, when that is due."""
     with only_one(LONG_WORK) as free:
         if free and backtests.due(timezone.now()):
-            backtests.backtest_ledger(tuned().BACKTEST_LIMIT_S, somebody_waits=somebody_waits)
+            backtests.backtest_ledger(tuned().BACKTEST_LIMIT_S, requested_work_waits=requested_work_waits)
 
 
 @app.task(soft_time_limit=FORECAST_LIMIT_S, time_limit=FORECAST_LIMIT_S + 20)
 def fit_forecasters() -> int:
-    """Fit the forecasters whose fit takes long, where it is time; returns how many were fitted."""
+    """Fit the forecasters that are slow to fit, when due; return how many were fitted."""
     with only_one(LONG_WORK) as free:
-        return forecasts.fit_forecasters(timezone.now(), somebody_waits) if free else 0
+        return forecasts.fit_forecasters(timezone.now(), requested_work_waits) if free else 0
 
 
 @app.task
 def apply_plans() -> int:
-    """Carry out approved plans; returns how many instances were moved."""
+    """Carry out approved plans; return how many instances were moved."""
     with only_one("apply_plans") as free:
         return len(plan_rollout.apply_plans(timezone.now())) if free else 0
 
 
 @app.task
 def run_strategies() -> int:
-    """Let automatic strategies look at live load; returns how many instances were moved."""
+    """Run automatic strategies on live load; return how many instances were moved."""
     with only_one("run_strategies") as free:
         return len(strategist.run_strategies(timezone.now())) if free else 0
 
 
 @app.task
 def record_capacity() -> int:
-    """Keep what endpoints can serve from now on, where it has changed; returns of how many."""
+    """Record the present capacity of endpoints where it has changed; return for how many."""
     with only_one("record_capacity") as free:
         return capacity.record_capacity(timezone.now()) if free else 0
 
 
 @app.task
 def finish_drains() -> int:
-    """Stop idle instances that scaling has drained; returns how many."""
+    """Stop idle instances that scaling has drained; return how many."""
     rows = executor.drained()
     if not rows:
         return 0
@@ -128,10 +128,10 @@ def finish_drains() -> int:
 
 @app.task
 def prune_planning() -> int:
-    """Delete forecasts, plans that were never carried out and capacity as it was, after `PILOTHOUSE_PLANNING_KEEP_DAYS`;
-    returns how many.
+    """Delete forecasts, plans that were never carried out and outdated capacity after `PILOTHOUSE_PLANNING_KEEP_DAYS`.
 
-    Forecasts are folded long before, after `PILOTHOUSE_FORECAST_KEEP_HOURS`. What one run leaves is the next one's.
+    Forecasts are folded long before, after `PILOTHOUSE_FORECAST_KEEP_HOURS`. Return how many rows were deleted; the
+    next run continues where this one stopped.
     """
     now = timezone.now()
     oldest = now - timedelta(days=tuned().PLANNING_KEEP_DAYS)
@@ -152,12 +152,12 @@ def prune_planning() -> int:
 
 
 def due(newest: datetime | None, every_s: float, now: datetime) -> bool:
-    """True when it is time again; half a look early counts, since beat comes late as often as early."""
+    """Return whether a run is due; half a beat early counts, since beat comes late as often as early."""
     return newest is None or (now - newest).total_seconds() >= every_s - look_s() / 2
 
 
 def attempt(what: str, make: Callable[[datetime], Sized], now: datetime) -> None:
-    """Call *make* with *now* as a run of the job *what*, which notes a failure."""
+    """Call *make* with *now* as a run of the job *what*, which records a failure."""
     with contextlib.suppress(Exception), recorded(what):
         made = make(now)
         logger.log(logging.INFO if made else logging.DEBUG, "planning: %d %s", len(made), what)
@@ -165,9 +165,9 @@ def attempt(what: str, make: Callable[[datetime], Sized], now: datetime) -> None
 
 @contextlib.contextmanager
 def only_one(name: str) -> Iterator[bool]:
-    """Lock *name* on this machine; yields False while another process holds it. The lock ends with its process.
+    """Lock *name* on this machine; yield False while another process holds it. The lock ends with its process.
 
-    Between machines the rows are locked by the process that moves something; two that plan at once cost one plan too many.
+    Between machines, rows are locked by the process that moves something; planning twice at once costs one surplus plan.
     """
     folder = Path(settings.STATE_DIR) / "locks"
     folder.mkdir(parents=True, exist_ok=True)
@@ -180,16 +180,16 @@ def only_one(name: str) -> Iterator[bool]:
             yield True
 
 
-def somebody_waits() -> bool:
-    """Whether someone asked for what waits: long work, or a what-if, which has its own processes, but not processors.
+def requested_work_waits() -> bool:
+    """Return whether requested work is waiting: long work, or a what-if, which competes for processors alone.
 
-    What is only periodic then ends early, and is due again.
+    Periodic work then ends early, and is due again.
     """
     return training.has_requested() or working.waiting_runs().exists()
 
 
 async def _running(urls: list[str]) -> dict[str, int]:
-    """Requests that run or wait on each server, by address; one that does not answer is left out."""
+    """Return the requests that run or wait on each server, by address; servers that do not answer are left out."""
 
     async def ask(url: str) -> tuple[str, int] | None:
         try:

@@ -7,5 +7,5 @@ from workers.celery import app
 
 @app.task
 def advance_rollouts() -> int:
-    """Make the next move of every rollout; returns how many are in progress. One transaction each."""
+    """Advance every rollout by one move, in a transaction each; return how many are in progress."""
     return sum(rollouts.advance(row).ended_at is None for row in open_rollouts())

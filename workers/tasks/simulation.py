@@ -9,19 +9,20 @@ from django.utils import timezone
 
 from controlplane.simulation.whatif import counterfactual, twin_errors, working
 from workers.celery import app
-from workers.tasks.planning import LONG_WORK, only_one, somebody_waits
+from workers.tasks.planning import LONG_WORK, only_one, requested_work_waits
 
 SHIFT_S = 120.0
-"""So long a process takes one run after the other by itself: a message to a worker waits behind what else it does, and no
-other process knows what this one has worked out."""
+"""Time for which a process takes one run after another: a message to a worker waits behind its other work, and results
+that one process has cached are unknown to others.
+"""
 
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
 def run_future() -> int | None:
-    """Make the next run of a what-if that waits, further ones for `SHIFT_S`, and send for the one after them; the key of the
-    last, None if there was none.
+    """Make the next waiting run of a what-if, further ones for `SHIFT_S`, and send a task for the one after; return the
+    key of the last, None without any.
 
-    At most `WHAT_IF_PROCESSES` at once on a machine, so that short tasks always find a process.
+    At most `WHAT_IF_PROCESSES` run at once on a machine, so that short tasks always find a process.
     """
     ends_s = time.monotonic() + SHIFT_S
     last = None
@@ -37,28 +38,28 @@ def run_future() -> int | None:
 
 @app.task
 def look_after_what_ifs() -> int:
-    """Have other workers take over runs whose worker is silent, and what waits because no broker answered; how many."""
+    """Reassign runs whose worker is silent, and send tasks again that no broker accepted; return how many."""
     return working.supervise(timezone.now())
 
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
 def replay_ledger() -> int:
-    """Simulate the last day of the ledger under every bundle, when that is due; how many rows came of it."""
+    """Simulate the last day of the ledger under every bundle, when due; return how many rows resulted."""
     with only_one(LONG_WORK) as free:
         now = timezone.now()
-        return len(counterfactual.replay(now, somebody_waits)) if free and counterfactual.due(now) else 0
+        return len(counterfactual.replay(now, requested_work_waits)) if free and counterfactual.due(now) else 0
 
 
 @app.task(soft_time_limit=working.LIMIT_S, time_limit=working.LIMIT_S + 20)
 def judge_twin() -> int:
-    """Simulate the last window of the ledger again, when that is due; how many profiles were judged."""
+    """Simulate the last window of the ledger again, when due; return how many profiles were judged."""
     with only_one(LONG_WORK) as free:
         now = timezone.now()
-        return len(twin_errors.judge(now)) if free and twin_errors.due(now) and not somebody_waits() else 0
+        return len(twin_errors.judge(now)) if free and twin_errors.due(now) and not requested_work_waits() else 0
 
 
 @contextlib.contextmanager
 def slot() -> Iterator[bool]:
-    """Yields True if this process may make a run now."""
+    """Yield True if this process may make a run now."""
     with contextlib.ExitStack() as stack:
         yield any(stack.enter_context(only_one(f"what_if_{number}")) for number in range(settings.WHAT_IF_PROCESSES))

@@ -8,5 +8,5 @@ from workers.celery import app
 
 @app.task
 def advance_swaps() -> int:
-    """Make the next move of every swap; returns how many are in progress. One transaction each."""
+    """Advance every swap by one move, in a transaction each; return how many are in progress."""
     return sum(swaps.advance(row).state == SwapState.IN_PROGRESS for row in open_swaps())

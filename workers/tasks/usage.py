@@ -9,6 +9,6 @@ from workers.tasks.planning import only_one
 
 @shared_task
 def count_usage() -> int:
-    """Count what was used since the last time; returns the hours that were written."""
+    """Count usage since the last run; return the hours that were written."""
     with only_one("usage") as free:
         return counting.count_usage(timezone.now()) if free else 0

@@ -12,7 +12,7 @@ from workers.vllm.metrics import VllmMetrics, parse
 
 
 class VllmError(Exception):
-    """The server did not answer (`status` is None) or answered something else than was asked for."""
+    """The server did not answer (`status` is None), or its answer was not the expected one."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -30,12 +30,12 @@ class ModelCard:
 
 
 class VllmClient:
-    """Calls one server at *url* (without `/v1`).
+    """Client of one server at *url* (without `/v1`).
 
-    *api_key* is the token that the server asks for. With a *session* the caller owns it (one for many servers);
-    without, use `async with VllmClient(url) as client`.
-    Every call but `health` raises VllmError. Sleep, wake-up and the like exist when the server runs with
-    `VLLM_SERVER_DEV_MODE=1`; adapters need `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
+    *api_key* is the token that the server asks for. With a *session* the caller owns it (one for many servers); without,
+    use `async with VllmClient(url) as client`.
+    Every call but `health` raises VllmError. Sleep and wake-up exist if the server runs with `VLLM_SERVER_DEV_MODE=1`;
+    adapters need `--enable-lora` and `VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class VllmClient:
             self._owned = None
 
     async def health(self) -> bool:
-        """True when `/health` says 200. False for anything else; never raises."""
+        """Return whether `/health` answers 200; never raises."""
         try:
             await self._call("GET", "/health")
         except VllmError:
@@ -82,19 +82,19 @@ class VllmClient:
         return str((await self._json("GET", "/version")).get("version", ""))
 
     async def server_load(self) -> int:
-        """Requests in work; always 0 unless the server runs with `--enable-server-load-tracking`."""
+        """Return the requests in work; always 0 unless the server runs with `--enable-server-load-tracking`."""
         return int((await self._json("GET", "/load")).get("server_load", 0))
 
     async def sleep(self, level: int = 1, mode: Literal["abort", "wait", "keep"] = "abort") -> None:
         """Put the server to sleep: level 0 stops scheduling, 1 moves weights to host memory, 2 drops them.
 
-        *mode* says what happens to running requests. With "wait" the answer comes when they are done, so the time-out
-        of this client must be long enough.
+        *mode* applies to running requests. With "wait" the answer comes when they are done, so the timeout of this client
+        must be long enough.
         """
         await self._call("POST", "/sleep", params={"level": str(level), "mode": mode})
 
     async def wake_up(self, tags: Sequence[str] = ()) -> None:
-        """Wake all of it, or only *tags* out of "weights", "kv_cache", "scheduling"."""
+        """Wake the whole server, or only *tags* out of "weights", "kv_cache", "scheduling"."""
         await self._call("POST", "/wake_up", params=[("tags", tag) for tag in tags])
 
     async def is_sleeping(self) -> bool:
@@ -105,7 +105,7 @@ class VllmClient:
         await self._call("POST", "/collective_rpc", body={"method": "reload_weights"})
 
     async def reset_prefix_cache(self) -> None:
-        """Forget what is cached of prompts: it was computed with other weights, or is gone."""
+        """Drop cached prefixes: they were computed with other weights, or are gone."""
         await self._call("POST", "/reset_prefix_cache")
 
     async def load_lora_adapter(self, name: str, path: str) -> None:

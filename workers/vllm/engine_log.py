@@ -60,7 +60,7 @@ class Facts:
 
 
 def tail(path: Path, size_bytes: int = TAIL_BYTES) -> str:
-    """The end of the file, whole lines; "" when there is none."""
+    """Return the end of the file in whole lines; "" if there is no file."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -73,13 +73,13 @@ def tail(path: Path, size_bytes: int = TAIL_BYTES) -> str:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last *count* lines as a terminal would show them: of a progress bar, its last state."""
+    """Return the last *count* lines as a terminal would show them: of a progress bar, its last state."""
     lines = [line.rstrip("\n").rpartition("\r")[2] for line in tail(path).replace("\r\n", "\n").split("\n")]
     return [line for line in lines if line.strip()][-count:]
 
 
 def startup(text: str) -> str:
-    """The phase of the start that the log has reached, with its percentage: "Loading weights, 50%"."""
+    """Return the phase of the start that the log has reached, with its percentage: "Loading weights, 50%"."""
     reached, shown = 0, STARTING
     for line in re.split(r"[\r\n]+", text):
         for rank in range(len(PHASES) - 1, reached - 1, -1):
@@ -92,10 +92,10 @@ def startup(text: str) -> str:
 
 
 def root_error(text: str) -> str:
-    """The error that ended the server, as one line; "" when there is none.
+    """Return the error that ended the server, as one line; "" without any.
 
-    When an engine fails, its exception is in the log first, then those of the processes that waited for it: they say
-    "see root cause above". Of a chain of exceptions the first is the cause.
+    When an engine fails, its exception is logged first, then those of the processes that waited for it: they say
+    "see root cause above". In a chain of exceptions the first is the cause.
     """
     lines = [STAMP.sub("", PREFIX.sub("", line)) for line in text.splitlines()]
     errors: list[tuple[int, str]] = []
@@ -118,7 +118,7 @@ def root_error(text: str) -> str:
 
 
 def facts(text: str) -> Facts:
-    """The figures in the log of a start."""
+    """Return the figures in the log of a start."""
 
     def figure(pattern: str) -> float | None:
         matches = re.findall(pattern, text)
@@ -133,7 +133,9 @@ def facts(text: str) -> Facts:
 
 
 def rotate_log(path: Path) -> None:
-    """Make room for the log of a new start: NAME.log becomes NAME.log.1, that one NAME.log.2, the last goes."""
+    """Make room for the log of a new start: NAME.log becomes NAME.log.1, which becomes NAME.log.2; the oldest is
+    deleted.
+    """
     for number in range(KEPT, 0, -1):
         earlier = _numbered(path, number - 1)
         with suppress(FileNotFoundError):
@@ -141,7 +143,7 @@ def rotate_log(path: Path) -> None:
 
 
 def shorten(path: Path, largest_bytes: int = LARGEST_BYTES) -> bool:
-    """If the log has grown too large, keep its end in NAME.log.1 and empty it; the server keeps appending to it.
+    """Move the end of a log that has grown too large to NAME.log.1 and empty the log; the server keeps appending to it.
 
     Lines written between the copy and the cut are lost, as with logrotate's copytruncate.
     """
@@ -162,7 +164,7 @@ def _numbered(path: Path, number: int) -> Path:
 
 
 def _sentence(lines: Sequence[str], number: int, exception: re.Match[str]) -> str:
-    """`ValueError: why`, without the module's path; what pydantic says on the following lines belongs to it."""
+    """Return `ValueError: why`, without the module's path, with pydantic's explanation from the following lines."""
     name, text = exception[1].rpartition(".")[2], (exception[2] or "").strip()
     if name == "ValidationError" and number + 1 < len(lines):
         text = lines[number + 1].strip().partition(" [type=")[0].removeprefix("Value error, ")
@@ -170,7 +172,7 @@ def _sentence(lines: Sequence[str], number: int, exception: re.Match[str]) -> st
 
 
 def _first_of_the_end(errors: Sequence[tuple[int, str]], lines: Sequence[str]) -> str:
-    """The first cause in the last run of tracebacks: an error that a server survived is followed by ordinary lines."""
+    """Return the first cause in the last run of tracebacks: ordinary lines follow an error that a server survived."""
     end: list[str] = []
     last = None
     for number, error in errors:

@@ -15,7 +15,7 @@ PROCESS_QUERY = ("--query-compute-apps=pid,used_memory", "--format=csv,noheader,
 
 
 class HardwareError(Exception):
-    """The machine could not be asked; the text says why."""
+    """The machine could not be queried; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """*gpus* is empty on a machine that computes on its CPUs."""
+    """This machine's hardware; *gpus* is empty where it computes on its CPUs."""
 
     gpus: tuple[Gpu, ...]
     cpu_cores: int
@@ -36,18 +36,18 @@ class Machine:
 
 
 def machine() -> Machine:
-    """This machine. Raises HardwareError when it has `nvidia-smi` and that fails."""
+    """Return this machine. Raises HardwareError if it has `nvidia-smi` and that fails."""
     return Machine(gpus(), len(os.sched_getaffinity(0)), _memory_bytes(Path("/proc/meminfo").read_text()))
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs of this machine; none where there is no `nvidia-smi`. Raises HardwareError."""
+    """Return the GPUs of this machine; none without `nvidia-smi`. Raises HardwareError."""
     text = _nvidia_smi(GPU_QUERY)
     return parse_gpus(text) if text is not None else ()
 
 
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
-    """Lines of `nvidia-smi --query-gpu=index,name,memory.total,uuid --format=csv,noheader,nounits`."""
+    """Parse `nvidia-smi --query-gpu=index,name,memory.total,uuid --format=csv,noheader,nounits`. Raises HardwareError."""
     gpus = []
     for line in text.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -61,7 +61,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def parse_processes(text: str) -> dict[int, int]:
-    """Bytes of GPU memory by process, from `--query-compute-apps=pid,used_memory`; "[N/A]" (WSL, MIG) is left out."""
+    """Return bytes of GPU memory by process, from `--query-compute-apps=pid,used_memory`; skip "[N/A]" (WSL, MIG)."""
     used: dict[int, int] = {}
     for line in text.splitlines():
         process, _, memory = line.partition(",")
@@ -71,7 +71,7 @@ def parse_processes(text: str) -> dict[int, int]:
 
 
 def gpu_memory_of(processes: Mapping[int, object]) -> int | None:
-    """Bytes of GPU memory that *processes* have; None where that is not known."""
+    """Return the bytes of GPU memory that *processes* use; None if unknown."""
     try:
         text = _nvidia_smi(PROCESS_QUERY)
     except HardwareError:
@@ -82,7 +82,7 @@ def gpu_memory_of(processes: Mapping[int, object]) -> int | None:
 
 
 def processes_of(leader: int, proc: Path = Path("/proc")) -> dict[int, int]:
-    """Bytes of memory by process of the session that *leader* began: shared pages are counted in parts (PSS)."""
+    """Return bytes of memory by process of the session that *leader* began; shared pages count proportionally (PSS)."""
     memory_bytes = {}
     for folder in proc.glob("[0-9]*"):
         try:
@@ -95,7 +95,7 @@ def processes_of(leader: int, proc: Path = Path("/proc")) -> dict[int, int]:
 
 
 def command_line_of(process: int, proc: Path = Path("/proc")) -> list[str]:
-    """The arguments of a process; none when it has ended."""
+    """Return the arguments of a process; none when it has ended."""
     with suppress(OSError):
         return (proc / str(process) / "cmdline").read_text().rstrip("\0").split("\0")
     return []
@@ -116,7 +116,7 @@ def _memory_bytes(meminfo: str) -> int:
 
 
 def _nvidia_smi(query: tuple[str, ...]) -> str | None:
-    """Its output; None where there is no such program."""
+    """Return the program's output; None where it is not installed. Raises HardwareError."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None

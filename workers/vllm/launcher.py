@@ -35,9 +35,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 POLL_S = 0.05
 LOCK_WAIT_S = 60.0
 CHECKED = ".checked"
-"""The folder of what vLLM's parser said about flags."""
+"""Folder of the parser's verdicts on flags."""
 PLACES = ".places"
-"""The lock under which a port and GPUs are chosen; no instance has such a name."""
+"""Name of the lock under which a port and GPUs are chosen; no instance has such a name."""
 
 
 class LaunchError(Exception):
@@ -46,7 +46,7 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """A server to start. Names are vLLM's flags; sizes are in tokens, times in seconds."""
+    """A server to start. Fields are named after vLLM's flags; sizes are in tokens, times in seconds."""
 
     name: str
     model: str  # the name in requests: vLLM's --served-model-name
@@ -88,16 +88,16 @@ class Launched:
 
 
 class Launcher(Protocol):
-    """The three things that the control plane asks for. All of them may be repeated safely."""
+    """Starts and stops servers. Every call may be repeated safely."""
 
     async def start(self, spec: LaunchSpec) -> Launched:
         """Start *spec* and return at once; `/health` answers, minutes later, once it has loaded. Raises LaunchError."""
 
     async def stop(self, name: str, *, grace_s: float = 10.0) -> None:
-        """Stop it, by force after *grace_s*. No error if there is nothing of that name."""
+        """Stop the server, by force after *grace_s*. No error if there is none of that name."""
 
     async def alive(self, name: str) -> bool:
-        """True while there is such a process (ready or not)."""
+        """Return whether there is such a process, ready or not."""
 
 
 EMULATED = (
@@ -108,7 +108,7 @@ EMULATED = (
 
 
 class EmulatedLauncher:
-    """Instances inside an emulator (`python -m workers.emulator`) at *base_url*."""
+    """Launches instances in an emulator (`python -m workers.emulator`) at *base_url*."""
 
     def __init__(self, base_url: str, *, timeout_s: float = 5.0) -> None:
         self._admin = base_url.rstrip("/") + "/emulator/instances/"
@@ -152,11 +152,11 @@ class EmulatedLauncher:
 
 
 class ProcessLauncher:
-    """vLLM servers as processes of this machine, started with *vllm_python*.
+    """Launches vLLM servers as processes of this machine, with *vllm_python*.
 
-    Each has a pid file `<run_dir>/<name>.json` and a log `<run_dir>/<name>.log`, and leads its session:
-    it outlives the process that started it, and its engine processes are stopped with it. Each has a port and GPUs that no
-    other one has. Linux only, as vLLM is.
+    Each has a pid file `<run_dir>/<name>.json` and a log `<run_dir>/<name>.log`, and leads its session: it outlives the
+    process that started it, and its engine processes are stopped with it. Ports and GPUs are exclusive. Linux only, as
+    vLLM is.
     """
 
     def __init__(self, vllm_python: str, run_dir: Path) -> None:
@@ -205,7 +205,8 @@ class ProcessLauncher:
                 self._pid_file(name).unlink(missing_ok=True)
 
     async def end_failed(self, name: str, seen: Record) -> bool:
-        """End what is left of the failed server *name*, unless it was started again since *seen*; True if it did.
+        """End the remaining processes of the failed server *name*, unless it was restarted since *seen*; return whether
+        any were.
 
         Its pid file stays: the instance may be started again or stopped.
         """
@@ -216,7 +217,7 @@ class ProcessLauncher:
         return True
 
     def record(self, name: str) -> Record | None:
-        """The record of the last start of *name*, running or not."""
+        """Return the record of the last start of *name*, running or not."""
         return self._read(_checked(name))
 
     async def alive(self, name: str) -> bool:
@@ -224,7 +225,7 @@ class ProcessLauncher:
         return record is not None and processes.runs(record)
 
     def _others(self, name: str) -> dict[str, Record]:
-        """By name, other servers started here of which a process is left: one that loads has no port yet."""
+        """Return other servers started here that have a living process, by name: one that loads has no port yet."""
         records = {file.stem: self._read(file.stem) for file in self._run_dir.glob("*.json") if file.stem != name}
         return {other: record for other, record in records.items() if record and processes.members(record)}
 
@@ -263,7 +264,7 @@ class ProcessLauncher:
 
     @asynccontextmanager
     async def _lock(self, name: str) -> AsyncIterator[None]:
-        """One start or stop of a name at a time, over all processes of this machine."""
+        """Serialise starts and stops of a name over all processes of this machine."""
         with (self._run_dir / f"{name}.lock").open("w") as file:
             deadline = time.monotonic() + LOCK_WAIT_S
             while True:
@@ -278,14 +279,14 @@ class ProcessLauncher:
 
 
 def _checked(name: str) -> str:
-    """*name*, which becomes a file name and a part of a URL. Raises LaunchError when it is not a plain word."""
+    """Return *name*, which becomes a file name and a part of a URL. Raises LaunchError if it is not a plain word."""
     if not NAME.fullmatch(name):
         raise LaunchError(f"{name!r} is not an instance name: use letters, digits, - and _.")
     return name
 
 
 def _free_port(spec: LaunchSpec, taken: Set[str]) -> int:
-    """A port whose address is not among *taken*: vLLM opens its own only after half a minute."""
+    """Return a port whose address is not among *taken*: vLLM opens its own only after half a minute."""
     while True:
         try:
             with socket.socket() as probe:
@@ -299,7 +300,7 @@ def _free_port(spec: LaunchSpec, taken: Set[str]) -> int:
 
 
 def _free_gpus(spec: LaunchSpec, taken: Set[str]) -> tuple[str, ...]:
-    """The first GPUs that are not among *taken*, of those that this process may see; none if it is not said how many."""
+    """Return the first visible GPUs that are not among *taken*; none if their number is unknown."""
     visible = os.environ.get(VISIBLE_GPUS) or ",".join(map(str, range(spec.gpus)))
     free = [gpu for gpu in visible.split(",")[: spec.gpus] if gpu not in taken]
     if spec.gpus and len(free) < spec.tensor_parallel:

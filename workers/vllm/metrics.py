@@ -49,7 +49,7 @@ class VllmMetrics:
 
 
 MOST = 2.0**53
-"""A larger value is none: beyond it counters lose count, and sums become infinite."""
+"""Largest plausible value: beyond it counters lose count, and sums become infinite."""
 MOST_INTEGER = 2**31 - 1
 
 _SCALARS = {
@@ -153,7 +153,7 @@ def parse(text: str | bytes) -> VllmMetrics:
 
 
 def _value(line: str) -> float | None:
-    """The sample's value: the first word after the labels (a time stamp may follow)."""
+    """Return the sample's value: the first word after the labels (a time stamp may follow)."""
     end = line.rfind("}")
     words = line[end + 1 :].split() if end > 0 else line.split()[1:]
     try:
@@ -164,7 +164,7 @@ def _value(line: str) -> float | None:
 
 
 def _label(line: str, name: str) -> str:
-    """The value of label *name*, or "". Good for labels without escaped quotes, which vLLM's own are."""
+    """Return the value of label *name*, or "". Escaped quotes are not handled; vLLM's own labels have none."""
     mark = f'{name}="'
     start = line.find(mark)
     while start > 0 and line[start - 1] not in "{,":  # `block_size` also ends `user_specified_block_size`
@@ -182,7 +182,7 @@ def _integer(text: str) -> int:
 
 
 def _cache_tokens(lines: Sequence[str]) -> int:
-    """KV capacity in tokens; older servers give only blocks and block size."""
+    """Return the KV capacity in tokens; older servers report only blocks and block size."""
     tokens = sum(
         _integer(_label(line, "kv_cache_size_tokens"))
         or _integer(_label(line, "num_gpu_blocks")) * _integer(_label(line, "block_size"))

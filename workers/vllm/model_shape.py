@@ -19,20 +19,20 @@ BYTES_16_BIT = 2
 # Bytes of an element in safetensors files; those of half a byte are stored packed, as U8 or I32.
 ELEMENT_BYTES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 RECURRENT = {"mamba", "mamba2", "linear_attention", "recurrent", "ssm", "conv", "moe", "mlp"}
-"""Layers without a KV cache: what they keep of a sequence does not grow with it."""
+"""Layers without a KV cache: their state of a sequence does not grow with it."""
 SLIDING = {"sliding_attention", "chunked_attention", "local_attention"}
 CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 ROPES_WITHIN_CONTEXT = {"default", "su", "longrope", "llama3", "mrope", "proportional"}
-"""Scalings that `max_position_embeddings` includes already (vLLM's `_get_and_verify_max_len`)."""
+"""Scalings that `max_position_embeddings` already includes (vLLM's `_get_and_verify_max_len`)."""
 
 
 class ShapeError(Exception):
-    """The sizes are not known; the text says why in one sentence."""
+    """The sizes are unknown; the text says why in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes over all GPUs of an instance. The KV figure is that of vLLM's own report: a full context over its length."""
+    """Sizes over all GPUs of an instance. KV bytes a token are as vLLM reports them: a full context over its length."""
 
     architecture: str
     weights_bytes: int
@@ -41,10 +41,10 @@ class ModelShape:
 
 
 def read(source: str, *, context_tokens: int | None = None, kv_bytes: int | None = None) -> ModelShape:
-    """The shape of the model in folder or repository *source*.
+    """Return the shape of the model in folder or repository *source*.
 
-    *context_tokens*: the context it is served with, if less than its own. *kv_bytes*: bytes of an element of the KV
-    cache (vLLM's --kv-cache-dtype), if not as the model computes. Raises ShapeError.
+    *context_tokens*: the served context, if shorter than the model's. *kv_bytes*: bytes of an element of the KV cache
+    (vLLM's --kv-cache-dtype), if not the compute type's. Raises ShapeError.
     """
     if reason := models_extra.missing_for(f"Reading the sizes of {source} from its config.json"):
         raise ShapeError(f"{reason[:-1]}, or give them.")
@@ -69,7 +69,7 @@ def read(source: str, *, context_tokens: int | None = None, kv_bytes: int | None
 
 
 def _context(config: Any) -> int:
-    """Tokens that positions reach, scaled as vLLM scales them; 0 if the configuration does not say."""
+    """Return the tokens that positions reach, scaled as vLLM scales them; 0 if the configuration does not say."""
     known = [getattr(config, name, None) for name in CONTEXT_NAMES]
     context = min((int(value) for value in known if value), default=0)
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
@@ -82,19 +82,19 @@ def _context(config: Any) -> int:
 
 
 def _compute_bytes(config: Any) -> int:
-    """Bytes of an element as vLLM's `--dtype auto` computes: the model's own type, but 32-bit models in 16 bits."""
+    """Return bytes of an element under vLLM's `--dtype auto`: the model's own type, but 32-bit models in 16 bits."""
     dtype = str(getattr(config, "dtype", None) or getattr(config.get_text_config(), "dtype", None) or "")
     return 1 if "float8" in dtype else BYTES_16_BIT
 
 
 def _kv_bytes_per_token(config: Any, context: int, element_bytes: int) -> int:
-    """Bytes of a sequence of *context* tokens over its length: sliding layers keep no more than their window."""
+    """Return bytes of a sequence of *context* tokens over its length: sliding layers keep no more than their window."""
     tokens = sum(_kept_tokens(config, kind, context) for kind in _layers(config))
     return max(1, math.ceil(tokens * _layer_elements(config) * element_bytes / context))
 
 
 def _layer_elements(config: Any) -> int:
-    """Elements that one layer keeps of a token."""
+    """Return the elements that one layer keeps of a token."""
     rank = getattr(config, "kv_lora_rank", None)
     if rank:  # multi-head latent attention: one compressed vector and the shared rotary key
         return int(rank) + int(getattr(config, "qk_rope_head_dim", 0) or 0)
@@ -112,7 +112,7 @@ def _kv_heads(config: Any, heads: int) -> int:
 
 
 def _layers(config: Any) -> Iterator[str]:
-    """The kind of each layer that has a KV cache."""
+    """Return the kind of each layer that has a KV cache."""
     count = int(config.num_hidden_layers)
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None)
     if not kinds:
@@ -139,7 +139,7 @@ def _weights(source: str, config: Any) -> int:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that vLLM would load: those of the index, where there is one."""
+    """Return the safetensors files that vLLM would load: those of the index, where there is one."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
@@ -149,7 +149,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _cached_weight_files(repository: str) -> list[Path]:
-    """Those of a repository in the hub's cache; none if it is not there."""
+    """Return the weight files of a repository in the hub's cache; none if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     for name in ("model.safetensors.index.json", "model.safetensors"):
@@ -160,7 +160,7 @@ def _cached_weight_files(repository: str) -> list[Path]:
 
 
 def _stored_bytes(file: Path, *, as_stored: bool) -> int:
-    """Bytes of the tensors in *file*. 32-bit floats of a model that is not quantised are loaded in 16 bits."""
+    """Return bytes of the tensors in *file*. 32-bit floats of a model that is not quantised are loaded in 16 bits."""
     try:
         with file.open("rb") as stream:
             (size,) = struct.unpack("<Q", stream.read(8))
@@ -179,7 +179,9 @@ def _stored_bytes(file: Path, *, as_stored: bool) -> int:
 
 
 def _built_bytes(source: str, config: Any) -> int:
-    """Weights by the architecture alone: every parameter in 16 bits, matrices in those of the quantisation."""
+    """Return bytes of weights by the architecture alone: parameters in 16 bits, matrices in the bits of the
+    quantisation.
+    """
     import torch
     import transformers
 
@@ -200,7 +202,9 @@ def _built_bytes(source: str, config: Any) -> int:
 
 
 def _quantised_bits(settings: Any) -> int | None:
-    """Bits of a quantised weight, scales and zero points (some percent) not counted; None when it is not quantised."""
+    """Return the bits of a quantised weight, without scales and zero points (some percent); None if it is not
+    quantised.
+    """
     if settings is None:
         return None
     values: dict[str, Any] = settings if isinstance(settings, dict) else settings.to_dict()

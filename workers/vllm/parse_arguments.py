@@ -18,7 +18,7 @@ class Refused(Exception):
 
 
 def make_parser() -> tuple[Any, Any]:
-    """The parser of `vllm serve`. Modules have moved between releases."""
+    """Return the parser of `vllm serve`. Modules have moved between releases."""
     try:
         from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     except ImportError:

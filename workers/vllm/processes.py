@@ -16,22 +16,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "VLLM_SERVER_MARK"
-"""Variable in the environment of all processes of a server; its value is the record's."""
+"""Environment variable of all processes of a server; its value is the record's mark."""
 KEEP_ENVIRONMENT = {"SPT_NOENV": "1"}
-"""Makes setproctitle, by which vLLM renames its processes, leave alone `/proc/<pid>/environ`."""
+"""Keeps setproctitle, by which vLLM renames its processes, from overwriting `/proc/<pid>/environ`."""
 POLL_S = 0.05
 FOLLOW_S = 5.0
-"""After the API server has ended by itself: its engine, its workers and their resource tracker do so too."""
+"""Time for the engine, its workers and their resource tracker to end after the API server has ended."""
 KILL_WAIT_S = 5.0
 TRACKER_S = 2.0
-"""The resource tracker removes what the processes that it served have left, as soon as the last of them is gone."""
+"""Time for the resource tracker to clean up, once the last process that it served is gone."""
 TRACKER = b"multiprocessing.resource_tracker"
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108 (a file system, not a place for our files)
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The pid file. Start time and boot distinguish the process from another one that got its number later."""
+    """The pid file. Start time and boot distinguish the process from a later one with the same number."""
 
     process_id: int
     started_ticks: int
@@ -53,7 +53,7 @@ def started_ticks(process_id: int) -> int:
 
 
 def runs(record: Record) -> bool:
-    """True while its API server lives. Takes the exit status of our own dead child, so that no zombie stays."""
+    """Return whether its API server lives. Reaps our own dead child, so that no zombie stays."""
     stat = _stat(record.process_id)
     if stat is None or stat.started_ticks != record.started_ticks or record.boot_id != boot_id():
         return False
@@ -65,7 +65,7 @@ def runs(record: Record) -> bool:
 
 
 def members(record: Record) -> list[int]:
-    """Ids of the processes of this server that live: of its session, its process group, or with its mark."""
+    """Return the ids of the living processes of this server: of its session, its process group, or with its mark."""
     if record.boot_id != boot_id():
         return []
     leader = _stat(record.process_id)
@@ -86,9 +86,10 @@ def members(record: Record) -> list[int]:
 
 
 async def end(record: Record, grace_s: float) -> list[str]:
-    """End the server: gently, then by force, then its shared memory. Returns the names of what had to be removed there.
+    """End the server: gently, then by force, then its shared memory. Return the names of the segments that were
+    removed.
 
-    Only the API server is asked to end, since it ends the others in order; it has *grace_s*, and they a little longer.
+    Only the API server is signalled, since it ends the others in order; it has *grace_s*, and they a little longer.
     """
     left = members(record)
     segments = _shared_memory(left)
@@ -126,7 +127,7 @@ class _Stat:
 
 
 def _stat(process_id: int) -> _Stat | None:
-    """The kernel's facts on a process (proc(5)); its start is in clock ticks since boot. None if there is none."""
+    """Return the kernel's facts on a process (proc(5)), its start in clock ticks since boot; None if there is none."""
     try:
         text = Path(f"/proc/{process_id}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -136,7 +137,7 @@ def _stat(process_id: int) -> _Stat | None:
 
 
 def _read(process_id: int, file: str) -> bytes:
-    """A *file* of the process in `/proc`; empty when it has ended or belongs to another user."""
+    """Return a *file* of the process in `/proc`; empty if it has ended or belongs to another user."""
     with suppress(OSError):
         return Path(f"/proc/{process_id}/{file}").read_bytes()
     return b""
@@ -149,7 +150,9 @@ def _kill(process_ids: Iterable[int]) -> None:
 
 
 async def _until(true: Callable[[], bool], limit_s: float) -> bool:
-    """Poll *true* for at most *limit_s*; its last value. Not our children: there is no event to wait for."""
+    """Poll *true* for at most *limit_s*; return its last value. They are not our children: there is no event to wait
+    for.
+    """
     deadline = time.monotonic() + limit_s
     while not (came := true()) and time.monotonic() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(POLL_S)
@@ -157,7 +160,7 @@ async def _until(true: Callable[[], bool], limit_s: float) -> bool:
 
 
 def _shared_memory(process_ids: Iterable[int]) -> set[str]:
-    """Paths of the shared memory that *process_ids* have mapped."""
+    """Return paths of the shared memory that *process_ids* have mapped."""
     paths = set()
     for process_id in process_ids:
         for line in _read(process_id, "maps").decode(errors="replace").splitlines():
@@ -168,7 +171,7 @@ def _shared_memory(process_ids: Iterable[int]) -> set[str]:
 
 
 def _remove(segments: set[str]) -> list[str]:
-    """Remove those of *segments* that are still there and that no living process has mapped."""
+    """Remove those of *segments* that still exist and that no living process has mapped; return them."""
     left = {path for path in segments if os.path.exists(path)}
     if left:
         left -= _shared_memory(int(folder.name) for folder in Path("/proc").glob("[0-9]*"))

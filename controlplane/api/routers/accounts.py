@@ -1,7 +1,7 @@
 """`/api`: tenants and their API keys."""
 
 from datetime import datetime
-from typing import Annotated, Any, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from django.shortcuts import get_object_or_404
 from django_stubs_ext import WithAnnotations
@@ -15,13 +15,14 @@ from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, Strict
 from controlplane.resources.keys import KEYS, TENANTS
+from controlplane.resources.resource import Column
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Tenants"])
 
 
 TenantOut = schema_of(TENANTS, "TenantOut")
 KeyOut = schema_of(KEYS, "KeyOut")
-NewKey = schema_of(KEYS, "NewKey", secret=Annotated[str, Field(description="Shown in this answer and never again.")])
+NewKey = schema_of(KEYS, "NewKey", "", Column("secret", type=str, about="Shown in this answer and never again."))
 
 
 class KeyIn(Strict):

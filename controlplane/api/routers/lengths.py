@@ -9,10 +9,12 @@ from ninja import Field, Query, Router, Schema, Status
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import DecisionIn, Described, Items, RowSchema
 from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthTraining, LengthVersion, TrainingState, VersionState
+from controlplane.resources.lengths import LENGTH_VERSIONS
 
 router = Router(auth=VIEWERS, tags=["Lengths"])
 
@@ -48,14 +50,7 @@ class LengthMeasuresOut(Described):
     """Share at or below the predicted 0.9 quantile; ideally 0.9."""
 
 
-class LengthVersionOut(RowSchema):
-    class Meta:
-        model = LengthVersion
-        fields = ("number", "kind", "trained_at", "samples", "note", "changed_at")
-
-    state: VersionState
-    measures: dict[str, Any]
-    """Measured on held-out samples."""
+LengthVersionOut = schema_of(LENGTH_VERSIONS, "LengthVersionOut")
 
 
 class TrainingIn(DecisionIn):
@@ -117,10 +112,14 @@ def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, An
     }
 
 
-@router.get("/lengths/versions", response=Items[LengthVersionOut])
-def list_length_versions(request: ApiRequest) -> dict[str, Any]:
-    """List versions of the length model, newest first. When none is active, the bundled student predicts."""
-    return {"items": selectors.versions()}
+add_list(
+    router,
+    LENGTH_VERSIONS,
+    LengthVersionOut,
+    "List versions of the length model, newest first. When none is active, the bundled student predicts.",
+    path="/lengths/versions",
+    paged=False,
+)
 
 
 @router.post("/lengths/versions/{int:number}/promote", response=LengthVersionOut)

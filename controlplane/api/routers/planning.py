@@ -1,7 +1,7 @@
 """`/api`: forecasts, scaling policies, plans, moves and strategy comparisons. Viewers read, operators decide."""
 
 from datetime import datetime, timedelta
-from typing import Annotated, Any
+from typing import Any
 
 from django.db.models import QuerySet
 from django.shortcuts import get_object_or_404
@@ -26,6 +26,7 @@ from controlplane.planning.models import (
     StrategyComparison,
 )
 from controlplane.resources.plans import MOVES, PLANS
+from controlplane.resources.resource import Column
 from controlplane.rows import narrowed
 from scheduling.bundles import BUNDLES
 
@@ -143,7 +144,8 @@ PlanOut = schema_of(PLANS, "PlanOut")
 PlanDetail = schema_of(
     PLANS,
     "PlanDetail",
-    inputs=Annotated[dict[str, Any], Field(description="Demand, capability, prices and bounds that it was made from.")],
+    "",
+    Column("inputs", type=dict[str, Any], about="Demand, capability, prices and bounds that it was made from."),
 )
 MoveOut = schema_of(MOVES, "MoveOut", "One instance added or taken away by scaling, and why.")
 

@@ -11,48 +11,23 @@ from ninja import Router
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.errors import ApiError, ErrorBody
+from controlplane.api.resources import schema_of
 from controlplane.api.schemas import Described
 from controlplane.dispatch.wire import SUMMARY_KEY
 from controlplane.jobs import monitor
-from controlplane.jobs.parts import PartState
-from controlplane.jobs.record import JobState
+from controlplane.resources.jobs import JOBS, PARTS
 
 router = Router(auth=VIEWERS)
 
 SUMMARY_TIMEOUT_S = 0.5
 
 
-class JobOut(Described):
-    name: str
-    kind: str
-    """Runner: `celery` or `gateway`."""
-    state: JobState
-    """`late`: not done for two periods; `never`: has not run yet and is not late."""
-    period_s: float
-    last_success_at: float | None
-    """Epoch seconds, like all times here."""
-    last_error: str
-    last_error_at: float | None
-    failures_in_a_row: int
-    failures_total: int
-    last_duration_s: float | None
-    due_at: float | None
-
-
-class PartOut(Described):
-    name: str
-    state: PartState
-    detail: str
-    since: float | None
-    """Time of the last state change, epoch seconds."""
-    restarts: int | None
-    """Null where Pilothouse does not start it."""
-    process_id: int | None
+JobOut, PartOut = schema_of(JOBS, "JobOut"), schema_of(PARTS, "PartOut")
 
 
 class SystemOut(Described):
-    jobs: list[JobOut]
-    parts: list[PartOut]
+    jobs: list[JobOut]  # type: ignore[valid-type]
+    parts: list[PartOut]  # type: ignore[valid-type]
 
 
 @router.get("/system", response=SystemOut, tags=["Records"])

@@ -28,14 +28,17 @@ class WaitingOut(Described):
     tenant: str
     model: str
     region: str
-    """Region of the endpoint that it waits for."""
+    """Region of the endpoint that it waits for; of one that is held, the one that its caller prefers."""
     slo_class: str
     arrived_at: datetime
     position: int
-    """Position in its queue; 1 is dispatched next."""
+    """Position in its queue; 1 is dispatched next. Of a held request, among those of its model."""
     estimated_wait_s: float | None
     """Mean from now; null while the pace of the queue is unknown."""
     estimated_wait_p99_s: float | None
+    """Of a held request, the time until it has to start for its deadline."""
+    reason: str
+    """Why the queue manager holds it; empty if it waits in a queue."""
 
 
 class WaitingAnswer(Described):

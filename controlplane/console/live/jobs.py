@@ -5,12 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from controlplane.jobs import monitor
+from controlplane.resources.jobs import JOBS, PARTS
 
-JOB_FIELDS = (
-    "name", "kind", "state", "period_s", "last_success_at", "last_error", "last_error_at", "failures_in_a_row",
-    "failures_total", "last_duration_s", "due_at", "quiet",
-)  # fmt: skip
-PART_FIELDS = ("name", "state", "detail", "since", "restarts", "process_id")
+JOB_FIELDS = (*(column.name for column in JOBS.columns), "quiet")
+PART_FIELDS = tuple(column.name for column in PARTS.columns)
 PART_TITLES = {
     "web": "Gateway and web",
     "redis": "Redis",

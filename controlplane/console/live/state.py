@@ -13,10 +13,13 @@ from controlplane.console.live.batches import Reading as BatchReading
 from controlplane.dispatch.wire import (
     ENDPOINT_COLUMNS,
     GROUP_COLUMNS,
+    HELD_COLUMNS,
     INSTANCE_COLUMNS,
     LANE_COLUMNS,
     QUEUE_COLUMNS,
+    RELEASE_COLUMNS,
     REORDER_COLUMNS,
+    SIGNAL_COLUMNS,
 )
 
 SATURATED = 0.95  # of its sequences or of its KV cache, whichever is fuller
@@ -91,6 +94,10 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
     queues = rows_of(published.get("queues") or {}, QUEUE_COLUMNS, "region")
     for row in queues:
         row["live"] = f"queue/{row['region']}"
+    holding = summary.get("held") or {}
+    held = rows_of(holding.get("models") or {}, HELD_COLUMNS, "model")
+    for row in held:
+        row["live"] = f"held/{row['model']}"
     return {
         "tiles": tiles,
         "instances": instances,
@@ -99,6 +106,9 @@ def tables_of(summary: Mapping[str, Any]) -> dict[str, list[Row]]:
         "queues": queues,
         "groups": rows_of(published.get("groups") or {}, GROUP_COLUMNS, "number"),
         "lanes": rows_of(published.get("lanes") or {}, LANE_COLUMNS, "instance"),
+        "held": held,
+        "releases": rows_of(holding.get("releases") or {}, RELEASE_COLUMNS, "at"),
+        "signals": rows_of(holding.get("signals") or {}, SIGNAL_COLUMNS, "model"),
         "reorders": rows_of(published.get("reorders") or {}, REORDER_COLUMNS, "at"),
         **jobs.tables_of(summary.get("system")),
     }

@@ -1,12 +1,12 @@
 """Instances as tables show them, with live numbers where there are some."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from controlplane.console.live.state import LiveState, status_of
 from controlplane.dispatch.wire import INSTANCE_COLUMNS
 from controlplane.fleet.models import Instance
-from controlplane.fleet.rollouts import revisions
-from controlplane.fleet.selectors import instances
+from controlplane.resources.instances import with_outdated
 
 STATUS_ORDER = (
     "failed",
@@ -51,17 +51,16 @@ def instance_row(instance: Instance, live: dict[str, Any] | None) -> dict[str, A
     }
 
 
-def instance_rows(state: LiveState, *, model: str = "", region: str = "", text: str = "") -> list[dict[str, Any]]:
-    """Every instance that fits, by name, with live numbers where there are some."""
+def instance_rows(state: LiveState, rows: Iterable[Instance]) -> list[dict[str, Any]]:
+    """*rows* with live numbers where there are some."""
     live = state.instance_rows()
-    rows = list(instances(model=model, region=region, text=text))
-    differ = revisions.outdated(rows)
-    return [instance_row(row, live.get(row.pk)) | {"outdated": differ.get(row.pk, ())} for row in rows]
+    return [instance_row(row, live.get(row.pk)) | {"outdated": row.outdated} for row in with_outdated(list(rows))]
 
 
 def worst_first(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What needs an eye first; among equals the fullest, by quarters, so that rows keep their place while loads waver; then
-    by name. Stopped ones are last."""
+    """Return *rows* with unhealthy ones first; then by load in quarters, so that rows keep their place while loads waver;
+    then by name. Stopped ones are last.
+    """
     rank = {status: at for at, status in enumerate(STATUS_ORDER)}
     return sorted(
         rows, key=lambda row: (rank.get(row["status"], len(rank)), -int(4 * (row["use_ratio"] or 0)), row["name"])

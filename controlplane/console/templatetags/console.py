@@ -232,7 +232,7 @@ def reason_dialog(
 
 @register.inclusion_tag("console/parts/sort_header.html", takes_context=True)
 def sort_header(
-    context: template.Context, field: str, label: str, kind: str = "num", first: str = "-"
+    context: template.Context, field: str, label: str, kind: str = "num", first: str = "-", tip: str = ""
 ) -> dict[str, Any]:
     """A column's header as a link that sorts by it, then in the other direction; numbers begin with the greatest."""
     order = context["filters"].order
@@ -245,6 +245,7 @@ def sort_header(
     return {
         "label": label,
         "kind": kind,
+        "tip": tip,
         "href": f"?{query.urlencode()}",
         "sorted": ("descending" if order.descending else "ascending") if current else "",
     }

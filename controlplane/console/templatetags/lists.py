@@ -1,15 +1,19 @@
-"""Template filters of lists: a resource's cells."""
+"""Template filters of tables: a resource's cells and groups of columns."""
 
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 from django import template
+from django.db.models import Model
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.text import Truncator
 
 from controlplane.console import formats
-from controlplane.console.templatetags.console import age, moment
-from controlplane.resources.resource import NUMBERS, Column
+from controlplane.console.templatetags.console import coded, moment
+from controlplane.resources.resource import EPOCHS, NUMBERS, Column
 
 register = template.Library()
 
@@ -19,13 +23,15 @@ def drawn(row: Any, column: Column) -> str:
     """The value of *column* in *row*, as its cell shows it."""
     value = column.of(row)
     if column.draw in NUMBERS:
-        return str(getattr(formats, column.draw)(value))
+        return formats.FORMATS[column.draw](value, {})
     if column.draw == "moment":
         return moment(value)
-    if column.draw == "age":
-        return age(None if value is None else value.timestamp())
+    if column.draw in EPOCHS:
+        return formats.ticking(column.draw, value.timestamp() if isinstance(value, datetime) else value)
     if value in (None, ""):
         return formats.NONE
+    if column.draw == "wide":
+        return coded(str(value))
     text = Truncator(str(value)).chars(column.most) if column.most else str(value)
     if not column.href:
         return text
@@ -33,3 +39,18 @@ def drawn(row: Any, column: Column) -> str:
     return format_html(
         '<a{} href="{}">{}</a>', format_html(' class="{}"', column.css) if column.css else "", href, text
     )
+
+
+@register.filter
+def kind_of(row: Model) -> str:
+    """The name of the row's model: `node`."""
+    return str(row._meta.model_name)
+
+
+@register.filter
+def grouped(columns: Sequence[Column]) -> list[dict[str, Any]]:
+    """Title and width in columns of each group of *columns*; nothing where none is in a group."""
+    if not any(column.group for column in columns):
+        return []
+    groups = groupby(columns, key=lambda column: column.group)
+    return [{"title": title, "width": len(list(members))} for title, members in groups]

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from controlplane.experiments.experiment import (
     SEED,
+    Case,
     Comparison,
     Experiment,
     Option,
@@ -16,6 +17,8 @@ from controlplane.experiments.experiment import (
     Result,
     Settings,
     percent,
+    rounded,
+    run_cases,
     seconds,
 )
 from controlplane.experiments.qlm.systems import (
@@ -32,8 +35,9 @@ from controlplane.experiments.qlm.systems import (
     TUNED,
     VICUNA_A100,
     WITHOUT,
-    Made,
+    Drawn,
     Stream,
+    case,
     draw,
     full_per_s,
     measured,
@@ -41,7 +45,6 @@ from controlplane.experiments.qlm.systems import (
     nodes,
     one_model,
 )
-from controlplane.experiments.shared.measures import Row, rounded
 from controlplane.experiments.shared.scenes import ServedModel
 from controlplane.terminal import Column, table
 from scheduling.policy import EndpointPolicy
@@ -60,13 +63,10 @@ WAITING_S: Final = 40.0
 """Of the whole fleet: the work of the Batch-2 requests that wait at the start."""
 WAITING_B_S: Final = 120.0
 BUSY_LOAD: Final = 1.4
-"""At which one thing after another is taken from QLM, and mega prompts and group sizes are varied."""
+"""At which operations are left out of QLM, and mega prompts and group sizes are varied."""
 SIZE_LOAD: Final = 0.9
-"""Of interactive requests, where what waits is varied: with Batch-1 a little more than the fleet ends."""
+"""Of interactive requests, where the waiting work is varied: with Batch-1 a little more than the fleet ends."""
 MIX_VARIATIONS: Final = (1.0, 3.0)
-
-Run = tuple[float | str, str, float, Callable[[int], Made]]
-"""The value varied, the system, requests a second of the stream whose rate is said, and fleet and requests by seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,66 +78,53 @@ class EvaluationPart:
     """Of the column with the values."""
     values: Sequence[float]
     systems: Sequence[str]
-    runs: Callable[["EvaluationPart", float], Iterator[Run]]
-    """By the scale of GPUs and demand."""
+    cases: Callable[[str, "EvaluationPart", float], Iterator[Case]]
+    """By its name and the scale of GPUs and demand."""
     varies: str = "load"
     load: float = BUSY_LOAD
-    """Of interactive requests (W_A) or Batch-1 (W_B), times what the fleet ends in the long run."""
+    """Of interactive requests (W_A) or Batch-1 (W_B), as a multiple of the fleet's throughput in the long run."""
     section: str = ""
 
 
-def mean_of(rows: Sequence[Row]) -> Row:
-    """The mean of each measure; what is the same in all stays."""
-
-    def mean(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], Mapping):
-            return {key: mean([value[key] for value in values]) for key in values[0]}
-        if isinstance(values[0], str) or values.count(values[0]) == len(values):
-            return values[0]
-        total = sum(values) / len(values)
-        return round(total) if isinstance(values[0], int) else total
-
-    return {name: mean([row[name] for row in rows]) for name in rows[0]}
-
-
-def on_one_model(part: EvaluationPart, scale: float) -> Iterator[Run]:
-    """W_A: interactive requests at a load of what the fleet ends, Batch-1 with them, and Batch-2 that waits at the start."""
+def on_one_model(name: str, part: EvaluationPart, scale: float) -> Iterator[Case]:
+    """W_A: interactive requests at a load of the fleet's throughput, Batch-1 with them, and Batch-2 waiting at the start."""
     for value in part.values:
-        case: dict[str, Any] = {
+        values: dict[str, Any] = {
             "load": part.load, "mega": 0.0, "waiting_s": WAITING_S, "group_batches": DELTA, "a10": None,
         } | {part.varies: value}  # fmt: skip
         count = max(1, round(GPUS * scale))
-        a10s = 0 if case["a10"] is None else round(case["a10"] * count)
-        a100 = VICUNA_A100 if case["a10"] is None else MISTRAL_A100
+        a10s = 0 if values["a10"] is None else round(values["a10"] * count)
+        a100 = VICUNA_A100 if values["a10"] is None else MISTRAL_A100
         served = [(MISTRAL_A10, "A10")] * a10s + [(a100, "A100")] * (count - a10s)
         rate = sum(full_per_s(model) for model, _ in served)
         for system in part.systems:
-            yield value, system, case["load"] * rate, partial(_workload_a, case, served, rate, system)
+            drawn = partial(_workload_a, values, served, rate, system)
+            yield case(name, value, system, values["load"] * rate, drawn)
 
 
 def _workload_a(
-    case: Mapping[str, Any], served: Sequence[tuple[ServedModel, str]], rate: float, system: str, seed: int
-) -> Made:
+    values: Mapping[str, Any], served: Sequence[tuple[ServedModel, str]], rate: float, system: str, seed: int
+) -> Drawn:
     streams = [
-        Stream(INTERACTIVE, case["load"] * rate),
+        Stream(INTERACTIVE, values["load"] * rate),
         Stream(BATCH_1, BATCH_1_LOAD * rate),
-        Stream(BATCH_2, 0.0, waiting=round(case["waiting_s"] * rate)),
+        Stream(BATCH_2, 0.0, waiting=round(values["waiting_s"] * rate)),
     ]
-    requests = draw(streams, ARRIVING_S, seed, case["mega"])
-    return one_model(served, system, requests, group_batches=case["group_batches"])
+    requests = draw(streams, [served[0][0].name], ARRIVING_S, seed, values["mega"])
+    return one_model(served, system, requests, group_batches=values["group_batches"])
 
 
-def multi(part: EvaluationPart, scale: float) -> Iterator[Run]:
+def multi(name: str, part: EvaluationPart, scale: float) -> Iterator[Case]:
     """W_B with a node for each model."""
-    yield from _several_models(part, max(len(TUNED), round(NODES * scale)))
+    yield from _several_models(name, part, max(len(TUNED), round(NODES * scale)))
 
 
-def few(part: EvaluationPart, scale: float) -> Iterator[Run]:
+def few(name: str, part: EvaluationPart, scale: float) -> Iterator[Case]:
     """W_B on fewer nodes than there are models. Fixed batches have no swaps."""
-    yield from _several_models(part, FEW_NODES)
+    yield from _several_models(name, part, FEW_NODES)
 
 
-def _several_models(part: EvaluationPart, count: int) -> Iterator[Run]:
+def _several_models(name: str, part: EvaluationPart, count: int) -> Iterator[Case]:
     """Two models of Batch-1 at a rate each, three of Batch-2 with requests that wait at the start, on *count* nodes."""
     per_s = [full_per_s(each.base) for each in TUNED]
     first = [at for at, each in enumerate(TUNED) if each.slo_class == BATCH_1]
@@ -145,17 +132,17 @@ def _several_models(part: EvaluationPart, count: int) -> Iterator[Run]:
     rate = count * len(first) / sum(1.0 / per_s[at] for at in first)
     waiting = WAITING_B_S * count / sum(1.0 / per_s[at] for at in second)
 
-    def made(load: float, system: str, seed: int) -> Made:
+    def drawn(load: float, system: str, seed: int) -> Drawn:
         streams = [Stream(BATCH_1, load * rate / len(first), at) for at in first]
         streams += [Stream(BATCH_2, 0.0, at, waiting=round(waiting)) for at in second]
-        return nodes(count, system, draw(streams, ARRIVING_B_S, seed))
+        return nodes(count, system, draw(streams, [each.name for each in TUNED], ARRIVING_B_S, seed))
 
     for load in part.values:
         for system in part.systems:
-            yield load, system, load * rate, partial(made, load, system)
+            yield case(name, load, system, load * rate, partial(drawn, load, system))
 
 
-def all_mixes(part: EvaluationPart, scale: float) -> Iterator[Run]:
+def all_mixes(name: str, part: EvaluationPart, scale: float) -> Iterator[Case]:
     yield from mixes(tuple(MIXES), part.values, MIX_VARIATIONS, scale)
 
 
@@ -190,7 +177,7 @@ PARTS: Final = {
         on_one_model, "a10",
     ),
     "size": EvaluationPart(
-        "W_A, over how much waits at the begin, in seconds of the whole fleet", "waiting s",
+        "W_A, over how much waits at the start, in seconds of the whole fleet", "waiting s",
         (0.0, 20.0, 40.0, 80.0, 160.0), ("qlm", *BASELINES), on_one_model, "waiting_s", SIZE_LOAD,
     ),
     "delta": EvaluationPart(
@@ -198,14 +185,14 @@ PARTS: Final = {
         on_one_model, "group_batches",
     ),
     "mixes": EvaluationPart(
-        "Mixes that nothing was chosen on, the search beside rules with evictions", "mix", (1.0, 1.3, 1.6, 2.0), (),
+        "Mixes that nothing was chosen on, the search next to rules with evictions", "mix", (1.0, 1.3, 1.6, 2.0), (),
         all_mixes,
     ),
 }  # fmt: skip
 
 
 def columns(part: str) -> Sequence[Column]:
-    """Those of the table of *part*."""
+    """Return the columns of *part*."""
     shown: str | Callable[[Any], str] = "{:g}"
     if part in ("mega", "gpus", "mixes"):
         shown = str if part == "mixes" else lambda value: percent(value, sign=False)
@@ -226,7 +213,7 @@ def columns(part: str) -> Sequence[Column]:
 
 
 def side_by_side(rows: Sequence[Result]) -> list[Result]:
-    """A line for each mix of *rows*: by system, the share of requests that were in time."""
+    """Return a line for each mix of *rows*: by system, the share of requests that were in time."""
     lines: dict[str, Result] = {}
     for row in rows:
         lines.setdefault(row["varied"], {"mix": row["varied"]})[row["system"]] = row["attainment"]
@@ -234,7 +221,7 @@ def side_by_side(rows: Sequence[Result]) -> list[Result]:
 
 
 def mix_columns(rows: Sequence[Result]) -> Sequence[Column]:
-    """Those of `side_by_side`; the last is what the search has more than the best of the others, in points."""
+    """Return the columns of `side_by_side`; the last is the lead of the search over the best of the others, in points."""
     systems = list(dict.fromkeys(row["system"] for row in rows))
     others = [system for system in systems if system != "qlm"]
 
@@ -249,96 +236,85 @@ def mix_columns(rows: Sequence[Result]) -> Sequence[Column]:
 
 
 def _share_of(system: str) -> Column:
-    """The share of requests that were in time by *system*; nothing where it was not tried."""
+    """Return a column of the share of requests that were in time by *system*, empty where it was not tried."""
     return Column(system, lambda line: line.get(system), lambda value: percent(value, sign=False))
 
 
 def _of_class(name: str) -> Column:
-    """The share of requests of a class that were in time."""
+    """Return a column of the share of requests of a class that were in time."""
     return Column(name, lambda row: row["by_class"].get(name), lambda value: percent(value, sign=False))
 
 
-class Qlm(Experiment):
-    name = "qlm"
-    paper = "QLM"
-    section = "8"
-    measures = (
-        "SLO attainment and throughput against EDF, vLLM's FCFS and SHEPHERD's batches: one model and five, each operation"
-        " left out, mega prompts, two GPU types, queue sizes, group sizes"
+def run(settings: Settings, progress: Progress) -> Result:
+    cases = [each for part in settings["parts"] for each in PARTS[part].cases(part, PARTS[part], settings["scale"])]
+    seeds = range(settings["seed"], settings["seed"] + settings["seeds"])
+    rows = run_cases("qlm", cases, measured, progress, seeds)
+    return {**{name: settings[name] for name in ("parts", "scale", "seed", "seeds")}, "rows": rounded(rows)}
+
+
+def show(console: Console, result: Result) -> None:
+    console.print(
+        f"[bold]QLM, section 8[/], scale {result['scale']:g}, the mean of {result['seeds']} seeds from"
+        f" {result['seed']} on."
     )
-    results = "queueing.md#qlms-evaluation"
-    options = (
+    for part in result["parts"]:
+        rows = [row for row in result["rows"] if row["part"] == part]
+        if part == "mixes":
+            console.print(table(PARTS[part].title, mix_columns(rows), side_by_side(rows)))
+        else:
+            console.print(table(PARTS[part].title, columns(part), rows))
+
+
+COMPARED: Final = (
+    ("requests in time over vLLM, one model, points", "single", 0.9, "fcfs", "attainment"),
+    ("requests in time over EDF, one model, points", "single", 0.4, "edf", "attainment"),
+    ("requests in time over SHEPHERD-like, one model, points", "single", 0.9, "shepherd", "attainment"),
+    ("throughput over vLLM, one model", "single", 0.2, "fcfs", "throughput"),
+    ("throughput over EDF, one model", "single", 0.2, "edf", "throughput"),
+    ("throughput over SHEPHERD-like, one model", "single", 0.5, "shepherd", "throughput"),
+    ("requests in time without eviction, one model, points lost", "without", 0.8, "without-eviction", "attainment"),
+    ("requests in time over EDF, five models, points", "multi", 0.9, "edf", "attainment"),
+    ("throughput over EDF, five models", "multi", 3.0, "edf", "throughput"),
+    ("requests in time over EDF, five models on three nodes, points", "few", 0.9, "edf", "attainment"),
+    ("throughput over EDF, five models on three nodes", "few", 3.0, "edf", "throughput"),
+    ("throughput by swapping, five models", "multi", 3.0, "without-swapping", "throughput"),
+)
+"""Measure, part, the paper's figure, the other system, and our measure."""
+
+
+def compare(result: Result) -> list[Comparison]:
+    """Return the largest lead of `qlm` over the varied values: in points of attainment, or as a share of throughput."""
+    of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
+
+    def most(part: str, other: str, name: str) -> float | None:
+        gains = []
+        for (which, varied, system), row in of.items():
+            base = of.get((part, varied, other))
+            if which == part and system == "qlm" and base is not None:
+                gain = row[name] - base[name]
+                gains.append(gain if name == "attainment" else gain / base[name])
+        return max(gains, default=None)
+
+    return [
+        Comparison(f"{measure}, at the most", PARTS[part].section, paper, most(part, other, name))
+        for measure, part, paper, other, name in COMPARED
+    ]
+
+
+QLM: Final = Experiment(
+    name="qlm",
+    paper="QLM",
+    section="8",
+    measures="SLO attainment and throughput against EDF, vLLM's FCFS and SHEPHERD's batches: one model and five, each"
+    " operation left out, mega prompts, two GPU types, queue sizes, group sizes",
+    results="queueing.md#qlms-evaluation",
+    options=(
         Option("parts", "parts of the evaluation, separated by commas (default all)", among=tuple(PARTS), several=True),
         Option("scale", "factor on GPUs and demand alike", 1.0, float, above=0.0, at_most=4.0),
         SEED,
         Option("seeds", "runs that are averaged, with seeds from the first one on", 2, int, at_least=1),
-    )
-
-    def run(self, settings: Settings, progress: Progress) -> Result:
-        runs = [
-            (part, varied, system, per_s, made)
-            for part in settings["parts"]
-            for varied, system, per_s, made in PARTS[part].runs(PARTS[part], settings["scale"])
-        ]
-        rows = []
-        for at, (part, varied, system, per_s, made) in enumerate(runs):
-            progress(f"{part} {system}", at, len(runs))
-            seeds = range(settings["seed"], settings["seed"] + settings["seeds"])
-            rows.append(rounded(mean_of([measured(made(seed), part, varied, system, per_s) for seed in seeds])))
-        progress("done", len(runs), len(runs))
-        return {**{name: settings[name] for name in ("parts", "scale", "seed", "seeds")}, "rows": rows}
-
-    def show(self, console: Console, result: Result) -> None:
-        console.print(
-            f"[bold]QLM, section 8[/], scale {result['scale']:g}, the mean of {result['seeds']} seeds from"
-            f" {result['seed']} on."
-        )
-        for part in result["parts"]:
-            rows = [row for row in result["rows"] if row["part"] == part]
-            if part == "mixes":
-                console.print(table(PARTS[part].title, mix_columns(rows), side_by_side(rows)))
-            else:
-                console.print(table(PARTS[part].title, columns(part), rows))
-
-    def compare(self, result: Result) -> list[Comparison]:
-        of = {(row["part"], row["varied"], row["system"]): row for row in result["rows"]}
-
-        def most(part: str, other: str, name: str, relative: bool = False) -> float | None:
-            """The most that `qlm` has more than *other*, over what is varied; *relative*: as a share of what that has."""
-            gains = []
-            for (which, varied, system), row in of.items():
-                base = of.get((part, varied, other))
-                if which == part and system == "qlm" and base is not None:
-                    gain = row[name] - base[name]
-                    gains.append(gain / base[name] if relative else gain)
-            return max(gains) if gains else None
-
-        rows = [
-            ("requests in time over vLLM, one model, points", "single", 0.9, "fcfs", "attainment"),
-            ("requests in time over EDF, one model, points", "single", 0.4, "edf", "attainment"),
-            ("requests in time over SHEPHERD-like, one model, points", "single", 0.9, "shepherd", "attainment"),
-            ("throughput over vLLM, one model", "single", 0.2, "fcfs", "throughput"),
-            ("throughput over EDF, one model", "single", 0.2, "edf", "throughput"),
-            ("throughput over SHEPHERD-like, one model", "single", 0.5, "shepherd", "throughput"),
-            (
-                "requests in time without eviction, one model, points lost",
-                "without",
-                0.8,
-                "without-eviction",
-                "attainment",
-            ),
-            ("requests in time over EDF, five models, points", "multi", 0.9, "edf", "attainment"),
-            ("throughput over EDF, five models", "multi", 3.0, "edf", "throughput"),
-            ("requests in time over EDF, five models on three nodes, points", "few", 0.9, "edf", "attainment"),
-            ("throughput over EDF, five models on three nodes", "few", 3.0, "edf", "throughput"),
-            ("throughput by swapping, five models", "multi", 3.0, "without-swapping", "throughput"),
-        ]
-        return [
-            Comparison(
-                f"{measure}, at the most",
-                PARTS[part].section,
-                paper,
-                most(part, other, name, name != "attainment"),
-            )
-            for measure, part, paper, other, name in rows
-        ]
+    ),
+    run=run,
+    show=show,
+    compare=compare,
+)

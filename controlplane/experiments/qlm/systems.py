@@ -1,30 +1,31 @@
-"""Models, workloads and systems of QLM's evaluation (section 8), as fleets of the simulator.
+"""Models, workloads and systems of QLM's evaluation (section 8), as scenarios.
 
 Lengths follow ShareGPT as vLLM's paper has them (prompts of 161 tokens on average, outputs of 338), drawn from lognormal
 distributions, for the data set is not at hand. The dispatcher knows no output: it takes the mean of ordinary requests, or
-of mega prompts. The paper does not say how many requests are of which class; what was chosen stands with each workload.
+of mega prompts. The paper does not give the shares of classes; our choice stands with each workload.
 
-`qlm` has all four operations: an instance pulls from its own virtual queue, what runs is evicted for what would be late, the
-global scheduler balances queues, and models are exchanged in the order of the queues. Each `without-` lacks one of them.
-`RULE+evictions` has them all too, with a rule of `reordering.rules` in place of the search. `edf` is the plain queue by
-deadline, and `edf-swapping` the paper's: it exchanges models for whatever is due first, whenever that is another's.
+`qlm` has all four operations: an instance pulls from its own virtual queue, running requests are evicted for ones that
+would be late, the global scheduler balances queues, and models are swapped in the order of the queues. Each `without-` lacks
+one of them. `RULE+evictions` has them all too, with a rule of `reordering.rules` in place of the search. `edf` is the plain
+queue by deadline, and `edf-swapping` the paper's: it swaps to the model of the request that is due first, whenever that is
+another's.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, Final
 
 import numpy as np
 
-from controlplane.experiments.shared.scenes import ServedModel, fleet
+from controlplane.experiments.experiment import Case, Row
+from controlplane.experiments.shared.scenes import ServedModel, requests_of, scenario_of
+from controlplane.simulation.running import Simulated
 from scheduling.fleet.profile import Profile
-from scheduling.scaling.swapping import LOOK_S
-from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import Outcome, State
+from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.simulator import Simulation
-from scheduling.simulation.swapping import Swapping
-from scheduling.simulation.workload.requests import Requests, make_requests
+from scheduling.simulation.workload.columns import Coded, Workload
 
 CLASSES: Final = ("interactive", "batch-1", "batch-2")
 SLO_S: Final = (20.0, 60.0, 3600.0)
@@ -32,8 +33,8 @@ SLO_S: Final = (20.0, 60.0, 3600.0)
 INTERACTIVE, BATCH_1, BATCH_2 = range(3)
 
 # One GPU. Vidur's matrix products of Llama-2-7B (A100: 9.3 ms, 0.064 ms a token; A40: 26.3 ms, 0.12 ms a token), by
-# parameters, and the keys and values of all tokens read at the GPU's bandwidth (A100 2.0 TB/s; A10 0.6 TB/s). Of the A10
-# nothing was measured: the A40's, by bandwidth (696 to 600 GB/s) and by dense half precision (150 to 125 TFLOP/s). KV: 90 %
+# parameters, and the keys and values of all tokens read at the GPU's bandwidth (A100 2.0 TB/s; A10 0.6 TB/s). The A10
+# was not measured: the A40's, by bandwidth (696 to 600 GB/s) and by dense half precision (150 to 125 TFLOP/s). KV: 90 %
 # of the memory less the weights; 128 KiB a token (Mistral, grouped queries) and 800 KiB (Vicuna).
 VICUNA_A100: Final = ServedModel(
     "vicuna-13b", Profile(0.0179, 0.0, 1.23e-4, 0.0, 0.0179, 1.23e-4, 4.1e-7), 62_600, 256, 4096
@@ -44,8 +45,8 @@ MISTRAL_A100: Final = ServedModel(
 MISTRAL_A10: Final = ServedModel(
     "mistral-7b", Profile(0.0329, 0.0, 1.55e-4, 0.0, 0.0329, 1.55e-4, 2.2e-7), 66_000, 256, 4096
 )
-# Four A100 as one instance: Llama-2-70B as measured (Splitwise), Mistral with what was measured of Llama-3.1-8B, Vicuna by
-# its size from that.
+# Four A100 as one instance: Llama-2-70B as measured (Splitwise), Mistral as Llama-3.1-8B was measured, Vicuna by its size
+# from that.
 LLAMA_NODE: Final = ServedModel(
     "llama-70b", Profile(0.0637, 0.0323, 1.791e-4, 1.15e-8, 0.0441, 1.63e-4, 2.32e-7), 522_000, 256, 4096
 )
@@ -59,7 +60,7 @@ VICUNA_NODE: Final = ServedModel(
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """A fine-tuned model of W_B: who asks for it, and what exchanging it for another on a node of four A100 takes."""
+    """A fine-tuned model of W_B: the class of its requests, and the times of a swap on a node of four A100."""
 
     name: str
     base: ServedModel
@@ -79,7 +80,7 @@ class Tuned:
 
 SLEEP_S: Final = 2.0
 CPU_GB: Final = 320.0
-"""Of a node, for models that sleep: what the paper reserves for Llama-70B (section 8.3)."""
+"""Of a node, for sleeping models: the paper reserves it for Llama-70B (section 8.3)."""
 TUNED: Final = (
     Tuned("mistral-7b-a", MISTRAL_NODE, BATCH_1, 14.5),
     Tuned("llama-70b-a", LLAMA_NODE, BATCH_1, 138.0),
@@ -92,7 +93,7 @@ TUNED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Poisson arrivals from time 0 on; *waiting* requests are there from the start."""
+    """Poisson arrivals from time 0; *waiting* requests are there at the start."""
 
     slo_class: int
     requests_per_s: float
@@ -110,23 +111,29 @@ MEGA_TOKENS: Final = (3000, 4000)
 MEGA_OUTPUT: Final = (100, 1000)
 
 
-def draw(streams: Sequence[Stream], duration_s: float, seed: int, mega_share: float = 0.0) -> Requests:
-    """The requests of *streams* over *duration_s* seconds; *mega_share* of them, of any class, are mega prompts."""
+def lognormal(mean: float, spread: float, most: int, count: int, random: np.random.Generator) -> Any:
+    """Return *count* lengths from 4 to *most* with this mean and standard deviation of the logarithm."""
+    return np.clip(np.rint(mean * np.exp(spread * random.standard_normal(count) - spread**2 / 2)), 4, most)
+
+
+def draw(
+    streams: Sequence[Stream], models: Sequence[str], duration_s: float, seed: int, mega_share: float = 0.0
+) -> Workload:
+    """Return the requests of *streams* over *duration_s*; *mega_share* of them, of any class, are mega prompts."""
     random = np.random.default_rng([seed, 8])
-    arrivals, classes, models = [], [], []
+    arrivals, slo_classes, numbers = [], [], []
     for stream in streams:
         count = int(random.poisson(stream.requests_per_s * duration_s))
         times = [np.zeros(stream.waiting), random.uniform(0.0, duration_s, count)]
         arrivals.append(np.concatenate(times))
-        classes.append(np.full(stream.waiting + count, stream.slo_class))
-        models.append(np.full(stream.waiting + count, stream.model))
+        slo_classes.append(np.full(stream.waiting + count, stream.slo_class))
+        numbers.append(np.full(stream.waiting + count, stream.model))
     order = np.argsort(np.concatenate(arrivals), kind="stable")
-    arrival_s, slo_class, model = (np.concatenate(each)[order] for each in (arrivals, classes, models))
-    tokens = []
-    for mean, spread, most in zip(MEAN_TOKENS, SPREAD, MOST_TOKENS, strict=True):
-        drawn = mean * np.exp(spread * random.standard_normal(order.size) - spread**2 / 2)
-        tokens.append(np.clip(np.rint(drawn), 4, most).astype(np.int64))
-    prompt, output = tokens
+    arrival_s, slo_class, model = (np.concatenate(each)[order] for each in (arrivals, slo_classes, numbers))
+    prompt, output = (
+        lognormal(mean, spread, most, order.size, random).astype(np.int64)
+        for mean, spread, most in zip(MEAN_TOKENS, SPREAD, MOST_TOKENS, strict=True)
+    )
     mega = random.random(order.size) < mega_share
     mega_output = random.integers(*MEGA_OUTPUT, order.size)
     total = random.integers(*MEGA_TOKENS, order.size)
@@ -136,16 +143,8 @@ def draw(streams: Sequence[Stream], duration_s: float, seed: int, mega_share: fl
     for kind in (mega, ~mega):
         if kind.any():
             predicted[kind] = max(1, round(float(output[kind].mean())))
-    slo_s = np.array(SLO_S)
-    return make_requests(
-        arrival_s,
-        prompt,
-        output,
-        predicted_tokens=predicted,
-        model=model,
-        slo_class=slo_class,
-        priority=slo_class,
-        deadline_s=slo_s[slo_class],
+    return requests_of(
+        arrival_s, prompt, output, predicted, models=models, model=model, classes=CLASSES, slo_class=slo_class
     )
 
 
@@ -165,16 +164,16 @@ WITHOUT: Final = ("without-pulling", "without-eviction", "without-balance", "wit
 BATCH_PERCENTILE: Final = 95.0
 """Of a request's tokens, by which fixed batches are sized, so that they fit the memory."""
 LONGEST_S: Final = 4 * 3600.0
-"""After which what still waits is counted as not served."""
+"""After which requests that still wait count as not served."""
 AT_ONCE: Final = 2000
-"""Requests that all come together, to find what an instance ends in the long run."""
+"""Requests that all come together, to measure the throughput of an instance in the long run."""
 
-Made = tuple[Cluster, Requests]
-"""A fleet under a system, and what it is asked."""
+Drawn = tuple[Scenario, Workload]
+"""A fleet under a system, and its requests."""
 
 
-def policies_of(system: str, served: Sequence[ServedModel], requests: Requests) -> dict[str, Any]:
-    """The policies of a scenario that make *system*; fixed batches are sized for all of *served*."""
+def policies_of(system: str, served: Sequence[ServedModel], requests: Workload) -> dict[str, Any]:
+    """Return the policies of a scenario that make *system*; fixed batches are sized for all of *served*."""
     if system in ("fcfs", "priority"):
         return {"ordering": system}
     if system in ("edf", SWAPPING_EDF):
@@ -191,38 +190,59 @@ def policies_of(system: str, served: Sequence[ServedModel], requests: Requests) 
     return policies
 
 
-def batch_size(served: ServedModel, requests: Requests) -> int:
-    """Requests in a fixed batch: what memory holds of long ones, but no more than the engine runs."""
+def batch_size(served: ServedModel, requests: Workload) -> int:
+    """Return the requests in a fixed batch: as many long ones as memory holds, at most those that the engine runs."""
     tokens = np.percentile(requests.prompt_tokens + requests.output_tokens, BATCH_PERCENTILE)
     return max(1, min(served.max_num_seqs, int(served.kv_tokens / tokens)))
 
 
-def one_model(instances: Sequence[tuple[ServedModel, str]], system: str, requests: Requests, **policies: Any) -> Made:
-    """One model, (how it is served, GPU type) by instance, under *system* with further *policies*."""
+def fleet(
+    groups: Sequence[dict[str, Any]], policies: Mapping[str, Any], slo_s: Sequence[float] = SLO_S, **tables: Any
+) -> Scenario:
+    """Return *groups* under *policies*, with *slo_s* to the first token by class; queues are swept, as live."""
+    classes = {
+        name: {"ttft_ms": 1000 * each_s, "priority": at}
+        for at, (name, each_s) in enumerate(zip(CLASSES, slo_s, strict=False))
+    }
+    return scenario_of(
+        groups, policies={"sweeps": True, **policies}, classes=classes,
+        **{"sample_s": 1.0, "until_h": LONGEST_S / 3600, **tables},
+    )  # fmt: skip
+
+
+def one_model(
+    instances: Sequence[tuple[ServedModel, str]], system: str, requests: Workload,
+    slo_s: Sequence[float] = SLO_S, **policies: Any,
+) -> Drawn:  # fmt: skip
+    """Return one model, (how it is served, GPU type) by instance, under *system* with further *policies*."""
     queue = {"queue": "fcfs"} if system in ("fcfs", "without-pulling") else {}
-    groups = [served.group(gpu=gpu, **queue) for served, gpu in instances]
+    groups = [served.group(gpu=gpu, takes_all=system == "without-pulling", **queue) for served, gpu in instances]
     if system == "without-balance":
         # Each instance is a separate model, and requests are dealt to these one after another, as they come.
         groups = [group | {"model": f"{group['model']} {at}"} for at, group in enumerate(groups)]
-        requests = requests._replace(model=np.asarray(np.arange(requests.count) % len(groups), np.int16))
+        dealt = Coded(np.asarray(np.arange(len(requests)) % len(groups), np.int16), [each["model"] for each in groups])
+        requests = replace(requests, model=dealt)
     chosen = policies_of(system, [served for served, _ in instances], requests) | policies
-    return fleet(groups, deep=system == "without-pulling", sweeps=True, policies=chosen), requests
+    return fleet(groups, chosen, slo_s), requests
 
 
-def nodes(count: int, system: str, requests: Requests) -> Made:
-    """*count* nodes of four A100 for the models of W_B, of which each node has one at a time; under `shepherd` and
-    `without-swapping` every model has separate nodes, and the models with the tightest SLO most."""
+def nodes(count: int, system: str, requests: Workload) -> Drawn:
+    """Return *count* nodes of four A100 for the models of W_B, of which each node has one at a time; under `shepherd` and
+    `without-swapping` every model has separate nodes, and the models with the tightest SLO most.
+    """
     if system not in ("shepherd", "without-swapping"):
         return nodes_of(TUNED, count, system, requests)
     tightest_first = sorted(range(len(TUNED)), key=lambda at: TUNED[at].slo_class)
     of_node = [tightest_first[at % len(TUNED)] for at in range(max(count, len(TUNED)))]
     groups = [TUNED[at].base.group(model=TUNED[at].name, gpu="A100") for at in sorted(of_node)]
     policies = policies_of("qlm" if system == "without-swapping" else system, [each.base for each in TUNED], requests)
-    return fleet(groups, sweeps=True, policies=policies), requests
+    return fleet(groups, policies), requests
 
 
-def nodes_of(models: Sequence[Tuned], count: int, system: str, requests: Requests) -> Made:
-    """*count* nodes for *models*, of which each node has one at a time."""
+def nodes_of(
+    models: Sequence[Tuned], count: int, system: str, requests: Workload, slo_s: Sequence[float] = SLO_S
+) -> Drawn:
+    """Return *count* nodes for *models*, of which each node has one at a time."""
     queue = {"queue": "fcfs"} if system == "fcfs" else {}
     groups = []
     for node in range(count):
@@ -236,33 +256,30 @@ def nodes_of(models: Sequence[Tuned], count: int, system: str, requests: Request
             groups.append(each.base.group(model=each.name, gpu="A100", sharing=sharing, **state, **queue))
     memory = {f"node {node}": {"cpu_memory_gb": CPU_GB} for node in range(count)}
     policies = policies_of(system, [each.base for each in models], requests)
-    return fleet(groups, sweeps=True, swap_groups=memory, policies=policies), requests
+    return fleet(groups, policies, slo_s, swap_groups=memory), requests
 
 
-def measured(made: Made, part: str, varied: float | str, system: str, per_s: float) -> dict[str, Any]:
-    """Run *system* to the end of the last request: seconds, requests a second, shares of requests.
+def case(part: str, varied: float | str, system: str, per_s: float, draw: Callable[[int], Drawn]) -> Case:
+    """Return *system* on its requests by seed; *per_s* is the rate of the stream that is varied, in requests a second."""
+    hooks = {"swapping": lambda simulation: by_deadline_alone} if system == SWAPPING_EDF else {}
+    return Case({"part": part, "varied": varied, "system": system, "requests_per_s": per_s}, draw, hooks)
 
-    `requests_per_s` is that of the stream whose rate is varied, `ttft_p99_s` that of the class with the tightest SLO;
-    `attainment` is the share of all requests whose first token came within the SLO of their class, `goodput` of these.
+
+def measured(run: Simulated) -> Row:
+    """Return the measures of a run to the end of the last request: seconds, requests a second, shares of requests.
+
+    `ttft_p99_s` is that of the class with the tightest SLO; `attainment` is the share of all requests whose first token came
+    within the SLO of their class, `goodput` the rate of these.
     """
-    cluster, requests = made
-    simulation = Simulation(cluster, requests, sample_s=1.0)
-    swaps: Callable[[Simulation], None] | None = Swapping(simulation) if cluster.swap_groups() else None
-    if swaps is not None and system == SWAPPING_EDF:
-        swaps = by_deadline_alone
-    result = simulation.run(swaps, LOOK_S, until_s=LONGEST_S)
-    outcomes, slo_class = result.outcomes, np.asarray(requests.slo_class)
-    done = outcomes["state"] == Outcome.DONE
+    result = run.result
+    requests, outcomes = result.requests, result.outcomes
+    done, slo_class = outcomes["state"] == Outcome.DONE, np.asarray(requests.slo_class)
     in_time = done & (outcomes["ttft_s"] <= requests.deadline_s)
     there = np.unique(slo_class).tolist()
     last_s = float((requests.arrival_s + np.where(done, outcomes["e2e_s"], 0.0)).max())
     assert result.series is not None
     return {
-        "part": part,
-        "varied": varied,
-        "system": system,
         "requests": requests.count,
-        "requests_per_s": per_s,
         "attainment": float(in_time.mean()),
         "by_class": {CLASSES[each]: float(in_time[slo_class == each].mean()) for each in there},
         "ttft_p99_s": float(np.nanpercentile(outcomes["ttft_s"][slo_class == there[0]], 99)),
@@ -274,9 +291,9 @@ def measured(made: Made, part: str, varied: float | str, system: str, per_s: flo
 
 
 def by_deadline_alone(simulation: Simulation) -> None:
-    """Swap as the paper's EDF does: each node has the model of a request that is due first, whatever a swap costs.
+    """Swap as the paper's EDF does: *n* nodes have the models of the *n* requests that are due first, whatever a swap costs.
 
-    With as many nodes as requests that are due first, the models of these; a node that has one of them keeps it.
+    A node that has one of these models keeps it.
     """
     waiting, lives = simulation.waiting, simulation.world.lives
     groups: dict[int, list[int]] = {}
@@ -299,26 +316,28 @@ def by_deadline_alone(simulation: Simulation) -> None:
             simulation.lives.swap_to(target)
 
 
-def ends_per_s(served: ServedModel, requests: Requests) -> float:
-    """Requests a second that one instance ends of *requests*, which are there at once; the last ones leave it idle."""
-    result = Simulation(fleet([served.group()]), requests).run()
-    end_s, most = np.sort(result.outcomes["e2e_s"]), 0.9 * requests.count
+def ends_per_s(served: ServedModel, requests: Workload) -> float:
+    """Return the requests a second that one instance ends of *requests*, which are there at once."""
+    result = (
+        Case.of({}, fleet([served.group()], {"sweeps": False}, sample_s=0.0, until_h=None), requests).simulate().result
+    )
+    end_s, most = np.sort(result.outcomes["e2e_s"]), 0.9 * len(requests)  # the last ones leave it idle
     return float(most / end_s[int(most)])
 
 
 @lru_cache
 def full_per_s(served: ServedModel) -> float:
-    """The same of interactive requests."""
-    return ends_per_s(served, draw([Stream(INTERACTIVE, 0.0, waiting=AT_ONCE)], 1.0, 0))
+    """Return the same of interactive requests."""
+    return ends_per_s(served, draw([Stream(INTERACTIVE, 0.0, waiting=AT_ONCE)], [served.name], 1.0, 0))
 
 
-# Mixes of work on which nothing was chosen: the search of the global scheduler against simple rules, evictions for all.
-# Lengths, profiles, promises and seeds are others than those of the paper's workloads. Arrivals are a renewal process with
-# gamma distributed gaps, of CV 1 (Poisson) or more (bursts); an output is predicted with an error.
+# Mixes of work that were not used to choose anything: the search of the global scheduler against simple rules, all with
+# evictions. Lengths, profiles, promises and seeds differ from those of the paper's workloads. Arrivals are a renewal process
+# with gamma distributed gaps, of CV 1 (Poisson) or more (bursts); an output is predicted with an error.
 
 MIX_S: Final = 120.0
 MIX_AT_ONCE: Final = 1000
-"""Requests that all come together, to find what an instance ends in the long run."""
+"""Requests that all come together, to measure the throughput of an instance in the long run."""
 MIX_SEED: Final = 900
 PREDICTION_SPREAD: Final = 0.5
 """Standard deviation of the logarithm of predicted over true output."""
@@ -340,25 +359,18 @@ class Mix:
     models: tuple[Tuned, ...] = ()
     """That share the instances; none: *served* alone."""
 
-    def requests(self, arrival_s: Any, random: np.random.Generator) -> Requests:
-        """Requests at these moments."""
+    def requests(self, arrival_s: Any, random: np.random.Generator) -> Workload:
+        """Return requests at these times."""
         count = arrival_s.size
-        prompt, output = (
-            np.clip(np.rint(mean * np.exp(spread * random.standard_normal(count) - spread**2 / 2)), 4, most)
-            for mean, spread, most in (self.prompt, self.output)
-        )
+        prompt, output = (lognormal(*lengths, count, random) for lengths in (self.prompt, self.output))
         slo_class = random.choice(len(self.shares), count, p=self.shares)
         noise = np.exp(PREDICTION_SPREAD * random.standard_normal(count))
-        return make_requests(
-            arrival_s,
-            prompt.astype(np.int64),
-            output.astype(np.int64),
-            predicted_tokens=np.clip(np.rint(output * noise), 1, self.output[2]).astype(np.int64),
-            model=random.integers(0, max(1, len(self.models)), count),
-            slo_class=slo_class,
-            priority=slo_class,
-            deadline_s=np.array(self.slo_s)[slo_class],
-        )
+        predicted = np.clip(np.rint(output * noise), 1, self.output[2])
+        names = [each.name for each in self.models] or [self.served.name]
+        return requests_of(
+            arrival_s, prompt, output, predicted, models=names, model=random.integers(0, len(names), count),
+            classes=CLASSES[: len(self.shares)], slo_class=slo_class,
+        )  # fmt: skip
 
 
 MIXES: Final = {
@@ -381,7 +393,7 @@ MIX_INSTANCES: Final = {"short answers": 8, "long prompts": 3, "three models": 4
 
 
 def arrivals(per_s: float, variation: float, random: np.random.Generator) -> Any:
-    """Moments within `MIX_S`, of gaps with that coefficient of variation."""
+    """Return times within `MIX_S`, of gaps with that coefficient of variation."""
     shape, count = variation**-2, int(2 * per_s * MIX_S) + 200
     gaps = random.gamma(shape, 1.0 / (shape * per_s), count)
     moments = np.cumsum(gaps)
@@ -389,15 +401,13 @@ def arrivals(per_s: float, variation: float, random: np.random.Generator) -> Any
 
 
 def mix_per_s(mix: Mix, served: ServedModel) -> float:
-    """Requests a second that an instance ends while it never runs out of work."""
+    """Return the requests a second that an instance ends while it never runs out of work."""
     requests = mix.requests(np.zeros(MIX_AT_ONCE), np.random.default_rng(MIX_SEED))
-    return ends_per_s(served, requests._replace(model=requests.model * 0))
+    return ends_per_s(served, replace(requests, model=Coded(requests.model.codes * 0, [served.name])))
 
 
-def mixes(
-    names: Sequence[str], loads: Sequence[float], variations: Sequence[float], scale: float
-) -> Iterator[tuple[str, str, float, Callable[[int], Made]]]:
-    """The value varied, the system, requests a second, and fleet and requests by seed."""
+def mixes(names: Sequence[str], loads: Sequence[float], variations: Sequence[float], scale: float) -> Iterator[Case]:
+    """Yield every mix of *names* at each load and variation of gaps under each system."""
     for name in names:
         mix, count = MIXES[name], max(1, round(MIX_INSTANCES[name] * scale))
         each = [mix_per_s(mix, tuned.base) for tuned in mix.models] or [mix_per_s(mix, mix.served)]
@@ -405,17 +415,14 @@ def mixes(
         for variation in variations:
             for load in loads:
                 for system in OF_SEVERAL if mix.models else OF_ONE_MODEL:
-                    yield (
-                        f"{name}, load {load:g}, CV {variation:g}",
-                        system,
-                        load * rate,
-                        partial(_mixed, mix, count, load * rate, variation, system),
-                    )
+                    varied = f"{name}, load {load:g}, CV {variation:g}"
+                    draw = partial(_mixed, mix, count, load * rate, variation, system)
+                    yield case("mixes", varied, system, load * rate, draw)
 
 
-def _mixed(mix: Mix, count: int, per_s: float, variation: float, system: str, seed: int) -> Made:
+def _mixed(mix: Mix, count: int, per_s: float, variation: float, system: str, seed: int) -> Drawn:
     random = np.random.default_rng([MIX_SEED, seed])
     requests = mix.requests(arrivals(per_s, variation, random), random)
     if mix.models:
-        return nodes_of(mix.models, count, system, requests)
-    return one_model([(mix.served, "GPU")] * count, system, requests)
+        return nodes_of(mix.models, count, system, requests, mix.slo_s)
+    return one_model([(mix.served, "GPU")] * count, system, requests, mix.slo_s)

@@ -1,46 +1,33 @@
 """Measures of a strategy's run, as a row of a table."""
 
-from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 import numpy as np
 
+from controlplane.experiments.experiment import Row
 from controlplane.experiments.shared.scenes import SILO
+from controlplane.simulation.running import Simulated
 from scheduling.simulation.cluster.world import UNPAID, Outcome, State
 from scheduling.simulation.measures.results import PROVISIONING, Promise, kept, latency_s
 from scheduling.simulation.result import Result
 
 INTERACTIVE_CLASS = 0
-Row = dict[str, Any]
-
-
-def rounded(values: Mapping[str, Any]) -> Row:
-    """*values* for JSON: floats to four places, null where there is none."""
-
-    def one(value: Any) -> Any:
-        if isinstance(value, dict):
-            return rounded(value)
-        if isinstance(value, float):
-            return round(value, 4) if isfinite(value) else None
-        return value
-
-    return {name: one(value) for name, value in values.items()}
 
 
 def percentiles(values: Any, *wanted: float) -> list[float]:
-    """The *wanted* percentiles of *values*, NaN left out."""
+    """Return the *wanted* percentiles of *values* without NaN."""
     known = values[np.isfinite(values)]
     return [float(each) for each in np.percentile(known, wanted)] if known.size else [float("nan")] * len(wanted)
 
 
-def of_run(strategy: str, result: Result, promises: list[Promise], usd_per_hour: float, wall_s: float) -> Row:
-    """A strategy's row. Latencies and `slo_met` are those of interactive requests, which are of class 0.
+def of_run(run: Simulated, promises: list[Promise], usd_per_hour: float) -> Row:
+    """Return the measures of a strategy. Latencies and `slo_met` are those of interactive requests, which are of class 0.
 
-    Paid are hours in any state but lent out or empty (`instance_hours`), of those without use between the decision to add
-    an instance and its first request `waste_hours`. Unserved are requests refused, failed or still waiting at the end,
-    forwarded those taken by another region.
+    `instance_hours` are paid: in any state but lent out or empty. `waste_hours` are those between the decision to add an
+    instance and its first request. `unserved` requests were refused, failed or still waiting at the end; `forwarded` ones
+    were served in another region.
     """
+    result = run.result
     outcomes, counters = result.outcomes, result.counters
     interactive = result.requests.slo_class == INTERACTIVE_CLASS
     judged, met = kept(result, promises)
@@ -50,7 +37,6 @@ def of_run(strategy: str, result: Result, promises: list[Promise], usd_per_hour:
     paid = float(hours.sum() - hours[list(UNPAID)].sum())
     done = int(np.count_nonzero(outcomes["state"] == Outcome.DONE))
     return {
-        "strategy": strategy,
         "instance_hours": paid,
         "waste_hours": float(hours[list(PROVISIONING)].sum()),
         "draining_hours": float(hours[State.DRAINING]),
@@ -62,12 +48,12 @@ def of_run(strategy: str, result: Result, promises: list[Promise], usd_per_hour:
         "unserved": int(outcomes.size - done),
         **{name: counters[name] for name in ("forwarded", "scale_outs", "scale_ins", "redeploys")},
         "hours_by_model": hours_by_model(result),
-        "wall_s": wall_s,
+        "wall_s": run.about["took_s"],
     }
 
 
 def hours_by_model(result: Result) -> dict[str, float]:
-    """Hours paid for, by the model that an instance had; the pools of one model count together."""
+    """Return paid hours by the model that an instance had; the pools of one model count together."""
     cluster = result.cluster
     names = [model.removesuffix(SILO) for model, _ in cluster.endpoints]
     hours = dict.fromkeys(names, 0.0)

@@ -1,4 +1,4 @@
-"""The fleets of experiments as scenarios, and the demand that several of them share."""
+"""Served models, fleets and requests of experiments as scenarios, and the days of demand that several of them share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -6,24 +6,21 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from scheduling.fleet.profile import Profile
-from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging.fleet import cluster_of
-from scheduling.simulation.workload.columns import Workload
+from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.generator import Burst, Client, LengthsByClass, Lognormal, generate
-from scheduling.simulation.workload.requests import Requests, make_requests
 
 DAY_S = 86_400.0
 INTERACTIVE, OTHER = "interactive", "non-interactive"
 HERE = "here"
 SILO = " (non-interactive)"
-"""Put behind a model's name for the pool of its other work, where pools are separate."""
-NO_LIMITS: dict[str, Any] = {"dispatch_max_num_seqs": 100_000, "dispatch_kv_tokens": 1 << 40}
-"""Of an instance that is given everything at once and queues by itself, as in the papers."""
+"""Suffix of a model's name for the pool of its other work, where pools are separate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +39,7 @@ class ServedModel:
     prefix_caching: bool = False
 
     def group(self, **table: Any) -> dict[str, Any]:
-        """A table `[[fleet]]` of such instances, and the model itself: what *table* does not say is one instance."""
+        """Return a table `[[fleet]]` of one such instance, with the model itself under `served`; *table* overrides."""
         return {
             "served": self, "model": self.name, "regions": [HERE], "gpu": self.gpu, "instances": 1,
             "kv_tokens": self.kv_tokens, "max_num_seqs": self.max_num_seqs,
@@ -51,16 +48,19 @@ class ServedModel:
         }  # fmt: skip
 
     def engine(self) -> EngineConfig:
-        return fleet([self.group()]).instances[0].engine
+        return cluster_of(scenario_of([self.group()])).instances[0].engine
 
 
-def fleet(groups: Sequence[dict[str, Any]], *, deep: bool = False, sweeps: bool = False, **tables: Any) -> Cluster:
-    """The fleet of the scenario with *groups*, those of `ServedModel.group`, and further *tables*.
+def scenario_of(
+    groups: Sequence[dict[str, Any]], *, deep: bool = False, policies: Mapping[str, Any] | None = None, **tables: Any
+) -> Scenario:
+    """Return a scenario with *groups*, those of `ServedModel.group`, *policies*, and further *tables*.
 
-    *deep*: instances are given everything at once. *sweeps*: what waits is looked at every second, as live.
+    As in the papers, waiting requests are not swept and are held for ever. *deep*: instances take everything at once.
     """
     profiles = {(group["model"], group["gpu"]): group["served"].profile for group in groups}
     values = {
+        "sample_s": 0.0,
         "models": {group["model"]: {"context_tokens": group["served"].context_tokens} for group in groups},
         "gpus": {gpu: {} for _, gpu in profiles},
         "regions": {region: {} for group in groups for region in group["regions"]},
@@ -79,28 +79,57 @@ def fleet(groups: Sequence[dict[str, Any]], *, deep: bool = False, sweeps: bool 
             }
             for (model, gpu), one in profiles.items()
         ],
-        "fleet": [{name: value for name, value in group.items() if name != "served"} for group in groups],
+        "fleet": [
+            {"takes_all": deep} | {name: value for name, value in group.items() if name != "served"} for group in groups
+        ],
         "classes": {INTERACTIVE: {}},
+        "policies": {"sweeps": False, "max_hold_s": 1e9, **(policies or {})},
         **tables,
     }  # fmt: skip
-    made = replace(cluster_of(Scenario.model_validate(values)), sweeps=sweeps)
-    return replace(made, instances=[replace(each, **NO_LIMITS) for each in made.instances]) if deep else made
+    return Scenario.model_validate(values)
+
+
+def requests_of(
+    arrival_s: ArrayLike, prompt: ArrayLike, output: ArrayLike, predicted: ArrayLike | None = None, *,
+    models: Sequence[str], model: ArrayLike = 0, classes: Sequence[str] = (INTERACTIVE,), slo_class: ArrayLike = 0,
+    **columns: Any,
+) -> Workload:  # fmt: skip
+    """Return requests of one tenant in one region; *model* and *slo_class* are numbers in *models* and *classes*.
+
+    The true outputs stand in for *predicted* where there are none. *columns* are further ones of `Workload`.
+    """
+    arrivals = np.asarray(arrival_s, np.float64)
+
+    def coded(codes: ArrayLike, names: Sequence[str]) -> Coded:
+        return Coded(np.array(np.broadcast_to(codes, arrivals.shape), np.int16), list(names))
+
+    return Workload(
+        arrivals,
+        np.asarray(prompt, np.int32),
+        np.asarray(output, np.int32),
+        coded(model, models),
+        coded(0, [HERE]),
+        coded(slo_class, classes),
+        coded(0, ["tenant"]),
+        predicted_tokens=np.asarray(output if predicted is None else predicted, np.int32),
+        **columns,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A fleet and who asks it for what."""
+    """A fleet and its demand."""
 
     models: Sequence[ServedModel]
     regions: Mapping[str, float]
-    """By how many hours the day peaks later in each."""
+    """Hours by which the daily peak is later, by region."""
     clients: Sequence[Client]
     instances: int
     """Of each model in each region, lent out or not."""
     ready: int
-    """Of those, ready at the start."""
+    """Ready at the start."""
     silo: int
-    """Of those, for work that is not interactive where pools are separate."""
+    """For work that is not interactive, where pools are separate."""
     min_instances: int
     max_instances: int
     usd_per_hour: float
@@ -110,16 +139,17 @@ class Scene:
 
     @property
     def streams(self) -> list[tuple[str, str]]:
-        """(model, region) in the order of the cluster's endpoints."""
+        """(model, region) in the order of the fleet's endpoints."""
         return [(model.name, region) for model in self.models for region in self.regions]
 
     def demand(self, days: float, seed: int, bursts: Sequence[Burst] = ()) -> Workload:
-        """Requests of *days* from the midnight before a Monday."""
+        """Return the requests of *days* from midnight before a Monday."""
         return generate(self.clients, days * DAY_S, shifts_h=self.regions, bursts=bursts, seed=seed)
 
-    def cluster(self, siloed: bool = False, deep: bool = False) -> Cluster:
-        """The fleet; *siloed*: with separate pools for work that is not interactive; *deep* as in `fleet`, by PreServe's
-        router."""
+    def scenario(self, siloed: bool = False, deep: bool = False, **tables: Any) -> Scenario:
+        """Return the fleet as a scenario with *tables*; *siloed*: separate pools for work that is not interactive;
+        *deep* as in `scenario_of`, with PreServe's router.
+        """
         groups = []
         for model in self.models:
             pools = {model.name: (self.ready, self.instances)}
@@ -131,47 +161,37 @@ class Scene:
             for name, (most, count) in pools.items():
                 ready = min(most, count)
                 groups.append(model.group(model=name, regions=list(self.regions), instances=ready, spot=count - ready))
-        policies = {"ordering": "priority"} | ({"routing": "preserve"} if deep else {})
-        latency_ms = {region: LATENCY_MS.get(region, {}) for region in self.regions}
         latency_ms = {
-            name: {to: ms for to, ms in row.items() if to in self.regions} for name, row in latency_ms.items()
+            name: {to: ms for to, ms in LATENCY_MS.get(name, {}).items() if to in self.regions} for name in self.regions
         }
-        return fleet(groups, deep=deep, policies=policies, latency_ms=latency_ms, delays=dict(self.delays))
+        classes = {INTERACTIVE: {}, OTHER: {"kind": "non_interactive", "priority": 1}}
+        return scenario_of(
+            groups, deep=deep, policies={"ordering": "priority"} | ({"routing": "preserve"} if deep else {}),
+            latency_ms=latency_ms, delays=dict(self.delays), classes=classes, **tables,
+        )  # fmt: skip
 
-    def requests(self, cluster: Cluster, workload: Workload, seed: int) -> Requests:
-        """*workload* for *cluster*: interactive work first, lengths within contexts, and what a dispatcher would predict."""
+    def requests(self, drawn: Workload, seed: int, siloed: bool = False) -> Workload:
+        """Return *drawn* with lengths within contexts and predicted outputs; *siloed* as in `scenario`."""
         context = np.array([model.context_tokens for model in self.models], np.int64)
-        own = [[model.name for model in self.models].index(name) for name in workload.model.names]
-        longest = context[own][workload.model.codes]
-        output = np.minimum(workload.output_tokens, longest // 2)
-        prompt = np.minimum(workload.prompt_tokens, longest - output)
+        own = [[model.name for model in self.models].index(name) for name in drawn.model.names]
+        longest = context[own][drawn.model.codes]
+        output = np.minimum(drawn.output_tokens, longest // 2)
+        prompt = np.minimum(drawn.prompt_tokens, longest - output)
         predicted = output
         if self.prediction_error:
             random = np.random.default_rng([seed, 7])
-            spread = np.exp(self.prediction_error * random.standard_normal(len(workload), np.float32))
-            predicted = np.clip(np.rint(output * spread), 1, longest - prompt).astype(np.int32)
-        other = np.array([name == OTHER for name in workload.slo_class.names])[workload.slo_class.codes]
-
-        def numbers(names: Sequence[str], among: Sequence[str]) -> Any:
-            return np.array([among.index(name) for name in names], np.int16)
-
-        model = numbers(workload.model.names, cluster.models)[workload.model.codes]
-        if self.models[0].name + SILO in cluster.models:
-            silos = numbers([name + SILO for name in workload.model.names], cluster.models)
-            model = np.where(other, silos[workload.model.codes], model)
-        return make_requests(
-            workload.arrival_s,
-            prompt,
-            output,
-            predicted_tokens=predicted,
-            model=model,
-            region=numbers(workload.region.names, cluster.regions)[workload.region.codes],
-            slo_class=other.astype(np.int16),
-            priority=other.astype(np.int32),
-        )
+            spread = np.exp(self.prediction_error * random.standard_normal(len(drawn), np.float32))
+            predicted = np.clip(np.rint(output * spread), 1, longest - prompt)
+        model = drawn.model
+        if siloed:
+            other = np.array([name == OTHER for name in drawn.slo_class.names])[drawn.slo_class.codes]
+            names = [*model.names, *(name + SILO for name in model.names)]
+            model = Coded((model.codes + len(model.names) * other).astype(np.int16), names)
+        prompt, output, predicted = (tokens.astype(np.int32) for tokens in (prompt, output, predicted))
+        return replace(drawn, model=model, prompt_tokens=prompt, output_tokens=output, predicted_tokens=predicted)
 
     def scaled(self, scale: float) -> "Scene":
-        """With *scale* times the demand, on the same fleet."""
+        """Return the scene with *scale* times the demand, on the same fleet."""
         clients = [replace(client, requests_per_s=client.requests_per_s * scale) for client in self.clients]
         return replace(self, clients=clients)
 
@@ -201,25 +221,13 @@ SHARES = {"us-east": 0.42, "us-central": 0.25, "us-west": 0.33}
 def _clients(model: str, requests_per_s: float, prompt: Lognormal, output: Lognormal) -> list[Client]:
     """Three services with interactive work, the smaller the burstier, and one with batches, which is a fifth of it all."""
     lengths = LengthsByClass(prompt, output)
+    services = (
+        ("assistant", 0.5, (2.0, 0.75, 14.0, 0.45)), ("search", 0.3, (3.0, 0.6, 15.5, 0.7)),
+        ("coding", 0.2, (4.0, 0.9, 11.0, 0.25)),
+    )  # fmt: skip
     interactive = [
-        Client(
-            tenant,
-            model,
-            INTERACTIVE,
-            0.8 * share * requests_per_s,
-            lengths,
-            SHARES,
-            "gamma",
-            cv,
-            swing,
-            peak_h,
-            weekend,
-        )
-        for tenant, share, cv, swing, peak_h, weekend in (
-            ("assistant", 0.5, 2.0, 0.75, 14.0, 0.45),
-            ("search", 0.3, 3.0, 0.6, 15.5, 0.7),
-            ("coding", 0.2, 4.0, 0.9, 11.0, 0.25),
-        )
+        Client(tenant, model, INTERACTIVE, 0.8 * share * requests_per_s, lengths, SHARES, "gamma", *course)
+        for tenant, share, course in services
     ]
     return [*interactive, Client("reports", model, OTHER, 0.2 * requests_per_s, lengths, SHARES, "gamma", 2.0)]
 
@@ -341,7 +349,7 @@ def preserve(service: str, scale: float = 1.0) -> Scene:
             INTERACTIVE,
             share * rate,
             lengths,
-            {"here": 1.0},
+            {HERE: 1.0},
             "gamma",
             cv,
             swing,

@@ -1,7 +1,7 @@
 """Several models on the same GPUs: who shares them, and how long it took to change who has them.
 
 As with llama-swap and vLLM's sleep mode, a swap is no process that changes its weights: each model has its own server, an
-`Instance` of its own deployment, and at most one of a group is awake. The others sleep, their weights in
+`Instance` of a separate deployment, and at most one of a group is awake. The others sleep, their weights in
 CPU memory (vLLM's sleep level 1) or in storage alone (level 2), or are stopped (QLM, section 5: model swapping).
 """
 

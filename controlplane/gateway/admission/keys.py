@@ -36,6 +36,7 @@ class SloTerms:
     objective: float = 0.95
     """Share of its requests that must meet its promises."""
     interactive: bool = True
+    opportunistic: bool = False
 
     @property
     def due_s(self) -> float | None:
@@ -60,6 +61,7 @@ class SloTerms:
             deadline_s=row.deadline_s,
             objective=row.percentile / 100,
             interactive=row.kind == SloKind.INTERACTIVE,
+            opportunistic=row.kind == SloKind.OPPORTUNISTIC,
         )
 
     @property

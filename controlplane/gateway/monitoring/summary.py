@@ -179,7 +179,7 @@ class Summary:
 
 
 def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
-    """Return waiting requests for tenants: the first `MOST_WAITING` of each queue, and counts by tenant and model."""
+    """Return waiting and held requests for tenants: the first `MOST_WAITING` of each queue, counts by tenant and model."""
     rows = []
     for request, estimate in dispatcher.waiting_now(MOST_WAITING):
         asked, wait = request.asked, estimate.wait
@@ -194,9 +194,27 @@ def waiting_requests(dispatcher: Dispatcher) -> dict[str, Any]:
                 "position": estimate.position,
                 "estimated_wait_s": _rounded(wait.mean_s if wait else None, 3),
                 "estimated_wait_p99_s": _rounded(wait.quantile_s() if wait else None, 3),
+                "reason": "",
             }
         )
-    counts = [[*key, count] for key, count in sorted(dispatcher.queue.by_tenant.items()) if count]
+    for held in dispatcher.held_now(MOST_WAITING):
+        asked = held.request.asked
+        rows.append(
+            {
+                "request_id": asked.request_id,
+                "tenant_id": asked.tenant_id,
+                "model": asked.model,
+                "region": held.request.endpoint.region,
+                "slo_class": asked.slo_class,
+                "arrived_at": asked.arrived_at,
+                "position": held.position,
+                "estimated_wait_s": _rounded(held.wait_s, 3),
+                "estimated_wait_p99_s": _rounded(held.most_s, 3),
+                "reason": held.reason,
+            }
+        )
+    by_tenant = dispatcher.queue.by_tenant + dispatcher.holding.by_tenant
+    counts = [[*key, count] for key, count in sorted(by_tenant.items()) if count]
     return {"at": time.time(), "requests": rows, "by_tenant": counts}
 
 

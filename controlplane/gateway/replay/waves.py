@@ -177,7 +177,7 @@ class Waves:
                     self._complain(f"the gateway refuses demo traffic with {response.status}")
                 self.done += response.status == 200
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._complain(f"the gateway does not answer ({type(error).__name__}); demo traffic goes on trying")
+            self._complain(f"the gateway does not answer ({type(error).__name__}); demo traffic keeps trying")
             await asyncio.sleep(QUIET_S)
 
     def _complain(self, text: str) -> None:

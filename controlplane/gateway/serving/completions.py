@@ -80,13 +80,15 @@ class Completions:
     most_body_bytes: int  # without media
     stream_all: bool  # stream from instances even answers that tenants do not stream
 
-    async def complete(self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind) -> None:
-        """Answer the body *raw*. Raises the ApiError that is the tenant's answer."""
+    async def complete(
+        self, grant: Grant, raw: bytes, request: HttpRequest, responder: Responder, kind: Kind, age_s: float = 0.0
+    ) -> None:
+        """Answer the body *raw*. Raises the ApiError that is the tenant's answer. *age_s*: since its work was accepted."""
         call = parse(raw, kind, max_depth=self.max_depth, most_bytes=self.most_body_bytes)
         model = self.catalog.model(call.model)
         terms = grant.choose(request.name(b"x-slo-class"), call.body.get("service_tier"), self.keys.words.classes)
         region = self.keys.words.region(request.name(b"x-region"))
-        ticket = await self._ticket(grant, terms, call, region, request, by_prefix=model.by_prefix)
+        ticket = await self._ticket(grant, terms, call, region, request, age_s, by_prefix=model.by_prefix)
         predicted_tokens = ticket.asked.prompt_tokens + int(ticket.asked.predicted_tokens)
         self.records.arrived(call.model)
         try:
@@ -124,7 +126,15 @@ class Completions:
             )
 
     async def _ticket(
-        self, grant: Grant, terms: SloTerms, call: Call, region: str, request: HttpRequest, *, by_prefix: bool
+        self,
+        grant: Grant,
+        terms: SloTerms,
+        call: Call,
+        region: str,
+        request: HttpRequest,
+        age_s: float,
+        *,
+        by_prefix: bool,
     ) -> Ticket:
         prompt_tokens = call.prompt_tokens
         if prompt_tokens is None:
@@ -160,6 +170,8 @@ class Completions:
             deadline_s=terms.deadline_s,
             slo_class=terms.name,
             interactive=terms.interactive,
+            opportunistic=terms.opportunistic,
+            age_s=age_s,
             evictable=evictable(call, streamed=streamed),
             arrived_at=arrived_at,
             arrived_s=arrived_s,
@@ -197,7 +209,7 @@ class Completions:
             while True:
                 placed = await self._placement(ticket, responder)
                 ordering = ORDERINGS[placed.ordering]
-                priority = upstream_priority(ordering, ticket.terms.priority, asked, placed.queue_key_s)
+                priority = upstream_priority(ordering, placed.priority, asked, placed.queue_key_s)
                 if placed.keep_tokens and ticket.asked.evictable and ticket.kept is None:
                     ticket.kept = Kept()
                 kept = ticket.kept

@@ -7,7 +7,7 @@ tickets and reported together, ten times a second.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, IntEnum
 from itertools import count
 
@@ -183,6 +183,15 @@ class OpenRequests:
         number, kept_tokens = ticket.asked.number, ticket.output_tokens
         self._send(port.Left(number, True, failure, reason, wait_s, evicted, kept_tokens))
 
+    def expect(self, model: str, due: Iterable[tuple[float, int]]) -> None:
+        """Announce work of *model* that will be submitted once there is room: (deadline on the clock, requests)."""
+        self._send(port.Backlog(model, tuple(due)))
+
+    def at_instances(self) -> frozenset[str]:
+        """Return the ids of the requests that an instance was given."""
+        given = (TicketState.PLACED, TicketState.STREAMING)
+        return frozenset(one.asked.request_id for one in self._tickets.values() if one.state in given)
+
     def headers_came(self, ticket: Ticket) -> None:
         """Record that the instance of *ticket* begins to answer."""
         self._send(port.Progress(headers=((ticket.asked.number, self.clock() - ticket.placed_s),)))
@@ -251,10 +260,17 @@ class OpenRequests:
                 ticket.steps.append(record.why)
                 if placement is not None and not placement.done():
                     placement.set_result(record)
+            case port.Held():
+                ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
+                ticket.own_region = record.own_region or ticket.own_region
+                ticket.steps.append({"held": record.why})
+                ticket.move(TicketState.WAITING)
             case port.Moved():
                 ticket.region, ticket.predicted_tokens = record.region, record.predicted_tokens
                 ticket.own_region = record.own_region or ticket.own_region
-                if record.came_from:
+                if record.released is not None:
+                    ticket.steps.append({"released": record.released})
+                elif record.came_from:
                     moved = f"{record.came_from} to {record.region}"
                     ticket.steps.append({"moved": moved, "pressure": record.pressure})
                 else:

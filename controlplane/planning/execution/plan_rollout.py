@@ -98,7 +98,7 @@ def end(plan: ScalingPlan, status: PlanStatus, now: datetime) -> None:
             _count_left(plan, target)
         note = _with_note(plan, not_moved(plan))
     elif was == PlanStatus.ADVICE and status == PlanStatus.EXPIRED:
-        note = _with_note(plan, "Nobody decided about it in time")
+        note = _with_note(plan, "No operator decided about it in time")
     plan.status, plan.note = status, note
     changed = ScalingPlan.objects.filter(pk=plan.pk, status=was).update(status=status, note=note)
     if changed and was != PlanStatus.IN_FORCE:  # a strategy moves to the next plan each time; that is no event

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 ONLY_SIMULATED = {
-    "siloed": "siloed needs endpoints of their own for interactive and other work, and a fleet has one for each model in "
+    "siloed": "siloed needs separate endpoints for interactive and other work, and a fleet has one for each model in "
     "a region: it can be simulated, not run"
 }
 """Strategies unavailable for live scaling, with the reason."""
@@ -70,7 +70,7 @@ def check_marks(setting: str, values_of: Callable[[str], Tunable]) -> None:
         try:
             make(name, parameters, values_of(model))
         except ValueError as error:
-            raise ValueError(f"{model} is scaled by {title_of(name)} with parameters of its own: {error}") from error
+            raise ValueError(f"{model} is scaled by {title_of(name)} with its own parameters: {error}") from error
 
 
 def floored(strategy: "ByEndpoint", values: Tunable) -> "Strategy":

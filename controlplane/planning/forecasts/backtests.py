@@ -170,12 +170,14 @@ class GivesWay(Exception):
 
 
 def backtest_ledger(
-    limit_s: float, clock: Callable[[], float] = time.monotonic, somebody_waits: Callable[[], bool] = lambda: False
+    limit_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    requested_work_waits: Callable[[], bool] = lambda: False,
 ) -> Backtest | None:
     """Judge every available forecaster on the ledger's largest series and store the result; no new series after
     *limit_s*.
 
-    Ends when *somebody_waits*, keeping the series judged so far. None without any, or if none has `LEAST_WINDOWS`.
+    Ends when *requested_work_waits*, keeping the series judged so far. None without any, or if none has `LEAST_WINDOWS`.
     """
     from forecasting.workload import FORECASTERS, rests
 
@@ -185,7 +187,7 @@ def backtest_ledger(
         nonlocal looked_s
         if time.monotonic() - looked_s >= LOOK_S:
             looked_s = time.monotonic()
-            if somebody_waits():
+            if requested_work_waits():
                 raise GivesWay
 
     until_s = clock() + limit_s

@@ -145,10 +145,10 @@ class _Making:
             raise error
 
 
-def fit_forecasters(now: datetime, somebody_waits: Callable[[], bool] = lambda: False) -> int:
+def fit_forecasters(now: datetime, requested_work_waits: Callable[[], bool] = lambda: False) -> int:
     """Fit slow forecasters of the series used by plans, where due; return their number.
 
-    Stops early when *somebody_waits*. Failures are reported as by `make_forecasts`.
+    Stops early when *requested_work_waits*. Failures are reported as by `make_forecasts`.
     """
     endpoints = [endpoint for endpoint in demand.endpoints() if _is_slow(forecaster_name(endpoint[0]))]
     if not endpoints:
@@ -161,7 +161,7 @@ def fit_forecasters(now: datetime, somebody_waits: Callable[[], bool] = lambda: 
     making, count = _Making(known), 0
     for endpoint in endpoints:
         for quantity in Quantity:
-            if somebody_waits():
+            if requested_work_waits():
                 return count
             key = (endpoint, quantity, "")
             learner = _Learner(key, known)

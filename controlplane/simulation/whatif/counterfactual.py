@@ -43,8 +43,8 @@ def due(now: datetime) -> bool:
     return every_s > 0 and (newest is None or (now - newest.made_at).total_seconds() >= every_s)
 
 
-def replay(now: datetime, somebody_waits: Callable[[], bool] = lambda: False) -> list[Counterfactual]:
-    """Simulate the last day under every bundle; return rows, none with too little data or once *somebody_waits*."""
+def replay(now: datetime, requested_work_waits: Callable[[], bool] = lambda: False) -> list[Counterfactual]:
+    """Simulate the last day under every bundle; return rows, none with too little data or once *requested_work_waits*."""
     since = now - timedelta(seconds=tuned().REPLAY_EVERY_S)
     horizon_s = (now - since).total_seconds()
     if asked_rows(since, now)[:LEAST_REQUESTS].count() < LEAST_REQUESTS:
@@ -56,7 +56,7 @@ def replay(now: datetime, somebody_waits: Callable[[], bool] = lambda: False) ->
         return []
     made: dict[str, dict[str, Any]] = {}
     for name in (AS_IT_WAS, *BUNDLES):
-        if somebody_waits():
+        if requested_work_waits():
             return []
         changes = [PolicyChange(part="bundle", value=name)] if name else []
         try:

@@ -97,6 +97,10 @@ class Group(Part):
     queue: Literal["fcfs", "priority"] = "fcfs"
     """vLLM's own waiting order."""
     prefix_caching: bool = False
+    takes_all: bool = False
+    """Whether the dispatcher gives it every request at once, so that it queues by itself, as in the papers; otherwise only
+    what it has room for.
+    """
     start_s: Positive | None = None
     """Measured time from requesting an instance to serving, machine and weights together; default: the `[delays]`."""
 

@@ -130,6 +130,10 @@ class Policies(PolicyKeys):
     """Default for models without a bundle; keys given here, in `[scaling]`, `[planner]` or `[forecast]` take precedence."""
     reordering: Reordering = SEARCH
     """Of `qlm`: the global scheduler's search, or a simple rule instead."""
+    sweeps: bool = True
+    """Whether waiting requests are swept every second, as live: each moves to a better endpoint, and is refused after
+    `max_hold_s`.
+    """
     share_spot: bool = True
     """Whether a machine that one model has released may be redeployed for another of its GPU type (SageServe's spot)."""
     max_hold_s: AtLeast0 = 600.0

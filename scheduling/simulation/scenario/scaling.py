@@ -23,6 +23,8 @@ class ScalingOf(Part):
     floor: bool = True
     floor_above: Positive = 1.0
     floor_cooldown_s: AtLeast0 = 15.0
+    per_arrival: bool = False
+    """Whether the reactive strategies decide on every arrival, without patience or a floor, as in the paper."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import fields
+from typing import Any, Final
 
 from scheduling.fleet.front_end import FrontEnd
 from scheduling.fleet.profile import Profile
@@ -19,6 +20,9 @@ from scheduling.simulation.measures.results import Price
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.scenario.fleet import Group
 from scheduling.simulation.staging.problem import ScenarioProblem
+
+NO_LIMITS: Final[dict[str, Any]] = {"dispatch_max_num_seqs": 100_000, "dispatch_kv_tokens": 1 << 40}
+"""Limits of the dispatcher for an instance that takes everything at once."""
 
 
 def instance_gpu(group: Group) -> str:
@@ -99,6 +103,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
                     usd_per_hour=scenario.gpus[group.gpu].usd_per_hour * group.tensor_parallel,
                     start_s=group.start_s,
                     sharing=_sharing(group, region, number),
+                    **(NO_LIMITS if group.takes_all else {}),
                 )
                 for number, (name, state) in enumerate(zip(names, states, strict=True), 1)
             ]
@@ -117,7 +122,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
             regions=regions,
             latency_s=_latency_s(scenario, regions),
             policies={key: scenario.policy(*key) for key in ready},
-            sweeps=True,
+            sweeps=scenario.policies.sweeps,
             reordering=scenario.policies.reordering,
             delays=delays,
             share_spot=scenario.policies.share_spot,

@@ -20,6 +20,7 @@ class Scaled:
     strategies: dict[EndpointKey, ByEndpoint]
     bounds: dict[EndpointKey, Bounds]
     floor: dict[EndpointKey, Floor] | None
+    per_arrival: bool = False
 
     @property
     def one(self) -> ByEndpoint | Assigned:
@@ -46,7 +47,7 @@ def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
             raise ScenarioProblem(where, what)
         bounds[key] = Bounds(*(scenario.at(key, name, scaling) for name in ("min_instances", "max_instances")))
         floors[key] = Floor(*(scenario.at(key, name, scaling) for name in ("floor_above", "floor_cooldown_s")))
-    return Scaled(strategies, bounds, floors if scaling.floor else None)
+    return Scaled(strategies, bounds, floors if scaling.floor else None, scaling.per_arrival)
 
 
 def follows_plans(scenario: Scenario) -> bool:

@@ -23,7 +23,7 @@ from scheduling.simulation.staging.requests import promise_of, requests_of
 from scheduling.simulation.staging.scaling import Scaled, scaled_of
 from scheduling.simulation.staging.timed_events import timed_events_of
 from scheduling.simulation.state.placing import Fork
-from scheduling.simulation.strategies import Advisor, run_strategy
+from scheduling.simulation.strategies import Advisor, Control, run_strategy
 from scheduling.simulation.swapping import Swapping
 from scheduling.simulation.workload.columns import Workload
 from scheduling.simulation.workload.requests import Requests
@@ -70,6 +70,12 @@ class Stage:
     """Requests before the start, from whose lengths and bursts planners measure capability; None: those to come."""
     past: PastDemand | None = None
     """History from which planners forecast at the start; None: no demand before."""
+    advisor: Advisor | None = None
+    """Makes the plans that strategies follow; None: the planner of the scenario."""
+    control: type[Control] = Control
+    """Decides what a strategy sees of the fleet."""
+    swapping: Callable[[Simulation], Callable[[Simulation], None]] = Swapping
+    """Makes the swaps of a fleet that nothing scales, where models share GPUs."""
 
     def run(
         self,
@@ -89,7 +95,7 @@ class Stage:
                 state=self.state,
             )
             tick_s = max(1.0, float(self.requests.arrival_s[-1]) / PROGRESS_STEPS)
-            swaps = Swapping(simulation) if self.cluster.swap_groups() else None
+            swaps = self.swapping(simulation) if self.cluster.swap_groups() else None
             return simulation.run(
                 swaps, LOOK_S if swaps else tick_s, self.until_s, progress, timed_events=self.timed_events
             )
@@ -108,6 +114,8 @@ class Stage:
             timed_events=self.timed_events,
             state=self.state,
             interactive=self.interactive,
+            per_arrival=self.scaled.per_arrival,
+            control=self.control,
         )
 
 

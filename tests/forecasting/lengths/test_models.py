@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forecasting.files import write_state
 from forecasting.lengths import MODELS, Fitting, LengthModel, LengthQuery, Sample, student_training
 from forecasting.lengths.baselines import ClassMean, PromptBuckets, TenantHistogram
 from forecasting.lengths.encoder import TINY
 from forecasting.lengths.proxy import Spread
 from forecasting.lengths.query import QUANTILES
 from forecasting.lengths.student import Student
-from forecasting.lengths.trees import Forest
-from forecasting.workload.files import write_state
+from forecasting.trees import Ensemble
 from tests.examples import at_night_but
 from tests.forecasting.lengths.made import samples
 
@@ -85,7 +85,7 @@ def test_prompt_buckets_double() -> None:
     assert predictions.tokens.tolist() == pytest.approx([5.5, 105.0, 6.5])
 
 
-def test_a_forest_answers_as_scikit_learn_does() -> None:
+def test_an_ensemble_predicts_as_scikit_learn_does() -> None:
     from sklearn.ensemble import HistGradientBoostingRegressor
 
     generator = np.random.default_rng(1)
@@ -95,7 +95,7 @@ def test_a_forest_answers_as_scikit_learn_does() -> None:
         loss="quantile", quantile=0.5, max_iter=20, early_stopping=False, random_state=1
     )
     model.fit(rows, target)
-    predictions = Forest._of(model).predict(rows)
+    predictions = Ensemble.of_boosting(model).predict(rows)
     assert predictions.tolist() == pytest.approx(model.predict(rows).tolist(), abs=1e-5)
 
 

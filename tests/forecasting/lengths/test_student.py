@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forecasting.files import write_state
 from forecasting.lengths import MODELS, LengthQuery, Sample, Student, bundled, score, student_training
 from forecasting.lengths.query import QUANTILES
-from forecasting.workload.files import write_state
 from tests.forecasting.lengths.made import samples
 
 

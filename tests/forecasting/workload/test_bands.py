@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forecasting.files import StateError
 from forecasting.workload.bands import EAGERNESS, GROWTH, LOSS_DECAY, MEMORY, QUANTILES, Bands
-from forecasting.workload.files import StateError
 from tests.examples import at_night_but
 
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forecasting.files import FORMAT, write_state
 from forecasting.workload import BEST, FORECASTERS, Series, StateError, arima, load, mlstm
-from forecasting.workload.files import FORMAT, write_state
 from tests.examples import at_night_but, costly
 from tests.forecasting.workload.demand import daily
 
@@ -212,7 +212,7 @@ def test_files_that_are_none_of_ours_are_refused_in_words(tmp_path):
 
 def test_a_file_of_a_later_format_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "state.npz"
-    monkeypatch.setattr("forecasting.workload.files.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("forecasting.files.FORMAT", FORMAT + 1)
     write_state(path, {"forecaster": "blend"})
     monkeypatch.undo()
     with pytest.raises(StateError, match=f"format {FORMAT + 1}, this version reads {FORMAT}"):

@@ -12,9 +12,9 @@ from controlplane.lengths.length_service import LengthService
 from controlplane.lengths.models import BUNDLED, LengthMinute, LengthVersion
 from controlplane.lengths.services import Assigned
 from controlplane.tuning.selectors import Values
+from forecasting.files import write_state
 from forecasting.lengths import LengthPrior, LengthQuery
 from forecasting.lengths.predictor import InLine, SubprocessPredictor
-from forecasting.workload.files import write_state
 from tests.examples import at_night_but
 from tests.gateway.conftest import until
 from tests.gateway.lengths.calls import LONG, in_database, prediction_of, say

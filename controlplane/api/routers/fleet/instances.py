@@ -1,15 +1,15 @@
 """`/api`: instances, operator actions and rollouts of changed deployments."""
 
-from typing import Any, TypedDict, cast
+from typing import Any
 
 from django.shortcuts import get_object_or_404
-from django_stubs_ext import WithAnnotations
-from ninja import Field, Router, Status
+from ninja import Router, Status
 from ninja.params.functions import Query as QueryParam
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
-from controlplane.api.schemas import ActionIn, Described, Items, Reason, RowSchema
+from controlplane.api.resources import add_list, schema_of
+from controlplane.api.schemas import ActionIn, Described, Reason, RowSchema
 from controlplane.fleet import selectors, services
 from controlplane.fleet.lifecycle import engine_logs
 from controlplane.fleet.lifecycle.states import Action, InstanceState
@@ -19,49 +19,15 @@ from controlplane.fleet.models import (
     Deployment,
     Instance,
     InstanceCommand,
-    Launcher,
     Rollout,
     RolloutState,
-    Tier,
 )
-from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.rollouts import selectors as rollout_selectors
 from controlplane.fleet.rollouts import services as rollouts
+from controlplane.resources.instances import INSTANCES, with_outdated
+from controlplane.resources.resource import Column
 
 router = Router(auth=VIEWERS, tags=["Instances"])
-
-
-class InstanceOut(RowSchema):
-    class Meta:
-        model = Instance
-        fields = ("name", "url", "state_reason", "state_changed_at", "startup", "kv_capacity_tokens", "host", "failures",
-                  "held", "created_at")  # fmt: skip
-
-    model: str = Field(alias="deployment.model.name")
-    region: str = Field(alias="deployment.region.name")
-    gpu_type: str = Field(alias="deployment.gpu_type.name")
-    tensor_parallel: int = Field(alias="deployment.tensor_parallel")
-    node: str | None
-    launcher: Launcher
-    state: InstanceState
-    tier: Tier
-    """Where the weights are."""
-    swap_group: str | None
-    """Instances that share its GPUs: `/api/swap-groups`."""
-    outdated: list[str] = Field(default_factory=list)
-    """Engine settings of the deployment that differ from those it was started with."""
-
-    @staticmethod
-    def resolve_outdated(row: Any) -> list[str]:
-        return list(row.outdated if hasattr(row, "outdated") else revisions.outdated([row]).get(row.pk, ()))
-
-    @staticmethod
-    def resolve_swap_group(row: Any) -> str | None:
-        return row.swap_group.name if row.swap_group else None
-
-    @staticmethod
-    def resolve_node(row: Any) -> str | None:
-        return row.node.name if row.node else None
 
 
 class CommandOut(RowSchema):
@@ -73,27 +39,30 @@ class CommandOut(RowSchema):
     state: CommandState
 
 
-class InstanceDetail(InstanceOut):
-    possible_actions: list[Action]
-    """Actions allowed in its state."""
-    commands: list[CommandOut]
-    """Newest ten commands."""
-    engine: dict[str, Any]
-    """Measured server: version, arguments, KV cache in tokens and blocks, memory in bytes."""
-
-    @staticmethod
-    def resolve_possible_actions(row: Any) -> list[Action]:
-        return selectors.possible_actions(row)
-
-    @staticmethod
-    def resolve_commands(row: Any) -> list[Any]:
-        return selectors.recent_commands(row)
+InstanceOut = schema_of(INSTANCES, "InstanceOut")
+InstanceDetail = schema_of(
+    INSTANCES,
+    "InstanceDetail",
+    "",
+    Column(
+        "possible_actions",
+        source=selectors.possible_actions,
+        type=list[Action],
+        about="Actions allowed in its state.",
+    ),
+    Column("commands", source=selectors.recent_commands, type=list[CommandOut], about="Newest ten commands."),
+    Column(
+        "engine",
+        type=dict[str, Any],
+        about="Measured server: version, arguments, KV cache in tokens and blocks, memory in bytes.",
+    ),
+)
 
 
 class ActionOut(Described):
     message: str
     """Result in one sentence."""
-    instance: InstanceOut
+    instance: InstanceOut  # type: ignore[valid-type]
 
 
 class LogOut(Described):
@@ -123,25 +92,14 @@ class RolloutStatus(Described):
     """Newest rollout."""
 
 
-class Compared(TypedDict):
-    outdated: tuple[str, ...]
-
-
-@router.get("/instances", response=Items[InstanceOut])
-def list_instances(
-    request: ApiRequest,
-    model: str = "",
-    region: str = "",
-    gpu_type: str = "",
-    state: InstanceState | None = None,
-    q: str = "",
-) -> dict[str, Any]:
-    """List instances by name. `q` searches name, address and model. Live load is in `/api/summary`."""
-    rows = list(selectors.instances(model=model, region=region, gpu_type=gpu_type, state=state or "", text=q))
-    differ = revisions.outdated(rows)
-    for row in rows:
-        cast("WithAnnotations[Instance, Compared]", row).outdated = differ.get(row.pk, ())
-    return {"items": rows}
+add_list(
+    router,
+    INSTANCES,
+    InstanceOut,
+    "List instances by name. Live load is in `/api/summary`.",
+    paged=False,
+    show=with_outdated,
+)
 
 
 @router.get("/instances/{name}", response=InstanceDetail)

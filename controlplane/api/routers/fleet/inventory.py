@@ -4,9 +4,10 @@ Each kind has `GET` and `POST /api/KIND`, `PATCH /api/KIND/NAME` and, where rows
 Bodies refer to other rows by name; deployments have no name and use their number.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from django.db import models
 from django.db.models import QuerySet
@@ -14,29 +15,33 @@ from django.shortcuts import get_object_or_404
 from ninja import Field, Router, Status
 from pydantic import BaseModel, create_model
 
-from controlplane.accounts.models import Role, Tenant
-from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.accounts.models import Role
+from controlplane.api.callers import VIEWERS, ApiRequest, Caller
+from controlplane.api.resources import add_list, schema_of
 from controlplane.api.routers import accounts
 from controlplane.api.routers.fleet import instances
-from controlplane.api.schemas import ActionIn, Described, Items, Reason, RowSchema, Strict
+from controlplane.api.schemas import ActionIn, Described, Reason, Strict
 from controlplane.fleet import selectors
 from controlplane.fleet import services as fleet
 from controlplane.fleet.inventory import kinds, services
 from controlplane.fleet.inventory.kinds import Kind
-from controlplane.fleet.models import (
-    Deployment,
-    Device,
-    GpuType,
-    Model,
-    Node,
-    Region,
-    RegionLatency,
-    SloClass,
-    SloKind,
+from controlplane.fleet.models import Deployment, Model, Node, Region, RegionLatency
+from controlplane.resources.instances import INSTANCES
+from controlplane.resources.inventory import (
+    DEPLOYMENTS,
+    GPU_TYPES,
+    MODELS,
+    NODES,
+    REGION_LATENCIES,
+    REGIONS,
+    SLO_CLASSES,
 )
-from scheduling.policy import COLUMNS
+from controlplane.resources.keys import TENANTS
+from controlplane.resources.resource import Resource
 
 router = Router(auth=VIEWERS, tags=["Inventory"])
+ADMIN = Caller(fleet_role=Role.ADMIN)
+"""Reads rows that were just written."""
 
 
 class MessageOut(Described):
@@ -44,126 +49,49 @@ class MessageOut(Described):
     """Result in one sentence."""
 
 
-class RegionOut(RowSchema):
-    class Meta:
-        model = Region
-        fields = ("name", "title", "active", "cordoned")
-
-
-class RegionLatencyOut(RowSchema):
-    class Meta:
-        model = RegionLatency
-        fields = ("origin", "target", "latency_ms")
-
-
-class GpuTypeOut(RowSchema):
-    class Meta:
-        model = GpuType
-        fields = ("name", "title", "memory_bytes", "on_demand_usd_per_hour", "spot_usd_per_hour", "price_source")
-
-    device: Device
-
-
-class NodeOut(RowSchema):
-    class Meta:
-        model = Node
-        fields = ("name", "region", "gpu_type", "gpu_count", "address", "active", "cordoned")
-
-    gpus_used: int
-
-
-class ModelOut(RowSchema):
-    class Meta:
-        model = Model
-        fields = ("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "length_model",
-                  "active")  # fmt: skip
-
-
-class SloClassOut(RowSchema):
-    class Meta:
-        model = SloClass
-        fields = ("name", "title", "service_tier", "ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile",
-                  "deadline_s", "price_factor", "priority")  # fmt: skip
-
-    kind: SloKind
-
-
-class DeploymentOut(RowSchema):
-    class Meta:
-        model = Deployment
-        fields = ("id", "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances",
-                  "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", *COLUMNS,
-                  "vllm_args", "active")  # fmt: skip
-
-    instances_total: int
-    """Instances that are not stopped."""
-    instances_ready: int
-    expected_kv_tokens: int
-    environment: dict[str, str]
-    secret_names: list[str]
-    """Environment variables whose values are hidden."""
-    has_api_key: bool
-
-    @staticmethod
-    def resolve_secret_names(row: Any) -> list[str]:
-        return sorted(row.secrets)
-
-    @staticmethod
-    def resolve_has_api_key(row: Any) -> bool:
-        return bool(row.api_key)
-
-
 @dataclass(frozen=True, slots=True)
-class Resource:
-    """Inventory *kind* at *path*; *rows* are prefetched for the schema *out*."""
+class Written:
+    """Rows of *resource* that admins create, change and delete as *kind*; *out* is the schema of one."""
 
     kind: Kind
-    path: str
-    word: str  # in operation names
-    out: type[BaseModel]
-    rows: Callable[[], QuerySet[models.Model]]
-    about_list: str = ""
+    resource: Resource
+    out: Any
     router: Router = router
     """Router with the list operation of the same path, since one router must hold all operations of a path."""
 
+    @property
+    def rows(self) -> QuerySet[models.Model]:
+        return cast("QuerySet[models.Model]", self.resource.rows(ADMIN))
 
-RESOURCES = (
-    Resource(kinds.REGION, "regions", "region", RegionOut, Region.objects.all),
-    Resource(kinds.GPU_TYPE, "gpu-types", "gpu_type", GpuTypeOut, GpuType.objects.all),
-    Resource(
-        kinds.NODE,
-        "nodes",
-        "node",
-        NodeOut,
-        selectors.nodes,
-        "Machines, and how many of their GPUs instances have.",
-    ),
-    Resource(
+
+def listed(kind: Kind, resource: Resource, name: str, about: str) -> Written:
+    """Add the list of *resource*, whose rows are described by the schema *name*."""
+    out = schema_of(resource, name)
+    add_list(router, resource, out, about, paged=False)
+    return Written(kind, resource, out)
+
+
+WRITTEN = (
+    listed(kinds.REGION, REGIONS, "RegionOut", "List regions."),
+    listed(kinds.GPU_TYPE, GPU_TYPES, "GpuTypeOut", "List GPU types with their prices."),
+    listed(kinds.NODE, NODES, "NodeOut", "Machines, and how many of their GPUs instances have."),
+    listed(
         kinds.MODEL,
-        "models",
-        "model",
-        ModelOut,
-        Model.objects.all,
+        MODELS,
+        "ModelOut",
         "Models of the inventory. Tenants find the models that they can ask for in `/v1/models`.",
     ),
-    Resource(kinds.SLO_CLASS, "slo-classes", "slo_class", SloClassOut, SloClass.objects.all),
-    Resource(
-        kinds.TENANT,
-        "tenants",
-        "tenant",
-        accounts.TenantOut,
-        lambda: Tenant.objects.select_related("default_slo_class").prefetch_related("slo_classes"),
-        router=accounts.router,
-    ),
-    Resource(
-        kinds.INSTANCE,
-        "instances",
-        "instance",
-        instances.InstanceOut,
-        selectors.instances,
-        router=instances.router,
-    ),
+    listed(kinds.SLO_CLASS, SLO_CLASSES, "SloClassOut", "List SLO classes."),
+    Written(kinds.TENANT, TENANTS, accounts.TenantOut, accounts.router),
+    Written(kinds.INSTANCE, INSTANCES, instances.InstanceOut, instances.router),
 )
+DeploymentOut = listed(kinds.DEPLOYMENT, DEPLOYMENTS, "DeploymentOut", "List deployments with their policy.").out
+RegionLatencyOut = listed(
+    kinds.REGION_LATENCY,
+    REGION_LATENCIES,
+    "RegionLatencyOut",
+    "List latencies between regions; requests whose own region is full spill to the nearest.",
+).out
 
 
 class Reasoned(BaseModel):
@@ -181,29 +109,21 @@ def given(body: BaseModel) -> dict[str, Any]:
     return body.model_dump(exclude_unset=True, exclude={"reason"})
 
 
-@router.get("/deployments", response=Items[DeploymentOut])
-def list_deployments(request: ApiRequest, model: str = "", region: str = "") -> dict[str, Any]:
-    return {"items": list(selectors.deployments(model=model, region=region))}
+def _snake(model: type[models.Model]) -> str:
+    """The name of *model* in operations: `gpu_type`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()
 
 
-def add_list(resource: Resource) -> None:
-    def rows(request: ApiRequest) -> dict[str, Any]:
-        return {"items": list(resource.rows())}
-
-    rows.__name__, rows.__doc__ = f"list_{resource.path.replace('-', '_')}", resource.about_list
-    router.get(f"/{resource.path}", response=Items[resource.out])(rows)  # type: ignore[name-defined]
-
-
-def add_operations(resource: Resource) -> None:
+def add_operations(written: Written) -> None:
     """Add operations that create, change and delete rows of one kind, named after what they do."""
-    kind, title = resource.kind, resource.kind.title
-    every, one = f"/{resource.path}", f"/{resource.path}/{{name}}"
+    kind, title, word = written.kind, written.kind.title, _snake(written.kind.model)
+    every, one = f"/{written.resource.name}", f"/{written.resource.name}/{{name}}"
 
     def described(
         verb: str, text: str, **schemas: type[BaseModel]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         def describe(function: Callable[..., Any]) -> Callable[..., Any]:
-            function.__name__, function.__doc__ = f"{verb}_{resource.word}", f"{text} Needs the role admin."
+            function.__name__, function.__doc__ = f"{verb}_{word}", f"{text} Needs the role admin."
             function.__annotations__ |= schemas
             return function
 
@@ -211,25 +131,25 @@ def add_operations(resource: Resource) -> None:
 
     started = " It is started, or looked for at its address." if kind is kinds.INSTANCE else ""
 
-    @resource.router.post(every, response={201: resource.out}, auth=VIEWERS)
+    @written.router.post(every, response={201: written.out}, auth=VIEWERS)
     @described("create", f"A new {title}.{started}", body=with_reason(kind.create))
     def create(request: ApiRequest, body: Reasoned) -> Status[models.Model]:
         user = request.auth.require(Role.ADMIN)
         row = services.create(kind, given(body), user, body.reason)
-        return Status(201, resource.rows().get(pk=row.pk))
+        return Status(201, written.rows.get(pk=row.pk))
 
-    @resource.router.patch(one, response=resource.out, auth=VIEWERS)
+    @written.router.patch(one, response=written.out, auth=VIEWERS)
     @described("change", "Only what is given changes.", body=with_reason(kind.change))
     def change(request: ApiRequest, name: str, body: Reasoned) -> models.Model:
         user = request.auth.require(Role.ADMIN)
         row = get_object_or_404(kind.model, name=name)
         services.change(kind, row, given(body), user, body.reason)
-        return resource.rows().get(pk=row.pk)
+        return written.rows.get(pk=row.pk)
 
     if not kind.deletable:
         return
 
-    @resource.router.delete(one, response={204: None}, auth=VIEWERS)
+    @written.router.delete(one, response={204: None}, auth=VIEWERS)
     @described("delete", "Refused while other rows refer to it.")
     def delete(request: ApiRequest, name: str, reason: str = Reason) -> Status[None]:
         user = request.auth.require(Role.ADMIN)
@@ -237,9 +157,7 @@ def add_operations(resource: Resource) -> None:
         return Status(204, None)
 
 
-for each in RESOURCES:
-    if each.router is router:
-        add_list(each)
+for each in WRITTEN:
     add_operations(each)
 
 if TYPE_CHECKING:  # the other fields are generated from the rows
@@ -317,12 +235,6 @@ add_cordon("regions", "region", Region)
 class LatencyIn(Strict):
     latency_ms: float = Field(ge=0, description="One way; the same back unless that is given too.")
     reason: str = Field("", max_length=255, description="Kept with the event.")
-
-
-@router.get("/region-latencies", response=Items[RegionLatencyOut])
-def list_region_latencies(request: ApiRequest) -> dict[str, Any]:
-    """List latencies between regions; requests whose own region is full spill to the nearest."""
-    return {"items": list(RegionLatency.objects.select_related("origin", "target"))}
 
 
 @router.put("/region-latencies/{origin}/{target}", response=RegionLatencyOut)

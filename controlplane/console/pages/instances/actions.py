@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
-from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import get_object_or_404, redirect, render
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
 from django.views.decorators.http import require_POST, require_safe
 
@@ -13,11 +13,13 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import act_with_reason, back
+from controlplane.console.lists import list_page
 from controlplane.fleet import selectors, services
 from controlplane.fleet.models import Deployment, Instance, Model, Node, Region
 from controlplane.fleet.places import bounds
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.fleet.swaps import services as swaps
+from controlplane.resources.inventory import NODES, REGIONS
 
 PLACE_ACTIONS: dict[tuple[str, str], tuple[type[Any], Callable[..., str], Role]] = {
     ("region", "cordon"): (Region, services.cordon, Role.OPERATOR),
@@ -45,17 +47,18 @@ def act_on_place(request: HttpRequest, kind: str, pk: int, action: str) -> HttpR
 
 @require_safe
 @fleet_role(Role.VIEWER)
-def places(request: HttpRequest) -> HttpResponse:
-    """What is held and cordoned, and which endpoints are below their minimum by that."""
+def places(request: HttpRequest) -> HttpResponseBase:
+    """Regions and nodes; what is held and cordoned there, and which endpoints are below their minimum for that reason."""
     deployments = list(selectors.deployments().filter(active=True, model__active=True, region__active=True))
     allowed = bounds(deployments)
-    context = {
-        "held": selectors.instances().exclude(held="").order_by("name"),
-        "short": [(row, most) for row in deployments if (most := allowed[row.pk][1]) < row.min_instances],
-        "regions": Region.objects.filter(active=True),
-        "nodes": selectors.nodes().filter(active=True).order_by("region__name", "name"),
-    }
-    return render(request, "console/instances/places.html", context)
+    return list_page(
+        request,
+        NODES,
+        held=selectors.instances().exclude(held="").order_by("name"),
+        short=[(row, most) for row in deployments if (most := allowed[row.pk][1]) < row.min_instances],
+        regions=Region.objects.filter(active=True),
+        region_columns=REGIONS.named(*REGIONS.page),
+    )
 
 
 ROLLOUT_ACTIONS = {"start": rollouts.start, "cancel": rollouts.cancel}

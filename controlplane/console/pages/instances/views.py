@@ -1,6 +1,5 @@
 """Instances: the list, one instance, and what an operator does to it."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
@@ -11,7 +10,7 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import act_with_reason
-from controlplane.console.formats import STATUS_WORDS
+from controlplane.console.lists import list_page
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.instances.charts import instance_charts, timeline
@@ -29,52 +28,11 @@ from controlplane.fleet.selectors import instances as instances_with_all
 from controlplane.fleet.selectors import possible_actions, recent_commands
 from controlplane.fleet.swaps.selectors import statuses as swap_statuses
 from controlplane.gateway.models import LedgerRow
-from controlplane.resources.filters import CHART_RANGE, Filters, Search, Select, every, model_select, sort_by
-from controlplane.resources.names import model_names, region_names
-from controlplane.resources.tables import Columns, moment, sorted_by, table
+from controlplane.resources.filters import CHART_RANGE, Filters
+from controlplane.resources.instances import INSTANCES
 
-ROWS_SHOWN = 500
 REQUESTS_SHOWN = 10
 LOG_LINES_SHOWN = 100
-# Columns by which the list can be sorted.
-SORTED_BY = (
-    "name",
-    "status",
-    "model",
-    "region",
-    "running",
-    "waiting",
-    "use_ratio",
-    "kv_ratio",
-    "output_tokens_per_s",
-    "ttft_p95_ms",
-    "itl_p95_ms",
-    "preemptions_per_min",
-    "prefix_hit_ratio",
-    "heartbeat_at",
-    "state_since",
-)
-COLUMNS: Columns = {
-    "Instance": "name",
-    "State": "status",
-    "Model": "model",
-    "Region": "region",
-    "GPU type": "gpu_type",
-    "Running (requests)": "running",
-    "Waiting (requests)": "waiting",
-    "Sent ahead (requests)": "requests_ahead",
-    "Dispatch round trip (ms)": "round_trip_ms",
-    "Limit (requests)": "max_num_seqs",
-    "Use, the highest of sequences and KV cache (ratio)": "use_ratio",
-    "KV cache (ratio)": "kv_ratio",
-    "Output (tok/s)": "output_tokens_per_s",
-    "TTFT p95 (ms)": "ttft_p95_ms",
-    "ITL p95 (ms)": "itl_p95_ms",
-    "Preemptions (1/min)": "preemptions_per_min",
-    "Prefix hits (ratio)": "prefix_hit_ratio",
-    "Last heartbeat (UTC)": moment("heartbeat_at"),
-    "In this state since (UTC)": moment("state_since"),
-}
 # What each action does, for its dialog; and whether it is one to think about.
 ACTION_TEXTS = {
     Action.DRAIN: (
@@ -93,40 +51,18 @@ ACTION_TEXTS = {
 }
 
 
-def instances_csv(rows: Iterable[dict[str, Any]]) -> HttpResponseBase:
-    return table(COLUMNS, rows).csv("instances")
-
-
 @require_safe
 @fleet_role(Role.VIEWER)
 def instances(request: HttpRequest) -> HttpResponseBase:
-    state = hub.state()
-    filters = Filters(
-        request.GET,
-        Search("q", "Search by name or address"),
-        model_select(model_names()),
-        Select("region", "Region", every("regions", region_names())),
-        Select("state", "State", every("states", STATUS_WORDS.items())),
-        sort_by(SORTED_BY, ""),
+    query, state = request.GET, hub.state()
+    place = query.get("model", ""), query.get("region", "")
+    return list_page(
+        request,
+        INSTANCES,
+        lambda rows: worst_first(instance_rows(state, rows)),
+        rollouts=[status for status in statuses(*place) if status.is_worth_a_look],
+        swap_groups=swap_statuses(*place),
     )
-    model, region, status = filters["model"], filters["region"], filters["state"]
-    rows = instance_rows(state, model=model, region=region, text=filters["q"])
-    any_instances = bool(rows) or Instance.objects.exists()
-    rows = [row for row in rows if status in ("", row["status"])]
-    rows = sorted_by(filters.order, rows) if filters.order.field else worst_first(rows)
-    if request.GET.get("format") == "csv":
-        return instances_csv(rows)
-    context = {
-        **live_context(state, "instances"),
-        "filters": filters,
-        "rows": rows[:ROWS_SHOWN],
-        "rows_total": len(rows),
-        "rows_limit": ROWS_SHOWN,
-        "rollouts": [status for status in statuses(model, region) if status.is_worth_a_look],
-        "swap_groups": swap_statuses(model, region),
-        "any_instances": any_instances,
-    }
-    return render(request, "console/instances/instances.html", context)
 
 
 @require_safe

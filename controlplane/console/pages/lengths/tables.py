@@ -1,10 +1,10 @@
 """Tables of output lengths: measures by model and tenant, by what predicted, and versions side by side."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final
+from typing import Final
 
 from django.utils import timezone
 
@@ -34,24 +34,7 @@ _MEASURED = {heading: f"measures.{name}" for heading, name in MEASURES.items()}
 SORTED_BY = ("model", "tenant", *MEASURES.values())
 LINES: Columns = {"Model": "model", "Tenant": "tenant", **_MEASURED}
 SOURCES: Columns = {"Predicted by": "name", "Share of requests (ratio)": "share", **_MEASURED}
-VERSIONS: Columns = {
-    "Version": "version.number",
-    "Kind": "version.kind",
-    "State": lambda row: row.version.get_state_display(),
-    "Trained (UTC)": "version.trained_at",
-    "Samples": "version.samples",
-    "Held out: MAE (tokens)": "held_out.mae",
-    "Held out: within 25 (ratio)": "held_out.acc_25",
-    "Held out: within 50 (ratio)": "held_out.acc_50",
-    "Held out: within 100 (ratio)": "held_out.acc_100",
-    "Held out: rank correlation (-1 to 1)": "held_out.rank_correlation",
-    "Live: requests": "live.requests",
-    "Live: MAE (tokens)": "live.mae",
-    "Live: within 100 (ratio)": "live.acc_100",
-    "Note": "version.note",
-}
 VERSIONS_SHOWN = 12
-HELD_OUT = ("mae", "acc_25", "acc_50", "acc_100", "rank_correlation")
 MEANINGS = {
     CACHE: "a prompt seen before, word for word",
     LEXICAL: "a prompt much like one seen before",
@@ -109,49 +92,26 @@ def sources(by_predictor: Mapping[str, Measures]) -> list[Source]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class VersionRow:
-    """A version with what it was held out against, and how it fares live."""
+def version_rows(by_predictor: Mapping[str, Measures], duels: Mapping[int, Duel]) -> list[LengthVersion]:
+    """Return the newest versions with how they fare live, and the models that they answer for.
 
-    version: LengthVersion
-    live: Measures
-    gain: float | None = None  # of the shadow, as a share of the active version's error
-    models: Sequence[str] = ()  # that name its kind, and are served by it
-
-    @property
-    def held_out(self) -> dict[str, Any]:
-        """By the names of HELD_OUT; what was not measured is None."""
-        return {name: self.version.measures.get(name) for name in HELD_OUT}
-
-    @property
-    def gain_percent(self) -> str:
-        return percent(abs(self.gain or 0.0))
-
-    @property
-    def rests(self) -> str:
-        """Why it does not predict, whatever its state."""
-        return rests(self.version.kind)
-
-    @property
-    def decidable(self) -> bool:
-        return self.version.state == VersionState.SHADOW
-
-    @property
-    def rejected(self) -> bool:
-        return self.version.state == VersionState.REJECTED
-
-
-def version_rows(by_predictor: Mapping[str, Measures], duels: Mapping[int, Duel]) -> list[VersionRow]:
-    """The newest versions with how they fare live, and by whom they are used."""
-    rows = []
+    *gain* is a shadow's, as a share of the active version's error.
+    """
     models: dict[int, list[str]] = defaultdict(list)
     for model, version_in_use in services.assigned().of_model.items():
         models[version_in_use.number].append(model)
-    for version in selectors.versions(VERSIONS_SHOWN):
-        own = [by_predictor[name] for name in (str(version), f"{SHADOW} {version}") if name in by_predictor]
-        duel = duels.get(version.number)
-        rows.append(
-            VersionRow(version, selectors.total(own), duel.gain if duel else None, sorted(models[version.number]))
+    rows = list(selectors.versions(VERSIONS_SHOWN))
+    for row in rows:
+        own = [by_predictor[name] for name in (str(row), f"{SHADOW} {row}") if name in by_predictor]
+        measured = selectors.total(own)
+        duel = duels.get(row.number)
+        vars(row).update(
+            measured={"requests": measured.requests or None, "mae": measured.mae, "acc_100": measured.acc_100},
+            gain=duel.gain if duel else None,
+            gain_percent=percent(abs(duel.gain or 0.0)) if duel else "",
+            models=sorted(models[row.number]),
+            rests=rests(row.kind),
+            chosen=row.state == VersionState.ACTIVE,
         )
     return rows
 

@@ -29,6 +29,7 @@ from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthVersion, Measures
 from controlplane.lengths.selectors import Scope
 from controlplane.resources.filters import Filters, Select, every, last_hours, model_select, sort_by
+from controlplane.resources.lengths import LENGTH_VERSIONS
 from controlplane.resources.tables import table
 from controlplane.tuning.selectors import tuned
 from forecasting import models_extra
@@ -119,6 +120,8 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "drifts": drifts,
         "doubts": length_service.doubts(service, whole.coverage_upper),
         "versions": tables.version_rows(by_predictor, duels) if asked.everything else [],
+        "version_columns": LENGTH_VERSIONS.named(*LENGTH_VERSIONS.page),
+        "version_actions": LENGTH_VERSIONS.actions if may(request, Role.OPERATOR) else "",
         "duel": next(iter(duels.values()), None),
         "trainings": tables.training_rows() if asked.everything else [],
         "kinds": tables.kinds() if asked.everything else [],
@@ -142,7 +145,7 @@ def _csv(
     if name == "sources":
         return table(tables.SOURCES, tables.sources(by_predictor)).csv("lengths-sources")
     if name == "versions" and asked.everything:
-        return table(tables.VERSIONS, tables.version_rows(by_predictor, {})).csv("length-versions")
+        return LENGTH_VERSIONS.csv(tables.version_rows(by_predictor, {}))
     return table(tables.LINES, lines).csv("lengths")
 
 

@@ -14,7 +14,6 @@ from controlplane.console.live.hub import hub
 from controlplane.console.live.state import SOURCE_TEXT, Source
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.instances.charts import instance_charts
-from controlplane.console.pages.instances.views import instances_csv
 from controlplane.console.pages.overview.charts import DEMANDS, overview_charts, sparks
 from controlplane.console.selectors.attention import endpoints_flapping, plans_waiting, rollouts_failed
 from controlplane.console.selectors.instances import instance_rows, worst_first
@@ -22,6 +21,7 @@ from controlplane.console.selectors.replay import replay
 from controlplane.fleet.selectors import instances, usd_per_hour
 from controlplane.planning.forecasts.demand import TOKENS
 from controlplane.resources.filters import CHART_RANGE, Filters, Hidden, model_select
+from controlplane.resources.instances import INSTANCES, SUMMARY
 from controlplane.resources.names import model_names, place_titles
 
 INSTANCES_SHOWN = 12
@@ -49,11 +49,11 @@ def overview(request: HttpRequest) -> HttpResponseBase:
     filters = filters_of(request)
     model = filters["model"]
     charts = overview_charts(state, filters)
-    rows = instance_rows(state, model=model)
+    rows = worst_first(instance_rows(state, instances(model=model)))
     if request.GET.get("format") == "csv":
         chart = next((chart for chart in charts if chart.key == request.GET.get("table")), None)
         if chart is None:
-            return instances_csv(worst_first(rows))
+            return INSTANCES.csv(rows)
         return chart.csv(chart.key)
     problems = state.attention if state.known else without_numbers(rows)
     context = {
@@ -69,7 +69,8 @@ def overview(request: HttpRequest) -> HttpResponseBase:
         "charts": charts,
         "model_rows": state.model_rows(MODELS_SHOWN),
         "attention": attention_list(problems, model, len(rows), state.known),
-        "rows": worst_first([row for row in rows if row["status"] != "stopped"])[:INSTANCES_SHOWN],
+        "columns": INSTANCES.named(*SUMMARY),
+        "rows": [row for row in rows if row["status"] != "stopped"][:INSTANCES_SHOWN],
         "rows_total": len(rows),
         "usd_per_hour": usd_per_hour(model),
         "events": event_list(model),

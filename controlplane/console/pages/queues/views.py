@@ -112,6 +112,7 @@ def queues(request: HttpRequest) -> HttpResponseBase:
         "peak": max((value or 0 for value in history.tile_series(state.history, "waiting")), default=0),
         "axes": AXES,
         "ticks": [f"+{clock(12.0 * int(filters['minutes']) * at)}" for at in range(1, 5)],
+        "held": state.tables["held"],
         "reorders": reorders,
         "chart": chart,
         "calibrated": [each | {"r2_text": r2(each)} for each in calibrated],

@@ -18,6 +18,13 @@ POLICY_WHY = {
     "preserve": "the least load, now and in the KV cache soon to come, among those with room",
     "least_delay": "the least delay for this request and those that run there, among those with room",
 }
+RELEASE_WHY = {
+    "use": "use was below the mark",
+    "trough": "there was room below the mark",
+    "pace": "the deadlines of what is held need this pace",
+    "slack": "it had to start for its deadline",
+    "at_once": "nothing is held any longer",
+}
 PART_TITLES = {
     "requests": "Requests",
     "kv_use": "KV use",
@@ -127,6 +134,7 @@ class Step:
     candidates: tuple[Candidate, ...] = ()
     columns: tuple[tuple[str, int], ...] = ()  # title, series
     detailed: bool = False  # loads are from before the decision, with scores
+    held: str = ""  # how long the queue manager held it
 
 
 def steps(trace: Sequence[Mapping[str, Any]]) -> list[Step]:
@@ -134,6 +142,10 @@ def steps(trace: Sequence[Mapping[str, Any]]) -> list[Step]:
 
 
 def step(entry: Mapping[str, Any]) -> Step:
+    if released := entry.get("released"):
+        use = "" if released["use"] is None else f", at {percent(released['use'])} use"
+        why = f"{RELEASE_WHY[released['why']]}{use}, with priority {released['priority']}"
+        return Step(entry, why, held=duration(released["held_s"]))
     seen = [dict(candidate) for candidate in entry.get("seen") or ()]
     policy = entry.get("policy", "")
     why = POLICY_WHY.get(policy, "")

@@ -1,5 +1,6 @@
 """Settings: what can be changed while Pilothouse runs, which values are in force, and who changed them."""
 
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -10,30 +11,17 @@ from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
-from controlplane.console.access.roles import fleet_role
+from controlplane.console.access.roles import fleet_role, may
 from controlplane.console.actions import act_with_reason, back
+from controlplane.console.lists import viewer_of
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Model
 from controlplane.planning.parts import resting
-from controlplane.resources.filters import Filters, model_select
-from controlplane.resources.names import model_names
-from controlplane.resources.tables import Columns, table
+from controlplane.resources.settings import SETTINGS
 from controlplane.tunable import Tunable
-from controlplane.tuning import selectors, services
+from controlplane.tuning import services
 from controlplane.tuning.models import Setting
 from controlplane.tuning.selectors import Described
-
-COLUMNS: Columns = {
-    "Setting": "name",
-    "Model": "model",
-    "Value (in its unit)": "value",
-    "Default (in its unit)": "default",
-    "Unit": "unit",
-    "Limits": "limits",
-    "Changed (UTC)": "row.changed_at",
-    "Changed by": "row.changed_by",
-    "Description": "purpose",
-}
 
 
 def words(value: Any) -> str:
@@ -54,28 +42,35 @@ def line(each: Described) -> dict[str, Any]:
     given = words(each.value) if each.kind == "boolean" else str(each.value)
     return {
         "each": each,
+        "name": each.name,
         "value": words(each.value),
         "default": words(each.default),
+        "unit": each.unit,
         "given": given,
         "purpose": each.purpose.replace("`", ""),
         "limits": each.limits.replace("`", ""),
         "rests": resting({each.name: str(each.value)}),
         "choices": [(choice, _choice(each.name, choice)) for choice in choices],
-        "key": each.name.lower().replace("_", "-"),
+        "anchor": each.name.lower().replace("_", "-"),
+        "chosen": each.row is not None,
     }
 
 
 @require_safe
 @fleet_role(Role.VIEWER)
 def settings(request: HttpRequest) -> HttpResponseBase:
-    filters = Filters(request.GET, model_select(model_names()))
+    filters, described = SETTINGS.listed(viewer_of(request), request.GET)
     model = filters["model"]
-    described = selectors.described(model)
     if request.GET.get("format") == "csv":
-        return table(COLUMNS, described).csv("settings")
+        return SETTINGS.csv(described)
     context = {
         "filters": filters,
         "model": model,
+        "actions": "console/settings/setting_actions.html" if may(request, Role.OPERATOR) else "",
+        "columns": [
+            replace(column, label="All models") if model and column.name == "default" else column
+            for column in SETTINGS.named(*SETTINGS.page)
+        ],
         "groups": [
             (title, f"group-{number}", [line(each) for each in members])
             for number, (title, members) in enumerate(groupby(described, key=lambda each: each.group))

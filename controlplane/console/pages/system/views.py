@@ -1,19 +1,20 @@
 """System: the parts of the stack and its periodic jobs; whether Pilothouse itself is well."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from django.http import HttpRequest, HttpResponseBase
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from controlplane.accounts.models import Role
 from controlplane.console.access.roles import fleet_role, may
+from controlplane.console.lists import list_page
 from controlplane.console.live.hub import hub
 from controlplane.console.live.jobs import job_title, part_title, trouble
 from controlplane.console.live.state import Source
-from controlplane.console.live.views import live_context
-from controlplane.resources.tables import Columns, moment, table
+from controlplane.resources.jobs import JOBS, PARTS
 from forecasting import models_extra
 
 # Shape, colour and word of each state.
@@ -31,19 +32,6 @@ PART_MARKS = {
     "off": ("stopped", "Off"),
     "ok": ("ready", "OK"),
 }
-COLUMNS: Columns = {
-    "Job": "name",
-    "Run by": "kind",
-    "State": "state",
-    "Period (s)": "period_s",
-    "Last success (UTC)": moment("last_success_at"),
-    "Last error": "last_error",
-    "Last error (UTC)": moment("last_error_at"),
-    "Failures in a row": "failures_in_a_row",
-    "Failures": "failures_total",
-    "Last duration (s)": "last_duration_s",
-    "Next due (UTC)": moment("due_at"),
-}
 RESTS_WITHOUT_EXTRA = (
     "PreServe's forecaster (mlstm), length models on encoders and reading a model's sizes from its config.json rest. "
     f"Run `{models_extra.COMMAND}` for torch and transformers; nothing has to be restarted."
@@ -52,23 +40,28 @@ RUN_BY = {"celery": "Celery", "gateway": "Gateway"}
 WORST_FIRST = list(JOB_MARKS)
 
 
-def job_row(job: dict[str, Any]) -> dict[str, Any]:
-    mark, word = JOB_MARKS[job["state"]]
-    bad = job["state"] in ("late", "failing")
-    return {
-        **job,
-        "bad": bad,
-        "mark": mark,
-        "word": word,
-        "title": job_title(job["name"]),
-        "run_by": RUN_BY.get(job["kind"], job["kind"]),
-        "duration_ms": None if job["last_duration_s"] is None else job["last_duration_s"] * 1000,
-        "trouble": trouble(job) if bad else job["last_error"],
-    }
+def job_rows(jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return *jobs* in words, the worst first."""
+    rows = []
+    for job in sorted(jobs, key=lambda job: (WORST_FIRST.index(job["state"]), job["name"])):
+        mark, word = JOB_MARKS[job["state"]]
+        bad = job["state"] in ("late", "failing")
+        rows.append(
+            {
+                **job,
+                "bad": bad,
+                "mark": mark,
+                "word": word,
+                "title": job_title(job["name"]),
+                "run_by": RUN_BY.get(job["kind"], job["kind"]),
+                "trouble": trouble(job) if bad else job["last_error"],
+            }
+        )
+    return rows
 
 
 def models_extra_row() -> dict[str, Any]:
-    """The extra as a part: whether it is installed in this process's environment, and what rests without it."""
+    """Return the extra as a part: whether it is installed in this process's environment, and what rests without it."""
     there = models_extra.is_installed()
     return {
         "title": "Models extra",
@@ -93,16 +86,15 @@ def system(request: HttpRequest) -> HttpResponseBase:
         return redirect(f"{reverse('console:events')}?q=monitor")
     state = hub.state()
     tables = state.system()
-    jobs = sorted(tables["jobs"], key=lambda job: (WORST_FIRST.index(job["state"]), job["name"]))
-    if request.GET.get("format") == "csv":
-        return table(COLUMNS, jobs).csv("jobs")
-    bad = sum(job["state"] in ("late", "failing") for job in jobs)
-    context = {
-        **live_context(state, "system"),
-        "jobs": [job_row(job) for job in jobs],
-        "bad": bad,
-        "parts": [part_row(part) for part in tables["parts"]] + ([models_extra_row()] if tables["parts"] else []),
-        "supervised": any(part["restarts"] is not None and part["process_id"] for part in tables["parts"]),
-        "own": state.source != Source.LIVE,
-    }
-    return render(request, "console/system/system.html", context)
+    parts = tables["parts"]
+    return list_page(
+        request,
+        JOBS,
+        job_rows,
+        known=tables["jobs"],
+        bad=sum(job["state"] in ("late", "failing") for job in tables["jobs"]),
+        parts=[part_row(part) for part in parts] + ([models_extra_row()] if parts else []),
+        part_columns=PARTS.named(*PARTS.page),
+        supervised=any(part["restarts"] is not None and part["process_id"] for part in parts),
+        own=state.source != Source.LIVE,
+    )

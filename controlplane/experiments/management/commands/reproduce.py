@@ -55,12 +55,11 @@ class Command(BaseCommand):
 
 
 def command_line(experiment: Experiment, settings: Settings) -> str:
-    """The command with *settings*, as far as they are not the usual ones."""
+    """Return the command with those of *settings* that differ from the defaults."""
     words, usual = ["manage.py", "reproduce", experiment.name], experiment.settings({})
     for option in experiment.options:
-        key = option.name.replace("-", "_")
-        value = settings[key]
-        if value != usual[key]:
+        value = settings[option.key]
+        if value != usual[option.key]:
             words.append(f"--{option.name}")
             if not option.flag:
                 words.append(
@@ -70,7 +69,7 @@ def command_line(experiment: Experiment, settings: Settings) -> str:
 
 
 def show(experiment: Experiment, result: Result, shown: Console) -> None:
-    """Print *result*, and the paper's figures with ours where there are any."""
+    """Print *result*, and the paper's figures with ours if it has any."""
     experiment.show(shown, result)
     if rows := experiment.compare(result):
         shown.print(comparison_table(experiment, rows))
@@ -85,5 +84,5 @@ COMPARED = (
 
 
 def comparison_table(experiment: Experiment, rows: list[Comparison]) -> Table:
-    """The paper's figures and ours."""
+    """Return the paper's figures and ours as a table."""
     return table(f"Against the paper: {experiment.paper}", COMPARED, map(asdict, rows))

@@ -56,7 +56,7 @@ class Command(BaseCommand):
         parser.add_argument("--by-class", action="store_true", help="a series for each SLO class (ledger)")
         parser.add_argument(
             "--keep-partial", action="store_true",
-            help="judge windows beside a gap that hold under 5%% of the usual rate too; else they are gaps",
+            help="judge windows next to a gap that hold under 5%% of the usual rate too; else they are gaps",
         )  # fmt: skip
         parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
         parser.add_argument("--no-store", action="store_true", help="do not keep the result for the console")

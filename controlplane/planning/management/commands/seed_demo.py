@@ -58,4 +58,4 @@ def _without_past() -> str:
     if not rows:
         return "There is no generated past."
     forget_fitted()
-    return f"Removed {rows} minutes of generated demand. Forecasters are fitted anew on what was counted."
+    return f"Removed {rows} minutes of generated demand. Forecasters are fitted again, to what was counted."

@@ -15,11 +15,11 @@ ARRAY: Final = "@array"  # {"@array": name} stands where an array stood
 
 
 class StateError(ValueError):
-    """A file does not hold a forecaster's state that this version can read; says which file and why."""
+    """A file holds no state that this version can read; the text says which file and why."""
 
 
 def write_state(path: Path, state: dict[str, Any], compressed: bool = True) -> None:
-    """Write *state* to *path*; a reader meanwhile has the old file or the new one, never half of one."""
+    """Write *state* to *path* atomically: a concurrent reader has the old file or the new one."""
     arrays: dict[str, np.ndarray[Any, Any]] = {}
     header = json.dumps({"format": FORMAT, "state": _taken_out(state, arrays)})
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
@@ -34,7 +34,9 @@ def write_state(path: Path, state: dict[str, Any], compressed: bool = True) -> N
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The state in the file *path*. Raises StateError for a file of another format, and OSError if it cannot be opened."""
+    """Return the state in the file *path*. Raises StateError for a file of another format, and OSError if it cannot be
+    opened.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             header = json.loads(str(file[HEADER]))
@@ -52,7 +54,7 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def _taken_out(value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """*value* with arrays moved into *arrays* and NumPy's scalars made plain."""
+    """Move arrays out of *value* into *arrays*, and make NumPy's scalars plain; return the rest."""
     if isinstance(value, np.ndarray):
         name = f"array_{len(arrays)}"
         arrays[name] = value

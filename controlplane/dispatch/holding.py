@@ -1,0 +1,186 @@
+"""Requests of non-interactive classes, held by model until the queue manager releases them to an endpoint.
+
+The rules are `scheduling.queueing.held_work`; this is its live form: signals from the live fleet, requests by number, and
+what pages and callers are shown.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace
+
+from controlplane.dispatch import port
+from controlplane.dispatch.live_fleet.topology import Endpoint, Request, Topology
+from controlplane.dispatch.waiting_queue import WaitingQueue
+from scheduling.queueing.held_work import Held, HeldWork, Release, Signal, service_s
+from scheduling.queueing.ordering import hold_s
+from scheduling.queueing.release_rule import AT_ONCE
+
+SHOWN_RELEASES: Final = 50
+SIGNAL_EVERY_S: Final = 1.0
+
+
+class HeldEstimate(NamedTuple):
+    """A held request as lists of waiting requests show it. Waits are from now, and None while unknown."""
+
+    request: Request
+    position: int
+    """Of its model, from 1."""
+    wait_s: float | None
+    most_s: float | None
+    reason: str
+
+
+class Holding:
+    """*enqueue* queues a released request at its endpoint, *refuse* ends one that is given up."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        queue: WaitingQueue,
+        clock: Callable[[], float],
+        *,
+        enqueue: Callable[[Request, Endpoint], None],
+        refuse: Callable[[Request, float], None],
+        deliver: port.Deliver,
+    ) -> None:
+        self.topology, self.queue, self.clock, self.deliver = topology, queue, clock, deliver
+        self.work = HeldWork()
+        self.signals: list[Signal] = []
+        """As of the last look."""
+        self.released: deque[tuple[float, Release]] = deque(maxlen=SHOWN_RELEASES)
+        """The last releases, oldest first, with their moments."""
+        self.by_tenant: Counter[tuple[int, str]] = Counter()
+        """Held requests by (tenant, model)."""
+        self._requests: dict[int, Request] = {}
+        self._enqueue, self._refuse = enqueue, refuse
+        self._signals_s = -math.inf
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def holds(self, asked: port.Submit) -> bool:
+        """Whether requests such as *asked* are held."""
+        if asked.interactive:
+            return False
+        rule = self._rule(asked.model)
+        return rule is not None and rule.by != AT_ONCE
+
+    def _rule(self, model: str) -> Any:
+        """Return the release rule of *model*: that of its first endpoint, None without any."""
+        endpoint = next((one for one in self.topology.endpoints if one.model == model), None)
+        return endpoint.spec.policy.niw if endpoint is not None else None
+
+    def hold(self, request: Request) -> None:
+        """Hold *request*, which would wait at its endpoint."""
+        asked, topology = request.asked, self.topology
+        self.work.follow(asked.model, self._rule(asked.model))
+        held_s = hold_s(math.inf if asked.deadline_s is None else asked.deadline_s, topology.tuned.MAX_HOLD_S)
+        end_s = math.inf if asked.end_s is None else asked.end_s
+        profile = request.endpoint.spec.profile
+        self.work.hold(
+            Held(
+                number=asked.number,
+                model=asked.model,
+                arrived_s=asked.arrived_s - asked.age_s,
+                due_s=asked.arrived_s + min(end_s, held_s),
+                expires_s=asked.arrived_s + held_s,
+                service_s=service_s(profile, asked.prompt_tokens, request.predicted_tokens),
+                tokens=asked.prompt_tokens + request.predicted_tokens,
+                opportunistic=asked.opportunistic,
+            )
+        )
+        self._requests[asked.number] = request
+        self.by_tenant[asked.tenant_id, asked.model] += 1
+        own_region, request.own_region = request.own_region, ""
+        reason = self.reason(asked.model)
+        self.deliver(
+            port.Held(asked.number, request.endpoint.region, request.predicted_tokens, reason, own_region=own_region)
+        )
+
+    def drop(self, number: int) -> bool:
+        """Forget a request that left; False if it is not held."""
+        return self.work.drop(number) and self._forget(number) is not None
+
+    def _forget(self, number: int) -> Request:
+        request = self._requests.pop(number)
+        self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
+        return request
+
+    def look(self) -> None:
+        """Release what the endpoints have room for, and give up what is too late. Call every `held_work.LOOK_S`."""
+        if not self._requests:
+            return
+        now_s = self.clock()
+        for number in self.work.expired(now_s):
+            request = self._forget(number)
+            self._refuse(request, now_s - request.asked.arrived_s)
+        for model in {one.model for one in self.topology.endpoints}:
+            self.work.follow(model, self._rule(model))
+        self.read_signals()
+        for release in self.work.pull(self.signals, now_s):
+            self.released.append((now_s, release))
+            request, endpoint = self._forget(release.number), self.topology.endpoint(release.model, release.region)
+            assert endpoint is not None  # it sent the signal
+            request.asked = replace(request.asked, priority=release.priority and max(1, request.asked.priority))
+            request.release = {
+                "why": release.why,
+                "use": None if math.isinf(release.use) else round(release.use, 4),
+                "held_s": round(release.held_s, 3),
+                "priority": request.asked.priority,
+            }
+            self._enqueue(request, endpoint)
+
+    def read_signals(self) -> None:
+        """Read the signal of every endpoint that gets requests."""
+        self.signals, self._signals_s = list(self._read_signals()), self.clock()
+
+    def _read_signals(self) -> Iterator[Signal]:
+        topology = self.topology
+        fleet = topology.fleet
+        accepting: dict[int, list[Any]] = {}
+        for replica in topology.replicas.values():
+            if fleet.accepting[replica.slot]:
+                accepting.setdefault(replica.endpoint.index, []).append(replica)
+        for endpoint in topology.endpoints:
+            if not topology.serves(endpoint):
+                continue
+            replicas, waiting = accepting.get(endpoint.index, []), self.queue.of(endpoint)
+            interactive, other = Counter[str](), Counter[str]()
+            for request in (*waiting, *(one for replica in replicas for one in replica.requests)):
+                counted = interactive if request.asked.interactive else other
+                counted["tokens"] += request.expected_tokens
+                counted["requests"] += request.asked.sequences
+            yield Signal(
+                model=endpoint.model,
+                region=endpoint.region,
+                capacity_tokens=sum(int(fleet.kv_capacity_tokens[one.slot]) for one in replicas),
+                sequences=sum(int(fleet.max_num_seqs[one.slot]) for one in replicas),
+                interactive_tokens=interactive["tokens"],
+                interactive_requests=interactive["requests"],
+                other_tokens=other["tokens"],
+                other_requests=other["requests"],
+                waiting=len(waiting),
+            )
+
+    def reason(self, model: str) -> str:
+        """Return why requests of *model* are held."""
+        if not self.signals or self.clock() - self._signals_s >= SIGNAL_EVERY_S:
+            self.read_signals()
+        return self.work.reason(self.signals, model, self.clock())
+
+    def requests(self) -> list[Request]:
+        """Return the held requests, in order of arrival."""
+        return list(self._requests.values())
+
+    def estimates(self, most: int) -> list[HeldEstimate]:
+        """Return the first *most* held requests of each model, in the order in which they leave."""
+        now_s, rows = self.clock(), []
+        for model in [name for name, count in self.work.waiting.items() if count]:
+            reason = self.reason(model)
+            for position, held in enumerate(self.work.first(model, most), 1):
+                wait_s, most_s = self.work.wait_s(held, position, now_s)
+                rows.append(HeldEstimate(self._requests[held.number], position, wait_s, most_s, reason))
+        return rows

@@ -1,0 +1,149 @@
+"""Instances, with the live numbers of their gateway on the page and in the file."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+
+from controlplane.accounts.models import Role
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Instance, Launcher, Tier
+from controlplane.fleet.rollouts import revisions
+from controlplane.fleet.selectors import instances
+from controlplane.resources.filters import Control, Search, Select, every, model_select
+from controlplane.resources.names import model_names, region_names
+from controlplane.resources.resource import Column, Filter, Resource, Viewer, search_in
+
+STATUSES = {
+    "provisioning": "Provisioning",
+    "loading": "Loading",
+    "ready": "Ready",
+    "saturated": "Saturated",
+    "resting": "Resting",
+    "held": "Held",
+    "unreachable": "Unreachable",
+    "draining": "Draining",
+    "sleeping": "Sleeping",
+    "stopped": "Stopped",
+    "failed": "Failed",
+}
+"""States as pages show them: those of the row, and what the gateway's last answer says against one."""
+
+
+def outdated(row: Instance) -> list[str]:
+    return list(vars(with_outdated([row])[0])["outdated"])
+
+
+def with_outdated(rows: list[Any]) -> list[Any]:
+    """Compare all *rows* with their deployments at once, where that was not done yet."""
+    missing = [row for row in rows if "outdated" not in vars(row)]
+    differ = revisions.outdated(missing)
+    for row in missing:
+        vars(row)["outdated"] = differ.get(row.pk, ())
+    return rows
+
+
+def model_control(_viewer: Viewer) -> Control:
+    return model_select(model_names())
+
+
+def region_control(_viewer: Viewer) -> Control:
+    return Select("region", "Region", every("regions", region_names()))
+
+
+def live(name: str, heading: str, draw: str, **more: Any) -> Column:
+    """A number of the gateway's summary; REST has it in `/api/summary`."""
+    return Column(name, heading, live=draw, rest=False, sorts=True, **more)
+
+
+def visible_instances(_viewer: Viewer) -> QuerySet[Instance]:
+    return instances()
+
+
+INSTANCES = Resource(
+    name="instances",
+    noun="instance",
+    model=Instance,
+    rows=visible_instances,
+    least=Role.VIEWER,
+    columns=(
+        Column("name", "Instance", href="console:instance", draw="id", sorts=True),
+        Column("status", "State", draw="console/instances/status_cell.html", rest=False, sorts=True),
+        Column("model", "Model", "deployment.model.name", type=str, sorts=True),
+        Column("region", "Region", "deployment.region.name", type=str, sorts=True),
+        Column("region_title", label="Region", rest=False, sorts=True),
+        Column("gpu_type", "GPU type", "deployment.gpu_type.name", type=str),
+        Column("tensor_parallel", source="deployment.tensor_parallel", type=int),
+        Column("node", source=lambda row: row.node.name if row.node else None, type=str | None),
+        Column("launcher", type=Launcher),
+        Column("url"),
+        Column("state", type=InstanceState),
+        Column("state_reason"),
+        Column("state_changed_at"),
+        Column("tier", type=Tier, about="Where the weights are."),
+        Column(
+            "swap_group",
+            source=lambda row: row.swap_group.name if row.swap_group else None,
+            type=str | None,
+            about="Instances that share its GPUs: `/api/swap-groups`.",
+        ),
+        Column(
+            "outdated",
+            source=outdated,
+            type=list[str],
+            about="Engine settings of the deployment that differ from those it was started with.",
+        ),
+        *(Column(name) for name in ("startup", "kv_capacity_tokens", "host", "failures", "held", "created_at")),
+        live("running", "Running (requests)", "running_of"),
+        live("waiting", "Waiting (requests)", "count"),
+        Column("requests_ahead", "Sent ahead (requests)", rest=False),
+        Column("round_trip_ms", "Dispatch round trip (ms)", rest=False),
+        Column("max_num_seqs", "Limit (requests)", rest=False),
+        Column(
+            "use_ratio",
+            "Use, the highest of sequences and KV cache (ratio)",
+            label="Use",
+            draw="console/instances/use_cell.html",
+            kind="num kv",
+            rest=False,
+            sorts=True,
+            tip="The highest of sequences and KV cache",
+        ),
+        live("kv_ratio", "KV cache (ratio)", "percent"),
+        live("output_tokens_per_s", "Output (tok/s)", "quantity", label="Out tok/s"),
+        live("ttft_p95_ms", "TTFT p95 (ms)", "milliseconds"),
+        live("itl_p95_ms", "ITL p95 (ms)", "milliseconds"),
+        live("preemptions_per_min", "Preemptions (1/min)", "count", label="Preempt", tip="A minute"),
+        live("prefix_hit_ratio", "Prefix hits (ratio)", "percent", label="Prefix"),
+        live("heartbeat_at", "Last heartbeat (UTC)", "age", label="Heartbeat"),
+        Column("state_since", "In this state since (UTC)", label="In state", draw="since", rest=False, sorts=True),
+    ),
+    filters=(
+        search_in(
+            *("name", "url", "deployment__model__title"),
+            control=Search("q", "Search by name or address"),
+            about="Searches name, address and model.",
+        ),
+        Filter("model", "deployment__model__name", control=model_control),
+        Filter("region", "deployment__region__name", control=region_control),
+        Filter("gpu_type", "deployment__gpu_type__name"),
+        Filter("state", type=InstanceState),
+        Filter(
+            "state",
+            lambda rows, status: [row for row in rows if row["status"] == status],
+            rest=False,
+            shown=True,
+            control=Select("state", "State", every("states", STATUSES.items())),
+        ),
+    ),
+    page=(
+        *("name", "status", "model", "region_title", "running", "waiting", "use_ratio", "kv_ratio"),
+        *("output_tokens_per_s", "ttft_p95_ms", "itl_p95_ms", "preemptions_per_min", "prefix_hit_ratio"),
+        *("heartbeat_at", "state_since"),
+    ),
+    caption="unhealthy first, then by load",
+    template="console/instances/instances.html",
+    live="instances",
+    whole=500,
+)
+SUMMARY = [name for name in INSTANCES.page if name not in ("prefix_hit_ratio", "state_since")]
+"""Columns of the overview's table."""

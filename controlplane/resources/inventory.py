@@ -1,0 +1,121 @@
+"""Rows of the inventory: regions and their latencies, GPU types, nodes, models, SLO classes, deployments."""
+
+from controlplane.accounts.models import Role
+from controlplane.fleet import selectors
+from controlplane.fleet.models import Deployment, Device, GpuType, Model, Node, Region, RegionLatency, SloClass, SloKind
+from controlplane.resources.filters import Search
+from controlplane.resources.instances import region_control
+from controlplane.resources.resource import Column, Filter, Resource, search_in
+from scheduling.policy import COLUMNS as POLICY
+
+STARTS = "console/instances/starts_cell.html"
+
+
+def columns(*names: str) -> tuple[Column, ...]:
+    """Columns that only REST has, as the model's fields describe them."""
+    return tuple(Column(name) for name in names)
+
+
+REGIONS = Resource(
+    name="regions",
+    noun="region",
+    model=Region,
+    rows=lambda viewer: Region.objects.all(),
+    columns=(
+        Column("name", "Name", draw="id"),
+        Column("title", "Region"),
+        Column("active"),
+        Column("cordoned", "Cordoned by", label="Starts", draw=STARTS),
+    ),
+    page=("title", "name", "cordoned"),
+)
+REGION_LATENCIES = Resource(
+    name="region-latencies",
+    noun="latency",
+    model=RegionLatency,
+    rows=lambda viewer: RegionLatency.objects.select_related("origin", "target"),
+    columns=columns("origin", "target", "latency_ms"),
+)
+GPU_TYPES = Resource(
+    name="gpu-types",
+    noun="GPU type",
+    model=GpuType,
+    rows=lambda viewer: GpuType.objects.all(),
+    columns=(
+        *columns("name", "title", "memory_bytes", "on_demand_usd_per_hour", "spot_usd_per_hour", "price_source"),
+        Column("device", type=Device),
+    ),
+)
+NODES = Resource(
+    name="nodes",
+    noun="node",
+    title="Held and cordoned",
+    model=Node,
+    rows=lambda viewer: selectors.nodes(),
+    least=Role.VIEWER,
+    parent=("console:instances", "Instances"),
+    columns=(
+        Column("name", "Node", draw="id", sorts=True),
+        Column("region", "Region", "region.name", type=str),
+        Column("region_title", label="Region", source="region.title", rest=False),
+        Column("gpu_type", "GPU type", "gpu_type.name", type=str),
+        Column("gpu_type_title", label="GPU type", source="gpu_type.title", rest=False),
+        Column("gpu_count", "GPUs", draw="count"),
+        Column("address", "Address"),
+        Column("active", "Active"),
+        Column("cordoned", "Cordoned by", label="Starts", draw=STARTS),
+        Column("gpus_used", "GPUs used", type=int, draw="console/instances/gpus_cell.html", kind="num", sorts=True),
+    ),
+    filters=(
+        search_in("name", "address", control=Search("q", "Search by name or address")),
+        Filter("region", "region__name", control=region_control),
+    ),
+    page=("name", "region_title", "gpu_type_title", "gpus_used", "cordoned"),
+    caption="by region and name",
+    empty="Deploying a model adds the node that it runs on.",
+    template="console/instances/places.html",
+    actions="console/instances/place_actions.html",
+    whole=500,
+)
+MODELS = Resource(
+    name="models",
+    noun="model",
+    model=Model,
+    rows=lambda viewer: Model.objects.all(),
+    columns=columns(
+        *("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "length_model", "active")
+    ),
+)
+SLO_CLASSES = Resource(
+    name="slo-classes",
+    noun="SLO class",
+    model=SloClass,
+    rows=lambda viewer: SloClass.objects.all(),
+    columns=(
+        *columns("name", "title", "service_tier", "ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile"),
+        *columns("deadline_s", "price_factor", "priority"),
+        Column("kind", type=SloKind),
+    ),
+)
+DEPLOYMENTS = Resource(
+    name="deployments",
+    noun="deployment",
+    model=Deployment,
+    rows=lambda viewer: selectors.deployments(),
+    columns=(
+        *columns("id", "model", "region", "gpu_type", "tensor_parallel", "min_instances", "max_instances"),
+        *columns("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", *POLICY, "vllm_args", "active"),
+        Column("instances_total", type=int, about="Instances that are not stopped."),
+        Column("instances_ready", type=int),
+        Column("expected_kv_tokens", type=int),
+        Column("environment", type=dict[str, str]),
+        Column(
+            "secret_names",
+            source=lambda row: sorted(row.secrets),
+            type=list[str],
+            about="Environment variables whose values are hidden.",
+        ),
+        Column("has_api_key", source=lambda row: bool(row.api_key), type=bool),
+    ),
+    filters=(Filter("model", "model__name"), Filter("region", "region__name")),
+)

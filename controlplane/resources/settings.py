@@ -1,0 +1,64 @@
+"""Runtime settings with the values in force, for all models or for one."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from controlplane.accounts.models import Role
+from controlplane.resources.filters import Control, model_select
+from controlplane.resources.names import model_names
+from controlplane.resources.resource import Column, Filter, Resource, Viewer
+from controlplane.tuning.selectors import Described, described
+
+
+def of_all_models(_viewer: Viewer) -> list[Described]:
+    return described()
+
+
+def of_model(_rows: Sequence[Described], model: str) -> list[Described]:
+    return described(model)
+
+
+def model_control(_viewer: Viewer) -> Control:
+    return model_select(model_names())
+
+
+SETTINGS = Resource(
+    name="settings",
+    noun="setting",
+    model=None,
+    rows=of_all_models,
+    least=Role.VIEWER,
+    columns=(
+        Column("name", "Setting", type=str, draw="console/settings/name_cell.html"),
+        Column("model", "Model", type=str, about="Empty: all models without an override."),
+        Column("group", type=str),
+        Column("kind", type=str, about="`boolean`, `integer`, `number`, `choice` or `text`."),
+        Column("value", "Value (in its unit)", type=Any, draw="console/settings/value_cell.html", kind="num"),
+        Column(
+            "default",
+            "Default (in its unit)",
+            type=Any,
+            kind="num",
+            about="Value after a reset: the environment's, or for one model the value for all.",
+        ),
+        Column("unit", "Unit", type=str),
+        Column("limits", "Limits", type=str, draw="wide"),
+        Column("choices", type=list[str]),
+        Column("per_model", type=bool, about="Whether it can be overridden per model."),
+        Column("changed", source=lambda each: each.row is not None, type=bool),
+        Column("changed_at", "Changed (UTC)", "row.changed_at", type=datetime | None),
+        Column("changed_by", "Changed by", "row.changed_by", type=str | None),
+        Column("purpose", "Description", type=str, draw="wide"),
+    ),
+    filters=(
+        Filter(
+            "model",
+            of_model,
+            control=model_control,
+            about="The settings of one model: those that can be overridden per model.",
+        ),
+    ),
+    page=("name", "value", "unit", "default", "limits", "purpose"),
+    template="console/settings/settings.html",
+)

@@ -1,0 +1,154 @@
+"""The queue manager in the dispatcher: what it holds, releases, gives up, and says."""
+
+import math
+
+import pytest
+
+from controlplane.dispatch import port
+from controlplane.dispatch.queues.held import HeldView
+from scheduling.fleet.profile import Profile
+from scheduling.policy import EndpointPolicy
+from scheduling.queueing.held_work import LOOK_S, PROMOTED_AFTER_S
+from scheduling.queueing.release_rule import AT_ONCE, USE, ReleaseRule
+from scheduling.simulation.cluster import description as simulated
+from scheduling.simulation.engine.reference import EngineConfig
+from tests.dispatch.test_twin import Live
+
+PROFILE = Profile(0.05, 0.04, 1e-3, 0.0, 0.04, 0.002, 1e-5)
+HOUR_S = 3600.0
+
+
+class Fleet(Live):
+    """One model in two regions, an instance of ten sequences in each."""
+
+    def __init__(self, by="slack", regions=("east", "west")):
+        engine = EngineConfig(10, 64, 4, 100, "priority", 120, PROFILE)
+        policy = EndpointPolicy(ordering="priority", niw=ReleaseRule(by=by))
+        specs = [simulated.InstanceSpec("m", region, engine) for region in regions]
+        super().__init__(simulated.Cluster(specs, policies=policy), max_hold_s=600.0)
+        self.held, self.moves, self.count = [], [], 0
+
+    def take(self, record):
+        super().take(record)
+        if isinstance(record, port.Held):
+            self.held.append(record)
+        elif isinstance(record, port.Moved):
+            self.moves.append(record)
+
+    def submit(self, *, interactive=False, deadline_s=24 * HOUR_S, region="east", **more):
+        number, self.count = self.count, self.count + 1
+        self.dispatcher.take(
+            port.Submit(
+                number, f"r{number}", "m", region, tenant_id=1, priority=0 if interactive else 1, due_s=None,
+                arrived_at=self.now_s, arrived_s=self.now_s, prompt_tokens=8, predicted_tokens=8, max_tokens=None,
+                sequences=1, streamed=True, deadline_s=None if interactive else deadline_s,
+                end_s=None if interactive else deadline_s, slo_class="c", interactive=interactive, **more,
+            )
+        )  # fmt: skip
+        return number
+
+    def look(self, at_s=None):
+        self.now_s = self.now_s + LOOK_S if at_s is None else at_s
+        self.dispatcher.holding.look()
+        return {record.number: record for record in self.moves if record.released}
+
+
+def test_interactive_requests_are_not_held_and_others_go_where_use_is_lowest():
+    fleet = Fleet()
+    busy = [fleet.submit(interactive=True) for _ in range(7)]
+    numbers = [fleet.submit() for _ in range(3)]
+    assert [one.number for one in fleet.held] == numbers
+    assert set(fleet.placed) == set(busy)
+    moved = fleet.look()
+    assert {moved[number].region for number in numbers} == {"west"}
+    assert fleet.placed[numbers[0]].priority == 1
+    assert moved[numbers[0]].released == {"why": "trough", "use": 0.0, "held_s": LOOK_S, "priority": 1}
+
+
+def test_released_work_does_not_close_its_own_gate_but_fills_no_more_than_the_mark():
+    fleet = Fleet(regions=("east",))
+    numbers = [fleet.submit() for _ in range(9)]
+    assert len(fleet.look()) == 6
+    fleet.dispatcher.take(port.Finished(numbers[0], 8))
+    assert len(fleet.look()) == 7
+
+
+def test_the_papers_rule_gives_two_at_each_look():
+    fleet = Fleet(USE, regions=("east",))
+    for _ in range(9):
+        fleet.submit()
+    assert [len(fleet.look()) for _ in range(3)] == [2, 4, 6]
+
+
+def test_a_busy_fleet_says_why_and_lets_go_what_is_due_with_priority():
+    fleet = Fleet(regions=("east",))
+    for _ in range(8):
+        fleet.submit(interactive=True)
+    number = fleet.submit(deadline_s=100.0)
+    assert fleet.held[0].why == "Held: use 80%, releases below 60%"
+    assert fleet.look(30.0) == {}
+    (row,) = fleet.dispatcher.held_now(10)
+    assert (row.position, row.reason) == (1, "Held: use 80%, releases below 60%")
+    assert row.wait_s == row.most_s == 10.0
+    assert fleet.look(40.0)[number].released["why"] == "slack"
+    assert fleet.placed[number].priority == 0
+
+
+def test_a_line_of_an_old_batch_is_released_as_interactive():
+    fleet = Fleet(USE)
+    number = fleet.submit(age_s=PROMOTED_AFTER_S)
+    fleet.look()
+    assert fleet.placed[number].priority == 0
+
+
+def test_a_request_that_leaves_is_forgotten_and_one_that_is_too_late_refused():
+    fleet = Fleet(USE, regions=("east",))
+    for _ in range(8):
+        fleet.submit(interactive=True)
+    gone, late = fleet.submit(), fleet.submit(deadline_s=50.0)
+    fleet.dispatcher.take(port.Left(gone))
+    assert len(fleet.dispatcher.holding) == 1
+    fleet.look(51.0)
+    assert fleet.refused == [(late, "hold_expired")]
+    assert len(fleet.dispatcher.holding) == 0
+    assert not +fleet.dispatcher.holding.by_tenant
+
+
+def test_nothing_is_held_where_the_rule_is_at_once():
+    fleet = Fleet(AT_ONCE)
+    number = fleet.submit()
+    assert number in fleet.placed
+    assert not fleet.held
+
+
+def test_held_work_is_published_by_model_with_ages_releases_and_gates():
+    fleet = Fleet(regions=("east",))
+    for _ in range(8):
+        fleet.submit(interactive=True)
+    for age_h in (0, 2, 5, 11):
+        fleet.submit(age_s=age_h * HOUR_S)
+    fleet.submit(opportunistic=True, deadline_s=100.0)
+    fleet.dispatcher.take(port.Backlog("m", ((HOUR_S, 40),)))
+    fleet.look()
+    seen = HeldView(fleet.dispatcher.holding)()
+    (row,) = [dict(zip(seen["models"], values, strict=True)) for values in zip(*seen["models"].values(), strict=True)]
+    assert {name: row[name] for name in ("count", "announced", "opportunistic")} == {
+        "count": 5, "announced": 40, "opportunistic": 1,
+    }  # fmt: skip
+    assert [row[name] for name in ("under_1h", "under_4h", "under_10h", "over_10h")] == [2, 1, 1, 1]
+    assert row["slack_s"] == pytest.approx(24 * HOUR_S - 60.0, abs=1.0)
+    assert seen["signals"] | {"other_ratio": []} == {
+        "model": ["m"], "region": ["east"], "use_ratio": [0.8], "other_ratio": [], "one_below": [0.6], "two_below": [0.5],
+        "quiet_s": [0.0], "gate": ["closed"],
+    }  # fmt: skip
+    fleet.dispatcher.holding.work.scaled("m", "east", fleet.now_s)
+    for number in range(8):
+        fleet.dispatcher.take(port.Finished(number, 8))
+    fleet.look()
+    assert not fleet.dispatcher.holding.released
+    fleet.look(fleet.now_s + 15.0)
+    seen = HeldView(fleet.dispatcher.holding)()
+    assert sorted(zip(seen["releases"]["count"], seen["releases"]["priority"], strict=True)) == [(1, 0), (4, 1)]
+    assert set(seen["releases"]["why"]) == {"trough"}
+    assert not seen["models"]["model"] or seen["models"]["count"] == [0]
+    assert math.isclose(max(seen["releases"]["held_s"]), 11 * HOUR_S + fleet.now_s, abs_tol=0.1)
