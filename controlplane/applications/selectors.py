@@ -90,11 +90,11 @@ def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Pred
     whole = np.stack([buckets(drawn + had) for drawn, had in zip(samples, attained, strict=True)])
     rank, refresh = np.empty(len(runs)), np.empty(len(runs))
     gittins_ranks(whole, attained, np.ones(len(runs)), rank, refresh)
-    found = [
+    ranked = [
         Prediction(run, float(had), float(drawn.mean()), *np.quantile(drawn, (0.1, 0.9)).tolist(), rank=float(each))
         for run, had, drawn, each in zip(runs, attained, samples, rank, strict=True)
     ]
-    return sorted(found, key=lambda one: one.rank)
+    return sorted(ranked, key=lambda one: one.rank)
 
 
 def _so_far(

@@ -41,8 +41,8 @@ def gittins_ranks(service_s: Floats, attained_s: Floats, weight: Floats, rank: F
     """Write the rank (R,) of runs, and the attained service (R,) from which each is to be refreshed.
 
     *service_s* (R, 3, B): `buckets` of the whole service. *weight* (R,): of the tenant; a rank is divided by it. Of a bucket
-    that the run is in, what is left counts as uniform. A run with more service than any record ranks by what it has had,
-    as one with a Pareto tail does.
+    that the run is in, what is left counts as uniform. A run that needs nothing more has rank 0; one with more service than
+    any record ranks by what it has had, as with a Pareto tail.
     """
     for run in range(attained_s.size):
         attained, left = attained_s[run], 0.0
@@ -53,7 +53,8 @@ def gittins_ranks(service_s: Floats, attained_s: Floats, weight: Floats, rank: F
                 refresh_s[run] = min(refresh_s[run], high)
                 left += share_left(service_s[run, LOW, bucket], high, attained)
         if left == 0.0:
-            rank[run] = attained / weight[run]
+            beyond = attained > service_s[run, HIGH, service_s.shape[2] - 1] * (1.0 + 1e-9)
+            rank[run] = attained / weight[run] if beyond else 0.0
             continue
         best, spent, done = np.inf, 0.0, 0.0
         for bucket in range(service_s.shape[2]):

@@ -174,7 +174,7 @@ REST = {
     "list_applications": Reach(SIGNED_IN, key=True),
     "list_runs": Reach(SIGNED_IN, key=True),
     "get_application_graph": Reach(TENANT, {"application_id": "APPLICATION"}, owned=True, key=True),
-    "import_application_graph": Reach(MANAGER, {}, {"tenant": "acme"}, owned=True),
+    "import_application_graph": Reach(MANAGER, {}, {"tenant": "acme", "graph": {"version": 0}}, owned=True),
     "list_settings": Reach(VIEWER),
     "change_setting": Reach(OPERATOR, {"name": "PLAN_EPSILON"}, {"value": 0.5} | REASON),
     "reset_setting": Reach(OPERATOR, {"name": "PLAN_EPSILON"}, {}),

@@ -51,12 +51,14 @@ def test_a_graph_goes_out_and_comes_in_by_rest(client, operator, application, ac
     client.force_login(operator)
     graph = json.loads(client.get(f"/api/applications/{application.pk}/graph").content)
     graph["application"] = "copy"
-    answer = client.post("/api/applications/import?tenant=acme", graph, content_type="application/json")
-    assert answer.json()["records"] == 40
+
+    def imported(tenant="acme"):
+        body = {"tenant": tenant, "graph": graph}
+        return client.post("/api/applications/import", body, content_type="application/json")
+
+    assert imported().json()["records"] == 40
     assert graph_of(Application.objects.get(name="copy")).records == graph_of(application).records
     graph["records"][3]["steps"][0]["unit"] = "nothing"
-    answer = client.post("/api/applications/import?tenant=acme", graph, content_type="application/json")
+    answer = imported()
     assert (answer.status_code, "'nothing' is no unit" in answer.json()["error"]["message"]) == (422, True)
-    assert (
-        client.post("/api/applications/import?tenant=nobody", graph, content_type="application/json").status_code == 404
-    )
+    assert imported("unknown").status_code == 403

@@ -1,5 +1,6 @@
 """`/api`: history: events, requests, usage."""
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from pydantic import AwareDatetime
 
 from controlplane.accounts.models import Role, Tenant
 from controlplane.accounts.selectors import tenants_with_role
-from controlplane.api.callers import PEOPLE_AND_KEYS, ApiRequest, Caller
+from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import Described, RowSchema
@@ -109,12 +110,17 @@ add_list(
 
 @router.get("/applications/{application_id}/graph")
 def get_application_graph(request: ApiRequest, application_id: int) -> HttpResponseBase:
-    """Return the demand graph of an application: its units, and the records of up to 1,000 runs. `POST /applications/import`
-    takes it."""
+    """Return the demand graph of an application: its units, and records of up to 1,000 runs."""
     application = visible_applications(request.auth).filter(pk=application_id).first()
     if application is None:
         raise ApiError(404, "not_found", "Not found, or no access.")
     return HttpResponse(graph_of(application).to_json(), content_type="application/json")
+
+
+class ImportIn(Schema):
+    tenant: str
+    graph: dict[str, Any]
+    """As `GET /applications/{application_id}/graph` returns it."""
 
 
 class ImportOut(Schema):
@@ -122,19 +128,19 @@ class ImportOut(Schema):
     records: int
 
 
-@router.post("/applications/import", response=ImportOut)
-def import_application_graph(request: ApiRequest, tenant: str) -> dict[str, int]:
-    """Import a demand graph in the form of `GET /applications/{application_id}/graph`. Its records replace those that were
-    imported before; runs recorded here stay."""
+@router.post("/applications/import", response=ImportOut, auth=PEOPLE)
+def import_application_graph(request: ApiRequest, body: ImportIn) -> dict[str, int]:
+    """Import a demand graph. Its records replace those that were imported before; runs recorded here stay. Requires the role
+    operator, in the tenant or over the fleet."""
     person = request.auth.person
-    found = tenants_with_role(person, Role.OPERATOR).filter(name=tenant).first()
-    if found is None:
-        raise ApiError(404, "not_found", f"No tenant {tenant!r} that you may manage.", "tenant")
+    tenant = tenants_with_role(person, Role.OPERATOR).filter(name=body.tenant).first()
+    if tenant is None:
+        raise ApiError(403, "forbidden", "You do not manage the applications of such a tenant.", "tenant")
     try:
-        graph = DemandGraph.from_json(request.body)
+        graph = DemandGraph.from_json(json.dumps(body.graph).encode())
     except ValueError as error:
-        raise ApiError(422, "invalid", str(error)) from error
-    application = import_graph(found, graph, timezone.now())
+        raise ApiError(422, "invalid", str(error), "graph") from error
+    application = import_graph(tenant, graph, timezone.now())
     record("application.imported", application, actor=person, inputs={"records": len(graph.records)})
     return {"id": application.pk, "records": len(graph.records)}
 

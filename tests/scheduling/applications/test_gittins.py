@@ -18,7 +18,7 @@ def rank_of(service_s, attained_s=0.0, weight=1.0):
     return float(rank[0]), float(refresh[0])
 
 
-@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=12), st.floats(0.0, 1.5))
+@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=12), st.floats(0.0, 1.5).filter(lambda share: share != 1.0))
 def test_a_rank_is_the_least_price_over_all_budgets(values, share):
     service_s, attained_s = sorted(values), share * max(values)
     rank, refresh = rank_of(service_s, attained_s)
@@ -42,6 +42,10 @@ def test_an_exponential_distribution_ranks_as_its_mean_whatever_was_attained():
     ranks = [rank_of(held, attained)[0] for attained in (0.0, *held[2, [2, 5, 8]])]
     assert ranks == pytest.approx([10.0] * 4, rel=0.02)
     assert rank_of(held, 0.5 * (held[0, 8] + held[2, 8]))[0] == pytest.approx(10.0, rel=0.2)
+
+
+def test_a_run_that_needs_nothing_more_goes_first():
+    assert rank_of([2.0, 4.0], 4.0)[0] == 0.0
 
 
 def test_a_weight_divides_the_rank_and_a_run_beyond_all_records_ranks_as_its_tail():

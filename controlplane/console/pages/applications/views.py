@@ -34,8 +34,8 @@ def applications(request: HttpRequest) -> HttpResponseBase:
 
 
 def application_of(request: HttpRequest, pk: int) -> Application:
-    found: Application = get_object_or_404(visible_applications(viewer_of(request)), pk=pk)
-    return found
+    row: Application = get_object_or_404(visible_applications(viewer_of(request)), pk=pk)
+    return row
 
 
 @require_safe
