@@ -229,6 +229,7 @@ def file_storage(url: str, state_dir: Path) -> dict[str, Any]:
         "bucket_name": parts.netloc,
         "location": parts.path.strip("/"),
         "file_overwrite": False,
+        "max_memory_size": 8 * 2**20,  # the rest of a file that is read lies on disk
         **{key: values[-1] for key, values in parse_qs(parts.query).items()},
     }
     return {"BACKEND": "storages.backends.s3.S3Storage", "OPTIONS": options}

@@ -16,6 +16,7 @@ from django.views.decorators.csrf import csrf_exempt
 from controlplane.accounts.models import ApiKey, hash_secret
 from controlplane.batches import services
 from controlplane.batches.models import Batch, StoredFile
+from controlplane.batches.storage import store_errors
 from controlplane.gateway.errors import ApiError, invalid, invalid_key
 from controlplane.jobs.broker import send_task
 
@@ -132,11 +133,9 @@ def file_content(request: HttpRequest, key: ApiKey, file_id: str) -> HttpRespons
 
 
 def content_of(row: StoredFile) -> HttpResponseBase:
-    """Return the content of *row* as a download. Raises ApiError 404 if it is gone."""
-    try:
+    """Return the content of *row* as a download. Raises ApiError 404 if it is gone, 503 if the store fails."""
+    with store_errors(f"read {row.id}"):
         file = row.content.open("rb")
-    except OSError:
-        raise ApiError(404, f"The content of {row.id} is gone.", code="not_found", param="file_id") from None
     headers = {
         "Content-Disposition": f'attachment; filename="{row.id}.jsonl"',
         "Content-Length": str(row.size_bytes),

@@ -15,8 +15,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Tenant
-from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Purpose, StoredFile, file_storage
+from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Purpose, StoredFile
 from controlplane.batches.progress import with_sample
+from controlplane.batches.storage import store_errors
 from controlplane.batches.validation import ENDPOINTS, Line, Problem, check_lines
 from controlplane.events.services import record
 from controlplane.fleet.models import Model, SloClass, SloKind
@@ -39,7 +40,10 @@ UNFINISHED = {BatchStatus.EXPIRED: EXPIRED, BatchStatus.CANCELLED: CANCELLED}
 def create_file(
     tenant: Tenant, content: File[bytes], filename: str, purpose: str, *, expires_after_s: int | None = None
 ) -> StoredFile:
-    """Store *content*. Raises ApiError 400 for a purpose that is not ours, 413 for more than `MOST_FILE_BYTES`."""
+    """Store *content*.
+
+    Raises ApiError 400 for a purpose that is not ours, 413 for more than `MOST_FILE_BYTES`, 503 if the store fails.
+    """
     if purpose not in Purpose.values:
         raise invalid(f"purpose must be batch, not {purpose!r}: files are kept for batches alone.", "purpose")
     if content.size > MOST_FILE_BYTES:
@@ -53,7 +57,8 @@ def create_file(
         size_bytes=content.size,
         expires_at=_expiry(expires_after_s),
     )
-    row.content.save(f"{row.id}.jsonl", content, save=False)
+    with store_errors(f"write {row.id}"):
+        row.content.save(f"{row.id}.jsonl", content, save=False)
     row.save()
     return row
 
@@ -70,12 +75,12 @@ def _expiry(after_s: int | None) -> Any:
 
 
 def delete_file(row: StoredFile) -> None:
-    """Delete *row* and its content. Raises ApiError 409 while a batch still reads it."""
+    """Delete *row* and its content. Raises ApiError 409 while a batch still reads it, 503 if the store fails."""
     if Batch.objects.filter(input_file=row).exclude(status__in=ENDED).exists():
         raise ApiError(409, f"{row.id} is read by a batch that has not ended: cancel it first.", code="file_in_use")
+    with store_errors(f"delete {row.id}"), contextlib.suppress(FileNotFoundError):
+        row.content.storage.delete(str(row.content.name))
     row.delete()
-    with contextlib.suppress(OSError):
-        file_storage().delete(str(row.content.name))
 
 
 def delete_expired_files() -> int:
@@ -161,7 +166,8 @@ def cancel_batch(batch: Batch) -> None:
 def validate_batch(batch_id: int) -> bool:
     """Read the input file line by line and store its requests; the batch is in progress or failed afterwards.
 
-    Run again after a crash it begins again from the first line. Returns whether the batch is in progress.
+    Run again after a crash it begins again from the first line. Returns whether the batch is in progress. Raises ApiError
+    503 if the store of files fails: the batch stays as it is.
     """
     batch = Batch.objects.select_related("input_file").filter(pk=batch_id, status=BatchStatus.VALIDATING).first()
     if batch is None:
@@ -169,7 +175,7 @@ def validate_batch(batch_id: int) -> bool:
     models = frozenset(Model.objects.values_list("name", flat=True))
     problems: list[Problem] = []
     total, named = 0, set()
-    with batch.input_file.content.open("rb") as file:
+    with store_errors(f"read {batch.input_file_id}"), batch.input_file.content.open("rb") as file:
         checked = check_lines(file, batch.endpoint, models)
         while chunk := list(islice(checked, CHUNK_LINES)):
             lines = [one for one in chunk if isinstance(one, Line)]
@@ -278,7 +284,10 @@ def _count(batch_id: int, answers: Sequence[Answer]) -> None:
 
 
 def finish_batch(batch_id: int) -> bool:
-    """Write the files of a batch that is `finalizing`, and end it. Run again after a crash it writes them again."""
+    """Write the files of a batch that is `finalizing`, and end it. Run again after a crash it writes them again.
+
+    Raises ApiError 503 if the store of files fails: the batch stays as it is.
+    """
     batch = Batch.objects.filter(pk=batch_id, status=BatchStatus.FINALIZING).first()
     if batch is None:
         return False

@@ -168,7 +168,7 @@ class Experiment:
     paper: str
     section: str
     measures: str
-    """What it measures, in a few words."""
+    """Its measures, in a few words."""
     results: str
     """Page and anchor of its results under docs/."""
     options: Sequence[Option]

@@ -74,10 +74,10 @@ STRATEGIES: Final = {
     "lt_i": "To the number of the hourly plan at once.",
     "lt_u": "Towards the hourly plan one by one, more only above 70% use, fewer only below 30%.",
     "lt_ua": "Towards the hourly plan by use; late in the hour also when demand is far from its forecast.",
-    "proactive": "To the next ten-minute window's number at its begin.",
+    "proactive": "To the next ten-minute window's number at its start.",
     "hybrid": "The next window's number, and between windows by use.",
     "preserve": "The next window's number, and one more for each instance that the look-ahead map shows overloaded.",
-    "pilothouse": "Plans every 20 minutes from the forecast's band; an instance goes only if no plan soon wants it back.",
+    "pilothouse": "Plans every 20 minutes from the forecast's band; an instance leaves only if no plan soon needs it back.",
     "none": "The floor alone: one instance more above 70% use, one less after a minute below 30%.",
 }
 FORECASTERS: Final = {

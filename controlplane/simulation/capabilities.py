@@ -1,7 +1,7 @@
 """Capability of an instance, measured once for all processes of a machine that need it at the same time.
 
-A what-if has several futures with the same requests, and its runs begin in several processes at once. What one of them
-measures, the others read from a file; what it is at, they leave to it, and measure something else meanwhile.
+A what-if has several futures with the same requests, and its runs start in several processes at once. A process reads the
+measurements of others from files, and measures something else while another process measures one.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 FOLDER: Final = "capabilities"
 """In the state folder."""
 KEPT_S: Final = 3600.0
-"""Then a file goes, since other requests have come."""
+"""Seconds until a file is deleted, since other requests have come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """All that what an instance serves depends on."""
+    """All inputs of a measured capability."""
 
     engine: EngineConfig
     prompt_tokens: bytes
@@ -54,7 +54,7 @@ class Measurement:
     most_above: float
 
     def made(self) -> Capability:
-        """By simulation: a tenth of a second and more."""
+        """Measure it by simulation, in a tenth of a second or more."""
         prompts, outputs = (np.frombuffer(each, np.int32) for each in (self.prompt_tokens, self.output_tokens))
         return measuring.simulated_capability(
             self.engine,
@@ -69,7 +69,7 @@ class Measurement:
 
     @property
     def name(self) -> str:
-        """A digest of it, and of the code that measures."""
+        """Return a digest of it and of the measuring code."""
         digest = hashlib.sha256(_code().encode())
         for tokens in (self.prompt_tokens, self.output_tokens):
             digest.update(hashlib.sha256(tokens).digest())
@@ -84,10 +84,10 @@ def _code() -> str:
 
 
 def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Capability]:
-    """By (model, GPUs of an instance): as given, else as live by a simulation of the performance profile.
+    """Return capability by (model, GPUs of an instance): the scenario's, else simulated from the profile as live.
 
-    For requests as long as the recent ones, or else those to come, the strictest of the interactive promises and the
-    burstiest endpoint's arrivals.
+    Simulated for the lengths of the recent requests, or else the future ones, the strictest interactive promise, and the
+    arrivals of the burstiest endpoint.
     """
     given = {(one.model, gpus_as_type(one.gpu, one.tensor_parallel)): one for one in scenario.capabilities}
     requests, cluster = staged.recent or staged.requests, staged.cluster
@@ -119,16 +119,16 @@ def capabilities(scenario: Scenario, staged: Stage) -> dict[tuple[str, str], Cap
 
 @lru_cache(maxsize=8)
 def _of_process(wanted: tuple[Measurement, ...]) -> list[Capability]:
-    """Of *wanted*, in their order. The futures of a what-if have the same requests, and each would measure again."""
+    """Return the capabilities of *wanted*, in order, cached for the futures of a what-if, which have the same requests."""
     made = measured({one.name: one for one in wanted}, Path(settings.STATE_DIR) / FOLDER)
     return [made[one.name] for one in wanted]
 
 
 def measured(wanted: Mapping[str, Measurement], folder: Path) -> dict[str, Capability]:
-    """Each of *wanted*, by name: read from its file in *folder*, else made and written there.
+    """Return each of *wanted*, by name: read from its file in *folder*, else measured and written there.
 
-    What another process is at is left to it, and read, or made, in the end. Without a folder that can be written to, all is
-    made here.
+    A measurement that another process makes is left to it, and read, or made, in the end. Without a writable folder all
+    are made here.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def measured(wanted: Mapping[str, Measurement], folder: Path) -> dict[str, Capab
 
 
 def _unless_busy(one: Measurement, path: Path) -> Capability | None:
-    """The capability in the file *path*, which is written if it is not whole; None while another process measures it."""
+    """Return the capability in the file *path*, written if missing; None while another process measures it."""
     with open(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -151,7 +151,7 @@ def _unless_busy(one: Measurement, path: Path) -> Capability | None:
 
 
 def _once_free(one: Measurement, path: Path) -> Capability:
-    """The same once no other process is at it; its lock ends with it."""
+    """Return the same once no other process measures it; its lock ends with it."""
     with open(path, "a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         return _read(file) or _written(one.made(), file)
@@ -178,7 +178,7 @@ def _forget(folder: Path) -> None:
 
 
 def _strictest(scenario: Scenario) -> tuple[Promise, float]:
-    """The strictest of each interactive promise, and the highest percentile that one is given for."""
+    """Return the strictest of each interactive promise, and the highest percentile of one."""
     shown = [one for one in scenario.classes.values() if one.kind == "interactive"]
 
     def least_s(name: str) -> float:

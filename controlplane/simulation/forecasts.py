@@ -1,4 +1,4 @@
-"""Demand of a simulation by window, and what a forecaster would have known of it at a time."""
+"""Demand of a simulation by window, and forecasts of it at a time, from the demand before."""
 
 import hashlib
 from collections.abc import Collection
@@ -18,7 +18,7 @@ from scheduling.simulation.workload.requests import CHUNK, Requests
 Floats = NDArray[np.float64]
 ORACLE, RECENT = "oracle", "recent"
 LEAST_WINDOWS: Final = 2
-"""With fewer known, the highest minute of the last ten stands in, as live."""
+"""Minimum known windows; with fewer, the highest of the last ten minutes stands in, as live."""
 RECENT_MINUTES: Final = 10
 MINUTE_S: Final = 60.0
 
@@ -32,7 +32,7 @@ class CachedForecast:
 
 
 def forecaster_named(name: str) -> str:
-    """*name*, or the best forecaster's. ValueError if there is none of that name, and for one that rests."""
+    """Return *name*, or the best forecaster's. Raise ValueError for an unknown or unavailable one."""
     name = name or BEST
     if name not in (ORACLE, RECENT, *FORECASTERS):
         raise ValueError(f"must be one of {', '.join((ORACLE, RECENT, *FORECASTERS))}, not {name!r}")
@@ -43,7 +43,7 @@ def forecaster_named(name: str) -> str:
 
 @dataclass(slots=True)
 class SeriesForecasts:
-    """Forecasts of one series by the forecaster *name*, at times that only grow, by what came before each.
+    """Forecasts of one series by the forecaster *name*, at growing times, each from the demand before it.
 
     *minutes* are tokens a second by minute from the start of the simulation, *history* those of the windows before.
     """
@@ -55,17 +55,17 @@ class SeriesForecasts:
     refit_s: float
     _fitted: Fallback | None = field(default=None, init=False)
     _fitted_windows: int = field(default=0, init=False)
-    """Windows of the simulation that were known when it was fitted."""
+    """Windows of the simulation known at the fit."""
     _known: int = field(default=0, init=False)
     _asked: list[tuple[int, int]] = field(default_factory=list, init=False)
     """Windows known and asked for, each time."""
     _answered: int = field(default=0, init=False)
-    """How many of them the forecaster answered; the others it is asked when the next answer is not cached."""
+    """Number of these that the forecaster answered; it is asked the others when the next answer is not cached."""
     _last: CachedForecast | None = field(default=None, init=False)
-    """It stays the same until the next window is known."""
+    """Unchanged until the next window is known."""
 
     def ahead(self, now_s: float, count: int) -> Band:
-        """The *count* windows from the one that *now_s* is in."""
+        """Return the *count* windows from the one that contains *now_s*."""
         now = int(now_s // self.window_s)
         if self.name == ORACLE:
             known = self._windows(now + count)[now:]
@@ -85,21 +85,23 @@ class SeriesForecasts:
         return self._last.band
 
     def _said(self) -> Band:
-        """By the forecaster, which is asked for all that it was not asked for yet."""
+        """Return the forecaster's last answer, after every question that it was not asked yet."""
         for now, count in self._asked[self._answered :]:
             made = self._up_to(now).predict(count)
         self._answered = len(self._asked)
         return Band(made.mean, made.upper_80)
 
     def _digest(self) -> bytes:
-        """Of all that a forecast depends on."""
+        """Return a digest of everything that a forecast depends on."""
         digest = hashlib.sha256(repr((self.name, self.window_s, self.refit_s, self.minutes.size)).encode())
         digest.update(self.minutes.tobytes())
         digest.update(self.history.tobytes())
         return digest.digest()
 
     def _up_to(self, now: int) -> Fallback:
-        """The forecaster that knows the windows before *now*; refitted after `refit_s`, or with half as many more."""
+        """Return the forecaster that knows the windows before *now*; refitted after `refit_s`, or with half as many
+        more.
+        """
         grown = self.history.size + now > 1.5 * (self.history.size + self._fitted_windows)
         old = (now - self._fitted_windows) * self.window_s >= self.refit_s
         if self._fitted is None or grown or old:
@@ -113,21 +115,21 @@ class SeriesForecasts:
         return self._fitted
 
     def _windows(self, count: int) -> Floats:
-        """The first *count* windows of the simulation; no demand where it is over."""
+        """Return the first *count* windows of the simulation, 0 after its end."""
         return by_window(self.minutes, self.window_s, count)
 
 
 @lru_cache(maxsize=512)
 def _first_answer(series: bytes) -> CachedForecast:
-    """Before anything was asked about the *series* of this digest, in this process.
+    """Return the root of cached answers about the *series* of this digest.
 
-    Futures of a what-if have the same requests: what one of them asks, the others know.
+    Futures of a what-if have the same requests and share their forecasts.
     """
     return CachedForecast()
 
 
 def by_window(minutes: Floats, window_s: float, count: int) -> Floats:
-    """Means of *count* windows of so many whole minutes; 0 beyond the end of *minutes*."""
+    """Return means of *count* windows, each of whole minutes; 0 beyond the end of *minutes*."""
     each = round(window_s / MINUTE_S)
     padded = np.zeros(count * each)
     known = minutes[: padded.size]
@@ -146,7 +148,7 @@ class DemandMinutes:
 
     @classmethod
     def of(cls, cluster: Cluster, requests: Requests, classes: Collection[int], minutes: int) -> "DemandMinutes":
-        """Demand of *requests* of *classes* in the first *minutes*."""
+        """Return the demand of *requests* of *classes* in the first *minutes*."""
         endpoint_of = np.array(
             [
                 [next(iter(cluster.candidates(model, region)), 0) for region in cluster.regions]
@@ -183,12 +185,12 @@ class DemandMinutes:
         return hashlib.sha256(b"".join(each.tobytes() for each in (self.prompt, self.output, self.requests))).digest()
 
     def arrival_cv(self, endpoint: int, now_s: float, behind_s: float = 4 * 3600.0) -> float:
-        """CV of the arrivals over the time behind *now_s*, as live plans read it off their minutes."""
+        """Return the CV of arrivals over the *behind_s* before *now_s*, as live plans measure it."""
         until = int(now_s // MINUTE_S)
         return arrival_cv(self.requests[endpoint, max(0, until - round(behind_s / MINUTE_S)) : until])
 
     def rate(self, endpoint: int, now_s: float, behind_s: float = 3600.0) -> float:
-        """Prompt and output tokens a second over the time behind *now_s*; 0 at the start."""
+        """Return prompt and output tokens per second over the *behind_s* before *now_s*; 0 at the start."""
         until = int(now_s // MINUTE_S)
         part = slice(max(0, until - round(behind_s / MINUTE_S)), until)
         total = self.prompt[endpoint, part] + self.output[endpoint, part]

@@ -16,7 +16,7 @@ BATCH: Final = 1024
 
 
 def read_texts(path: Path) -> list[str]:
-    """The prompts of a trace, one a line, in its order. Raises ValueError for a file that cannot be read."""
+    """Return the prompts of a trace, one a line, in its order. Raise ValueError for a file that cannot be read."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -24,10 +24,10 @@ def read_texts(path: Path) -> list[str]:
 
 
 def predicted_by(number: int, staged: Stage, texts: Sequence[str] | None = None) -> Stage:
-    """*staged*, whose requests are expected to be as long as version *number* (0: the bundled student) predicts.
+    """Return *staged* with lengths predicted by version *number* (0: the bundled student).
 
-    Without *texts*, one a request, a student and kinds that read none answer by sizes and names. Raises ValueError where
-    there is no such version, its file cannot be used, it reads prompts and there are none, or their number differs.
+    Without *texts*, one a request, a student and kinds that read none answer by sizes and names. Raises ValueError for
+    an unknown version, an unusable file, missing prompts, or a wrong number of them.
     """
     version = _version(number)
     requests = staged.requests

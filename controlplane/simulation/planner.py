@@ -1,4 +1,4 @@
-"""The planner of a scenario: plans as live ones, by forecasts made as the simulated time passes."""
+"""Planner of a scenario: plans as live, from forecasts made as simulated time passes."""
 
 import hashlib
 import pickle
@@ -44,7 +44,9 @@ NO_STRATEGY = PlansFor()
 
 
 def planner_of(scenario: Scenario, path: Path, staged: Stage) -> SimulatedPlanner | None:
-    """The planner of *staged*; None where no strategy follows plans. Raises ScenarioError for an unknown forecaster."""
+    """Return the planner of *staged*; None where no strategy follows plans. Raise ScenarioError for an unknown
+    forecaster.
+    """
     forecasters = _forecasters(scenario, path, staged.cluster.endpoints)
     if staged.scaled is None or not staged.scaled.one.uses_advice:
         return None
@@ -57,7 +59,7 @@ def planner_of(scenario: Scenario, path: Path, staged: Stage) -> SimulatedPlanne
     whole = _fleet(scenario, staged, frozenset())
 
     def fleet_at(now_s: float, views: Sequence[EndpointView]) -> Fleet:
-        """Places whose machines are lost then are not there."""
+        """Return the fleet without places whose machines are lost then."""
         lost = lost_at(scenario, staged.cluster, now_s)
         return (_fleet(scenario, staged, lost) if lost else whole).with_instances(views)
 
@@ -72,7 +74,7 @@ def planner_of(scenario: Scenario, path: Path, staged: Stage) -> SimulatedPlanne
 
 
 def _plan(*given: Any) -> FleetPlan:
-    """As `make_plan`, once a process: futures that differ in nothing that plans depend on have the same ones."""
+    """Call `make_plan`, cached in the process: futures that differ in nothing that plans depend on share them."""
     kept = _kept(hashlib.sha256(pickle.dumps(given)).digest())
     if not kept:
         kept.append(make_plan(*given))
@@ -81,14 +83,14 @@ def _plan(*given: Any) -> FleetPlan:
 
 @lru_cache(maxsize=512)
 def _kept(given: bytes) -> list[FleetPlan]:
-    """The plan for what has this digest, once there is one."""
+    """Return the cache for the plan with this digest of inputs."""
     return []
 
 
 def _forecasters(scenario: Scenario, path: Path, endpoints: Sequence[Endpoint]) -> dict[Endpoint, str]:
-    """The forecaster of each of *endpoints*. Raises ScenarioError for one that is unknown or rests, wherever it is named.
+    """Return the forecaster of each of *endpoints*. Raise ScenarioError for an unknown or unavailable one.
 
-    Where a bundle's rests, the best stands in, as live.
+    Where a bundle's is unavailable, the best stands in, as live.
     """
     named: list[tuple[Key, str]] = [(("forecast", "forecaster"), scenario.forecast.forecaster)]
     named += [(("endpoints", at, "forecaster"), one.forecaster or "") for at, one in enumerate(scenario.endpoints)]
@@ -111,7 +113,7 @@ def _level(demand_level: str, plans_for: PlansFor) -> PlansFor:
 
 
 class _Expected:
-    """Demand as it is expected at a time: forecasts of the interactive classes, a buffer for the non-interactive ones."""
+    """Expected demand at a time: forecasts of the interactive classes, a buffer for the non-interactive ones."""
 
     def __init__(
         self,
@@ -160,7 +162,7 @@ class _Expected:
         return Demand(now_s // self._window_s * self._window_s, self._window_s, of)
 
     def _buffer_and_cv(self, endpoint: int, known_s: float) -> tuple[float, float]:
-        """Of *endpoint*: the buffer for non-interactive work (tokens a second), and the CV of arrivals."""
+        """Return the buffer of *endpoint* for non-interactive work (tokens per second), and the CV of arrivals."""
         if (endpoint, known_s) not in self._seen:
             beta = float(niw_buffer(self._other.rate(endpoint, known_s), 1.0, self._share))
             self._seen[endpoint, known_s] = beta, self._asked.arrival_cv(endpoint, known_s)
@@ -169,8 +171,7 @@ class _Expected:
 
 @lru_cache(maxsize=8)
 def _seen(asked: bytes) -> dict[tuple[int, float], tuple[float, float]]:
-    """Buffers and CVs of what was *asked*, a digest, by endpoint and time, as this process worked them out: futures of a
-    seed ask for the same."""
+    """Return the cache of buffers and CVs of the demand with this digest, by endpoint and time."""
     return {}
 
 
@@ -190,7 +191,7 @@ def _finite(band: Band) -> Band:
 
 
 def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> list[np.ndarray]:
-    """(endpoints, windows) of prompt and of output tokens in the days before the start."""
+    """Return prompt and output tokens of the days before the start, as (endpoints, windows)."""
     before = past_requests(scenario, path, staged)
     minutes = 7 * 1440 * ceil(scenario.forecast.history_days / 7)
     asked = DemandMinutes.of(staged.cluster, before, classes, minutes)
@@ -204,9 +205,10 @@ def _past(scenario: Scenario, path: Path, staged: Stage, classes: list[int]) -> 
 
 
 def _fleet(scenario: Scenario, staged: Stage, lost: Set[int]) -> Fleet:
-    """Places of instances by model, region and GPUs; an instance is one unit, and models on the same GPUs share them.
+    """Return the places of instances by model, region and GPUs; an instance is one unit, shared by models on the same
+    GPUs.
 
-    Those that are *lost* are no places: a deployment may have as many fewer.
+    Places that are *lost* do not count.
     """
     cluster, scaled = staged.cluster, staged.scaled
     assert scaled is not None

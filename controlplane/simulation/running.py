@@ -27,7 +27,7 @@ CHANGE_COLUMNS: Final = ("time_s", "instance", "model", "region", "state")
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """A scenario that was simulated."""
+    """Result of a simulated scenario, with its stage and planner."""
 
     staged: Stage
     about: dict[str, Any]
@@ -45,7 +45,7 @@ class Simulated:
 
     @property
     def plans(self) -> Table:
-        """Plans that strategies followed. Windows that no strategy looked at are planned to fill it."""
+        """Return plans that strategies followed. Windows that no strategy looked at are planned to fill it."""
         rows = [
             (
                 each.made_at_s,
@@ -63,7 +63,7 @@ class Simulated:
 
     @property
     def changes(self) -> Table:
-        """Every instance's states, in order of time: starts, drains, reclaims, failures, redeploys."""
+        """Return every instance's states, in order of time: starts, drains, reclaims, failures, redeploys."""
         cluster = self.result.cluster
         rows = [
             (float(time_s), cluster.instances[instance].name, *cluster.endpoints[endpoint], State(after).name.lower())
@@ -72,7 +72,7 @@ class Simulated:
         return Table(CHANGE_COLUMNS, rows)
 
     def tables(self) -> dict[str, Table]:
-        """All but the series and the changes, by name."""
+        """Return all tables but the series and the changes, by name."""
         measures = self.measures
         return {
             "measures": measures.requests,
@@ -83,7 +83,7 @@ class Simulated:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """`tables` as objects; what could not be measured is null."""
+        """Return `tables` as objects; values that could not be measured are null."""
         tables = self.tables().items()
         return {**self.about, **{name: [_finite(row) for row in table.as_dicts()] for name, table in tables}}
 
@@ -128,7 +128,7 @@ def simulate(
 
 
 def _hours(measures: Measures) -> dict[str, float]:
-    """Instance-hours and dollars of all models."""
+    """Return instance-hours and dollars of all models."""
     wanted = {"instance_h": "instance_hours", "wasted_h": "wasted_hours", "cost_usd": "cost_usd"}
     sums = dict.fromkeys(wanted.values(), 0.0)
     for by, _, name, value in measures.hours.rows:
@@ -138,7 +138,7 @@ def _hours(measures: Measures) -> dict[str, float]:
 
 
 def compile_for(staged: Stage) -> None:
-    """Have all kernels in memory, so that the time taken is the simulation's own. They are cached on disk."""
+    """Load all kernels, so that the time taken is the simulation's own."""
     first = staged.requests._replace(
         **{name: getattr(staged.requests, name)[:1] for name in staged.requests._fields if "prefix" not in name},
         prefix_first=staged.requests.prefix_first[:2],
@@ -147,9 +147,9 @@ def compile_for(staged: Stage) -> None:
 
 
 def warm_up() -> None:
-    """Load what simulations need: their kernels, planner and solver. Nothing happens where kernels must be compiled first.
+    """Load kernels, planner and solver. Do nothing where kernels must be compiled first.
 
-    Called before a worker's processes are forked, which then share it, and whose first run takes no longer than the next.
+    Called before a worker's processes are forked, which then share them, so that their first run is as fast as the next.
     """
     if _on_disk(loop.enter):
         run_small()
@@ -161,7 +161,7 @@ def run_small() -> None:
 
 
 def _on_disk(kernel: Any) -> bool:
-    """Whether *kernel*, a `compiled` function, was compiled before and its code kept: it is loaded in a moment."""
+    """Return whether the code of *kernel*, a `compiled` function, is cached on disk."""
     folder = kernel.stats.cache_path
     return folder is not None and any(Path(folder).glob(f"*.{kernel.__name__}-*.nbi"))
 

@@ -32,7 +32,7 @@ WORKLOAD_COLUMNS = (
     "predicted_prompt_tokens", "predicted_output_tokens", "unserved",
 )  # fmt: skip
 IDLE_ROWS_ENOUGH = 30
-"""With so many requests that met an idle instance, only these measure prefill time."""
+"""From this number of requests that met an idle instance, only these measure prefill time."""
 
 
 def ledger_rows(since: datetime | None = None, until: datetime | None = None, model: str = "") -> QuerySet[LedgerRow]:

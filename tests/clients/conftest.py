@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.batches.test_api import here  # noqa: F401 (a fixture)
 from tests.clients import environments
 from tests.gateway.conftest import ServedGateway
 from tests.gateway.test_responses import emulated  # noqa: F401 (a fixture)

@@ -177,13 +177,13 @@ def test_bounded_in_requests_the_newest_first(ledger, make_instance, settings):
 def test_the_fleet_has_the_round_trips_and_limits_that_it_had_live(ledger, make_instance):
     fleet = inventory.read({PLACE[0]})
     (deployment,) = fleet.deployments.values()
-    simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).stage("reactive").cluster
+    simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).varied("reactive")[1].cluster
     policy = simulated.policy(PLACE[:2])
     assert (policy.dispatch_round_trip_ms, policy.requests_ahead_limit) == (0.0, None)
     LedgerRow.objects.update(trace=[{"moved": "a to b"}, {"round_trip_ms": 40.0}])
     LedgerRow.objects.filter(pk__in=[row.pk for row in ledger[-3:]]).update(trace=[{"round_trip_ms": None}])
     deployment.requests_ahead_limit = 2
-    simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).stage("reactive").cluster
+    simulated = Replay.read(LedgerRow.objects.all(), fleet, NOW).varied("reactive")[1].cluster
     policy = simulated.policy(PLACE[:2])
     assert (policy.dispatch_round_trip_ms, policy.requests_ahead_limit) == (40.0, 2)
 
@@ -199,7 +199,7 @@ def test_and_in_time(ledger, make_instance, settings):
 def test_hours_are_counted_while_requests_come_and_a_little_longer(ledger, make_instance):
     tuning.change("USUAL_START_S", 90_000.0, "test")
     last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
-    cluster, last_s = last_hours.stage("reactive").cluster, float(last_hours.workload.arrival_s[-1])
+    cluster, last_s = last_hours.varied("reactive")[1].cluster, float(last_hours.workload.arrival_s[-1])
     most_s = len(cluster.instances) * (last_s + services.SETTLE_S)
     for name in ("reactive", "lt_u"):
         assert 0 < last_hours.line(name)["instance_hours"] <= most_s / 3600
@@ -224,7 +224,7 @@ def test_a_strategy_that_cannot_be_simulated_costs_its_own_line(ledger, make_ins
 def test_the_fleet_is_that_of_the_rows(ledger, make_instance):
     make_instance(), make_instance(state="stopped")
     last_hours = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
-    instances = last_hours.stage("reactive").cluster.instances
+    instances = last_hours.varied("reactive")[1].cluster.instances
     assert [spec.state for spec in instances] == [State.READY, State.EMPTY, State.EMPTY]
     assert [spec.usd_per_hour for spec in instances] == [pytest.approx(2.7)] * 3
     (engine,) = {spec.engine for spec in instances}
@@ -234,7 +234,7 @@ def test_the_fleet_is_that_of_the_rows(ledger, make_instance):
 def test_instances_that_share_gpus_are_as_they_are_now(ledger, make_instance):
     group = SwapGroup.objects.create(name="pair", cpu_memory_bytes=20 * 10**9)
     make_instance(), make_instance(swap_group=group), make_instance(state="sleeping", sleep_level=1, swap_group=group)
-    cluster = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW).stage("reactive").cluster
+    cluster = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW).varied("reactive")[1].cluster
     assert [(spec.state.name, spec.sharing is not None) for spec in cluster.instances] == [
         ("READY", False),
         ("READY", True),
@@ -312,7 +312,7 @@ class TestAdvice:
     def test_bounds_are_those_of_each_endpoint(self, ledger, make_instance):
         make_instance()
         replayed = Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW)
-        assert replayed.stage("lt_u").scaled.bounds == {PLACE: Bounds(1, 3)}
+        assert replayed.varied("lt_u")[1].scaled.bounds == {PLACE: Bounds(1, 3)}
 
     def test_without_one_by_the_last_minutes_and_never_by_what_comes(self, ledger, make_instance):
         make_instance()
@@ -340,7 +340,7 @@ def test_marks_that_an_operator_changed_are_simulated(ledger, make_instance):
     tuning.change("SWAP_BY_QUEUE", False, "test", model=model)
 
     def staged():
-        return Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW).stage("reactive")
+        return Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW).varied("reactive")[1]
 
     made = staged()
     assert {each.out_above for each in made.scaled.strategies.values()} == {0.6}

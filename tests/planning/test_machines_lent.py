@@ -56,7 +56,9 @@ def clusters(two_models, make_request, tmp_path: Path):  # noqa: F811
         "fork": cluster_of(Scenario.model_validate(fork_of(seen, 60.0).scenario)),
         "counterfactual": stage_start(start, Scenario.model_validate(start.scenario), 1, (), 200.0).cluster,
         "export": cluster_of(load_scenario(tmp_path / "live" / "scenario.toml")),
-        "comparison": Replay.read(LedgerRow.objects.all(), inventory.read(set(NAMES)), now).stage("reactive").cluster,
+        "comparison": Replay.read(LedgerRow.objects.all(), inventory.read(set(NAMES)), now)
+        .varied("reactive")[1]
+        .cluster,
     }
 
 

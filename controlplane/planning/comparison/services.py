@@ -8,7 +8,7 @@ import logging
 import time
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
     from scheduling.planning.advisor import Demand, SimulatedPlanner
+    from scheduling.simulation.scenario import Scenario
     from scheduling.simulation.staging import Stage
     from scheduling.simulation.workload.columns import Workload
 
@@ -46,9 +47,9 @@ RECENT_MINUTES = int(RECENT.total_seconds()) // demand.MINUTE_S
 
 
 def compare_strategies(
-    hours: float, now: datetime, has_pending: Callable[[], bool] = lambda: False
+    hours: float, now: datetime, requested_work_waits: Callable[[], bool] = lambda: False
 ) -> StrategyComparison | None:
-    """Simulate the last *hours* under every strategy and store the result; None once *has_pending*.
+    """Simulate the last *hours* under every strategy and store the result; None once *requested_work_waits*.
 
     With too few requests, the row has a note and no lines. Requests and time are bounded by settings.
     """
@@ -70,7 +71,7 @@ def compare_strategies(
     notes = list(filter(None, (left_out(fleet), replay.note)))
     names = strategies.names()
     for done, name in enumerate(names):
-        if has_pending():
+        if requested_work_waits():
             return None
         if time.monotonic() - began > tuned().COMPARE_LIMIT_S:
             notes.append(f"the time was over after {done} of {len(names)} strategies")
@@ -140,8 +141,8 @@ class Replay:
             note = f"the newest {len(newest):,} requests, of {(now - from_at).total_seconds() / 60:.1f} min"
         return cls(fleet, scenario_of(fleet, rows), workload_of(replayed, from_at), from_at, now, note)
 
-    def stage(self, strategy: str) -> "Stage":
-        """Return the replay with every model scaled by *strategy*, with the marks of the model's settings."""
+    def varied(self, strategy: str) -> "tuple[Scenario, Stage]":
+        """Return the scenario with every model scaled by *strategy*, with the marks of the model's settings, and staged."""
         from scheduling.simulation.scenario import Scenario
         from scheduling.simulation.staging import stage
 
@@ -151,18 +152,20 @@ class Replay:
             endpoints.append({"model": model, "strategy": strategy, "parameters": parameters})
         until_h = (float(self.workload.arrival_s[-1]) + SETTLE_S) / 3600
         varied = {"endpoints": endpoints, "until_h": until_h, "sample_s": 0.0, "demand": {"too_long": "clip"}}
-        return stage(Scenario.model_validate(self.scenario | varied), seed=0, workload=self.workload)
+        scenario = Scenario.model_validate(self.scenario | varied)
+        return scenario, stage(scenario, seed=0, workload=self.workload)
 
     def line(self, strategy: str) -> dict[str, Any]:
-        """Simulate *strategy*; return its cost and SLO attainment."""
+        """Simulate *strategy*, with plans by the forecasts of that time; return its cost and SLO attainment."""
+        from controlplane.simulation.running import simulate
         from scheduling.simulation.cluster.world import UNPAID
         from scheduling.simulation.measures.results import PROVISIONING, kept, latency_s
 
-        staged, began = self.stage(strategy), time.perf_counter()
-        result = staged.run(advisor=recorded_planner(self.fleet, self.from_at, self.to_at, strategy))
-        logger.info(
-            "planning: %s over %d requests in %.2f s", strategy, len(self.workload), time.perf_counter() - began
-        )
+        scenario, staged = self.varied(strategy)
+        advisor = recorded_planner(self.fleet, self.from_at, self.to_at, strategy)
+        ran = simulate(scenario, replace(staged, advisor=advisor))
+        result = ran.result
+        logger.info("planning: %s over %d requests in %.2f s", strategy, len(self.workload), ran.about["took_s"])
         hours = result.state_s / 3600
         paid = hours.sum(axis=1) - hours[:, UNPAID].sum(axis=1)
         judged, met = kept(result, staged.promises)

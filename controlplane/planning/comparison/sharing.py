@@ -17,7 +17,7 @@ class Shared:
     """Instances that share GPUs, each as its own fleet table."""
 
     members: dict[Place, list[dict[str, Any]]] = field(default_factory=dict)
-    """Extra table keys per instance, besides its deployment's."""
+    """Table keys per instance, in addition to its deployment's."""
     present: Counter[Place] = field(default_factory=Counter)
     """Instances that are awake or waking."""
     groups: dict[str, dict[str, float]] = field(default_factory=dict)

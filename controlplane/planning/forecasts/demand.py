@@ -1,6 +1,6 @@
 """Demand series: the ledger's minute rows as windows, with gaps where nothing was counted.
 
-Demand is what was asked for, by the callers' region: including what another region served, and what was refused, expired
+Demand is counted by the callers' region: including requests that another region served, and those refused, expired
 or cancelled, counted once regardless of client retries.
 """
 

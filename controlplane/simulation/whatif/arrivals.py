@@ -167,7 +167,7 @@ def _moments(
         return np.zeros(0)
     known = np.array(gaps, np.float64)
     known = known / known.mean() if known.size >= FEWEST_GAPS and known.mean() > 0 else np.zeros(0)
-    # A few more than expected: the sum of so many gaps is nearly normal.
+    # A few more than expected: the sum of many gaps is nearly normal.
     passed = random.uniform(0.0, 1.0)
     moments = [np.array([passed])]
     while passed < total:

@@ -135,7 +135,7 @@ def said(rows: list[Counterfactual]) -> ReplaySummary:
     span = _span(best.to_at - best.from_at)
     if best.bundle == AS_IT_WAS or (best.saved_usd == 0 and best.fewer_missed == 0):
         return ReplaySummary(
-            f"Over {span}, no other bundle would have been cheaper than the policies that there are.", ordered
+            f"Over {span}, no other bundle would have been cheaper than the present policies.", ordered
         )
     money = f"${abs(best.saved_usd):,.2f} {'less' if best.saved_usd >= 0 else 'more'}"
     misses = f"{abs(best.fewer_missed):,} {'miss' if abs(best.fewer_missed) == 1 else 'misses'}"

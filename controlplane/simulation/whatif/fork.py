@@ -1,4 +1,4 @@
-"""Forks the live fleet: the state that its gateway holds, and the rows, as the start of a simulation."""
+"""Fork of the live fleet: the state in its gateway, and the rows, as the start of a simulation."""
 
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
@@ -23,11 +23,11 @@ from scheduling.simulation.staging.fleet import gpus_as_type
 EPOCH_S: Final = 1e9
 """Larger numbers in a strategy's memory are times."""
 RATIOS: Final = 400
-"""Newest requests of each model from which outputs that are still to come are drawn."""
+"""Maximum newest requests of each model from which remaining outputs are drawn."""
 
 
 def fork_fleet(horizon_s: float) -> Start:
-    """The fleet now, with requests for *horizon_s* to come at the level of the forecasts.
+    """Return the present fleet as a start, with forecast requests for *horizon_s*.
 
     Raises GatewaySilent when no gateway answers within seconds, ValueError if no deployment has a performance profile.
     """
@@ -35,13 +35,13 @@ def fork_fleet(horizon_s: float) -> Start:
 
 
 def fork_of(state: FleetState, horizon_s: float) -> Start:
-    """Fork from *state*, of a gateway; it is completed with what only the rows say."""
+    """Fork from *state*, of a gateway, completed with values that only rows have."""
     at = datetime.fromtimestamp(state.at, UTC)
     names = set(Deployment.objects.filter(active=True).values_list("model__name", flat=True))
     fleet = inventory.read(names)
     values = scenario_of(fleet, asked_rows(at - RECENT, at))
     if not values["fleet"]:
-        raise ValueError("No active deployment has a performance profile: nothing says how long its instances take.")
+        raise ValueError("No active deployment has a performance profile, which gives instances' times.")
     _complete(state, fleet, at)
     _fit(values, state)
     remarks = _silent_instances(state, at)
@@ -50,7 +50,9 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
         remarks.append(f"{', '.join(shadowed)}: in shadow mode now; futures assume the strategy acts.")
     unknown = sorted(names - set(values["models"]))
     if unknown:
-        remarks.append(f"{', '.join(unknown)} is left out: no performance profile says how long its instances take.")
+        remarks.append(
+            f"{', '.join(unknown)} is left out for lack of a performance profile, which gives instances' times."
+        )
     return Start(
         kind="fleet",
         at=at,
@@ -58,12 +60,12 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
         state=state,
         arrivals=arrivals,
         past=past_demand(at),
-        remarks=[*remarks, "Prefix caches begin empty.", *about_arrivals],
+        remarks=[*remarks, "Prefix caches start empty.", *about_arrivals],
     )
 
 
 def _shadowed(names: set[str]) -> list[str]:
-    """Those of *names* whose strategy does not act: a future that gives them another one assumes that it would."""
+    """Return those of *names* whose strategy does not act at present; futures assume that it does."""
     acts = ScalingPolicy.objects.filter(mode__in=(PolicyMode.AUTO, PolicyMode.ASK))
     return sorted(names - set(acts.values_list("model__name", flat=True)))
 
@@ -80,7 +82,7 @@ def _complete(state: FleetState, fleet: inventory.Fleet, at: datetime) -> None:
 
 
 def _silent_instances(state: FleetState, at: datetime) -> list[str]:
-    """A remark on ready instances that do not answer; none if all do."""
+    """Return a remark on ready instances that do not answer; none if all do."""
     silent = [one for one in state.instances if one.state is Condition.READY and not one.reachable]
     if not silent:
         return []
@@ -93,7 +95,7 @@ def _silent_instances(state: FleetState, at: datetime) -> list[str]:
 
 
 def _lengths(at: datetime) -> dict[str, list[float]]:
-    """By model, true over predicted output of requests that ended lately."""
+    """Return true over predicted output of recently ended requests, by model."""
     ratios: defaultdict[str, list[float]] = defaultdict(list)
     done = asked_rows(at - RECENT, at).filter(outcome=Outcome.DONE, predicted_output_tokens__gt=0)
     columns = ("model", "output_tokens", "predicted_output_tokens")
@@ -104,7 +106,7 @@ def _lengths(at: datetime) -> dict[str, list[float]]:
 
 
 def _memory(at: datetime) -> dict[str, float]:
-    """What strategies remember, with moments from *at* on."""
+    """Return the memory of strategies, with times relative to *at*."""
     at_s = at.timestamp()
     return {
         name: value - at_s if value > EPOCH_S else value

@@ -1,7 +1,7 @@
-"""A future that becomes the plan: what it changes is given to the models, and its instances are proposed.
+"""A future that becomes the plan: its changes are applied to the models, and its instances are proposed.
 
-Policies and bounds change at once, by whom may change them. Instances are proposals (plans with the status advice), which an
-operator approves as any other plan. Everything is one event, and one `undo` takes it back.
+Policies and bounds change at once, if the user may change them. Instances are proposals (plans with the status advice) that
+an operator approves as any other plan. Everything is one event, and one `undo` reverts it.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ PARTS: Final = {
 }
 """Column of each part of a change of policy."""
 SOON_S: Final = 900.0
-"""Instances that the future has ready so long from now are proposed."""
+"""Instances are proposed that the future has ready this many seconds from now."""
 VALID: Final = timedelta(hours=1)
 
 
@@ -57,7 +57,7 @@ class PlanChanges:
 
 
 def wanted(row: WhatIf, future: Future) -> PlanChanges:
-    """The changes of the fleet that *future* needs. Raises ActionError naming what the fleet lacks."""
+    """Return the changes of the fleet that *future* needs. Raise ActionError naming missing parts of the fleet."""
     made = PlanChanges()
     for change, words in zip(parsed(future.changes), selectors.changes_in_words(row, future), strict=True):
         match change:
@@ -96,7 +96,7 @@ def _deployments(change: BoundsChange) -> list[Deployment]:
 
 
 def obstacles(row: WhatIf, future: Future) -> list[str]:
-    """Conditions of *future* that have changed, in words; none where it can become the plan."""
+    """Describe changed conditions of *future*; empty if it can become the plan."""
     now = selectors.present_scenario()
     then, texts = row.start["scenario"], list[str]()
     for model in then["models"]:
@@ -115,7 +115,7 @@ def obstacles(row: WhatIf, future: Future) -> list[str]:
 
 
 def _policies_changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Policies and bounds of endpoints that are not as when the what-if began."""
+    """Describe policies and bounds of endpoints that changed since the what-if began."""
     known = ("routing", "ordering", "strategy", "forecaster", "min_instances", "max_instances")
     before, after = (
         {(each["model"], each.get("region")): each for each in one.get("endpoints", [])} for one in (then, now)
@@ -130,7 +130,7 @@ def _policies_changed(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 def changed_since(row: WhatIf) -> list[str]:
-    """Numbers of instances that differ from when *row* started; a plan need not fail by them."""
+    """Describe instance counts that differ from the start of *row*; a plan need not fail by them."""
     now, then = (_ready(one) for one in (selectors.present_scenario(), row.start["scenario"]))
     return [
         f"{model} in {region} has {now.get((model, region), 0)} instances, and had {count}"
@@ -148,7 +148,7 @@ def _ready(values: dict[str, Any]) -> dict[tuple[str, str], int]:
 
 
 def misses_target(row: WhatIf, letter: str) -> str:
-    """That the future *letter* holds its target of SLO met in no seed, in words; empty if it holds it in any."""
+    """Say that the future *letter* misses its SLO target in every seed; empty if it holds in any."""
     one = next((each for each in selectors.comparison(row)["futures"] if each["letter"] == letter), None)
     if one is None or one["holds"] or not one["seeds_done"]:
         return ""
@@ -158,10 +158,10 @@ def misses_target(row: WhatIf, letter: str) -> str:
 
 @transaction.atomic
 def make_plan(row: WhatIf, letter: str, actor: User, note: str = "", *, confirmed: bool = False) -> WhatIf:
-    """Make the future *letter* of *row* the plan; one that misses its target in every seed only if that is *confirmed*.
+    """Make the future *letter* of *row* the plan; if it misses its target in every seed, only when *confirmed*.
 
-    Raises ActionError if it is not done or not confirmed, if another of its futures is the plan, if what it rests on has
-    gone (in words), or if *actor* may not change bounds and it does; ValidationError as the services of planning and of the
+    Raises ActionError if it is not done or not confirmed, if another of its futures is the plan, if its conditions have
+    changed, or if it changes bounds and *actor* may not; ValidationError as the services of planning and of the
     inventory.
     """
     row = WhatIf.objects.select_for_update().get(pk=row.pk)
@@ -171,9 +171,9 @@ def make_plan(row: WhatIf, letter: str, actor: User, note: str = "", *, confirme
     if row.plan and not row.plan.get("undone_at"):
         raise ActionError(f"{row.plan['letter']} is the plan already. Undo it first.")
     if (misses := misses_target(row, letter)) and not confirmed:
-        raise ActionError(f"{misses} Confirm that it is to be the plan all the same.")
+        raise ActionError(f"{misses} Confirm to make it the plan anyway.")
     if gone := obstacles(row, future):
-        raise ActionError(f"Since it began, this has changed: {'; '.join(gone)}. Run it again.")
+        raise ActionError(f"Since its start, this has changed: {'; '.join(gone)}. Run it again.")
     asked = wanted(row, future)
     if asked.bounds and actor.fleet_role() != Role.ADMIN:
         raise ActionError("Bounds are changed by an admin.")
@@ -210,7 +210,7 @@ def make_plan(row: WhatIf, letter: str, actor: User, note: str = "", *, confirme
 
 @transaction.atomic
 def undo(row: WhatIf, actor: User, note: str = "") -> WhatIf:
-    """Give back what `make_plan` changed, reject what it proposed, and move nothing more of what was approved.
+    """Revert the changes of `make_plan`, reject its proposals, and stop its approved plans.
 
     Instances that were moved stay as they are. Raises ActionError if *row* is not the plan.
     """
@@ -236,7 +236,7 @@ def undo(row: WhatIf, actor: User, note: str = "") -> WhatIf:
 
 
 def _bound(pk: int, bounds: dict[str, int], actor: User, note: str) -> dict[str, int]:
-    """Set *bounds* of a deployment; those that it had."""
+    """Set *bounds* of a deployment; return the previous ones."""
     deployment = Deployment.objects.get(pk=pk)
     had = {name: getattr(deployment, name) for name in bounds}
     rows_of_fleet.change(DEPLOYMENT, deployment, bounds, actor, note)
@@ -244,7 +244,7 @@ def _bound(pk: int, bounds: dict[str, int], actor: User, note: str) -> dict[str,
 
 
 def _proposals(row: WhatIf, future: Future) -> list[int]:
-    """Plans of those models of which *future* soon has other numbers of instances than there are; their keys."""
+    """Create plans for models whose instance counts in *future* soon differ from the present; return their keys."""
     fleet = inventory.read(set(row.start["scenario"]["models"]))
     series = selectors.curves(row).get(future.letter, {}).get("series")
     if series is None:
@@ -281,21 +281,21 @@ def _proposals(row: WhatIf, future: Future) -> list[int]:
 
 
 MOST_ROWS: Final = 20_000
-"""Newest requests by which the present is measured."""
+"""Maximum newest requests that measure the present."""
 
 
 def is_in_force(row: WhatIf) -> bool:
-    """Whether a future of *row* is the plan."""
+    """Return whether a future of *row* is the plan."""
     return bool(row.plan and not row.plan.get("undone_at"))
 
 
 def followed(row: WhatIf) -> dict[str, Any] | None:
-    """The plan's prediction and what was measured since *row* became the plan; None if it is not.
+    """Return the plan's prediction and the measurement since *row* became the plan; None if it is not.
 
-    since, until, over (whether the simulated time has passed), assumed (what the future took for given beyond the plan),
-    requests, slo_met, ttft_p95_ms and both as predicted for the whole horizon, instances (by model and region: began,
-    predicted for this time, ready, starting, draining), plans that it proposed, and slo_met of each minute. A future that
-    assumed another demand, a loss or other prices predicted another world than the one that came: its predictions are None.
+    Keys: since, until, over (whether the simulated time has passed), assumed (assumptions of the future beyond the
+    plan), requests, slo_met, ttft_p95_ms and both as predicted for the whole horizon, instances (by model and region:
+    began, predicted for this time, ready, starting, draining), proposed plans, and slo_met of each minute. Predictions
+    are None for a future that assumed other demand, a loss or other prices.
     """
     if not is_in_force(row):
         return None
@@ -335,7 +335,9 @@ def followed(row: WhatIf) -> dict[str, Any] | None:
 
 
 def ready_since(row: WhatIf, region: str = "") -> list[tuple[datetime, int]]:
-    """Ready instances of the models of *row*, in *region* or in all, as steps from its start until now or its end."""
+    """Return ready instances of the models of *row*, in *region* or in all, as steps from its start until now or its
+    end.
+    """
     began = parse_datetime(str(row.start["at"]))
     assert began is not None
     until = min(timezone.now(), began + timedelta(seconds=row.horizon_s))

@@ -16,16 +16,16 @@ from scheduling.simulation.measures.columns import Counted, by_class, columns, o
 from scheduling.simulation.measures.differences import Difference, Log, Pair, around, differences
 
 MOST_LOGGED: Final = 3_000_000
-"""Requests of a run whose decisions are kept for a comparison."""
+"""Maximum requests of a run whose decisions are stored for a comparison."""
 MOST_ROWS: Final = 5_000
-"""Moves, and plans, that the result of a scenario keeps."""
+"""Maximum moves, and plans, in the result of a scenario."""
 FAST: Final = 1
 """Of zlib's levels."""
 ARRAYS: Final = ("instance", "begin_s", "judged", "met", "arrival_s", "region", "model")
 
 
 def packed(ran: Simulated, counted: Mapping[str, Counted]) -> dict[str, Any]:
-    """Values of a `FutureSeed`, with a log of its decisions."""
+    """Return the values of a `FutureSeed`, with a log of its decisions."""
     result, staged = ran.result, ran.staged
     whole = counted["all"]
     series = over_time(result, whole.until_s)
@@ -49,7 +49,7 @@ def packed(ran: Simulated, counted: Mapping[str, Counted]) -> dict[str, Any]:
 
 
 def simulated(ran: Simulated) -> dict[str, Any]:
-    """The result of a scenario simulated by itself, as `manage.py simulate --json`; moves and plans are cut."""
+    """Return the result of a scenario simulated by itself, as `manage.py simulate --json`; moves and plans are cut."""
     result = ran.as_json()
     for name in ("moves", "plans"):
         result[f"{name}_made"], result[name] = len(result[name]), result[name][:MOST_ROWS]
@@ -57,7 +57,7 @@ def simulated(ran: Simulated) -> dict[str, Any]:
 
 
 def curves_of(blob: bytes | memoryview | None) -> dict[str, Any]:
-    """The curves that `packed` kept; empty for none."""
+    """Return the curves that `packed` stored; empty without any."""
     return dict(json.loads(zlib.decompress(blob))) if blob else {}
 
 
@@ -81,7 +81,7 @@ def _written(log: Log) -> bytes:
     file = io.BytesIO()
     text = np.frombuffer(json.dumps(about).encode(), np.uint8)
     np.savez(file, about=text, **{name: getattr(log, name) for name in ARRAYS})
-    return zlib.compress(file.getbuffer(), FAST)  # it is kept for as long as the what-if runs
+    return zlib.compress(file.getbuffer(), FAST)  # stored while the what-if runs
 
 
 FIRST_SEED: Final = 1
@@ -89,11 +89,11 @@ BASELINE: Final = "A"
 
 
 EFFECTS: Final = "effects"
-"""Of a run's result: by kind and region what came of its first difference from A."""
+"""Key of a run's result: the effect of its first difference from A, by kind and region."""
 
 
 class Effect(NamedTuple):
-    """In the fifteen minutes after a decision, against A: share of SLO met, and requests that wait."""
+    """Effect of a decision within fifteen minutes, against A: share of SLO met, and waiting requests."""
 
     slo_met: float
     waiting: float
@@ -107,10 +107,10 @@ class Compared(NamedTuple):
 
 
 def compare(row: FutureSeed) -> None:
-    """Find the differences that the run *row* was the last to be waited for.
+    """Store the differences that the run *row* was the last missing part of.
 
-    Of the first seed they are kept with the decisions around them; of each what came of them, since one seed does not part
-    what a decision does from what chance does.
+    Those of the first seed are stored with the decisions around them. Each seed stores its effects, since one seed does not
+    distinguish an effect from chance.
     """
     runs = FutureSeed.objects.filter(
         future__what_if=row.future.what_if_id, seed=row.seed, state=WhatIfState.DONE, log__isnull=False
@@ -125,7 +125,7 @@ def compare(row: FutureSeed) -> None:
         try:
             made = differences(first, other)
         except ValueError:
-            continue  # its demand is another: its decisions are about other requests
+            continue  # other demand: its decisions are about other requests
         effects = {f"{each.kind} {each.region}": [each.slo_met or 0.0, each.waiting] for each in made}
         FutureSeed.objects.filter(pk=run.pk).update(result={**run.result, EFFECTS: effects})
         if row.seed == FIRST_SEED:
@@ -134,8 +134,8 @@ def compare(row: FutureSeed) -> None:
 
 
 def effects_over_seeds(future: Future) -> dict[str, list[Effect]]:
-    """Effects of each first difference from A, by its kind and region, in every seed that is done: none in a seed in
-    which there was no such difference.
+    """Return the effects of each first difference from A, by kind and region, in every finished seed; no effect in a
+    seed without that difference.
     """
     runs = future.runs.filter(state=WhatIfState.DONE).order_by("seed").values_list(f"result__{EFFECTS}", flat=True)
     known = [each for each in runs if each is not None]
@@ -144,13 +144,15 @@ def effects_over_seeds(future: Future) -> dict[str, list[Effect]]:
 
 
 def kept_of(row: WhatIf) -> set[str]:
-    """Letters of the futures whose decisions are kept with those of A."""
+    """Return letters of the futures whose decisions are stored with those of A."""
     kept = FutureSeed.objects.filter(future__what_if=row, seed=FIRST_SEED, pairs__isnull=False)
     return set(kept.values_list("future__letter", flat=True))
 
 
 def compared(row: WhatIf, letter: str) -> dict[tuple[str, str], Compared]:
-    """Decisions of A and the future *letter* around each first difference, by (kind, region); empty if none is kept."""
+    """Return decisions of A and the future *letter* around each first difference, by (kind, region); empty if none is
+    stored.
+    """
     kept = FutureSeed.objects.filter(future__what_if=row, future__letter=letter, seed=FIRST_SEED)
     blob = kept.values_list("pairs", flat=True).first()
     if not blob:
@@ -182,12 +184,12 @@ def _as_json(difference: Difference, future: Future) -> dict[str, Any]:
 
 
 def signed(value: float, digits: int) -> str:
-    """*value* with its sign, a true minus: "+1.2"."""
+    """Format *value* with its sign, a true minus: "+1.2"."""
     return f"{value:+.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _effect(difference: Difference) -> str:
-    """Its effect in the fifteen minutes after, in words."""
+    """Describe the effect within fifteen minutes."""
     if difference.slo_met and abs(1000 * difference.slo_met) >= abs(difference.waiting):
         return f"{signed(100 * difference.slo_met, 1)} pt SLO met within 15 min, in this seed"
     return f"{signed(difference.waiting, 0)} waiting within 15 min, in this seed"

@@ -37,7 +37,7 @@ LEAST_SLO: Final = 5e-4
 
 
 def what_ifs() -> QuerySet[WhatIf]:
-    """All, newest first, with how many futures and runs they have; without their starts."""
+    """Return all what-ifs, newest first, with their numbers of futures and runs, and without their starts."""
     return (
         WhatIf.objects.select_related("requested_by", "chosen")
         .defer("start")
@@ -50,21 +50,21 @@ def what_ifs() -> QuerySet[WhatIf]:
 
 
 def what_if(pk: int) -> WhatIf | None:
-    """With its start; None if there is none."""
+    """Return a what-if with its start; None if there is none."""
     return WhatIf.objects.select_related("requested_by", "chosen").filter(pk=pk).first()
 
 
 def present_scenario() -> dict[str, Any]:
-    """The fleet that is active, and its policies, as a scenario without demand."""
+    """Return the active fleet and its policies as a scenario without demand."""
     fleet = inventory.read(set(Deployment.objects.filter(active=True).values_list("model__name", flat=True)))
     return scenario_of(fleet, asked_rows(timezone.now() - RECENT))
 
 
 def progress(pk: int) -> dict[str, Any] | None:
-    """Progress of the what-if *pk*: state, done (share), eta_s, runs, runs_done, and a row for each future.
+    """Return the progress of the what-if *pk*: state, done (share), eta_s, runs, runs_done, and a row for each future.
 
-    A future's row: letter, name, state, phase, done, seed (the one at work), seeds, seeds_done, eta_s, took_s, error. None
-    if there is no such what-if.
+    A future's row: letter, name, state, phase, done, seed (the running one), seeds, seeds_done, eta_s, took_s, error.
+    None if there is no such what-if.
     """
     row = WhatIf.objects.defer("start").filter(pk=pk).first()
     if row is None:
@@ -128,30 +128,30 @@ def _share(run: FutureSeed) -> float:
 
 
 def _whole_s(left_s: float | None) -> float | None:
-    """In seconds, or tens of seconds: it is no more exact than that."""
+    """Round up to seconds, or to five seconds above ten: estimates are no more exact."""
     if left_s is None:
         return None
     return float(ceil(left_s) if left_s < 10 else 5 * ceil(left_s / 5)) or 1.0
 
 
 def _ahead(row: WhatIf) -> int:
-    """What-ifs that are made before *row*."""
+    """Return the number of what-ifs that run before *row*."""
     before = WhatIf.objects.filter(state__in=(WhatIfState.QUEUED, WhatIfState.RUNNING))
     return before.filter(submitted_at__lt=row.submitted_at).count() if row.submitted_at else 0
 
 
 def changes_in_words(row: WhatIf, future: Future) -> list[str]:
-    """The changes of *future* against now, a sentence each; of an impossible one, what is wrong."""
+    """Describe the changes of *future* against now, a sentence each; for an impossible one, the problem."""
     return _in_words(row, future.changes, "changes")
 
 
 def edits_in_words(row: WhatIf) -> list[str]:
-    """The changes that all futures of *row* share."""
+    """Describe the changes that all futures of *row* share."""
     return _in_words(row, row.edits, "edits")
 
 
 def full_diff(row: WhatIf, future: Future) -> list[str]:
-    """Every key of the scenario that *future* has otherwise than now, one line each."""
+    """Describe every key of the scenario that *future* changes, one line each."""
     if not row.start or not future.changes:
         return []
     start = Start.model_validate(row.start)
@@ -172,7 +172,7 @@ def _in_words(row: WhatIf, changes: list[dict[str, Any]], where: str) -> list[st
 
 
 def comparison(row: WhatIf, scope: str = ALL, usd_per_1000_missed: float | None = None) -> dict[str, Any]:
-    """The futures of *row* side by side, by the seeds that are done: `futures`, a row each, and `regret`.
+    """Compare the futures of *row* by their finished seeds: `futures`, a row each, and `regret`.
 
     *scope*: all, interactive; or `all, edited`, `interactive, edited`, the time of shared edits alone. A future's row:
     letter, name, changes, seeds_done, seeds, slo_met and other columns as {mean, low, high, wide_low, wide_high, delta}
@@ -228,7 +228,7 @@ def _slo_met(of: dict[int, dict[str, Any]], error: float) -> Interval | None:
 
 
 def _results(row: WhatIf) -> dict[str, dict[int, dict[str, Any]]]:
-    """The result of each run that is done, by letter and seed."""
+    """Return the result of each finished run, by letter and seed."""
     results: defaultdict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
     runs = FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.DONE)
     for letter, seed, result in runs.order_by("seed").values_list("future__letter", "seed", "result"):
@@ -241,7 +241,7 @@ def _known(value: float | None) -> float:
 
 
 def _delta(own: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]], name: str) -> float | None:
-    """How much more than A on average, over the seeds that both have."""
+    """Return the mean difference from A over the seeds that both have."""
     pairs = [(own[seed][name], base[seed][name]) for seed in own.keys() & base.keys()]
     known = [one - other for one, other in pairs if one is not None and other is not None]
     return float(np.mean(known)) if known else None
@@ -257,7 +257,7 @@ def _shown(interval: Interval | None, delta: float | None) -> dict[str, float | 
 
 
 def _regret(scoped: dict[str, dict[int, dict[str, Any]]], usd_per_1000: float) -> dict[str, Any] | None:
-    """The regret table over the seeds that all futures with any have; None without two futures."""
+    """Return the regret table over the seeds that all futures with any have; None without two futures."""
     known = {letter: of for letter, of in scoped.items() if of}
     seeds = sorted(set.intersection(*(set(of) for of in known.values()))) if known else []
     if len(known) < 2 or not seeds:
@@ -303,7 +303,8 @@ def _regret_words(best: str, count: int, seeds: int, low: float, high: float, be
 
 
 def curves(row: WhatIf, scope: str = ALL) -> dict[str, dict[str, Any]]:
-    """By letter: `ttft` ((ms, share of all requests), all seeds together), and `series` over time, means of the seeds.
+    """Return curves by letter: `ttft`, (ms, share of requests) of all seeds together, and `series` over time, means of
+    the seeds.
 
     A series: t_s, and by `MODEL REGION` ready and waiting; a region's are the sum of its models'.
     """
@@ -323,7 +324,7 @@ def _ttft(own: list[dict[str, Any]], scope: str) -> list[tuple[float, float]]:
 
 
 def _series(own: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over seeds, at the times of the shortest run."""
+    """Return means over seeds, at the times of the shortest run."""
     many = [each["series"] for each in own]
     count = min(len(each["t_s"]) for each in many)
     endpoints = [tuple(each) for each in many[0]["endpoints"]]
@@ -339,10 +340,10 @@ def _series(own: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def decides(row: WhatIf, limit: int = 20) -> list[dict[str, Any]]:
-    """The decisions that first differ from those of A and decide: those with an effect over all seeds that chance would not
-    give, the greatest first.
+    """Return the first decisions that differ from those of A and whose effect over all seeds is beyond chance, the
+    largest first.
 
-    *slo_met* and *waiting* are means over *seeds*. One seed says nothing; what rounds to nothing is left out.
+    *slo_met* and *waiting* are means over *seeds*. Effects that round to nothing are left out.
     """
     rows = []
     for future in row.futures.all():
@@ -371,7 +372,7 @@ def decides(row: WhatIf, limit: int = 20) -> list[dict[str, Any]]:
 
 
 def _beyond_chance(values: Sequence[float]) -> tuple[float, float] | None:
-    """Mean of *values* and half of its 95% interval; None where that holds nought, or one value is all there is."""
+    """Return the mean of *values* and half of its 95% interval; None if that contains 0, or there is only one value."""
     if len(values) < 2:
         return None
     mean = float(np.mean(values))
@@ -395,14 +396,14 @@ KEYS_HEADER: Final = ("future", "name", "key", "change")
 
 
 def futures(row: WhatIf, scope: str = ALL) -> Iterator[tuple[Any, ...]]:
-    """One row a future, by FUTURES_HEADER."""
+    """Yield one row a future, by FUTURES_HEADER."""
     for each in comparison(row, scope)["futures"]:
         numbers = [(each[name] or {}).get(statistic) for name in NUMBERS for statistic in STATISTICS]
         yield each["letter"], each["name"], "; ".join(each["changes"]), each["seeds_done"], each["verdict"], *numbers
 
 
 def runs(row: WhatIf) -> Iterator[tuple[Any, ...]]:
-    """One row a run that is done and scope, by RUNS_HEADER."""
+    """Yield one row a finished run and scope, by RUNS_HEADER."""
     done = FutureSeed.objects.filter(future__what_if=row, state=WhatIfState.DONE).order_by("future__letter", "seed")
     for letter, name, seed, result in done.values_list("future__letter", "future__name", "seed", "result"):
         for scope, values in result["columns"].items():
@@ -410,7 +411,7 @@ def runs(row: WhatIf) -> Iterator[tuple[Any, ...]]:
 
 
 def keys(row: WhatIf) -> Iterator[tuple[Any, ...]]:
-    """One row a key of the scenario that a future has otherwise than now, by KEYS_HEADER."""
+    """Yield one row for each scenario key that a future changes, by KEYS_HEADER."""
     for future in row.futures.all():
         for line in full_diff(row, future):
             key, _, change = line.partition(": ")

@@ -43,7 +43,7 @@ def with_state(state: FleetState, scenario: Scenario, staged: Stage, seed: int, 
 
 
 def _as_recorded(state: FleetState) -> FleetState:
-    """A copy in which requests that have ended since have the lengths of their records."""
+    """Return a copy in which requests that have ended since have the lengths of their records."""
     names = [one.request_id for one in (*state.running, *state.waiting)]
     rows = LedgerRow.objects.filter(request_id__in=names, outcome=Outcome.DONE)
     lengths = {

@@ -52,7 +52,7 @@ def estimate(
 
 
 def _requests(start: Start, horizon_s: float, edits: Sequence[Edit]) -> int:
-    """Of seed 1, within *horizon_s*."""
+    """Return the requests of seed 1 within *horizon_s*."""
     match start.arrivals["kind"]:
         case "forecast" | "ledger" as kind:
             whole = drawn(start.arrivals, 1) if kind == "forecast" else recorded(start.arrivals, start.at)
@@ -76,7 +76,7 @@ def _requests(start: Start, horizon_s: float, edits: Sequence[Edit]) -> int:
 
 
 def _pace_s(column: str) -> float | None:
-    """Seconds by unit of *column* of the latest runs of any what-if; None before there are any."""
+    """Return seconds by unit of *column* of the latest runs of any what-if; None before there are any."""
     done = FutureSeed.objects.filter(state=WhatIfState.DONE).order_by("-ended_at")
     latest = done.values_list("started_at", "ended_at", column)[:LATEST]
     known = [
@@ -86,10 +86,11 @@ def _pace_s(column: str) -> float | None:
 
 
 def remaining_s(row: WhatIf, runs: Sequence[FutureSeed], now: datetime) -> dict[int, float]:
-    """Seconds until the last of *runs*, those of *row*, ends, by the key of its future; of futures with an open run.
+    """Return seconds until the last of *runs*, those of *row*, ends, by the key of its future; of futures with an open
+    run.
 
-    Open runs are given to the processes in the order in which workers take them. Empty before any run of any what-if has
-    ended or is underway.
+    Open runs are given to processes in the order of `waiting_runs`. Empty before any run of any what-if has ended or
+    runs.
     """
     expected_s = _expected_s(row, runs, now)
     if not expected_s:
@@ -112,7 +113,7 @@ def remaining_s(row: WhatIf, runs: Sequence[FutureSeed], now: datetime) -> dict[
 
 
 def _expected_s(row: WhatIf, runs: Sequence[FutureSeed], now: datetime) -> dict[int, float]:
-    """How long a run of each future takes, where that is known; the key 0 is any of them."""
+    """Return the known seconds of a run of each future; the key 0 is any of them."""
     took: defaultdict[int, list[float]] = defaultdict(list)
     for run in runs:
         if run.state == WhatIfState.DONE and run.started_at and run.ended_at:
@@ -127,7 +128,7 @@ def _expected_s(row: WhatIf, runs: Sequence[FutureSeed], now: datetime) -> dict[
 
 
 def _left_s(run: FutureSeed, expected_s: float, now: datetime) -> float:
-    """Of a run that is underway: its own pace counts more as it progresses."""
+    """Return the seconds left of a running run: its own pace counts more as it progresses."""
     took_s = (now - run.started_at).total_seconds() if run.started_at else 0.0
     if run.progress < KNOWN_SHARE:
         return max(expected_s - took_s, 0.1 * expected_s)

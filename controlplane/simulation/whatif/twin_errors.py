@@ -211,13 +211,17 @@ def _as_served(values: dict[str, Any], rows: list[LedgerRow]) -> dict[str, Any]:
 
 def _simulated(values: dict[str, Any], rows: list[LedgerRow]) -> Floats:
     """Return TTFT and ITL in milliseconds and SLO met of *rows*, simulated from the first of them."""
+    # Imported here for solvers and forecasters, which a web process does not need.
+    from controlplane.simulation.running import simulate
+
     start = rows[0].arrived_at
     last_s = (rows[-1].arrived_at - start).total_seconds()
     demand = {"demand": {"too_long": "clip"}, "until_h": (last_s + SETTLE_S) / 3600}
     as_columns = {"own": "caller_region", "tenant__name": "tenant.name"}
     columns = attrgetter(*(as_columns.get(name, name) for name in WORKLOAD_COLUMNS))
-    staged = stage(Scenario.model_validate(values | demand), seed=0, workload=workload_of(map(columns, rows), start))
-    result = staged.run()
+    scenario = Scenario.model_validate(values | demand)
+    staged = stage(scenario, seed=0, workload=workload_of(map(columns, rows), start))
+    result = simulate(scenario, staged).result
     _, met = kept(result, staged.promises)
     return np.array([1000 * latency_s(result, "ttft"), 1000 * latency_s(result, "itl"), met.astype(np.float64)])
 

@@ -1,4 +1,4 @@
-"""Work of Celery workers: take the next run that waits, simulate it, keep its result; any number of workers.
+"""Work of Celery workers: take the next waiting run, simulate it, store its result; any number of workers.
 
 A run is leased to the process that takes it, which sends heartbeats meanwhile. A silent run is interrupted and taken by
 another process: it is deterministic by its seed, so its numbers are the same in any process.
@@ -35,37 +35,37 @@ logger = logging.getLogger(__name__)
 
 TASK: Final = "workers.tasks.simulation.run_future"
 LEASE_S: Final = 30.0
-"""So long a worker may be silent."""
+"""Seconds that a worker may be silent."""
 BEAT_S: Final = 0.5
 MOST_ATTEMPTS: Final = 3
 GRACE_S: Final = 600.0
-"""After the horizon, for requests that came before it to end."""
+"""Seconds after the horizon for earlier requests to end."""
 LIMIT_S: Final = 1800
-"""Of one run."""
+"""Time limit of one run in seconds."""
 MOST_MESSAGES: Final = 16
-"""Sent at once; each run that ends sends for the next."""
+"""Maximum messages sent at once; each run that ends sends the next."""
 OPEN: Final = (WhatIfState.QUEUED, WhatIfState.RUNNING, WhatIfState.INTERRUPTED)
 LARGE: Final = ("result", "curves", "log", "pairs", "future__what_if__start")
-"""Columns that lists of runs are read without: a start alone takes milliseconds to read."""
+"""Columns that lists of runs omit: a start alone takes milliseconds to read."""
 STAGED_SHARE, SIMULATED_SHARE = 0.1, 0.95
-"""Of a run's progress: when it is staged, and when it is simulated."""
+"""Progress of a run once staged, and once simulated."""
 _seeds: deque[tuple[int, int]] = deque(maxlen=64)
-"""What-if and seed of the runs that this process took last."""
+"""What-if and seed of this process's last runs."""
 
 
 class Ended(Exception):
-    """The run was taken from this worker: it was cancelled."""
+    """The run was cancelled."""
 
 
 @dataclass(slots=True)
 class Beat:
-    """The heartbeat of a run that this process works on, and its progress."""
+    """Heartbeat and progress of a run in this process."""
 
     pk: int
     beaten_s: float = 0.0
 
     def phase(self, phase: Phase, progress: float) -> None:
-        """Say what the run is at. Raises Ended once it is no longer to be run."""
+        """Store the phase and progress of the run. Raise Ended once it is no longer to be run."""
         self.beaten_s = time.monotonic()
         alive = FutureSeed.objects.filter(pk=self.pk, state=WhatIfState.RUNNING)
         if not alive.update(heartbeat_at=timezone.now(), phase=phase, progress=progress):
@@ -95,14 +95,14 @@ class Beat:
             thread.join()
 
     def simulated(self, done: int, total: int) -> None:
-        """As `phase`, for so many of all requests, but not more often than every BEAT_S."""
+        """Store the share of requests done, as `phase`, at most every BEAT_S."""
         if time.monotonic() - self.beaten_s >= BEAT_S:
             share = done / total if total else 1.0
             self.phase(Phase.SIMULATING, STAGED_SHARE + (SIMULATED_SHARE - STAGED_SHARE) * share)
 
 
 def waiting_runs() -> Any:
-    """Runs that a worker may take, in their order: what was asked for first, and of that every future's first seed first."""
+    """Return runs that a worker may take, in order: by submission, then the first seed of every future first."""
     rows = FutureSeed.objects.filter(
         state__in=(WhatIfState.QUEUED, WhatIfState.INTERRUPTED),
         attempts__lt=MOST_ATTEMPTS,
@@ -112,7 +112,7 @@ def waiting_runs() -> Any:
 
 
 def work() -> int | None:
-    """Take the next run that waits and make it; its key, None if none waits."""
+    """Take the next waiting run and simulate it; return its key, None if none waits."""
     row = take(timezone.now())
     if row is None:
         return None
@@ -135,7 +135,7 @@ def work() -> int | None:
 
 
 def take(now: datetime) -> FutureSeed | None:
-    """Lease the next run that waits to this process; None if there is none."""
+    """Lease the next waiting run to this process; None if there is none."""
     for pk in _in_order(list(waiting_runs().select_related("future__what_if").defer(*LARGE)[:MOST_MESSAGES])):
         lease = uuid.uuid4()
         waits = FutureSeed.objects.filter(pk=pk, state__in=(WhatIfState.QUEUED, WhatIfState.INTERRUPTED))
@@ -154,11 +154,12 @@ def take(now: datetime) -> FutureSeed | None:
 
 
 def _in_order(rows: list[FutureSeed]) -> list[int]:
-    """Keys of *rows*, some of `waiting_runs`, as they are to be taken: of one seed A, which others are compared with, first.
+    """Return keys of *rows*, some of `waiting_runs`, in the order to take them: A first, since others are compared with
+    it.
 
-    Of the first seed what plans nothing comes next: it takes a quarter of the time, and has a result while the planner of A
-    measures what that of the others needs too. Of later ones it comes last, so that all processes end at the same time.
-    Later seeds of which this process has made one come before others, since futures of a seed share what is worked out.
+    Of the first seed, futures without plans come next: they take a quarter of the time, and have a result while the
+    planner of A measures what the others need too. Of later seeds they come last, so that all processes end at the same
+    time. Later seeds that this process has begun come before others, since futures of a seed share cached work.
     """
 
     unbegun = {(row.future.what_if_id, row.seed) for row in rows if row.future.letter == results.BASELINE}
@@ -174,7 +175,7 @@ def _in_order(rows: list[FutureSeed]) -> list[int]:
 
 
 def _plans(pk: int, created_at: datetime, future: Future) -> bool:
-    """Whether *future*, of the what-if *pk*, follows plans; what cannot be read will say so once it is run."""
+    """Return whether *future*, of the what-if *pk*, follows plans; an unreadable one reports its error when it runs."""
     try:
         return follows_plans(changed(future.what_if, future, _start(pk, created_at)).scenario)
     except ValueError:
@@ -182,8 +183,8 @@ def _plans(pk: int, created_at: datetime, future: Future) -> bool:
 
 
 def made(row: FutureSeed) -> dict[str, Any]:
-    """Simulate the run *row*: the values of its result. Raises Ended, and ValueError or RuntimeError as `running.run`."""
-    # Here, since they bring solvers and forecasters, of which a web process has no need.
+    """Simulate the run *row* and return the values of its result. Raise Ended, ValueError or RuntimeError as `simulate`."""
+    # Imported here for solvers and forecasters, which a web process does not need.
     from controlplane.simulation.running import simulate
 
     beat, future, what_if = Beat(row.pk), row.future, row.future.what_if
@@ -204,12 +205,12 @@ def made(row: FutureSeed) -> dict[str, Any]:
 
 @lru_cache(maxsize=2)
 def _start(pk: int, created_at: datetime) -> Start:
-    """Of the what-if *pk*, which was created then; it never changes once there are runs of it."""
+    """Return the start of the what-if *pk*, created then; it never changes once runs exist."""
     return Start.model_validate(WhatIf.objects.values_list("start", flat=True).get(pk=pk))
 
 
 def changed(what_if: WhatIf, future: Future, start: Start) -> Changed:
-    """The scenario of *future* with all that its *what_if* changes against *start*. Raises ChangeError."""
+    """Return the scenario of *future* with all changes of its *what_if* against *start*. Raise ChangeError."""
     values = {**start.scenario, "sample_s": float(max(1.0, np.ceil(what_if.horizon_s / MOST_SAMPLES)))}
     if start.kind != "scenario":
         values["until_h"] = (what_if.horizon_s + GRACE_S) / 3600
@@ -220,7 +221,9 @@ def changed(what_if: WhatIf, future: Future, start: Start) -> Changed:
 
 
 def counted_of(what_if: WhatIf, changed: Changed) -> dict[str, Counted]:
-    """Scopes of the comparison by name: all of the horizon, interactive classes alone, and each in the edited time."""
+    """Return scopes of the comparison by name: all of the horizon, interactive classes alone, and each in the edited
+    time.
+    """
     kinds = [one.kind for one in changed.scenario.classes.values()]
     shown = frozenset(number for number, kind in enumerate(kinds) if kind == "interactive")
     whole = Counted(what_if.warmup_s, what_if.horizon_s)
@@ -233,7 +236,7 @@ def counted_of(what_if: WhatIf, changed: Changed) -> dict[str, Counted]:
 
 
 def edited_time(what_if: WhatIf) -> tuple[float, float] | None:
-    """From when until when (seconds) the shared edits of demand with an end are; None without one."""
+    """Return the seconds from and until which shared edits of demand act; None without one that ends."""
     ends = [one for one in what_if.edits if one.get("until_s") is not None]
     if not ends:
         return None
@@ -241,7 +244,7 @@ def edited_time(what_if: WhatIf) -> tuple[float, float] | None:
 
 
 def settle(pk: int) -> None:
-    """Note that the what-if *pk* has ended, if none of its runs is open."""
+    """End the what-if *pk* if none of its runs is open."""
     with transaction.atomic():
         row = WhatIf.objects.select_for_update().defer("start").get(pk=pk)
         runs = FutureSeed.objects.filter(future__what_if=row)
@@ -258,7 +261,7 @@ def settle(pk: int) -> None:
 
 
 def supervise(now: datetime) -> int:
-    """Interrupt runs whose worker is silent, and send for what waits; how many were interrupted."""
+    """Interrupt runs whose worker is silent, and send workers for waiting ones; return the number interrupted."""
     silent = Q(heartbeat_at__lt=now - timedelta(seconds=LEASE_S))
     lost = FutureSeed.objects.filter(silent, state=WhatIfState.RUNNING)
     interrupted = lost.update(state=WhatIfState.INTERRUPTED, phase=Phase.WAITING, progress=0.0)
@@ -272,12 +275,12 @@ def supervise(now: datetime) -> int:
 
 
 def send_workers(most: int = MOST_MESSAGES) -> int:
-    """Have workers take what waits, at most so many; how many were sent."""
+    """Send workers for waiting runs, at most *most*; return the number sent."""
     count = waiting_runs()[:most].count()
     return sum(send_task(TASK, expires_s=LEASE_S, queue="simulation") for _ in range(count))
 
 
 def _end(row: FutureSeed, state: WhatIfState, **values: Any) -> bool:
-    """Whether the run was still to be made; then it ends as *state* with *values*."""
+    """End the run as *state* with *values* if it was still open; return whether it was."""
     running = FutureSeed.objects.filter(pk=row.pk, state__in=(WhatIfState.RUNNING, WhatIfState.INTERRUPTED))
     return bool(running.update(state=state, ended_at=timezone.now(), lease=None, **values))

@@ -1,7 +1,7 @@
 """Columns and curves of a simulation for a comparison, small enough for a row.
 
-Requests that came within the time counted are judged, whenever they end; hours and dollars are those of that time. What a
-fleet is paid for is every state but those of `UNPAID`, as in `results`.
+Requests that arrive within the counted time are judged, whenever they end; hours and dollars are those of that time. A
+fleet is paid for in every state but those of `UNPAID`, as in `results`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ TTFT_EDGES_MS: Final = np.logspace(0, 7, 281)
 """Edges of the bins in which times to first token are counted: forty a decade, from 1 ms to 10,000 s."""
 PERCENTILES: Final = (50.0, 95.0, 99.0)
 MOST_SAMPLES: Final = 200
-"""Of what changes over time, for each model and region."""
+"""Maximum samples of a series, for each model and region."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Counted:
     classes: frozenset[int] | None = None
 
     def of(self, result: Result) -> NDArray[np.bool_]:
-        """By request, whether it is counted."""
+        """Return a mask of the counted requests."""
         arrival_s = result.requests.arrival_s
         inside: NDArray[np.bool_] = (arrival_s >= self.from_s) & (arrival_s < self.until_s)
         if self.classes is not None:
@@ -43,11 +43,11 @@ class Counted:
 def columns(
     result: Result, promises: Sequence[Promise], prices: Mapping[str, Price], counted: Mapping[str, Counted]
 ) -> dict[str, dict[str, Any]]:
-    """One row of columns for each of *counted*, by its name; None for what could not be measured.
+    """Return a row of columns for each of *counted*, by its name; None for values that could not be measured.
 
-    requests, judged (promised anything), missed, slo_met (ratio), ttft_p50_ms, ttft_p95_ms, ttft_p99_ms, cost_usd,
-    cost_usd_per_h, instance_hours, queue_peak (requests that waited at once, all endpoints), goodput_tokens_per_s (output
-    of requests that kept their promise).
+    Columns: requests, judged (promised anything), missed, slo_met (ratio), ttft_p50_ms, ttft_p95_ms, ttft_p99_ms,
+    cost_usd, cost_usd_per_h, instance_hours, queue_peak (requests that waited at once, all endpoints),
+    goodput_tokens_per_s (output of requests that kept their promise).
     """
     judged, met = kept(result, promises)
     done = result.outcomes["state"] == Outcome.DONE
@@ -83,7 +83,7 @@ def columns(
 
 
 def by_class(result: Result, names: Names, promises: Sequence[Promise], counted: Counted) -> dict[str, dict[str, Any]]:
-    """requests, judged, missed and ttft_p95_ms of each SLO class that had any request."""
+    """Return requests, judged, missed and ttft_p95_ms of each SLO class that had any request."""
     judged, met = kept(result, promises)
     ttft_ms, inside = 1000 * latency_s(result, "ttft"), counted.of(result)
     rows = {}
@@ -102,9 +102,10 @@ def by_class(result: Result, names: Names, promises: Sequence[Promise], counted:
 
 
 def ttft_counts(result: Result, counted: Counted) -> dict[str, Any]:
-    """How many of the counted requests had their first token in each bin of TTFT_EDGES_MS, and how many there were.
+    """Return the counted requests by bin of TTFT_EDGES_MS of their first token, and their total.
 
-    What was faster than the first edge is in the first bin; what was slower than the last, or never came, in none.
+    Faster ones than the first edge are in the first bin; slower ones than the last, and those without a first token, in
+    none.
     """
     inside = counted.of(result)
     ttft_ms = 1000 * latency_s(result, "ttft")[inside]
@@ -114,12 +115,12 @@ def ttft_counts(result: Result, counted: Counted) -> dict[str, Any]:
 
 
 def over_time(result: Result, until_s: float) -> dict[str, Any]:
-    """Instances that are ready and requests that wait, by endpoint: t_s, endpoints (model, region), ready, waiting.
+    """Return ready instances and waiting requests by endpoint: t_s, endpoints (model, region), ready, waiting.
 
-    At most MOST_SAMPLES times: the highest queue of those that are joined, and the last number of instances.
+    At most MOST_SAMPLES times: each has the highest queue and the last number of instances of the samples joined.
     """
     series = result.series
-    assert series is not None  # who asks keeps one
+    assert series is not None  # callers keep one
     t_s = series["t_s"]
     count = int(np.searchsorted(t_s, until_s, side="right"))
     step = max(1, -(-count // MOST_SAMPLES))
@@ -135,7 +136,7 @@ def over_time(result: Result, until_s: float) -> dict[str, Any]:
 
 
 def paid_s(result: Result, from_s: float, until_s: float) -> Floats:
-    """Seconds from *from_s* until *until_s* for which each instance was paid."""
+    """Return the seconds from *from_s* until *until_s* for which each instance was paid."""
     changes = result.changes
     order = np.lexsort((np.arange(changes.size), changes["instance"]))
     instance, time_s, before, after = (changes[order][name] for name in ("instance", "time_s", "before", "after"))
@@ -160,7 +161,7 @@ def paid_s(result: Result, from_s: float, until_s: float) -> Floats:
 
 
 def _queue_peak(result: Result, counted: Counted) -> int | None:
-    """Requests of any class that waited at once; None without a series."""
+    """Return the most requests of any class that waited at once; None without a series."""
     if result.series is None:
         return None
     inside = (result.series["t_s"] >= counted.from_s) & (result.series["t_s"] <= counted.until_s)

@@ -34,7 +34,9 @@ class Interval:
     wide_high: float
 
     def widened(self, error: float, least: float = -inf, most: float = inf) -> "Interval":
-        """With an *error* of the simulation, in the same unit, on either side; within *least* and *most*."""
+        """Return the interval with an *error* of the simulation, in the same unit, on either side, within *least* and
+        *most*.
+        """
         return Interval(
             self.mean,
             max(least, self.low),
@@ -45,7 +47,7 @@ class Interval:
 
 
 def t_975(freedom: int) -> float:
-    """Student's 97.5th percentile; past the table by the first terms of Fisher's expansion in 1/freedom."""
+    """Return Student's 97.5th percentile; beyond the table by the first terms of Fisher's expansion in 1/freedom."""
     if freedom <= len(T_975):
         return T_975[freedom - 1]
     second = (5 * Z_975**5 + 16 * Z_975**3 + 3 * Z_975) / 96
@@ -53,7 +55,7 @@ def t_975(freedom: int) -> float:
 
 
 def over_seeds(values: ArrayLike) -> Interval | None:
-    """Of *values*, one a seed, NaN left out; None for none. A single one has no width."""
+    """Return the interval of *values*, one a seed, without NaN; None for none. A single one has no width."""
     known = np.asarray(values, np.float64)
     known = known[np.isfinite(known)]
     if not known.size:
@@ -64,7 +66,7 @@ def over_seeds(values: ArrayLike) -> Interval | None:
 
 
 def of_shares(kept: Sequence[int], judged: Sequence[int]) -> Interval | None:
-    """Of the shares *kept* of *judged* requests, one a seed; None where nothing was judged."""
+    """Return the interval of the shares *kept* of *judged* requests, one a seed; None where nothing was judged."""
     shares = [met / among for met, among in zip(kept, judged, strict=True) if among]
     if len(shares) != 1:
         interval = over_seeds(shares)
@@ -87,7 +89,7 @@ class Verdict(StrEnum):
 
 
 def verdict(slo_met: Interval | None, target: float) -> Verdict:
-    """Of one future by itself."""
+    """Return the verdict on one future by itself."""
     if slo_met is None:
         return Verdict.UNKNOWN
     if slo_met.wide_low >= target:
@@ -96,7 +98,7 @@ def verdict(slo_met: Interval | None, target: float) -> Verdict:
 
 
 def verdicts(slo_met: Mapping[str, Interval | None], cost: Mapping[str, float], target: float) -> dict[str, Verdict]:
-    """Of each future; the one of those that meet the *target* with the least *cost* is the cheapest."""
+    """Return the verdict on each future; of those that meet the *target* the one with the least *cost* is the cheapest."""
     made = {name: verdict(interval, target) for name, interval in slo_met.items()}
     meeting = [name for name, one in made.items() if one == Verdict.MEETS]
     if meeting:
@@ -125,7 +127,7 @@ class Regret:
 
 
 def regret(cost: Mapping[str, ArrayLike], missed: Mapping[str, ArrayLike], usd_per_miss: float) -> Regret:
-    """Of the futures in *cost*: dollars, and requests *missed*, by seed. ValueError for none."""
+    """Return the regret of the futures in *cost*: dollars, and requests *missed*, by seed. Raise ValueError for none."""
     names = list(cost)
     if not names:
         raise ValueError("There is no future to compare.")
@@ -150,7 +152,7 @@ def regret(cost: Mapping[str, ArrayLike], missed: Mapping[str, ArrayLike], usd_p
 def _holds(
     cost: NDArray[np.float64], missed: NDArray[np.float64], best: int
 ) -> tuple[float, float, int | None, int | None]:
-    """Between which prices of a miss *best* costs the least, and which is the best beyond each end."""
+    """Return the prices of a miss between which *best* costs the least, and the best one beyond each end."""
     low, high, below, above = 0.0, inf, None, None
     for other in range(cost.size):
         fewer = missed[other] - missed[best]
@@ -165,7 +167,7 @@ def _holds(
 
 
 def curve(edges: ArrayLike, counts: ArrayLike, requests: int) -> list[tuple[float, float]]:
-    """(value, share of *requests* up to it) at most MOST_POINTS times, from the first bin that counts to the last."""
+    """Return (value, share of *requests* up to it) at most MOST_POINTS times, from the first filled bin to the last."""
     ends, inside = np.asarray(edges, np.float64), np.asarray(counts, np.int64)
     filled = np.flatnonzero(inside)
     if not filled.size or not requests:

@@ -101,14 +101,14 @@ class Difference:
 
     @property
     def weight(self) -> float:
-        """For ranking: a point of SLO met counts as ten requests that wait."""
+        """Return the rank of the difference: a point of SLO met counts as ten waiting requests."""
         return abs(self.waiting) + 1000 * abs(self.slo_met or 0.0)
 
 
 def differences(first: Log, other: Log) -> list[Difference]:
-    """The first difference of each region and kind, those of the greatest effect first.
+    """Return the first difference of each region and kind, the greatest effects first.
 
-    ValueError unless both have the same requests.
+    Raises ValueError unless both have the same requests.
     """
     if first.arrival_s.size != other.arrival_s.size or not np.array_equal(first.arrival_s, other.arrival_s):
         raise ValueError("The two simulations do not have the same requests.")
@@ -124,7 +124,7 @@ def differences(first: Log, other: Log) -> list[Difference]:
 
 
 def _earliest_of_each(first: Log, other: Log, number: int, region: str) -> Iterator[tuple[float, str, str, str, str]]:
-    """(time, kind, model, what the first does, what the other does) of the first differences in *region*."""
+    """Return (time, kind, model, action of the first, action of the other) of the first differences in *region*."""
     for kind, earliest in (
         (INSTANCES, _moves(first, other, region)),
         (SWAP, _swaps(first, other, region)),
@@ -141,7 +141,7 @@ Split = tuple[float, str, str, str] | None
 
 
 def _moves(first: Log, other: Log, region: str) -> Split:
-    """The first move of instances that only one of the two makes; reasons do not count."""
+    """Return the first move of instances that only one of the two makes; reasons do not count."""
     ours, theirs = ([move for move in log.moves if move[2] == region] for log in (first, other))
     for at in range(max(len(ours), len(theirs))):
         one, two = (moves[at] if at < len(moves) else None for moves in (ours, theirs))
@@ -178,7 +178,7 @@ def _swaps(first: Log, other: Log, region: str) -> Split:
 
 
 def _served(log: Log, requests: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The region whose instance took each of *requests*; -1 for none."""
+    """Return the region whose instance took each of *requests*; -1 for none."""
     of = np.array([log.regions.index(region) for _, _, region in log.instances] + [-1])
     served: NDArray[np.int64] = of[log.instance[requests]]
     return served
@@ -203,7 +203,7 @@ def _regions(first: Log, other: Log, number: int) -> Split:
 
 
 def _instances(first: Log, other: Log, number: int) -> Split:
-    """The first request that both serve in the same region, on instances of different names."""
+    """Return the first request that both serve in the same region, on instances of different names."""
     own = np.flatnonzero((first.region == number) & (first.instance >= 0) & (other.instance >= 0))
     same = own[_served(first, own) == _served(other, own)]
     names, theirs = ([name for name, _, _ in log.instances] for log in (first, other))
@@ -221,7 +221,7 @@ def _instances(first: Log, other: Log, number: int) -> Split:
 
 
 def _order(first: Log, other: Log, number: int) -> Split:
-    """The first pair of requests of one model that waited, and that the two begin in different order."""
+    """Return the first pair of waiting requests of one model that the two begin in different order."""
     earliest: Split = None
     for model, name in enumerate(first.models):
         ours, theirs = _begun_order(first, other, number, model)
@@ -242,7 +242,9 @@ def _order(first: Log, other: Log, number: int) -> Split:
 
 
 def _begun_order(first: Log, other: Log, number: int, model: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Requests of *model* from region *number* that waited, in the order in which each simulation begins them."""
+    """Return the requests of *model* from region *number* that waited, in the order in which each simulation begins
+    them.
+    """
     own = np.flatnonzero((first.region == number) & (first.model == model))
     own = own[np.isfinite(first.begin_s[own]) & np.isfinite(other.begin_s[own])]
     own = own[(first.begin_s[own] > first.arrival_s[own]) | (other.begin_s[own] > other.arrival_s[own])]
@@ -255,7 +257,7 @@ def _seconds(lasted_s: float) -> str:
 
 
 def _waiting(log: Log, region: str, at_s: float) -> float:
-    """Requests that wait in *region*, on average over the time after *at_s*."""
+    """Return the mean number of requests that wait in *region* over the time after *at_s*."""
     t_s = np.array(log.series["t_s"])
     inside = (t_s >= at_s) & (t_s < at_s + AFTER_S)
     if not inside.any():
@@ -284,10 +286,10 @@ class Pair:
 
 
 def around(first: Log, other: Log, difference: Difference) -> tuple[list[Pair], int]:
-    """(at most ROWS decisions of the difference's kind in its region, place of the first one that differs among them).
+    """Return at most ROWS decisions of the difference's kind in its region, and the place of the first that differs.
 
-    *difference* is one of `differences(first, other)`. Moves and swaps of instances are decisions of one kind here, as are
-    the region and the instance of a request.
+    *difference* is one of `differences(first, other)`. Moves and swaps of instances are decisions of one kind here, as
+    are the region and the instance of a request.
     """
     number = first.regions.index(difference.region)
     if difference.kind in (INSTANCES, SWAP):
@@ -301,7 +303,7 @@ def around(first: Log, other: Log, difference: Difference) -> tuple[list[Pair], 
 
 
 def _scaling(first: Log, other: Log, region: str) -> list[Pair]:
-    """Changes of instances in *region*: the same change at the same time is one row."""
+    """Return changes of instances in *region*: the same change at the same time is one row."""
     rows = []
     ours, theirs = _changes(first, region), _changes(other, region)
     for key in sorted({*ours, *theirs}):
@@ -312,7 +314,7 @@ def _scaling(first: Log, other: Log, region: str) -> list[Pair]:
 
 
 def _changes(log: Log, region: str) -> dict[tuple[float, str, str], list[str]]:
-    """By (time, model, what is done) the sentences, with reasons, which do not make a difference."""
+    """Return by (time, model, action) the sentences, with reasons, which do not make a difference."""
     changes: dict[tuple[float, str, str], list[str]] = {}
     for at_s, model, place, done, reason in log.moves:
         if place == region:
@@ -325,7 +327,7 @@ def _changes(log: Log, region: str) -> dict[tuple[float, str, str], list[str]]:
 
 
 def _requests(first: Log, other: Log, number: int, at_s: float) -> tuple[list[Pair], int]:
-    """Requests of the region in order of arrival: who serves each."""
+    """Return requests of the region in order of arrival, with the instance that serves each."""
     own = np.flatnonzero(first.region == number)
     at = int(np.searchsorted(first.arrival_s[own], at_s))
     rows: list[Pair] = []
@@ -348,7 +350,7 @@ def _server(log: Log, request: int, number: int) -> str:
 
 
 def _order_rows(first: Log, other: Log, number: int, model: int) -> tuple[list[Pair], int]:
-    """Requests that waited, by the order in which each begins them."""
+    """Return requests that waited, in the order in which each simulation begins them."""
     ours, theirs = _begun_order(first, other, number, model)
     differ = np.flatnonzero(ours != theirs)
     at = int(differ[0]) if differ.size else 0

@@ -56,7 +56,7 @@ class Promise:
 
     @property
     def end_s(self) -> float:
-        """Until the last token: end to end, or by the deadline."""
+        """Return the promise for the last token: end to end, or by the deadline."""
         return min(self.e2e_s, self.deadline_s)
 
     @property
@@ -66,7 +66,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """Dollars of an instance for an hour: to have it, and what lending it out as spot brings."""
+    """Hourly dollars of an instance: its price, and its income when lent out as spot."""
 
     on_demand_usd: float = 0.0
     spot_usd: float = 0.0
@@ -96,27 +96,27 @@ class Measures:
 
     @cached_property
     def requests(self) -> Table:
-        """by, group, measure, statistic, value: counts, latencies (s), attainment and throughput."""
+        """Return by, group, measure, statistic, value: counts, latencies (s), attainment and throughput."""
         return _requests(self.result, self.names, self.promises)
 
     @cached_property
     def hours(self) -> Table:
-        """by (gpu_type, model), group, measure, value: hours in each state, instance-hours, dollars, spot, waste."""
+        """Return by (gpu_type, model), group, measure, value: hours in each state, instance-hours, dollars, spot, waste."""
         return _hours(self.result, self.prices)
 
     @cached_property
     def counters(self) -> Table:
-        """counter, value: preemptions, evictions, swaps, scaling and so on."""
+        """Return counter, value: preemptions, evictions, swaps, scaling and so on."""
         return Table(("counter", "value"), [(name, int(value)) for name, value in self.result.counters.items()])
 
     @cached_property
     def series(self) -> Table:
-        """One row for each sample and endpoint; empty unless the simulation kept a series."""
+        """Return one row for each sample and endpoint; empty unless the simulation kept a series."""
         return _series(self.result)
 
 
 def latency_s(result: "Result", name: str) -> Floats:
-    """The latency called *name* of every request; NaN where there is none."""
+    """Return the latency called *name* of every request; NaN where there is none."""
     outcomes = result.outcomes
     done = outcomes["state"] == Outcome.DONE
     if name in {"ttft", "e2e", "queue"}:
@@ -130,7 +130,7 @@ def latency_s(result: "Result", name: str) -> Floats:
 
 
 def statistics(values: Floats) -> tuple[float, ...]:
-    """STATISTICS of *values*, NaN left out; all NaN if nothing is left. *values* may be reordered."""
+    """Return STATISTICS of *values* without NaN; all NaN if nothing is left. *values* may be reordered."""
     finite = values[np.isfinite(values)]
     if not finite.size:
         return (np.nan,) * len(STATISTICS)
@@ -139,7 +139,7 @@ def statistics(values: Floats) -> tuple[float, ...]:
 
 
 def kept(result: "Result", promises: Sequence[Promise]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """(judged, met) by request: whether its class is promised anything, and whether it got all of it."""
+    """Return (judged, met) by request: whether its class has a promise, and whether all of it was kept."""
     classes = result.requests.slo_class
     judged = np.array([promise.any for promise in promises])[classes]
     met = judged & (result.outcomes["state"] == Outcome.DONE)
@@ -191,7 +191,7 @@ Members = npt.NDArray[np.int32] | slice
 
 
 def _groups(result: "Result", names: Names) -> Iterator[tuple[str, str, Members]]:
-    """(by, name, requests) for all requests, and for each model, caller's region, SLO class and tenant that has any."""
+    """Yield (by, name, requests) for all requests, and for each model, caller's region, SLO class and tenant with any."""
     requests = result.requests
     yield "all", "all", slice(None)
     for by, codes, group_names in (

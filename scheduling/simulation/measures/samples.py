@@ -9,9 +9,9 @@ from scheduling.simulation.cluster.world import State, World
 
 
 class Samples:
-    """*step_s* is between two of them, 0 for none at all; the first is taken at the first multiple of it from *begins_s* on.
+    """Samples every *step_s* seconds from 0; none for 0.
 
-    ValueError for no such step.
+    Raises ValueError for an invalid step.
     """
 
     def __init__(self, step_s: float) -> None:
@@ -23,7 +23,7 @@ class Samples:
         """When the next one is taken; infinity for never."""
 
     def take(self, world: World, states: NDArray[np.int8]) -> None:
-        """Take one, with the fleet arrays up to now; *states* are `State` by instance."""
+        """Take a sample, with up-to-date fleet arrays; *states* are `State` by instance."""
         fleet = world.fleet
         endpoint, count = fleet.endpoint, world.policies.size
 
@@ -46,7 +46,7 @@ class Samples:
         self.next_s = len(self._taken) * self._step_s
 
     def series(self) -> dict[str, NDArray[Any]] | None:
-        """All of them, samples first, with their times in `t_s`; None for none."""
+        """Return all samples, samples first, with their times in `t_s`; None without any."""
         if not self._taken:
             return None
         t_s = np.arange(len(self._taken)) * self._step_s

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class ParquetMissing(ImportError):
-    """A Parquet file was asked for and pyarrow is not installed."""
+    """Parquet files need pyarrow, which is not installed."""
 
     def __init__(self) -> None:
         super().__init__("Parquet files need pyarrow, which is not installed: pip install 'pilothouse[parquet]'")
@@ -22,19 +22,21 @@ class Table:
     rows: list[tuple[Any, ...]] = field(default_factory=list)
 
     def add(self, *values: Any) -> None:
-        """One row; ValueError if it has not as many values as there are columns."""
+        """Add a row. Raise ValueError if it has not as many values as there are columns."""
         if len(values) != len(self.columns):
             raise ValueError(f"{len(values)} values for {len(self.columns)} columns")
         self.rows.append(values)
 
     def select(self, **wanted: Any) -> "Table":
-        """The rows whose columns have the *wanted* values."""
+        """Return the rows whose columns have the *wanted* values."""
         places = [(self.columns.index(name), value) for name, value in wanted.items()]
         rows = [row for row in self.rows if all(row[place] == value for place, value in places)]
         return Table(self.columns, rows)
 
     def value(self, **wanted: Any) -> Any:
-        """The last column of the only row with the *wanted* values; LookupError if there is not exactly one."""
+        """Return the last column of the only row with the *wanted* values. Raise LookupError if there is not exactly
+        one.
+        """
         rows = self.select(**wanted).rows
         if len(rows) != 1:
             raise LookupError(f"{len(rows)} rows have {wanted}")
@@ -47,12 +49,12 @@ class Table:
         write_csv(path, self.columns, self.rows)
 
     def write_parquet(self, path: Path) -> None:
-        """Raises ParquetMissing without pyarrow."""
+        """Write the table. Raise ParquetMissing without pyarrow."""
         write_parquet(path, self.columns, list(zip(*self.rows, strict=True)) or [()] * len(self.columns))
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """*rows* under a header; None is an empty cell."""
+    """Write *rows* under a header; None is an empty cell."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -60,7 +62,7 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 def write_parquet(path: Path, columns: Sequence[str], values: Sequence[Any]) -> None:
-    """*values*: an array or a sequence for each column. Raises ParquetMissing without pyarrow."""
+    """Write *values*, an array or a sequence for each column. Raise ParquetMissing without pyarrow."""
     try:
         import pyarrow
         from pyarrow import parquet

@@ -55,7 +55,7 @@ class Scenario(Part):
 
     @property
     def scaled(self) -> ScalingOf | None:
-        """`[scaling]`, or its defaults if a bundle has a strategy; None if nothing scales."""
+        """Return `[scaling]`, or its defaults if a bundle has a strategy; None if nothing scales."""
         bundled = self.policies.bundle or any(one.bundle for one in self.models.values())
         return self.scaling or (ScalingOf() if bundled else None)
 

@@ -1,4 +1,4 @@
-"""The demand of a scenario: what its trace holds or its clients send, within the models' contexts."""
+"""Demand of a scenario: the requests of its trace or clients, within the models' contexts."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -27,9 +27,10 @@ PAST_SEED = 1_000_003
 
 
 def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | None = None) -> tuple[Workload, int]:
-    """(requests, how many were clipped): those *given*, else of the trace or the clients; files are sought in *folder*.
+    """Return the requests and the number of clipped ones: *given*, else of the trace or the clients; files are in
+    *folder*.
 
-    Raises ScenarioProblem, and TraceError for a wrong trace.
+    Raises ScenarioProblem, and TraceError for an invalid trace.
     """
     table = "trace" if scenario.trace else "clients"
     if given is not None:
@@ -42,7 +43,7 @@ def demand_of(scenario: Scenario, folder: Path, seed: int, given: Workload | Non
 
 
 def of_the_fleet(scenario: Scenario, workload: Workload) -> Workload:
-    """*workload* without what names a model, a region or a class that *scenario* does not have; that counts as left out."""
+    """Return *workload* without requests of a model, region or class that *scenario* lacks; they count as left out."""
     model, region = _known(workload.model, scenario.models), _known(workload.region, scenario.regions)
     slo_class = _known(workload.slo_class, scenario.classes)
     kept = (model.codes >= 0) & (region.codes >= 0) & (slo_class.codes >= 0)
@@ -51,7 +52,7 @@ def of_the_fleet(scenario: Scenario, workload: Workload) -> Workload:
 
 
 def _known(column: Coded, names: Collection[str]) -> Coded:
-    """*column* with those of its names alone that are in *names*; the others have the code -1."""
+    """Return *column* with only those of its names that are in *names*; the others have the code -1."""
     if all(name in names for name in column.names):
         return column
     known = [name for name in column.names if name in names]
@@ -87,7 +88,9 @@ def _client(scenario: Scenario, one: ClientOf, folder: Path, seed: int) -> Clien
 
 
 def client_of(one: ClientOf, regions: Sequence[str], lengths: EmpiricalLengths | None = None) -> Client:
-    """The client that *one* describes, in all of *regions* alike if it names none; *lengths* are those of its trace."""
+    """Return the client that *one* describes, alike in all of *regions* if it names none; *lengths* are those of its
+    trace.
+    """
     given: EmpiricalLengths | LengthsByClass | None = lengths
     if given is None:
         assert one.prompt is not None
@@ -139,7 +142,7 @@ def named_workload(scenario: Scenario, trace: TraceOf, workload: Workload) -> Wo
 
 
 def _named(column: Coded, names: Sequence[str], given: dict[str, str], default: str | None, kind: str) -> Coded:
-    """*column* with the scenario's names for the trace's: its own, *given*, the *default*, the only one there is."""
+    """Return *column* with the scenario's names for the trace's: its own, *given*, the *default*, or the only one."""
     if default is None and len(names) == 1:
         default = names[0]
     ours = []
@@ -155,7 +158,7 @@ def _named(column: Coded, names: Sequence[str], given: dict[str, str], default: 
 
 
 def past_of(scenario: Scenario, folder: Path, seed: int) -> Workload:
-    """The clients' demand in the whole weeks before, at least `history_days`: other draws, without bursts."""
+    """Return the clients' demand in the whole weeks before, at least `history_days`: other draws, without bursts."""
     weeks = ceil(scenario.forecast.history_days / 7)
     quiet = scenario.model_copy(
         update={
@@ -168,7 +171,7 @@ def past_of(scenario: Scenario, folder: Path, seed: int) -> Workload:
 
 
 def _fit_context(scenario: Scenario, workload: Workload, table: str) -> tuple[Workload, int]:
-    """(workload, how many were clipped): no request longer than its model's context or KV cache."""
+    """Return the workload, with no request longer than its model's context or KV cache, and the number of clipped ones."""
     limit = {name: model.context_tokens for name, model in scenario.models.items()}
     for group in scenario.fleet:
         # The last token produced is never computed, so it needs no room.

@@ -26,17 +26,17 @@ NO_LIMITS: Final[dict[str, Any]] = {"dispatch_max_num_seqs": 100_000, "dispatch_
 
 
 def instance_gpu(group: Group) -> str:
-    """The GPUs of one instance as one type, such as `4 x h100-80gb`: what its hours and dollars are counted by."""
+    """Return the GPUs of one instance as one type, such as `4 x h100-80gb`, by which hours and dollars are counted."""
     return gpus_as_type(group.gpu, group.tensor_parallel)
 
 
 def gpus_as_type(gpu: str, tensor_parallel: int) -> str:
-    """As `instance_gpu`, of *tensor_parallel* GPUs."""
+    """Return *tensor_parallel* GPUs as one type."""
     return gpu if tensor_parallel == 1 else f"{tensor_parallel} x {gpu}"
 
 
 def prices_of(scenario: Scenario) -> dict[str, Price]:
-    """By the GPUs of one instance."""
+    """Return prices by the GPUs of one instance."""
     prices = {}
     for group in scenario.fleet:
         gpu = scenario.gpus[group.gpu]
@@ -46,7 +46,7 @@ def prices_of(scenario: Scenario) -> dict[str, Price]:
 
 
 def cluster_of(scenario: Scenario) -> Cluster:
-    """The fleet and its policies. Raises ScenarioProblem."""
+    """Return the fleet and its policies. Raise ScenarioProblem."""
     regions = list(scenario.regions)
     profiles, front_ends = {}, {}
     for number, one in enumerate(scenario.profiles):
@@ -133,7 +133,7 @@ def cluster_of(scenario: Scenario) -> Cluster:
 
 
 def _sharing(group: Group, region: str, number: int) -> Sharing | None:
-    """How the instance *number* of *group* in *region* shares its GPUs."""
+    """Return the GPU sharing of instance *number* of *group* in *region*; None without any."""
     if (given := group.sharing) is None:
         return None
     name = f"{given.group}-{region}-{number}"
@@ -141,7 +141,7 @@ def _sharing(group: Group, region: str, number: int) -> Sharing | None:
 
 
 def _swap_memory(scenario: Scenario, instances: list[InstanceSpec]) -> dict[str, float]:
-    """CPU memory in bytes by swap group, where it is limited."""
+    """Return CPU memory in bytes by swap group, where it is limited."""
     names = {spec.sharing.group for spec in instances if spec.sharing is not None}
     given = {
         f"{group}-{region}": table.cpu_memory_gb * 1e9

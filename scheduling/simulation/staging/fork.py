@@ -65,7 +65,7 @@ class _Forking:
         """Requests that do not stream, so that their tokens are estimated."""
 
     def _places(self) -> dict[int, int]:
-        """The cluster's instance for each of the fleet's that has one."""
+        """Return the cluster's instance for each of the fleet's that has one."""
         free: defaultdict[tuple[str, str, str, bool], list[int]] = defaultdict(list)
         for at, spec in enumerate(self.cluster.instances):
             free[spec.model, spec.region, spec.gpu_type, spec.sharing is not None].append(at)
@@ -78,7 +78,7 @@ class _Forking:
         return taken
 
     def _requests(self, known: Sequence[RequestState], tenants: list[str], seed: int) -> Requests:
-        """Columns of *known*, with lengths that fit their instances."""
+        """Return columns of *known*, with lengths that fit their instances."""
         longest = dict(zip(self.cluster.models, self.cluster.longest_tokens(), strict=True))
         outputs = np.array([self._output(one) for one in known], np.int64)
         least = np.array([_emitted(one) + 1 for one in known], np.int64)
@@ -106,7 +106,7 @@ class _Forking:
         return requests_of(self.scenario, self.cluster, workload, seed)
 
     def _output(self, one: RequestState) -> int:
-        """Output tokens of *one*: known, or drawn from recent ratios to the prediction, beyond what it has emitted."""
+        """Return output tokens of *one*: known, or drawn from recent ratios to the prediction, beyond those emitted."""
         if one.true_output is not None:
             return one.true_output
         emitted, predicted = _emitted(one), max(1, one.predicted_tokens)
@@ -154,8 +154,9 @@ class _Forking:
         return float(self.cluster.policy((spec.model, spec.region)).round_trip_s)
 
     def _swap_targets(self, instances: list[ForkedInstance]) -> list[int]:
-        """By swap group: the instance that wakes once the leaving one sleeps, -1 for none. A leaving one without work falls
-        asleep at once."""
+        """Return by swap group the instance that wakes once the leaving one sleeps, -1 for none. A leaving one without
+        work falls asleep at once.
+        """
         targets = dict.fromkeys(self.cluster.swap_groups(), -1)
         leaving: dict[str, int] = {}
         for at, place in self.place_of.items():
@@ -212,7 +213,7 @@ class _Forking:
         return lost
 
     def _infer_iteration(self, instance: ForkedInstance, seen: InstanceState, place: int) -> None:
-        """When the iteration in progress at *instance* began, and how much of prompts without a token is computed.
+        """Infer the start of the iteration in progress at *instance*, and the computed part of prompts without a token.
 
         The iteration began when the last one ended, if that was seen; otherwise the time is drawn.
         """
@@ -298,7 +299,7 @@ class _Forking:
         return np.array([known.get(key, none) for key in self.cluster.endpoints], np.float64)
 
     def _groups(self, groups: GroupsState) -> ForkedGroups | None:
-        """The request groups as they stand; None where the endpoints that order by groups are others."""
+        """Return the present request groups; None where other endpoints order by groups."""
         cluster, seen = self.cluster, self.state.endpoints
         ordered = {key for key in cluster.endpoints if ORDERINGS[cluster.policy(key).ordering] == QLM}
         was = {(one.model, one.region) for one in seen if ORDERINGS[one.ordering] == QLM}
@@ -340,9 +341,9 @@ def _emitted(one: RequestState) -> int:
 
 
 def _ahead(one: RunningRequest, produced: int) -> int | None:
-    """Iterations of *one* in its look-ahead map, which a request enters with its first token; None before that.
+    """Return iterations of *one* in its look-ahead map, which a request enters with its first token; None before that.
 
-    A gateway has answers that do not stream in the map from the start, for it does not see their first token.
+    A gateway has answers that do not stream in the map from the start, since it does not see their first token.
     """
     if not produced:
         return None
@@ -350,7 +351,7 @@ def _ahead(one: RunningRequest, produced: int) -> int | None:
 
 
 def _produced(one: RunningRequest, profile: Profile, round_trip_s: float) -> int:
-    """Output tokens of *one* so far; of an answer that does not stream, as many as its profile would have made."""
+    """Return output tokens of *one* so far; for an answer that does not stream, an estimate by its profile."""
     if one.streamed:
         return one.output_tokens // max(1, one.sequences)
     left_s = -one.placed_s - round_trip_s - profile.service_time_s(one.prompt_tokens, 1)
@@ -359,5 +360,5 @@ def _produced(one: RunningRequest, profile: Profile, round_trip_s: float) -> int
 
 
 def _engine_order(engine: EngineConfig, one: ForkedRequest) -> tuple[float, float, int]:
-    """Order of the engine's own queue."""
+    """Return the order of the engine's own queue."""
     return one.priority if engine.policy == "priority" else 0, one.reaches_s, one.number

@@ -66,11 +66,11 @@ def replay(
     ended_s: float,
     guessed: bool = False,
 ) -> Replayed:
-    """Progress of *engine*, whose iteration in progress began at *ended_s* or after it.
+    """Infer the progress of *engine*, whose iteration in progress began at *ended_s* or after it.
 
     *running* have tokens, *pending* ones have none and are in the order of the engine's own queue; *gone* have ended
-    since the first of *pending* came. *ended_s* is the last end of an iteration that was seen: before 0, or -inf.
-    *guessed*: the tokens of some are estimated, so no course can agree with all, and the first is as good as any.
+    since the first of *pending* came. *ended_s* is the last observed end of an iteration: before 0, or -inf. *guessed*:
+    the tokens of some are estimated, so no course can agree with all, and the first is as good as any.
     """
     first_s = min((one.reaches_s for one in pending), default=inf)
     begun, come, left = ([_Prompt(*one) for one in each] for each in (running, pending, gone))
@@ -115,7 +115,7 @@ class _Course:
 
     @property
     def wrong(self) -> float:
-        """0 where it agrees with all that was seen."""
+        """Return the disagreement with the observations; 0 for none."""
         return self.early + (abs(self.off_s) if abs(self.off_s) > ALIKE_S else 0.0)
 
 
@@ -141,7 +141,7 @@ class _Back:
         self.held = int((tokens + produced).sum())
 
     def _window(self, running: Sequence[_Prompt]) -> tuple[int, list[_Prompt]]:
-        """How many iterations it takes to where the prompts of the window began, and those prompts in order."""
+        """Return the number of iterations to where the prompts of the window began, and those prompts in order."""
         profile = self.engine.profile
         least_s = profile.step_time_s(0, 1, 1)
         prompts, count = list(self.pending), 0
@@ -174,7 +174,7 @@ class _Back:
             one.computed = computed
 
     def _from_idle(self) -> list["_Course"]:
-        """Courses of an engine that was idle before one of these came, by how many iterations ago that was.
+        """Yield courses of an engine that was idle before one of these came, by how many iterations ago that was.
 
         The last one is the one that agrees, if one does.
         """
@@ -194,7 +194,7 @@ class _Back:
         return tried
 
     def _settled(self, begin_s: float) -> "_Course":
-        """The course whose last iteration ends at `ended_s`, or the nearest one, from one that begins at *begin_s* on."""
+        """Return the course whose last iteration ends at `ended_s`, or the nearest one, starting from *begin_s*."""
         best = self._course(begin_s)
         made, before_s = best, inf
         for _ in range(ROUNDS):
@@ -206,7 +206,7 @@ class _Back:
         return best
 
     def _course(self, begin_s: float, first: int | None = None) -> "_Course":
-        """All iterations, or those from *first* on, if that one began at *begin_s*."""
+        """Return all iterations, or those from *first*, if that one began at *begin_s*."""
         for one in self.prompts:
             one.computed = 0
         for one in self.gone:

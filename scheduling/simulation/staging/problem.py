@@ -1,4 +1,4 @@
-"""What is wrong with a table of a scenario, found while it is made ready to run."""
+"""A fault of a scenario's table, found while it is staged."""
 
 from scheduling.simulation.scenario import Key
 

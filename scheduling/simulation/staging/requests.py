@@ -17,13 +17,13 @@ from scheduling.simulation.workload.requests import Requests, make_requests
 
 
 def promise_of(one: SloClassOf) -> Promise:
-    """Targets of a class, infinity where there is none."""
+    """Return the targets of a class, infinity where there is none."""
     ttft_s, itl_s, e2e_s = (inf if ms is None else ms / 1000 for ms in (one.ttft_ms, one.itl_ms, one.e2e_ms))
     return Promise(ttft_s, itl_s, e2e_s, inf if one.deadline_s is None else one.deadline_s)
 
 
 def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: int) -> Requests:
-    """*workload* by the numbers of *cluster*, with what a dispatcher would predict. Raises ScenarioProblem."""
+    """Return *workload* by the numbers of *cluster*, with the dispatcher's predictions. Raise ScenarioProblem."""
     classes = list(scenario.classes)
     slo_class = _codes(workload.slo_class, classes)
     of_class = list(scenario.classes.values())
@@ -51,9 +51,9 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
 
 
 def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.int32] | None:
-    """Output tokens as a dispatcher expects them; None for the true ones.
+    """Return output tokens as a dispatcher expects them; None for the true ones.
 
-    Those of *workload*, where it has them and *scenario* does not say how they are predicted.
+    They are those of *workload*, unless *scenario* says how they are predicted.
     """
     predictions = scenario.predictions
     if workload.predicted_tokens is not None and "kind" not in predictions.model_fields_set:
@@ -72,14 +72,14 @@ def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.
 
 
 def _codes(column: Coded, names: Sequence[str]) -> np.ndarray[tuple[int, ...], np.dtype[np.int16]]:
-    """The numbers in *names* of the names in *column*."""
+    """Return the numbers in *names* of the names in *column*."""
     if list(column.names) == list(names):
         return column.codes.astype(np.int16, copy=False)
     return np.array([list(names).index(name) for name in column.names], np.int16)[column.codes]
 
 
 def _with_prefixes(scenario: Scenario, workload: Workload, requests: Requests) -> Requests:
-    """*requests* with the trace's shared prefixes, in blocks of the engines that cache them."""
+    """Return *requests* with the trace's shared prefixes, in blocks of the engines that cache them."""
     sizes: dict[int, int] = {}
     for number, group in enumerate(scenario.fleet):
         if group.prefix_caching:

@@ -24,7 +24,9 @@ class Scaled:
 
     @property
     def one(self) -> ByEndpoint | Assigned:
-        """All as one strategy. Reactive decides on every arrival, as in the paper, where it is alone with equal bounds."""
+        """Return all as one strategy. Reactive decides on every arrival, as in the paper, where it is alone with equal
+        bounds.
+        """
         first, *others = {id(each): each for each in self.strategies.values()}.values()
         if others or (isinstance(first, Unified) and len(set(self.bounds.values())) > 1):
             return Assigned(self.strategies)
@@ -32,7 +34,9 @@ class Scaled:
 
 
 def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
-    """None where nothing scales. Raises ScenarioProblem where one model's regions would follow different plans."""
+    """Return strategies and bounds; None where nothing scales. Raise ScenarioProblem where one model's regions would
+    follow different plans.
+    """
     scaling = scenario.scaled
     if scaling is None:
         return None
@@ -51,7 +55,7 @@ def scaled_of(scenario: Scenario, cluster: Cluster) -> Scaled | None:
 
 
 def follows_plans(scenario: Scenario) -> bool:
-    """Whether any endpoint's strategy does, without a look at the fleet that there is."""
+    """Return whether any endpoint's strategy follows plans, without staging the fleet."""
     if scenario.scaled is None:
         return False
     endpoints = {(group.model, region) for group in scenario.fleet for region in group.regions}
@@ -60,7 +64,7 @@ def follows_plans(scenario: Scenario) -> bool:
 
 
 def _strategy_of(scenario: Scenario, endpoint: EndpointKey) -> tuple[Key, ScalingOf | EndpointOf]:
-    """The table that says which strategy scales *endpoint*, and its key."""
+    """Return the table that names the strategy of *endpoint*, and its key."""
     model, _ = endpoint
     for number, one in reversed(scenario.of_endpoint(*endpoint)):
         if one.strategy is not None:

@@ -45,7 +45,7 @@ class PastDemand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """All that a simulation of a scenario takes, and what its measures are named by."""
+    """A scenario ready to simulate, with the names of its measures."""
 
     cluster: Cluster
     requests: Requests
@@ -120,13 +120,13 @@ class Stage:
 
 
 SOURCE = Path("scenario")
-"""Name in errors of a scenario that is no file."""
+"""Name in errors of a scenario without a file."""
 
 
 def stage(scenario: Scenario, path: Path = SOURCE, seed: int | None = None, workload: Workload | None = None) -> Stage:
     """Make *scenario*, read from *path*, ready to run with *seed* (its own if None).
 
-    *workload* stands in place of what its clients or its trace would send. Raises ScenarioError, and TraceError when a
+    *workload* replaces the requests of its clients or trace. Raises ScenarioError, and TraceError when a
     trace cannot be read.
     """
     try:
@@ -158,5 +158,5 @@ def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None)
 
 
 def past_requests(scenario: Scenario, path: Path, staged: Stage) -> Requests:
-    """Demand in whole weeks before the start of *staged*, for a forecaster to learn from."""
+    """Return the demand in whole weeks before the start of *staged*, for a forecaster to learn from."""
     return requests_of(scenario, staged.cluster, past_of(scenario, path.parent, staged.seed), staged.seed)

@@ -1,4 +1,4 @@
-"""What a scenario has happen to its instances, as calls of the simulation."""
+"""Failures and redeploys of a scenario, as calls of the simulation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from scheduling.simulation.staging.problem import ScenarioProblem
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """*instances* fail. With their *machines* nothing starts where there is none then: of a lost node or region nothing
+    """*instances* fail. With their *machines*, empty places fail too: nothing of a lost node or region
     serves until it is back."""
 
     instances: Sequence[int]
@@ -32,7 +32,7 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Redeploy:
-    """As many as *count* of *instances* that are spot of the endpoint *source* go over to *target*."""
+    """At most *count* of *instances* that are spot of the endpoint *source* are redeployed to *target*."""
 
     instances: Sequence[int]
     source: int
@@ -51,7 +51,7 @@ class Redeploy:
 
 
 def timed_events_of(scenario: Scenario, cluster: Cluster, seed: int, until_s: float) -> list[TimedEvent]:
-    """In order of time; random ones up to *until_s*. Raises ScenarioProblem for instances that there are not."""
+    """Return the events in order of time; random ones up to *until_s*. Raise ScenarioProblem for unknown instances."""
     made = [
         TimedEvent(3600 * failure.at_h, Fail(_failing(cluster, number, failure), _seconds(failure.repair_min)))
         for number, failure in enumerate(scenario.failures)
@@ -68,7 +68,7 @@ def timed_events_of(scenario: Scenario, cluster: Cluster, seed: int, until_s: fl
 
 
 def lost_at(scenario: Scenario, cluster: Cluster, now_s: float) -> set[int]:
-    """Instances, empty places among them, whose machines are lost at *now_s* by what has happened until then."""
+    """Return the instances, empty places included, whose machines are lost at *now_s*."""
     lost = set()
     for number, failure in enumerate(scenario.failures):
         repair_s = _seconds(failure.repair_min)

@@ -28,12 +28,12 @@ class Coded(NamedTuple):
 
 
 def buffered(values: "array[Any]", dtype: type[Scalar]) -> npt.NDArray[Scalar]:
-    """The numbers in *values*, over its buffer and without a copy."""
+    """Return the numbers in *values*, over its buffer and without a copy."""
     return np.frombuffer(values, dtype) if values else np.empty(0, dtype)
 
 
 class WorkloadError(ValueError):
-    """A column holds what no request can be; names the column, the request (from 0) and the value."""
+    """A column has an invalid value; names the column, the request (from 0) and the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Workload:
     prefix_block_tokens: int = 0
     """Tokens that one prefix hash stands for."""
     predicted_tokens: Ints | None = None
-    """Output tokens that were predicted, where that is known."""
+    """Predicted output tokens, if known."""
     left_out: int = field(default=0, compare=False)
     """Requests of the trace that are not here because they have no prompt or no output."""
 
@@ -62,7 +62,9 @@ class Workload:
         return self.arrival_s.size
 
     def check(self) -> None:
-        """WorkloadError unless times are finite, from 0 up and in order, and every request has a prompt and an output."""
+        """Raise WorkloadError unless times are finite, from 0 up and in order, and every request has a prompt and an
+        output.
+        """
         _refuse("arrival_s", self.arrival_s, ~np.isfinite(self.arrival_s), "is not a finite number")
         _refuse("arrival_s", self.arrival_s, self.arrival_s < 0, "is before 0")
         earlier = np.concatenate(([False], np.diff(self.arrival_s) < 0)) if len(self) else np.empty(0, bool)
@@ -72,7 +74,7 @@ class Workload:
             _refuse(name, tokens, tokens < 1, "is less than 1")
 
     def select(self, chosen: npt.NDArray[np.bool_] | Longs) -> "Workload":
-        """The *chosen* requests (a mask or positions)."""
+        """Return the *chosen* requests (a mask or positions)."""
         first, hashes = self._prefixes(chosen)
         return replace(
             self,
@@ -89,7 +91,7 @@ class Workload:
         )
 
     def sorted(self) -> "Workload":
-        """In the order of arrival, the first at 0."""
+        """Return the requests in the order of arrival, the first at 0."""
         if not len(self):
             return self
         ordered = self.select(np.argsort(self.arrival_s, kind="stable"))

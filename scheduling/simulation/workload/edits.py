@@ -13,20 +13,20 @@ from numpy.typing import NDArray
 from scheduling.simulation.workload.columns import Coded, Floats, Ints, Workload
 
 JITTER_S = 60.0
-"""A copy of a request comes within so long of it, half of that before or after."""
+"""Width of the window around a request in which its copies arrive."""
 SEED = 21
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Which requests an edit is about; what is empty does not narrow."""
+    """Requests that an edit applies to; empty sets mean all."""
 
     models: frozenset[str] = frozenset()
     regions: frozenset[str] = frozenset()
     classes: frozenset[str] = frozenset()
 
     def of(self, workload: Workload) -> NDArray[np.bool_]:
-        """By request, whether it is one of them."""
+        """Return a mask of the requests in the scope."""
         inside = np.ones(len(workload), bool)
         for names, column in (
             (self.models, workload.model),
@@ -40,7 +40,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """So many times as many requests from *from_s* until *until_s*, reached and left along *ramp_s* within that time."""
+    """*by* times as many requests from *from_s* until *until_s*, with a ramp of *ramp_s* at both ends."""
 
     scope: Scope
     by: float
@@ -49,7 +49,7 @@ class Factor:
     ramp_s: float = 0.0
 
     def of(self, arrival_s: Floats) -> Floats:
-        """The factor at each of *arrival_s*."""
+        """Return the factor at each of *arrival_s*."""
         inside = (arrival_s >= self.from_s) & (arrival_s < self.until_s)
         height = np.ones(arrival_s.size)
         if self.ramp_s > 0:
@@ -70,7 +70,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """Everything *by_s* later (below 0: earlier); what leaves the horizon at one end comes in at the other."""
+    """Everything *by_s* later (below 0: earlier); requests that leave the horizon at one end enter it at the other."""
 
     scope: Scope
     by_s: float
@@ -84,7 +84,7 @@ class Shift:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Prompts and outputs so many times as long."""
+    """Prompts and outputs *prompt* and *output* times as long."""
 
     scope: Scope
     prompt: float = 1.0
@@ -118,7 +118,7 @@ Edit = Factor | Shift | Lengths | More
 
 
 def edited(workload: Workload, edits: Sequence[Edit], *, seed: int, horizon_s: float = np.inf) -> Workload:
-    """*workload* after *edits*, one after the other, in order of arrival. The same values give the same requests."""
+    """Return *workload* after *edits*, one after the other, in order of arrival. The same values give the same requests."""
     for number, edit in enumerate(edits):
         made = edit.applied(workload, horizon_s, np.random.default_rng([seed, SEED, number]))
         workload = made.select(np.argsort(made.arrival_s, kind="stable"))
@@ -126,7 +126,9 @@ def edited(workload: Workload, edits: Sequence[Edit], *, seed: int, horizon_s: f
 
 
 def merged(one: Workload, other: Workload) -> Workload:
-    """The requests of both, *one*'s first; not in order of arrival. ValueError if prefixes are in blocks of two sizes."""
+    """Return the requests of both, *one*'s first; not in order of arrival. Raise ValueError if prefixes are in blocks of
+    two sizes.
+    """
     if not len(other):
         return one
     both = one.prefix_first is not None and other.prefix_first is not None
@@ -154,7 +156,7 @@ def merged(one: Workload, other: Workload) -> Workload:
 
 
 def _predicted(one: Workload, other: Workload) -> Ints | None:
-    """The predictions of both; where only one has them, those of the other are exact."""
+    """Return the predictions of both; where only one has them, those of the other are exact."""
     if one.predicted_tokens is None and other.predicted_tokens is None:
         return None
     return np.concatenate(

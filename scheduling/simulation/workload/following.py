@@ -1,4 +1,4 @@
-"""Two lots of the requests of a simulation as one."""
+"""Concatenation of the requests of a simulation."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from scheduling.simulation.workload.requests import Requests
 
 
 def follow(first: Requests, later: Requests) -> Requests:
-    """*first* and then *later*, all of which came after them."""
+    """Return *first* followed by *later*, which all came after them."""
     columns = {
         name: np.concatenate([getattr(first, name), getattr(later, name)])
         for name in Requests._fields

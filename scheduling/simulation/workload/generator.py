@@ -76,7 +76,7 @@ class EmpiricalLengths:
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """From *start_s* on the rate is *factor* times what it would be, for *duration_s*; of *models*, or of all if empty."""
+    """The rate of *models* (empty: all) is multiplied by *factor* for *duration_s* from *start_s*."""
 
     start_s: float
     duration_s: float
@@ -123,7 +123,9 @@ class Client:
             raise ValueError("regions must hold shares of at least 0 and one above 0")
 
     def rates(self, starts_s: Floats, shift_h: float) -> Floats:
-        """Requests per second from all regions at *starts_s* (seconds after Monday 0:00), the peak *shift_h* later."""
+        """Return requests per second from all regions at *starts_s* (seconds after Monday 0:00), the peak *shift_h*
+        later.
+        """
         angle = 2 * math.pi * (starts_s / DAY_S - (self.peak_h + shift_h) / 24)
         weekend = (starts_s % WEEK_S) >= 5 * DAY_S
         course = (1 + self.daily_swing * np.cos(angle)) * np.where(weekend, self.weekend, 1.0)
@@ -138,10 +140,11 @@ def generate(
     bursts: Sequence[Burst] = (),
     seed: int = 0,
 ) -> Workload:
-    """Requests of *clients* over *duration_s*, in order of arrival; *shifts_h* moves the daily peak of a region later.
+    """Return the requests of *clients* over *duration_s*, in order of arrival; *shifts_h* moves a region's daily peak
+    later.
 
-    The same arguments give the same requests; each client and region has a separate stream of random numbers, so
-    adding a client leaves the others' requests as they were. ValueError without clients, or for a duration of 0.
+    The same arguments give the same requests; each client and region has a separate stream of random numbers, so adding
+    a client leaves the others' requests unchanged. Raises ValueError without clients, or for a duration of 0.
     """
     if not clients:
         raise ValueError("there are no clients to generate requests for")
@@ -160,7 +163,7 @@ def generate(
     counts = np.array([times.size for times in arrivals])
     arrival_s = np.concatenate(arrivals)
     arrivals.clear()
-    # Ties keep the order of the streams. Sorting positions in 32 bits halves the memory besides the arrays.
+    # Ties keep the order of the streams. Sorting positions in 32 bits halves the memory in addition to the arrays.
     order = np.argsort(arrival_s, kind="stable").astype(np.int32)
     arrival_s = arrival_s[order]
     prompts, outputs = np.empty(arrival_s.size, np.int32), np.empty(arrival_s.size, np.int32)
@@ -188,7 +191,7 @@ def generate(
 
 
 def _keys(streams: Sequence[tuple[Client, str]]) -> list[str]:
-    """A name for each stream that stays the same when others are added; equal streams are numbered."""
+    """Return a name for each stream that stays the same when others are added; equal streams are numbered."""
     seen: dict[str, int] = {}
     keys = []
     for client, region in streams:
@@ -206,7 +209,7 @@ def _arrivals(
     bursts: Sequence[Burst],
     random: np.random.Generator,
 ) -> Floats:
-    """Moments of arrival of one client in one region, in order."""
+    """Return arrival times of one client in one region, in order."""
     edges = np.append(np.arange(0.0, duration_s, RATE_STEP_S), duration_s)
     # A burst starts and ends when it says, not at the next step.
     ends = [moment for burst in bursts for moment in (burst.start_s, burst.start_s + burst.duration_s)]
@@ -223,7 +226,7 @@ def _arrivals(
 
 
 def _operational_times(client: Client, requests: float, random: np.random.Generator) -> Floats:
-    """Moments of a renewal process with mean gap 1 and the client's CV, from 0 to *requests*."""
+    """Return times of a renewal process with mean gap 1 and the client's CV, from 0 to *requests*."""
     # The first gap is cut at a random place: the process has been running before the simulation starts.
     moments: Floats
     parts: list[Floats] = []
@@ -256,7 +259,7 @@ def _gaps(client: Client, count: int, random: np.random.Generator) -> Floats:
 
 
 def weibull_shape(cv: float) -> float:
-    """The shape of a Weibull distribution whose coefficient of variation is *cv*, by bisection."""
+    """Return the shape of a Weibull distribution whose coefficient of variation is *cv*, by bisection."""
     low, high = 0.05, 100.0
     for _ in range(80):
         shape = math.sqrt(low * high)
@@ -275,7 +278,9 @@ def random_bursts(
     models: frozenset[str] = frozenset(),
     seed: int,
 ) -> list[Burst]:
-    """*count* bursts at random moments of the first *duration_s* (SageServe 7.3.4: two bursts of eight times the load)."""
+    """Return *count* bursts at random times of the first *duration_s* (SageServe 7.3.4: two bursts of eight times the
+    load).
+    """
     random = np.random.default_rng([seed, 1])
     latest_s = max(0.0, duration_s - length_s)
     starts: npt.NDArray[np.float64] = np.sort(random.uniform(0.0, latest_s, count))

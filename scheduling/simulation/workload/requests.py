@@ -57,9 +57,10 @@ def make_requests(
     hold_s: ArrayLike = np.inf,
     prefix_blocks: Sequence[Sequence[int]] | None = None,
 ) -> Requests:
-    """Requests from arrays or scalars; scalars hold for all and take no memory. *predicted_tokens* default to the true ones.
+    """Return requests from arrays or scalars; scalars hold for all and take no memory. *predicted_tokens* default to the
+    true ones.
 
-    ValueError names a column whose length differs, or that does not hold whole numbers.
+    Raises ValueError naming a column whose length differs, or that does not hold whole numbers.
     """
     arrivals = np.ascontiguousarray(arrival_s, np.float64).reshape(-1)
 
@@ -111,7 +112,7 @@ def make_requests(
 
 
 def check_prefixes(requests: Requests, block_sizes_tokens: set[int]) -> None:
-    """ValueError unless the prefix hashes of *requests* make sense where prefixes are cached in blocks of these sizes."""
+    """Raise ValueError for invalid prefix hashes of *requests* where prefixes are cached in blocks of these sizes."""
     first, hashes = requests.prefix_first, requests.prefix_hashes
     count = requests.arrival_s.size
     if not hashes.size or not block_sizes_tokens:
@@ -134,10 +135,10 @@ def check_prefixes(requests: Requests, block_sizes_tokens: set[int]) -> None:
 def check_requests(
     requests: Requests, models: Sequence[str], regions: Sequence[str], longest_tokens: Sequence[int]
 ) -> None:
-    """ValueError naming the column, the first wrong element and its value.
+    """Raise ValueError naming the column, the first invalid element and its value.
 
-    *longest_tokens*: for each model, prompt and output together that every one of its instances can hold; 0 if it has
-    no instance.
+    *longest_tokens*: for each model, prompt and output together that every one of its instances can hold; 0 if it has no
+    instance.
     """
     count = requests.arrival_s.size
     for name in Requests._fields:

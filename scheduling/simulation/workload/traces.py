@@ -55,7 +55,7 @@ class TraceRequest:
     tenant: str = ""
     slo_class: str = ""
     session: str = ""  # the conversation that it is a turn of
-    delay_s: float | None = None  # it comes so long after the answer to the turn before it
+    delay_s: float | None = None  # after the answer to the previous turn
     line: int = field(default=0, compare=False)  # of the file
 
 
@@ -130,7 +130,8 @@ def read_mooncake(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
 
 
 def read_servegen(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
-    """Arrivals drawn from the rates: a Poisson count in each bin, uniform times within it, and the bin's mean lengths.
+    """Yield arrivals drawn from the rates: a Poisson count in each bin, uniform times within it, and the bin's mean
+    lengths.
 
     The published classes are sums over ten minutes, not requests: this is a draw from them, not a record, and *seed*
     fixes it. Bins without requests (gaps in the collection) stay empty.
@@ -159,7 +160,7 @@ def read_servegen(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
 
 
 def read_ledger(path: Path, seed: int = 0) -> Iterator[TraceRequest]:
-    """Requests as tenants sent them, from their own regions; refused ones too (they asked for work), some of them 0 long.
+    """Yield requests as tenants sent them, from their own regions, including refused ones, some of them 0 long.
 
     `manage.py export_ledger` writes microseconds in the order of arrival. The console's file has whole seconds, newest
     first: `load_trace` sorts it, `read_trace` refuses it.
@@ -193,7 +194,7 @@ FORMATS: dict[str, Callable[[Path, int], Iterator[TraceRequest]]] = {
 
 
 def read_trace(path: Path, trace_format: str, *, seed: int = 0) -> Iterator[TraceRequest]:
-    """The requests of the trace at *path* in the order of the file; *seed* is used by formats that hold rates.
+    """Yield the requests of the trace at *path* in the order of the file; *seed* is used by formats that hold rates.
 
     Raises TraceError when the file or a row cannot be read, or when a row is earlier than the one above it (sort the
     file by time first), and KeyError for a format that is not in `FORMATS`.
@@ -210,7 +211,7 @@ def read_trace(path: Path, trace_format: str, *, seed: int = 0) -> Iterator[Trac
 
 
 def _plausible(path: Path, trace_format: str, seed: int) -> Iterator[TraceRequest]:
-    """The requests of a trace. Raises TraceError when its times cannot be in the unit that the format has."""
+    """Yield the requests of a trace. Raise TraceError when its times cannot be in the unit that the format has."""
     column = TIME_COLUMNS[trace_format]
     unit = "ms" if trace_format == "mooncake" else "s"
     for number, request in enumerate(FORMATS[trace_format](path, seed), 1):
@@ -225,7 +226,7 @@ def _plausible(path: Path, trace_format: str, seed: int) -> Iterator[TraceReques
 
 
 def load_trace(path: Path, trace_format: str, *, seed: int = 0, limit: int | None = None) -> Workload:
-    """The trace at *path* in arrays: its first *limit* requests that have a prompt and an output.
+    """Return the trace at *path* in arrays: its first *limit* requests that have a prompt and an output.
 
     Requests without either (failed in the original system) are left out and counted in `Workload.left_out`. Rows are
     streamed into the columns' own buffers, so memory is that of the arrays (plus an eighth while they grow). A ledger

@@ -1,7 +1,7 @@
 // OpenAI's SDK for Node: what came of each call, as JSON.
 import { createRequire } from "node:module";
 
-const { OpenAI } = createRequire(process.env.PACKAGES)("openai");
+const { OpenAI, toFile } = createRequire(process.env.PACKAGES)("openai");
 const client = new OpenAI({ baseURL: process.env.BASE_URL, apiKey: process.env.KEY, maxRetries: 1 });
 const messages = [{ role: "user", content: "Is it windy in Oslo?" }];
 const parameters = { type: "object", properties: { city: { type: "string" } }, required: ["city"] };
@@ -25,6 +25,25 @@ for await (const event of client.responses.stream({ model: "m", input: "Is it wi
 }
 const cut = "cut within a character \ud83d";
 said.cut = (await client.chat.completions.create({ model: "m", messages: [{ role: "user", content: cut }], max_tokens: 2 })).id;
+const url = "/v1/chat/completions";
+const lines = ["a", "b", "c"].map((name) => JSON.stringify({ custom_id: name, method: "POST", url, body: { model: "m", messages, max_tokens: 4 } }));
+const start = async () => {
+  const file = await client.files.create({ file: await toFile(Buffer.from(lines.join("\n")), "in.jsonl"), purpose: "batch" });
+  return client.batches.create({ input_file_id: file.id, endpoint: url, completion_window: "24h" });
+};
+const ended = async (batch) => {
+  while (["validating", "in_progress", "finalizing", "cancelling"].includes(batch.status)) {
+    await new Promise((resolve) => { setTimeout(resolve, 100); });
+    batch = await client.batches.retrieve(batch.id);
+  }
+  return batch;
+};
+const batch = await ended(await start());
+const answers = (await (await client.files.content(batch.output_file_id)).text()).trim().split("\n").map((text) => JSON.parse(text));
+said.batch = { status: batch.status, counts: batch.request_counts, answered: answers.map((one) => one.custom_id).sort() };
+said.cancelled = (await ended(await client.batches.cancel((await start()).id))).status;
+said.listed = [(await client.batches.list()).data.length, (await client.files.list({ purpose: "batch" })).data.length];
+said.deleted = (await client.files.delete(batch.output_file_id)).deleted;
 for (const [name, call] of Object.entries({
   model: () => client.chat.completions.create({ model: "none", messages }),
   value: () => client.chat.completions.create({ model: "m", messages, n: 0 }),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import openai
 
@@ -26,6 +27,31 @@ response = client.responses.create(model="m", input="Is it windy?", max_output_t
 said["response"] = response.output_text
 with client.responses.stream(model="m", input="Is it windy?", max_output_tokens=8) as events:
     said["events"] = [event.type for event in events]
+url = "/v1/chat/completions"
+body = {"model": "m", "messages": messages, "max_tokens": 4}
+lines = [json.dumps({"custom_id": name, "method": "POST", "url": url, "body": body}) for name in "abc"]
+
+
+def start():
+    file = client.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+
+
+def ended(batch):
+    while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    return batch
+
+
+batch = ended(start())
+answered = sorted(
+    json.loads(line)["custom_id"] for line in client.files.content(batch.output_file_id).text.splitlines()
+)
+said["batch"] = {"status": batch.status, "counts": batch.request_counts.model_dump(), "answered": answered}
+said["cancelled"] = ended(client.batches.cancel(start().id)).status
+said["listed"] = [len(client.batches.list().data), len(client.files.list(purpose="batch").data)]
+said["deleted"] = client.files.delete(batch.output_file_id).deleted
 said["errors"] = {}
 for name, call in {
     "model": lambda: client.chat.completions.create(model="none", messages=messages),

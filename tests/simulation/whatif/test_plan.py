@@ -131,7 +131,7 @@ def test_it_is_refused_where_what_it_rests_on_has_gone(asked, operator, deployme
     services.switch_parts(deployment.model, {"routing_policy": "least_request"}, operator)
     (obstacle,) = plan.obstacles(asked, future)
     assert obstacle.startswith(f"routing of {MODEL} in us-east is least_request, and was ")
-    with pytest.raises(ActionError, match="Since it began, this has changed: routing of"):
+    with pytest.raises(ActionError, match="Since its start, this has changed: routing of"):
         plan.make_plan(asked, "B", operator)
     Deployment.objects.update(active=False)
     assert plan.obstacles(asked, future)[0] == f"{MODEL} is no longer served"

@@ -42,7 +42,7 @@ def _field(expected: Sequence[Window | None], name: str) -> Values:
 
 
 def _runs(series: Values) -> list[slice]:
-    """Where *series* is known without a gap, from left to right."""
+    """Return the slices in which *series* is known without a gap, from left to right."""
     runs, begin = [], None
     for at, value in enumerate([*series, None]):
         if value is not None and begin is None:
@@ -54,7 +54,7 @@ def _runs(series: Values) -> list[slice]:
 
 
 def _band(times: Sequence[datetime], outlook: Outlook, share: int) -> list[Series]:
-    """Two invisible lines with the ground between them filled, for each run: ground would be filled askew over a gap."""
+    """Return two invisible lines with the ground between them filled, for each run without a gap."""
     lower, upper = (_field(outlook.expected, f"{side}_{share}") for side in ("lower", "upper"))
     edge = {"hoverinfo": "skip"}
     filled = {**edge, "fill": "tonexty", "fillcolor": "var(--s1-soft)"}
@@ -66,7 +66,9 @@ def _band(times: Sequence[datetime], outlook: Outlook, share: int) -> list[Serie
 
 
 def demand_and_forecast(outlook: Outlook, empty: str) -> Chart:
-    """Demand, forecast with its bands, and capacity as steps. *empty* is what to say when there is nothing to draw."""
+    """Return the chart of demand, forecast with its bands, and capacity as steps. *empty* is the text for an empty
+    chart.
+    """
     outlook = outlook.since_known()
     length = timedelta(seconds=outlook.window_s)
     now = timezone.localtime(outlook.now)
@@ -126,7 +128,7 @@ def _what(outlook: Outlook) -> str:
 
 
 def unit_title(unit: str) -> str:
-    """Of a quantity or of both together, to begin a sentence."""
+    """Return the title of a quantity, or of both together, to begin a sentence."""
     return "Prompt and output tokens" if unit == TOKENS else f"{unit.capitalize()} tokens"
 
 
@@ -141,7 +143,7 @@ def _length(seconds: int) -> str:
 
 
 def _outlook_sentence(outlook: Outlook) -> str:
-    """The chart in words, for screen readers."""
+    """Describe the chart for screen readers."""
     parts = []
     if any(outlook.generated):
         parts.append("the first part is generated")
@@ -160,7 +162,7 @@ def _outlook_sentence(outlook: Outlook) -> str:
 
 
 def error_by_horizon(scores: Sequence[Score], window_s: int, what: str) -> Chart:
-    """Mean APE against the horizon of a forecaster; the six best forecasters."""
+    """Return the chart of mean APE against the horizon; the six best forecasters."""
     shown = [score for score in scores if last(score.by_horizon) is not None][: len(STYLES)]
     longest = max((len(score.by_horizon) for score in shown), default=0)
     ahead = [(at + 1) * window_s / 60 for at in range(longest)]
@@ -189,7 +191,7 @@ def error_by_horizon(scores: Sequence[Score], window_s: int, what: str) -> Chart
 
 
 def coverage(scores: Sequence[Score], what: str) -> Chart:
-    """Share of windows within each band, and what the band promises."""
+    """Return the chart of the share of windows within each band, and the band's promise."""
     shown = [score for score in scores if score.coverage_80 is not None or score.coverage_95 is not None]
     lowest = min([value for score in shown for value in (score.coverage_80, score.coverage_95) if value], default=0.8)
     statement = "no backtest has measured it"

@@ -40,7 +40,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """One series over time: what came, what was and is expected, and what the instances can do, in tokens a second.
+    """One series over time: counted and expected demand, and the capacity of instances, in tokens per second.
 
     *starts*, *actual*, *generated*, *expected* and *capacity* have one element a window; a window that begins in the demo's
     generated past has that demand in *generated*, any other in *actual*. *planned* is the capacity from *now* on: what open
@@ -60,7 +60,7 @@ class Outlook:
     slo_class: str = ""  # all interactive classes together; "*": all there are
 
     def since_known(self) -> "Outlook":
-        """Without the windows before the first of which anything is known: a young fleet's hour is not lost in a week."""
+        """Return the outlook without the windows before the first known one."""
         seen = zip(self.actual, self.generated, self.expected, self.capacity, strict=True)
         first = next((at for at, known in enumerate(seen) if any(known)), 0)
         return replace(
@@ -70,7 +70,7 @@ class Outlook:
 
     @property
     def ahead(self) -> list[Window]:
-        """The windows that are not over yet."""
+        """Return the windows that are not over yet."""
         length = timedelta(seconds=self.window_s)
         return [window for window in self.expected if window is not None and window.start + length > self.now]
 
@@ -100,7 +100,7 @@ class Asked:
 
     @property
     def whole(self) -> bool:
-        """Whether it is asked in the unit of capacity, of all classes."""
+        """Return whether it is in the unit of capacity, of all classes."""
         return self.quantity == demand.TOKENS and self.slo_class == demand.EVERY_CLASS
 
 
@@ -148,7 +148,7 @@ def see(asked: Asked, now: datetime) -> Seen:
 
 
 def _forecasts(asked: Asked, now: datetime) -> list[Forecast]:
-    """The newest forecast of the series, or of each endpoint where several are asked for together."""
+    """Return the newest forecast of the series, or of each endpoint if several are summed."""
     if asked.model and asked.region and asked.quantity != demand.TOKENS and asked.slo_class != demand.EVERY_CLASS:
         newest = selectors.latest_forecast(asked.model, asked.region, asked.quantity, asked.slo_class)
         return [newest] if newest else []
@@ -161,8 +161,8 @@ def _forecasts(asked: Asked, now: datetime) -> list[Forecast]:
 
 
 def _summed(tracks: Sequence[Sequence[Window]]) -> list[Window]:
-    """The windows that every one of *tracks* has, with sums. Ends of bands are summed too: as if all regions erred alike,
-    which is the widest that the band of the sum can be.
+    """Return sums of the windows that every one of *tracks* has. Ends of bands are summed too: as if all regions erred
+    alike, the widest possible band of the sum.
     """
     by_start: dict[datetime, list[Window]] = defaultdict(list)
     for track in tracks:
@@ -176,7 +176,7 @@ def _summed(tracks: Sequence[Sequence[Window]]) -> list[Window]:
 
 
 def _until_now(starts: Sequence[datetime], window_s: int, now: datetime, asked: Asked) -> Series:
-    """Demand of the windows that are over; None for the others, whose requests are still being counted."""
+    """Return the demand of complete windows; None for the others, whose requests are still being counted."""
     end = demand.last_complete(now, window_s)
     over = [start for start in starts if start < end]
     known = selectors.demand(asked.model, asked.region, asked.quantity, over, window_s, asked.slo_class)
@@ -184,7 +184,7 @@ def _until_now(starts: Sequence[datetime], window_s: int, now: datetime, asked: 
 
 
 def _split(known: Series, starts: Sequence[datetime], past: selectors.GeneratedPast | None) -> tuple[Series, Series]:
-    """Counted demand, and generated demand."""
+    """Return counted demand, and generated demand."""
     made_up = [past is not None and start < past.until for start in starts]
     actual = [None if made else value for value, made in zip(known, made_up, strict=True)]
     generated = [value if made else None for value, made in zip(known, made_up, strict=True)]
@@ -192,7 +192,7 @@ def _split(known: Series, starts: Sequence[datetime], past: selectors.GeneratedP
 
 
 def _capacity(starts: Sequence[datetime], window_s: int, now: datetime, asked: Asked) -> Series:
-    """Capacity at the start of each window up to *now*, as recorded then."""
+    """Return the recorded capacity at the start of each window up to *now*."""
     if not asked.whole:
         return [None] * len(starts)
     # The window that runs now has what there is now.
@@ -202,7 +202,7 @@ def _capacity(starts: Sequence[datetime], window_s: int, now: datetime, asked: A
 
 
 def _planned(asked: Asked, now: datetime) -> float:
-    """Capacity once every plan that is neither carried out nor out of date is."""
+    """Return the capacity once every open plan is carried out."""
     plans, able = planning.current_plans(), capacity.capabilities()
     there: dict[str, float] = defaultdict(float)
     for load in capacity.endpoint_loads(now).values():
@@ -217,7 +217,7 @@ def _planned(asked: Asked, now: datetime) -> float:
 
 
 def _targets(plan: ScalingPlan | None, region: str, now: datetime) -> dict[str, int]:
-    """Instances by GPU type that a plan would give the region, or all of them; empty where it no longer changes anything."""
+    """Return planned instances by GPU type in the region, or in all; empty for a plan that no longer changes anything."""
     targets: dict[str, int] = defaultdict(int)
     if plan is not None and plan.status in CAPACITY_CHANGES and plan.valid_until > now:
         for target in plan.targets:
@@ -232,7 +232,7 @@ def _targets(plan: ScalingPlan | None, region: str, now: datetime) -> dict[str, 
 def series_rows(
     quantity: str, regions: dict[str, str], now: datetime, slo_class: str = demand.EVERY_CLASS
 ) -> list[dict[str, Any]]:
-    """One row an endpoint: demand now, what is expected, and how much of the capacity that takes, where *quantity* and
+    """Yield one row an endpoint: demand now, expected demand, and its share of the capacity, if *quantity* and
     *slo_class* are those in which capacity is counted.
     """
     now_by_series = selectors.demand_now(quantity, now, slo_class)
@@ -268,7 +268,7 @@ def series_rows(
 
 
 def _expected(forecasts: Sequence[Forecast], now: datetime) -> dict[str, Any]:
-    """The next window, and the highest of those to come with its begin, of the sum of *forecasts*; None without any."""
+    """Return the next window, and the highest later one with its start, of the sum of *forecasts*; None without any."""
     ahead = _summed([_ahead(row, now) for row in forecasts]) if forecasts else []
     peak = max(ahead, key=lambda window: window.mean, default=None)
     return {
@@ -287,7 +287,7 @@ def _ahead(forecast: Forecast, now: datetime) -> list[Window]:
 
 
 def scores(backtest: Backtest, quantity: str, series: str = "") -> list[Score]:
-    """How each forecaster did on *quantity*, smallest error first; over all series, their means (and the worst APE)."""
+    """Return the errors of each forecaster on *quantity*, smallest first: means over all series (and the worst APE)."""
     groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in backtest.rows:
         if row.get("quantity") == quantity and (not series or row.get("series") == series):
@@ -317,7 +317,7 @@ def _mean(rows: Sequence[dict[str, Any]], field: str) -> float | None:
 
 
 def _by_horizon(rows: Sequence[dict[str, Any]]) -> tuple[float | None, ...]:
-    """The mean over series at each step ahead that some of them have."""
+    """Return the mean over series at each step ahead that some of them have."""
     lists = [row.get("error_by_horizon") or [] for row in rows]
     longest = max(map(len, lists), default=0)
     steps = []
@@ -332,7 +332,7 @@ def series_of(backtest: Backtest) -> list[str]:
 
 
 def leader_board(backtest: Backtest, series: str = "") -> list[dict[str, Any]]:
-    """One row a forecaster with its scores on prompt and on output tokens, smallest error over both first.
+    """Return one row a forecaster with its scores on prompt and on output tokens, smallest error over both first.
 
     `scores` holds a dict for each quantity, with `best` where no other forecaster has a smaller error, or None.
     """

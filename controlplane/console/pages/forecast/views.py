@@ -1,4 +1,4 @@
-"""Forecast: what demand is expected of each series, what the instances could do, and how well forecasters did."""
+"""Forecast page: expected demand of each series, capacity, and the errors of forecasters."""
 
 from datetime import datetime, timedelta
 from functools import partial
@@ -77,7 +77,7 @@ BACKTEST: Columns = {
 
 
 def filters_of(request: HttpRequest, endpoints: list[tuple[str, str]], region_titles: dict[str, str]) -> Filters | None:
-    """Of the first series there is, if the query string names no other; None without any deployment."""
+    """Return the series of the query string, by default the first; None without any deployment."""
     if not endpoints:
         return None
     model = Select("model", "Model", named(sorted({name for name, _ in endpoints})), endpoints[0][0])
@@ -105,7 +105,7 @@ def asked_of(filters: Filters | None) -> Asked | None:
 
 
 def chosen_backtest(request: HttpRequest, backtests: list[Backtest]) -> tuple[Backtest | None, str]:
-    """The backtest that the query string asks for, else the newest; and the series within it, "" for all."""
+    """Return the backtest of the query string, by default the newest, and the series within it, "" for all."""
     if not backtests:
         return None, ""
     by_key = {str(row.pk): row for row in backtests}
@@ -127,7 +127,7 @@ def charts_of(asked: Asked | None, seen: Seen | None, backtest: Backtest | None,
 
 
 def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
-    """Why a series has no forecast yet, and how long until the first: a full window, then the next forecast."""
+    """Describe why a series has no forecast yet, and the time to the first: a full window, then the next forecast."""
     days = tuned().FORECAST_HISTORY_DAYS
     since = now - timedelta(days=days) if asked.one_class else None  # a class without demand since then has no forecast
     minutes, first = planning.minutes_of(asked.model, asked.region, asked.slo_class, since)
@@ -148,19 +148,19 @@ def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
 
 
 def left_out(board: list[dict[str, Any]]) -> list[str]:
-    """Why forecasters that are not on *board* rest."""
+    """Describe why forecasters that are not on *board* are unavailable."""
     tried = {row["forecaster"] for row in board}
     return [reason for name in FORECASTERS if name not in tried and (reason := rests(name))]
 
 
 def is_stale(seen: Seen, one_class: bool, now: datetime) -> bool:
-    """Whether forecasts have stopped coming. Those of one class may: its demand has ended, or others are forecast first."""
+    """Return whether forecasts have stopped. Those of one class may: its demand has ended, or others come first."""
     newest = planning.newest_forecast() if one_class else seen.forecast
     return newest is not None and now - newest.made_at > 2 * timedelta(seconds=tuned().FORECAST_EVERY_S)
 
 
 def failure_of(seen: Seen | None, now: datetime) -> Event | None:
-    """Why the series has no forecast, or only an old one, if forecasters failed; None too if it has a new one."""
+    """Describe why forecasters failed on a series without a new forecast; None without a failure."""
     newest = seen.forecast if seen else None
     if newest is not None and now - newest.made_at <= 2 * timedelta(seconds=tuned().FORECAST_EVERY_S):
         return None
@@ -168,7 +168,7 @@ def failure_of(seen: Seen | None, now: datetime) -> Event | None:
 
 
 def use_level(use: float | None) -> str:
-    """How worrying it is that the peak ahead takes that share of the capacity."""
+    """Return the severity of a peak ahead that takes that share of the capacity."""
     if use is None or use <= USE_WARNING:
         return ""
     return "critical" if use > 1 else "warning"
@@ -232,7 +232,7 @@ def _csv(
 @require_GET
 @fleet_role(Role.VIEWER)
 def charts(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/forecast-charts?charts=forecast,horizon&model=…`: the figures of the page, redrawn."""
+    """Show `GET /console/api/forecast-charts?charts=forecast,horizon&model=…`: the figures of the page, redrawn."""
     now = timezone.now()
     asked = asked_of(filters_of(request, demand.endpoints(), {}))
     backtest, series = chosen_backtest(request, planning.backtests())

@@ -65,22 +65,22 @@ class Card:
 
     @property
     def shortage(self) -> str:
-        """The demand that no capacity could meet, in words; empty when all could be."""
+        """Describe the demand that no capacity could meet; empty if there is none."""
         return str(self.plan.inputs.get("shortage", ""))
 
     @property
     def unmet_if_idle(self) -> float:
-        """Tokens a second that would go unserved if nothing moved."""
+        """Return tokens per second that would go unserved if nothing moved."""
         return float(self.plan.inputs.get("do_nothing_unmet_tokens_per_s", 0.0))
 
     @property
     def progress(self) -> str:
-        """Moves that a plan in progress still has to make, and what blocks them; empty otherwise."""
+        """Describe the remaining moves of a plan in progress, and what blocks them; empty otherwise."""
         return plan_rollout.not_moved(self.plan) if self.plan.status == PlanStatus.IN_PROGRESS else ""
 
     @property
     def pace(self) -> str:
-        """When the strategy that follows the plan moves instances, in words."""
+        """Describe when the strategy that follows the plan moves instances."""
         return strategies.pace(self.plan.strategy, tuned(self.plan.model.name))
 
     @property
@@ -89,19 +89,19 @@ class Card:
 
 
 def without_place(reason: str, model: str) -> str:
-    """A planner's reason without its beginning `+1 MODEL on … in …: `, for where the place is shown next to it."""
+    """Return a planner's reason without its beginning `+1 MODEL on … in …: `, for use next to the place."""
     head, colon, rest = reason.partition(": ")
     return rest if colon and head[:1] in "+-" and model in head else reason
 
 
 def titled(text: str, titles: Mapping[str, str]) -> str:
-    """*text* of a planner, which knows regions and GPU types by name, with their titles."""
+    """Return *text* of a planner with the titles of its regions and GPU types."""
     names = "|".join(map(re.escape, sorted(titles, key=len, reverse=True)))
     return re.sub(rf"(?<![\w-])(?:{names})(?![\w-])", lambda name: titles[name[0]], text) if titles else text
 
 
 def undone_in_words(pairs: Sequence[Undone]) -> str:
-    """How many moves were taken back, by whom and when: "2 of its moves undone: reactive floor after 16 s"."""
+    """Describe the moves taken back, by whom and when: "2 of its moves undone: reactive floor after 16 s"."""
     if not pairs:
         return ""
     by = {MoveSource(pair.by.source).label.lower(): duration(pair.after_s) for pair in reversed(pairs)}
@@ -109,12 +109,12 @@ def undone_in_words(pairs: Sequence[Undone]) -> str:
 
 
 def card_of(plan: ScalingPlan, titles: Mapping[str, str], now: datetime) -> Card:
-    """The one card of *plan*."""
+    """Return the one card of *plan*."""
     return cards_of([plan], titles, now)[0]
 
 
 def cards_of(plans: Collection[ScalingPlan], titles: Mapping[str, str], now: datetime) -> list[Card]:
-    """Cards of *plans*: what each saw as present when it was made, and what others took back of it since.
+    """Return cards of *plans*: the instances when each was made, and the moves that others have taken back since.
 
     *titles* are those of regions and GPU types.
     """
@@ -165,7 +165,7 @@ def _card(
 
 
 def with_undone(moves: Iterable[ScalingMove]) -> list[ScalingMove]:
-    """*moves* with `undone` in words on those that another took back soon after."""
+    """Return *moves* with `undone` in words on those that were taken back soon after."""
     shown = list(moves)
     if not shown:
         return shown

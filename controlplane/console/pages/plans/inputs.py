@@ -1,6 +1,6 @@
 """Inputs of a plan as tables: demand by region, what an instance can do, bounds and prices.
 
-Read with care for what is missing: plans are kept for long, and what they note has grown.
+Missing values are allowed: plans are stored for long, and older ones have fewer.
 """
 
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ def _hardware(given: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[
 
 
 def _start_words(start: Mapping[str, Any] | None) -> str:
-    """How long a start takes by the plan, and whence that is known; empty for plans of before."""
+    """Describe the start time in the plan and its source; empty for older plans."""
     if start is None:
         return ""
     count = start["starts"]
@@ -78,7 +78,7 @@ def _start_words(start: Mapping[str, Any] | None) -> str:
 
 
 def _places(plan: ScalingPlan, titles: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Bounds of each deployment, and the GPUs that its region had for planned models."""
+    """Return bounds of each deployment, and the GPUs that its region had for planned models."""
     bounds, gpus = plan.inputs.get("bounds") or {}, plan.inputs.get("gpus") or {}
     rows = []
     for target in plan.targets:
@@ -110,7 +110,7 @@ def _facts(given: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _demand_of(demand: Mapping[str, Any] | str) -> str:
-    """The demand that was planned for, in words; older plans name one end of the band alone."""
+    """Describe the planned demand; older plans name one end of the band alone."""
     if isinstance(demand, str):
         demand = {"band": demand, "kept": 0.0 if demand == "mean" else 1.0}
     kept, end = demand["kept"], f"upper end of the forecast's {BANDS.get(demand['band'], demand['band'])} band"

@@ -44,7 +44,7 @@ def plans(request: HttpRequest) -> HttpResponseBase:
 @require_safe
 @fleet_role(Role.VIEWER)
 def plan(request: HttpRequest, pk: int) -> HttpResponseBase:
-    """One plan with all that it was made from."""
+    """Show one plan with all its inputs."""
     row = get_object_or_404(ScalingPlan.objects.select_related("model"), pk=pk)
     titles = place_titles()
     targets = [

@@ -14,7 +14,9 @@ HOVER = "%{text}: %{x:,.1f} instance-hours, %{y:.2%} within SLO<extra></extra>"
 def cost_against_service(
     rows: Sequence[dict[str, Any]], title_of: Callable[[str], str], used: set[str], caption: str
 ) -> Chart:
-    """Instance-hours against SLO attainment, one point a strategy; those in use are marked. Left and high is good."""
+    """Return instance-hours against SLO attainment, one point a strategy; those in use are marked. Left and high is
+    good.
+    """
     known = [row for row in rows if row.get("instance_hours") is not None and row.get("slo_met") is not None]
     lowest = min((row["slo_met"] for row in known), default=1.0)
     room = max(0.005, (1 - lowest) * 0.25)
@@ -77,7 +79,7 @@ def cost_against_service(
 
 
 def _padded(values: Sequence[float]) -> list[float]:
-    """A range with room at both ends for the names of the points."""
+    """Return a range with room at both ends for the names of the points."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     room = max((high - low) * 0.22, high * 0.04, 0.5)
     return [max(0.0, low - room), high + room]

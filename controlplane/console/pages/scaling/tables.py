@@ -46,7 +46,7 @@ class Amounts:
 
 
 def total(parts: Sequence[Amounts]) -> dict[str, Any]:
-    """The fields of `Amounts`, each summed over *parts*."""
+    """Return the fields of `Amounts`, each summed over *parts*."""
     return {field.name: sum(getattr(part, field.name) for part in parts) for field in fields(Amounts)}
 
 
@@ -63,7 +63,7 @@ class Cell(Amounts):
 
     @property
     def not_ready(self) -> str:
-        """`1 loading, 2 draining`: what the number alone does not say."""
+        """Describe instances that are not ready: `1 loading, 2 draining`."""
         coming = sum(self.states[state] for state in COMING)
         words = [f"{coming} starting"] if coming else []
         words += [f"{self.states[state]} {state.label.lower()}" for state in OUT_OF_SERVICE if self.states[state]]
@@ -93,13 +93,13 @@ class Matrix(Amounts):
 
     @property
     def totals(self) -> list[tuple[int, int]]:
-        """Present and planned instances of each region."""
+        """Return present and planned instances of each region."""
         columns = zip(*(line.cells for line in self.lines), strict=True)
         return [(sum(cell.present for cell in column), sum(cell.planned for cell in column)) for column in columns]
 
 
 def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, str], now: datetime) -> Matrix:
-    """The matrix of *model*, or of every model (empty). Plans that are out of date say nothing."""
+    """Return the matrix of *model*, or of every model (empty). Expired plans are left out."""
     deployments = Deployment.objects.filter(active=True, model__active=True, region__active=True)
     deployments = deployments.select_related("model", "region", "gpu_type")
     if model:
@@ -177,7 +177,7 @@ WORDS = {
 
 
 def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
-    """By the key of each of *models*: its bundle, and each bundle with what would change from now."""
+    """Return by the key of each of *models* its bundle, and each bundle with its changes from now."""
     return {
         key: {
             "title": present.title,
@@ -200,7 +200,9 @@ def bundle_choices(models: Sequence[Model]) -> dict[int, dict[str, Any]]:
 
 
 def _changes(present: bundles.Present, bundle: Bundle, of: str = "") -> str:
-    """The changes that *bundle* would make: "router preserve instead of least_delay"; of a custom one, its own values."""
+    """Describe the changes that *bundle* would make: "router preserve instead of least_delay"; for a custom one, its own
+    values.
+    """
     said = []
     for each in present.differences(bundle):
         first, second = (each.present, each.bundled) if of else (each.bundled, each.present)
@@ -215,7 +217,7 @@ def _said(value: Any) -> str:
 
 
 def comparison_rows(rows: Sequence[dict[str, Any]], used: set[str]) -> list[dict[str, Any]]:
-    """The strategies of a comparison by cost, with the best value of each column and those in use marked."""
+    """Return the strategies of a comparison by cost, with the best value of each column and those in use marked."""
     best = {
         name: pick(known)
         for name, pick in (

@@ -1,4 +1,4 @@
-"""Scaling: instances as they are and as planned, why, what was moved, and how each model is to be scaled."""
+"""Scaling page: present and planned instances, reasons, moves, and each model's policy."""
 
 import json
 from typing import Any
@@ -64,7 +64,7 @@ DECISIONS = {"approve": services.approve, "reject": services.reject}
 
 
 def strategies_used() -> set[str]:
-    """Strategies whose advice acts, or may act, on some model."""
+    """Return strategies whose advice acts, or may act, on some model."""
     acting = (PolicyMode.ASK, PolicyMode.AUTO)
     return {policy.strategy for _, policy in planning.policies() if policy and policy.mode in acting}
 
@@ -142,7 +142,7 @@ def _csv(
 @require_GET
 @fleet_role(Role.VIEWER)
 def charts(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/scaling-charts?charts=strategies`: the figure of the page, redrawn."""
+    """Show `GET /console/api/scaling-charts?charts=strategies`: the figure of the page, redrawn."""
     comparison, used = planning.latest_comparison(), strategies_used()
     key = ("strategies", comparison.pk if comparison else 0, *sorted(used))
     drawn = once(key, lambda: [comparison_chart(comparison, used)])

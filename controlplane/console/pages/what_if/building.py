@@ -1,4 +1,4 @@
-"""The form that asks: filled from the address, with its consequences next to it, and run."""
+"""The what-if form: filled from the address, shown with its consequences, and run."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -64,20 +64,20 @@ from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.workload.traces import FORMATS
 
 STARTS: Final = (
-    ("fleet", "Live fleet, now", "Instances, queues and look-ahead maps as they are at this moment"),
+    ("fleet", "Live fleet, now", "Present instances, queues and look-ahead maps"),
     ("ledger", "Ledger window", "Requests of a past time, on today's fleet"),
     ("trace", "Trace", "The requests of a file that you upload"),
-    ("synthetic", "Synthetic", "Requests that you describe: tenants with a rate and lengths"),
+    ("synthetic", "Synthetic", "Requests of tenants with a rate and lengths"),
 )
 NOW_S: Final = 10
-"""So long the form stands on one look at the fleet; a run takes a new one."""
+"""Seconds for which the form uses one read of the fleet; a run reads it again."""
 PAST: Final = 5
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
 @fleet_role(Role.VIEWER)
 def build(request: HttpRequest) -> HttpResponseBase:
-    """The form; posted by an operator, it is run."""
+    """Show the form; run it when an operator posts it."""
     posted = request.method == "POST"
     data = request.POST if posted else request.GET
     horizon_s = float(data.get("horizon") or USUAL_HORIZON) if (data.get("horizon") or "0").isdecimal() else 3600.0
@@ -105,7 +105,7 @@ def build(request: HttpRequest) -> HttpResponseBase:
 
 
 def _draft(data: QueryDict) -> WhatIf | None:
-    """The draft that the form edits; None for a new question, and for a draft that has been run or deleted."""
+    """Return the draft that the form edits; None for a new question, and for a draft that was run or deleted."""
     pk = data.get("draft", "")
     return WhatIf.objects.filter(pk=pk, state=WhatIfState.DRAFT).first() if pk.isdecimal() else None
 
@@ -113,7 +113,7 @@ def _draft(data: QueryDict) -> WhatIf | None:
 def _kept(
     request: HttpRequest, draft: WhatIf | None, wanted: FormRequest, data: QueryDict, scenario: Values
 ) -> HttpResponseBase:
-    """Keep the form as it is, with what is wrong in it, and keep editing it."""
+    """Store the form with its errors, and continue editing."""
     values = _values(request, wanted, data, scenario) | {"start": {}}
     row = services.keep_draft(draft, values, wanted.futures[1:], user_of(request))
     messages.success(request, f"“{row}” is kept as a draft.")
@@ -121,7 +121,7 @@ def _kept(
 
 
 def _values(request: HttpRequest, wanted: FormRequest, data: QueryDict, scenario: Values) -> Values:
-    """The values of the form that a row keeps, without its start."""
+    """Return the form's values that a row stores, without its start."""
     try:
         words = in_words(scenario, parsed([*wanted.start.get("tenants", []), *wanted.edits], "edits"))
     except (ChangeError, KeyError):  # a draft may be wrong, and there may be no fleet to speak of
@@ -153,7 +153,7 @@ def _run(request: HttpRequest, wanted: FormRequest, data: QueryDict, scenario: V
 
 
 def address_of(data: QueryDict, scenario: Values) -> str:
-    """The draft as a query string, without GPUs and prices that are as they are: a later fleet may have others."""
+    """Return the draft as a query string, without unchanged GPUs and prices: a later fleet may have others."""
     _, regions, prices = cells_of(data, scenario)
     cells = [cell for _, own in (*regions, *prices) for cell in own]
     left_out = {"csrfmiddlewaretoken", "one-seed", "keep", "draft"}
@@ -166,13 +166,13 @@ def address_of(data: QueryDict, scenario: Values) -> str:
 
 
 def _horizons(asked_s: float) -> list[tuple[str, str]]:
-    """The horizons that the form offers, and the one that an address or another what-if asks for."""
+    """Return the horizons that the form offers, including the one of its address."""
     own = (f"{asked_s:g}", duration(asked_s))
     return sorted([*HORIZONS, *([] if own[0] in dict(HORIZONS) else [own])], key=lambda one: float(one[0]))
 
 
 def _now(start: Values, horizon_s: float) -> tuple[Start | None, str]:
-    """Where it would begin, looked at again every NOW_S; or why it cannot."""
+    """Return the start, read again every NOW_S, and why there is none."""
     second = int(timezone.now().timestamp()) // NOW_S
     try:
         return once(
@@ -183,7 +183,7 @@ def _now(start: Values, horizon_s: float) -> tuple[Start | None, str]:
 
 
 def _begin(start: Values, horizon_s: float) -> Begin:
-    """Raises ActionError naming the field that is wrong."""
+    """Return the start to be read. Raise ActionError naming the invalid field."""
     if start["kind"] == "synthetic":
         clients = [change["client"] for change in start["tenants"]]
         demand = {"too_long": "clip", "duration_h": horizon_s / 3600}
@@ -197,7 +197,7 @@ def _begin(start: Values, horizon_s: float) -> Begin:
 
 
 def _shown(wanted: FormRequest, now: Start | None) -> list[dict[str, Any]]:
-    """The futures in words; what is wrong with one is among the errors."""
+    """Describe the futures; their problems are added to the errors."""
     shown, values = [], now.scenario if now else {}
     for letter, one in zip(LETTERS, wanted.futures, strict=False):
         words: list[str] = []
@@ -274,7 +274,7 @@ def _form(data: QueryDict, values: Values, wanted: FormRequest) -> dict[str, Any
 
 
 def _applies_to(chosen: str) -> list[tuple[str, list[tuple[str, str, bool]]]]:
-    """Groups of what edits of the fleet may apply to: value, title, and whether it is *chosen*."""
+    """Return the groups of targets for edits of the fleet: value, title, and whether it is *chosen*."""
     groups = (
         ("", ((OWN_FUTURE, "a separate future"), (ALL_FUTURES, "all futures"), (CUSTOM_FUTURE, "the custom future"))),
         ("A separate future, with", tuple((preset.name, preset.title) for preset in PRESETS.values())),
@@ -326,7 +326,7 @@ def _side(wanted: FormRequest, shown: list[dict[str, Any]], now: Start | None, t
 
 @lru_cache(maxsize=1)
 def scenario_keys() -> list[str]:
-    """Every key of a scenario that is no table of rows, such as `planner.epsilon`: the form offers them."""
+    """Return every single key of a scenario, such as `planner.epsilon`, for the form to offer."""
     keys = []
     for name, place in Scenario.model_fields.items():
         fields = getattr(place.annotation, "model_fields", None)
@@ -353,15 +353,15 @@ def upload(request: HttpRequest) -> HttpResponse:
 
 
 KEY: Final = "what-if-demand"
-NO_DEMAND: Final = "No demand is known yet: a simulation draws requests from what came in the last hour."
+NO_DEMAND: Final = "No demand is known yet: a simulation draws requests from those of the last hour."
 POINTS: Final = 121
-"""Of the edited line."""
+"""Number of points of the edited line."""
 Rate = Callable[[datetime], float]
-"""Tokens a second that are expected at a moment."""
+"""Expected tokens per second at a time."""
 
 
 def demand_chart(edits: Sequence[Values], models: Sequence[str], horizon_s: float, region: str = "") -> Chart:
-    """Demand of *region* (all of them if it is empty), with *edits* of the kind demand laid over its forecast."""
+    """Return the chart of demand in *region* (empty: all), with *edits* of the kind demand over its forecast."""
     now = timezone.now()
 
     def build() -> tuple[Chart, dict[tuple[str, str], Rate]]:
@@ -391,7 +391,7 @@ def demand_chart(edits: Sequence[Values], models: Sequence[str], horizon_s: floa
 
 
 def _rate(ahead: Sequence[Any]) -> Rate:
-    """The forecast of the windows *ahead*, the last of them held; 0 without one."""
+    """Return the forecast of the windows *ahead*, whose last value is held; 0 without one."""
     known = [(window.start, window.mean) for window in ahead]
 
     def at(moment: datetime) -> float:
@@ -406,7 +406,7 @@ def _rate(ahead: Sequence[Any]) -> Rate:
 
 
 def _edited(edits: Sequence[Values], series: tuple[str, str], rate: Rate, now: datetime, at_s: float) -> float:
-    """Tokens a second of a model and quantity after *edits*, *at_s* after the start."""
+    """Return tokens per second of a model and quantity after *edits*, *at_s* after the start."""
     model, quantity = series
     factor, shift_s = 1.0, 0.0
     for edit in edits:
@@ -423,7 +423,7 @@ def _edited(edits: Sequence[Values], series: tuple[str, str], rate: Rate, now: d
 
 
 def _strength(edit: Values, at_s: float) -> float:
-    """How much of a factor is reached, 0 to 1: it is reached and left along its ramp."""
+    """Return the share of a factor that is reached at *at_s*, 0 to 1, along its ramp."""
     begin_s, until_s, ramp_s = edit.get("from_s", 0.0), edit.get("until_s", float("inf")), edit.get("ramp_s", 0.0)
     if not begin_s <= at_s < until_s:
         return 0.0
@@ -433,7 +433,7 @@ def _strength(edit: Values, at_s: float) -> float:
 
 
 def _handles(edits: Sequence[Values], times: Sequence[float], values: Sequence[float], now: datetime) -> list[Values]:
-    """A rectangle for each burst, which may be dragged; `whatif.js` writes what comes of it into the row."""
+    """Return a rectangle for each burst that may be dragged; `whatif.js` writes the result into its row."""
     handles = []
     for number, edit in enumerate(edit for edit in edits if edit["edit"] == "burst"):
         inside = [

@@ -47,7 +47,9 @@ def _style(at: int) -> tuple[str, str]:
 
 
 def scatter(rows: Sequence[Row], target: float, against: str = "slo") -> Chart:
-    """A point a future, with its interval of what is gained; the line joins those that none beats on both."""
+    """Return the chart of cost and gain: a point a future, with its interval; a line joins those that none beats on
+    both.
+    """
     gain = GAINS[against]
     known = [row for row in rows if row[gain.column] and row["cost_usd_per_h"]]
     level = [gain.factor * target] if against == "slo" else []
@@ -129,7 +131,7 @@ def _ticks(against: str) -> dict[str, Any]:
 def _ranges(
     known: Sequence[Row], gain: Gain, level: Sequence[float]
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Ranges of the axes of cost and gain, with room for labels and intervals."""
+    """Return ranges of the axes of cost and gain, with room for labels and intervals."""
     lows = [*(_gained(row, gain, "wide_low") for row in known), *level] or [0.0]
     highs = [_gained(row, gain, "wide_high") for row in known] or [1.0]
     top = 100.0 if level else max(highs)
@@ -157,7 +159,7 @@ def _table_of(rows: Sequence[Row], gain: Gain) -> Any:
 
 
 def _front(rows: Sequence[Row], gain: Gain) -> list[tuple[float, float]]:
-    """The futures that none beats on both cost and what is gained, by cost."""
+    """Return the futures that none beats on both cost and gain, by cost."""
     best, front = -1.0, []
     for row in sorted(rows, key=lambda row: (row["cost_usd_per_h"]["mean"], -_gained(row, gain))):
         if _gained(row, gain) > best:
@@ -167,7 +169,7 @@ def _front(rows: Sequence[Row], gain: Gain) -> list[tuple[float, float]]:
 
 
 def ttft(rows: Sequence[Row], curves: Mapping[str, Row], slo_ms: float | None, scope: str) -> Chart:
-    """The share of requests that had their first token within a time, a line a future."""
+    """Return the chart of the share of requests with their first token within a time, a line a future."""
     series = []
     for row in rows:
         points = [(ms, share) for ms, share in curves.get(row["letter"], {}).get("ttft", ())]
@@ -214,7 +216,9 @@ def over_time(
     edited_s: tuple[float, float] | None,
     actual: Mapping[str, Sequence[tuple[datetime, int]]],
 ) -> list[Chart]:
-    """A small chart a future, with A as a thin line in each; *actual* has the steps of what came, by the plan's letter."""
+    """Return a small chart a future, with A as a thin line in each; *actual* has the measured steps, by the plan's
+    letter.
+    """
     base = curves.get(LETTERS[0])
     charts = []
     titles = dict(QUANTITIES)
@@ -241,7 +245,7 @@ def over_time(
             )
         if steps := actual.get(row["letter"]):
             moments, counts = zip(*steps, strict=True)
-            series.append(Series("what came", counts, ("s4", "dot"), moments, width=2.0, layer=1, more=STEPS))
+            series.append(Series("measured", counts, ("s4", "dot"), moments, width=2.0, layer=1, more=STEPS))
         if edited_s is not None:
             series.append(_ground(at, edited_s, 1.1 * most))
         more: dict[str, Any] = {"range": [0, max(1.0, 1.1 * most)], "rangemode": "normal"}
@@ -264,7 +268,7 @@ STEPS: Final = {"line": {"shape": "hv"}}
 
 
 def _ground(at: datetime, edited_s: tuple[float, float], most: float) -> Series:
-    """The time in which demand is edited, as a ground."""
+    """Return the ground of the time in which demand is edited."""
     filled = {"fill": "tozeroy", "fillcolor": "var(--warn-soft)", "hoverinfo": "skip"}
     return Series(
         "edited demand",
@@ -279,7 +283,7 @@ def _ground(at: datetime, edited_s: tuple[float, float], most: float) -> Series:
 
 
 def _line(series: Row, quantity: str, region: str) -> tuple[list[float], list[float]]:
-    """(times, sums over the endpoints of *region*, or of all)."""
+    """Return times, and sums over the endpoints of *region* or of all."""
     own = [values for key, values in series[quantity].items() if region in ("", key.rpartition(" ")[2])]
     return series["t_s"], [round(sum(each), 2) for each in zip(*own, strict=True)]
 
@@ -332,9 +336,9 @@ def labels_of(
     across: tuple[float, float],
     up: tuple[float, float],
 ) -> dict[str, Label]:
-    """A label for each of *points* (by letter), whose axes reach over *across* and *up*.
+    """Return a label for each of *points* (by letter), whose axes reach over *across* and *up*.
 
-    It says the letter and its name where there is room, else the letter alone. Letters of points at one place are joined.
+    It has the letter and the name where there is room, else the letter alone. Points at one place share a label.
     """
     placed = {letter: _px(point, across, up) for letter, point in points.items()}
     groups = _groups(placed)
@@ -362,7 +366,7 @@ def _px(point: tuple[float, float], across: tuple[float, float], up: tuple[float
 
 
 def _groups(placed: Mapping[str, tuple[float, float]]) -> Sequence[list[str]]:
-    """Letters whose points are drawn as one, in the order given."""
+    """Return letters whose points are drawn as one, in the order given."""
     groups: list[list[str]] = []
     for letter, (x, y) in placed.items():
         for group in groups:

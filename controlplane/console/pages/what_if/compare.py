@@ -83,7 +83,7 @@ def state_of(state: str, text: str = "") -> Verdict:
 
 
 def rows_of(compared: Row, progress: Row) -> list[Row]:
-    """The futures: what was compared, and the progress of each."""
+    """Return the futures with their comparison and progress."""
     by_letter = {one["letter"]: one for one in progress["futures"]}
     known = [one["slo_met"] for one in compared["futures"] if one["slo_met"]]
     least = min((each["wide_low"] for each in known), default=0.0)
@@ -92,7 +92,7 @@ def rows_of(compared: Row, progress: Row) -> list[Row]:
 
 
 def hidden_of(asked: str, rows: Sequence[Row]) -> list[str]:
-    """The letters of *asked*, such as `B,D`, that are not shown: never A, and never all others, of which the first stays."""
+    """Return the hidden letters of *asked*, such as `B,D`: never A, and never all others, of which the first stays."""
     others = [row["letter"] for row in rows if row["at"]]
     hidden = [letter for letter in others if letter in asked.upper().split(",")]
     return hidden[1:] if len(hidden) == len(others) else hidden
@@ -120,7 +120,7 @@ def _row(one: Row, done: Row, target: float, left: float) -> Row:
 
 
 def in_words(done: Row, compiling: Progress | None) -> str:
-    """The progress of a what-if: runs, the time it took, the time to go; and whether they wait for kernels."""
+    """Describe the progress of a what-if: runs, time taken, time left, and whether they wait for kernels."""
     words = [f"{done['runs_done']} of {done['runs']} runs"]
     if done["ahead"]:
         words.append(f"{done['ahead']} other what-if{'s' * (done['ahead'] > 1)} first")
@@ -134,7 +134,7 @@ def in_words(done: Row, compiling: Progress | None) -> str:
 
 
 def said(done: Row) -> str:
-    """The progress of a future, in a line."""
+    """Describe the progress of a future."""
     match done["state"]:
         case WhatIfState.DONE:
             return f"done in {duration(done['took_s'])}"
@@ -157,7 +157,7 @@ def verdict(one: Row, done: Row) -> Verdict:
 
 
 def drawn(share: Row, target: float, left: float) -> Drawn:
-    """The interval of a share, from *left* to 1."""
+    """Return the interval of a share, drawn from *left* to 1."""
 
     def at(value: float) -> float:
         return round(LEFT + (RIGHT - LEFT) * min(1.0, max(0.0, (value - left) / (1.0 - left))), 1)
@@ -171,7 +171,7 @@ def drawn(share: Row, target: float, left: float) -> Drawn:
 
 
 def cells(one: Row, at: int) -> list[Cell]:
-    """SLO met, TTFT p95, goodput, cost, instance-hours and the highest queue."""
+    """Return SLO met, TTFT p95, goodput, cost, instance-hours and the highest queue."""
     met = one["slo_met"]
     if met is None:
         return [Cell(NONE)] * 6
@@ -215,7 +215,7 @@ def _change(interval: Row | None, at: int, text: Any, least: float) -> str:
 
 
 def sentence(one: Row, target: float) -> str:
-    """The chosen future's gain over now, and whether it holds."""
+    """Describe the gain of the chosen future over now, and whether it holds."""
     met, cost = one["slo_met"], one["cost_usd_per_h"]
     if met is None or cost is None:
         return "Nothing of it is simulated yet."
@@ -238,7 +238,7 @@ def sentence(one: Row, target: float) -> str:
 
 
 def heat(regret: Mapping[str, Any], names: Mapping[str, str]) -> list[Row]:
-    """The rows of the regret table; the darkest cell is the largest."""
+    """Return the rows of the regret table; the darkest cell is the largest."""
     most = max((value for row in regret["rows"] for value in row["usd"]), default=0.0)
 
     def cell(value: float) -> tuple[str, int]:
@@ -259,7 +259,7 @@ def heat(regret: Mapping[str, Any], names: Mapping[str, str]) -> list[Row]:
 
 
 def facts(row: WhatIf, edits: Sequence[str], requests: float | None, edited: str) -> list[tuple[str, str, str]]:
-    """The run in five facts: label, value, what stands under it."""
+    """Return five facts about the run: label, value, note."""
     start = row.start or {}
     kinds = {
         "fleet": "Live fleet",

@@ -45,30 +45,30 @@ MOST_SEEDS: Final = 20
 USUAL_PRESETS: Final = ("pilothouse",)
 CUSTOM_PARTS: Final = ("routing", "ordering", "strategy", "forecaster")
 OWN_FUTURE, ALL_FUTURES, CUSTOM_FUTURE = "own", "all", "custom"
-"""Targets of edits of the fleet, other than the name of a preset, whose policies the future has too."""
+"""Targets of edits of the fleet, besides the name of a preset, whose policies the future then has too."""
 PRICES: Final = {"price:": "usd_per_hour", "spot:": "spot_usd_per_hour"}
-"""Fields of prices by their begin, and the key of a GPU type that each is."""
+"""Prefixes of price fields, and the key of a GPU type for each."""
 AS_NOW: Final = "As now"
 
 
 @dataclass(slots=True)
 class FormRequest:
-    """A request as the form has it; *errors* by where they are: a field, or the title of a row."""
+    """Request of the form; *errors* by field or title of a row."""
 
     title: str
     start: Values
-    """Its kind and what belongs to it, as `starts.begin.Begin`; a synthetic one has the changes `tenants`."""
+    """Values of `starts.begin.Begin`; a synthetic one has the changes `tenants`."""
     horizon_s: float
     warmup_s: float
     seeds: int
     edits: list[Values]
     futures: list[Values]
-    """Each with a name and changes; the first is as things are now."""
+    """Each with a name and changes; the first has none."""
     errors: dict[str, str] = field(default_factory=dict)
 
 
 def asked(data: QueryDict, now: Values) -> FormRequest:
-    """The request of *data*, *now* being the scenario that it starts from."""
+    """Return the request of *data*; *now* is the scenario that it starts from."""
     errors: dict[str, str] = {}
 
     def number(name: str, usual: float, least: float, most: float) -> float:
@@ -139,7 +139,7 @@ def asked(data: QueryDict, now: Values) -> FormRequest:
 
 
 def _with_instances(made: list[Values], now: Values, errors: dict[str, str]) -> list[Values]:
-    """*made*, in which a node that is lost takes down the instances that it has in *now*."""
+    """Return *made*, in which a lost node takes down the instances that it has in *now*."""
     kept = []
     for change in with_instances(made, now):
         if change.get("what") == "node" and not change.get("instances"):
@@ -150,7 +150,7 @@ def _with_instances(made: list[Values], now: Values, errors: dict[str, str]) -> 
 
 
 def start_of(data: QueryDict, errors: dict[str, str]) -> Values:
-    """Where it begins, in the words of the service; what is wrong with a trace's fields is written into *errors*."""
+    """Return the start as the service names it; problems with a trace's fields are added to *errors*."""
     match data.get("start", "fleet"):
         case "ledger":
             since, until = window_of(data)
@@ -161,13 +161,13 @@ def start_of(data: QueryDict, errors: dict[str, str]) -> Values:
         case "synthetic":
             try:
                 return {"kind": "synthetic", "tenants": changes_of(TENANT, data)}
-            except ChangeError:  # which `asked` names
+            except ChangeError:  # reported by `asked`
                 return {"kind": "synthetic", "tenants": []}
     return {"kind": "fleet"}
 
 
 def window_of(data: QueryDict) -> tuple[str, str]:
-    """From when and until when (UTC) the ledger is looked at, as the fields have it; the last hour in a new form."""
+    """Return since and until (UTC) of the ledger window as the fields have it; the last hour in a new form."""
     now = timezone.now()
     usual = {"since": now - USUAL_WINDOW, "until": now}
     since, until = (data.get(name, f"{at:{MINUTE}}") for name, at in usual.items())
@@ -175,7 +175,7 @@ def window_of(data: QueryDict) -> tuple[str, str]:
 
 
 def _length_s(start: Values, errors: dict[str, str]) -> float | None:
-    """Of the window of the ledger, which is what is simulated; None if it is no window: where it begins says so."""
+    """Return the length of the ledger window in seconds; None if it is no window, which its start reports."""
     try:
         since, until = (datetime.fromisoformat(start[name] or "") for name in ("since", "until"))
         length_s = (until - since).total_seconds()
@@ -190,7 +190,7 @@ def _length_s(start: Values, errors: dict[str, str]) -> float | None:
 
 
 def _supply(data: QueryDict, now: Values, errors: dict[str, str]) -> list[Values]:
-    """The changed ones among the fields of GPUs and prices, which hold what is now unless they were changed."""
+    """Return the changes of GPUs and prices: fields that differ from *now*."""
     made: list[Values] = []
     prices: dict[str, Values] = {}
     for field_name in sorted(name for name in data if name.startswith(("gpus:", *PRICES))):
@@ -216,7 +216,7 @@ def _supply(data: QueryDict, now: Values, errors: dict[str, str]) -> list[Values
 def cells_of(
     data: QueryDict, now: Values
 ) -> tuple[list[str], list[tuple[str, list[dict[str, Any]]]], list[tuple[str, list[dict[str, Any]]]]]:
-    """(GPU types, (region, its cells) for each region, (title, its cells) for each price) of the table, with what is now."""
+    """Return GPU types, the cells of each region, and the cells of each price, with the present values."""
     types = sorted({group["gpu"] for group in now.get("fleet", ())})
 
     def cell(name: str, was: float | None, label: str) -> dict[str, Any]:
@@ -285,7 +285,7 @@ NAMES: Final = RowKind(
 
 
 def keys_of(data: QueryDict, errors: dict[str, str]) -> Values:
-    """The keys of `[trace]` that *data* has; what is wrong is written into *errors* by its label."""
+    """Return the keys of `[trace]` in *data*; problems are added to *errors* by label."""
     keys: Values = {}
     for key in FIELDS:
         text = data.get(field_of(key), "").strip()
@@ -304,24 +304,24 @@ def keys_of(data: QueryDict, errors: dict[str, str]) -> Values:
 
 
 def field_of(key: str) -> str:
-    """The field's name."""
+    """Return the name of the field of *key*."""
     return f"trace-{key}".replace("_", "-")
 
 
 def label_of(key: str) -> str:
-    """Label of an error of *key*."""
+    """Return the label of an error of *key*."""
     return f"Trace, {FIELDS.get(key, NAMES.title if key == 'models' else key)}"
 
 
 def misfits(start: Start, scenario: Scenario) -> dict[str, str]:
-    """Problems of the trace of *start* with *scenario*, by the label of the field; none of other starts."""
+    """Return problems of the trace of *start* with *scenario*, by the label of the field; empty for other starts."""
     if start.arrivals["kind"] != "file":
         return {}
     return {label_of(key): what for key, what in traces.misfits(start.arrivals, scenario).items()}
 
 
 def fields(data: QueryDict, values: Values, errors: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Fields of the page: name, label, value, error, and the options of a select or the unit of a number."""
+    """Return the fields of the page: name, label, value, error, and the options of a select or the unit of a number."""
     regions = list(values.get("regions", {}))
     classes = list(values.get("classes", {}))
     options = {
@@ -349,7 +349,7 @@ def fields(data: QueryDict, values: Values, errors: Mapping[str, str]) -> list[d
 
 
 def about(start: Values) -> str:
-    """A trace and the names it has, in a sentence or two; empty if there is none."""
+    """Describe a trace and the names in it; empty if there is none."""
     pk = str(start.get("trace") or "")
     row = TraceFile.objects.defer("content").filter(pk=pk).first() if pk.isdecimal() else None
     if row is None:
@@ -363,5 +363,5 @@ def about(start: Values) -> str:
 
 
 def newest() -> int | None:
-    """The trace that a form begins with."""
+    """Return the trace that a new form begins with."""
     return TraceFile.objects.order_by("-pk").values_list("pk", flat=True).first()

@@ -1,4 +1,4 @@
-"""Rows of the what-if form: what one may change, column by column, and the change that a filled row is.
+"""Rows of the what-if form: the columns of each kind of row, and the change that a filled row makes.
 
 Fields are named `<kind>-<column>` and repeat: the n-th values of a kind are its n-th row. A row whose first column is empty
 is not there.
@@ -22,7 +22,7 @@ EVERY: Final = ""
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A select where there are *choices*, which may be made of the scenario as it is now; else a number or a text."""
+    """Column of a row: a select with *choices*, made of the present scenario; else a number or a text."""
 
     name: str
     label: str
@@ -35,7 +35,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class RowKind:
-    """A kind of row. *adds* are its buttons: a label, and what a new row begins with."""
+    """A kind of row. *adds* are its buttons: a label, and the values of a new row."""
 
     name: str
     title: str
@@ -76,7 +76,7 @@ def _fixed(*choices: tuple[str, str]) -> Callable[[Values], Choices]:
 
 
 def amount(row: Mapping[str, str], name: str) -> float:
-    """The number in a column. Raises ChangeError naming it."""
+    """Return the number in a column. Raise ChangeError naming it."""
     try:
         return float(row[name].replace(",", "."))
     except ValueError:
@@ -85,7 +85,7 @@ def amount(row: Mapping[str, str], name: str) -> float:
 
 
 def _given(row: Mapping[str, str], factor: float, **columns: str) -> Values:
-    """The filled ones of *columns*, times *factor*, by the names that a change has for them."""
+    """Return the filled ones of *columns*, times *factor*, by their names in a change."""
     return {key: amount(row, name) * factor for key, name in columns.items() if row[name]}
 
 
@@ -169,7 +169,7 @@ DEMAND: Final = RowKind(
         ("Lengths", {"edit": "lengths", "by": "1.5"}),
     ),
     _demand,
-    "As it is foreseen. Every future sees the same demand.",
+    "As forecast. Every future has the same demand.",
 )  # fmt: skip
 TENANT: Final = RowKind(
     "tenant",
@@ -216,7 +216,7 @@ FAILURE: Final = RowKind(
     ),
     (("Failure", {"what": "region", "at": "10", "for": "10"}),),
     _failure,
-    "None. Take away an instance, a node or a region at a time you choose.",
+    "None. Remove an instance, a node or a region at a chosen time.",
 )
 SLO: Final = RowKind(
     "slo",
@@ -245,7 +245,7 @@ OF_FLEET: Final = (BOUNDS, FAILURE, SLO, KEY)
 
 
 def rows_of(kind: RowKind, data: QueryDict) -> list[dict[str, str]]:
-    """The rows of *kind* that were filled in."""
+    """Return the filled rows of *kind*."""
     columns = [[value.strip() for value in data.getlist(f"{kind.name}-{column.name}")] for column in kind.columns]
     count = max(map(len, columns), default=0)
     padded = [values + [""] * (count - len(values)) for values in columns]
@@ -254,7 +254,7 @@ def rows_of(kind: RowKind, data: QueryDict) -> list[dict[str, str]]:
 
 
 def changes_of(kind: RowKind, data: QueryDict) -> list[Values]:
-    """The changes that the rows of *kind* are. Raises ChangeError naming row and column."""
+    """Return the changes of the rows of *kind*. Raise ChangeError naming row and column."""
     changes = []
     for number, row in enumerate(rows_of(kind, data), 1):
         try:

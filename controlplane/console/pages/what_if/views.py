@@ -1,4 +1,4 @@
-"""What-if: questions to the simulator. A list, the form that asks, and the comparison of the futures of one."""
+"""What-if pages: the list, the comparison of one what-if's futures, and their decisions."""
 
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -66,7 +66,7 @@ def what_ifs(request: HttpRequest) -> HttpResponse:
 
 
 def _twin() -> list[dict[str, Any]]:
-    """A row for each profile that was judged."""
+    """Return a row for each judged profile."""
 
     def percent_of(value: float | None) -> str:
         return NONE if value is None else f"{signed(100 * value)}%"
@@ -87,14 +87,14 @@ def _twin() -> list[dict[str, Any]]:
 
 
 def _share(row: Any) -> float | None:
-    """Of its runs, how many are done; None once it has ended."""
+    """Return the share of runs that are done; None once it has ended."""
     return row.runs_done / row.runs_count if row.state in OPEN and row.runs_count else None
 
 
 @require_safe
 @fleet_role(Role.VIEWER)
 def what_if(request: HttpRequest, pk: int) -> HttpResponseBase:
-    """The comparison; what is chosen, counted and drawn stands in the address."""
+    """Show the comparison; the address says what is chosen, counted and drawn."""
     row = get_object_or_404(WhatIf, pk=pk)
     if row.state == WhatIfState.DRAFT and row.asked:
         return redirect(f"{row.asked}&draft={row.pk}")
@@ -124,7 +124,7 @@ def charts(request: HttpRequest, pk: int) -> HttpResponse:
 @require_safe
 @fleet_role(Role.VIEWER)
 def report_file(request: HttpRequest, pk: int) -> HttpResponse:
-    """One HTML file with everything in it, charts included."""
+    """Return one HTML file of the whole comparison, charts included."""
     answer = HttpResponse(report.html(get_object_or_404(WhatIf, pk=pk)), content_type="text/html; charset=utf-8")
     answer["Content-Disposition"] = f'attachment; filename="what-if-{pk}.html"'
     return answer
@@ -140,10 +140,10 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
         match action:
             case "cancel":
                 services.cancel(row, user, letter=letter)
-                done = f"{letter or 'All'} cancelled; what is done stays."
+                done = f"{letter or 'All'} cancelled; finished runs stay."
             case "resume":
                 services.resume(row, user, letter=letter)
-                done = "What is missing runs."
+                done = "The missing runs continue."
             case "add-seeds":
                 services.add_seeds(row, number(request.POST.get("count", "")) or MORE_SEEDS, user)
                 done = "More seeds run."
@@ -171,7 +171,7 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
 
 
 class _Seen:
-    """One what-if as one address shows it."""
+    """One what-if as an address shows it."""
 
     def __init__(self, request: HttpRequest, row: WhatIf) -> None:
         self.row, self.asked = row, request.GET
@@ -196,14 +196,14 @@ class _Seen:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The future that the address names; else the one that was chosen, the cheapest that holds, or the last."""
+        """Return the future of the address; else the chosen one, the cheapest that holds, or the last."""
         wanted = self.asked.get("future") or (self.row.chosen.letter if self.row.chosen else "")
         cheapest = [row for row in self.rows if row["verdict"].text == "Meets it, cheapest"]
         named = [row for row in self.rows if row["letter"] == wanted]
         return (named or cheapest or self.rows)[0 if named or cheapest else -1]
 
     def _without(self, letter: str) -> str:
-        """The address part that hides *letter* too; empty where it has to stay."""
+        """Return the value of the address that hides *letter* too; empty where it has to stay."""
         asked = ",".join(sorted([*self.hidden, letter]))
         return asked if letter in hidden_of(asked, self.every) and len(self.rows) > LEAST_SHOWN else ""
 
@@ -292,7 +292,7 @@ class _Seen:
         }
 
     def _stale(self) -> list[str]:
-        """Differences from when it started, while they matter."""
+        """Describe differences from the start, while they matter."""
         row = self.row
         if row.start.get("kind") != "fleet" or row.plan or row.state == WhatIfState.DRAFT:
             return []
@@ -304,7 +304,7 @@ class _Seen:
         return plan.changed_since(row)
 
     def _choice(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        """The changes of the fleet that the chosen future needs, and whether it can become the plan."""
+        """Return the changes of the fleet that the chosen future needs, and whether it can become the plan."""
         row = self.row
         future = row.futures.get(letter=chosen["letter"])
         keys = selectors.full_diff(row, future)
@@ -349,7 +349,7 @@ class _Seen:
 
 
 def _price(text: str) -> float | None:
-    """Dollars, 0 or more; None for anything else."""
+    """Return dollars, 0 or more; None for anything else."""
     try:
         value = float(text)
     except ValueError:
@@ -374,7 +374,7 @@ def _regret_table(seen: _Seen) -> Table:
 
 
 def plan_made(row: WhatIf) -> str:
-    """Who made which future the plan, and whether it still is; empty if none ever was."""
+    """Describe who made which future the plan, and whether it still is; empty if none ever was."""
     if not row.plan:
         return ""
     at = timezone.localtime(datetime.fromisoformat(row.plan["at"]))
@@ -384,7 +384,7 @@ def plan_made(row: WhatIf) -> str:
 
 
 def following(row: WhatIf) -> dict[str, Any] | None:
-    """Prediction and measurement of the plan; None if no future of *row* is the plan."""
+    """Return prediction and measurement of the plan; None if no future of *row* is the plan."""
     came = followed(row)
     if came is None:
         return None
@@ -413,7 +413,7 @@ def following(row: WhatIf) -> dict[str, Any] | None:
 @require_safe
 @fleet_role(Role.VIEWER)
 def panel(request: HttpRequest, pk: int) -> HttpResponse:
-    """The panel that follows the plan, for a page with the same query; empty once none is the plan."""
+    """Show the panel that follows the plan, for a page with the same query; empty once none is the plan."""
     row = get_object_or_404(WhatIf, pk=pk)
     came = following(row)
     if came is None:
@@ -434,7 +434,7 @@ def _instances(endpoints: list[dict[str, Any]]) -> tuple[str, str, str]:
 
 
 def _endpoint(each: dict[str, Any], titles: dict[str, str]) -> dict[str, Any]:
-    """Instances of a model in a region: ready at the fork, predicted for now, and present."""
+    """Return instances of a model in a region: ready at the fork, predicted for now, and present."""
     # Predictions are means over seeds: a difference below a half is none.
     known = each["predicted"] is not None
     more = round(each["ready"] - each["predicted"]) if known else 0
@@ -464,7 +464,7 @@ KINDS: Final = {
 @require_safe
 @fleet_role(Role.VIEWER)
 def decisions(request: HttpRequest, pk: int, letter: str) -> HttpResponseBase:
-    """`/what-if/12/decisions/B/?kind=order&region=us-east`: of one kind in one region; the first there is, without them."""
+    """Show `/what-if/12/decisions/B/?kind=order&region=us-east`: one kind in one region, by default the first."""
     row = get_object_or_404(WhatIf.objects.defer("start"), pk=pk)
     future = get_object_or_404(row.futures, letter=letter)
     known = compared(row, letter)
@@ -493,7 +493,7 @@ def decisions(request: HttpRequest, pk: int, letter: str) -> HttpResponseBase:
 
 
 def began(row: WhatIf) -> datetime:
-    """When the time that is simulated begins."""
+    """Return the start of the simulated time."""
     at = WhatIf.objects.filter(pk=row.pk).values_list("start__at", flat=True).first()
     return timezone.localtime(datetime.fromisoformat(at) if at else row.created_at)
 
@@ -508,7 +508,7 @@ def _query(key: tuple[str, str]) -> str:
 
 
 def _choices(keys: list[tuple[str, str]], chosen: tuple[str, str] | None) -> list[tuple[str, Any]]:
-    """By region, (address, kind, whether it is shown) of each difference."""
+    """Return by region the address, kind and selection of each difference."""
     return [
         (region_title(region), [(_query(each), KINDS[each[0]][0], each == chosen) for each in own])
         for region, own in groupby(sorted(keys, key=_place), key=itemgetter(1))

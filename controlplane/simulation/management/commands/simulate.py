@@ -27,7 +27,7 @@ REQUEST_COLUMNS = (
 
 
 class Command(BaseCommand):
-    help = "Run a scenario file through the simulator, say what came of it, and write it as tables."
+    help = "Simulate a scenario file, print its measures, and write them as tables."
     requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -1,4 +1,4 @@
-"""Starts by their kind: the living fleet, a window of the ledger, an uploaded trace, or a scenario's own clients."""
+"""Starts by kind: the live fleet, a window of the ledger, an uploaded trace, or a scenario's own clients."""
 
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -18,20 +18,20 @@ from controlplane.simulation.whatif.starts.past import past_demand
 
 
 class Begin(BaseModel):
-    """The start that a what-if is asked for."""
+    """Requested start of a what-if."""
 
     model_config = ConfigDict(extra="forbid")
 
     kind: Literal["fleet", "ledger", "trace", "synthetic"] = "fleet"
     since: datetime | None = None
-    """Of the ledger: from when. A time without a zone is UTC."""
+    """Start of the ledger's window. A time without a zone is UTC."""
     until: datetime | None = None
     trace: int | None = None
-    """Number of an uploaded trace, for the fleet as it is."""
+    """Number of an uploaded trace, for the present fleet."""
     trace_keys: dict[str, Any] = {}
-    """Of a scenario's `[trace]`: speed, limit, model, models, region, slo_class, tenant, what the trace does not say."""
+    """Keys of a scenario's `[trace]`: speed, limit, model, models, region, slo_class, tenant, if the trace lacks them."""
     scenario: dict[str, Any] = {}
-    """Keys of a scenario file with clients: a fleet and a demand that are not those of today."""
+    """Keys of a scenario file with clients: another fleet and other demand."""
 
     @field_validator("since", "until")
     @classmethod
@@ -40,7 +40,7 @@ class Begin(BaseModel):
 
 
 def start_of(asked: Begin, horizon_s: float) -> Start:
-    """The start *asked* for. Raises ActionError where it cannot be had."""
+    """Return the start *asked* for. Raise ActionError where it is impossible."""
     if asked.kind == "synthetic":
         return Start(kind="synthetic", at=timezone.now(), scenario=asked.scenario)
     match asked.kind:
@@ -76,18 +76,18 @@ def start_of(asked: Begin, horizon_s: float) -> Start:
 
 
 def _fleet() -> dict[str, Any]:
-    """The fleet as it is, of which what runs and waits is left out. Raises ActionError if there is none."""
+    """Return the present fleet without running and waiting requests. Raise ActionError if there is none."""
     scenario = present_scenario()
     if not scenario["fleet"]:
-        raise ActionError("No active deployment has a performance profile: nothing says how long its instances take.")
+        raise ActionError("No active deployment has a performance profile, which gives instances' times.")
     return scenario | {"demand": {"too_long": "clip"}}
 
 
 def _left_out(rows: QuerySet[LedgerRow], scenario: dict[str, Any]) -> list[str]:
-    """Which requests of *rows* are of no model of *scenario*: `staging.demand.of_the_fleet` leaves them out."""
+    """Describe the requests of *rows* whose model *scenario* lacks; `staging.demand.of_the_fleet` leaves them out."""
     of_models = dict(rows.order_by().values_list("model").annotate(Count("pk")))
     missing = {name: count for name, count in sorted(of_models.items()) if name not in scenario["models"]}
     if not missing:
         return []
     names = ", ".join(f"{name} ({count:,} requests)" for name, count in missing.items())
-    return [f"Left out for want of a performance profile, which says how long instances take: {names}."]
+    return [f"Left out for lack of a performance profile, which gives instances' times: {names}."]

@@ -31,7 +31,7 @@ class NodeOf:
 
 
 def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
-    """The nodes of the fleet with what the scenario *values*, made of it, has there; by name, in order."""
+    """Return the nodes of the fleet with their parts of the scenario *values*, made of it; by name, in order."""
     here = defaultdict(list)
     rows = Instance.objects.exclude(state__in=(InstanceState.STOPPED, InstanceState.FAILED))
     for row in rows.select_related("node", "deployment__model", "deployment__region", "deployment__gpu_type"):
@@ -60,7 +60,7 @@ def nodes_of(values: dict[str, Any]) -> dict[str, NodeOf]:
 
 
 def with_instances(changes: Sequence[Mapping[str, Any]], values: dict[str, Any]) -> list[dict[str, Any]]:
-    """*changes*, in which a node that is lost takes down what it has in the scenario *values*, unless that is named."""
+    """Return *changes*, in which a lost node takes down its instances in the scenario *values*, unless they are named."""
     made = [dict(change) for change in changes]
     lost = [one for one in made if one.get("what") == "node" and one.get("node") and not one.get("instances")]
     nodes = nodes_of(values) if lost and values.get("fleet") else {}

@@ -35,7 +35,7 @@ class EndpointDemand(BaseModel):
 
 
 def past_demand(at: datetime) -> list[EndpointDemand]:
-    """Demand of each endpoint with requests in the hour before *at*. A minute without a count has none."""
+    """Return the demand of each endpoint with requests in the hour before *at*. A minute without a count has none."""
     until = last_complete(at, MINUTE_S)
     since = until - timedelta(minutes=MINUTES)
     separate, opportunistic = set(other_classes()), set(other_classes(SloKind.OPPORTUNISTIC))
@@ -59,7 +59,7 @@ def past_demand(at: datetime) -> list[EndpointDemand]:
 
 
 def as_arrays(past: Sequence[EndpointDemand], endpoints: Sequence[Endpoint]) -> PastDemand:
-    """*past* for the *endpoints* of a simulation; zeros where there was none."""
+    """Return *past* for the *endpoints* of a simulation; zeros where there was none."""
     of = {(each.model, each.region): each for each in past}
     known = [of.get((model, region)) or EndpointDemand(model=model, region=region) for model, region in endpoints]
     prompt, output, requests, other = (

@@ -1,4 +1,4 @@
-"""Traces that were uploaded for what-ifs: checked and kept compressed, and read again as requests."""
+"""Uploaded traces for what-ifs: checked, stored compressed, and read again as requests."""
 
 import zlib
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ from scheduling.table_files import TraceError
 MOST_BYTES: Final = 64 * 1024 * 1024
 MOST_KEPT: Final = 20
 KEYS: Final = ("speed", "limit", "model", "models", "region", "slo_class", "tenant")
-"""Of a scenario's `[trace]`: what the trace does not say."""
+"""Keys of a scenario's `[trace]` for values that the trace lacks."""
 
 
 def upload(name: str, trace_format: str, content: bytes, actor: User) -> TraceFile:
-    """Keep *content* as a trace, after a look whether it is one. Raises ActionError that says what is wrong, and where."""
+    """Check *content* and store it as a trace. Raise ActionError naming the problem and its place."""
     if trace_format not in FORMATS:
         raise ActionError(f"There is no trace format {trace_format!r}; there is {', '.join(FORMATS)}.")
     if len(content) > MOST_BYTES:
@@ -41,7 +41,7 @@ def upload(name: str, trace_format: str, content: bytes, actor: User) -> TraceFi
             workload = load_trace(path, trace_format)
     except TraceError as error:
         place = f" in {error.place}" if error.place else ""
-        raise ActionError(f"This is no trace of the format {trace_format}{place}: {error.what}.") from error
+        raise ActionError(f"The file is not a trace of the format {trace_format}{place}: {error.what}.") from error
     if not len(workload):
         raise ActionError("The trace has no request with a prompt and an output.")
     row = TraceFile.objects.create(
@@ -59,9 +59,9 @@ def upload(name: str, trace_format: str, content: bytes, actor: User) -> TraceFi
 
 
 def workload_of(arrivals: dict[str, Any], scenario: Scenario, seed: int) -> Workload:
-    """The requests of the arrivals `{"kind": "file", "trace": number, "speed", "model", "models", ...}`.
+    """Return the requests of the arrivals `{"kind": "file", "trace": number, "speed", "model", "models", ...}`.
 
-    The other keys are those of a scenario's `[trace]`. Raises ValueError if the file is gone, or names what is not there.
+    The other keys are those of a scenario's `[trace]`. Raises ValueError if the file is gone, or names are unknown.
     """
     row = TraceFile.objects.filter(pk=arrivals["trace"]).first()
     if row is None:
@@ -76,7 +76,7 @@ def workload_of(arrivals: dict[str, Any], scenario: Scenario, seed: int) -> Work
 
 
 def misfits(arrivals: dict[str, Any], scenario: Scenario) -> dict[str, str]:
-    """Problems of *arrivals*, those of `workload_of`, with *scenario*, by key of `[trace]`; empty for none."""
+    """Return problems of *arrivals*, those of `workload_of`, with *scenario*, by key of `[trace]`."""
     row = TraceFile.objects.defer("content").filter(pk=arrivals["trace"]).first()
     if row is None:
         return {"trace": f"{arrivals['trace']} is no longer kept: upload it again"}
@@ -93,7 +93,7 @@ def misfits(arrivals: dict[str, Any], scenario: Scenario) -> dict[str, str]:
 
 
 def named(pk: int) -> dict[str, list[str]]:
-    """The names that a trace has for models, regions and SLO classes; of each none where it does not say."""
+    """Return the names in a trace for models, regions and SLO classes."""
     row = TraceFile.objects.defer("content").filter(pk=pk).first()
     if row is None:
         return {}
@@ -104,7 +104,7 @@ def named(pk: int) -> dict[str, list[str]]:
 
 @lru_cache(maxsize=MOST_KEPT)
 def _names(pk: int, uploaded_at: datetime) -> Workload:
-    """The trace *pk*, which was uploaded then and never changes, without its requests: its names stay."""
+    """Return the trace *pk* without its requests, for its names; an uploaded trace never changes."""
     row = TraceFile.objects.get(pk=pk)
     with _file(zlib.decompress(row.content)) as path:
         workload = load_trace(path, row.format)
@@ -112,7 +112,7 @@ def _names(pk: int, uploaded_at: datetime) -> Workload:
 
 
 def _table(row: TraceFile, arrivals: dict[str, Any]) -> TraceOf:
-    """The scenario's `[trace]` of *arrivals*. Raises ValueError for a key that is wrong."""
+    """Return the scenario's `[trace]` of *arrivals*. Raise ValueError for an invalid key."""
     given = {name: value for name, value in arrivals.items() if name not in ("kind", "trace")}
     return TraceOf.model_validate({**given, "file": row.name, "format": row.format})
 

@@ -43,7 +43,7 @@ class Command(BaseCommand):
             choices=sorted(PRESETS),
             help="a future; may be given up to five times",
         )
-        parser.add_argument("--demand", type=float, default=1.0, help="so many times the demand, in all futures")
+        parser.add_argument("--demand", type=float, default=1.0, help="factor on the demand of all futures")
         parser.add_argument("--horizon", type=float, default=3600.0, metavar="S", help="seconds (default %(default)g)")
         parser.add_argument("--seeds", type=int, default=5, help="default %(default)d")
         parser.add_argument("--cancel", type=int, metavar="N", help="cancel what-if N; what is done stays")
@@ -139,7 +139,7 @@ class Command(BaseCommand):
                     continue
                 time.sleep(LOOK_S)
                 if time.monotonic() >= looks_s:
-                    working.supervise(timezone.now())  # who waits for it does what beat does, where none runs
+                    working.supervise(timezone.now())  # without Celery beat, this command supervises
                     looks_s = time.monotonic() + LOOK_AFTER_S
 
 
