@@ -35,7 +35,7 @@ Rows = QuerySet[Any] | Sequence[Any]
 
 
 class Viewer(Protocol):
-    """Who reads a list: the user of a page or the caller of REST."""
+    """Reader of a list: the user of a page or the caller of REST."""
 
     @property
     def sees_fleet(self) -> bool: ...
@@ -56,7 +56,7 @@ class Column:
     label: str = ""
     """On the page; by default the heading without its unit."""
     draw: str = ""
-    """How the page draws the value: a number format, `moment`, `age`, `since`, `id`, `reason` or `wide`; or a template,
+    """Format of the value on the page: a number format, `moment`, `age`, `since`, `id`, `reason` or `wide`; or a template,
     given `row`.
     """
     live: str = ""
@@ -141,12 +141,12 @@ class Filter:
 
 
 def search_in(*fields: str, control: Control, about: str = "") -> Filter:
-    """`q`: each word of the text is in one of *fields*."""
+    """Filter `q`: each word of the text occurs in one of *fields*."""
     return Filter("q", lambda rows, text: containing(rows, text, *fields), control=control, about=about)
 
 
 def in_last(at: str, label: str, *hours: int) -> Filter:
-    """By the time in column *at*: the last *hours*, on the page alone."""
+    """Filter by the time in column *at*: the last *hours*, only on the page."""
 
     def within(rows: Any, given: str) -> Any:
         return rows.filter(**{f"{at}__gte": timezone.now() - timedelta(hours=int(given))})
@@ -156,7 +156,7 @@ def in_last(at: str, label: str, *hours: int) -> Filter:
 
 
 def in_range(at: str, label: str, *hours: int) -> tuple[Filter, ...]:
-    """By the time in column *at*: `since` and `until` in REST, the last *hours* on the page."""
+    """Filter by the time in column *at*: `since` and `until` in REST, the last *hours* on the page."""
     return (
         Filter("since", f"{at}__gte", AwareDatetime),
         Filter("until", f"{at}__lt", AwareDatetime),

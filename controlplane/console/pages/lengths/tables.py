@@ -117,7 +117,7 @@ def version_rows(by_predictor: Mapping[str, Measures], duels: Mapping[int, Duel]
 
 
 def compare(scope: Scope) -> dict[int, Duel]:
-    """The shadows that predict now against what is active, where both predicted; by number, newest first."""
+    """Compare each shadow with the active version on requests that both predicted; by number, newest first."""
     assigned = services.assigned()
     duels = {
         shadow.number: selectors.duel(str(assigned.active), f"{SHADOW} {shadow}", scope) for shadow in assigned.shadows
@@ -133,7 +133,7 @@ SHOWN_FOR: Final = timedelta(hours=1)
 
 
 def training_rows() -> list[LengthTraining]:
-    """Those that wait, run, or ended a while ago; newest first."""
+    """Return trainings that wait, run or ended within the last hour, newest first."""
     since = timezone.now() - SHOWN_FOR
     rows = selectors.trainings(TRAININGS_SHOWN)
     return [row for row in rows if row.ended_at is None or row.ended_at > since]
@@ -141,16 +141,16 @@ def training_rows() -> list[LengthTraining]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind that can be trained; *missing* is how many samples it still needs."""
+    """A kind that can be trained; *missing* is the number of samples it still needs."""
 
     name: str
     title: str
     samples: int
     missing: int
     text: bool
-    """It reads prompts, so it learns from tenants that keep them alone."""
+    """It reads prompts, so it learns only from tenants that keep them."""
     rests: str
-    """Why it can be neither trained nor asked here."""
+    """Reason why it cannot be trained or used here; empty if it can."""
 
 
 def kinds() -> list[Kind]:

@@ -1,4 +1,4 @@
-"""Lengths: how long answers were predicted to be and how long they came, what predicted them, and its versions."""
+"""Lengths: predicted against actual output lengths, predictors, and versions of the length model."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -67,7 +67,7 @@ def asked_of(request: HttpRequest) -> Asked:
 
 
 def charts_of(asked: Asked, now: datetime) -> list[Chart]:
-    """The figures of the page, made once for everybody who asks for the same within a while."""
+    """Return the charts of the page, built once per scope and period."""
     scope = asked.scope(now)
     key = (
         "lengths",
@@ -152,7 +152,7 @@ def _csv(
 @require_GET
 @signed_in
 def charts(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/length-charts?charts=pairs,trend&model=…`: the figures of the page, redrawn."""
+    """`GET /console/api/length-charts?charts=pairs,trend&model=…`: the charts of the page."""
     drawn = charts_of(asked_of(request), timezone.now())
     return redrawn(request, drawn)
 
@@ -166,7 +166,7 @@ UNCHANGED = "Nothing was changed"
 @require_POST
 @fleet_role(Role.OPERATOR)
 def decide(request: HttpRequest, version_number: int, decision: str) -> HttpResponse:
-    """Promote or reject a version that predicts in shadow, or put a rejected one there again."""
+    """Promote or reject a shadow, or put a rejected version back in shadow."""
     version = get_object_or_404(LengthVersion, number=version_number)
 
     def promote(reason: str) -> str:
@@ -191,7 +191,7 @@ def decide(request: HttpRequest, version_number: int, decision: str) -> HttpResp
 @require_POST
 @fleet_role(Role.OPERATOR)
 def roll_back(request: HttpRequest) -> HttpResponse:
-    """Back to the version that was active before."""
+    """Return to the version that was active before."""
 
     def act(reason: str) -> str:
         version = services.rollback(None, user_of(request), reason)
