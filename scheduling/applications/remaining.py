@@ -146,12 +146,12 @@ def correlations(graph: DemandGraph) -> list[Correlation]:
     """Return the coefficients of every edge with a record, in the order of the graph's units."""
     unit, before, _, own, earlier, _ = _rows(graph)
     names = [*graph.units, START]
-    rows = []
+    edges = []
     for b, u in sorted({*zip(before.tolist(), unit.tolist(), strict=True)}):
         rows = (unit == u) & (before == b)
         table = _coefficients(own[rows], earlier[rows])
-        rows.append(Correlation(names[u], names[b], *table[:2].ravel().tolist(), float(table[PARALLELISM, 0])))
-    return rows
+        edges.append(Correlation(names[u], names[b], *table[:2].ravel().tolist(), float(table[PARALLELISM, 0])))
+    return edges
 
 
 @compiled_inline

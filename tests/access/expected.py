@@ -64,6 +64,9 @@ CONSOLE = {
     "upload-trace": Reach(OPERATOR, {}, REASON),
     "queues": Reach(VIEWER),
     "batches": Reach(SIGNED_IN),
+    "batch-list": Reach(SIGNED_IN),
+    "batch": Reach(TENANT, {"public_id": "BATCH_ID"}, owned=True),
+    "batch-file": Reach(TENANT, {"public_id": "BATCH_ID", "kind": "input"}, owned=True),
     "cancel-batch": Reach(MANAGER, {"pk": "BATCH"}, REASON, owned=True),
     "queue-act": Reach(OPERATOR, {"number": 7, "action": "pin"}, REASON),
     "queue-charts": Reach(VIEWER),
@@ -302,7 +305,8 @@ ADMIN_PAGES = {
 
 SOCKETS = {"^ws/live/$"}
 # By the topics of the live connection.
-TOPICS = {"overview:": VIEWER, "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
+TOPICS = {"overview:": VIEWER, "batches": VIEWER,
+          "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
           "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}  # fmt: skip
 
 # Outside of Django: status for a client that is not on this machine.

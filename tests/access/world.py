@@ -5,6 +5,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from django.core.files.base import ContentFile
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Tenant
@@ -61,7 +62,8 @@ def trace(names: list[str]) -> list[dict[str, Any]]:
 
 
 def make_batch(tenant: Tenant, key: ApiKey) -> Batch:
-    file = StoredFile.objects.create(tenant=tenant, filename="in.jsonl", purpose="batch", size_bytes=1)
+    file = StoredFile.objects.create(tenant=tenant, filename="in.jsonl", purpose="batch", size_bytes=3)
+    file.content.save("in.jsonl", ContentFile(b"{}\n"))
     return Batch.objects.create(
         tenant=tenant,
         api_key=key,
@@ -172,6 +174,7 @@ class World:
             "KEY": self.keys["acme"].pk,
             "EVENT": self.event.pk,
             "BATCH": self.batches["acme"].pk,
+            "BATCH_ID": self.batches["acme"].public_id,
             "APPLICATION": self.run.application.pk,
             "RUN": self.run.pk,
         }
