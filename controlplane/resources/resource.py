@@ -27,6 +27,8 @@ NUMBERS = frozenset(
         "period",
         "seconds_fine",
         "correlation",
+        "signed",
+        "share",
     }
 )
 EPOCHS = frozenset({"age", "since"})
@@ -104,6 +106,8 @@ class Column:
     @property
     def css(self) -> str:
         is_number = self.draw in NUMBERS | EPOCHS or (self.live and self.live != "mark")
+        if self.draw == "share":
+            return "num kv"
         return self.kind or ("num" if is_number else self.draw if self.draw in ("id", "reason", "wide") else "")
 
     @property
@@ -173,8 +177,9 @@ class Resource:
     noun: str
     model: type[Model] | None
     """None for rows that are not in the database."""
-    rows: Callable[[Viewer], Rows]
     columns: tuple[Column, ...]
+    rows: Callable[[Viewer], Rows] = lambda viewer: ()
+    """Not given where a page or an operation computes them."""
     filters: tuple[Filter, ...] = ()
     page: tuple[str, ...] = ()
     """Columns of the page, in order."""
@@ -216,6 +221,11 @@ class Resource:
     def head_name(self) -> str:
         return self.head or self.page[0]
 
+    @property
+    def sorting(self) -> list[str]:
+        """Names of the columns that the page sorts by."""
+        return [column.name for column in self.columns if column.sorts]
+
     def named(self, *names: str) -> list[Column]:
         columns = {column.name: column for column in self.columns}
         return [columns[name] for name in names]
@@ -237,8 +247,8 @@ class Resource:
             for each in self.filters
             if each.control is not None and (viewer.sees_fleet or not each.fleet)
         ]
-        sorting = [column.name for column in self.columns if column.sorts]
-        filters = Filters(query, *(control for _, control in controls), *([sort_by(sorting, "")] if sorting else []))
+        sorting = [sort_by(self.sorting, "")] if self.sorting else []
+        filters = Filters(query, *(control for _, control in controls), *sorting)
         rows = self.rows(viewer) if rows is None else rows
         for each, control in controls:
             if not each.shown:

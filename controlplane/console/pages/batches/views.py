@@ -1,7 +1,8 @@
 """Batches: will each be done by its deadline, what waits, and canceling one."""
 
-from typing import Any
+from typing import Any, cast
 
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_POST, require_safe
@@ -49,7 +50,7 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
 
     def show(page: list[Batch]) -> list[Batch]:
         ended = [batch for batch in page if batch.status in ENDED]
-        return ended if "before" in request.GET else [*running(rows), *ended[:ended_shown]]
+        return ended if "before" in request.GET else [*running(cast("QuerySet[Batch]", rows)), *ended[:ended_shown]]
 
     return list_page(
         request,

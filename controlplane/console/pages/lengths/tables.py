@@ -14,26 +14,8 @@ from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthTraining, LengthVersion, Measures, VersionState
 from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Duel, Scope
-from controlplane.resources.filters import Order
-from controlplane.resources.tables import Columns, sorted_by
 from forecasting.lengths import TEXTLESS, rests
 
-MEASURES = {
-    "Requests": "requests",
-    "Mean length (tokens)": "mean_output",
-    "MAE (tokens)": "mae",
-    "Error of length (ratio)": "relative_error",
-    "Bias (tokens)": "bias",
-    "Within 25 tokens (ratio)": "acc_25",
-    "Within 50 tokens (ratio)": "acc_50",
-    "Within 100 tokens (ratio)": "acc_100",
-    "At most the median (ratio)": "coverage_median",
-    "At most the 0.9 quantile (ratio)": "coverage_upper",
-}
-_MEASURED = {heading: f"measures.{name}" for heading, name in MEASURES.items()}
-SORTED_BY = ("model", "tenant", *MEASURES.values())
-LINES: Columns = {"Model": "model", "Tenant": "tenant", **_MEASURED}
-SOURCES: Columns = {"Predicted by": "name", "Share of requests (ratio)": "share", **_MEASURED}
 VERSIONS_SHOWN = 12
 MEANINGS = {
     CACHE: "a prompt seen before, word for word",
@@ -53,14 +35,12 @@ class Line:
     drifting: bool = False
 
 
-def lines(by_series: Mapping[tuple[str, str], Measures], order: Order, drifting: set[tuple[str, str]]) -> list[Line]:
-    """*by_series* is by model and tenant; sorted by *order*."""
-    rows = [
+def lines(by_series: Mapping[tuple[str, str], Measures], drifting: set[tuple[str, str]]) -> list[Line]:
+    """Return rows of *by_series*, which is by model and tenant."""
+    return [
         Line(model, tenant, measures, (model, tenant) in drifting)
         for (model, tenant), measures in sorted(by_series.items(), key=lambda item: item[0])
     ]
-    path = order.field if order.field in ("model", "tenant") else f"measures.{order.field}"
-    return sorted_by(Order(path, order.descending), rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,7 @@ from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthVersion, Measures
 from controlplane.lengths.selectors import Scope
 from controlplane.resources.filters import Filters, Select, every, last_hours, model_select, sort_by
-from controlplane.resources.lengths import LENGTH_VERSIONS
-from controlplane.resources.tables import table
+from controlplane.resources.lengths import LENGTH_SERIES, LENGTH_SOURCES, LENGTH_VERSIONS
 from controlplane.tuning.selectors import tuned
 from forecasting import models_extra
 
@@ -61,7 +60,7 @@ def asked_of(request: HttpRequest) -> Asked:
         model_select(models),
         Select("tenant", "Tenant", tenants),
         Select("hours", "Time range", last_hours(1, 6, 24, 168), "6"),
-        sort_by(tables.SORTED_BY, "-requests"),
+        sort_by(LENGTH_SERIES.sorting, "-requests"),
     )
     return Asked(filters, own, everything)
 
@@ -99,7 +98,8 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
     service = state.lengths() if asked.everything else None
     drifts = (service or {}).get("drift") or []
     drifting = {(drift["model"], drift["tenant"]) for drift in drifts}
-    lines = tables.lines(selectors.by_model_and_tenant(scope), asked.filters.order, drifting)
+    lines = tables.lines(selectors.by_model_and_tenant(scope), drifting)
+    lines = LENGTH_SERIES.arranged(lines, asked.filters)
     by_predictor = selectors.by_predictor(scope)
     duels = tables.compare(scope) if asked.everything else {}
     charts = {chart.key: chart for chart in charts_of(asked, now)}
@@ -112,6 +112,8 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "filters": asked.filters,
         "whole": whole,
         "lines": lines,
+        "line_columns": LENGTH_SERIES.named(*LENGTH_SERIES.page),
+        "source_columns": LENGTH_SOURCES.named(*LENGTH_SOURCES.page),
         "charts": charts,
         "every_s": CHARTS_EVERY_S,
         "sources": tables.sources(by_predictor),
@@ -143,10 +145,10 @@ def _csv(
     if name in charts:
         return charts[name].csv(f"lengths-{name}")
     if name == "sources":
-        return table(tables.SOURCES, tables.sources(by_predictor)).csv("lengths-sources")
+        return LENGTH_SOURCES.csv(tables.sources(by_predictor))
     if name == "versions" and asked.everything:
         return LENGTH_VERSIONS.csv(tables.version_rows(by_predictor, {}))
-    return table(tables.LINES, lines).csv("lengths")
+    return LENGTH_SERIES.csv(lines)
 
 
 @require_GET
