@@ -24,7 +24,7 @@ APPS = (
     ("lengths",),
     ("dispatch",),
     ("gateway",),
-    ("batches",),
+    ("batches", "applications"),
     ("usage",),
     ("simulation",),
     ("planning",),
