@@ -10,6 +10,7 @@ from controlplane.experiments.preserve_scaling import PRESERVE_SCALING
 from controlplane.experiments.promises import PROMISES
 from controlplane.experiments.qlm.evaluation import QLM
 from controlplane.experiments.sageserve import SAGESERVE
+from controlplane.experiments.sageserve_mixed import SAGESERVE_MIXED
 from controlplane.experiments.shipped_lengths import SHIPPED_LENGTHS
 from controlplane.experiments.ssjf import SSJF
 
@@ -17,6 +18,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
     each.name: each
     for each in (
         SAGESERVE,
+        SAGESERVE_MIXED,
         PRESERVE_SCALING,
         PRESERVE_ROUTING,
         SSJF,

@@ -33,6 +33,7 @@ from scheduling.simulation.engine.state import (
     sequences_in_use,
 )
 from scheduling.simulation.global_scheduling import Scheduling
+from scheduling.simulation.holding import Holding
 from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.result import Result
 from scheduling.simulation.state.placing import Fork, place, resume_scheduler
@@ -93,6 +94,9 @@ class Simulation:
         self.door = Door(self) if judges else None
         """Judge of promises at the door, where any class has them judged."""
         self.looked_s = 0.0  # last look at the virtual queues
+        begun, held = (0, ()) if state is None else (state.requests.count, state.held)
+        self.holding = Holding(cluster, requests, begun, held) if requests.held.any() else None
+        """Queue manager for non-interactive work, if any request is held."""
         if state is not None:
             self._begin(state)
         self.control()  # compiles everything before time is measured
@@ -151,7 +155,8 @@ class Simulation:
                 # Without further arrivals or events, waiting requests wait for ever, in any order.
                 comes = self._arrived.item() < count or self.world.events.time_s.item(1) < np.inf
                 look_s = self.looked_s + GlobalScheduler.EVERY_S if comes else np.inf
-            stop_s = min(until_s, sample_s, look_s)
+            held_s = self.holding.next_s(self.world, self.now_s) if self.holding is not None else np.inf
+            stop_s = min(until_s, sample_s, look_s, held_s)
             reason = self._enter(self.world, float(stop_s), NONE, NONE, loop.TIME, NOTHING, NONE, NONE)
             if reason == loop.FULL:
                 self._grow()
@@ -163,6 +168,8 @@ class Simulation:
                     self.door.judge(request)
             elif reason == loop.SCALE:
                 self._reach_out(int(self._run_state.called_endpoint))
+            elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
+                self.holding.look(self.world, self.now_s, self.control)
             elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:
                 self.looked_s = look_s
                 if self.scheduling is not None:
@@ -378,7 +385,7 @@ class Simulation:
         return bool(slots.size and rekey(self.world.waiting, int(slots[0]), float(key)))
 
     def control(self, endpoint: int = -1, request: int = -1, source: int = loop.CONTROL) -> int:
-        """Update the fleet arrays to the present, as *source* sees it, then requeue *request* or pump *endpoint*.
+        """Update the fleet arrays as *source* sees the present, then pump *endpoint*, or queue *request* there or again.
 
         Returns the endpoint, -1 for none.
         """
@@ -432,6 +439,7 @@ class Simulation:
                 "redeploys": self.lives.redeploys,
                 "swaps": self.lives.swaps,
                 "reorderings": self.scheduling.reorderings if self.scheduling else 0,
+                "released": self.holding.released if self.holding else 0,
             }
             | (self.door.counters() if self.door else {}),
             asked_class=self.door.asked_class if self.door else None,

@@ -5,10 +5,12 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from django.core.files.base import ContentFile
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Budget, Tenant
 from controlplane.accounts.services import create_api_key, create_sign_in_link
+from controlplane.applications.models import Application
 from controlplane.batches.models import Batch, StoredFile
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout, Swap, SwapGroup
@@ -60,7 +62,8 @@ def trace(names: list[str]) -> list[dict[str, Any]]:
 
 
 def make_batch(tenant: Tenant, key: ApiKey) -> Batch:
-    file = StoredFile.objects.create(tenant=tenant, filename="in.jsonl", purpose="batch", size_bytes=1)
+    file = StoredFile.objects.create(tenant=tenant, filename="in.jsonl", purpose="batch", size_bytes=3)
+    file.content.save("in.jsonl", ContentFile(b"{}\n"))
     return Batch.objects.create(
         tenant=tenant,
         api_key=key,
@@ -120,6 +123,14 @@ class World:
             for tenant in (acme, globex)
         }
         Budget.objects.create(model="zephyr-34b", kind="requests_per_minute", soft=7)
+        for tenant, name in ((globex, "borealis"), (acme, "atlas")):
+            steps = [{"unit": "write", "input_tokens": 120.0, "output_tokens": 40.0}]
+            application = Application.objects.create(
+                tenant=tenant, name=name, units={"write": {"kind": "llm", "name": "llama-3.1-8b"}}
+            )
+            self.run = application.runs.create(
+                run=f"run of {name}", began_at=now, last_call_at=now, ended_at=now, calls=1, steps=steps
+            )
         self.event = record("instance.moved", self.instances[0], actor="zephyr-bot", reason=FLEET_REASON)
         record("length.drift", actor="lengths", after={"tenant": "globex", "model": "globex-tuned-7b"})
         InstanceCommand.objects.create(instance=self.instances[0], verb="stop", actor="zephyr-bot", reason=FLEET_REASON)
@@ -155,7 +166,7 @@ class World:
         return create_sign_in_link(user)
 
     def values(self) -> dict[str, Any]:
-        """What stands for the words in capitals of `expected.py`."""
+        """Return the values of the words in capitals in `expected.py`."""
         return {
             "INSTANCE": self.instances[0].name,
             "SHARING": self.sharing.name,
@@ -171,6 +182,9 @@ class World:
             "EVENT": self.event.pk,
             "BUDGET": self.budgets["acme"].pk,
             "BATCH": self.batches["acme"].pk,
+            "BATCH_ID": self.batches["acme"].public_id,
+            "APPLICATION": self.run.application.pk,
+            "RUN": self.run.pk,
         }
 
     @property
@@ -179,11 +193,11 @@ class World:
         return ("zephyr", "node-1", *(row.url for row in self.instances if row.url), *LOAD, "lt_ua")
 
     def of_others(self, tenant: str) -> tuple[str, ...]:
-        """What only *tenant* and the fleet's people read."""
+        """Return what only *tenant* and the fleet's people may read."""
         prefix = self.keys[tenant].prefix
         words = {"acme": ("atlas", "Acme"), "globex": ("globex-tuned-7b", "chatcmpl-of-globex", "borealis", "Globex")}
         return (*words[tenant], f"key of {tenant}", prefix)
 
     def hidden_from_all(self) -> tuple[str, ...]:
-        """What nobody reads: secrets and their hashes."""
+        """Return what no role may read: secrets and their hashes."""
         return (*self.secrets, *(key.sha256 for key in self.keys.values()))

@@ -146,6 +146,10 @@ def _lives(cluster: Cluster) -> LifeArrays:
         if spec.start_s is not None:
             life.start_s, life.local_weights_s, life.remote_weights_s = 0.0, spec.start_s, spec.start_s
             life.reclaim_times = spec.start_s / delays.spot_median_s if delays.spot_median_s else 1.0
+        if spec.reclaim_s is not None:
+            life.reclaim_times = spec.reclaim_s / delays.spot_median_s if delays.spot_median_s else 1.0
+        if spec.pull_s is not None:
+            life.remote_weights_s = life.local_weights_s + spec.pull_s
     instances["loading_s"] = instances["local_weights_s"]
     instances["usd_per_hour"] = [spec.usd_per_hour for spec in cluster.instances]
     known = cluster.engines()
@@ -202,7 +206,10 @@ def _arrivals(requests: Requests) -> Arrivals:
         # Always writable and contiguous: any other kind of array would compile the loop once more.
         return np.require(values[:1].copy() if values.strides == (0,) else values, requirements=["C", "W"])
 
-    return Arrivals(*(column(getattr(requests, name)) for name in Arrivals._fields))  # type: ignore[arg-type]
+    columns = {name: column(getattr(requests, name)) for name in Arrivals._fields}
+    if requests.held.any():  # the queue manager sets the priority of each that it releases
+        columns["priority"] = np.array(requests.priority)
+    return Arrivals(**columns)  # type: ignore[arg-type]
 
 
 def _policies(cluster: Cluster) -> NDArray[np.void]:

@@ -233,6 +233,7 @@ class Arrivals(NamedTuple):
     end_s: NDArray[np.float64]
     hold_s: NDArray[np.float64]
     judged: NDArray[np.int8]
+    held: NDArray[np.int8]
 
 
 @struct_of_arrays
