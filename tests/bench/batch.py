@@ -83,7 +83,9 @@ def start(client: openai.OpenAI, options: argparse.Namespace) -> Any:
 
 
 def watch(stack: Stack, ended: Any, most_s: float) -> dict[str, float]:
-    """Mean use of the fleet, TTFT of interactive requests and memory of the web process, until *ended* or *most_s*."""
+    """Return mean use of the fleet, TTFT of interactive requests and memory of the web
+    process, until *ended* or *most_s*.
+    """
     began_at, uses, sizes = time.time(), [], []
     while time.time() < began_at + most_s and not ended():
         time.sleep(1.0)

@@ -54,7 +54,7 @@ class RecordingDispatcher(Dispatcher):
 
 
 def inventory_of(fleet: simulated.Cluster) -> Inventory:
-    """*fleet* as the rows would have it, with every instance ready."""
+    """Return *fleet* as inventory rows, with every instance ready."""
     return Inventory(
         models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
         endpoints=tuple(
@@ -111,11 +111,11 @@ class Live:
         """When what waits is looked at next; as in the simulator that is due once anything waits."""
 
     def looks(self):
-        """What is done at a look at the queues, once a second."""
+        """Do the check of the queues that runs once a second."""
         self.dispatcher.reorder()
 
     def change_s(self) -> float:
-        """When the state of an instance changes next."""
+        """Return when the state of an instance changes next."""
         return NEVER
 
     def change(self):
@@ -167,7 +167,7 @@ class Live:
         self.give()
 
     def take(self, record):
-        """What the gateway hears."""
+        """Record a delivery to the gateway."""
         if isinstance(record, Refused):
             self.refused.append((record.number, record.code))
         elif isinstance(record, Moved):
@@ -178,7 +178,7 @@ class Live:
             self.leaving.add(record.number)
 
     def give(self):
-        """Hand what was decided to the engines."""
+        """Pass decisions to the engines."""
         for _, decided, _, slot in self.dispatcher.decided[self.given :]:
             asked = decided.asked
             placed = self.placed[asked.number]
@@ -216,7 +216,7 @@ class Live:
         self.events_s[slot] = NEVER if self.steps[slot] is None else self.steps[slot].ends_s
 
     def evict(self, number: int, engine: ReferenceEngine):
-        """The gateway has closed the connection of that request, and says so."""
+        """Report that the gateway has closed the connection of that request."""
         self.leaving.discard(number)
         self.evicted += 1
         engine.abort(str(number))
@@ -389,7 +389,7 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
 
 
 async def test_the_threshold_of_a_model_decides_where_its_requests_go():
-    """Two models alike; that of the lower threshold spills sooner."""
+    """Two models alike: the one with the lower threshold spills sooner."""
     requests = make_requests(
         np.repeat(np.arange(1, REQUESTS // 2 + 1) / 20, 2),
         np.full(REQUESTS, 30),
@@ -439,7 +439,7 @@ async def test_both_clocks_see_alike_what_is_coming(at_s):
 @pytest.mark.parametrize("routing", ["join_shortest_queue", "least_delay"])
 @pytest.mark.parametrize("ordering", at_night_but(["slack"], ["priority", "slack"]))
 async def test_both_clocks_hold_and_rehome_alike(routing, ordering):
-    """All callers are in one region, and classes with a deadline are held until it, others for half a second."""
+    """All callers are in one region; requests of classes with a deadline are held until it, others for half a second."""
     random = np.random.default_rng([3, len(routing), len(ordering)])
     fleet = simulated_fleet(random, routing, ordering, sweeps=True)
     output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.conftest import eventually
+from tests.workers.conftest import eventually, lives
 from workers.vllm import processes
-from workers.vllm.launcher import LaunchSpec, ProcessLauncher
+from workers.vllm.launcher import ProcessLauncher
+from workers.vllm.spec import LaunchSpec
 
 SERVER = """
 import multiprocessing, os, signal, sys, time
@@ -65,14 +66,6 @@ class Parts:
 
     def left(self) -> list[str]:
         return [name for name, process_id in self.ids.items() if lives(process_id)]
-
-
-def lives(process_id: int) -> bool:
-    """A zombie is dead: in a container it may wait for a reaper for ever."""
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture
@@ -136,7 +129,7 @@ async def test_after_a_part_was_killed_the_others_go_too(launcher: ProcessLaunch
     assert not await launcher.end_failed("a", seen)  # nothing is left to end
 
 
-async def test_what_was_started_anew_since_is_left_alone(launcher: ProcessLauncher) -> None:
+async def test_an_instance_restarted_since_is_left_alone(launcher: ProcessLauncher) -> None:
     parts = await started(launcher)
     seen = launcher.record("a")
     assert seen is not None
@@ -148,7 +141,7 @@ async def test_what_was_started_anew_since_is_left_alone(launcher: ProcessLaunch
     assert again.left() == ["api", "engine", "worker"]
 
 
-async def test_shared_memory_that_its_tracker_cannot_remove_any_more(launcher: ProcessLauncher) -> None:
+async def test_shared_memory_that_its_tracker_can_no_longer_remove(launcher: ProcessLauncher) -> None:
     parts = await started(launcher)
     record = launcher.record("a")
     assert record is not None
@@ -159,7 +152,7 @@ async def test_shared_memory_that_its_tracker_cannot_remove_any_more(launcher: P
     assert not parts.segment.exists()
 
 
-async def test_shared_memory_that_somebody_else_uses_stays(launcher: ProcessLauncher) -> None:
+async def test_shared_memory_in_use_by_others_stays(launcher: ProcessLauncher) -> None:
     parts = await started(launcher)
     record = launcher.record("a")
     assert record is not None

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from workers.vllm import command_line
-from workers.vllm.launcher import LaunchSpec
 from workers.vllm.serve import arguments, command, environment, problem_with
+from workers.vllm.spec import LaunchSpec
 
 # Stands in for vLLM's Python: its parser knows no --bad, counts how often it is asked, and breaks on --broken.
 PYTHON = """#!/bin/sh
@@ -125,7 +125,7 @@ def main():
 """
 
 
-def test_the_version_of_the_cpu_build_stands_for_vllms(tmp_path: Path) -> None:
+def test_the_version_of_the_cpu_build_counts_as_vllms(tmp_path: Path) -> None:
     package = tmp_path / "vllm" / "entrypoints" / "cli"
     package.mkdir(parents=True)
     (package / "main.py").write_text(MAIN)

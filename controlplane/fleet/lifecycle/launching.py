@@ -7,8 +7,9 @@ from django.conf import settings
 from controlplane.fleet.models import Deployment, Device, Instance, Launcher, PerformanceProfile, Tier
 from controlplane.fleet.swaps.times import usual_load_s, usual_sleep_s
 from controlplane.fleet.weights.selectors import pull_s
-from workers.vllm.launcher import CHECKED, LaunchError, LaunchSpec
+from workers.vllm.launcher import CHECKED, LaunchError
 from workers.vllm.serve import problem_with
+from workers.vllm.spec import LaunchSpec
 
 EMULATED_STARTUP_S = 2.0  # short on purpose: enough to see an instance load
 LONGEST_STARTUP_S = 3600.0  # that an emulated server takes
@@ -16,7 +17,7 @@ BLOCK_SIZE_TOKENS = 16  # vLLM's default on GPUs
 
 
 def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -> LaunchSpec:
-    """The server to start for *instance*, from its deployment's row and, if emulated, the *profile* measured for it.
+    """Return the launch specification of *instance*, with *profile* if it is emulated.
 
     Raises LaunchError when an emulated instance has no profile or its KV cache would be empty.
     """
@@ -51,7 +52,7 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
 
 
 def process_spec(deployment: Deployment, instance: Instance | None = None) -> LaunchSpec:
-    """The command that the process launcher runs for *instance*, or for any instance without one."""
+    """Return the command that the process launcher runs for *instance*."""
     node = instance.node if instance else None
     on_cpu = deployment.gpu_type.device == Device.CPU
     shares = instance is not None and instance.swap_group_id is not None
@@ -77,7 +78,7 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
 
 
 def _sharing(instance: Instance) -> tuple[str, ...]:
-    """Names of the others of its swap group."""
+    """Return the names of other instances of its swap group."""
     if instance.swap_group_id is None:
         return ()
     others = Instance.objects.filter(swap_group=instance.swap_group_id).exclude(pk=instance.pk)
@@ -85,7 +86,7 @@ def _sharing(instance: Instance) -> tuple[str, ...]:
 
 
 def arguments_problem(deployment: Deployment) -> str:
-    """The error of vLLM's parser for the further flags of *deployment*; "" also where vLLM is not installed."""
+    """Return the error of vLLM's parser for the extra flags of *deployment*; "" for none or without vLLM."""
     if not settings.VLLM_PYTHON or not deployment.vllm_args:
         return ""
     cache = settings.STATE_DIR / "instances" / CHECKED

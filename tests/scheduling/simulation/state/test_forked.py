@@ -37,7 +37,7 @@ WAITING = {
 
 
 def forked(scenario, **values):
-    """The stage of *scenario*, and the fleet of *values* on its cluster."""
+    """Return the stage of *scenario*, and the fleet of *values* on its cluster."""
     staged = stage(scenario, SOURCE, 1)
     state = convert({"running": [], "waiting": [], "endpoints": []} | values, FleetState)
     return staged, fork(state, scenario, staged.cluster, list(staged.names.tenants), 1)
@@ -58,12 +58,12 @@ def placed(**values):
     ({"streamed": True, "output_tokens": 7, "ahead": None}, 6),
 ])  # fmt: skip
 def test_a_request_is_in_the_look_ahead_map_once_it_has_a_token(values, ahead):
-    """It enters with its first token: one that stood there before would stand there twice, and the map would not end."""
+    """It enters with its first token: one that was there before would count twice, and its line would never end."""
     assert placed(**values).ahead == ahead
 
 
 def test_answers_that_are_not_streamed_fill_no_batch_beyond_its_size():
-    """On a busy machine they take longer than their profile says: what would have a token by now may still wait."""
+    """On a busy machine they take longer than their profile: one that should have a token by now may still wait."""
     values = tomllib.loads(RIGHT)
     values["fleet"][0]["max_num_seqs"] = 4
     scenario = check_scenario(values, SOURCE)
@@ -151,7 +151,7 @@ def numbers(simulation, queue):
     return [int(simulation.waiting.groups.groups["number"][group]) for group in queue_of(simulation.waiting, queue)]
 
 
-def test_a_swap_in_progress_goes_on_where_it_was():
+def test_a_swap_in_progress_continues():
     simulation = forked_pair({"state": "DRAINING", "leaves": True}, {"state": "ASLEEP", "waits": True})
     arrays = simulation.waiting.groups
     assert arrays.phase.tolist() == [LEAVES, WAITS]
