@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('gateway', '0009_capacity_steps'),
+        ('gateway', '0010_runs'),
     ]
 
     operations = [
