@@ -36,7 +36,7 @@ FLEET = (
 SERVE = (
     Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("queues", "Queues", "queues", "q"),
-    Entry("batches", "Batches", "batches", "b", ("batch", "batch-list")),
+    Entry("batches", "Batches", "batches", "b", ("batch", "batch-list", "held-work", "spot")),
 )
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),

@@ -13,10 +13,13 @@ from controlplane.batches.api import content_of
 from controlplane.batches.models import ENDED, Batch
 from controlplane.batches.selectors import running
 from controlplane.batches.services import cancel_batch
-from controlplane.console.access.roles import signed_in
+from controlplane.console.access.roles import fleet_role, signed_in
 from controlplane.console.actions import act_with_reason, back
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import batches as live
+from controlplane.console.live.fragments import fleet_figures, held_panel
+from controlplane.console.live.hub import hub
+from controlplane.console.live.views import live_context
 from controlplane.console.pages.keys.examples import model_to_try
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
@@ -44,6 +47,7 @@ def batch_list(request: HttpRequest) -> HttpResponseBase:
 def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBase:
     """Return the list: first those that run, the least slack first, then those that ended, newest first."""
     viewer = viewer_of(request)
+    state = hub.state()
     _, rows = BATCHES.listed(viewer, request.GET)
     reading = live.read(visible_batches(viewer))
 
@@ -57,11 +61,20 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
         show,
         managed=set(tenants_with_role(request.user, Role.OPERATOR).values_list("pk", flat=True)),
         several_tenants=viewer.tenants().count() > 1,
-        tiles=live.tiles(reading),
+        tiles=live.tiles(reading, fleet_figures(state) if viewer.sees_fleet else None),
         brief=ended_shown is not None,
         model=model_to_try(),
         **live.verdict(reading),
+        **(held_panel(state) | {"held_panel": True} if viewer.sees_fleet and ended_shown is not None else {}),
     )
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def held(request: HttpRequest) -> HttpResponseBase:
+    """What waits in the queue manager, and why."""
+    state = hub.state()
+    return render(request, "console/batches/held_page.html", {**live_context(state, "held"), **held_panel(state)})
 
 
 def batch_of(request: HttpRequest, public_id: str) -> Batch:
