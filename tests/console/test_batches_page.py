@@ -184,7 +184,7 @@ def summary_of(gate):
 )
 def test_held_work_says_what_each_endpoint_does(gate, words):
     tables = tables_of(summary_of(gate))
-    shown = held_work.panel(tables, {"us-east": "US East"}, known=True)
+    shown = held_work.panel(tables, {"us-east": "US East"}, reported=True)
     (row, other) = shown["use"]
     assert row["cells"][0]["words"] == words
     assert (other["cells"][0]["words"], other["reason"]) == ("room, no work", "Nothing waits")

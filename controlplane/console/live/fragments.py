@@ -118,7 +118,7 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
 
 
 def held_panel(state: LiveState) -> dict[str, Any]:
-    return held_work.panel(state.tables, place_titles(), known=state.known)
+    return held_work.panel(state.tables, place_titles(), reported=state.known)
 
 
 def _batches(state: LiveState, _: str) -> Html:

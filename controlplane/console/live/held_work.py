@@ -15,7 +15,7 @@ AGES: Final = {
 Row = dict[str, Any]
 
 
-def panel(tables: Mapping[str, list[Row]], titles: Mapping[str, str], *, known: bool) -> dict[str, Any]:
+def panel(tables: Mapping[str, list[Row]], titles: Mapping[str, str], *, reported: bool) -> dict[str, Any]:
     """Return the context of `console/batches/held.html`; *titles* are those of regions, by name."""
     held = {row["model"]: row for row in tables["held"]}
     signals = tables["signals"]
@@ -24,7 +24,7 @@ def panel(tables: Mapping[str, list[Row]], titles: Mapping[str, str], *, known: 
     longest = max((row["count"] for row in held.values()), default=0)
     by_place = {(row["model"], row["region"]): {**row, **gate} for row, gate in zip(signals, gates, strict=True)}
     return {
-        "known": known,
+        "reported": reported,
         "ages": AGES,
         "held": [{**row, "bands": _bands(row, longest)} for row in held.values()],
         "releases": [
@@ -63,7 +63,7 @@ def _bands(row: Row, longest: int) -> list[dict[str, Any]]:
 
 
 def _gate(row: Row, held: Mapping[str, Row]) -> dict[str, Any]:
-    """Return what an endpoint does now: how its bar looks, and the words beside it."""
+    """Return what an endpoint does now: how its bar looks, and the words with it."""
     waits = row["model"] in held
     match row["gate"]:
         case "no_signal":
@@ -86,10 +86,11 @@ def _reason(row: Row, by_place: Mapping[tuple[str, str], Row]) -> str:
     use, place = percent(row["use_ratio"]), by_place.get((row["model"], row["region"]))
     one, two = (percent(place[name]) if place else "the mark" for name in ("one_below", "two_below"))
     below = two if place and row["use_ratio"] is not None and row["use_ratio"] < place["two_below"] else one
-    return {
+    reasons: dict[str, str] = {
         held_work.USED: f"Use {use}, below {below}",
         held_work.TROUGH: f"Use {use}: as many as fit below {one}",
         held_work.PACE: f"At the pace that keeps the deadlines; use {use}",
         held_work.DUE: f"Slack used up; use {use} overruled",
         held_work.OFF: "At once: nothing is held by rule",
-    }.get(row["why"], row["why"])
+    }
+    return reasons.get(row["why"], str(row["why"]))

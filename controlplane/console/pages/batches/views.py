@@ -1,7 +1,8 @@
 """Batches: will each be done by its deadline, what waits, and canceling one."""
 
-from typing import Any
+from typing import Any, cast
 
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
 from django.views.decorators.http import require_POST, require_safe
@@ -48,7 +49,7 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
     """Return the list: first those that run, the least slack first, then those that ended, newest first."""
     viewer = viewer_of(request)
     state = hub.state()
-    _, rows = BATCHES.listed(viewer, request.GET)
+    rows = cast(QuerySet[Batch], BATCHES.listed(viewer, request.GET)[1])
     reading = live.read(visible_batches(viewer))
 
     def show(page: list[Batch]) -> list[Batch]:
