@@ -25,6 +25,7 @@ STANDS_STILL_S = 7 * 24 * 3600.0  # a day of the traffic: longer than any measur
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lines", type=int, default=20_000)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer at most")
+    parser.add_argument("--settle-s", type=float, default=60.0, help="before the first part")
     parser.add_argument("--minutes", type=float, default=3.0, help="of the part without a batch")
     parser.add_argument("--most-minutes", type=float, default=60.0, help="of the part with it")
 
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             link = stack.wait_until_up()
             stack.wait_for("the sign-in page", lambda: stack.sign_in(link) or True)
             key = stack.keys("globex")["globex"]
-            time.sleep(60.0)
+            time.sleep(options.settle_s)
             before = watch(stack, lambda: False, options.minutes * 60)
             client = openai.OpenAI(base_url=f"{stack.url}/v1", api_key=key, max_retries=10)
             batch = start(client, options)

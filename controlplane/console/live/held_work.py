@@ -1,7 +1,10 @@
 """Held work as the Batches page shows it: by model with ages, the last releases, and use by model and region."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, Final
+
+from django.utils import timezone
 
 from controlplane.console.formats import duration, percent
 from scheduling.queueing import held_work
@@ -28,7 +31,12 @@ def panel(tables: Mapping[str, list[Row]], titles: Mapping[str, str], *, reporte
         "ages": AGES,
         "held": [{**row, "bands": _bands(row, longest)} for row in held.values()],
         "releases": [
-            {**row, "where": titles.get(row["region"], row["region"]), "reason": _reason(row, by_place)}
+            {
+                **row,
+                "time": _time(row["at"]),
+                "where": titles.get(row["region"], row["region"]),
+                "reason": _reason(row, by_place),
+            }
             for row in tables["releases"]
         ],
         "regions": [titles.get(name, name) for name in regions],
@@ -50,6 +58,10 @@ def totals(tables: Mapping[str, list[Row]]) -> dict[str, Any]:
     """Return the numbers of the tile: what is held in all, and lines that are still to come."""
     rows = tables["held"]
     return {"held": sum(row["count"] for row in rows), "announced": sum(row["announced"] for row in rows)}
+
+
+def _time(at_s: float) -> str:
+    return f"{timezone.localtime(datetime.fromtimestamp(at_s, UTC)):%H:%M:%S}"
 
 
 def _bands(row: Row, longest: int) -> list[dict[str, Any]]:
