@@ -57,15 +57,15 @@ def dispatch(
 ) -> tuple[int, int]:
     """Dispatch the first request in the queue of *endpoint*, if an instance has room for it.
 
-    1. Consider only the head of the heap: a request that needs more room than there is holds up those behind it, since it
-       would otherwise wait for ever behind small ones.
-    2. Route it by the policy with code *policy* (`routing.POLICY_CODES`): to an instance with room, or, if there is none, to
-       one that may hold it ahead (`allowance`).
-    3. Remove it from the heap, write its instance, and place its load.
+    - Consider only the head of the heap: a request that needs more room than there is blocks those behind it; otherwise
+      it could wait forever behind small ones.
+    - Route it by the policy with code *policy* (`routing.POLICY_CODES`): to an instance with room, or, if there is
+      none, to one that may hold it ahead (`allowance`).
+    - Remove it from the heap, write its instance, and place its load.
 
-    Writes the inputs of the decision into *rows* (`routing.candidates`), if given.
-    Returns (slot, instance), or (-1, -1) if no request waits or the head has no room. The slot stays taken: free it once
-    nothing more is read from it. Call repeatedly until (-1, -1).
+    Writes the inputs of the decision into *rows* (`routing.candidates`), if given. Return (slot, instance), or (-1,
+    -1) if no request waits or the head has no room. The slot stays taken: free it once nothing more is read from
+    it. Call repeatedly until (-1, -1).
     """
     slot = peek(waiting, endpoint)
     if slot < 0:

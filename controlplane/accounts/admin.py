@@ -79,7 +79,7 @@ class UserAdmin(AuditedAdmin[User], DjangoUserAdmin[User]):
         return list(self.inlines) if obj is not None else []
 
     def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
-        """Who could set a superuser's password would be one."""
+        """Only superusers set a superuser's password."""
         if obj is not None and obj.is_superuser and not request.user.is_superuser:
             return False
         return super().has_change_permission(request, obj)

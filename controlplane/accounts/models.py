@@ -1,4 +1,4 @@
-"""Who may do what: users of the console, tenants of the API, and the keys by which tenants call it."""
+"""Users of the console, tenants of the API, and API keys."""
 
 import hashlib
 import secrets

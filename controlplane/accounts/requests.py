@@ -1,4 +1,4 @@
-"""Requests with a user who is signed in."""
+"""Signed-in users of requests."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class NotedRequest(HttpRequest):
 
 
 def user_of(request: HttpRequest) -> User:
-    """The person who is signed in. Raises PermissionDenied without one."""
+    """Return the signed-in user. Raises PermissionDenied without one."""
     if not request.user.is_authenticated:
         raise PermissionDenied
     return request.user

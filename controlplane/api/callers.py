@@ -58,9 +58,6 @@ class Caller:
             return Tenant.objects.all()
         return Tenant.objects.filter(pk=self.key.tenant_id) if self.key is not None else visible_tenants(self.person)
 
-    def api_keys(self) -> QuerySet[ApiKey]:
-        return ApiKey.objects.filter(tenant__in=self.tenants()).select_related("tenant", "created_by", "account")
-
 
 class ApiRequest(HttpRequest):
     """Request with an authenticated caller."""

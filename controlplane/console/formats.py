@@ -208,6 +208,11 @@ def bar(ratio: float | None, kind: str = "use") -> SafeString:
     )
 
 
+def share(ratio: float | None) -> str:
+    """Render a share as a bar and its percentage."""
+    return NONE if ratio is None else format_html("{}<span>{}</span>", bar(ratio, "plain"), percent(ratio))
+
+
 def ticking(attribute: str, epoch_s: float | None) -> SafeString:
     """Render `5 s ago` (*attribute* `age`) or `3 h 12 min` (`since`); `clock.js` updates it."""
     if epoch_s is None:
@@ -249,6 +254,8 @@ FORMATS: dict[str, Callable[[Any, Row], str]] = {
     "seconds_fine": lambda value, row: seconds_fine(value),
     "correlation": lambda value, row: correlation(value),
     "usd": lambda value, row: usd(value),
+    "signed": lambda value, row: signed(value),
+    "share": lambda value, row: share(value),
     "clock": lambda value, row: clock(value),
     "per_second": lambda value, row: _unit(quantity(value), "/s"),
     "tokens_per_second": lambda value, row: _unit(quantity(value), "tok/s"),

@@ -14,7 +14,7 @@ class Severity(models.TextChoices):
 
 
 class EventQuerySet(models.QuerySet["Event"]):
-    """Reads and appends; changing or removing many rows at once is refused as it is for one."""
+    """Query set that only reads and appends: bulk updates and deletions are refused."""
 
     def update(self, **values: object) -> int:
         raise TypeError("events are append-only: record a new one")

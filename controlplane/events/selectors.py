@@ -1,4 +1,4 @@
-"""Reads of the event record, and who may see what."""
+"""Reads of events, limited to what a user may see."""
 
 from django.contrib.auth.models import AnonymousUser
 from django.db.models import Model, QuerySet

@@ -1,4 +1,4 @@
-"""How well an SLO class is kept: its attainment against the share that its own percentile promises.
+"""Attainment of an SLO class against the share that its percentile promises.
 
 Classes are never mixed: batch work with a day to go is always in time and would hide interactive requests that are not.
 Where one number stands for several classes it is that of the worst, by burn rate.
@@ -25,7 +25,7 @@ class Attainment(NamedTuple):
 
     @property
     def burn(self) -> float | None:
-        """How fast the error budget goes: misses over those that the objective allows; above 1 it does not last."""
+        """Return misses over those that the objective allows; above 1 the error budget does not last."""
         if not self.judged:
             return None
         return (self.judged - self.met) / self.judged / max(1.0 - self.objective, LEAST_BUDGET)
@@ -71,5 +71,5 @@ def level_of(ratio: float | None, objective: float | None, burn: float | None) -
 
 
 def worst(classes: Iterable[Attainment]) -> Attainment | None:
-    """The class whose error budget burns fastest; of equals that most asked for. None: nothing was judged."""
+    """Return the class whose error budget burns fastest, among equals the busiest; None if nothing was judged."""
     return max((one for one in classes if one.judged), key=lambda one: (one.burn, one.judged), default=None)

@@ -5,45 +5,40 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 from controlplane.fleet.lifecycle.states import ACTION_STATES, ALIVE, PRESENT, Action, InstanceState
 from controlplane.fleet.models import Deployment, Instance, InstanceCommand, Launcher, Node, RegionLatency
 from controlplane.fleet.services import open_command
-from controlplane.rows import containing, narrowed
+from controlplane.rows import narrowed
 
 
-def instances(
-    *, model: str = "", region: str = "", gpu_type: str = "", state: str = "", text: str = ""
-) -> QuerySet[Instance]:
-    """Return instances with everything that a page or an answer shows, in one query; empty filters are ignored."""
+def instances(model: str = "") -> QuerySet[Instance]:
+    """Return instances with their related rows in one query, of *model* if given."""
     every = Instance.objects.select_related(
         "deployment__model", "deployment__region", "deployment__gpu_type", "node", "swap_group"
     )
-    places = {"model": model, "region": region, "gpu_type": gpu_type}
-    rows = narrowed(every, state=state, **{f"deployment__{name}__name": value for name, value in places.items()})
-    return containing(rows, text, "name", "url", "deployment__model__title")
+    return narrowed(every, deployment__model__name=model)
 
 
-def deployments(*, model: str = "", region: str = "") -> QuerySet[Deployment]:
-    """Deployments with `instances_total` (stopped ones not counted), `instances_alive` and `instances_ready`."""
-    rows = Deployment.objects.select_related("model", "region", "gpu_type").annotate(
+def deployments() -> QuerySet[Deployment]:
+    """Return deployments with `instances_total` (stopped ones not counted), `instances_alive` and `instances_ready`."""
+    return Deployment.objects.select_related("model", "region", "gpu_type").annotate(
         instances_total=Count("instances", filter=~Q(instances__state=InstanceState.STOPPED)),
         instances_alive=Count("instances", filter=Q(instances__state__in=ALIVE)),
         instances_ready=Count("instances", filter=Q(instances__state=InstanceState.READY)),
     )
-    return narrowed(rows, model__name=model, region__name=region)
 
 
 def nodes() -> QuerySet[Node]:
-    """Nodes with `gpus_used`."""
+    """Return nodes with `gpus_used`."""
     return Node.objects.with_gpus_used().select_related("region", "gpu_type")
 
 
 def usd_per_hour(model: str = "") -> float:
-    """On-demand dollars an hour of the instances that serve or start, of all models or of one."""
+    """Return on-demand dollars per hour of instances that serve or start, of all models or one."""
     rows = narrowed(Instance.objects.filter(state__in=PRESENT), deployment__model__name=model)
     gpus = F("deployment__tensor_parallel") * F("deployment__gpu_type__on_demand_usd_per_hour")
     return float(rows.aggregate(usd=Sum(gpus))["usd"] or 0)
 
 
 def gpus_fitted() -> dict[tuple[str, str], int]:
-    """GPUs of the active nodes by (region, GPU type)."""
+    """Return GPUs of active nodes by (region, GPU type)."""
     rows = Node.objects.filter(active=True).order_by().values_list("region__name", "gpu_type__name")
     return {(region, gpu_type): count for region, gpu_type, count in rows.annotate(Sum("gpu_count"))}
 
@@ -59,9 +54,9 @@ def recent_commands(instance: Instance, limit: int = 10) -> list[InstanceCommand
 
 
 def possible_actions(instance: Instance) -> list[Action]:
-    """The actions that an operator may choose for *instance* now, in the order of `Action`.
+    """Return the actions allowed for *instance* now, in the order of `Action`.
 
-    Services decide in the end: this is for buttons, and the state may change between drawing and pressing one.
+    For buttons only: the state may change before one is pressed, so services check again.
     """
     actions = [action for action in Action if instance.state in ACTION_STATES[action]]
     if instance.launcher == Launcher.EXTERNAL:

@@ -46,7 +46,7 @@ class Monitor:
         self._waiting: deque[Notice] = deque(maxlen=MOST_WAITING)
         self._back_at: dict[str, float] = {}
 
-    # What others ask
+    # Reads
 
     def records(self) -> list[Record]:
         return [*(self._celery or []), *self.jobs.records()]
@@ -155,7 +155,7 @@ current: Monitor | None = None
 
 
 def report() -> dict[str, Any]:
-    """How jobs and parts stand, as this process knows it; without a gateway in it, what the rows say of Celery's jobs."""
+    """Return the states of jobs and parts known to this process; without a gateway, those of Celery's jobs from rows."""
     if current is not None:
         return current.report()
     now = time.time()

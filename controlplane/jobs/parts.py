@@ -1,4 +1,4 @@
-"""The parts of the stack as the System page lists them: what each is, how it stands, how often it was started again."""
+"""Parts of the stack with their states and restarts, for the System page."""
 
 import os
 import time
@@ -40,7 +40,7 @@ STATES = {"running": PartState.OK, "starting": PartState.STARTING, "restarting":
 
 
 def supervised(folder: Path) -> dict[str, Part]:
-    """The parts that `manage.py up` keeps, if this process is one of them."""
+    """Return the parts that `manage.py up` supervises, if this process is one of them."""
     return {
         row["name"]: Part(
             name=row["name"],
@@ -55,7 +55,7 @@ def supervised(folder: Path) -> dict[str, Part]:
 
 
 def merged(seen: Iterable[Part], kept: dict[str, Part]) -> list[Part]:
-    """State of each part as this process sees it, with its process as the supervisor sees it; then parts only that knows."""
+    """Return the parts that this process sees, with the supervisor's view of their processes; then its other parts."""
     kept, parts = dict(kept), []
     for part in seen:
         if below := kept.pop(part.name, None):
@@ -67,7 +67,7 @@ def merged(seen: Iterable[Part], kept: dict[str, Part]) -> list[Part]:
 
 
 class Since:
-    """Remembers since when each part is in its state."""
+    """Remembers the time of each part's last state change."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[PartState, float]] = {}

@@ -1,4 +1,4 @@
-"""The record of one periodic job, and the state it implies: ok, late, failing, or not run yet.
+"""Record of one periodic job, and the state that follows: ok, late, failing, or not run yet.
 
 Jobs of the web process keep a `Job` in memory; those that Celery runs keep theirs in a row (`models.JobRow`), read as the
 same `Record`. Times are epoch seconds.
@@ -16,11 +16,11 @@ from controlplane.logs import service_errors
 logger = logging.getLogger(__name__)
 
 LEAST_LATE_S = 30.0
-"""A job is late after twice its period, but not before this: restarting a part of the stack takes so long."""
+"""Least delay before a job is late, else twice its period: restarting a part takes this long."""
 START_GRACE_S = 60.0
 """Added for a job that has not run since the process began."""
 FAILING_AFTER_S = 10.0
-"""A job that comes round more often is failing once it has failed for so long: one miss is no news."""
+"""Seconds of failure after which a job with a shorter period is failing: one miss is no news."""
 LONGEST_ERROR = 500
 
 
@@ -60,7 +60,7 @@ class Record:
         return None if self.last_run_at is None else self.last_run_at + self.period_s
 
     def state(self, now: float, started_at: float) -> JobState:
-        """How it stands at *now*, in a stack that is watched since *started_at*."""
+        """Return the state at *now*, in a stack that is watched since *started_at*."""
         if self.failures_in_a_row and (
             self.period_s > FAILING_AFTER_S or now - (self.failing_since or now) > FAILING_AFTER_S
         ):
@@ -89,7 +89,7 @@ class Record:
 
 
 class Job(Record):
-    """A job of this process. `with job:` is one run of it: what raises inside ends there, counted and logged once."""
+    """Job of this process. `with job:` is one run; exceptions end there, counted and logged once."""
 
     _began_s: float = 0.0
 
@@ -125,7 +125,7 @@ class Job(Record):
 
 
 class Jobs:
-    """The periodic jobs of this process, by name."""
+    """Periodic jobs of this process, by name."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, Job] = {}
@@ -147,7 +147,7 @@ def describe(error: BaseException) -> str:
 
 
 def log_failure(name: str, failures_in_a_row: int, error: BaseException) -> None:
-    """The first failure in full, then only how many there were: the 10th, the 100th, …"""
+    """Log the first failure in full, then only counts: the 10th, the 100th, …"""
     if failures_in_a_row == 1:
         trace = None if isinstance(error, service_errors()) else error
         logger.log(logging.ERROR if trace else logging.WARNING, "%s: %s", name, describe(error), exc_info=trace)

@@ -1,4 +1,4 @@
-"""Which periodic jobs Celery runs, and how often: beat's schedule, with the work that its tasks look for in its place.
+"""Periodic jobs of Celery and their periods: beat's schedule, with the work that its tasks look for in its place.
 
 Periods that are settings are those in force; beat takes up new ones (`workers.beat`).
 """

@@ -16,7 +16,7 @@ def rows(viewer: Viewer) -> QuerySet[Event]:
 
 
 def by_kind(rows: QuerySet[Event], kind: str) -> QuerySet[Event]:
-    """A whole kind (`instance.moved`), or a family that ends in a dot (`instance.`)."""
+    """Narrow to a kind (`instance.moved`), or to a family ending in a dot (`instance.`)."""
     return rows.filter(**{"kind__startswith" if kind.endswith(".") else "kind": kind})
 
 

@@ -1,4 +1,4 @@
-"""The filters of a page, declared once: read from its query string, drawn as its form, used by its CSV and its charts."""
+"""Filters of a page, declared once: read from the query string, rendered as a form, used by CSV and charts."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Options = Sequence[tuple[str, str]]  # value and title
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """A choice among *options*. What is none of them reads as the default: a mistyped link still shows a page."""
+    """A choice among *options*. Any other value reads as the default, so that a mistyped link still shows a page."""
 
     name: str
     label: str
@@ -41,7 +41,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """A day, as ISO 8601 writes it; what is none reads as empty."""
+    """An ISO 8601 date; anything else reads as empty."""
 
     name: str
     label: str
@@ -57,7 +57,7 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """What a link sets and the form keeps: one of *options*, or any text where there are none."""
+    """Value set by a link and kept by the form: one of *options*, or any text if there are none."""
 
     name: str
     options: Iterable[str] = ()
@@ -74,7 +74,7 @@ Control = Select | Search | Day | Hidden
 
 
 class Filters:
-    """The values by name, for views and templates (`filters.model`); iterated, each field with its value, for the form."""
+    """Values by name, for views and templates (`filters.model`); iterating yields fields with values, for the form."""
 
     def __init__(self, query: Mapping[str, str], *fields: Control) -> None:
         self._fields = fields
@@ -88,7 +88,7 @@ class Filters:
 
     @property
     def narrow(self) -> bool:
-        """Whether they leave out any row."""
+        """Return whether any filter is set."""
         return any(value != field.default for field, value in self if field.name != SORT)
 
     @property
@@ -98,7 +98,7 @@ class Filters:
 
     @property
     def since(self) -> datetime | None:
-        """So many `hours` ago; None for any time."""
+        """Return the time `hours` ago; None for any time."""
         return timezone.now() - timedelta(hours=int(self["hours"])) if self["hours"] else None
 
 
@@ -107,7 +107,7 @@ SORT = "sort"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The column that a table is sorted by."""
+    """Column that a table is sorted by."""
 
     field: str
     descending: bool
@@ -119,12 +119,12 @@ def sort_by(columns: Iterable[str], default: str) -> Hidden:
 
 
 def every(noun: str, options: Iterable[str | tuple[str, str]]) -> Options:
-    """*options* after one that stands for all of them: `All models`."""
+    """Return *options* preceded by one for all of them: `All models`."""
     return [("", f"All {noun}"), *named(options)]
 
 
 def named(options: Iterable[str | tuple[str, str]]) -> Options:
-    """A name alone is its own title."""
+    """Return (value, title) pairs; a name alone is also its title."""
     return [(option, option) if isinstance(option, str) else option for option in options]
 
 
@@ -143,5 +143,5 @@ CHART_RANGE = Select(
 
 
 def number(text: str) -> int | None:
-    """A whole number that fits a key; None for anything else."""
+    """Parse a row key; None if *text* is not one."""
     return int(text) if text.isdecimal() and len(text) < 19 else None

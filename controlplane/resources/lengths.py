@@ -1,4 +1,4 @@
-"""Versions of the length model: measured on held-out samples and, on the page, by live requests."""
+"""Accuracy of length predictions, and versions of the length model."""
 
 from typing import Any
 
@@ -13,6 +13,86 @@ LIVE = "Live, in this range"
 
 def versions(_viewer: Viewer) -> list[LengthVersion]:
     return selectors.versions()
+
+
+def measure(name: str, heading: str, of: str, draw: str, label: str, about: str = "") -> Column:
+    """A column of `Measures`."""
+    return Column(name, heading, f"measures.{of}", draw=draw, label=label, about=about, sorts=True, type=float)
+
+
+MEASURED = (
+    Column("requests", "Requests", "measures.requests", draw="count", sorts=True, type=int),
+    measure("mean_output_tokens", "Mean length (tokens)", "mean_output", "quantity", "Mean length"),
+    measure("mae_tokens", "MAE (tokens)", "mae", "quantity", "MAE"),
+    Column(
+        "relative_error",
+        "Error of length (ratio)",
+        "measures.relative_error",
+        draw="percent",
+        label="Of length",
+        sorts=True,
+        rest=False,
+    ),
+    measure(
+        "bias_tokens",
+        "Bias (tokens)",
+        "bias",
+        "signed",
+        "Bias",
+        "Predicted minus actual; positive: predictions are too long.",
+    ),
+    measure("acc_25", "Within 25 tokens (ratio)", "acc_25", "share", "Acc-25", "Share off by at most 25 tokens."),
+    measure("acc_50", "Within 50 tokens (ratio)", "acc_50", "share", "Acc-50"),
+    measure("acc_100", "Within 100 tokens (ratio)", "acc_100", "share", "Acc-100"),
+    measure(
+        "below_median",
+        "At most the median (ratio)",
+        "coverage_median",
+        "percent",
+        "In median",
+        "Share at or below the predicted median; ideally 0.5.",
+    ),
+    measure(
+        "below_upper",
+        "At most the 0.9 quantile (ratio)",
+        "coverage_upper",
+        "percent",
+        "In 0.9 q.",
+        "Share at or below the predicted 0.9 quantile; ideally 0.9.",
+    ),
+)
+NAMES = tuple(column.name for column in MEASURED)
+LENGTH_SERIES = Resource(
+    name="lengths",
+    noun="series",
+    title="By model and tenant",
+    model=None,
+    columns=(
+        Column("model", "Model", type=str, draw="console/lengths/series_cell.html", sorts=True),
+        Column("tenant", "Tenant", type=str, sorts=True),
+        Column(
+            "predictor",
+            type=str,
+            about="`cache`, `lexical cache`, `embedding cache`, `prior`, a version such as `student 3` (0 ships with "
+            "Pilothouse), or its shadow.",
+        ),
+        *MEASURED,
+    ),
+    page=("model", "tenant", *NAMES),
+)
+LENGTH_SOURCES = Resource(
+    name="lengths-sources",
+    noun="predictor",
+    title="What predicted",
+    model=None,
+    columns=(
+        Column("name", "Predicted by", draw="console/lengths/source_cell.html"),
+        Column("meaning", label="Which is", kind="muted"),
+        Column("share", "Share of requests (ratio)", draw="share"),
+        *MEASURED,
+    ),
+    page=("name", "meaning", "share", *(name for name in NAMES if name != "mean_output_tokens")),
+)
 
 
 def shown(name: str, heading: str, source: str, draw: str = "", **more: Any) -> Column:

@@ -12,5 +12,5 @@ def region_names() -> list[tuple[str, str]]:
 
 
 def place_titles() -> dict[str, str]:
-    """Titles of regions and GPU types by their names, those not in use too: plans and moves of the past name them."""
+    """Return titles of regions and GPU types by name, inactive ones included: past plans and moves refer to them."""
     return {**dict(Region.objects.values_list("name", "title")), **dict(GpuType.objects.values_list("name", "title"))}

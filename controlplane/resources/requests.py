@@ -1,4 +1,4 @@
-"""Requests of the ledger: the columns of a finished request, and what lists of them are narrowed by."""
+"""Requests of the ledger: columns of a finished request, and filters of lists."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from controlplane.resources.names import model_names, region_names
 from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range
 
 DEMAND = {"unserved": "Demand not served", "spilled": "From another region"}
-"""Choices of the page beyond the outcomes: what became of the demand."""
+"""Choices of the page in addition to the outcomes, on demand."""
 
 
 def visible_requests(viewer: Viewer) -> QuerySet[LedgerRow]:
-    """All requests for those who see the fleet, else those of the viewer's tenants."""
+    """Return all requests for fleet users, else those of the viewer's tenants."""
     rows = LedgerRow.objects.select_related("tenant", "api_key")
     return rows if viewer.sees_fleet else rows.filter(tenant__in=viewer.tenants())
 
 
 def spilled(rows: QuerySet[LedgerRow], given: bool) -> QuerySet[LedgerRow]:
-    """Those that another region took than that of their caller, or all others."""
+    """Narrow to requests served outside of their caller's region, or to all others."""
     elsewhere = Q(own_region__gt="", region__gt="")
     return rows.filter(elsewhere if given else ~elsewhere)
 
@@ -43,7 +43,7 @@ def tenant_control(viewer: Viewer) -> Control:
 
 
 def region_control(viewer: Viewer) -> Control:
-    """The list of all regions is for those who see the fleet."""
+    """Return a choice of all regions for fleet users."""
     if viewer.sees_fleet:
         return Select("region", "Region", every("regions", region_names()), free=40)
     return Hidden("region", length=40)

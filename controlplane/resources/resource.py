@@ -27,6 +27,8 @@ NUMBERS = frozenset(
         "period",
         "seconds_fine",
         "correlation",
+        "signed",
+        "share",
     }
 )
 EPOCHS = frozenset({"age", "since"})
@@ -35,7 +37,7 @@ Rows = QuerySet[Any] | Sequence[Any]
 
 
 class Viewer(Protocol):
-    """Who reads a list: the user of a page or the caller of REST."""
+    """Reader of a list: the user of a page or the caller of REST."""
 
     @property
     def sees_fleet(self) -> bool: ...
@@ -56,7 +58,7 @@ class Column:
     label: str = ""
     """On the page; by default the heading without its unit."""
     draw: str = ""
-    """How the page draws the value: a number format, `moment`, `age`, `since`, `id`, `reason` or `wide`; or a template,
+    """Format of the value on the page: a number format, `moment`, `age`, `since`, `id`, `reason` or `wide`; or a template,
     given `row`.
     """
     live: str = ""
@@ -104,6 +106,8 @@ class Column:
     @property
     def css(self) -> str:
         is_number = self.draw in NUMBERS | EPOCHS or (self.live and self.live != "mark")
+        if self.draw == "share":
+            return "num kv"
         return self.kind or ("num" if is_number else self.draw if self.draw in ("id", "reason", "wide") else "")
 
     @property
@@ -141,12 +145,12 @@ class Filter:
 
 
 def search_in(*fields: str, control: Control, about: str = "") -> Filter:
-    """`q`: each word of the text is in one of *fields*."""
+    """Filter `q`: each word of the text occurs in one of *fields*."""
     return Filter("q", lambda rows, text: containing(rows, text, *fields), control=control, about=about)
 
 
 def in_last(at: str, label: str, *hours: int) -> Filter:
-    """By the time in column *at*: the last *hours*, on the page alone."""
+    """Filter by the time in column *at*: the last *hours*, only on the page."""
 
     def within(rows: Any, given: str) -> Any:
         return rows.filter(**{f"{at}__gte": timezone.now() - timedelta(hours=int(given))})
@@ -156,7 +160,7 @@ def in_last(at: str, label: str, *hours: int) -> Filter:
 
 
 def in_range(at: str, label: str, *hours: int) -> tuple[Filter, ...]:
-    """By the time in column *at*: `since` and `until` in REST, the last *hours* on the page."""
+    """Filter by the time in column *at*: `since` and `until` in REST, the last *hours* on the page."""
     return (
         Filter("since", f"{at}__gte", AwareDatetime),
         Filter("until", f"{at}__lt", AwareDatetime),
@@ -173,8 +177,9 @@ class Resource:
     noun: str
     model: type[Model] | None
     """None for rows that are not in the database."""
-    rows: Callable[[Viewer], Rows]
     columns: tuple[Column, ...]
+    rows: Callable[[Viewer], Rows] = lambda viewer: ()
+    """Not given where a page or an operation computes them."""
     filters: tuple[Filter, ...] = ()
     page: tuple[str, ...] = ()
     """Columns of the page, in order."""
@@ -216,6 +221,11 @@ class Resource:
     def head_name(self) -> str:
         return self.head or self.page[0]
 
+    @property
+    def sorting(self) -> list[str]:
+        """Names of the columns that the page sorts by."""
+        return [column.name for column in self.columns if column.sorts]
+
     def named(self, *names: str) -> list[Column]:
         columns = {column.name: column for column in self.columns}
         return [columns[name] for name in names]
@@ -237,8 +247,8 @@ class Resource:
             for each in self.filters
             if each.control is not None and (viewer.sees_fleet or not each.fleet)
         ]
-        sorting = [column.name for column in self.columns if column.sorts]
-        filters = Filters(query, *(control for _, control in controls), *([sort_by(sorting, "")] if sorting else []))
+        sorting = [sort_by(self.sorting, "")] if self.sorting else []
+        filters = Filters(query, *(control for _, control in controls), *sorting)
         rows = self.rows(viewer) if rows is None else rows
         for each, control in controls:
             if not each.shown:

@@ -1,4 +1,4 @@
-"""Tables declared by their columns, and their CSV files: streamed, times in UTC, units in the headings, no formulas."""
+"""Tables declared by columns, and their CSV files: streamed, times in UTC, units in headings, no formulas."""
 
 import csv
 import json
@@ -16,7 +16,7 @@ ROW_LIMIT = 50_000  # of one file; stated on the page and in `X-Row-Limit`
 _RUNS = ("=", "+", "-", "@", "\t", "\r")
 Row = TypeVar("Row")
 Columns = Mapping[str, str | Callable[[Any], Any]]
-"""Heading with its unit to where the value stands: a path of keys or attributes (`model.name`), or a function of the row."""
+"""Heading with unit to the value: a path of keys or attributes (`model.name`), or a function of the row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Table:
 
 
 def table(columns: Columns, rows: Iterable[Any]) -> Table:
-    """A sequence of *rows* is read at once, and may be read by many threads; others are streamed to a file."""
+    """Return the table of *rows*. A sequence is read at once, so that threads can share it; other iterables are streamed."""
     lines = ([value(row, column) for column in columns.values()] for row in rows)
     return Table(tuple(columns), list(lines) if isinstance(rows, Sequence) else lines)
 
 
 def value(row: Any, column: str | Callable[[Any], Any]) -> Any:
-    """None as soon as a part of the path is None or, in a mapping, missing."""
+    """Return the value of *column* in *row*; None if part of the path is None or missing from a mapping."""
     if callable(column):
         return column(row)
     for part in column.split("."):
@@ -55,7 +55,7 @@ def sorted_by(order: Order, rows: Iterable[Row], read: Callable[[Row], Any] | No
 
 
 def moment(name: str) -> Callable[[Mapping[str, Any]], datetime | None]:
-    """The time at *name*, kept in seconds since the epoch."""
+    """Return a column of epoch seconds at *name* as times."""
 
     def read(row: Mapping[str, Any]) -> datetime | None:
         seconds = row.get(name)
@@ -65,10 +65,9 @@ def moment(name: str) -> Callable[[Mapping[str, Any]], datetime | None]:
 
 
 def cell(value: Any) -> str:
-    """*value* as text: times in UTC, None empty, and text that begins like a formula with an apostrophe before it.
+    """Format *value*: times in UTC, None empty, lists and objects as JSON, text like a formula after an apostrophe.
 
-    Numbers stay numbers, also negative ones: they come from us and are no formulas.
-    Lists and objects are JSON.
+    Negative numbers stay numbers.
     """
     match value:
         case None:
@@ -88,7 +87,7 @@ def cell(value: Any) -> str:
 
 
 def number(value: float) -> str:
-    """*value* with three decimals at most, or below one with four figures: what was measured is no more exact."""
+    """Format with at most three decimals, below one with four figures: measurements are no more exact."""
     if not math.isfinite(value):
         return ""
     below_one = -math.floor(math.log10(abs(value))) - 1 if 0 < abs(value) < 1 else -1
@@ -97,7 +96,7 @@ def number(value: float) -> str:
 
 
 def rounded(value: Any) -> Any:
-    """*value* with every number in it rounded as in a cell."""
+    """Round every number in *value* as in a cell."""
     match value:
         case float():
             text = number(value)
@@ -110,7 +109,7 @@ def rounded(value: Any) -> Any:
 
 
 class _Echo:
-    """A file that hands back what is written to it."""
+    """File that returns what is written to it."""
 
     def write(self, text: str) -> str:
         return text
@@ -126,7 +125,7 @@ def lines(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]
 def csv_response(
     name: str, header: Sequence[str], rows: Iterable[Sequence[Any]], row_limit: int = ROW_LIMIT
 ) -> StreamingHttpResponse:
-    """The file *name*-<now>.csv. *rows* are already limited by the caller, to *row_limit*."""
+    """Return the file *name*-<now>.csv. The caller has limited *rows* to *row_limit*."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return StreamingHttpResponse(
         lines(header, rows),

@@ -96,7 +96,7 @@ class Child:
 
     @property
     def epitaph(self) -> str:
-        """How it ended and its last words, in one line."""
+        """Return its exit and last output, in one line."""
         if not self.last_line:
             return self.end
         return f"{self.end}; last line: {shorten(self.last_line, LAST_WORDS_CHARS, placeholder='…')}"
@@ -124,7 +124,7 @@ class Child:
     async def _follow(self) -> None:
         reading = asyncio.create_task(self._read())
         await self._process.wait()
-        # What it started itself goes with it. A straggler may also hold the pipe open: do not wait for it for ever.
+        # Kill its own children too. A straggler may hold the pipe open, so the wait is bounded.
         self.kill()
         await asyncio.wait([reading], timeout=0.5)
         reading.cancel()

@@ -1,4 +1,4 @@
-"""A small process that outlives a supervisor killed outright (`kill -9`, out of memory) and ends what it left behind.
+"""Guard: a small process that ends what a killed supervisor (`kill -9`, out of memory) leaves behind.
 
 The supervisor sends it, through a pipe, the process groups that it started. When the pipe closes and groups are still on
 the list, the supervisor was killed: the guard asks them to end, waits, then kills. On a clean stop the list is empty.

@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(slots=True)
 class PartStatus:
-    """How one part stands: what the console shows of it."""
+    """State of one part, for the console."""
 
     name: str
     state: str = "starting"  # starting, running, restarting

@@ -1,4 +1,4 @@
-"""The parts of the stack, the order in which they start and stop, and what ends it."""
+"""Parts of the stack, and the order in which they start and stop."""
 
 import asyncio
 import json
@@ -70,7 +70,7 @@ class Plan:
 
     @property
     def url(self) -> str:
-        """Where a browser on this machine finds the console."""
+        """Address of the console for a browser on this machine."""
         if self.host in {"0.0.0.0", "::"}:  # noqa: S104 (compared, not bound)
             return f"http://127.0.0.1:{self.port}"
         return f"http://[{self.host}]:{self.port}" if ":" in self.host else f"http://{self.host}:{self.port}"
@@ -325,7 +325,7 @@ class Stack:
         return Part("traffic", argv, shows="waves from three regions", stop_within_s=PATIENCE_S["traffic"])
 
     async def _instances(self, redis_url: str) -> None:
-        """Wait until the gateway has every instance ready, as its published summary says; continue after a while anyway."""
+        """Wait until the published summary has every instance ready, at most INSTANCES_READY_WITHIN_S seconds."""
         began = time.monotonic()
         ready = total = 0
         async with redis.asyncio.from_url(redis_url) as client:
@@ -340,7 +340,7 @@ class Stack:
 
 
 def answering(url: str, shows: str) -> Callable[[], Awaitable[str | None]]:
-    """A probe that gives *shows* once a GET of *url* is answered with 200."""
+    """Return a probe that returns *shows* once a GET of *url* is answered with 200."""
 
     async def probe() -> str | None:
         timeout = aiohttp.ClientTimeout(total=2)

@@ -23,7 +23,7 @@ LOCK_FILE = "up.lock"
 
 
 def state_dir(base_dir: Path) -> Path:
-    """The folder that settings use too, made if it is not there."""
+    """Return the state folder that settings use, created if it is missing."""
     path = (base_dir / env.read().STATE_DIR).resolve()
     path.mkdir(parents=True, exist_ok=True)
     return path
@@ -38,12 +38,12 @@ def write_private(path: Path, text: str) -> None:
 
 
 def write_parts(folder: Path, mark: str, parts: list[dict[str, Any]]) -> None:
-    """Write how the parts of the stack stand; *mark* says which supervisor's children may believe it."""
+    """Write the states of the parts; only children of the supervisor with *mark* read them."""
     write_private(folder / PARTS_FILE, json.dumps({"mark": mark, "parts": parts}))
 
 
 def read_parts(folder: Path, mark: str) -> list[dict[str, Any]]:
-    """The last state of the supervisor with *mark*; nothing where none runs."""
+    """Return the last states written by the supervisor with *mark*; none if it does not run."""
     try:
         written = json.loads((folder / PARTS_FILE).read_text())
         return list(written["parts"]) if mark and written["mark"] == mark else []
@@ -60,7 +60,7 @@ def keep_secret_key(base_dir: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who runs in a state folder."""
+    """Process that runs in a state folder."""
 
     process_id: int
     url: str

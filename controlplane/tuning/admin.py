@@ -1,4 +1,4 @@
-"""Admin of settings: a value goes before the default while its row is there."""
+"""Admin of settings: a row overrides the default."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which value of a setting is in force: the model's own, else that for all models, else the default.
+"""Effective values of settings: the model's, else that for all models, else the default.
 
 The gateway reads `Values` with its inventory and hands them on; on its event loop nothing here is called. All others call
 `tuned`, which reads the rows at most once a second.
@@ -18,16 +18,16 @@ from controlplane.tunable import GROUPS, PER_MODEL, Tunable, limits_of, unit_of
 from controlplane.tuning.models import Setting
 
 checks: Final[list[Callable[[str, Callable[[str], Tunable]], None]]] = []
-"""Checks of apps above on a change of the setting of that name: each raises ValueError with a sentence. The function
-gives the values that would be in force for a model."""
+"""Checks of apps above on a change of a setting: each raises ValueError with a sentence. The function returns the values
+that a model would have."""
 KINDS: Final = {"bool": "boolean", "int": "integer", "float": "number", "str": "text"}
 FRESH_S = 1.0
-"""How long values that were read are taken for those in force."""
+"""Seconds for which values are cached."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """All values in force, as they were read: *rows* by model ("" for all of them) and name."""
+    """Effective values: *rows* by model ("" for all models) and name."""
 
     rows: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     _made: dict[str, Tunable] = field(default_factory=dict, repr=False, compare=False)
@@ -40,12 +40,12 @@ class Values:
         return self._made[own]
 
     def given(self, model: str = "") -> dict[str, Any]:
-        """The same by name."""
+        """Return the same values by name."""
         return defaults() | dict(self.rows.get("", {})) | dict(self.rows.get(model, {}))
 
 
 def defaults() -> dict[str, Any]:
-    """The values without any row: the environment's, else those of the declaration."""
+    """Return values without rows: the environment's, else the declared defaults."""
     return {name: getattr(settings, name) for name in Tunable.model_fields}
 
 
@@ -65,13 +65,13 @@ def without_rows() -> Tunable:
 
 
 class Latest:
-    """The values of this process, read when they are asked for and older than `FRESH_S`."""
+    """Values of this process, read again on use once older than `FRESH_S`."""
 
     def __init__(self) -> None:
         self._read_s, self._values = -math.inf, Values()
 
     def of(self, model: str = "") -> Tunable:
-        """As `Values.of`. Raises what the database raises."""
+        """Return the values for *model*. Raises database errors."""
         if time.monotonic() - self._read_s > FRESH_S:
             self._values = read()
             self._read_s = time.monotonic()
@@ -88,7 +88,7 @@ tuned = latest.of
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One setting, for all models or for *model*: what it is, and which value is in force."""
+    """One setting with its effective value, for all models or for *model*."""
 
     name: str
     group: str
@@ -105,7 +105,7 @@ class Described:
 
 
 def described(model: str = "") -> list[Described]:
-    """Every setting with its value for all models; with *model* those that can be overridden per model, and their values."""
+    """Return every setting; with *model*, those that can be overridden per model with its values."""
     rows = {(row.model.name if row.model else "", row.name): row for row in Setting.objects.select_related("model")}
     values = read().given(model)
     default = read().given() if model else defaults()
@@ -136,7 +136,7 @@ def described(model: str = "") -> list[Described]:
 
 
 def choices_of(name: str) -> tuple[str, ...]:
-    """The values that the setting *name* may have, where they are few."""
+    """Return the allowed values of the setting *name*, if they are few."""
     if name == "FORECASTER":
         from forecasting.workload import FORECASTERS
 
@@ -145,9 +145,9 @@ def choices_of(name: str) -> tuple[str, ...]:
 
 
 def checked(name: str, value: object, model: str = "") -> Any:
-    """*value* as it would be kept for the setting *name*, in force with all others.
+    """Return *value* as it would be stored for the setting *name*, checked with all others.
 
-    A text is read as the environment's are. Raises ValidationError that names the setting, the value and the limit.
+    Text is parsed as in the environment. Raises ValidationError that names the setting, the value and the limit.
     """
     values = read()
     for other in {model, *values.rows} if not model else {model}:

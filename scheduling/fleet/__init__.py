@@ -1,1 +1,1 @@
-"""The fleet as arrays of instances, and how fast each of them is: performance profiles."""
+"""The fleet as arrays of instances, and their performance profiles."""

@@ -1,8 +1,8 @@
-"""The fleet as a structure of arrays: what the live gateway and the simulator both hold, and every kernel reads.
+"""The fleet as a structure of arrays, held by the live gateway and the simulator, and read by every kernel.
 
-Numba takes a `NamedTuple` of arrays as one argument. All arrays of `FleetArrays` have one element, or one row, an instance
-slot. An endpoint is all instances of one model in one region. Slots and endpoints are numbered by the
-caller that allocates the arrays.
+Numba takes a `NamedTuple` of arrays as one argument. All arrays of `FleetArrays` have one element, or one row,
+per instance slot. An endpoint is all instances of one model in one region. The caller that allocates the
+arrays numbers slots and endpoints.
 """
 
 from typing import Final, NamedTuple
@@ -17,64 +17,64 @@ from scheduling.struct_of_arrays import struct_of_arrays
 
 EMPTY = -1
 COEFFICIENTS: Final = 7
-"""Of a performance profile, in the order of the fields of `profile.Profile`."""
+"""Coefficients of a performance profile, in the order of the fields of `profile.Profile`."""
 TRIP_COLUMNS: Final = 5
-"""Of a row of `round_trips`; `allowance` says which."""
+"""Columns of a row of `round_trips`; see `allowance`."""
 
 
 @struct_of_arrays
 class FleetArrays(NamedTuple):
-    """Live load and limits of every instance slot."""
+    """Live load and limits by instance slot."""
 
     accepting: NDArray[np.uint8]
-    """1 while the instance may be given work."""
+    """1 while the instance accepts work."""
     endpoint: NDArray[np.int32]
-    """Its endpoint, -1 for an empty slot. Write it by `assign_endpoint`, which keeps `members` true."""
+    """Its endpoint, -1 for an empty slot. Write it with `assign_endpoint`, which keeps `members` consistent."""
     model: NDArray[np.int32]
     region: NDArray[np.int32]
     running: NDArray[np.int32]
     """Requests dispatched to it and not finished."""
     max_num_seqs: NDArray[np.int32]
-    """Requests that it runs at once (vLLM's --max-num-seqs)."""
+    """Most requests that it runs at once (vLLM's --max-num-seqs)."""
     kv_tokens: NDArray[np.int64]
-    """KV tokens held by or reserved for what runs there."""
+    """KV tokens held by or reserved for its requests."""
     kv_capacity_tokens: NDArray[np.int64]
-    """KV tokens that it has room for; 0 while unknown."""
+    """KV tokens that fit; 0 while unknown."""
     remaining_tokens: NDArray[np.int64]
-    """Prompt tokens not yet prefilled + predicted output tokens not yet produced, of what runs there."""
+    """Prompt tokens not yet prefilled + predicted output tokens not yet produced, over its requests."""
     observed_waiting: NDArray[np.int32]
-    """Requests in the instance's own queue, as its metrics last said."""
+    """Requests in the instance's own queue, by its last metrics."""
     queued_prompt_tokens: NDArray[np.int64]
-    """Of `remaining_tokens`, the prompts whose first token has not come out."""
+    """Of `remaining_tokens`, the prompts without a first token."""
     placed_tokens: NDArray[np.int64]
-    """All tokens that were ever given to it: the clock of its prefix cache (`affinity`)."""
+    """All tokens ever given to it: the clock of its prefix cache (`affinity`)."""
     memory_tokens: NDArray[np.int64]
-    """KV tokens that it can hold where more may be given to it, to wait in its own queue; 0: `kv_capacity_tokens`."""
+    """KV tokens that it can hold if it may get more, to wait in its own queue; 0: `kv_capacity_tokens`."""
     profile: NDArray[np.float64]
     """instances x COEFFICIENTS: its step time; all 0 while unknown."""
     ahead_limit: NDArray[np.int32]
-    """Requests at most that may be given to it beyond its room (`allowance`); 0: none, -1: as many as is measured."""
+    """Most requests that it may get beyond its room (`allowance`); 0: none, -1: as many as measured."""
     ahead_open: NDArray[np.int32]
-    """Of those, what the decision being made may count on; 0 but within `dispatch`."""
+    """Of those, what the current decision may use; 0 except within `dispatch`."""
     round_trips: NDArray[np.float64]
-    """instances x TRIP_COLUMNS: how long it takes to replace a request that ends there, and how many end meanwhile."""
+    """instances x TRIP_COLUMNS: time to replace a request that ends there, and how many end in that time."""
     cached_share: NDArray[np.float64]
-    """Share of the tokens of its prompts that lately were in its prefix cache."""
+    """Share of its recent prompt tokens that were in its prefix cache."""
     look_ahead: NDArray[np.float64]
     """instances x fields of `LookAheadRule`: the look-ahead horizon, and the limits within it."""
 
 
 @struct_of_arrays
 class EndpointArrays(NamedTuple):
-    """Which instances serve an endpoint, and the state of its router."""
+    """Instances of each endpoint, and the state of its router."""
 
     cursor: NDArray[np.int64]
-    """Instance that was given work last, after which round robin continues. -1 at first."""
+    """Instance that last got work, after which round robin continues. -1 at first."""
     asked_work_s: NDArray[np.float64]
-    """Engine seconds that what was given out asks for, older ones forgotten; as of `asked_at_s` (`routing.use`)."""
+    """Engine seconds that dispatched requests need, decayed by age; as of `asked_at_s` (`routing.use`)."""
     asked_at_s: NDArray[np.float64]
     clear_at_s: NDArray[np.float64]
-    """When all that was given out will be computed, if its instances share it evenly."""
+    """When all dispatched work will be computed, if the instances share it evenly."""
     first: NDArray[np.int32]
     """One element more than endpoints: `members[first[e]:first[e + 1]]` are the instances of endpoint e, ascending."""
     members: NDArray[np.int32]
@@ -82,7 +82,7 @@ class EndpointArrays(NamedTuple):
 
 
 def allocate_fleet(instances: int) -> FleetArrays:
-    """Arrays for *instances* empty slots."""
+    """Return arrays for *instances* empty slots."""
     return FleetArrays(
         accepting=np.zeros(instances, np.uint8),
         endpoint=np.full(instances, EMPTY, np.int32),
@@ -107,7 +107,7 @@ def allocate_fleet(instances: int) -> FleetArrays:
 
 
 def allocate_endpoints(endpoints: int, instances: int) -> EndpointArrays:
-    """Arrays for *endpoints* without members, over a fleet of *instances* slots."""
+    """Return arrays for *endpoints* without members, over a fleet of *instances* slots."""
     return EndpointArrays(
         cursor=np.full(endpoints, EMPTY, np.int64),
         asked_work_s=np.zeros(endpoints),
@@ -119,7 +119,7 @@ def allocate_endpoints(endpoints: int, instances: int) -> EndpointArrays:
 
 
 def grow_fleet(fleet: FleetArrays, instances: int) -> FleetArrays:
-    """A copy with room for *instances* slots; the new ones are empty. Grow the endpoints to the same number."""
+    """Return a copy with room for *instances* slots; the new ones are empty. Grow the endpoints to the same number."""
     if instances < fleet.endpoint.size:
         raise ValueError(f"a fleet of {fleet.endpoint.size} slots cannot grow to {instances}")
     grown = allocate_fleet(instances)
@@ -130,7 +130,7 @@ def grow_fleet(fleet: FleetArrays, instances: int) -> FleetArrays:
 
 
 def grow_endpoints(fleet: FleetArrays, endpoints: EndpointArrays, count: int) -> EndpointArrays:
-    """A copy for *count* endpoints over *fleet*, with members read from it; the new ones have none."""
+    """Return a copy for *count* endpoints over *fleet*, with members read from it; the new ones have none."""
     if count < endpoints.cursor.size:
         raise ValueError(f"{endpoints.cursor.size} endpoints cannot grow to {count}")
     grown = allocate_endpoints(count, fleet.endpoint.size)
@@ -142,14 +142,14 @@ def grow_endpoints(fleet: FleetArrays, endpoints: EndpointArrays, count: int) ->
 
 @compiled
 def memory_tokens(fleet: FleetArrays, instance: int) -> int:
-    """KV tokens that *instance* can hold at once; 0 while unknown."""
+    """Return the KV tokens that *instance* can hold at once; 0 while unknown."""
     held = fleet.memory_tokens[instance]
     return int(held if held > 0 else fleet.kv_capacity_tokens[instance])
 
 
 @compiled
 def index_members(fleet: FleetArrays, endpoints: EndpointArrays) -> None:
-    """Rebuild `members` and `first` from `fleet.endpoint`, after that was written in bulk. O(instances + endpoints)."""
+    """Rebuild `members` and `first` from `fleet.endpoint` after a bulk write. O(instances + endpoints)."""
     first, members = endpoints.first, endpoints.members
     count = first.size - 1
     first[:] = 0
@@ -158,7 +158,7 @@ def index_members(fleet: FleetArrays, endpoints: EndpointArrays) -> None:
             first[fleet.endpoint[instance] + 1] += 1
     for endpoint in range(count):
         first[endpoint + 1] += first[endpoint]
-    # `first[e]` serves as the write position of e, and ends one place too far right; shifted back below.
+    # `first[e]` serves as the write position of e and ends one place too far right; it is shifted back below.
     for instance in range(fleet.endpoint.size):
         endpoint = fleet.endpoint[instance]
         if endpoint >= 0:

@@ -1,9 +1,9 @@
-"""What a vLLM server's API process carries: it reads requests and writes tokens, next to the engine that computes them.
+"""Throughput of a vLLM server's API process, which reads requests and writes tokens next to the engine.
 
-One process serves all connections of an instance. Under many arrivals its share of a core, not the GPU, bounds what an
-instance serves (measured: docs/simulation.md). An iteration of the engine therefore takes at least as long as the process
-needs for the tokens that come out, and for the requests that begin and were read while others ran: a burst that meets an
-idle server is read at once, a request among streams is read between their tokens.
+One process serves all connections of an instance. Under many arrivals its share of a core, not the GPU, limits the
+instance (measured: docs/simulation.md). An iteration of the engine therefore takes at least as long as the process
+needs for the tokens emitted, and for the requests that start and were read while others ran: a burst at an idle server
+is read at once, a request among streams between their tokens.
 """
 
 import math
@@ -12,7 +12,9 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """Limits of the API process, each as if it did nothing else; infinity: not known. ValueError names a wrong one."""
+    """Limits of the API process, each as if it did nothing else; infinity if unknown. Raises
+    ValueError naming an invalid one.
+    """
 
     requests_per_s: float = math.inf
     tokens_per_s: float = math.inf
@@ -24,7 +26,7 @@ class FrontEnd:
                 raise ValueError(f"front_end.{field.name} must be above 0, not {getattr(self, field.name)!r}")
 
     def time_s(self, tokens: int, requests: int) -> float:
-        """Seconds that it takes to write *tokens* and to read *requests*."""
+        """Return the seconds to write *tokens* and to read *requests*."""
         return tokens / self.tokens_per_s + requests / self.requests_per_s
 
 

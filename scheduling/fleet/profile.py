@@ -1,7 +1,7 @@
-"""How long an engine step takes: the profile of a model on a GPU type at a tensor parallel degree.
+"""Duration of an engine step: the profile of a model on a GPU type at a tensor parallel degree.
 
-Prefill of p tokens takes `max(t0, a + b·p + c·p²)`, decoding `a + b·batch + c·context`, in seconds, where batch counts
-sequences and context the tokens that they attend to. The form fits published measurements within 1 to 6 % (a handful of
+Prefill of p tokens takes `max(t0, a + b·p + c·p²)` seconds, decoding `a + b·batch + c·context`, where batch counts
+sequences and context the tokens that they attend to. The form fits published measurements within 1% to 6% (a few
 models, prompts up to 8,192 tokens, held-out configurations).
 """
 
@@ -25,11 +25,12 @@ def step_time_s(
     decode_sequences: int,
     context_tokens: int,
 ) -> float:
-    """Seconds of one engine step that prefills *prefill_tokens* and decodes one token for each of *decode_sequences*.
+    """Return the seconds of one engine step that prefills *prefill_tokens* and decodes
+    one token per *decode_sequences*.
 
     *context_tokens* is the sum, over the decoding sequences, of prompt and output so far. A step with both kinds
-    of work is one forward pass: its fixed part is paid once, by the prefill, and decoding adds only its marginal cost.
-    An empty step takes no time.
+    of work is one forward pass: its fixed part is paid once, by the prefill, and decoding adds only its marginal
+    cost. An empty step takes no time.
     """
     decode_s = decode_b_s_per_sequence * decode_sequences + decode_c_s_per_token * context_tokens
     if prefill_tokens > 0:
@@ -53,9 +54,9 @@ def service_time_s(
     prompt_tokens: int,
     output_tokens: int,
 ) -> float:
-    """Seconds that a request takes alone on an instance: the sum of its steps, its prompt prefilled in one.
+    """Return the seconds that a request takes alone on an instance: one prefill of its prompt and its decode steps.
 
-    The prefill gives the first token, each step after it one more, over a context that grows by one.
+    The prefill gives the first token, each further step one more, over a context that grows by one.
     """
     prompt, steps = float(prompt_tokens), float(output_tokens - 1)
     prefill_s = prefill_a_s + prefill_b_s_per_token * prompt + prefill_c_s_per_token2 * prompt * prompt
@@ -66,7 +67,7 @@ def service_time_s(
 
 
 BUSY_SEQUENCES: Final = 32
-"""That an instance decodes at once while requests wait for it: what one more is decoded among."""
+"""Typical batch of an instance while requests wait for it."""
 
 
 @compiled
@@ -77,7 +78,7 @@ def decode_time_s(
     prompt_tokens: int,
     output_tokens: int,
 ) -> float:
-    """Seconds from the first token of a request to its last, among `BUSY_SEQUENCES` like it."""
+    """Return the seconds from a request's first token to its last, among `BUSY_SEQUENCES` like it."""
     steps = float(output_tokens - 1)
     of_one_s = decode_b_s_per_sequence + decode_c_s_per_token * (prompt_tokens + 0.5 * output_tokens)
     return steps * (decode_a_s + BUSY_SEQUENCES * of_one_s)
@@ -85,7 +86,7 @@ def decode_time_s(
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Coefficients of the step time; only `prefill_a_s` may be negative. ValueError names a wrong coefficient."""
+    """Coefficients of the step time; only `prefill_a_s` may be negative. Raises ValueError naming an invalid one."""
 
     prefill_t0_s: float
     prefill_a_s: float
@@ -106,7 +107,7 @@ class Profile:
             raise ValueError("the decode coefficients give a step of one sequence no time")
 
     def step_time_s(self, prefill_tokens: int, decode_sequences: int, context_tokens: int) -> float:
-        """Seconds of one engine step; see the kernel of the same name."""
+        """Return the seconds of one engine step; see the kernel of the same name."""
         return uncompiled(step_time_s)(
             self.prefill_t0_s,
             self.prefill_a_s,
@@ -121,13 +122,13 @@ class Profile:
         )
 
     def decode_time_s(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds from the first token to the last on a busy instance; see the kernel of the same name."""
+        """Return the seconds from the first token to the last on a busy instance; see the kernel of the same name."""
         return uncompiled(decode_time_s)(
             self.decode_a_s, self.decode_b_s_per_sequence, self.decode_c_s_per_token, prompt_tokens, output_tokens
         )
 
     def service_time_s(self, prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds that a request takes alone; see the kernel of the same name."""
+        """Return the seconds that a request takes alone; see the kernel of the same name."""
         return uncompiled(service_time_s)(
             self.prefill_t0_s,
             self.prefill_a_s,
@@ -142,4 +143,4 @@ class Profile:
 
 
 USUAL = Profile(0.02, 0.0, 1e-4, 0.0, 0.02, 0.0, 0.0)
-"""Default without a measurement: some 8B model on a data centre GPU. Only for comparing requests with each other."""
+"""Default without a measurement: an 8B model on a data centre GPU. Only for comparing requests with each other."""

@@ -1,14 +1,15 @@
-"""Estimates a performance profile that was not measured: from the sizes of the model and the data sheet of the GPU.
+"""Estimates of performance profiles that were not measured, from the sizes of the model and the GPU's data sheet.
 
-The roofline of a transformer's forward pass: a step reads its weights at the speed of the memory and computes two operations
-for a parameter and token; the slower of both counts, since one hides behind the other. It reads the keys and values of what
-it decodes besides. A mixture of experts reads those that its batch hits: of E experts with k for a token, a share of
-1 - (1 - k/E)^batch. To that come the kernels of each layer, the exchange between GPUs, and the engine for each sequence.
+The roofline of a transformer's forward pass: a step reads its weights at memory bandwidth and computes two
+operations per parameter and token. The slower of both counts, because they overlap. It also reads the keys and
+values of the decoded sequences. A mixture of experts reads the experts that its batch hits: of E experts with k
+per token, a share of 1 - (1 - k/E)^batch. Added to that are the kernels of each layer, the exchange between GPUs,
+and the engine's work per sequence.
 
-`python -m tests.bench estimator` fits the constants (`Costs`) and prints the errors of estimates against steps that vLLM was
-measured with, leaving out one GPU and one model at a time: in the median 5 to 9 % of dense models and 5 to 17 % of mixtures
-of experts. Experts in 4-bit integers are read up to two and a half times slower than estimated. Prefills are those of our
-own grid (3 to 7 % off); engines of 2025 took up to twice as long to a first token.
+`python -m tests.bench estimator` fits the constants (`Costs`) and prints the errors of estimates against measured steps
+of vLLM, leaving out one GPU and one model at a time: in the median 5% to 9% for dense models and 5% to 17% for mixtures
+of experts. Experts in 4-bit integers are read up to two and a half times slower than estimated. Prefills are from our
+own measurements (3% to 7% off); engines of 2025 took up to twice as long to a first token.
 """
 
 import math
@@ -21,36 +22,36 @@ import numpy as np
 from scheduling.fleet.profile import Profile
 
 BITS_16: Final = 2.0
-"""Bytes of a parameter; with fewer than `FEWER_BITS`, operations are of 8 bits."""
+"""Bytes per parameter; below `FEWER_BITS`, operations are 8-bit."""
 FEWER_BITS: Final = 1.5
 MANY_TOKENS: Final = 1 << 16
-"""Of a step that hits every expert."""
+"""Weights of a step that hits every expert."""
 USUAL_MAX_NUM_SEQS: Final = 64
 EXCHANGE_BYTES_PER_S: Final = 3.35e12
-"""Bandwidth of the GPU that `Costs.exchange_s` is of."""
+"""Bandwidth of the GPU that `Costs.exchange_s` refers to."""
 LINK_SHARE: Final = 450 / 3350
-"""What a GPU sends to the others in a second, of its memory's bandwidth: H100, and near it on A100 and B200."""
+"""Interconnect bandwidth of a GPU as a share of its memory bandwidth: H100, and similar for A100 and B200."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What data sheets do not say, fitted. Seconds are per step; shares are of the data sheet's figure."""
+    """Fitted constants that data sheets do not give. Seconds are per step; shares are of the data sheet's figure."""
 
     layer_s: float
-    """Time of one layer's kernels beyond reading and computing."""
+    """Time of one layer's kernels beyond memory and compute."""
     exchange_s: float
-    """A layer's exchange between several H100."""
+    """Exchange of one layer between several H100."""
     choice_s: float
-    """A layer's choice of experts, for each expert and each that a token takes (E x k)."""
+    """Routing of one layer, per expert and expert used by a token (E x k)."""
     sequence_s: float
-    """The engine for each sequence: sampling, detokenising."""
+    """Engine work per sequence: sampling, detokenising."""
     bandwidth_share: float
     compute_share_16_bit: float = 0.75
     compute_share_8_bit: float = 0.5
     attention_share: float = 0.48
-    """Of 16-bit operations, for the part of attention that is quadratic in the prompt."""
+    """Share of 16-bit operations for the part of attention that is quadratic in the prompt."""
     prefill_s: float = 0.012
-    """Alongside the step: the first token goes the whole way to the client."""
+    """Time beyond the step: the first token travels all the way to the client."""
 
 
 FITTED: Final = Costs(layer_s=54e-6, exchange_s=36e-6, choice_s=1.55e-8, sequence_s=22e-6, bandwidth_share=0.975)
@@ -58,10 +59,10 @@ FITTED: Final = Costs(layer_s=54e-6, exchange_s=36e-6, choice_s=1.55e-8, sequenc
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A model, over all GPUs of an instance. ValueError names a wrong size.
+    """Sizes of a model, over all GPUs of an instance. Raises ValueError naming an invalid one.
 
-    0 stands for what is not known: as many *parameters* as the weights hold in 16 bits, all of them *active* for a token,
-    as many *layers* as models of such a size usually have, no experts.
+    0 is unknown: *parameters* then fill the weights in 16 bits, all of them are *active* for a token, *layers* are
+    those usual for that size, and there are no experts.
     """
 
     weights_bytes: float
@@ -91,16 +92,16 @@ class Sizes:
 
     @property
     def depth(self) -> float:
-        """Layers; where not given, by the sizes of published models (8B: 32, 70B: 80)."""
+        """Layers; if not given, by the sizes of published models (8B: 32, 70B: 80)."""
         return self.layers or 32.0 * (math.sqrt(self.of_all * self.of_a_token) / 8e9) ** 0.42
 
     @property
     def width(self) -> float:
-        """Of the hidden state, since a layer holds some twelve times its square."""
+        """Width of the hidden state, as a layer holds about twelve times its square."""
         return math.sqrt(self.of_a_token / (12.0 * self.depth))
 
     def read_bytes(self, tokens: int) -> float:
-        """Bytes of weights that a step of *tokens* reads."""
+        """Return the bytes of weights that a step of *tokens* reads."""
         if not self.experts or self.experts == self.experts_per_token:
             return self.weights_bytes
         of_an_expert = (self.of_all - self.of_a_token) / (self.experts - self.experts_per_token)
@@ -113,7 +114,7 @@ class Sizes:
 class GpuFacts:
     """One GPU by NVIDIA's data sheet: memory in bytes, bandwidth in bytes a second, dense operations a second.
 
-    *flops_8_bit* is that of *flops_16_bit* where there are no 8-bit floats.
+    *flops_8_bit* equals *flops_16_bit* if there are no 8-bit floats.
     """
 
     title: str
@@ -133,11 +134,11 @@ GPUS: Final = {
     "l4-24gb": GpuFacts("L4 24 GB", 25_769_803_776, 0.3e12, 121e12, 242e12),
     "a30-24gb": GpuFacts("A30 24 GB", 25_769_803_776, 0.933e12, 165e12, 165e12),
 }
-"""By the names that GPU types have in an inventory."""
+"""By the names of GPU types in an inventory."""
 
 
 def facts_of(gpu_type: str) -> GpuFacts | None:
-    """The facts of the GPU type called *gpu_type*, else of the one GPU whose name has the same first word (`h100-sxm`)."""
+    """Return the data of the GPU type *gpu_type*, else of the only GPU whose name has the same first word (`h100-sxm`)."""
     if gpu_type in GPUS:
         return GPUS[gpu_type]
     word = gpu_type.lower().replace("_", "-").partition("-")[0]
@@ -152,9 +153,11 @@ def estimate(
     max_num_seqs: int = USUAL_MAX_NUM_SEQS,
     costs: Costs = FITTED,
 ) -> Profile:
-    """The profile of a model of *sizes* on *tensor_parallel* of *gpu*. ValueError names a wrong number of GPUs.
+    """Return the profile of a model of *sizes* on *tensor_parallel* of *gpu*. Raise
+    ValueError for an invalid number of GPUs.
 
-    A profile is linear in the batch, an estimate is not: it is the line nearest to it in batches up to *max_num_seqs*.
+    A profile is linear in the batch, an estimate is not: the result is the closest line
+    for batches up to *max_num_seqs*.
     """
     if tensor_parallel < 1 or max_num_seqs < 1:
         raise ValueError(f"{tensor_parallel} GPUs cannot serve {max_num_seqs} sequences")
@@ -164,9 +167,9 @@ def estimate(
     bytes_per_s = tensor_parallel * gpu.bandwidth_bytes_per_s * costs.bandwidth_share
     layer_s = costs.layer_s + costs.choice_s * sizes.experts * sizes.experts_per_token
     exchange_s = 0.0
-    if tensor_parallel > 1:  # links between GPUs have grown as their memory's bandwidth has
+    if tensor_parallel > 1:  # interconnects have grown with memory bandwidth
         layer_s += costs.exchange_s * EXCHANGE_BYTES_PER_S / gpu.bandwidth_bytes_per_s
-        # Twice a layer the hidden state, in 16 bits, is added up over all GPUs and sent back.
+        # Twice per layer, the hidden state in 16 bits is summed over all GPUs and sent back.
         sent_bytes = 2.0 * sizes.depth * sizes.width * BITS_16 * 2.0 * (tensor_parallel - 1) / tensor_parallel
         exchange_s = sent_bytes / (LINK_SHARE * gpu.bandwidth_bytes_per_s)
     kernels_s = sizes.depth * layer_s
@@ -181,7 +184,7 @@ def estimate(
         prefill_t0_s=costs.prefill_s + kernels_s + sizes.read_bytes(MANY_TOKENS) / bytes_per_s,
         prefill_a_s=costs.prefill_s,
         prefill_b_s_per_token=token_s + exchange_s,
-        # Causal attention: half of four operations for each pair of tokens, layer and part of the hidden state.
+        # Causal attention: half of four operations per pair of tokens, layer and element of the hidden state.
         prefill_c_s_per_token2=2.0 * sizes.depth * sizes.width / attention_flops,
         decode_a_s=fixed_s,
         decode_b_s_per_sequence=sequence_s,
@@ -190,7 +193,9 @@ def estimate(
 
 
 def _line(step_s: Callable[[int], float], most: int) -> tuple[float, float]:
-    """(a, b) of the line a + b x batch with the least relative square error, in batches doubled up to *most*."""
+    """Return (a, b) of the line a + b x batch with the least relative square error, over
+    batches that double up to *most*.
+    """
     batches = sorted({*(2**power for power in range(most.bit_length())), most})
     seconds = np.array([step_s(batch) for batch in batches])
     if len(batches) == 1:

@@ -1,12 +1,12 @@
-"""Fitting a profile to measured points, and its error on settings that it has not seen.
+"""Fitting a profile to measurements, with its error on unseen settings.
 
-The form is that of `scheduling.fleet.profile`: prefill `max(t0, a + b·p + c·p²)`, decode `a + b·batch + c·context`. The fit
-minimises the mean *relative* error (steps range over three orders of magnitude, and capacity follows the ratio) with
-b and c at least 0: weighted least squares, reweighted until it is the least absolute deviation, with a scan over the
-place of the prefill floor.
+The form is that of `scheduling.fleet.profile`: prefill `max(t0, a + b·p + c·p²)`, decode `a + b·batch + c·context`.
+The fit minimises the mean *relative* error (steps range over three orders of magnitude, and capacity follows the
+ratio) with b and c at least 0: iteratively reweighted least squares for the least absolute deviation, with a scan
+over the end of the prefill floor.
 
-Held-out errors leave whole configurations out (a fifth of them, twenty times): repeats of one configuration agree so well
-that leaving out rows would only measure the repeatability.
+Held-out errors leave out whole configurations (a fifth of them, twenty times): repeats of one configuration agree so
+well that leaving out rows would only measure repeatability.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ HELD_OUT_SHARE = 0.2
 
 
 class TooFewPoints(ValueError):
-    """The points cannot fix the coefficients; says which and how many there are."""
+    """The points do not determine the coefficients; says which and how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,8 @@ class PrefillPoints:
 class DecodePoints:
     """Measured times between tokens, in *seconds*.
 
-    *prefill_share* of the steps also carried a prefill of *prefill_tokens* (0 where decoding was undisturbed): such a
-    step takes the prefill's time and decoding adds its marginal cost.
+    *prefill_share* of the steps also had a prefill of *prefill_tokens* (0 if decoding was undisturbed): such a step
+    takes the prefill's time plus the marginal cost of decoding.
     """
 
     batch: Floats
@@ -59,7 +59,7 @@ class DecodePoints:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """What a profile is for; *variant* is what else distinguishes series, such as engine and precision."""
+    """Key of a profile; *variant* is what else distinguishes series, such as engine and precision."""
 
     model: str
     gpu_type: str
@@ -74,7 +74,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What was measured of one setting."""
+    """Measurements of one setting."""
 
     setting: Setting
     prefill: PrefillPoints
@@ -87,13 +87,15 @@ class Error:
 
     fitted_pct: float
     held_out_pct: float | None = None
-    """None: there are too few configurations to leave any out."""
+    """None: too few configurations to leave any out."""
     held_out_median_pct: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A fitted profile: of how many points and configurations, and the error. Published coefficients have no points."""
+    """A fitted profile, with its number of points and configurations and its error.
+    Published coefficients have no points.
+    """
 
     setting: Setting
     profile: Profile
@@ -104,7 +106,7 @@ class Fit:
 
 
 def predict_prefill_s(profile: Profile, tokens: Floats) -> Floats:
-    """Seconds of prefill steps of *tokens*."""
+    """Return the seconds of prefill steps of *tokens*."""
     curve = (
         profile.prefill_a_s + profile.prefill_b_s_per_token * tokens + profile.prefill_c_s_per_token2 * tokens * tokens
     )
@@ -112,7 +114,7 @@ def predict_prefill_s(profile: Profile, tokens: Floats) -> Floats:
 
 
 def predict_decode_s(profile: Profile, points: DecodePoints) -> Floats:
-    """Seconds between two tokens at *points*: the mean over steps with and without a prefill."""
+    """Return the seconds between two tokens at *points*: the mean over steps with and without a prefill."""
     return (
         (1 - points.prefill_share) * profile.decode_a_s
         + points.prefill_share * predict_prefill_s(profile, points.prefill_tokens)
@@ -122,9 +124,9 @@ def predict_decode_s(profile: Profile, points: DecodePoints) -> Floats:
 
 
 def fit(measurements: Measurements, *, seed: int = 0) -> Fit:
-    """The profile of *measurements* with its errors; *seed* fixes which configurations are held out.
+    """Return the profile of *measurements* with its errors; *seed* selects the held-out configurations.
 
-    Raises TooFewPoints when fewer than two prompt lengths or no decode step were measured, and ValueError when the
+    Raise TooFewPoints if fewer than two prompt lengths or no decode step were measured, and ValueError if the
     points give an impossible profile.
     """
     profile = _fit_profile(measurements)
@@ -135,7 +137,7 @@ def fit(measurements: Measurements, *, seed: int = 0) -> Fit:
         try:
             without = _fit_profile(_select(measurements, held, keep=False))
         except ValueError:
-            continue  # what is left cannot fix a profile
+            continue  # the remaining points do not determine a profile
         only = _select(measurements, held, keep=True)
         held_prefill.append(_prefill_errors(without, only.prefill))
         held_decode.append(_decode_errors(without, only.decode))
@@ -158,22 +160,22 @@ def _fit_profile(measurements: Measurements) -> Profile:
 
 
 def _fit_prefill(points: PrefillPoints) -> tuple[float, float, float, float]:
-    """(t0, a, b, c). The floor holds for the shortest prompts: each place where it may end is tried."""
+    """Return (t0, a, b, c). The floor holds for the shortest prompts: every possible end of it is tried."""
     lengths = np.unique(points.tokens)
     if lengths.size < 2:
         raise TooFewPoints(f"prefill was measured at {lengths.size} prompt length(s); at least 2 are needed")
     best: tuple[float, float, float, float] | None = None
     best_error = np.inf
-    # At least two lengths lie beyond the floor, or nothing would fix the slope.
+    # At least two lengths must lie beyond the floor to determine the slope.
     ends = np.unique(np.linspace(0, lengths.size - 2, min(FLOOR_CANDIDATES, lengths.size - 1)).astype(int))
     for end in ends:
         above = points.tokens >= lengths[end]
         t0 = float(np.median(points.seconds[~above])) if end else 0.0
         columns = [np.ones(int(above.sum())), points.tokens[above], points.tokens[above] ** 2]
-        # Two lengths fix a line, not a parabola.
+        # Two lengths determine a line, not a parabola.
         a, b, c = _least_relative(columns[: min(3, lengths.size - end)], points.seconds[above], free=1)
         if t0 == 0.0 and a <= 0.0:
-            # Below the shortest prompt measured the curve would reach 0: it stays at that prompt's time.
+            # Below the shortest measured prompt the curve would reach 0: it stays at that prompt's time.
             t0 = float(a + b * lengths[0] + c * lengths[0] ** 2)
         if t0 <= 0.0 and a <= 0.0:
             continue
@@ -187,14 +189,16 @@ def _fit_prefill(points: PrefillPoints) -> tuple[float, float, float, float]:
 
 
 def _fit_decode(points: DecodePoints, profile: Profile) -> tuple[float, float, float]:
-    """(a, b, c), all at least 0 and a above 0; a prefill in the same step is taken off as *profile* predicts it."""
+    """Return (a, b, c), all at least 0 and a above 0; a prefill in the same step is
+    subtracted as *profile* predicts it.
+    """
     if points.seconds.size == 0:
         raise TooFewPoints("no decode step was measured")
     disturbed_s = points.prefill_share * predict_prefill_s(profile, points.prefill_tokens)
     columns = [1 - points.prefill_share, points.batch, points.context_tokens]
     a, b, c = _least_relative(columns, points.seconds - disturbed_s, free=0, scale=points.seconds)
     if a <= 0.0:
-        # The fixed part is lost in the noise (large batches only): keep a step of an empty batch above no time.
+        # The fixed part is lost in the noise (only large batches): keep an empty batch's step above no time.
         a = 0.01 * float(points.seconds.min())
     return a, b, c
 
@@ -202,9 +206,10 @@ def _fit_decode(points: DecodePoints, profile: Profile) -> tuple[float, float, f
 def _least_relative(
     columns: list[Floats], values: Floats, *, free: int, scale: Floats | None = None
 ) -> tuple[float, float, float]:
-    """Three coefficients that minimise the mean of |columns·x - values| / scale; 0 for columns that are not given.
+    """Return three coefficients that minimise the mean of |columns·x - values| / scale;
+    0 for columns that are not given.
 
-    Coefficients from *free* on are at least 0. There are three at most, so every choice of which are 0 is tried.
+    Coefficients from *free* on are at least 0. There are at most three, so every choice of zeros is tried.
     """
     scale = values if scale is None else scale
     # Unit columns: tokens squared are nine orders of magnitude above the constant.
@@ -224,12 +229,12 @@ def _least_relative(
             for index, value in zip(chosen, x, strict=True):
                 best[index] = value / units[index]
         if len(chosen) == len(columns):
-            break  # nothing is bound: no other choice can do better
+            break  # no constraint is active: no other choice can be better
     return float(best[0]), float(best[1]), float(best[2])
 
 
 def _choices(columns: int, free: int) -> Iterator[list[int]]:
-    """Which columns take part: all, then all but one, and so on; the free ones always do."""
+    """Yield the sets of columns to use: all, then all but one, and so on; free ones are always in."""
     bound = range(free, columns)
     for count in range(len(bound), -1, -1):
         for chosen in combinations(bound, count):
@@ -238,13 +243,13 @@ def _choices(columns: int, free: int) -> Iterator[list[int]]:
 
 
 def _least_absolute(matrix: Floats, target: Floats) -> Floats:
-    """x that minimises the mean of |matrix·x - target|, by iteratively reweighted least squares."""
+    """Return x that minimises the mean of |matrix·x - target|, by iteratively reweighted least squares."""
     weights = np.ones(target.size)
     x = np.zeros(matrix.shape[1])
     for _ in range(REWEIGHTINGS):
         weighted = matrix * weights[:, None]
         x = _solve(weighted.T @ matrix, weighted.T @ target)
-        # Residuals under 0.1 % count alike, or an exact point would bind the curve for good.
+        # Residuals under 0.1% count alike; otherwise an exact point would bind the curve for good.
         weights = 1 / np.maximum(np.abs(matrix @ x - target), 1e-3)
     return np.asarray(x, np.float64)
 
@@ -252,7 +257,7 @@ def _least_absolute(matrix: Floats, target: Floats) -> Floats:
 def _solve(squares: Floats, products: Floats) -> Floats:
     try:
         return np.asarray(np.linalg.solve(squares, products), np.float64)
-    except np.linalg.LinAlgError:  # columns that say the same: of all solutions, the smallest
+    except np.linalg.LinAlgError:  # linearly dependent columns: take the smallest solution
         return np.asarray(np.linalg.pinv(squares, hermitian=True) @ products, np.float64)
 
 
@@ -261,7 +266,7 @@ def _configurations(measurements: Measurements) -> Ints:
 
 
 def _draws(configurations: Ints, seed: int) -> Iterator[Ints]:
-    """Sets of configurations to hold out; none when fewer than five are there."""
+    """Return sets of configurations to hold out; none if there are fewer than five."""
     if configurations.size < 5:
         return
     draw = np.random.default_rng(seed)

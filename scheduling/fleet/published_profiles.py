@@ -20,14 +20,15 @@ from scheduling.fleet.profile_fitting import DecodePoints, Fit, Measurements, Pr
 from scheduling.table_files import Row, csv_rows
 
 SILICON_SHARED_PROMPTS = 0.07
-"""Of the other clients of a closed loop, how many prompts a prompt is prefilled with (or behind) on average.
+"""Share of a closed loop's other prompts that a prompt is prefilled with (or behind), on average.
 
-The generator starts its clients together and their outputs are of about one length, so prompts come in clumps, and TTFT
-grows with the concurrency while the time between tokens hardly does. It belongs to the generator, not to a GPU: one number
-for every series, the one of 0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5 with the smallest TTFT error over the series of
-every engine. It was chosen on the data that the errors are reported on, which flatters them a little."""
+The generator starts its clients together with outputs of similar length, so prompts arrive in clumps, and TTFT grows
+with the concurrency while the time between tokens hardly does. The share belongs to the generator, not to a GPU: one
+number for every series, the one of 0, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.2, 0.5 with the smallest TTFT error over the
+series of every engine. It was chosen on the data on which errors are reported, which flatters them a little.
+"""
 QUEUED_SHARE = 0.5
-"""Above this share of the time to the last token, a TTFT is mostly waiting for a place: the batch is not the clients."""
+"""Above this share of the time to the last token, a TTFT is mostly queueing: the batch is smaller than the clients."""
 SPLITWISE_MAX_PREFILL_TOKENS = 8192
 
 
@@ -68,10 +69,10 @@ class _Series:
 
 
 def read_silicon(path: Path, shared_prompts: float = SILICON_SHARED_PROMPTS) -> list[Measurements]:
-    """Aggregated serving (prefill and decode on the same GPUs), one series for each engine and precision.
+    """Read aggregated serving (prefill and decode on the same GPUs), one series for each engine and precision.
 
-    With N clients in a closed loop a sequence decodes in a batch of N; on N - 1 of its steps, spread over its output,
-    the step also carries another client's prompt. Its own prompt shares its prefill with *shared_prompts* of the others.
+    With N clients in a closed loop a sequence decodes in a batch of N; N - 1 of its steps, spread over its output, also
+    carry another client's prompt. Its own prompt shares its prefill with *shared_prompts* of the others.
     """
     series: defaultdict[Setting, _Series] = defaultdict(_Series)
     for row in csv_rows(
@@ -105,14 +106,16 @@ def read_silicon(path: Path, shared_prompts: float = SILICON_SHARED_PROMPTS) -> 
 def _silicon_setting(row: Row) -> Setting:
     values = row.values
     variant = [values["backend"], values["precision"] or "unstated precision"]
-    # Data and expert parallel series share GPUs differently: they are not one curve with the plain ones.
+    # Data and expert parallel series share GPUs differently: they do not fit one curve with the plain ones.
     variant += [f"{word}{values[key]}" for word, key in (("DP", "attention_dp_size"), ("EP", "moe_ep_size"))
                 if values[key] not in {"", "0", "1"}]  # fmt: skip
     return Setting(values["model_path"], values["system"], row.count("tp_size"), " ".join(variant))
 
 
 def read_splitwise(path: Path) -> list[Measurements]:
-    """Batches that run alone: prefill of batch x prompt tokens (up to 8,192), then decode to the end of the output."""
+    """Read batches that run alone: prefill of batch x prompt tokens (up to 8,192), then
+    decode to the end of the output.
+    """
     series: defaultdict[Setting, _Series] = defaultdict(_Series)
     for row in csv_rows(
         path, "model", "hardware", "prompt_size", "batch_size", "prompt_time", "token_time", "e2e_time",
@@ -125,7 +128,7 @@ def read_splitwise(path: Path) -> list[Measurements]:
             continue  # 32k tokens "prefilled" in 0.4 s: these runs were out of memory
         between_s = row.positive("token_time") / 1000
         one = series[setting]
-        # Generation may stop before token_size: this is how long it was.
+        # Generation may stop before token_size: this is its actual length.
         output = row.positive("e2e_time") / 1000 / between_s
         configuration = one.configuration((prompt, batch, values.get("token_size", "")))
         if prompt * batch <= SPLITWISE_MAX_PREFILL_TOKENS:
@@ -135,10 +138,10 @@ def read_splitwise(path: Path) -> list[Measurements]:
 
 
 def read_blis(path: Path) -> list[Fit]:
-    """Published coefficients as profiles; rows without a fixed step time are left out, for they fit nothing.
+    """Read published coefficients as profiles, without rows that lack a fixed step time: no profile fits them.
 
-    A step of either kind costs beta0 and beta1 or beta2 a token. The alphas (time in the HTTP server and the queue, and
-    after each token) lie outside the engine step, and a profile has no place for them.
+    A step of either kind costs beta0 and beta1 or beta2 per token. The alphas (time in the HTTP server and the queue,
+    and after each token) lie outside the engine step, and a profile has no place for them.
     """
     fits = []
     for row in csv_rows(
@@ -167,7 +170,7 @@ def _measurements(series: dict[Setting, _Series]) -> list[Measurements]:
 
 
 def fit_all(measurements: Iterable[Measurements], *, seed: int = 0) -> tuple[list[Fit], dict[Setting, str]]:
-    """(fits, why the others have none)."""
+    """Return (fits, reasons why the others have none)."""
     fits: list[Fit] = []
     failed: dict[Setting, str] = {}
     for one in measurements:

@@ -1,4 +1,6 @@
-"""Where weights go when an instance sleeps: QLM's two tiers below the GPU (section 5), one rule under every clock."""
+"""Where the weights of a sleeping instance are: QLM's two tiers below the GPU (section
+5), by one rule under every clock.
+"""
 
 from typing import Final
 
@@ -7,13 +9,14 @@ from scheduling.compiled import compiled
 IN_MEMORY: Final = 1
 """vLLM's sleep level that keeps the weights in CPU memory."""
 DISCARDED: Final = 2
-"""The level that discards them: they come back from storage."""
+"""Level that discards them: they are reloaded from storage."""
 
 
 @compiled
 def sleep_level(weights_bytes: float, held_bytes: float, memory_bytes: float) -> int:
-    """The level for an instance with *weights_bytes*, while others that sleep have *held_bytes* of *memory_bytes*.
+    """Return the sleep level of an instance with *weights_bytes*, when others asleep
+    hold *held_bytes* of *memory_bytes*.
 
-    "Warm" models stay in CPU memory until it is exhausted, the remaining ones are cold.
+    "Warm" models stay in CPU memory until it is exhausted; the others are cold.
     """
     return IN_MEMORY if held_bytes + weights_bytes <= memory_bytes else DISCARDED

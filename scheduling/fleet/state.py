@@ -36,10 +36,10 @@ class InstanceState(Struct):
     state: Condition
     since_s: float
     ends_s: float | None = None
-    """When its start is expected to be over; None while nothing times its state."""
+    """When its start is expected to end; None if nothing times its state."""
     swap_group: str = ""
     leaves: bool = False
-    """It gives its GPUs up in a swap in progress."""
+    """It gives up its GPUs in a current swap."""
     waits: bool = False
     """It gets them next."""
     reachable: bool = True
@@ -48,7 +48,7 @@ class InstanceState(Struct):
     round_trips: list[float] = []
     """Its row of `FleetArrays.round_trips`."""
     iteration_s: float | None = None
-    """End of its last iteration that was seen."""
+    """End of its last observed iteration."""
     ended: list[EndedRequest] = []
     """Requests that ended since the oldest one without a token was placed."""
 
@@ -57,7 +57,7 @@ class RequestState(Struct, kw_only=True):
     request_id: str
     model: str
     region: str
-    """Of the caller."""
+    """Region of the caller."""
     served_in: str
     slo_class: str
     arrival_s: float
@@ -70,7 +70,7 @@ class RequestState(Struct, kw_only=True):
     tenant: str = ""
     tenant_id: int = 0
     true_output: int | None = None
-    """Output tokens, where the request has ended since."""
+    """Output tokens, if the request has ended since."""
 
 
 class WaitingRequest(RequestState, kw_only=True):
@@ -86,7 +86,7 @@ class RunningRequest(RequestState, kw_only=True):
     streamed: bool
     output_tokens: int
     ahead: int | None = None
-    """Iterations since it entered the look-ahead map; None where it is in none."""
+    """Iterations since it entered the look-ahead map; None if it is in none."""
 
     @property
     def expected_output(self) -> int:
@@ -98,21 +98,21 @@ class EndpointState(Struct):
     region: str
     ordering: str
     cursor: int | None
-    """Instance that was given work last."""
+    """Instance that last got work."""
     changed_s: float
-    """When a scaling strategy or the floor changed the endpoint last, which one, and by how many instances."""
+    """When, by which mover, and by how many instances the endpoint was last scaled."""
     changed_by: str
     changed_delta: int
     asked_tokens: list[float]
     """Tokens asked for in each of the last seconds, oldest first."""
     asked_work_s: float
-    """Engine seconds asked for, older ones discounted (`routing.regions`)."""
+    """Engine seconds requested, decayed by age (`routing.regions`)."""
     backlog_s: float
-    """Of those, what an instance still has to compute."""
+    """Of those, the part not yet computed."""
 
 
 class GroupState(Struct):
-    """A request group and its place in a virtual queue."""
+    """A request group and its position in a virtual queue."""
 
     endpoint: int
     kind: int
@@ -126,18 +126,18 @@ class GroupState(Struct):
     is_open: bool
     """Whether requests of its kind still join it."""
     instance: int | None
-    """Whose virtual queue it is in."""
+    """Instance of its virtual queue."""
     rank: int
     members: list[int]
-    """Indices in `FleetState.waiting`, first to leave first."""
+    """Indices into `FleetState.waiting`, in the order of leaving."""
 
 
 class GroupsState(Struct):
-    """All request groups, and what the global scheduler remembers."""
+    """All request groups, and the memory of the global scheduler."""
 
     groups: list[GroupState]
     classes: list[tuple[int, int]]
-    """Priority and due time in ms of each SLO class, in the order in which kinds count them."""
+    """Priority and due time in ms of each SLO class, in the order that kinds use."""
     mean_tokens: list[float]
     """By endpoint."""
     mean_output: list[float]
@@ -156,12 +156,12 @@ class FleetState(Struct):
     """In order of arrival at their queues."""
     endpoints: list[EndpointState]
     groups: GroupsState | None = None
-    """None where no endpoint orders by groups."""
+    """None if no endpoint orders by groups."""
     swept_s: float = 0.0
     """When waiting requests were last checked for a better region."""
     at: float = 0.0
-    """The moment, in epoch seconds."""
+    """The time of the state, in epoch seconds."""
     lengths: dict[str, list[float]] = {}
-    """By model: true over predicted output of recent requests, to draw outputs still unknown from."""
+    """By model: actual over predicted output of recent requests, from which unknown outputs are drawn."""
     memory: dict[str, float] = {}
-    """What scaling strategies remember."""
+    """Memory of the scaling strategies."""

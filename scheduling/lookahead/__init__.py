@@ -1,1 +1,1 @@
-"""The look-ahead map: how full the KV cache of every instance will be (PreServe section 4.3.1)."""
+"""The look-ahead map: KV cache use of every instance in its next iterations (PreServe section 4.3.1)."""

@@ -1,14 +1,14 @@
-"""The look-ahead map (PreServe section 4.3.1): how full the KV cache of every instance will be in its next iterations.
+"""The look-ahead map (PreServe section 4.3.1): KV cache use of every instance in its next iterations.
 
-A request with P prompt tokens and D predicted output tokens adds P + i tokens to iteration i of the D after its prefill.
-One that ends early takes back what was left; one that runs over is expected to run on for 0.2 of what it has produced,
-again and again. The paper moves up to D elements a request. Here a request is a straight line: its KV is `base + t` at
+A request with P prompt tokens and D predicted output tokens adds P + i tokens to iteration i of the D after its
+prefill. One that ends early returns the rest; one that runs over is extended by 0.2 of what it has produced,
+repeatedly. The paper moves up to D elements per request. Here a request is a straight line: its KV is `base + t` at
 iteration t of its instance, with `base` = P less the iteration at which it was added. An instance keeps the sum of the
-bases and the number of lines, and for each coming iteration the requests whose line ends there. So adding, finishing and
-an iteration are a few operations each, however long the output, and reading l iterations takes l steps.
+bases, the number of lines and, for each coming iteration, the requests whose line ends there. So adding, finishing and
+an iteration take a few operations, however long the output, and reading l iterations takes l steps.
 
-The clock of an instance counts its iterations. The simulator moves it by `advance`. Live, tokens of each
-request come by themselves: `token` moves the clock when the request that is furthest ahead gets one.
+The clock of an instance counts its iterations. The simulator moves it with `advance`. Live, tokens arrive per request:
+`token` moves the clock when the request that is furthest ahead gets one.
 """
 
 from typing import Final, NamedTuple
@@ -34,34 +34,34 @@ class LookAhead(NamedTuple):
     base_sum: NDArray[np.int64]
     """Sum of their bases."""
     ending: NDArray[np.int32]
-    """instances x horizon: requests whose line ends at iteration t, at place t modulo the horizon."""
+    """instances x horizon: requests whose line ends at iteration t, at index t modulo the horizon."""
     ending_base: NDArray[np.int64]
-    """Sum of the bases of those."""
+    """Sum of their bases."""
     first_due: NDArray[np.int32]
-    """The first request that is looked at then, NONE for none: those whose line ends, and some whose line is longer."""
+    """First request to examine then, NONE for none: those whose line ends, and some whose line is longer."""
     instance: NDArray[np.int32]
     """Instance of the request in a slot; NONE for a free slot."""
     base: NDArray[np.int64]
     began: NDArray[np.int64]
-    """Clock at which it was added."""
+    """Clock when it was added."""
     expected: NDArray[np.int64]
-    """Clock at which it is expected to end."""
+    """Clock when it is expected to end."""
     due: NDArray[np.int64]
-    """Clock at which it is looked at next: the same, or earlier while that is beyond the horizon."""
+    """Clock when it is examined next: the same, or earlier if that is beyond the horizon."""
     produced: NDArray[np.int64]
     """Tokens counted by `token`."""
     following: NDArray[np.int32]
-    """The next and the previous request that is due at the same iteration."""
+    """Next and previous request due at the same iteration."""
     previous: NDArray[np.int32]
     free_slots: NDArray[np.int32]
-    """A stack, `counters[FREE]` high."""
+    """Stack of free slots, `counters[FREE]` high."""
     counters: NDArray[np.int64]
 
 
 def allocate(instances: int, requests: int, horizon: int = 4096) -> LookAhead:
-    """Empty maps of *horizon* iterations for *instances*, with slots for *requests* over all of them.
+    """Return empty maps of *horizon* iterations for *instances*, with slots for *requests* over all of them.
 
-    The maps are true for the next half of the *horizon*; ValueError below 2.
+    The maps are exact for the next half of the *horizon*. Raise ValueError if it is below 2.
     """
     if horizon < 2:
         raise ValueError(f"the horizon must be at least 2 iterations, not {horizon}")
@@ -86,7 +86,7 @@ def allocate(instances: int, requests: int, horizon: int = 4096) -> LookAhead:
 
 
 def grow(ahead: LookAhead, instances: int, requests: int) -> LookAhead:
-    """A copy with room for *instances* and *requests*; every request keeps its slot."""
+    """Return a copy with room for *instances* and *requests*; every request keeps its slot."""
     old_instances, horizon = ahead.ending.shape
     old_requests = ahead.instance.size
     if instances < old_instances or requests < old_requests:
@@ -106,7 +106,7 @@ def grow(ahead: LookAhead, instances: int, requests: int) -> LookAhead:
 
 @compiled
 def _link(ahead: LookAhead, slot: int) -> None:
-    """Let the line of *slot* end where it is expected to; if that is beyond the horizon, look at it again half way there."""
+    """End the line of *slot* where it is expected to end; beyond the horizon, examine it again half way there."""
     instance, horizon = ahead.instance[slot], ahead.ending.shape[1]
     end = ahead.expected[slot]
     if end - ahead.clock[instance] >= horizon:
@@ -142,9 +142,9 @@ def _unlink(ahead: LookAhead, slot: int) -> None:
 def enter(
     ahead: LookAhead, slot: int, instance: int, prompt_tokens: int, predicted_tokens: int, produced_tokens: int
 ) -> None:
-    """A request in the free *slot* decodes on *instance* and has come *produced_tokens* beyond its first token.
+    """Enter a request in the free *slot* that decodes on *instance*, *produced_tokens* after its first token.
 
-    For callers with their own slots; the others `add`.
+    For callers with their own slots; others use `add`.
     """
     now = ahead.clock[instance]
     ahead.instance[slot] = instance
@@ -161,7 +161,7 @@ def enter(
 
 @compiled
 def leave(ahead: LookAhead, slot: int) -> None:
-    """Undo `enter`; does nothing without one."""
+    """Undo `enter`; do nothing if the slot is free."""
     instance = ahead.instance[slot]
     if instance == NONE:
         return
@@ -173,7 +173,7 @@ def leave(ahead: LookAhead, slot: int) -> None:
 
 @compiled
 def add(ahead: LookAhead, instance: int, prompt_tokens: int, predicted_tokens: int, produced_tokens: int = 0) -> int:
-    """As `enter`, in a free slot: its number, or NONE when all are taken (`grow`, and again)."""
+    """Enter a request in a free slot and return the slot, or NONE if all are taken (then `grow` and try again)."""
     if ahead.counters[FREE] == 0:
         return NONE
     ahead.counters[FREE] -= 1
@@ -184,7 +184,7 @@ def add(ahead: LookAhead, instance: int, prompt_tokens: int, predicted_tokens: i
 
 @compiled
 def finish(ahead: LookAhead, slot: int) -> None:
-    """The request in *slot* has ended, early or not, or is gone: what was left of it is taken back. The slot is free."""
+    """Remove the request in *slot*, which has ended or left, with the rest of its line, and free the slot."""
     if ahead.instance[slot] == NONE:
         return
     leave(ahead, slot)
@@ -194,7 +194,7 @@ def finish(ahead: LookAhead, slot: int) -> None:
 
 @compiled
 def advance(ahead: LookAhead, instance: int, iterations: int) -> None:
-    """*instance* ran *iterations*: each request on it got so many tokens further."""
+    """Record that *instance* ran *iterations*: each of its requests got as many tokens."""
     if ahead.active[instance] == 0:
         ahead.clock[instance] += iterations
         return
@@ -206,7 +206,7 @@ def advance(ahead: LookAhead, instance: int, iterations: int) -> None:
         while slot != NONE:
             following = ahead.following[slot]
             _unlink(ahead, slot)
-            if ahead.expected[slot] <= now:  # it runs over: 0.2 of what it has produced more, rounded up
+            if ahead.expected[slot] <= now:  # it runs over: extend it by 0.2 of its tokens, rounded up
                 ahead.expected[slot] = now + (now - ahead.began[slot] + 4) // 5
             _link(ahead, slot)
             slot = following
@@ -214,9 +214,9 @@ def advance(ahead: LookAhead, instance: int, iterations: int) -> None:
 
 @compiled
 def token(ahead: LookAhead, slot: int, tokens: int) -> None:
-    """The request in *slot* got *tokens* more. Its instance's clock follows the request that is furthest ahead.
+    """Record *tokens* more of the request in *slot*. Its instance's clock follows the request that is furthest ahead.
 
-    The first token, with which a prefill ends, is not counted: it is the one that `add` stands for.
+    The first token, with which the prefill ends, does not count: `add` stands for it.
     """
     instance = ahead.instance[slot]
     if instance == NONE:
@@ -229,14 +229,14 @@ def token(ahead: LookAhead, slot: int, tokens: int) -> None:
 
 @compiled
 def token_many(ahead: LookAhead, slots: NDArray[np.int64], tokens: NDArray[np.int64]) -> None:
-    """`token` for each of *slots*, in one call."""
+    """Call `token` for each of *slots* in one call."""
     for at in range(slots.size):
         token(ahead, slots[at], tokens[at])
 
 
 @compiled
 def tokens_now(ahead: LookAhead, instance: int) -> int:
-    """KV tokens of *instance* in this iteration."""
+    """Return the KV tokens of *instance* in this iteration."""
     return int(ahead.base_sum[instance] + ahead.active[instance] * ahead.clock[instance])
 
 
@@ -244,9 +244,9 @@ def tokens_now(ahead: LookAhead, instance: int) -> int:
 def peak_tokens(
     ahead: LookAhead, instance: int, iterations: int, prompt_tokens: int = 0, predicted_tokens: int = 0
 ) -> int:
-    """The most KV tokens of *instance* in its next *iterations*, with one more request added to it if one is given.
+    """Return the highest KV tokens of *instance* in its next *iterations*, optionally with one more request.
 
-    That is what a router asks of it (PreServe 4.3.3).
+    Routers use this (PreServe 4.3.3).
     """
     horizon, at = ahead.ending.shape[1], ahead.clock[instance] % ahead.ending.shape[1]
     active, tokens, most = ahead.active[instance], tokens_now(ahead, instance), 0

@@ -1,10 +1,10 @@
-"""What is coming to the instances of an endpoint in their next iterations (PreServe 4.3.2), as both clocks count it.
+"""Load of an endpoint's instances in their next iterations (PreServe 4.3.2), computed alike under both clocks.
 
-What decodes on an instance is projected: from its look-ahead map live (`maps.project`), from its sequences in a simulation.
-What has not begun to decode is queued, and adds the tokens of its prompt to every iteration: what the instance was given
-and has not prefilled, and its part of what waits for the endpoint. (PreServe gives requests to instances at once;
-Pilothouse holds the queue, and what waits there is an overload all the same.) Output that is predicted of queued requests is
-left out: a request that began now would have produced little of it by then.
+Decoding requests are projected: from the look-ahead map live (`maps.project`), from the sequences in a simulation.
+Requests that have not started to decode are queued and add their prompt tokens to every iteration: those that the
+instance has not prefilled, and its share of those that wait for the endpoint. (PreServe dispatches requests at once;
+Pilothouse holds the queue, and a long queue is an overload too.) The predicted output of queued requests is left out:
+little of it would be produced by then.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from scheduling.queueing.waiting_set import WaitingArrays
 
 @compiled
 def waiting_tokens(waiting: WaitingArrays, endpoint: int) -> int:
-    """Tokens of the prompts that wait for *endpoint*."""
+    """Return the tokens of the prompts that wait for *endpoint*."""
     tokens = 0
     for at in range(waiting.size[endpoint]):
         tokens += waiting.prompt_tokens[waiting.heap[endpoint, at]]
@@ -27,14 +27,14 @@ def waiting_tokens(waiting: WaitingArrays, endpoint: int) -> int:
 
 @compiled
 def look(fleet: FleetArrays, instance: int, tokens: NDArray[np.int64], waits: float) -> tuple[bool, float]:
-    """Whether *instance* is potentially overloaded, and its highest KV use, in the iterations that *tokens* projects, as
-    many as its `LookAheadRule` says.
+    """Return (whether *instance* is potentially overloaded, its peak KV use) in the iterations of *tokens*.
 
-    *waits* are the tokens that wait for its endpoint, by its instances that accept work.
+    There are as many of these as its `LookAheadRule` says. *waits* are the tokens that wait for its endpoint, divided
+    by the instances that accept work.
     """
     capacity = memory_tokens(fleet, instance)
     if capacity == 0:
-        return False, 0.0  # not known yet
+        return False, 0.0  # unknown so far
     queued = fleet.queued_prompt_tokens[instance] + waits
     above, peak, limit = 0, 0.0, fleet.look_ahead[instance, OVERLOAD_ABOVE] * capacity
     for at in range(tokens.size):

@@ -1,4 +1,4 @@
-"""How far ahead instances are looked at, and what use of their KV cache is too much then (PreServe 4.3.2 and 4.3.3)."""
+"""Horizon of look-ahead decisions, and the KV cache use that counts as overload in it (PreServe 4.3.2 and 4.3.3)."""
 
 from typing import Annotated, Final
 
@@ -9,17 +9,17 @@ MEMORY_ABOVE: Final = 1
 BETA: Final = 2
 OVERLOAD_ABOVE: Final = 3
 OVERLOAD_SHARE: Final = 4
-"""Columns of a row of `FleetArrays.look_ahead`: the fields of `LookAheadRule`, in their order."""
+"""Columns of a row of `FleetArrays.look_ahead`: the fields of `LookAheadRule`, in order."""
 
 
 class LookAheadRule(Policy, frozen=True):
-    """Parameters of the routers that look ahead, and of what strategies see of the time to come."""
+    """Parameters of routers that look ahead, and of the look-ahead figures of strategies."""
 
     iterations: Annotated[
         int,
         Knob(
             ge=1,
-            le=2048,  # half of a map's horizon: it is true for as many (`maps.allocate`)
+            le=2048,  # half of a map's horizon, for which it is exact (`maps.allocate`)
             setting="LOOKAHEAD_ITERATIONS",
             help="Iterations of an instance that the routers `preserve` and `least_delay` and PreServe's scaler look "
             "ahead.",

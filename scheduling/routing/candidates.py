@@ -1,7 +1,7 @@
-"""What a decision saw of its candidates: rows that the kernels write while they decide, for a reader of the decision.
+"""Inputs of a decision: rows that routing kernels write for readers of the decision.
 
-A caller that wants them gives an array of rows, of `COLUMNS` each; it is filled as far as there are candidates, and the
-INSTANCE of what is left is -1. A caller that does not gives None, and the kernel that is compiled for it writes nothing.
+A caller that wants them passes an array of rows with `COLUMNS` columns. Rows beyond the candidates have INSTANCE -1. A
+caller that passes None gets a kernel compiled without the writes.
 """
 
 from typing import Final
@@ -14,26 +14,26 @@ from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 from scheduling.routing.requests_ahead import beyond_room
 from scheduling.routing.routers import has_room
 
-# Places in a row. Loads are those without the request that is decided on.
-INSTANCE: Final = 0  # its slot
+# Columns of a row. Loads exclude the request being decided.
+INSTANCE: Final = 0  # slot
 ROOM: Final = 1  # whether it could be chosen: 1 or 0
 ACCEPTING: Final = 2  # 1 or 0
-ALLOWED: Final = 3  # requests that it may have ahead, where none had room
-AHEAD: Final = 4  # requests that it would have ahead, this one included
+ALLOWED: Final = 3  # requests that it may hold ahead, if none had room
+AHEAD: Final = 4  # requests that it would hold ahead, including this one
 RUNNING: Final = 5
 KV: Final = 6  # tokens
 KV_CAPACITY: Final = 7  # tokens
 REMAINING: Final = 8  # tokens
-QUEUED: Final = 9  # tokens of prompts
-# Of routers that look ahead.
+QUEUED: Final = 9  # prompt tokens
+# Only for routers that look ahead:
 IN_SECONDS: Final = 10  # whether the next five are seconds: 1 or 0
 SCORE: Final = 11
 PREFILL: Final = 12  # tokens to prefill, or seconds to the first token
 DECODE: Final = 13  # tokens to generate, or seconds from the first token to the last
-OTHERS: Final = 14  # seconds that those that run there lose
-MEMORY: Final = 15  # what the tokens beyond `LookAheadRule.memory_above` count
-PEAK: Final = 16  # KV tokens, at most, in the iterations to come
-CACHED: Final = 17  # tokens of the prompt that are thought to be cached
+OTHERS: Final = 14  # seconds lost by its running requests
+MEMORY: Final = 15  # cost of the tokens beyond `LookAheadRule.memory_above`
+PEAK: Final = 16  # peak KV tokens in the coming iterations
+CACHED: Final = 17  # prompt tokens expected in the cache
 COLUMNS: Final = 18
 
 
@@ -41,7 +41,7 @@ COLUMNS: Final = 18
 def write_load(
     fleet: FleetArrays, instance: int, prompt_tokens: int, output_tokens: int, rows: NDArray[np.float64], at: int
 ) -> None:
-    """Write the load of *instance* into row *at*, and zeros behind it."""
+    """Write the load of *instance* into row *at*, and zeros into its other columns."""
     running, kv_tokens = int(fleet.running[instance]), int(fleet.kv_tokens[instance])
     rows[at, :] = 0.0
     rows[at, INSTANCE] = instance
@@ -64,7 +64,7 @@ def write_loads(
     chosen: int,
     rows: NDArray[np.float64],
 ) -> None:
-    """Write the loads of the first members of *endpoint* into *rows*, with *chosen* among them, before it is placed."""
+    """Write the loads of the first members of *endpoint* into *rows*, including *chosen*, before placement."""
     first, last = endpoints.first[endpoint], endpoints.first[endpoint + 1]
     count = min(int(last - first), rows.shape[0])
     written = False

@@ -1,23 +1,23 @@
 """Routers that look ahead: PreServe's, and ours, which scores in seconds.
 
-They read more than `routing`'s do: the look-ahead maps, and the index of prompts' prefixes. Their signature is
-`(fleet, endpoints, ahead, affinity, endpoint, slot, prompt_tokens, output_tokens) -> int`, where *slot* is that of the
-request in the waiting set, -1 for none (its prefix is not known then). Like theirs, they choose only an instance with room,
--1 if there is none, and ties go to the lowest slot.
+They also read the look-ahead maps and the index of prompt prefixes. Their signature is `(fleet, endpoints, ahead,
+affinity, endpoint, slot, prompt_tokens, output_tokens) -> int`, where *slot* is the request's in the waiting set, -1
+for none (then its prefix is unknown). Like other routers, they choose only an instance with room, -1 if there is
+none, and ties go to the lowest slot.
 
-**preserve** (PreServe 4.3.3) adds tokens: prompts that wait to be prefilled with this one, output tokens to be generated
-with those of this one, and beta times the tokens by which the KV cache is to pass T_mem (80 %) in one of the next 100
-iterations if this request begins now; `LookAheadRule` has the three. The least wins. (The paper writes argmax, and means
-the minimum: "the instance with the minimum estimated load".)
+**preserve** (PreServe 4.3.3) adds tokens: prompts to prefill including this one, output to generate including this
+one's, and beta times the tokens by which the KV cache would pass T_mem (80%) in one of the next 100 iterations if this
+request started now; `LookAheadRule` has these three parameters. The minimum wins. (The paper writes argmax, but means
+"the instance with the minimum estimated load".)
 
-**least_delay** adds seconds, from each instance's own performance profile, so that different GPUs compare: until the first
-token of this request, until its last, what those that run there or will come lose by it, and the same memory risk. Tokens
-of the prompt that are thought to be in the prefix cache need no prefill; they are worth just that, so a busy instance is
-passed by however much of the prompt it has. Where an instance with room has no profile, all are compared in tokens.
+**least_delay** adds seconds, from each instance's performance profile, so that different GPUs compare: to this
+request's first token, to its last, what running and future requests lose by it, and the same memory risk. Prompt tokens
+expected in the prefix cache need no prefill, and are worth only that, so a busy instance is passed over however much of
+the prompt it has cached. If an instance with room has no profile, all are compared in tokens.
 
-A map is walked only where it matters. The KV tokens of an instance cannot rise faster than one a request and iteration:
-where not even that passes T_mem, there is no penalty to find out. And the penalty that is due already is a lower bound:
-an instance that is beaten at its least is not walked either.
+A map is read only if it matters. The KV tokens of an instance rise by at most one per request and iteration: if
+even that stays below T_mem, there is no penalty. The penalty already due is a lower bound: an instance whose
+lower bound loses is not read either.
 """
 
 from typing import Final
@@ -64,14 +64,15 @@ from scheduling.routing.prefix_affinity import (
 from scheduling.routing.requests_ahead import close_ahead, open_ahead
 from scheduling.routing.routers import LEAST_DELAY, PRESERVE, has_room, place, prefilled, release
 
-# What loads weigh by which a request to come would suffer, for `least_delay`. Found by trial on ten minutes of lengths of
+# Weights of loads that delay future requests, for `least_delay`. Tuned on ten minutes of lengths of the Azure
+# conversation trace near saturation; docs/routing.md describes their effect.
 # the Azure conversation trace near saturation; docs/routing.md has what they change.
 TO_PREFILL: Final = 10.0
-"""Seconds of a second of prompts that wait."""
+"""Cost in seconds of a second of queued prompts."""
 TO_GENERATE: Final = 0.5
-"""Seconds of a second in which what was given out is generated."""
+"""Cost in seconds of a second of output to generate."""
 TO_HOLD: Final = 0.4
-"""Seconds of a token beyond T_mem, in times that the instance takes for one token."""
+"""Cost of a token beyond T_mem, in multiples of the instance's time per token."""
 
 
 @compiled_inline
@@ -89,7 +90,7 @@ def _delay(
     output_tokens: int,
     cached_tokens: int,
 ) -> tuple[float, float, float, float]:
-    """Seconds to the first token, from there to the last, and what the others lose; and of a token beyond T_mem."""
+    """Return seconds to the first token, from there to the last, lost by others, and per token beyond T_mem."""
     profile = fleet.profile
     t0, a, b, c = profile[instance, 0], profile[instance, 1], profile[instance, 2], profile[instance, 3]
     fixed, by_sequence, by_token = profile[instance, 4], profile[instance, 5], profile[instance, 6]
@@ -100,13 +101,13 @@ def _delay(
     prompt, output = float(prompt_tokens), float(output_tokens)
     new = max(float(prompt_tokens - cached_tokens), 1.0)
 
-    # The batch: all that was given to it, or the part of them that its memory holds.
+    # The batch: all dispatched requests, or as many as fit in memory.
     reserved = float(fleet.kv_tokens[instance]) + prompt + output
     batch = placed * min(1.0, memory / reserved) + 1.0
     context = min(held + queued + prompt + 0.5 * output, memory)
     step_s = fixed + by_sequence * batch + by_token * context
 
-    # Until the first token: the step under way, room in memory, prompts before it, its own with those that decode.
+    # To the first token: the current step, room in memory, queued prompts, its own prompt with the running decodes.
     decoding_s = by_sequence * active + by_token * held
     wait_s = 0.5 * (fixed + decoding_s) if active > 0.0 else 0.0
     if reserved > memory:
@@ -115,13 +116,13 @@ def _delay(
     own_s = max(t0, a + b * new + c * new * new)
     first_s = wait_s + queue_s + own_s + decoding_s
 
-    # Until the last: its own steps, longer by the tokens that others get meanwhile. They lose as much by it.
+    # To the last token: its own steps, longer by the tokens of others meanwhile, which lose as much by it.
     overlap = min(to_generate, placed * output)
     theirs_s = by_sequence + by_token * (held + queued + 0.5 * to_generate) / max(placed, 1.0)
     mine_s = by_sequence + by_token * (prompt + 0.5 * output)
     decode_s = output * (fixed + mine_s) + overlap * theirs_s
     others_s = active * max(own_s - fixed, b * new) + overlap * mine_s
-    # And those to come: better that an instance with much to do is left to them less busy.
+    # Future requests: a busy instance is better left with less work.
     others_s += TO_PREFILL * queue_s + TO_GENERATE * to_generate * step_s / batch
     return float(first_s), float(decode_s), float(others_s), float(TO_HOLD * step_s / batch)
 
@@ -137,7 +138,7 @@ def _parts(
     prompt_tokens: int,
     output_tokens: int,
 ) -> tuple[float, float, float, float]:
-    """What *instance* has to prefill, to generate, and costs others; and what a token beyond T_mem weighs."""
+    """Return what *instance* has to prefill, to generate, costs others, and the weight of a token beyond T_mem."""
     cached = matched_tokens(affinity, instance, slot, prompt_tokens)
     if in_seconds:
         return _delay(fleet, ahead, instance, prompt_tokens, output_tokens, cached)
@@ -149,13 +150,13 @@ def _parts(
 
 @compiled_inline
 def _over(fleet: FleetArrays, instance: int, tokens: int) -> float:
-    """By how much *tokens* are more than T_mem of what *instance* holds."""
+    """Return by how much *tokens* exceed T_mem of the memory of *instance*."""
     return float(max(0.0, tokens - fleet.look_ahead[instance, MEMORY_ABOVE] * memory_tokens(fleet, instance)))
 
 
 @compiled_inline
 def _excess(fleet: FleetArrays, ahead: LookAhead, instance: int, prompt_tokens: int, output_tokens: int) -> float:
-    """Tokens by which the KV cache of *instance* will pass T_mem with one more request."""
+    """Return the tokens by which the KV cache of *instance* will pass T_mem with one more request."""
     iterations = int(fleet.look_ahead[instance, ITERATIONS])
     most = tokens_now(ahead, instance) + prompt_tokens + (iterations - 1) * (ahead.active[instance] + 1)
     if _over(fleet, instance, most) == 0.0:
@@ -177,9 +178,9 @@ def _write_candidates(
     chosen: int,
     rows: NDArray[np.float64],
 ) -> None:
-    """Write *chosen* into the first of *rows*, and into the others the members with the lowest bounds of the decision.
+    """Write *chosen* into the first of *rows*, and the members with the lowest bounds into the others.
 
-    Those without room come last. Bounds in `weighed` are used up.
+    Members without room come last. Bounds in `weighed` are consumed.
     """
     first, last, weighed = endpoints.first[endpoint], endpoints.first[endpoint + 1], affinity.weighed
     count = min(int(last - first), rows.shape[0])
@@ -192,7 +193,7 @@ def _write_candidates(
                 bound = weighed[other, 0]
                 if not np.isnan(bound) and (instance < 0 or bound < lowest):
                     instance, lowest = other, bound
-        weighed[instance, 0] = np.nan  # it is written
+        weighed[instance, 0] = np.nan  # already written
         write_load(fleet, instance, prompt_tokens, output_tokens, rows, at)
         iterations = int(fleet.look_ahead[instance, ITERATIONS])
         peak = peak_tokens(ahead, instance, iterations, prompt_tokens, output_tokens)
@@ -222,7 +223,7 @@ def _least(
     output_tokens: int,
     rows: NDArray[np.float64] | None,
 ) -> int:
-    """The instance with room that has the least score; what was weighed is written into *rows*, if they are given."""
+    """Return the instance with room and the lowest score; write the inputs into *rows*, if given."""
     first, last, weighed = endpoints.first[endpoint], endpoints.first[endpoint + 1], affinity.weighed
     best, lowest = -1, np.inf
     for at in range(first, last):
@@ -240,7 +241,7 @@ def _least(
             best, lowest = instance, bound
     if best < 0:
         return -1
-    # Those that may still be better than the one with the lowest bound really is.
+    # Instances that may still beat the actual score of the one with the lowest bound.
     least = weighed[best, 1] + weighed[best, 2] * _excess(fleet, ahead, best, prompt_tokens, output_tokens)
     for at in range(first, last):
         instance = int(endpoints.members[at])
@@ -282,7 +283,7 @@ def preserve(
     output_tokens: int,
     rows: NDArray[np.float64] | None = None,
 ) -> int:
-    """The instance with room that has the least load, in tokens (PreServe 4.3.3). *slot* is not looked at."""
+    """Return the instance with room and the lowest load in tokens (PreServe 4.3.3). *slot* is unused."""
     return _least(fleet, endpoints, ahead, affinity, False, endpoint, -1, prompt_tokens, output_tokens, rows)
 
 
@@ -298,7 +299,7 @@ def least_delay(
     output_tokens: int,
     rows: NDArray[np.float64] | None = None,
 ) -> int:
-    """The instance with room on which the request delays itself and others the least."""
+    """Return the instance with room on which the request delays itself and others the least."""
     in_seconds = _in_seconds(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
     touched = match(fleet, affinity, endpoint, slot) if slot >= 0 else 0
     instance = _least(fleet, endpoints, ahead, affinity, in_seconds, endpoint, slot, prompt_tokens, output_tokens, rows)
@@ -319,7 +320,7 @@ def route_ahead(
     output_tokens: int,
     rows: NDArray[np.float64] | None = None,
 ) -> int:
-    """The decision of the policy with code *policy*, one that looks ahead; ValueError for another."""
+    """Return the decision of the look-ahead policy with code *policy*. Raise ValueError for another."""
     if policy == PRESERVE:
         return preserve(fleet, endpoints, ahead, affinity, endpoint, slot, prompt_tokens, output_tokens, rows)
     if policy == LEAST_DELAY:
@@ -338,7 +339,9 @@ def dispatch_ahead(
     policy: int,
     rows: NDArray[np.float64] | None = None,
 ) -> tuple[int, int]:
-    """As `dispatch.dispatch`, by a policy that looks ahead. Call `prefix_affinity.learn` after one by `least_delay`."""
+    """Like `dispatch.dispatch`, with a policy that looks ahead. Call
+    `prefix_affinity.learn` after one by `least_delay`.
+    """
     slot = peek(waiting, endpoint)
     if slot < 0:
         return -1, -1

@@ -1,16 +1,16 @@
-"""Prefix affinity: which instances have lately been given prompts that begin alike, in bounded memory and time.
+"""Prefix affinity: which instances have recently received prompts with the same prefix, in bounded memory and time.
 
-A prompt is cut into blocks, and each block has a hash that stands for all of the prompt up to its end. The index knows,
-for each such hash, the few instances that were last given a prompt with it. It is the router's own guess at what their
-prefix caches hold: nothing is asked of an instance.
+A prompt is cut into blocks, and the hash of each block stands for the prompt up to its end. For each hash the
+index knows the few instances that last received a prompt with it. It is the router's own estimate of their prefix
+caches; instances are not queried.
 
-Only some blocks are noted, at places that are the same for every prompt: the first `STEADY` one by one, then `STEADY` of
-every second, of every fourth, and so on; `MOST_NOTED` of them reach over `covered(MOST_NOTED)` blocks. The index is an
-open-addressed table in which a hash is looked for at `WINDOW` places; a new one takes an empty place of these or that of
-the one not used for the longest. So work is constant a block, and nothing has to be swept.
+Only some blocks are recorded, at the same positions in every prompt: the first `STEADY` one by one, then `STEADY` of
+every second, of every fourth, and so on; `MOST_NOTED` of them cover `covered(MOST_NOTED)` blocks. The index is an
+open-addressed table in which a hash has `WINDOW` possible places; a new one takes an empty place or the least recently
+used. So work per block is constant, without sweeps.
 
-An instance forgets what it has not used: what was given to it more than its KV memory ago in tokens
-(`FleetArrays.placed_tokens` is its clock) no longer counts. `forget` takes everything from one whose cache is gone.
+Unused blocks are evicted: what an instance received more than its KV memory ago, in tokens (`FleetArrays.placed_tokens`
+is its clock), no longer counts. `forget` clears an instance whose cache is gone.
 """
 
 from typing import Final, NamedTuple
@@ -29,42 +29,42 @@ HOLDERS: Final = 8
 """Instances remembered for a hash."""
 WINDOW: Final = 8
 FORGOTTEN_TOKENS: Final = 1 << 40
-# Places in Affinity.counters.
+# Indices into `Affinity.counters`.
 USES: Final = 0
 BLOCK_TOKENS: Final = 1
 
 
 @struct_of_arrays
 class Affinity(NamedTuple):
-    """The index, and the noted blocks of the requests that wait."""
+    """The index, and the recorded blocks of waiting requests."""
 
     key: NDArray[np.int64]
-    """By place in the table, a power of two: the hash that it knows; 0 for none."""
+    """By place in the table, a power of two: its hash; 0 for none."""
     used: NDArray[np.int64]
-    """When the place was last used, by `counters[USES]`."""
+    """Time of the last use, by `counters[USES]`."""
     holder: NDArray[np.int32]
-    """places x HOLDERS: instances that were given this; NONE for none."""
+    """places x HOLDERS: instances that received it; NONE for none."""
     since: NDArray[np.int64]
-    """places x HOLDERS: their `placed_tokens` at that time."""
+    """places x HOLDERS: their `placed_tokens` at the time."""
     noted: NDArray[np.int64]
-    """slots of the waiting set x MOST_NOTED: the noted hashes of the request in each."""
+    """slots of the waiting set x MOST_NOTED: recorded hashes of the request in each."""
     noted_count: NDArray[np.int64]
     block_tokens: NDArray[np.int64]
-    """Tokens of one of its blocks."""
+    """Tokens per block."""
     matched: NDArray[np.int64]
-    """By instance: noted blocks in a row that it is thought to have of the request in hand; 0 between two decisions."""
+    """By instance: leading recorded blocks of the current request that it is expected to have; 0 between decisions."""
     touched: NDArray[np.int32]
     """Instances whose `matched` is not 0."""
     weighed: NDArray[np.float64]
-    """instances x 3: scratch of the decision in hand."""
+    """instances x 3: scratch of the current decision."""
     counters: NDArray[np.int64]
-    """How often the table was used, and tokens of a block where they are the same for all requests."""
+    """Number of uses of the table, and tokens per block if equal for all requests."""
 
 
 def allocate_affinity(instances: int, slots: int, places: int = 1 << 16) -> Affinity:
-    """An empty index of *places* for *instances*, and room for the requests in *slots* of a waiting set.
+    """Return an empty index of *places* for *instances*, with room for requests in *slots* of a waiting set.
 
-    ValueError unless *places* is a power of two of at least `WINDOW`.
+    Raise ValueError unless *places* is a power of two of at least `WINDOW`.
     """
     if places < WINDOW or places & (places - 1):
         raise ValueError(f"places must be a power of two from {WINDOW} up, not {places}")
@@ -84,7 +84,7 @@ def allocate_affinity(instances: int, slots: int, places: int = 1 << 16) -> Affi
 
 
 def grow_affinity(affinity: Affinity, instances: int, slots: int) -> Affinity:
-    """The same index, for *instances* and *slots*, of which there may be no fewer."""
+    """Return the same index for *instances* and *slots*, which may not shrink."""
     old = affinity.noted_count.size
     if instances < affinity.matched.size or slots < old:
         raise ValueError(
@@ -100,14 +100,14 @@ def grow_affinity(affinity: Affinity, instances: int, slots: int) -> Affinity:
 
 @compiled
 def covered(count: int) -> int:
-    """Blocks of a prompt up to and with the *count*-th noted one."""
+    """Return the number of blocks up to and including the *count*-th recorded one."""
     level, rest = count // STEADY, count % STEADY
     return STEADY * ((1 << level) - 1) + (rest << level)
 
 
 @compiled
 def note(affinity: Affinity, slot: int, hashes: NDArray[np.int64], first: int, last: int, block_tokens: int) -> None:
-    """The request in *slot* has the blocks `hashes[first:last]`, of *block_tokens* each, from the start of its prompt."""
+    """Record that the request in *slot* has the blocks `hashes[first:last]`, of *block_tokens* each, from the start."""
     count = 0
     while count < MOST_NOTED and first + covered(count + 1) <= last:
         affinity.noted[slot, count] = hashes[first + covered(count + 1) - 1]
@@ -118,7 +118,7 @@ def note(affinity: Affinity, slot: int, hashes: NDArray[np.int64], first: int, l
 
 @compiled
 def _key(endpoint: int, block: int) -> int:
-    """What the table knows *block* by: instances of different endpoints have nothing to share."""
+    """Return the table's key of *block*: instances of different endpoints share nothing."""
     mixed = block + (endpoint + 1) * 0x1E3779B97F4A7C15
     mixed ^= mixed >> 29
     mixed *= 0x3F58476D1CE4E5B9
@@ -128,7 +128,7 @@ def _key(endpoint: int, block: int) -> int:
 
 @compiled
 def _find(affinity: Affinity, key: int) -> int:
-    """The place that knows *key*; NONE if none does."""
+    """Return the place of *key*; NONE if it is missing."""
     mask = affinity.key.size - 1
     for step in range(WINDOW):
         at = (key + step) & mask
@@ -139,7 +139,7 @@ def _find(affinity: Affinity, key: int) -> int:
 
 @compiled
 def _make(affinity: Affinity, key: int) -> int:
-    """A place for *key*, which none knows."""
+    """Return a place for *key*, which is missing."""
     mask = affinity.key.size - 1
     place = key & mask
     for step in range(WINDOW):
@@ -156,9 +156,9 @@ def _make(affinity: Affinity, key: int) -> int:
 
 @compiled
 def match(fleet: FleetArrays, affinity: Affinity, endpoint: int, slot: int) -> int:
-    """Write into `matched` how many noted blocks in a row each instance has of the request in *slot*.
+    """Write into `matched` how many leading recorded blocks of the request in *slot* each instance has.
 
-    Returns how many instances have any, the first of `touched`. `unmatch` clears it.
+    Return the number of instances with any, the first entries of `touched`. `unmatch` clears it.
     """
     touched = 0
     for number in range(affinity.noted_count[slot]):
@@ -184,14 +184,16 @@ def match(fleet: FleetArrays, affinity: Affinity, endpoint: int, slot: int) -> i
 
 @compiled
 def unmatch(affinity: Affinity, touched: int) -> None:
-    """Clear what `match`, which returned *touched*, wrote."""
+    """Clear the output of `match`, which returned *touched*."""
     for at in range(touched):
         affinity.matched[affinity.touched[at]] = 0
 
 
 @compiled
 def matched_tokens(affinity: Affinity, instance: int, slot: int, prompt_tokens: int) -> int:
-    """Of *prompt_tokens*, those that *instance* need not compute, by the last `match`. The last token always is computed."""
+    """Return how many of *prompt_tokens* are cached on *instance* by the last `match`.
+    The last token is always computed.
+    """
     if slot < 0 or affinity.matched[instance] == 0:
         return 0
     known = covered(affinity.matched[instance]) * affinity.block_tokens[slot]
@@ -200,7 +202,7 @@ def matched_tokens(affinity: Affinity, instance: int, slot: int, prompt_tokens: 
 
 @compiled
 def learn(fleet: FleetArrays, affinity: Affinity, endpoint: int, slot: int, instance: int) -> None:
-    """*instance*, of *endpoint*, was given the request that was in *slot* of the waiting set."""
+    """Record that *instance*, of *endpoint*, received the request in *slot* of the waiting set."""
     affinity.counters[USES] += 1
     for number in range(affinity.noted_count[slot]):
         key = _key(endpoint, affinity.noted[slot, number])
@@ -227,5 +229,5 @@ def learn(fleet: FleetArrays, affinity: Affinity, endpoint: int, slot: int, inst
 
 @compiled
 def forget(fleet: FleetArrays, instance: int) -> None:
-    """Nothing that *instance* was given before still is in its cache."""
+    """Record that the cache of *instance* no longer holds anything."""
     fleet.placed_tokens[instance] += FORGOTTEN_TOKENS

@@ -1,14 +1,15 @@
-"""The global router: which region, and so which endpoint, is given a request (SageServe section 6.2, "global routing").
+"""The global router: which region, and so which endpoint, gets a request (SageServe section 6.2, "global routing").
 
-SageServe takes the first region, in order of preference, whose memory use is below a threshold, else the least used one.
-Since Pilothouse holds the queue, an endpoint can be full with its memory half empty (`max_num_seqs`, or prompts that are
-long and answers that are short) or with requests waiting, so what is compared is its *pressure*, the one measure of use that
-strategies, floor and pages have too: the largest of KV use, sequence use and compute use, plus waiting requests a sequence.
+SageServe takes the first region, in order of preference, whose memory use is below a threshold, else the least
+used one. Because Pilothouse holds the queue, an endpoint can be full with its memory half empty
+(`max_num_seqs`, or long prompts with short answers) or with requests waiting. So endpoints are compared by
+*pressure*, the measure of use that strategies, floor and pages share: the largest of KV use, sequence use and
+compute use, plus waiting requests per sequence.
 
-Compute use is the engine time that was asked for lately, as a share of the time that there was, or what of it is not
-computed yet as a share of `BACKLOG_S`, if that is more (not for who scales: `filled`). A request asks for what it adds to
-iterations that are made anyway: its prompt, and for each output token the time of one more sequence and its context. The
-fixed part of an iteration is shared by all that are in it. So no batch, however large, keeps up with more than 1.
+Compute use is the engine time requested recently, as a share of the time available, or the part not yet computed as a
+share of `BACKLOG_S` if that is more (not for scaling: `filled`). A request's engine time is what it adds to iterations
+that run anyway: its prompt, and for each output token the time of one more sequence and its context. All requests in an
+iteration share its fixed part. So no batch, however large, keeps up with more than 1.
 """
 
 import math
@@ -38,14 +39,16 @@ UNKNOWN_MS: Final = 50.0
 def latency_ms(
     given: Mapping[tuple[str, str], float], origin: str, target: str, unknown_ms: float = UNKNOWN_MS
 ) -> float:
-    """One way from *origin* to *target*: as *given*, else or else for the way back, else *unknown_ms*; within a region 0."""
+    """Return the one-way latency from *origin* to *target*: as *given*, else that of the way back, else
+    *unknown_ms*; 0 within a region.
+    """
     if (origin, target) in given:
         return given[origin, target]
     return 0.0 if origin == target else given.get((target, origin), unknown_ms)
 
 
 def by_preference(origin: str, regions: Iterable[str], latency: Callable[[str], float]) -> list[str]:
-    """*regions* as a caller in *origin* prefers them: its own, then the nearest by *latency*, equally near ones by name."""
+    """Return *regions* in the preference of a caller in *origin*: its own, then the nearest by *latency*, ties by name."""
     return sorted(regions, key=lambda region: (region != origin, latency(region), region))
 
 
@@ -59,7 +62,7 @@ def asked_work_s(endpoints: EndpointArrays, endpoint: int, now_s: float) -> floa
 def ask(
     fleet: FleetArrays, endpoints: EndpointArrays, instance: int, prompt_tokens: int, output_tokens: int, now_s: float
 ) -> None:
-    """Count the engine time of a request that *instance* is given; none where its profile is not known."""
+    """Count the engine time of a request given to *instance*; none if its profile is unknown."""
     profile, endpoint = fleet.profile, fleet.endpoint[instance]
     new, output = float(prompt_tokens) * (1.0 - fleet.cached_share[instance]), float(output_tokens)
     prefill_s = (profile[instance, 2] + profile[instance, 3] * new) * new
@@ -96,7 +99,7 @@ def fullness(
     work_s: float,
     left_s: float,
 ) -> float:
-    """`pressure` of the sums over the instances that accept work; the last are `asked_work_s` and `backlog_s`."""
+    """Return `pressure` from the sums over the accepting instances, `asked_work_s` and `backlog_s`."""
     if sequences == 0 or kv_capacity == 0:
         return np.inf
     compute = max(work_s / (COMPUTE_S * accepting), left_s / BACKLOG_S)
@@ -113,7 +116,9 @@ def pressure(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiti
 def filled(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int, left_s: float, now_s: float
 ) -> float:
-    """`pressure` with a backlog of *left_s*. Who scales takes none: instances take longer to come than it does to go."""
+    """Return `pressure` with a backlog of *left_s*. Scaling passes none: an instance starts
+    more slowly than a backlog clears.
+    """
     kv_tokens, kv_capacity, running, sequences, accepting = 0, 0, 0, 0, 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]
@@ -135,10 +140,10 @@ def first_choice(
     use_of: Callable[[Seen, int], float],
     seen: Seen,
 ) -> int:
-    """The first of *candidates* that *is_below* the *threshold*, else the one of the least *use_of*, else -1.
+    """Return the first of *candidates* that *is_below* the *threshold*, else the one with the least *use_of*, else -1.
 
-    Of those equally used, the first; none whose use is infinite. Both are asked with *seen*, what a clock knows:
-    live all is counted, in a simulation bounds mostly do.
+    The first of equally used ones; none whose use is infinite. Both functions get *seen*, the clock's knowledge: live
+    everything is counted, in a simulation bounds usually decide.
     """
     for at in range(candidates.size):
         if is_below(seen, int(candidates[at]), threshold):
@@ -171,10 +176,10 @@ def choose_region(
     threshold: float,
     now_s: float,
 ) -> int:
-    """The endpoint for a request whose model is served by *candidates*, in order of preference.
+    """Return the endpoint for a request whose model is served by *candidates*, in order of preference.
 
-    *waiting* has one element an endpoint: requests held for it. The first candidate below *threshold*, else the one under
-    the least pressure (ties: the preferred one), else -1 when none accepts work.
+    *waiting* has one element per endpoint: requests held for it. The first candidate below *threshold*, else the one
+    under the least pressure (ties: the preferred one), else -1 if none accepts work.
     """
     return first_choice(candidates, threshold, _is_below, _use, (fleet, endpoints, waiting, now_s))
 
@@ -189,10 +194,10 @@ def better_home(
     threshold: float,
     now_s: float,
 ) -> int:
-    """Where the first request that waits for *endpoint*, one of *candidates*, is better off; *endpoint* where it is not.
+    """Return the better endpoint for the first request that waits for *endpoint*, one of *candidates*, or *endpoint*.
 
-    As `choose_region`, but it stays where something serves it for as long as the other endpoint is full too. -1 when no
-    candidate accepts work.
+    Like `choose_region`, but the request stays where something serves it while the other endpoint is full too.
+    -1 if no candidate accepts work.
     """
     chosen = choose_region(fleet, endpoints, candidates, waiting, threshold, now_s)
     if chosen < 0 or chosen == endpoint:

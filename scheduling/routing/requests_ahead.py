@@ -1,13 +1,13 @@
-"""How many requests an instance is given beyond what it runs, so that no freed place stands empty for a round trip.
+"""Requests given to an instance beyond what it runs, so that no freed slot is idle for a round trip.
 
-A place is free when a request ends; what is given for it then begins a dispatch round trip later: we hear of the end,
-decide, send, and the instance takes the request in. So where no instance of an endpoint has room, each may have as many
-requests *ahead*, in its own queue, as end there within a round trip. How many that is, is counted: a trip begins
-with an end, and all ends within one round trip after it are of that trip. One that ends alone counts as 1, so at least
-one is ahead; many that end in the same step count as so many, for as many places are empty then. Trips differ, and so
-two mean deviations are added to the mean.
+A slot is free when a request ends; a request sent for it then starts a dispatch round trip later: the gateway learns of
+the end, decides and sends, and the instance accepts the request. So if no instance of an endpoint has room, each may
+hold as many requests *ahead*, in its own queue, as end there within a round trip. That number is counted: a trip begins
+with an end and includes all ends within one round trip after it. A single end counts as 1, so at least one request is
+ahead; many ends in the same step count in full, because as many slots are empty then. Trips vary, so two mean
+deviations are added to the mean.
 
-An instance whose round trip is not known (0) is given none, nor one whose limit is 0: there the order is strict.
+An instance with an unknown round trip (0) gets none, nor one whose limit is 0: there the order is strict.
 """
 
 from typing import Final
@@ -15,21 +15,22 @@ from typing import Final
 from scheduling.compiled import compiled
 from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 
-# Places in a row of `FleetArrays.round_trips`.
+# Columns of a row of `FleetArrays.round_trips`.
 ROUND_TRIP_S: Final = 0
-BEGAN_S: Final = 1  # the trip that is being counted
+BEGAN_S: Final = 1  # start of the current trip
 ENDED: Final = 2  # requests that ended in it
-ENDS: Final = 3  # in a trip, smoothed; 0 while none is over
-DEVIATION: Final = 4  # of that, smoothed too
+ENDS: Final = 3  # ends per trip, smoothed; 0 before the first trip is over
+DEVIATION: Final = 4  # mean deviation of that, smoothed too
 
 WEIGHT: Final = 0.125
-"""Of the last trip in `ENDS`, and of the last measurement in `ROUND_TRIP_S`; that of TCP's round trip (RFC 6298)."""
+"""Weight of the last trip in `ENDS`, and of the last measurement in `ROUND_TRIP_S`, as for TCP's round trip (RFC 6298).
+"""
 DEVIATION_WEIGHT: Final = 0.25
-"""Of the last trip in `DEVIATION`; from there too."""
+"""Weight of the last trip in `DEVIATION`; from there too."""
 DEVIATIONS: Final = 2.0
-"""More ends than so many deviations above the mean leave a place empty now and then."""
+"""Mean deviations above the mean; more ends than that occasionally leave a slot empty."""
 MEASURED: Final = -1
-"""As a limit: what is measured, but no more than the instance runs at once."""
+"""As a limit: the measured allowance, at most what the instance runs at once."""
 
 
 @compiled
@@ -72,7 +73,9 @@ def note_end(fleet: FleetArrays, instance: int, now_s: float) -> None:
 
 @compiled
 def beyond_room(fleet: FleetArrays, instance: int, running: int, kv_tokens: int) -> int:
-    """Of *running* requests with *kv_tokens*, those that *instance* has no room for: sequences, or memory by their mean."""
+    """Return how many of *running* requests with *kv_tokens* exceed the room of
+    *instance*, by sequences or mean memory.
+    """
     ahead = running - int(fleet.max_num_seqs[instance])
     beyond = kv_tokens - int(fleet.kv_capacity_tokens[instance])
     if beyond > 0:
@@ -88,7 +91,7 @@ def requests_ahead(fleet: FleetArrays, instance: int) -> int:
 
 @compiled
 def open_ahead(fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int) -> bool:
-    """Let `routing.has_room` count on the allowances at *endpoint*, until `close_ahead`; whether there are any."""
+    """Let `routing.has_room` use the allowances at *endpoint* until `close_ahead`; return whether there are any."""
     any_allowed = False
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]

@@ -1,8 +1,8 @@
-"""Routing kernels: which instance of an endpoint is given a request. And the bookkeeping that they rest on.
+"""Routing kernels, which choose an instance of an endpoint for a request, and the bookkeeping of their loads.
 
 Every policy has one signature, `(fleet, endpoints, endpoint, prompt_tokens, output_tokens) -> int`: the slot of the
-chosen instance, or -1 when none has room. A kernel only reads; `place`, `advance` and `release` move the load. Ties go
-to the lowest slot. Cost: one pass over the endpoint's own instances.
+chosen instance, or -1 if none has room. A kernel only reads; `place`, `advance` and `release` update the load. Ties go
+to the lowest slot. Cost: one pass over the endpoint's instances.
 """
 
 import math
@@ -18,7 +18,7 @@ from scheduling.fleet.arrays import EndpointArrays, FleetArrays
 Router = Callable[[FleetArrays, EndpointArrays, int, int, int], int]
 Seen = TypeVar("Seen")
 Asked = tuple[FleetArrays, EndpointArrays, int, int]
-"""Of live routing: the fleet, and the prompt and output tokens of the request."""
+"""Live knowledge: the fleet, and the prompt and output tokens of the request."""
 
 ROUND_ROBIN: Final = 0
 LEAST_REQUEST: Final = 1
@@ -27,15 +27,15 @@ JOIN_SHORTEST_QUEUE: Final = 3
 PRESERVE: Final = 4
 LEAST_DELAY: Final = 5
 LOOK_AHEAD: Final = (PRESERVE, LEAST_DELAY)
-"""Policies that predict loads: `predictive`."""
+"""Policies that predict loads (`predictive`)."""
 
 
 @compiled
 def has_room(fleet: FleetArrays, instance: int, prompt_tokens: int, output_tokens: int) -> bool:
-    """Whether *instance* accepts work, has a free sequence, and KV for the prompt and the predicted output.
+    """Whether *instance* accepts work, has a free sequence, and KV memory for the prompt and the predicted output.
 
-    Or, where an allowance is open (`allowance.open_ahead`), has with this one no more requests ahead than that. A request
-    that it could never hold has no room in any case.
+    Or, if an allowance is open (`allowance.open_ahead`), whether it holds no more requests ahead than that, including
+    this one. A request that it could never hold never has room.
     """
     if fleet.accepting[instance] == 0:
         return False
@@ -46,7 +46,7 @@ def has_room(fleet: FleetArrays, instance: int, prompt_tokens: int, output_token
     held = fleet.kv_tokens[instance] + tokens
     if allowed == 0 or held <= capacity:
         return bool(held <= capacity)
-    # `requests_ahead` of it and this one, at most *allowed*, without a division.
+    # `requests_ahead` including this one, at most *allowed*, without a division.
     return bool((held - capacity) * (running + 1) <= allowed * held)
 
 
@@ -83,8 +83,8 @@ def least_request(
 def minimum_use(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, prompt_tokens: int, output_tokens: int
 ) -> int:
-    """The instance with room whose KV cache is the least used, as a share of its capacity (PreServe 3.2.2: MU)."""
-    # Shares are compared by cross-multiplication: exact, so ties are ties, and without a division an instance.
+    """Return the instance with room whose KV cache is least used, as a share of its capacity (PreServe 3.2.2: MU)."""
+    # Shares are compared by cross-multiplication: exact, so that ties are ties, and without a division per instance.
     best, least_tokens, least_capacity = -1, 1, 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]
@@ -105,12 +105,12 @@ def shortest_queue(
     tokens_left: Callable[[Seen, int], int],
     seen: Seen,
 ) -> int:
-    """Of the places from *first* up to *last*, the first with the fewest tokens left to compute among those with room; -1
-    when none has room.
+    """Return the first of the places *first* to *last* - 1 with room and the fewest tokens left
+    to compute; -1 if none has room.
 
-    All are asked with *seen*, what a clock knows: live the tokens are counted, in a simulation they are bounded first.
-    *most_left* is the most that a place has left, infinity without room or where it has more than the fewest so far, and
-    *may_have* whether it has room and perhaps no more left than that; of these alone *tokens_left* is asked.
+    All functions get *seen*, the clock's knowledge: live tokens are counted, in a simulation they are bounded first.
+    *most_left* is an upper bound on a place's tokens left, infinity without room or if it exceeds the fewest so far;
+    *may_have* is whether it has room and possibly no more left than that; only then *tokens_left* is called.
     """
     fewest = math.inf
     for at in range(first, last):
@@ -162,7 +162,7 @@ POLICIES: Final[dict[str, Router]] = {
     "minimum_use": minimum_use,
     "join_shortest_queue": join_shortest_queue,
 }
-"""Routers that only look at loads, by the name that deployments and scenarios use."""
+"""Routers that read only loads, by their name in deployments and scenarios."""
 
 POLICY_CODES: Final[dict[str, int]] = {
     "round_robin": ROUND_ROBIN,
@@ -172,7 +172,8 @@ POLICY_CODES: Final[dict[str, int]] = {
     "preserve": PRESERVE,
     "least_delay": LEAST_DELAY,
 }
-"""All policies as numbers, for compiled callers: `predictive.route_ahead` takes those of LOOK_AHEAD, `route` the others."""
+"""Codes of all policies for compiled callers: `predictive.route_ahead` takes those of LOOK_AHEAD, `route` the others.
+"""
 
 
 @compiled
@@ -184,7 +185,9 @@ def route(
     prompt_tokens: int,
     output_tokens: int,
 ) -> int:
-    """The decision of the policy with code *policy*; ValueError for an unknown code, or one that looks ahead."""
+    """Return the decision of the policy with code *policy*. Raise ValueError for an
+    unknown code, or one that looks ahead.
+    """
     if policy == ROUND_ROBIN:
         return round_robin(fleet, endpoints, endpoint, prompt_tokens, output_tokens)
     if policy == LEAST_REQUEST:
@@ -198,7 +201,7 @@ def route(
 
 @compiled
 def place(fleet: FleetArrays, endpoints: EndpointArrays, instance: int, prompt_tokens: int, output_tokens: int) -> None:
-    """Give *instance* a request: one more running, KV reserved and work added for the prompt and predicted output."""
+    """Give *instance* a request: one more running, with KV and work reserved for the prompt and predicted output."""
     tokens = prompt_tokens + output_tokens
     fleet.running[instance] += 1
     fleet.kv_tokens[instance] += tokens
@@ -212,8 +215,9 @@ def place(fleet: FleetArrays, endpoints: EndpointArrays, instance: int, prompt_t
 def advance(fleet: FleetArrays, instance: int, expected_tokens: int, done_tokens: int, tokens: int) -> None:
     """Record that a request on *instance* computed *tokens* more.
 
-    *expected_tokens* is what `place` reserved (prompt + predicted output); *done_tokens* the tokens computed before this
-    call, prompt included. Up to the expectation work shrinks; beyond it the request holds more KV than was reserved.
+    *expected_tokens* is what `place` reserved (prompt + predicted output); *done_tokens* the tokens computed
+    before this call, including the prompt. Up to the expectation the work shrinks; beyond it the request
+    holds more KV than was reserved.
     """
     within = min(tokens, max(expected_tokens - done_tokens, 0))
     fleet.remaining_tokens[instance] -= within
@@ -228,22 +232,22 @@ def advance_many(
     done_tokens: NDArray[np.int64],
     tokens: NDArray[np.int64],
 ) -> None:
-    """`advance` for many requests at once: four arrays of one length, one element a request."""
+    """Call `advance` for many requests: four arrays of one length, one element per request."""
     for index in range(instances.size):
         advance(fleet, instances[index], expected_tokens[index], done_tokens[index], tokens[index])
 
 
 @compiled
 def prefilled(fleet: FleetArrays, instance: int, prompt_tokens: int) -> None:
-    """A request's first token has come out, or it leaves before: its prompt, as given to `place`, is no longer queued."""
+    """Record that a request's first token was emitted, or that it left before: its prompt is no longer queued."""
     fleet.queued_prompt_tokens[instance] -= prompt_tokens
 
 
 @compiled
 def release(fleet: FleetArrays, instance: int, expected_tokens: int, done_tokens: int) -> None:
-    """A request left *instance* (done, aborted, lost) after *done_tokens*: undoes its `place` and `advance`s.
+    """Record that a request left *instance* (done, aborted, lost) after *done_tokens*: undo its `place` and `advance`s.
 
-    Before its first token, `prefilled` too is to be called.
+    Before its first token, also call `prefilled`.
     """
     fleet.running[instance] -= 1
     fleet.kv_tokens[instance] -= max(expected_tokens, done_tokens)

@@ -70,16 +70,6 @@ class TestInstances:
             "created_at": 0,
         }
 
-    def test_filters(self, sign_in, make_instance):
-        make_instance()
-        make_instance(state=InstanceState.DRAINING)
-        caller = sign_in("viewer")
-        assert len(caller.get("instances", state="draining").json()["items"]) == 1
-        assert len(caller.get("instances", model="llama-3.1-8b", region="us-east").json()["items"]) == 2
-        assert len(caller.get("instances", region="us-west").json()["items"]) == 0
-        assert len(caller.get("instances", q="instance-2 llama").json()["items"]) == 1
-        assert error(caller.get("instances", state="asleep"))["field"] == "state"
-
     def test_many_instances_take_as_many_queries_as_one(self, sign_in, make_instance, django_assert_num_queries):
         caller = sign_in("viewer")
         for _ in range(10):
@@ -134,13 +124,6 @@ class TestActions:
         assert error(caller.post("instances/instance-1/drain", reason="x", force=True))["field"] == "force"
         assert error(caller.post("instances/instance-1/explode", reason="x"))["field"] == "action"
 
-    @pytest.mark.parametrize("who", ["viewer", "member", "key_manager", "stranger"])
-    def test_only_operators_act(self, who, sign_in, make_instance):
-        instance = make_instance()
-        assert sign_in(who).post("instances/instance-1/drain", reason="x").status_code == 403
-        instance.refresh_from_db()
-        assert instance.state == InstanceState.READY
-
     def test_a_session_without_csrf_token_writes_nothing(self, make_instance, operator):
         make_instance()
         client = Client(enforce_csrf_checks=True)
@@ -167,10 +150,6 @@ class TestLog:
         assert answer["error"] == "ValueError: too small"
         assert answer["file"] == str(tmp_path / "instances/p.log")
         assert sign_in("operator").get("instances/p").json()["engine"] == {"version": "0.32.0"}
-
-    @pytest.mark.parametrize("who", ["viewer", "member", "stranger"])
-    def test_it_is_for_operators(self, who, sign_in):
-        assert sign_in(who).get("instances/p/log").status_code == 403
 
     def test_a_server_started_elsewhere_has_none(self, sign_in, make_instance):
         make_instance(name="e", launcher="external")

@@ -258,10 +258,6 @@ class TestDeployments:
         assert error(response)["field"] == "ordering_policy"
         assert why in error(response)["message"]
 
-    @pytest.mark.parametrize("who", ["viewer", "operator", "member"])
-    def test_only_admins_edit(self, who, sign_in, deployment):
-        assert sign_in(who).patch(f"deployments/{deployment.pk}", max_instances=1).status_code == 403
-
     def test_counts(self, sign_in, make_instance):
         make_instance()
         make_instance(state=InstanceState.LOADING)
@@ -277,7 +273,6 @@ def test_latencies_between_regions(sign_in, region):
     assert admin.send("PUT", path, {"latency_ms": 33, "reason": "measured"}).json() == row
     assert admin.send("PUT", path, {"latency_ms": 34}).json() == row | {"latency_ms": 34.0}
     assert sign_in("viewer").get("region-latencies").json() == {"items": [row | {"latency_ms": 34.0}]}
-    assert sign_in("viewer").send("PUT", path, {"latency_ms": 1}).status_code == 403
     wrong = admin.send("PUT", path, {"latency_ms": -1})
     assert (wrong.status_code, error(wrong)["field"]) == (422, "latency_ms")
     for target, field in (("us-east", "target"), ("nowhere", "target")):

@@ -103,11 +103,3 @@ def test_training_is_asked_for(sign_in, monkeypatch, settings):
     assert operator.post("lengths/train", reason="now", kind="preserve").status_code == 202
     assert [row["kind"] for row in operator.get("lengths/trainings").json()["items"]] == ["preserve", "student"]
     assert operator.post("lengths/train", reason="now", kind="oracle").status_code == 422
-
-
-@pytest.mark.parametrize("path", ["versions/1/promote", "versions/1/reject", "versions/1/rollback", "train"])
-def test_viewers_decide_nothing(sign_in, nobody, path):
-    made(1)
-    assert sign_in("viewer").post(f"lengths/{path}").status_code == 403
-    assert nobody.post(f"lengths/{path}").status_code in {401, 403}
-    assert LengthVersion.objects.get().state == "shadow"

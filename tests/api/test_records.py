@@ -48,23 +48,6 @@ class TestEvents:
         assert actors == ["a6", "a5", "a4", "a3", "a2", "a1", "a0"]
         assert third["next_cursor"] is None
 
-    def test_filters(self, sign_in, operations):
-        record("instance.moved", operations, actor="ann", reason="new driver", severity="critical")
-        record("api_key.created", operations, actor="bob")
-        caller = sign_in("viewer")
-
-        def kinds(**query):
-            return [item["kind"] for item in caller.get("events", **query).json()["items"]]
-
-        assert kinds(kind="instance.") == kinds(kind="instance.moved") == ["instance.moved"]
-        assert kinds(severity="critical") == ["instance.moved"]
-        assert kinds(actor="bob") == ["api_key.created"]
-        assert kinds(q="driver ann") == ["instance.moved"]
-        assert kinds(subject_type="tenant", subject_id=str(operations.pk)) == ["api_key.created", "instance.moved"]
-        assert kinds(since="2000-01-01T00:00:00Z", until="2001-01-01T00:00:00Z") == []
-        assert caller.get("events", since="yesterday").json()["error"]["field"] == "since"
-        assert caller.get("events", limit=0).json()["error"]["field"] == "limit"
-
     def test_tenants_see_what_happened_to_their_keys_alone(self, sign_in, with_key, acme, globex):
         record("instance.moved", actor="ann")
         with_key(acme)
@@ -72,9 +55,6 @@ class TestEvents:
         kinds = [item["subject"] for item in sign_in("member").get("events").json()["items"]]
         assert len(kinds) == 1
         assert len(sign_in("viewer").get("events").json()["items"]) == 3
-
-    def test_keys_do_not_read_events(self, with_key, acme):
-        assert with_key(acme).get("events").status_code == 403
 
 
 class TestRequests:
@@ -99,21 +79,6 @@ class TestRequests:
         item = with_key(acme).get("requests").json()["items"][0]
         assert (item["instance"], item["attempts"], item["trace"]) == (None, None, None)
         assert with_key(acme).get("requests", instance="instance-1").status_code == 403
-
-    @pytest.mark.sql
-    def test_filters_and_pages(self, with_key, acme):
-        for number in range(5):
-            ledger_row(acme, number, outcome=Outcome.FAILED if number % 2 else Outcome.DONE)
-        caller = with_key(acme)
-        page = caller.get("requests", limit=2).json()
-        assert [item["request_id"] for item in page["items"]] == ["r4", "r3"]
-        page = caller.get("requests", limit=3, cursor=page["next_cursor"]).json()
-        assert [item["request_id"] for item in page["items"]] == ["r2", "r1", "r0"]
-        assert page["next_cursor"] is None
-        assert len(caller.get("requests", outcome="failed").json()["items"]) == 2
-        assert len(caller.get("requests", request_id="r3").json()["items"]) == 1
-        assert len(caller.get("requests", since="2026-03-01T12:00:03Z").json()["items"]) == 2
-        assert len(caller.get("requests", model="other").json()["items"]) == 0
 
     def test_queries_do_not_grow_with_rows(self, sign_in, acme, django_assert_num_queries):
         for number in range(10):

@@ -52,14 +52,6 @@ def test_begun_followed_and_cancelled(sign_in, outdated, deployment):
     assert operator.get("deployments/0/rollout").status_code == 404
 
 
-def test_viewers_look_on(sign_in, outdated, deployment):
-    path, viewer = f"deployments/{deployment.pk}/rollout", sign_in("viewer")
-    assert viewer.get(path).status_code == 200
-    assert viewer.post(path, reason="x").status_code == 403
-    assert viewer.send("DELETE", path, {}).status_code == 403
-    assert not Event.objects.filter(kind__startswith="rollout.").exists()
-
-
 def test_without_a_reason_the_cancelling_says_who(sign_in, outdated, deployment):
     path, operator = f"deployments/{deployment.pk}/rollout", sign_in("operator")
     operator.post(path, reason="x")

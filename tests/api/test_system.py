@@ -32,13 +32,6 @@ def test_jobs_of_the_rows_where_no_gateway_runs(sign_in):
     assert body["parts"] == []
 
 
-def test_it_is_for_operators(sign_in, nobody):
-    assert sign_in("fleet_admin").get("system").status_code == 200
-    for name in ("viewer", "member"):
-        assert sign_in(name).get("system").status_code == 403
-    assert nobody.get("system").status_code == 401
-
-
 class TestSummary:
     def test_it_is_passed_on_as_published_with_an_etag(self, sign_in, monkeypatch, operations):
         monkeypatch.setattr(system, "read_summary", lambda: b'{"seq": 7}')

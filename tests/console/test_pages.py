@@ -112,20 +112,15 @@ def test_a_chart_can_be_read_as_a_table(reader, live, fleet_feed):
     assert "Show as chart" in html
 
 
-def test_instances_filter_search_and_sort(reader, live, fleet_feed):
+def test_instances_by_live_state_and_numbers(reader, live, fleet_feed):
     live.show(fleet_feed)
 
     def names(**query):
         return re.findall(r'/instances/(instance-\d)/"', page(reader, "instances", **query))
 
-    statuses = page(reader, "instances")
     assert names()[0] == "instance-5"  # the failed one: trouble first
-    assert "unhealthy first, then by load" in statuses
-    assert names(sort="name") == [f"instance-{number}" for number in range(1, 7)]
+    assert "unhealthy first, then by load" in page(reader, "instances")
     assert names(state="failed") == ["instance-5"]
-    assert names(q="ance-3") == ["instance-3"]
-    assert names(sort="-name")[0] == "instance-6"
-    assert names(region="us-east") == names()
     by_kv = names(sort="-kv_ratio")
     table = {row["name"]: fleet_feed.instance(at, row, live.hub.latest().ts) for at, row in enumerate(fleet_feed.rows)}
     known = [name for name in by_kv if table.get(name, {}).get("kv_ratio") is not None]

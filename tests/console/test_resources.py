@@ -2,6 +2,8 @@
 
 import csv
 import io
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from django.db.models import QuerySet
@@ -9,6 +11,7 @@ from django.urls import reverse
 
 from controlplane.accounts.models import Role
 from controlplane.console.lists import PageViewer
+from controlplane.events.services import record
 from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.filters import Select
@@ -20,6 +23,7 @@ from controlplane.resources.plans import MOVES, PLANS
 from controlplane.resources.requests import REQUESTS
 from controlplane.resources.resource import Resource
 from controlplane.resources.settings import SETTINGS
+from controlplane.resources.tables import ROW_LIMIT
 
 PAGES = {
     "requests": REQUESTS,
@@ -95,8 +99,99 @@ def test_a_whole_list_is_sorted_by_each_column_both_ways(address, resource, clie
         assert known == sorted(known, key=key)
 
 
+def request_rows(make_request):
+    for number, values in enumerate(
+        (
+            {"slo_class": "interactive"},
+            {"outcome": "failed", "slo_met": False, "model": "other", "region": "eu", "instance": "elsewhere"},
+            {"region": "us-east", "own_region": "us-west"},
+            {"region": "", "own_region": "us-west", "outcome": "rejected", "unserved": True, "slo_met": None},
+        )
+    ):
+        arrived_at = datetime(2026, 3, 1, 12, 0, number, tzinfo=UTC)
+        make_request(request_id=f"r{number}", arrived_at=arrived_at, **values)
+
+
+def event_rows(tenant):
+    record("instance.moved", tenant, actor="ann", reason="new driver", severity="critical")
+    record("api_key.created", tenant, actor="bob")
+
+
+OF_REQUESTS = [
+    ({"outcome": "failed"}, {"outcome": "failed"}, {1}),
+    ({"outcome": "unserved"}, {"unserved": True}, {3}),
+    ({"outcome": "spilled"}, {"spilled": True}, {2}),
+    ({"outcome": "no such outcome"}, {}, {0, 1, 2, 3}),
+    ({}, {"unserved": False, "spilled": False}, {0, 1}),
+    ({"slo": "missed"}, {"slo_met": False}, {1}),
+    ({"slo": "met"}, {"slo_met": True}, {0, 2}),
+    ({"class": "interactive", "region": "eu"}, {"slo_class": "interactive", "region": "eu"}, {1}),
+    ({"q": "r2"}, {"request_id": "r2"}, {2}),
+    ({"instance": "elsewhere"}, {"instance": "elsewhere"}, {1}),
+    ({"tenant": "acme"}, {"tenant": "acme", "model": "other"}, None),
+    ({"hours": "1"}, {"until": datetime(2026, 3, 1, tzinfo=UTC)}, set()),
+    ({}, {"since": datetime(2026, 3, 1, 12, 0, 2, tzinfo=UTC)}, None),
+    ({"q": "nothing"}, {"model": "nothing"}, set()),
+]
+OF_EVENTS = [
+    ({"kind": "instance.moved"}, {"kind": "instance."}, {0}),
+    ({"severity": "critical"}, {"severity": "critical"}, {0}),
+    ({"actor": "bob"}, {"actor": "bob"}, {1}),
+    ({"q": "driver ann"}, {"q": "driver ann"}, {0}),
+    ({}, {"subject_type": "tenant"}, {0, 1}),
+    ({"q": "nothing says this"}, {"until": datetime(2001, 1, 1, tzinfo=UTC)}, set()),
+]
+
+
+def narrowed(resource, viewer, query, parameters) -> tuple[list[Any], list[Any]]:
+    """Rows that the page's form and REST's parameters leave, oldest first."""
+    reader = PageViewer(viewer, True)
+    _, form = resource.listed(reader, query)
+    return list(form.order_by("pk")), list(resource.narrowed(resource.rows(reader), parameters).order_by("pk"))
+
+
+@pytest.mark.sql
+@pytest.mark.parametrize(("query", "parameters", "left"), OF_REQUESTS)
+def test_filters_of_requests(query, parameters, left, viewer, make_request):
+    request_rows(make_request)
+    form, rest = ([int(row.request_id[1:]) for row in rows] for rows in narrowed(REQUESTS, viewer, query, parameters))
+    if left is None:
+        assert len(form) == 4
+        assert len(rest) in (1, 2)
+    else:
+        assert {*form} == (left if query else {0, 1, 2, 3})
+        assert {*rest} == left
+
+
+@pytest.mark.sql
+@pytest.mark.parametrize(("query", "parameters", "left"), OF_EVENTS)
+def test_filters_of_events(query, parameters, left, viewer, operations):
+    event_rows(operations)
+    reader = PageViewer(viewer, True)
+    first = EVENTS.rows(reader).order_by("pk").first().pk
+    form, rest = ({row.pk - first for row in rows} for rows in narrowed(EVENTS, viewer, query, parameters))
+    assert form == (left if query else {0, 1})
+    assert rest == left
+
+
+@pytest.mark.parametrize(
+    ("parameters", "left"),
+    [
+        ({"state": "draining"}, {"instance-4"}),
+        ({"region": "us-west"}, set()),
+        ({"model": "llama-3.1-8b", "gpu_type": "a100-80gb", "q": "instance-2 llama"}, {"instance-2"}),
+    ],
+)
+def test_filters_of_instances(parameters, left, viewer, fleet):
+    rows = INSTANCES.narrowed(INSTANCES.rows(PageViewer(viewer, True)), parameters)
+    assert {row.name for row in rows} == left
+
+
 def file_of(client, url, **query) -> list[list[str]]:
     answer = client.get(url, query | {"format": "csv"})
+    assert answer.streaming
+    assert answer["Content-Type"] == "text/csv; charset=utf-8"
+    assert answer["X-Row-Limit"] == str(ROW_LIMIT)
     return list(csv.reader(io.StringIO(b"".join(answer.streaming_content).decode())))
 
 

@@ -75,10 +75,3 @@ def test_switches_are_said_as_words(client, operator):
     client.post(reverse("console:setting", args=["FLOOR"]), {"value": "off", "reason": "a test"})
     assert tuned().FLOOR is False
     assert "<strong>off</strong>" in html_of(client)
-
-
-def test_the_table_is_a_file_too(client, viewer):
-    client.force_login(viewer)
-    text = b"".join(client.get(PAGE, {"format": "csv"}).streaming_content).decode()
-    assert text.startswith("Setting,Model,Value (in its unit),Default (in its unit),Unit,Limits,")
-    assert "FORECAST_WINDOW_S,,600,600,s," in text

@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -194,14 +194,55 @@ class VllmFleet:
             finish(self.launcher.stop(name, grace_s=STOP_GRACE_S))
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM raise as Ctrl-C does, so that fixtures stop their servers: they would outlive us."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def servers_of(vllm_python: str, run_folder: Path, model: Path) -> Iterator[VllmFleet]:
+    """Servers of *model*, started on demand and stopped at the end."""
+    fleet = VllmFleet(ProcessLauncher(vllm_python, run_folder), model, [])
+    with interruptible():
+        try:
+            yield fleet
+        finally:
+            fleet.stop()
+
+
+@contextmanager
+def slow_server(vllm_python: str, folder: Path, *options: str, **spec: Any) -> Iterator[str]:
+    """The address of a server of a larger model (*options* of `tiny_model`), whose steps take most of a request's time."""
+    write_tiny_model(vllm_python, folder / "model", *options)
+    with servers_of(vllm_python, folder / "run", folder / "model") as fleet:
+        url = fleet.start(folder.name, **spec)
+        fleet.wait(folder.name, url)
+        yield url
+
+
 @pytest.fixture(scope="session")
 def vllm_fleet(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmFleet]:
-    """Starts servers on demand and stops them at the end, also when the run is ended by SIGTERM: they outlive us."""
-    fleet = VllmFleet(ProcessLauncher(vllm_python, tmp_path_factory.mktemp("vllm")), tiny_model, [])
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    yield fleet
-    fleet.stop()
-    signal.signal(signal.SIGTERM, before)
+    """The servers that tests share."""
+    with servers_of(vllm_python, tmp_path_factory.mktemp("vllm"), tiny_model) as fleet:
+        yield fleet
+
+
+def profile(t0_s: float, prefill_s: float, decode_s: float, decode_s_per_sequence: float) -> dict[str, float]:
+    """A performance profile of an emulated server."""
+    return {
+        "prefill_t0_s": t0_s,
+        "prefill_a_s": prefill_s,
+        "prefill_b_s_per_token": 1e-5,
+        "prefill_c_s_per_token2": 0.0,
+        "decode_a_s": decode_s,
+        "decode_b_s_per_sequence": decode_s_per_sequence,
+        "decode_c_s_per_token": 0.0,
+    }
 
 
 def emulated(**changes: Any) -> "tuple[subprocess.Popen[str], str]":
@@ -219,15 +260,7 @@ def emulated(**changes: Any) -> "tuple[subprocess.Popen[str], str]":
         "max_num_queued_reqs": MAX_NUM_QUEUED_REQS,
         "enable_prefix_caching": True,
         "output_median_tokens": 300,
-        "profile": {
-            "prefill_t0_s": 0.002,
-            "prefill_a_s": 0.001,
-            "prefill_b_s_per_token": 1e-5,
-            "prefill_c_s_per_token2": 0.0,
-            "decode_a_s": 0.001,
-            "decode_b_s_per_sequence": 1e-5,
-            "decode_c_s_per_token": 0.0,
-        },
+        "profile": profile(0.002, 0.001, 0.001, 1e-5),
         **changes,
     }
     request = urllib.request.Request(

@@ -10,10 +10,9 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
-import aiohttp
 import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
@@ -21,12 +20,10 @@ from django.conf import settings
 from controlplane.dispatch.floor import Publication
 from controlplane.events.models import Event
 from controlplane.fleet import services
-from controlplane.fleet.models import Deployment, Instance, Launcher, Model, Node
-from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
-from tests.gateway.conftest import ServedGateway, serving, until
-from tests.gateway.rows import make_rows
-from tests.vllm.conftest import FLAGS, MAX_MODEL_LEN, MODEL, START_LIMIT_S, STOP_GRACE_S, finish
+from controlplane.fleet.models import Deployment, Instance
+from tests.gateway.conftest import ServedGateway, until
+from tests.vllm.conftest import FLAGS, MODEL, START_LIMIT_S
+from tests.vllm.gateway import make_stopped_fleet, serving_gateway, workers_launcher
 from tests.vllm.test_scaling import becomes, row_of, values_of, working
 from workers.vllm.launcher import ProcessLauncher
 
@@ -38,28 +35,9 @@ END_LIMIT_S = 60.0  # of all processes of a server of which one was killed, on a
 
 @pytest.fixture
 def launcher(vllm_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessLauncher]:
-    """The launcher that the worker will use; whatever it started ends with the test, also when that ends by SIGTERM."""
-    monkeypatch.setattr(settings, "VLLM_PYTHON", vllm_python)
-    monkeypatch.setattr(settings, "STATE_DIR", tmp_path)
-    for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}.items():
-        monkeypatch.setenv(name, value)
-    launcher = ProcessLauncher(vllm_python, tmp_path / "instances")
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    yield launcher
-    for name in NAMES:
-        finish(launcher.stop(name, grace_s=STOP_GRACE_S))
-    signal.signal(signal.SIGTERM, before)
-
-
-def make_fleet(source: Path) -> None:
-    """A deployment whose minimum is three, on a node of three GPUs, and its stopped instances; no policy."""
-    backends = [type("Row", (), {"name": name, "url": f"http://127.0.0.1:{at}"}) for at, name in enumerate(NAMES, 1)]
-    make_rows(backends, regions=["here"] * 3, max_num_seqs=4, queue_bound=100, model_name=MODEL)
-    deployment = Deployment.objects.get()
-    node = Node.objects.create(name="node", region=deployment.region, gpu_type=deployment.gpu_type, gpu_count=3)
-    Model.objects.update(source=str(source), context_tokens=MAX_MODEL_LEN)
-    Deployment.objects.update(min_instances=3, max_instances=3, vllm_args=" ".join(FLAGS))
-    Instance.objects.update(launcher=Launcher.PROCESS, node=node, url="", state="stopped")
+    """The launcher that the worker will use."""
+    with workers_launcher(vllm_python, tmp_path, monkeypatch, NAMES, OMP_NUM_THREADS="1") as launcher:
+        yield launcher
 
 
 @pytest.fixture
@@ -68,13 +46,10 @@ async def served(
 ) -> AsyncIterator[ServedGateway]:
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.3)
     monkeypatch.setattr(settings, "HEARTBEAT_FAILURES", 10)  # while others load, one may be slow to answer
-    await database_sync_to_async(make_fleet)(tiny_model)
-    async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        url = await stack.enter_async_context(serving(gateway))
-        await stack.enter_async_context(working())
-        yield ServedGateway(gateway, url, [], http)
+    deployment = {"min_instances": 3, "vllm_args": " ".join(FLAGS)}
+    await database_sync_to_async(make_stopped_fleet)(tiny_model, NAMES, 4, len(NAMES), **deployment)
+    async with serving_gateway() as served, working():
+        yield served
 
 
 def parts_of(leader: int) -> dict[int, str]:

@@ -4,11 +4,9 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from types import SimpleNamespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
-import aiohttp
 import openai
 import pytest
 from channels.db import database_sync_to_async
@@ -16,36 +14,20 @@ from django.conf import settings
 
 from controlplane.fleet import services
 from controlplane.fleet.models import Instance
-from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
-from tests.gateway.conftest import ServedGateway, serving, until
-from tests.gateway.rows import SECRET, make_rows
+from tests.gateway.conftest import ServedGateway, until
+from tests.gateway.rows import SECRET
 from tests.vllm.conftest import CONTRACT, MAX_MODEL_LEN, MAX_NUM_SEQS, MODEL, VllmFleet
+from tests.vllm.gateway import gateway_before
 from workers.vllm.metrics import parse
 
 pytestmark = [pytest.mark.vllm, pytest.mark.gate]
 MESSAGES = [{"role": "user", "content": "Which way does the wind blow?"}]
 
 
-@asynccontextmanager
-async def gateway_before(servers: dict[str, str], max_num_seqs: int) -> AsyncIterator[ServedGateway]:
-    """A gateway that has found *servers*, addresses by name, and that each is up."""
-    backends = [SimpleNamespace(name=name, url=url) for name, url in servers.items()]
-    options = {"max_num_seqs": max_num_seqs, "queue_bound": 100, "model_name": MODEL}
-    await database_sync_to_async(make_rows)(backends, regions=["here"] * len(backends), **options)
-    await database_sync_to_async(Instance.objects.update)(state="loading")
-    async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        url = await stack.enter_async_context(serving(gateway))
-        await until(lambda: gateway.topology.fleet.accepting.sum() == len(backends), 20)
-        yield ServedGateway(gateway, url, backends, http)
-
-
 @pytest.fixture
 async def served(transactional_db, vllm_server, monkeypatch):
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.3)
-    async with gateway_before({CONTRACT: vllm_server.url}, MAX_NUM_SEQS) as served:
+    async with gateway_before({CONTRACT: vllm_server.url}, MAX_NUM_SEQS, queue_bound=100) as served:
         yield served
 
 

@@ -12,7 +12,8 @@ from controlplane.fleet import services
 from controlplane.fleet.models import Instance
 from tests.gateway.conftest import until
 from tests.vllm.conftest import MODEL, VllmFleet, finish
-from tests.vllm.test_gateway_live import client, exactly, frozen, gateway_before  # noqa: F401
+from tests.vllm.gateway import gateway_before
+from tests.vllm.test_gateway_live import client, exactly, frozen  # noqa: F401
 
 pytestmark = pytest.mark.vllm
 NAMES = ("pair-a", "pair-b")

@@ -7,26 +7,22 @@
 import asyncio
 import json
 import os
-import signal
 import statistics
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from types import SimpleNamespace
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 import pytest
 from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.fleet.models import Deployment, Instance
-from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
+from controlplane.fleet.models import Deployment
 from scheduling.routing.requests_ahead import ENDS
-from tests.gateway.conftest import serving, until
-from tests.gateway.rows import SECRET, make_rows
-from tests.vllm.conftest import MODEL, ROOT, VllmFleet, emulated, write_tiny_model
-from workers.vllm.launcher import ProcessLauncher
+from tests.gateway.conftest import until
+from tests.gateway.rows import SECRET
+from tests.vllm.conftest import MODEL, ROOT, emulated, profile, slow_server
+from tests.vllm.gateway import gateway_before
 
 SLOTS, STREAMS = 16, 32
 MEAN_TOKENS = 48
@@ -39,32 +35,15 @@ SLOWED = ("--hidden-size", "768", "--layers", "8")
 @pytest.fixture
 def vllm_server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server whose steps take long, and whose engine leaves the cores to HTTP: as on a GPU, the engine is the limit."""
-    folder = tmp_path_factory.mktemp("slowed")
-    write_tiny_model(vllm_python, folder / "model", *SLOWED)
-    fleet = VllmFleet(ProcessLauncher(vllm_python, folder / "run"), folder / "model", [])
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it would outlive us
-    try:
-        url = fleet.start("holding", max_num_seqs=SLOTS, max_model_len=512, max_num_batched_tokens=2048)
-        fleet.wait("holding", url)
+    folder, sizes = tmp_path_factory.mktemp("holding"), {"max_model_len": 512, "max_num_batched_tokens": 2048}
+    with slow_server(vllm_python, folder, *SLOWED, max_num_seqs=SLOTS, **sizes) as url:
         yield url
-    finally:
-        fleet.stop()
-        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
 def emulated_server() -> Iterator[str]:
     """An emulated server with steps of 20 ms."""
-    profile = {
-        "prefill_t0_s": 0.02,
-        "prefill_a_s": 0.0,
-        "prefill_b_s_per_token": 1e-5,
-        "prefill_c_s_per_token2": 0.0,
-        "decode_a_s": 0.02,
-        "decode_b_s_per_sequence": 0.0,
-        "decode_c_s_per_token": 0.0,
-    }
-    process, url = emulated(max_num_seqs=SLOTS, max_num_queued_reqs=None, profile=profile)
+    process, url = emulated(max_num_seqs=SLOTS, max_num_queued_reqs=None, profile=profile(0.02, 0.0, 0.02, 0.0))
     with process:
         yield url
         process.terminate()
@@ -118,15 +97,8 @@ async def load(url: str, seed: int, requests: int) -> dict:
 
 async def compare(server: str, paths: Sequence[str], requests: int, rounds: int) -> list[dict]:
     """By round, what each of *paths* gives: direct, gateway (as many requests ahead as is measured), strict (none)."""
-    backend = SimpleNamespace(name="holding", url=server)
-    options = {"max_num_seqs": SLOTS, "queue_bound": 1000, "model_name": MODEL, "requests_ahead_limit": None}
-    await database_sync_to_async(make_rows)([backend], regions=["here"], **options)
-    await database_sync_to_async(Instance.objects.update)(state="loading")
-    async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
-        url = await stack.enter_async_context(serving(gateway))
-        topology = gateway.topology
-        await until(lambda: topology.fleet.accepting.sum() == 1, 30)
+    async with gateway_before({"holding": server}, SLOTS, requests_ahead_limit=None) as served:
+        gateway, url, topology = served.gateway, served.url, served.gateway.topology
         (replica,) = topology.replicas.values()
 
         async def limit(ahead: int | None) -> None:

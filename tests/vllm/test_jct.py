@@ -13,10 +13,8 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -28,13 +26,10 @@ from msgspec.structs import replace
 
 from controlplane.dispatch.live_fleet.topology import Request
 from controlplane.dispatch.port import Submit
-from controlplane.fleet.models import Deployment, Instance
-from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
-from tests.gateway.conftest import ServedGateway, serving, until
-from tests.gateway.rows import make_rows
-from tests.vllm.conftest import MAX_NUM_SEQS, MODEL, Server, VllmFleet, emulated
-from workers.vllm.launcher import ProcessLauncher
+from controlplane.fleet.models import Deployment
+from tests.gateway.conftest import ServedGateway, until
+from tests.vllm.conftest import MAX_NUM_SEQS, MODEL, Server, emulated, profile, servers_of
+from tests.vllm.gateway import gateway_before
 
 REQUESTS = 300
 RUNS = 3
@@ -45,27 +40,10 @@ SHORTER = 4
 """Times that all lengths are divided by: an hour of a GPU would be a day of a CPU."""
 
 
-@asynccontextmanager
-async def gateway_before(url: str, name: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ServedGateway]:
-    """A gateway before the one server at *url*."""
-    monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)
-    options = {"max_num_seqs": MAX_NUM_SEQS, "queue_bound": 1000, "model_name": MODEL}
-    backend = SimpleNamespace(name=name, url=url)
-    await database_sync_to_async(make_rows)([backend], regions=["here"], **options)
-    await database_sync_to_async(Instance.objects.update)(state="loading")
-    async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
-        timeout = aiohttp.ClientTimeout(total=600)
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)  # below the server's 5 s
-        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
-        served = ServedGateway(gateway, await stack.enter_async_context(serving(gateway)), [backend], http)
-        await until(lambda: gateway.topology.fleet.accepting.sum() == 1, 20)
-        yield served
-
-
 @pytest.fixture
 async def served(transactional_db, server: Server, monkeypatch) -> AsyncIterator[ServedGateway]:
-    async with gateway_before(server.url, "jct", monkeypatch) as served:
+    monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)
+    async with gateway_before({"jct": server.url}, MAX_NUM_SEQS) as served:
         yield served
 
 
@@ -270,36 +248,25 @@ async def report(served: ServedGateway, where: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def quiet_server(vllm_python: str, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The only server there is meanwhile, and gone afterwards."""
-    fleet = VllmFleet(ProcessLauncher(vllm_python, tmp_path_factory.mktemp("jct")), tiny_model, [])
-    try:
+    """The only server that runs meanwhile."""
+    with servers_of(vllm_python, tmp_path_factory.mktemp("jct"), tiny_model) as fleet:
         url = fleet.start("jct", max_num_seqs=MAX_NUM_SEQS)
         fleet.wait("jct", url)
         yield url
-    finally:
-        fleet.stop()
 
 
 @pytest.mark.truth
 @pytest.mark.timeout(3600)
 async def test_mean_jct_on_real_vllm(transactional_db, quiet_server, monkeypatch):
-    async with gateway_before(quiet_server, "jct", monkeypatch) as served:
+    monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)
+    async with gateway_before({"jct": quiet_server}, MAX_NUM_SEQS) as served:
         comparisons = await report(served, "vllm")
     assert len(comparisons) >= 2
 
 
 async def slower(url: str) -> str:
     """Another instance of the emulator at *url*, with steps of 10 ms, so that the time of everything else is small."""
-    profile = {
-        "prefill_t0_s": 0.01,
-        "prefill_a_s": 0.01,
-        "prefill_b_s_per_token": 1e-5,
-        "prefill_c_s_per_token2": 0.0,
-        "decode_a_s": 0.01,
-        "decode_b_s_per_sequence": 1e-4,
-        "decode_c_s_per_token": 0.0,
-    }
-    body = {"model": MODEL, "max_num_seqs": MAX_NUM_SEQS, "profile": profile}
+    body = {"model": MODEL, "max_num_seqs": MAX_NUM_SEQS, "profile": profile(0.01, 0.01, 0.01, 1e-4)}
     address = f"{url.rpartition('/')[0]}/emulator/instances/jct"
     async with aiohttp.ClientSession() as http, http.put(address, json=body) as response:
         return str((await response.json())["url"])
@@ -308,10 +275,11 @@ async def slower(url: str) -> str:
 @pytest.mark.truth
 @pytest.mark.timeout(3600)
 async def test_mean_jct_on_an_emulated_server(transactional_db, monkeypatch):
+    monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)
     process, url = emulated()
     with process:
         try:
-            async with gateway_before(await slower(url), "jct", monkeypatch) as served:
+            async with gateway_before({"jct": await slower(url)}, MAX_NUM_SEQS) as served:
                 comparisons = await report(served, "emulated")
         finally:
             process.terminate()

@@ -7,18 +7,15 @@ the real workers, in a thread that runs them as Celery and its beat would; neith
 import asyncio
 import json
 import os
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import openai
 import pytest
 from channels.db import database_sync_to_async
@@ -26,15 +23,14 @@ from django.conf import settings
 
 from controlplane.events.models import Event
 from controlplane.fleet import services
-from controlplane.fleet.models import CommandState, Deployment, Instance, InstanceCommand, Launcher, Model, Node
-from controlplane.gateway.process import Gateway
+from controlplane.fleet.models import CommandState, Instance, InstanceCommand, Node
 from controlplane.planning.execution import executor
-from controlplane.planning.execution import floor as floor_rows
 from controlplane.planning.execution.floor import in_a_thread
 from controlplane.planning.models import MoveSource, ScalingMove
-from tests.gateway.conftest import ServedGateway, serving, until
-from tests.gateway.rows import SECRET, make_rows
-from tests.vllm.conftest import FLAGS, IN_ONE_PROCESS, MAX_MODEL_LEN, MODEL, START_LIMIT_S, STOP_GRACE_S, finish
+from tests.gateway.conftest import ServedGateway, until
+from tests.gateway.rows import SECRET
+from tests.vllm.conftest import FLAGS, IN_ONE_PROCESS, MAX_MODEL_LEN, MODEL, START_LIMIT_S
+from tests.vllm.gateway import make_stopped_fleet, serving_gateway, workers_launcher
 from workers.tasks import fleet as fleet_tasks
 from workers.tasks import planning as planning_tasks
 from workers.vllm.launcher import VISIBLE_GPUS, ProcessLauncher
@@ -50,28 +46,9 @@ VLLM_ARGS = " ".join((*FLAGS, "--distributed-executor-backend", "uni"))
 
 @pytest.fixture
 def launcher(vllm_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessLauncher]:
-    """The launcher that the worker will use; whatever it started ends with the test, also when that ends by SIGTERM."""
-    monkeypatch.setattr(settings, "VLLM_PYTHON", vllm_python)
-    monkeypatch.setattr(settings, "STATE_DIR", tmp_path)
-    for name, value in {**IN_ONE_PROCESS, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}.items():
-        monkeypatch.setenv(name, value)
-    launcher = ProcessLauncher(vllm_python, tmp_path / "instances")
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    yield launcher
-    for name in (FIRST, SECOND):
-        finish(launcher.stop(name, grace_s=STOP_GRACE_S))
-    signal.signal(signal.SIGTERM, before)
-
-
-def make_fleet(source: Path) -> None:
-    """A deployment of one to two instances on a node of two GPUs, and the row of the first; nothing runs."""
-    backend = SimpleNamespace(name=FIRST, url="http://127.0.0.1:1")
-    make_rows([backend], regions=["here"], max_num_seqs=SEQUENCES, queue_bound=100, model_name=MODEL)
-    deployment = Deployment.objects.get()
-    node = Node.objects.create(name="node", region=deployment.region, gpu_type=deployment.gpu_type, gpu_count=2)
-    Model.objects.update(source=str(source), context_tokens=MAX_MODEL_LEN)
-    Deployment.objects.update(min_instances=1, max_instances=2, vllm_args=VLLM_ARGS)
-    Instance.objects.update(launcher=Launcher.PROCESS, node=node, url="", state="stopped")
+    """The launcher that the worker will use."""
+    with workers_launcher(vllm_python, tmp_path, monkeypatch, (FIRST, SECOND), **IN_ONE_PROCESS) as launcher:
+        yield launcher
 
 
 @in_a_thread
@@ -110,13 +87,10 @@ async def served(
 ) -> AsyncIterator[ServedGateway]:
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.3)
     monkeypatch.setattr(settings, "HEARTBEAT_FAILURES", 10)  # while one loads, the other may be slow to answer
-    await database_sync_to_async(make_fleet)(tiny_model)
-    async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        url = await stack.enter_async_context(serving(gateway))
-        await stack.enter_async_context(working())
-        yield ServedGateway(gateway, url, [], http)
+    deployment = {"min_instances": 1, "vllm_args": VLLM_ARGS}
+    await database_sync_to_async(make_stopped_fleet)(tiny_model, [FIRST], SEQUENCES, 2, **deployment)
+    async with serving_gateway() as served, working():
+        yield served
 
 
 @pytest.fixture

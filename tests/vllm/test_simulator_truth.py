@@ -12,29 +12,21 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
-import aiohttp
 import numpy as np
 import pytest
-from channels.db import database_sync_to_async
 from django.conf import settings
 
-from controlplane.fleet.models import Instance
-from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
 from scheduling.fleet.profile_fitting import DecodePoints, Measurements, PrefillPoints, Setting, fit
 from scheduling.simulation.cluster.description import Cluster, InstanceSpec
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
-from tests.gateway.conftest import ServedGateway, serving, until
-from tests.gateway.rows import make_rows
-from tests.vllm.conftest import MODEL, VllmFleet, write_tiny_model
-from workers.vllm.launcher import ProcessLauncher
+from tests.gateway.conftest import ServedGateway
+from tests.vllm.conftest import MODEL, servers_of, write_tiny_model
+from tests.vllm.gateway import gateway_before
 
 pytestmark = [pytest.mark.truth, pytest.mark.timeout(3600)]
 
@@ -65,44 +57,22 @@ def pair(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Two servers of a model large enough that its steps, not the HTTP around them, take the time; a core for each."""
     folder = tmp_path_factory.mktemp("truth")
     write_tiny_model(vllm_python, folder / "model", "--hidden-size", "256", "--layers", "4")
-    fleet = VllmFleet(ProcessLauncher(vllm_python, folder), folder / "model", [])
-    try:
+    sizes = {"max_model_len": CONTEXT_TOKENS, "max_num_batched_tokens": BATCHED_TOKENS, "max_num_seqs": SEQUENCES}
+    with servers_of(vllm_python, folder, folder / "model") as fleet:
         urls = [
-            fleet.start(
-                name,
-                core=core,
-                max_num_seqs=SEQUENCES,
-                max_model_len=CONTEXT_TOKENS,
-                max_num_batched_tokens=BATCHED_TOKENS,
-                extra_args=("--no-enable-prefix-caching",),
-            )
+            fleet.start(name, core=core, extra_args=("--no-enable-prefix-caching",), **sizes)
             for core, name in enumerate(NAMES)
         ]
         for name, url in zip(NAMES, urls, strict=True):
             fleet.wait(name, url)
         yield urls[0], urls[1]
-    finally:
-        fleet.stop()
 
 
 @pytest.fixture
 async def served(transactional_db, pair, monkeypatch):
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.3)
-    backends = [SimpleNamespace(name=name, url=url) for name, url in zip(NAMES, pair, strict=True)]
-    options = {"max_num_seqs": SEQUENCES, "queue_bound": 1000, "model_name": MODEL}
-    await database_sync_to_async(make_rows)(backends, regions=["here", "here"], **options)
-    await database_sync_to_async(Instance.objects.update)(state="loading")
-    async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
-        http = await stack.enter_async_context(
-            aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=2),  # below the server's 5 s
-                timeout=aiohttp.ClientTimeout(total=600),
-            )
-        )
-        url = await stack.enter_async_context(serving(gateway))
-        await until(lambda: gateway.topology.fleet.accepting.sum() == 2, 20)
-        yield ServedGateway(gateway, url, backends, http)
+    async with gateway_before(dict(zip(NAMES, pair, strict=True)), SEQUENCES) as served:
+        yield served
 
 
 async def ask(served: ServedGateway, url: str, prompt: list[int], output_tokens: int) -> Seen:

@@ -6,11 +6,8 @@ quiet machine, and of an emulated one, whose pace is its own.
 
 import asyncio
 import json
-import signal
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
-from types import SimpleNamespace
 
 import aiohttp
 import numpy as np
@@ -19,14 +16,11 @@ from channels.db import database_sync_to_async
 from django.conf import settings
 
 from controlplane.fleet.models import Deployment
-from controlplane.gateway.process import Gateway
-from controlplane.planning.execution import floor as floor_rows
 from controlplane.tuning.services import change
-from tests.gateway.conftest import ServedGateway, serving, until
-from tests.gateway.rows import make_rows
+from tests.gateway.conftest import ServedGateway, until
 from tests.gateway.test_eviction import events_of, evict_when, request_of, shape, text_of
-from tests.vllm.conftest import MODEL, VllmFleet, emulated, write_tiny_model
-from workers.vllm.launcher import ProcessLauncher
+from tests.vllm.conftest import MODEL, emulated, profile, slow_server
+from tests.vllm.gateway import gateway_before
 
 SLOTS, GROUP_BATCHES = 16, 4
 GROUPS = 5
@@ -40,31 +34,14 @@ UNKNOWN_LENGTH = {"min_tokens": 20, "max_tokens": 200, "stop_token_ids": STOPS, 
 def server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server whose steps take long compared with a request's cost here: else a burst is served before it is there."""
     folder = tmp_path_factory.mktemp("waiting")
-    write_tiny_model(vllm_python, folder / "model", *SLOWED)
-    fleet = VllmFleet(ProcessLauncher(vllm_python, folder / "run"), folder / "model", [])
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # it would outlive us
-    try:
-        url = fleet.start("waiting", max_num_seqs=SLOTS, max_model_len=1024)
-        fleet.wait("waiting", url)
+    with slow_server(vllm_python, folder, *SLOWED, max_num_seqs=SLOTS, max_model_len=1024) as url:
         yield url
-    finally:
-        fleet.stop()
-        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
 def emulated_server() -> Iterator[str]:
-    profile = {
-        "prefill_t0_s": 0.004,
-        "prefill_a_s": 0.001,
-        "prefill_b_s_per_token": 1e-5,
-        "prefill_c_s_per_token2": 0.0,
-        "decode_a_s": 0.01,
-        "decode_b_s_per_sequence": 1e-4,
-        "decode_c_s_per_token": 0.0,
-    }
     options = {"output_median_tokens": 40, "output_sigma": 0.45, "max_num_queued_reqs": None}
-    process, url = emulated(max_num_seqs=SLOTS, profile=profile, **options)
+    process, url = emulated(max_num_seqs=SLOTS, profile=profile(0.004, 0.001, 0.01, 1e-4), **options)
     with process:
         yield url
         process.terminate()
@@ -73,17 +50,9 @@ def emulated_server() -> Iterator[str]:
 @pytest.fixture
 async def served(transactional_db, request, monkeypatch) -> AsyncIterator[ServedGateway]:
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.3)
-    backends = [SimpleNamespace(name="waiting", url=request.getfixturevalue(request.param))]
-    options = {"max_num_seqs": SLOTS, "queue_bound": 5000, "model_name": MODEL, "max_concurrent_requests": 5000}
-    await database_sync_to_async(make_rows)(backends, regions=["here"], **options)
-    async with AsyncExitStack() as stack:
-        gateway = Gateway(floor_rows)
-        http = await stack.enter_async_context(
-            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
-        )
-        url = await stack.enter_async_context(serving(gateway))
-        await until(lambda: gateway.topology.fleet.accepting.sum() == 1, 20)
-        yield ServedGateway(gateway, url, backends, http)
+    url = request.getfixturevalue(request.param)
+    async with gateway_before({"waiting": url}, SLOTS, queue_bound=5000, max_concurrent_requests=5000) as served:
+        yield served
 
 
 async def ask(served: ServedGateway, path: str, **body: object) -> aiohttp.ClientResponse:

@@ -137,6 +137,7 @@ async def test_instances(emulator: Emulator) -> None:
     (described,) = (await emulator.call("GET", "/emulator/instances"))[1]["instances"]
     assert (described["name"], described["model"], described["running"]) == ("x-1", "m", 0)
     assert described["spec"]["max_num_seqs"] == 4
+    assert (await emulator.call("PUT", "/emulator/instances/x-1", described["spec"]))[1]["created"] is False
     assert (await emulator.call("DELETE", "/emulator/instances/x-1"))[0] == 204
     assert (await emulator.call("DELETE", "/emulator/instances/x-1"))[0] == 404
     assert (await emulator.call("GET", "/emulator/instances/x-1"))[0] == 404

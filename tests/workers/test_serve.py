@@ -64,6 +64,21 @@ def test_polls_are_not_logged_unless_asked_for() -> None:
     assert sum(word.startswith("--disable-access-log") for word in own) == 1
 
 
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"tensor_parallel": 4}, "--tensor-parallel-size 4"),
+        ({"max_num_queued_reqs": 9}, "--max-num-queued-reqs 9"),
+        ({"scheduling_policy": "fcfs"}, "--scheduling-policy fcfs"),
+        ({"sleep_mode": True}, "--enable-sleep-mode"),
+        ({"sleep_mode": True, "extra_args": ("--enable-sleep-mode",)}, "--enable-sleep-mode"),
+    ],
+)
+def test_a_field_is_one_flag(changes: dict[str, object], flag: str) -> None:
+    assert " ".join(arguments("python", spec(**changes), 81)).count(flag) == 1
+    assert flag not in " ".join(arguments("python", spec(), 81))
+
+
 def test_memory_is_a_share_on_gpus_and_a_size_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
     assert "--gpu-memory-utilization 0.9" in " ".join(arguments("python", spec(), 81))

@@ -1,10 +1,12 @@
 """Specifications of emulated instances: bodies of `PUT /emulator/instances/<name>`, entries of the configuration file."""
 
+import math
 import re
+from dataclasses import asdict
 from typing import Annotated, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
@@ -72,6 +74,11 @@ class InstanceSpec(BaseModel):
                 f"{self.max_model_len}"
             )
         return self
+
+    @field_serializer("front_end")
+    def _known_limits(self, front_end: FrontEnd) -> dict[str, float]:
+        """Leave unknown limits out: JSON has no infinity."""
+        return {name: limit for name, limit in asdict(front_end).items() if math.isfinite(limit)}
 
     @property
     def kv_tokens(self) -> int:

@@ -14,7 +14,7 @@ from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import ActionIn, Described, Strict
-from controlplane.resources.keys import KEYS, TENANTS
+from controlplane.resources.keys import KEYS, TENANTS, visible_keys
 from controlplane.resources.resource import Column
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Tenants"])
@@ -83,7 +83,7 @@ def create_key(request: ApiRequest, body: KeyIn) -> Status[ApiKey]:
 def revoke_key(request: ApiRequest, key_id: int, body: RevokeIn) -> ApiKey:
     """Revoke a key permanently. Requests with it are refused within seconds."""
     user = request.auth.person
-    if not request.auth.api_keys().filter(pk=key_id).exists():
+    if not visible_keys(request.auth).filter(pk=key_id).exists():
         raise ApiError(404, "not_found", "There is no such key that you may see.")
     key = get_object_or_404(manageable_api_keys(user), pk=key_id)
     return revoke_api_key(key, user, body.reason)

@@ -10,11 +10,11 @@ from ninja import Field, Query, Router, Schema, Status
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
 from controlplane.api.resources import add_list, schema_of
-from controlplane.api.schemas import DecisionIn, Described, Items, RowSchema
+from controlplane.api.schemas import DecisionIn, Items, RowSchema
 from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthTraining, LengthVersion, TrainingState, VersionState
-from controlplane.resources.lengths import LENGTH_VERSIONS
+from controlplane.resources.lengths import LENGTH_SERIES, LENGTH_VERSIONS
 
 router = Router(auth=VIEWERS, tags=["Lengths"])
 
@@ -26,30 +26,11 @@ class LengthQuery(Schema):
     predictor: str = ""
 
 
-class LengthMeasuresOut(Described):
-    """Accuracy of one predictor for a model and tenant; errors in tokens per sequence."""
-
-    model: str
-    tenant: str
-    predictor: str
-    """`cache`, `lexical cache`, `embedding cache`, `prior`, a version such as `student 3` (0 ships with Pilothouse), or
-    its shadow.
-    """
-    requests: int
-    mean_output_tokens: float
-    mae_tokens: float
-    bias_tokens: float
-    """Predicted minus actual; positive: predictions are too long."""
-    acc_25: float
-    """Share of requests off by at most 25 tokens."""
-    acc_50: float
-    acc_100: float
-    below_median: float
-    """Share at or below the predicted median; ideally 0.5."""
-    below_upper: float
-    """Share at or below the predicted 0.9 quantile; ideally 0.9."""
-
-
+LengthMeasuresOut = schema_of(
+    LENGTH_SERIES,
+    "LengthMeasuresOut",
+    "Accuracy of one predictor for a model and tenant; errors in tokens per sequence.",
+)
 LengthVersionOut = schema_of(LENGTH_VERSIONS, "LengthVersionOut")
 
 
@@ -84,7 +65,7 @@ class TrainingOut(RowSchema):
         return row.version.number if row.version else None
 
 
-@router.get("/lengths", response=Items[LengthMeasuresOut])
+@router.get("/lengths", response=Items[LengthMeasuresOut])  # type: ignore[valid-type]
 def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, Any]:
     """Return prediction accuracy by model, tenant and predictor, shadows included."""
     since = timezone.now() - timedelta(hours=query.hours)
@@ -92,20 +73,7 @@ def list_lengths(request: ApiRequest, query: Query[LengthQuery]) -> dict[str, An
     sums_by_series = selectors.by_series(scope)
     return {
         "items": [
-            {
-                "model": model,
-                "tenant": tenant,
-                "predictor": predictor,
-                "requests": sums.requests,
-                "mean_output_tokens": sums.mean_output,
-                "mae_tokens": sums.mae,
-                "bias_tokens": sums.bias,
-                "acc_25": sums.acc_25,
-                "acc_50": sums.acc_50,
-                "acc_100": sums.acc_100,
-                "below_median": sums.coverage_median,
-                "below_upper": sums.coverage_upper,
-            }
+            {"model": model, "tenant": tenant, "predictor": predictor, "measures": sums}
             for (model, tenant, predictor), sums in sorted(sums_by_series.items())
             if sums.requests and (not query.predictor or predictor == query.predictor)
         ]

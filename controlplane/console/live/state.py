@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 class Source(StrEnum):
-    """Where the numbers stand: what a page says next to them."""
+    """State of the connection, shown next to the numbers."""
 
     LIVE = "live"
     STARTING = "starting"  # this process has not looked yet

@@ -1,4 +1,4 @@
-"""What of the database is held against live numbers: bounds of endpoints, plans that wait, rollouts that failed."""
+"""Rows that live numbers are compared with: bounds of endpoints, plans that wait, rollouts that failed."""
 
 from django.db.models import Sum
 from django.utils import timezone

@@ -21,7 +21,7 @@ SIGN_INS = "sign_in"
 STEP = "instance.moved"
 REQUESTS = tuple(f"instance.{verb}_requested" for verb in ("start", "stop", "sleep", "wake"))
 ROUTINE = (STEP, *REQUESTS)
-"""What follows from a decision, step by step; news only when a person did it, or something goes wrong."""
+"""Steps that follow from a decision; shown as news only if a person took them, or on failure."""
 
 
 VERBS = {
@@ -74,7 +74,7 @@ VERBS = {
 
 
 def event_title(event: Event, with_subject: bool = True) -> str:
-    """What happened, in few words: `h100-1: ready to draining`, `CI key (ph_1234…): API key revoked`."""
+    """Return the event in few words: `h100-1: ready to draining`, `CI key (ph_1234…): API key revoked`."""
     if event.kind == STEP:
         words = f"{event.before.get('state', '?')} to {event.after.get('state', '?')}"
     else:

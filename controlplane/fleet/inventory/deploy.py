@@ -1,7 +1,7 @@
-"""Deploying a model in one go: hardware, model, deployment, performance profile and instances, from what an operator knows.
+"""Deploys a model in one transaction: hardware, model, deployment, performance profile and instances.
 
-What is there already is taken by its name, what is not is created; all of it in one transaction, or nothing. Without a
-measured profile one is estimated (`scheduling.fleet.profile_estimate`), and marked so until it is measured.
+Existing rows are taken by name, missing ones are created. Without a measured profile, one is estimated
+(`scheduling.fleet.profile_estimate`) and marked until it is measured.
 """
 
 from collections import Counter
@@ -190,7 +190,7 @@ def estimate(wanted: DeployRequest) -> Estimate:
 
 
 def _gpu(wanted: DeployRequest, row: GpuType | None) -> tuple[int | None, float | None]:
-    """Memory and dollars an hour of one GPU."""
+    """Return memory and dollars per hour of one GPU."""
     if row:
         return row.memory_bytes, float(row.on_demand_usd_per_hour)
     from scheduling.fleet.profile_estimate import GPUS
@@ -206,7 +206,7 @@ def _held_profile(model: Model | None, gpu_type: GpuType | None, tensor_parallel
 
 
 def _profile(wanted: DeployRequest, weights: int | None, kv_bytes: int | None) -> "Profile | None":
-    """The estimated one; None without sizes, or of hardware whose speed is not known. Raises ValidationError."""
+    """Return the estimated profile; None without sizes or for unknown hardware. Raises ValidationError."""
     from scheduling.fleet import profile_estimate
 
     facts = profile_estimate.facts_of(wanted.gpu_type)
@@ -283,7 +283,7 @@ def deploy(wanted: DeployRequest, actor: User | str, reason: str = "") -> Deploy
 
 @contextmanager
 def _naming(field: str) -> Iterator[None]:
-    """Errors of rows as errors of `DeployRequest`: fields by their names there, what concerns none of them at *field*."""
+    """Raise errors of rows as errors of `DeployRequest`: by its field names, others at *field*."""
     try:
         yield
     except ValidationError as error:
@@ -318,7 +318,7 @@ def _gpu_type(wanted: DeployRequest, actor: User | str, reason: str) -> GpuType:
 
 
 def _node_name(wanted: DeployRequest) -> str:
-    """`<region>-<GPU>-<number>` with the first number that is free."""
+    """Return `<region>-<GPU>-<number>` with the first free number."""
     base = f"{wanted.region}-{wanted.gpu_type.partition('-')[0]}"[:56]
     taken, number = set(Node.objects.filter(name__startswith=f"{base}-").values_list("name", flat=True)), 1
     while f"{base}-{number}" in taken:
@@ -327,7 +327,7 @@ def _node_name(wanted: DeployRequest) -> str:
 
 
 def _sizes(wanted: DeployRequest) -> dict[str, Any]:
-    """Of a new model. What is not given is read from its source."""
+    """Return values of a new model; omitted sizes are read from its source."""
     return {
         "name": wanted.model,
         "source": wanted.source,
@@ -348,7 +348,7 @@ def _deployment(wanted: DeployRequest) -> dict[str, Any]:
 def _store_profile(
     wanted: DeployRequest, model: Model, gpu_type: GpuType, actor: User | str, reason: str
 ) -> PerformanceProfile | None:
-    """The profile that there is, or an estimated one; None where it cannot be estimated."""
+    """Return the existing profile, or store an estimated one; None if it cannot be estimated."""
     held = _held_profile(model, gpu_type, wanted.tensor_parallel)
     made = None if held else _profile(wanted, model.weights_bytes, model.kv_bytes_per_token)
     if held or made is None or gpu_type.device == Device.CPU:
@@ -385,7 +385,7 @@ def _start(wanted: DeployRequest, deployment: Deployment, actor: User | str, rea
 
 
 def _share(wanted: DeployRequest, deployment: Deployment, actor: User | str, reason: str) -> tuple[Instance, ...]:
-    """One instance on the GPUs of another: stopped, until a swap gives them to it."""
+    """Create one instance on the GPUs of another, stopped until a swap."""
     other = Instance.objects.select_related("deployment", "node").filter(name=wanted.share_gpus_with).first()
     if other is None:
         raise ValidationError({"share_gpus_with": f"There is no instance {wanted.share_gpus_with!r}."})
@@ -407,13 +407,13 @@ def _share(wanted: DeployRequest, deployment: Deployment, actor: User | str, rea
 
 
 def usual_launcher() -> str:
-    """That of most instances that Pilothouse starts; without any, vLLM processes."""
+    """Return the launcher of most instances that Pilothouse starts; by default vLLM processes."""
     counts = Counter(Instance.objects.launched().values_list("launcher", flat=True))
     return counts.most_common(1)[0][0] if counts else str(Launcher.PROCESS)
 
 
 def gpus_by_place() -> list[tuple[str, str, int, int]]:
-    """(region, GPU type, GPUs, free ones) of all active nodes."""
+    """Return (region, GPU type, GPUs, free GPUs) of all active nodes."""
     rows: dict[tuple[str, str], list[int]] = {}
     for node in Node.objects.filter(active=True).with_gpus_used().select_related("region", "gpu_type"):
         row = rows.setdefault((node.region.title, node.gpu_type.title), [0, 0])

@@ -1,4 +1,4 @@
-"""A fleet in one TOML file: what it says, how that differs from the inventory, and writing the difference.
+"""Fleet file: a fleet in one TOML file, compared with and applied to the inventory.
 
 Tables are named as the paths of `/api`, with the same fields (`[[regions]]`, `[[gpu_types]]`, ...). What a table does not
 name stays as it is. In `secrets` and `api_key`, `${NAME}` is the value of an environment variable, so that a file can be
@@ -28,12 +28,12 @@ VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class FleetFileError(Exception):
-    """Something in the file is wrong; the text names file, table and key."""
+    """Error in the file; the text names file, table and key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One table of the file: what it says of one row."""
+    """One table of the file: one row."""
 
     kind: Kind
     where: str
@@ -52,7 +52,7 @@ class Change:
 
 
 def read(path: Path) -> list[Entry]:
-    """The entries of the file at *path*, in the order in which rows can be created. Raises FleetFileError."""
+    """Return the entries of the file at *path*, in creation order. Raises FleetFileError."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -72,7 +72,7 @@ def read(path: Path) -> list[Entry]:
 
 
 def apply(entries: list[Entry], actor: User | str, *, prune: bool = False, dry_run: bool = False) -> list[Change]:
-    """Make the inventory as *entries* say, all of it or nothing; the changes, none if it is so already.
+    """Apply *entries* to the inventory, all or nothing, and return the changes.
 
     With *prune*, rows that the file does not name are deleted, of the kinds that it has tables of. With *dry_run*
     everything is tried and checked, and then undone. Raises FleetFileError.
@@ -104,7 +104,7 @@ def _entries(path: Path, kind: Kind, tables: Any) -> Iterator[Entry]:
 
 
 def _filled(value: Any, where: str) -> Any:
-    """*value* with `${NAME}` replaced by environment variables."""
+    """Replace `${NAME}` in *value* by environment variables."""
     if isinstance(value, dict):
         return {name: _filled(text, f"{where}.{name}") for name, text in value.items()}
 
@@ -170,7 +170,7 @@ def _same(held: Any, wanted: Any) -> bool:
 
 
 def _shown(kind: Kind, values: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-    """*values* without secrets and, of a new row, without what is empty."""
+    """Return *values* with secrets masked, without fields that are empty before and after."""
     return {
         name: (mark(before), mark(after)) if name in kind.secret else (before, after)
         for name, (before, after) in values.items()

@@ -1,4 +1,4 @@
-"""The kinds of rows that operators write: which fields they have, how they are named, how others are named in them.
+"""Kinds of rows that operators write: their fields, keys and references to other rows.
 
 `/api` and fleet files take the same values. A kind's schemas are made from the fields of its Django model: types, bounds
 and help come from there, and rows are checked by the model's own `full_clean`, as in the admin.
@@ -30,7 +30,7 @@ TYPES: tuple[tuple[type[models.Field[Any, Any]], Any], ...] = (
 
 
 class Values(BaseModel):
-    """An unknown field is an error, so that a typing mistake does not pass silently."""
+    """Schema that rejects unknown fields, so that typing mistakes do not pass silently."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -49,7 +49,7 @@ class Kind:
     fixed: tuple[str, ...] = ()
     named: Mapping[str, type[models.Model]] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()
-    """Fields without a default that need not be given, because they can be found out."""
+    """Fields that may be omitted although they have no default, since they can be derived."""
     secret: frozenset[str] = frozenset()
     """Fields whose values are not shown after saving."""
     deletable: bool = True
@@ -60,26 +60,26 @@ class Kind:
 
     @cached_property
     def create(self) -> type[Values]:
-        """The schema of a new row."""
+        """Schema of a new row."""
         parts: dict[str, Any] = {name: self._part(name) for name in (*self.key, *self.fixed, *self.fields)}
         return create_model(f"{self.model.__name__}In", __base__=Values, **parts)
 
     @cached_property
     def change(self) -> type[Values]:
-        """The schema of changes to a row: only what is given changes."""
+        """Schema of changes to a row; omitted fields stay."""
         parts: dict[str, Any] = {name: self._part(name, given=False) for name in self.fields}
         return create_model(f"{self.model.__name__}Change", __base__=Values, **parts)
 
     @cached_property
     def entry(self) -> type[Values]:
-        """The schema of a table in a fleet file, for a row that may be there already: only its key is required."""
+        """Schema of a table in a fleet file; only the key is required, since the row may exist."""
         types: dict[str, Any] = {name: part.annotation for name, part in self.create.model_fields.items()}
         parts: dict[str, Any] = {name: (kind | None, None) for name, kind in types.items()}
         parts |= {name: (types[name], ...) for name in self.key}
         return create_model(f"{self.model.__name__}Entry", __base__=Values, **parts)
 
     def find(self, key: Mapping[str, Any]) -> models.Model | None:
-        """The row of that key, or None."""
+        """Return the row with *key*, or None."""
         lookup = {f"{name}__name" if name in self.named else name: key[name] for name in self.key}
         return self.model._default_manager.filter(**lookup).first()
 
@@ -90,11 +90,11 @@ class Kind:
         return "/".join(str(key[name]) for name in self.key)
 
     def values_of(self, row: models.Model) -> dict[str, Any]:
-        """Writable fields of *row*, other rows by their names."""
+        """Return the writable fields of *row*, references by name."""
         return {name: self._read(row, name) for name in (*self.fixed, *self.fields)}
 
     def resolve(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """*values* with rows in place of their names. Raises ValidationError naming the field."""
+        """Return *values* with rows in place of names. Raises ValidationError naming the field."""
         return {name: self._resolve(name, value) for name, value in values.items()}
 
     def is_many(self, name: str) -> bool:
@@ -126,7 +126,7 @@ class Kind:
         return self.model._meta.get_field(name)
 
     def _part(self, name: str, *, given: bool = True) -> tuple[Any, Any]:
-        """(type, pydantic field) of one field, from Django's."""
+        """Return (type, pydantic field) of a Django field."""
         source = self._field(name)
         kind: Any
         if name in self.named:
@@ -231,7 +231,7 @@ DEPLOYMENT = Kind(
 
 
 class InstanceKind(Kind):
-    """An instance names its deployment by model, region and GPU type; the last is not needed where there is one alone."""
+    """Instances refer to their deployment by model, region and, if there are several, GPU type."""
 
     @cached_property
     def create(self) -> type[Values]:
@@ -280,5 +280,5 @@ INSTANCE = InstanceKind(
 )
 
 KINDS: tuple[Kind, ...] = (REGION, REGION_LATENCY, GPU_TYPE, NODE, MODEL, SLO_CLASS, TENANT, DEPLOYMENT, INSTANCE)
-"""In the order in which they can be created; deleted in the reverse one."""
+"""In creation order; rows are deleted in reverse order."""
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}

@@ -1,4 +1,4 @@
-"""Writing rows of the inventory from values with names, each with its event. The admin, `/api` and fleet files agree.
+"""Writes rows of the inventory from values with names, each with its event; used by `/api` and fleet files.
 
 Every function raises ValidationError naming the field at fault.
 """
@@ -21,7 +21,7 @@ from controlplane.fleet.models import Deployment, Instance, Launcher
 
 @transaction.atomic
 def create(kind: Kind, values: Mapping[str, Any], actor: User | str, reason: str = "") -> Any:
-    """A new row of *kind*. A new instance is started, or, if it is started elsewhere, looked for."""
+    """Create a row of *kind*. A new instance is started, or probed if it was started elsewhere."""
     if kind is INSTANCE:
         places.lock(Deployment.objects.filter(pk=kind.resolve(values)["deployment"].pk))
     row = kind.model()
@@ -39,7 +39,7 @@ def create(kind: Kind, values: Mapping[str, Any], actor: User | str, reason: str
 
 @transaction.atomic
 def change(kind: Kind, row: Any, values: Mapping[str, Any], actor: User | str, reason: str = "") -> Any:
-    """Set *values* on *row*; what is not among them stays. Returns the row as it is now."""
+    """Set *values* on *row* and return it; other fields stay."""
     row = kind.model._default_manager.select_for_update(of=("self",)).get(pk=row.pk)
     before, held = snapshot(row), kind.values_of(row)
     for name in kind.fixed:
@@ -78,7 +78,7 @@ def delete(kind: Kind, row: Any, actor: User | str, reason: str = "") -> None:
 
 
 def _set(kind: Kind, row: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Put *values* on *row*; returns those that can be set only after it is saved."""
+    """Set *values* on *row*; return those that can be set only after saving."""
     if kind is MODEL:
         values = completed(row, values)
     many = {}

@@ -12,7 +12,7 @@ from workers.vllm import engine_log
 
 
 def path_of(instance: Instance) -> Path | None:
-    """Where the log is, whether it is there or not; None for a server that is no process of ours."""
+    """Return the path of the log, existing or not; None for a server that Pilothouse did not start as a process."""
     if instance.launcher != Launcher.PROCESS:
         return None
     return settings.STATE_DIR / "instances" / f"{instance.name}.log"

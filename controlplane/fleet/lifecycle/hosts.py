@@ -1,4 +1,4 @@
-"""Which machine acts for an instance: a vLLM process can be stopped, watched and restarted only where it runs.
+"""The machine that acts for an instance: a vLLM process can be stopped, watched and restarted only where it runs.
 
 An instance remembers the host that started it, until it is stopped there. A command for it is carried out on that host
 alone; elsewhere it is left as it is and passed on to the queue of its node, `node.<name>`, where that host's worker takes

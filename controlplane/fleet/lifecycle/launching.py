@@ -1,4 +1,4 @@
-"""How a deployment's servers are started, as processes or emulated, and whether vLLM takes its flags."""
+"""Launch specifications of a deployment's servers, and checks of its vLLM flags."""
 
 import shlex
 

@@ -36,7 +36,7 @@ class StartTimes:
 
     seen: Mapping[Key, StartTime]
     begun: Mapping[str, datetime] = field(default_factory=dict)
-    """When instances were asked for that are on their way, by key."""
+    """Return the times at which starting instances were requested, by key."""
 
     def of(self, model: str, gpu_type: str) -> StartTime:
         return self.seen.get((model, gpu_type)) or StartTime(tuned(model).USUAL_START_S)

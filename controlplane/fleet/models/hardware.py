@@ -1,4 +1,4 @@
-"""Where hardware is, and what it costs."""
+"""Regions, GPU types with prices, and nodes."""
 
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ class Region(models.Model):
 
 
 class RegionLatency(models.Model):
-    """How long the network takes one way from *origin* to *target*. It holds for the way back unless that has a row too.
+    """One-way network latency from *origin* to *target*; also for the way back unless that has a row.
 
     A request whose own region is full goes to the nearest: `scheduling.routing.regions.by_preference`.
     """

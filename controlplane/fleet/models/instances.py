@@ -1,4 +1,4 @@
-"""Which servers serve the models, and what is to be done to them."""
+"""Instances, and commands for them."""
 
 from django.core.exceptions import ValidationError
 from django.db import models
@@ -13,7 +13,7 @@ from controlplane.fleet.validators import validate_base_url
 
 
 class Launcher(models.TextChoices):
-    """Who starts and stops the server behind an instance."""
+    """Starter of the server behind an instance."""
 
     EMULATED = "emulated", "Emulated fleet"
     PROCESS = "process", "vLLM process on the node"
@@ -22,11 +22,11 @@ class Launcher(models.TextChoices):
 
 class InstanceQuerySet(models.QuerySet["Instance"]):
     def launched(self) -> "InstanceQuerySet":
-        """Those that Pilothouse starts and stops."""
+        """Instances that Pilothouse starts and stops."""
         return self.exclude(launcher=Launcher.EXTERNAL)
 
     def present(self) -> "InstanceQuerySet":
-        """Those that serve or soon will, also after a swap on the GPUs that they share: what targets and bounds count."""
+        """Instances that serve or soon will, including by a swap on shared GPUs; targets and bounds count them."""
         sharing = Q(swap_group__isnull=False, held="") & ~Q(state=InstanceState.FAILED)
         return self.filter(Q(state__in=PRESENT) | sharing)
 
@@ -104,7 +104,7 @@ class Instance(models.Model):
     class Meta:
         ordering = ["name"]
         constraints = [
-            # Two rows for one server would count its load and its capacity twice.
+            # Two rows for one server would count its load and capacity twice.
             models.UniqueConstraint(
                 fields=["url"],
                 condition=~Q(url="") & ~Q(state=InstanceState.STOPPED),
@@ -120,19 +120,19 @@ class Instance(models.Model):
 
     @property
     def token(self) -> str:
-        """The token that its server asks for, "" for none; for a launched server the one it was started with."""
+        """Token that its server requires, "" for none; a launched server keeps the one it was started with."""
         return self.deployment.api_key if self.launcher == Launcher.EXTERNAL else self.api_key
 
     @property
     def tier(self) -> Tier:
-        """Where its weights are, or are on the way to."""
+        """Location of its weights, or their destination."""
         if self.state == InstanceState.SLEEPING:
             return Tier.STORAGE if self.sleep_level == 2 else Tier.CPU
         return Tier.GPU if self.state in AWAKE else Tier.STOPPED
 
     @property
     def max_num_seqs(self) -> int:
-        """Requests that its server runs at once: by what it was started with, else by its deployment."""
+        """Maximum concurrent requests that its server was started with, else its deployment's."""
         return int(self.launched_with.get("max_num_seqs", self.deployment.max_num_seqs))
 
     def clean(self) -> None:
@@ -164,7 +164,7 @@ class Instance(models.Model):
         return {}
 
     def _errors_of_swap_group(self, group: SwapGroup) -> dict[str, str]:
-        """Its members have the same GPUs: a node, a type and a number of them."""
+        """Return errors unless all members have the same node, GPU type and number of GPUs."""
         own = self.deployment
         for other in group.instances.exclude(pk=self.pk).select_related("deployment__gpu_type", "node"):
             theirs = other.deployment
@@ -210,12 +210,12 @@ class CommandState(models.TextChoices):
 
 class InstanceCommandQuerySet(models.QuerySet["InstanceCommand"]):
     def open(self) -> "InstanceCommandQuerySet":
-        """Pending or running, the oldest first."""
+        """Pending and running commands, oldest first."""
         return self.filter(state__in=[CommandState.PENDING, CommandState.RUNNING]).order_by("pk")
 
 
 class InstanceCommand(models.Model):
-    """Something to be done to an instance by a Celery worker. Running one twice does no more than running it once."""
+    """Command for an instance, carried out by a Celery worker. Commands are idempotent."""
 
     # Of the object that a service returned: whether the workers were notified at once. None: not tried (not committed).
     delivered: bool | None = None

@@ -1,4 +1,4 @@
-"""A changed deployment on its way to its instances."""
+"""Rollouts: bringing a changed deployment to its instances."""
 
 from django.db import models
 
@@ -15,7 +15,7 @@ class RolloutState(models.TextChoices):
 
 
 class Rollout(Operation):
-    """Instances of a deployment started again with its present settings, one after another (`fleet.rollouts`)."""
+    """Restart of a deployment's instances with its current settings, one by one (`fleet.rollouts`)."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="rollouts")
     state = models.CharField(max_length=16, choices=RolloutState.choices, default=RolloutState.IN_PROGRESS)

@@ -1,4 +1,4 @@
-"""Which models there are, how fast they run, and how they are deployed."""
+"""Models, their performance profiles and deployments."""
 
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
@@ -98,7 +98,7 @@ class Model(models.Model):
 
 
 class PerformanceProfile(models.Model):
-    """How long an engine step takes for (model, GPU type, tensor parallel degree).
+    """Duration of an engine step for (model, GPU type, tensor parallel degree).
 
     `t_prefill = max(t0, a + b·p + c·p²)` and `t_decode = a + b·batch + c·context`, in seconds and tokens (DESIGN 6).
     """

@@ -1,4 +1,4 @@
-"""Several models on the same GPUs: who shares them, and how long it took to change who has them.
+"""Several models on the same GPUs: swap groups, and swaps with their durations.
 
 As with llama-swap and vLLM's sleep mode, a swap is no process that changes its weights: each model has its own server, an
 `Instance` of a separate deployment, and at most one of a group is awake. The others sleep, their weights in
@@ -32,7 +32,7 @@ class SwapGroup(models.Model):
 
 
 class Tier(models.TextChoices):
-    """Where the weights of an instance are, the nearest first (QLM, section 5)."""
+    """Location of an instance's weights, nearest first (QLM, section 5)."""
 
     GPU = "gpu", "GPU"
     CPU = "cpu", "CPU memory"
@@ -41,7 +41,7 @@ class Tier(models.TextChoices):
 
 
 class Operation(models.Model):
-    """Work on instances that takes several steps: who asked for it, what it does, and how it ended."""
+    """Operation of several steps on instances: author, progress and result."""
 
     actor = models.CharField(max_length=120)
     reason = models.CharField(max_length=255, blank=True)
@@ -61,7 +61,7 @@ class SwapState(models.TextChoices):
 
 
 class Swap(Operation):
-    """One change of who is awake in a group, with the times that it took (`fleet.swaps`)."""
+    """Change of the awake instance of a group, with its durations (`fleet.swaps`)."""
 
     group = models.ForeignKey(SwapGroup, on_delete=models.CASCADE, related_name="swaps")
     instance = models.ForeignKey("fleet.Instance", on_delete=models.CASCADE, related_name="swaps")

@@ -1,4 +1,4 @@
-"""Which settings a server was started with, and in what they differ from those that its deployment has now.
+"""Settings that servers were started with, compared with those that their deployments have now.
 
 A server reads its flags and variables once. What it was started with is kept with its instance
 (`Instance.launched_with`), field by field as in `LaunchSpec`; variables and the token as digests.
@@ -26,7 +26,7 @@ RUNNING = frozenset(InstanceState) - {InstanceState.PROVISIONING, InstanceState.
 
 
 def settings_of(spec: LaunchSpec) -> dict[str, Any]:
-    """The part of *spec* that all instances of its deployment share, as JSON values without secrets."""
+    """Return the part of *spec* that all instances of the deployment share, as JSON values without secrets."""
     values = {name: value for name, value in asdict(spec).items() if name not in OF_ONE_INSTANCE}
     values["environment"] = {name: _digest(value) for name, value in sorted(spec.environment.items())}
     values["api_key"] = _digest(spec.api_key)
@@ -35,10 +35,9 @@ def settings_of(spec: LaunchSpec) -> dict[str, Any]:
 
 
 def difference(instance: Instance, profile: PerformanceProfile | None = None) -> tuple[str, ...] | None:
-    """Names of the settings that *instance* was started without; None where it is not known what it was started with.
+    """Return the settings that differ from those *instance* was started with; None if the latter are unknown.
 
-    A field that only one of the two has belongs to another release, and says nothing. Raises LaunchError when the
-    deployment's settings cannot be started at all.
+    Fields of another release are ignored. Raises LaunchError if the deployment's settings cannot be started.
     """
     if not instance.launched_with:
         return None
@@ -48,7 +47,7 @@ def difference(instance: Instance, profile: PerformanceProfile | None = None) ->
 
 
 def outdated(rows: Iterable[Instance]) -> dict[int, tuple[str, ...]]:
-    """By key, those of *rows* whose servers were started with other settings, and which. In one query at most."""
+    """Return the settings that differ, by key, for those of *rows* started with other settings; at most one query."""
     rows = [row for row in rows if row.launcher != Launcher.EXTERNAL and row.state in RUNNING and row.launched_with]
     profiles: dict[tuple[int, int, int], PerformanceProfile] = {}
     if any(row.launcher == Launcher.EMULATED for row in rows):

@@ -1,4 +1,4 @@
-"""Reads of rollouts: where each deployment stands, and which rollouts are not done."""
+"""Reads of rollouts: status of each deployment, and rollouts that are not done."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Status:
     total: int
     up_to_date: int
     outdated: dict[str, tuple[str, ...]]
-    """Instances that were started with other settings, and which; none where it is not known what they were."""
+    """Settings that differ, by instance; empty if the original settings are unknown."""
 
     @property
     def is_worth_a_look(self) -> bool:
@@ -30,7 +30,7 @@ class Status:
 
 
 def statuses(model: str = "", region: str = "", pk: int | None = None) -> list[Status]:
-    """Where each deployment stands, by name; an empty value does not narrow."""
+    """Return the status of each deployment, by name; empty filters are ignored."""
     every = Deployment.objects.select_related("model", "region", "gpu_type")
     deployments = list(narrowed(every, model__name=model, region__name=region, pk=pk))
     rows = Instance.objects.launched().filter(deployment__in=deployments, state__in=revisions.RUNNING - {S.DRAINING})
@@ -52,7 +52,7 @@ def statuses(model: str = "", region: str = "", pk: int | None = None) -> list[S
 
 
 def failed() -> list[Status]:
-    """Deployments whose newest rollout failed and that still have instances with other settings."""
+    """Return deployments whose newest rollout failed and that still have outdated instances."""
     if not Rollout.objects.filter(state=RolloutState.FAILED).exists():
         return []
     return [
@@ -63,6 +63,6 @@ def failed() -> list[Status]:
 
 
 def open_rollouts() -> list[Rollout]:
-    """Those in progress, and ended ones that have an instance to put back."""
+    """Return rollouts in progress, and ended ones with an instance to put back."""
     rows = Rollout.objects.filter(Q(state=RolloutState.IN_PROGRESS) | Q(draining__isnull=False))
     return list(rows.select_related("deployment").order_by("pk"))

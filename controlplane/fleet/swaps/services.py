@@ -180,7 +180,7 @@ def _bring_up(swap: Swap, target: Instance) -> None:
 
 
 def _measure_sleep(swap: Swap) -> None:
-    """How long who gave way drained and took to sleep, by its last sleep in this swap."""
+    """Return drain and sleep times of the instance that gave way, from its last sleep in this swap."""
     if swap.gave_way is None:
         return
     commands = swap.gave_way.commands.filter(verb=CommandVerb.SLEEP, state=CommandState.DONE)
@@ -191,7 +191,7 @@ def _measure_sleep(swap: Swap) -> None:
 
 
 def _measure(swap: Swap, target: Instance) -> None:
-    """How long *target*, which is ready, took from the beginning of its command."""
+    """Return the time from the start of its command until *target* was ready."""
     command = swap.load_command
     if command is not None and command.started_at is not None:
         swap.load_s = max(0.0, (target.state_changed_at - command.started_at).total_seconds())

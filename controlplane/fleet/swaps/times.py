@@ -1,4 +1,4 @@
-"""How long instances take to fall asleep and to come back: medians of what swaps measured, else the usual times.
+"""Times that instances take to fall asleep and wake: medians of what swaps measured, else the usual times.
 
 Measured times are those of the last swaps of a model on a GPU type, by the tier that its weights went to or came from.
 """

@@ -1,8 +1,9 @@
-"""Allotments of queues to models: orders in which each queue serves one model to the end.
+"""Allotments of queues to models: orders in which each queue serves only one model.
 
-Annealing seldom leaves the allotment that it starts from, because much of a queue must change before anything is gained.
-With one model to a queue, the cost is a sum over models, and that of a model is a function of how many queues of each type
-serve it: each such row of numbers is listed once and remembered, so thousands of allotments cost a few hundred listings.
+Annealing seldom leaves the allotment that it starts from, because much of a queue must change before anything is
+gained. With one model per queue, the cost is a sum over models, and that of a model depends only on how many queues of
+each type serve it. Each such combination is listed once and cached, so thousands of allotments cost a few hundred
+listings.
 """
 
 import math
@@ -22,56 +23,58 @@ from scheduling.struct_of_arrays import struct_of_arrays
 APPORTIONED: Final = 0.7
 """Share of the search in which queues are exchanged; then the weights of each model's listing are tuned."""
 NEAR: Final = 0.1
-"""Scale of slack by which groups are listed meanwhile, in mean service times."""
+"""Scale of slack for listing groups during the exchanges, in mean service times."""
 NEARS: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Those that tuning begins with."""
+"""Scales at which tuning starts."""
 GIVE_UP: Final = 1.5
-"""What a late group loses then, by the root of that scale."""
+"""Loss of a late group during the exchanges, divided by the root of that scale."""
 STEP: Final = 1.0
-"""The most that tuning changes a model's weights by."""
+"""Largest change of a model's weights in one tuning step."""
 HOT: Final = 0.01
-"""Temperature that the exchange of queues begins with, by cost; it falls to nothing at `HOT_UNTIL`."""
+"""Initial temperature of the exchanges, as a share of the cost; it falls to zero at `HOT_UNTIL`."""
 HOT_UNTIL: Final = 0.8
 SETTLED: Final = 2000
-"""Exchanges in a row without a new listing after which an allotment is taken as it is."""
+"""Exchanges without a new listing after which the allotment is final."""
 MOVES, TRIES = 20, 50
-"""Exchanges of queues, and changes of weights, between two looks at the budget."""
+"""Exchanges of queues, and changes of weights, between two readings of the budget."""
 MOST_GIVEN, MOST_RETURNED = 2, 4
-"""Queues of a type that an exchange takes from a model at most, and those that the other one returns: a fast queue is worth
-several slow ones."""
+"""Most queues of a type that an exchange takes from a model, and most that it returns: a fast queue is worth several
+slow ones.
+"""
 CHEAPER: Final = 1.0 - 1e-9
-"""What costs more than this share of the other costs as much."""
+"""A cost above this share of another counts as equal."""
 SLOTS: Final = 1 << 14
-"""Room for costs that are remembered; two thirds of it is used."""
+"""Slots of the cost cache, of which two thirds are used."""
 
 
 @struct_of_arrays
 class Allotment(NamedTuple):
-    """How many queues of each type serve each model, and what that is known to cost."""
+    """Number of queues of each type that serve each model, with known costs."""
 
     shares: Ints
     """(M, T): queues of the type that serve the model."""
     best: Ints
     """(M, T): the cheapest met."""
     cost: Floats
-    """(M + 1,): of each model now; then of the cheapest met, all together."""
+    """(M + 1,): current cost of each model; last, the total of the cheapest allotment met."""
     usable: Ints
     """(M, T): queues that could serve the model."""
     preferred: Ints
-    """(M, Q): queues by type; then those that lose least time by the model, and those that are free first. Those that cannot
-    serve it come last."""
+    """(M, Q): queues by type, then by time lost to the model, then by when they are free; those that cannot serve it
+    come last.
+    """
     first: Ints
-    """(T + 1,): where each type begins in a row of `preferred`."""
+    """(T + 1,): start of each type in a row of `preferred`."""
     key: Ints
-    """(SLOTS,): a model and its numbers of queues, mixed into 63 bits; -1 where nothing is remembered."""
+    """(SLOTS,): a model and its numbers of queues, hashed to 63 bits; -1 if the slot is empty."""
     known: Floats
-    """(SLOTS,): what that costs."""
+    """(SLOTS,): cost for that key."""
     listed: Ints
-    """(1,): models that were listed."""
+    """(1,): number of models listed."""
 
 
 def usable_queues(terms: Terms) -> NDArray[np.bool_]:
-    """(M, Q): whether the queue can serve a group of the model."""
+    """Return (M, Q): whether the queue can serve a group of the model."""
     models = terms.first.size - 1
     served = np.zeros((models, terms.service.shape[0]), bool)
     for model in range(models):
@@ -81,7 +84,7 @@ def usable_queues(terms: Terms) -> NDArray[np.bool_]:
 
 
 def allocate_allotment(terms: Terms, usable: NDArray[np.bool_]) -> Allotment:
-    """Each queue serves the model that it holds, or the first that it can serve."""
+    """Return the first allotment: each queue serves the model that it holds, or the first that it can serve."""
     kind, types, (models, queues) = terms.kind, terms.service.shape[0], usable.shape
     holds = (terms.loaded >= 0) & usable[terms.loaded, np.arange(queues)]
     model, serves = np.where(holds, terms.loaded, usable.argmax(axis=0)), usable.any(axis=0)
@@ -107,13 +110,13 @@ def allocate_allotment(terms: Terms, usable: NDArray[np.bool_]) -> Allotment:
 
 @compiled_inline
 def drawn_model(terms: Terms, random: NDArray[np.uint64]) -> int:
-    """The model of a group drawn at random."""
+    """Return the model of a random group."""
     return int(terms.model[terms.movable[int(draw(random) * terms.movable.size)]])
 
 
 @compiled_internal
 def cost_of(terms: Terms, listing: Listing, allotment: Allotment, model: int) -> float:
-    """Cost of *model* with the numbers of queues that it has."""
+    """Return the cost of *model* with its current numbers of queues."""
     if terms.first[model] == terms.first[model + 1]:
         return 0.0
     types, served, odd = terms.service.shape[0], 0, np.uint64(0x9E3779B97F4A7C15)
@@ -144,7 +147,8 @@ def apportion(
 ) -> None:
     """Try *tries* exchanges of queues at a temperature of *hot* (units of cost).
 
-    A model gives queues of one type to another, which half the time returns queues of any type, to it or to a third one.
+    A model gives queues of one type to another. Half the time that one returns queues of any type, to the first or to a
+    third model.
     """
     shares, usable, cost = allotment.shares, allotment.usable, allotment.cost
     models, types = shares.shape
@@ -191,7 +195,9 @@ def apportion(
 
 
 def models_of(terms: Terms, allotment: Allotment, usable: NDArray[np.bool_]) -> Ints:
-    """(Q,): a model for each queue, as many of each type as the cheapest allotment has; who loses least time goes first."""
+    """Return (Q,): a model for each queue, by the cheapest allotment's numbers; queues that lose the least time go
+    first.
+    """
     left, model = allotment.best.copy(), np.full(terms.kind.size, -1, np.int64)
     lost_s = np.where(usable, terms.change[terms.kind, terms.loaded + 1].T, np.inf)
     for flat in np.argsort(lost_s, axis=None, kind="stable").tolist():
@@ -204,7 +210,7 @@ def models_of(terms: Terms, allotment: Allotment, usable: NDArray[np.bool_]) -> 
 
 @compiled_inline
 def list_model(terms: Terms, listing: Listing, models: Ints, model: int, count: int, most: float) -> tuple[int, float]:
-    """List the groups of *model* by the queues of *models* (Q,) that serve it; as `list_groups`."""
+    """List the groups of *model* on the queues that *models* (Q,) assigns to it; see `list_groups`."""
     served = 0
     for queue in range(models.size):
         if models[queue] == model:
@@ -215,7 +221,7 @@ def list_model(terms: Terms, listing: Listing, models: Ints, model: int, count: 
 
 @compiled
 def tune(terms: Terms, listing: Listing, models: Ints, cost: Floats, random: NDArray[np.uint64], tries: int) -> None:
-    """Change the slack scale of models and the loss of late groups *tries* times; keep what lowers *cost* (M,)."""
+    """Change the slack scale and late loss of models *tries* times; keep changes that lower *cost* (M,)."""
     for _ in range(tries):
         model = drawn_model(terms, random)
         late = cost.size + model
@@ -231,7 +237,7 @@ def tune(terms: Terms, listing: Listing, models: Ints, cost: Floats, random: NDA
 
 @compiled
 def list_models(terms: Terms, listing: Listing, models: Ints, cost: Floats) -> int:
-    """List each model by the queues of *models* (Q,) that serve it, write *cost* (M,) and return the groups placed."""
+    """List each model on its queues by *models* (Q,), write *cost* (M,) and return the number of groups placed."""
     count = 0
     for model in range(cost.size):
         count, cost[model] = list_model(terms, listing, models, model, count, np.inf)
@@ -239,9 +245,9 @@ def list_models(terms: Terms, listing: Listing, models: Ints, cost: Floats) -> i
 
 
 def best_allotment(terms: Terms, random: NDArray[np.uint64], share_done: Callable[[float], float]) -> Order:
-    """The order of the best allotment found until *share_done*(orders listed) is 1.
+    """Return the order of the best allotment found until *share_done*(orders listed) is 1.
 
-    Groups that no queue of their model can serve are not in it.
+    Groups that no queue of their model can serve are left out.
     """
     listing, usable, models = allocate_listing(terms), usable_queues(terms), terms.first.size - 1
     allotment, mean_s = allocate_allotment(terms, usable), mean_service_s(terms)

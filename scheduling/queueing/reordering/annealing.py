@@ -31,7 +31,7 @@ COOLING_STEP: Final = 128
 
 @struct_of_arrays
 class Best(NamedTuple):
-    """The best order met."""
+    """The best order found."""
 
     length: Ints
     """(Q,)"""

@@ -1,7 +1,7 @@
-"""List scheduling: orders that are built group by group, each for the queue that is free first.
+"""List scheduling: orders built group by group, each group for the queue that is free first.
 
-The group is chosen by a composite index (ATCS: apparent tardiness cost with setups; Lee, Bhaskaran and Pinedo 1997), whose
-parameters are searched for each problem.
+The group is chosen by a composite index (ATCS: apparent tardiness cost with setups; Lee, Bhaskaran and Pinedo 1997),
+whose weights are searched for each problem.
 """
 
 import math
@@ -18,24 +18,24 @@ from scheduling.queueing.reordering.rows import Terms
 from scheduling.struct_of_arrays import struct_of_arrays
 
 IN_TIME: Final = 24
-"""Groups of each model that a free queue chooses from, by deadline, of those that can still be in time."""
+"""Groups per model that a free queue chooses from, by deadline, among those that can still be in time."""
 LATE: Final = 6
-"""The same of those that are late wherever they go."""
+"""The same among those that are late anyway."""
 GRID: Final = [
     (near, near * swaps, 1.5 / math.sqrt(near)) for near in (0.2, 0.1, 0.4, 0.05, 0.8) for swaps in (0.8, 1.2)
 ]
-"""Scale of slack in mean service times, that of swaps in mean swap times, and what a late group loses."""
+"""Scale of slack in mean service times, scale of swaps in mean swap times, and loss of a late group."""
 TRIES: Final = 10
-"""Orders listed between two looks at the budget."""
+"""Orders listed between two readings of the budget."""
 CHANGED: Final = 0.3
-"""Share of parameters that a mutation changes."""
+"""Share of weights that a mutation changes."""
 STEP: Final = 0.35
-"""Scale of a mutation, at the median: each has its own."""
+"""Median scale of a mutation; the scale is drawn for each."""
 
 
 @struct_of_arrays
 class Listing(NamedTuple):
-    """An order as it is built: the groups in the order in which they were chosen, and their queues; and room to work."""
+    """An order under construction: the groups in the order of choice, with their queues; and scratch space."""
 
     chosen: Ints
     """(movable groups,)"""
@@ -48,30 +48,31 @@ class Listing(NamedTuple):
     taken: Ints
     """(N,): 1 once the group is taken."""
     value: Floats
-    """(T, N): log of its requests by second of service."""
+    """(T, N): log of its requests per second of service."""
     highest: Floats
-    """(T, M): no value of the model's groups is greater."""
+    """(T, M): upper bound on the values of the model's groups."""
     least: Floats
-    """(N,): the least offset of any type; at times above minus it the group is late wherever it goes."""
+    """(N,): least offset over all types; from minus this time on the group is late on any queue."""
     by_near: Floats
-    """(M,): one over the scale of slack."""
+    """(M,): reciprocal of the scale of slack."""
     waiting: Ints
-    """(M,): rank of the first group of each model that waits."""
+    """(M,): rank of the first waiting group of each model."""
     in_time: Ints
-    """(M,): rank from which on groups can be in time."""
+    """(M,): first rank from which groups can be in time."""
     serving: Ints
-    """(Q,): the queues that serve groups."""
+    """(Q,): queues that serve groups."""
     weights: Floats
-    """(2 M + 1 + T M,): of the best order: by model log of the scale of slack, and what a late group loses; log of the scale
-    of swaps; and what queues of each type prefer of the models."""
+    """(2 M + 1 + T M,): weights of the best order: per model the log of the scale of slack, and the loss of a late
+    group; the log of the scale of swaps; the preference of each type's queues for each model.
+    """
     tried: Floats
-    """The same, of the order that is built."""
+    """The same for the order under construction."""
     best: Ints
-    """(2, movable groups): the best order's groups and their queues."""
+    """(2, movable groups): groups and queues of the best order."""
     cost: Floats
-    """(1,): of the best order; infinity while there is none."""
+    """(1,): cost of the best order; infinity if there is none."""
     unserved: Floats
-    """(1,): what a request costs that no queue serves."""
+    """(1,): cost of a request that no queue serves."""
 
 
 def allocate_listing(terms: Terms) -> Listing:
@@ -105,7 +106,7 @@ def allocate_listing(terms: Terms) -> Listing:
 
 
 def order_listed(listing: Listing, count: int, queues: int) -> Order:
-    """The first *count* choices as an order of *queues* queues."""
+    """Return the first *count* choices as an order of *queues* queues."""
     queue = listing.queue[:count]
     first = np.searchsorted(queue[by := np.argsort(queue, kind="stable")], np.arange(queues + 1))
     return Order(first.astype(np.int64), listing.chosen[:count][by])
@@ -115,12 +116,14 @@ def order_listed(listing: Listing, count: int, queues: int) -> Order:
 def list_groups(
     terms: Terms, listing: Listing, queues: int, first: int, end_model: int, count: int, most: float
 ) -> tuple[int, float]:
-    """Of the first *queues* of `Listing.serving` the one that is free first takes the group with the largest index, of the
-    models *first* to *end_model* - 1. Choices are written from *count* on; (count then, cost).
+    """List the groups of models *first* to *end_model* - 1 on the first *queues* of `Listing.serving`.
 
-    The index of a group is the log of its requests by second of service, plus what queues of the type prefer of its model,
-    less the time until it can begin by the scale of swaps, less its slack by that of slack, or less what a late group loses
-    (`Listing.tried`). A cost above *most* ends it.
+    The queue that is free first takes the group with the highest index. Choices are written from *count* on. Return
+    (new count, cost).
+
+    The index of a group is the log of its requests per second of service, plus the preference of the queue's type for
+    its model, less the time until it can start over the scale of swaps, less its slack over the scale of slack, or less
+    the loss of a late group (`Listing.tried`). Listing stops once the cost exceeds *most*.
     """
     models, chosen, cost = terms.first.size - 1, end_model - first, 0.0
     by_swap = math.exp(-listing.tried[2 * models])
@@ -146,7 +149,7 @@ def list_groups(
             return count, cost
         kind, loaded, best, highest = terms.kind[queue], listing.loaded[queue], -1, -np.inf
         for k in range(chosen):
-            model = first + (max(loaded - first, 0) + k) % chosen  # first the one that is loaded, mostly the best
+            model = first + (max(loaded - first, 0) + k) % chosen  # the loaded model first: it is usually the best
             give_up = listing.tried[models + model]
             end, change_s = terms.first[model + 1], terms.change[kind, loaded + 1, model]
             while listing.waiting[model] < end and listing.taken[terms.movable[listing.waiting[model]]]:
@@ -192,7 +195,7 @@ def list_groups(
 
 @compiled
 def try_weights(terms: Terms, listing: Listing) -> None:
-    """List an order by `Listing.tried`, and keep it if it is the best."""
+    """List an order with `Listing.tried`, and keep it if it is the best."""
     count, cost = list_groups(terms, listing, terms.kind.size, 0, terms.first.size - 1, 0, listing.cost[0])
     if count == terms.movable.size and cost < listing.cost[0]:
         listing.cost[0] = cost
@@ -204,7 +207,7 @@ def try_weights(terms: Terms, listing: Listing) -> None:
 
 @compiled
 def mutate(terms: Terms, listing: Listing, random: NDArray[np.uint64], tries: int) -> None:
-    """Change the best weights at random, *tries* times. Models of which no group waits change nothing, and are not drawn."""
+    """Mutate the best weights *tries* times. Models without waiting groups change nothing, and are not drawn."""
     models, types = terms.first.size - 1, terms.service.shape[0]
     for _ in range(tries):
         step = STEP * math.exp(2.0 * (draw(random) + draw(random) - 1.0))
@@ -222,7 +225,7 @@ def mutate(terms: Terms, listing: Listing, random: NDArray[np.uint64], tries: in
 
 
 def best_listing(terms: Terms, random: NDArray[np.uint64], share_done: Callable[[float], float]) -> Order | None:
-    """The best of the orders listed until *share_done*(orders listed) is 1; None if none could place every group.
+    """Return the best order listed until *share_done*(orders listed) is 1; None if no listing places every group.
 
     The grid comes first; then a (1+1) evolution strategy changes the weights.
     """
@@ -245,7 +248,7 @@ def best_listing(terms: Terms, random: NDArray[np.uint64], share_done: Callable[
 
 
 def mean_service_s(terms: Terms) -> float:
-    """Mean time that a queue of any type that can serve a movable group serves it."""
+    """Return the mean service time of movable groups over the types that can serve them."""
     served = terms.service[:, terms.movable]
     served = served[np.isfinite(served)]
     return max(1e-6, float(served.mean())) if served.size else 1.0

@@ -1,8 +1,8 @@
-"""The global scheduler (QLM section 7): a better order of all virtual queues within a time budget, and why.
+"""The global scheduler (QLM section 7): a better order of all virtual queues within a time budget, with the reason.
 
-It returns the previous order where that serves everybody in time. It never returns one that is worse than the previous order
-with new groups inserted, nor, whenever someone would be late, than any of the simple rules (`CANDIDATES`): at each look all
-are priced by the objective of the search, and what is as good by a rule as by the search is ordered by the rule.
+It keeps the previous order if all groups are in time. The result is never worse than the previous order with new groups
+inserted, nor, when a group would be late, than any of the simple rules (`CANDIDATES`): each call prices all of them by
+the objective of the search, and a rule that is as good as the search wins.
 """
 
 import math
@@ -24,52 +24,52 @@ from scheduling.queueing.reordering.rows import kept, order_of, rows_of, terms_o
 from scheduling.queueing.reordering.rules import CANDIDATES, PROGRAMME, RULES, SEARCH, edf_earliest_completion
 
 KAPPA = 0.2
-"""Being late at all counts as this share of the time in which the fleet could serve all that waits."""
+"""Cost of being late at all, as a share of the time in which the fleet could serve all waiting work."""
 HOT, COLD = 0.02, 0.003
-"""Temperatures that annealing begins and ends with, by mean requests of a group x mean service."""
+"""Temperatures at which annealing starts and ends, in mean requests of a group x mean service."""
 FEW = 16
-"""Groups up to which there are few: almost any order is tried then, from `HOT_FEW` to `COLD_FEW`."""
+"""Most groups that count as few: almost any order is tried then, from `HOT_FEW` to `COLD_FEW`."""
 HOT_FEW, COLD_FEW = 10.0, 0.01
 ROUNDING = 1e-9
-"""Share of the cost that counts as none."""
+"""Share of the cost that counts as zero."""
 EXCHANGES = 4
-"""Exchanges of neighbours to put groups by due time, by group, at most."""
+"""Most exchanges of neighbours per group to sort groups by due time."""
 ALLOTTED, LISTED = 0.4, 0.4
-"""Shares of the budget after which the search for an allotment of queues to models ends, and list scheduling, where it is in
-seconds."""
+"""Shares of a budget in seconds after which the search for an allotment of queues to models, and list scheduling, end.
+"""
 LISTING_MOVES = 2
-"""Moves that a group counts as in a listing where the budget is in moves; as many again are left for annealing."""
+"""Moves that listing one group counts as, if the budget is in moves; as many are left for annealing."""
 CHUNK, MOST_CHUNK = 4_000, 100_000
-"""Moves between two readings of the clock, some milliseconds; the same where the budget is in moves."""
+"""Moves between two readings of the clock, some milliseconds; also the step if the budget is in moves."""
 MOVES_PER_S = 2e6
-"""Moves that a budget in seconds is taken for."""
+"""Moves per second assumed for a budget in seconds."""
 LEAST_GAIN = 1e-3
-"""Share of the objective that a new order must save to be worth a change."""
+"""Least relative gain of the objective for which an order is changed."""
 
 PROGRAMME_GROUPS = 12
-"""Of which the programme is asked for a proof, at most."""
+"""Most groups for which the programme is asked for a proof."""
 
 
 class Answer(NamedTuple):
-    """An order and why."""
+    """An order and the reason for it."""
 
     order: Order
     changed: bool
-    """Whether it is another order than the previous one with new groups inserted."""
+    """Whether it differs from the previous order with new groups inserted."""
     before: Score
-    """Of the previous order with new groups inserted; without a previous one, of EDF with earliest completion."""
+    """Score of the previous order with new groups inserted; without a previous one, of EDF with earliest completion."""
     after: Score
     moves: int
-    """Of annealing that were tried; the same number and seed give the same order again."""
+    """Annealing moves tried; the same number and seed give the same order."""
     shortage: Shortage
-    """What no order can be rid of: where it is positive, only more instances help."""
+    """What no order can avoid: if it is positive, only more instances help."""
     reason: str
     bound: float = -math.inf
-    """No order has a lower objective; minus infinity where the programme has not proved that."""
+    """Lower bound on the objective of any order; minus infinity if the programme has proved none."""
 
     @property
     def gap(self) -> float | None:
-        """The share of its objective that the best of all orders might spare, at most; None where nothing is proved."""
+        """Return the largest share of the objective that an optimal order could save; None if nothing is proved."""
         if not math.isfinite(self.bound):
             return None
         objective = self.after.objective
@@ -77,7 +77,7 @@ class Answer(NamedTuple):
 
 
 class _Search:
-    """A problem's movable groups, and what the search does not see: groups that are fixed or held."""
+    """A problem's movable groups, and the fixed and held groups that the search leaves out."""
 
     def __init__(self, problem: Problem, kappa_s: float | None, budget: "Budget", seed: int) -> None:
         self.problem, self.budget = problem, budget
@@ -92,7 +92,7 @@ class _Search:
         self.random = np.array([(seed * 2654435761 + 88172645463325252) % (2**64 - 1) + 1], np.uint64)
 
     def finish(self, order: Order) -> Order:
-        """*order* of movable groups with held ones inserted and fixed ones first."""
+        """Return *order* of movable groups with held ones inserted and fixed ones first."""
         if self.held.size:
             rows, _ = rows_of(self.terms, order, self.held[np.argsort(self.problem.hold_s[self.held], kind="stable")])
             order = order_of(rows.length, rows.group)
@@ -101,23 +101,27 @@ class _Search:
         return order
 
     def complete(self, order: Order) -> Order:
-        """*order* without what is not movable or cannot be served where it is; movable groups that it lacks are inserted."""
+        """Return *order* without groups that cannot move or be served where they are, and with missing movable groups
+        inserted.
+        """
         order, terms = kept(self.terms, order), self.terms
         new = np.setdiff1d(terms.movable, order.groups)
         rows, _ = rows_of(terms, order, new[np.argsort(terms.due[new], kind="stable")])
         return order_of(rows.length, rows.group)
 
     def cost(self, order: Order) -> float:
-        """Of *order*, which has movable groups only."""
+        """Return the cost of *order*, which has movable groups only."""
         return rows_of(self.terms, order)[1]
 
     def by_rule(self) -> tuple[str, Order]:
-        """The cheapest order of a rule, and the rule's name."""
+        """Return the cheapest order of a rule, with the rule's name."""
         orders = [(name, self.complete(RULES[name](self.terms))) for name in CANDIDATES]
         return min(orders, key=lambda each: self.cost(each[1]))
 
     def improved(self, starts: list[Order]) -> Order:
-        """The best order of annealing from the cheapest of *starts* and of list scheduling until the budget is spent."""
+        """Return the best order by annealing from the cheapest of *starts* and of list scheduling until the budget is
+        spent.
+        """
         terms, budget = self.terms, self.budget
         starts = [*starts, self.complete(best_allotment(terms, self.random, partial(self._listed, ALLOTTED)))]
         if listed := best_listing(terms, self.random, partial(self._listed, LISTED)):
@@ -138,7 +142,7 @@ class _Search:
         return order_of(best.length, best.group)
 
     def by_due_time(self, order: Order) -> Order:
-        """*order* with groups of each model by due time where that costs nothing."""
+        """Return *order* with groups of each model by due time where that costs nothing."""
         terms, (rows, cost) = self.terms, rows_of(self.terms, order)
         queue, position = rows.place[order.groups].T
         ranked = order.groups[np.lexsort((rows.ready[queue, position], terms.model[order.groups]))]
@@ -147,7 +151,9 @@ class _Search:
         return order_of(rows.length, rows.group)
 
     def _listed(self, until: float, orders: float) -> float:
-        """Share of the time for listing that is over after *orders*; it ends at the share *until* of the budget."""
+        """Return the share of the time for listing that is spent after *orders*; it ends at the share *until* of the
+        budget.
+        """
         if not self.terms.movable.size:
             return 1.0
         if self.budget.moves is None:
@@ -156,30 +162,30 @@ class _Search:
 
 
 class Budget:
-    """Seconds of a clock; or moves, which give the same answer on every machine."""
+    """A budget in seconds of a clock, or in moves, which give the same answer on every machine."""
 
     def __init__(self, seconds: float, moves: int | None, clock: Callable[[], float]) -> None:
         self.seconds, self.moves, self.clock = seconds, moves, clock
         self.began_s, self.tried = clock(), 0
 
     def spent(self) -> float:
-        """Share that is spent, 1 and above for all."""
+        """Return the spent share; 1 or more if all is spent."""
         if self.moves is not None:
             return self.tried / max(1, self.moves)
         return (self.clock() - self.began_s) / self.seconds if self.seconds > 0 else 1.0
 
     @property
     def likely_moves(self) -> float:
-        """Moves that it is likely to allow."""
+        """Return the expected number of moves within the budget."""
         return float(self.moves) if self.moves is not None else max(CHUNK, MOVES_PER_S * self.seconds)
 
     def chunk(self) -> int:
-        """Moves to try before the clock is read again."""
+        """Return the moves to try before the clock is read again."""
         return CHUNK if self.moves is None else max(1, min(MOST_CHUNK, self.moves - self.tried))
 
 
 def _reason(before: Score, after: Score, lacking: Shortage) -> str:
-    """One sentence on what the new order gains, and one on what no order can."""
+    """Return one sentence on the gain of the new order, and one on what no order can gain."""
     text = (
         f"Requests in time {before.attainment:.1%} -> {after.attainment:.1%}, "
         f"mean lateness {before.lateness_s:.1f} s -> {after.lateness_s:.1f} s."
@@ -190,9 +196,10 @@ def _reason(before: Score, after: Score, lacking: Shortage) -> str:
 
 
 def order_by(name: str, problem: Problem) -> Order:
-    """The order of the rule *name* of `rules.RULES`, fixed groups first, held ones inserted; or that of the `programme`.
+    """Return the order of the rule *name* of `rules.RULES` or of the `programme`, fixed groups first, held ones
+    inserted.
 
-    KeyError for an unknown rule; NoAnswer where the programme has none within `programme.TIME_LIMIT_S`.
+    Raise KeyError for an unknown rule, and NoAnswer if the programme finds none within `programme.TIME_LIMIT_S`.
     """
     problem = contiguous(problem)
     if name == "programme":
@@ -202,7 +209,7 @@ def order_by(name: str, problem: Problem) -> Order:
 
 
 def warm_up() -> None:
-    """Load every kernel from the cache, or compile it (half a minute, once). Call it before the first order is asked for."""
+    """Load every kernel from the cache, or compile it (half a minute, once). Call it before the first order is needed."""
     n, ones, queues = 3, np.ones((1, 2)), np.zeros(2, np.int64)
     problem = Problem(
         requests=np.ones(n, np.int64),
@@ -222,7 +229,7 @@ def warm_up() -> None:
 
 
 def span_s(problem: Problem, free_s: Floats) -> float:
-    """About the time until the fleet has served all that waits: service where it is fastest, spread evenly."""
+    """Return the approximate time until the fleet has served all waiting work, at its fastest and spread evenly."""
     fastest = problem.service_s[:, np.unique(problem.queue_type)].min(axis=1, initial=np.inf)
     return float(free_s.mean()) + float(fastest[np.isfinite(fastest)].sum()) / problem.queue_type.size
 
@@ -238,13 +245,14 @@ def reorder(
     by: str = SEARCH,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Answer:
-    """An order of the groups of *problem*, searched for *budget_s* seconds of *clock*, or for *moves* moves.
+    """Return an order of the groups of *problem*, searched for *budget_s* seconds of *clock*, or for *moves* moves.
 
-    *previous* names groups by their number in *problem*; those that it lacks are inserted. *kappa_s* is what being late at
-    all counts as, in seconds of lateness of each request; None: `KAPPA` of the time that the fleet needs for all. *by* may
-    name a rule of `rules.RULES` instead of the search, to compare with, or the `programme`, which continues from what the
-    search finds where there are few groups (`is_small`), for `programme.TIME_LIMIT_S` at most.
-    ValueError for a problem whose arrays do not fit together or which has no queue.
+    *previous* names groups by their number in *problem*; missing ones are inserted. *kappa_s* is the cost of being late
+    at all, in seconds of lateness per request; None: `KAPPA` of the time that the fleet needs for all. *by* may name a
+    rule of `rules.RULES` to compare with, or the `programme`, which continues from the result of the search if there
+    are few groups (`is_small`), for at most `programme.TIME_LIMIT_S`.
+
+    Raise ValueError if the arrays of *problem* do not fit together or there is no queue.
     """
     problem = contiguous(problem)
     if not problem.queue_type.size:
@@ -255,7 +263,7 @@ def reorder(
     fallback = search.complete(edf_earliest_completion(search.terms) if previous is None else previous)
     base = search.finish(fallback)
     before = evaluate(problem, base, kappa_s)
-    # Where an order serves all in time, nothing is missing.
+    # If an order serves all in time, nothing is missing.
     lacking = shortage(problem) if before.objective > 0.0 else nothing_missing(problem)
     if by in RULES:
         order = order_by(by, problem)
@@ -269,7 +277,7 @@ def reorder(
     if after.objective > 0.0 or after.swaps > 0:
         sought = search.finish(search.by_due_time(search.improved([fallback, ruled])))
         score = evaluate(problem, sought, kappa_s)
-        # A rule that is as good leaves more slack for what is still to come, of which neither knows.
+        # A rule that is as good leaves more slack for later arrivals, which neither knows.
         if _worth(score) < _worth(after):
             rule, order, after = SEARCH, sought, score
     if (after.left_over, after.objective) >= (before.left_over, before.objective * (1.0 - LEAST_GAIN)):
@@ -284,12 +292,12 @@ def reorder(
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether the programme can be expected to prove something of *problem* in `programme.TIME_LIMIT_S`."""
+    """Whether the programme can be expected to prove a bound for *problem* within `programme.TIME_LIMIT_S`."""
     return 0 < problem.requests.size <= PROGRAMME_GROUPS and not np.any(problem.hold_s > 0.0)
 
 
 def _proved(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
-    """*answer* with what the programme proves of it, or its better order; *answer* where the programme has none in time."""
+    """Return *answer* with the programme's bound or better order; unchanged if the programme has no result in time."""
     if not is_small(problem):
         return answer
     try:
@@ -304,5 +312,5 @@ def _proved(problem: Problem, answer: Answer, kappa_s: float) -> Answer:
 
 
 def _worth(score: Score) -> tuple[int, float, int]:
-    """What is compared of two orders; the lower is better."""
+    """Return the key by which orders are compared; lower is better."""
     return score.left_over, score.objective, score.swaps

@@ -1,1 +1,3 @@
-"""How long what waits will wait: the RWT estimator, what is ahead in virtual queues, instances that start, corrections."""
+"""Waiting times: the RWT estimator, the work ahead in virtual queues, starting instances, and corrections from measured
+waits.
+"""

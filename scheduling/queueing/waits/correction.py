@@ -1,18 +1,18 @@
-"""What waits teach of their estimates: how much longer requests wait than the performance profile says."""
+"""Corrections of estimated waits, learned from actual ones."""
 
 import math
 from typing import Final
 
 
 class Correction:
-    """By what factor requests wait longer than the profile says, fitted from estimated and actual waits.
+    """Factor by which requests wait longer than the profile says, fitted from estimated and actual waits.
 
-    The regression through the origin of actual on estimated seconds, old pairs forgotten; long waits weigh most, as they are
-    estimated best. What is learned counts in batches: requests of one batch wait for the same tokens, and say the same.
-    *guess* is how many batches the uncorrected estimate is worth: 0 where the profile was not measured.
+    A regression through the origin of actual on estimated seconds that forgets old pairs; long waits weigh most,
+    because they are estimated best. Evidence counts in batches: requests of one batch wait for the same tokens and say
+    the same. *guess* is how many batches the uncorrected estimate is worth: 0 if the profile was not measured.
 
-    A class that others overtake waits for those that come after it as well, of whom nothing is known when it comes: with
-    *overtaken*, the regression has a constant too, where that leaves much less of the error.
+    A class that others overtake also waits for requests that arrive after it, about which nothing is known on arrival.
+    With *overtaken*, the regression also has a constant if that leaves much less of the error.
     """
 
     GUESS: Final = 4.0
@@ -20,7 +20,7 @@ class Correction:
     PRIOR_VARIANCE: Final = 0.0625
     MOST: Final = 50.0
     WORTH: Final = 0.7
-    """Share of the error through the origin that a constant may leave to be believed."""
+    """Largest share of the error through the origin that may remain for a constant to be used."""
 
     def __init__(self, guess: float = GUESS, *, overtaken: bool = False) -> None:
         self.guess, self.overtaken = guess, overtaken
@@ -28,7 +28,7 @@ class Correction:
         self._e = self._a = self._ee = self._ea = self._aa = 0.0
 
     def learn(self, estimated_s: float, actual_s: float, batch: float) -> None:
-        """One wait; *estimated_s* by the profile alone, where *batch* requests run at once."""
+        """Learn from one wait; *estimated_s* is by the profile alone, *batch* the number of requests that run at once."""
         if estimated_s <= 0.0 or actual_s < 0.0:
             return
         weight = 1.0 / max(batch, 1.0)
@@ -42,12 +42,12 @@ class Correction:
 
     @property
     def known(self) -> bool:
-        """Whether there is anything to go by."""
+        """Whether the profile or measured waits give an estimate."""
         return self.guess > 0 or self.batches > 0
 
     @property
     def _line(self) -> tuple[float, float]:
-        """(constant, slope) of the regression; the constant is 0 where it is not worth it."""
+        """Return (constant, slope) of the regression; the constant is 0 if it is not worth using."""
         through_origin = min(max(self._ea / self._ee, 1.0 / self.MOST), self.MOST)
         spread = self._ee - self._e * self._e / self.batches
         if not self.overtaken or self.batches <= max(self.guess, 2.0) or spread <= 1e-9 * self._ee:
@@ -60,7 +60,7 @@ class Correction:
         return constant_s, slope
 
     def _left(self, constant_s: float, slope: float) -> float:
-        """Sum of the squared errors of that line."""
+        """Return the sum of the squared errors of that line."""
         squares = self._aa - 2.0 * slope * self._ea + slope * slope * self._ee
         squares += constant_s * (constant_s * self.batches - 2.0 * self._a + 2.0 * slope * self._e)
         return max(0.0, squares)
@@ -74,12 +74,12 @@ class Correction:
 
     @property
     def overtaken_s(self) -> float:
-        """What a request waits for those that overtake it, however few are ahead when it comes."""
+        """Return the wait for requests that overtake, independent of the number ahead on arrival."""
         return self._line[0] if self.batches else 0.0
 
     @property
     def relative_variance(self) -> float:
-        """Of throughput: the mean square error of what the correction leaves, in shares of the wait."""
+        """Return the relative variance of throughput: the mean square error after correction, as a share of the wait."""
         if not self.batches:
             return self.PRIOR_VARIANCE
         factor, constant_s = self.factor, self.overtaken_s
@@ -90,20 +90,20 @@ class Correction:
 
 
 class Blend:
-    """How far a request is served by the pool of instances that may take it, rather than by its own queue alone.
+    """Share of a wait that the pool of eligible instances determines, rather than the request's own queue.
 
-    Both are estimated; the share of the pool is fitted to what was then waited, beginning with a half. What is learned
-    counts in batches, as in `Correction`.
+    Both are estimated; the pool's share is fitted to actual waits, starting at a half. Evidence counts in batches, as
+    in `Correction`.
     """
 
     PRIOR: Final = 2.0
-    """Batches that the half is worth, whose estimates differ as those seen do."""
+    """Batches that the initial half is worth, with the same spread of estimates as the observed ones."""
 
     def __init__(self) -> None:
         self.batches = self._dd = self._da = 0.0
 
     def learn(self, own_s: float, pool_s: float, actual_s: float, batch: float) -> None:
-        """One wait, and what its own queue and the pool had said of it."""
+        """Learn from one wait, given the estimates by its own queue and by the pool."""
         weight, gap_s = 1.0 / max(batch, 1.0), pool_s - own_s
         kept = (1.0 - Correction.RATE) ** weight
         self.batches = self.batches * kept + weight
@@ -112,7 +112,7 @@ class Blend:
 
     @property
     def share(self) -> float:
-        """Of the pool, 0 to 1."""
+        """Return the pool's share, 0 to 1."""
         if self._dd <= 0.0:
             return 0.5
         prior = self.PRIOR * self._dd / self.batches

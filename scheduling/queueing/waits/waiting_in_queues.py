@@ -1,8 +1,9 @@
-"""What waits before a request whose endpoint has request groups: those before it in its virtual queue, not in its endpoint.
+"""Work ahead of a request whose endpoint has request groups: what precedes it in its virtual queue, not in its
+endpoint.
 
-So the order of the global scheduler is what estimates of waiting go by, and the instance that pulls from that queue is the
-only one whose throughput counts (QLM section 6: W is summed over the groups ahead). In the queue of instances that share
-their GPUs what is ahead is of several models: a run of each, with a change of model between two of them.
+Estimates so follow the order of the global scheduler, and only the throughput of the instance that pulls from that
+queue counts (QLM section 6: W is summed over the groups ahead). In the queue of instances that share their GPUs, the
+work ahead is a run of each of several models, with a change of model between two runs.
 """
 
 import math
@@ -20,21 +21,24 @@ from scheduling.queueing.waiting_set import WaitingArrays, allocate_waiting
 from scheduling.queueing.waits.waiting_time import ERROR, EXPECTED_COLUMNS, MEAN, VARIANCE
 
 SAMPLE: Final = 16
-"""Members of a group that stand for all: they are of one class and of like lengths."""
+"""Members sampled from a group: they are of one class and similar length."""
 
 MOST_RUNS: Final = 32
-"""Of one model after the other, that are looked at one by one; what is beyond them counts with the last."""
+"""Most runs, each of one model, that are counted separately; the rest count with the last."""
 INSTANCE, REQUESTS, LATEST, SERVED = range(4)
 TOKENS: Final = 4
-"""First columns of a run, before those of what is expected (`waiting_time.EXPECTED_COLUMNS`). LATEST is the last moment for
-its model to serve if none of its groups is to be late, infinity for none: those of the request's own model count that stand
-behind it too, for they bring the model up. SERVED are the seconds that these take."""
+"""First columns of a run, before those of expected output (`waiting_time.EXPECTED_COLUMNS`).
+
+LATEST is the last moment at which its model must serve for none of its groups to be late, infinity for none. For the
+request's own model it includes groups behind the request, because they bring the model up too. SERVED is the time that
+these groups take.
+"""
 RUN_COLUMNS: Final = TOKENS + EXPECTED_COLUMNS
 
 
 @compiled_inline
 def _add_group(waiting: WaitingArrays, expected: NDArray[np.float64], group: int, run: NDArray[np.float64]) -> None:
-    """Add what is expected of all members of *group* to *run*."""
+    """Add the expected output of all members of *group* to *run*."""
     arrays, this = waiting.groups, waiting.groups.groups[group]
     looked_at = min(int(this.count), SAMPLE)
     share = float(this.count) / looked_at
@@ -48,14 +52,16 @@ def _add_group(waiting: WaitingArrays, expected: NDArray[np.float64], group: int
 
 @compiled_inline
 def _latest(waiting: WaitingArrays, group: int, run: NDArray[np.float64], takes_s: float) -> None:
-    """Note in *run* by when its model is to serve for *group*, which *takes_s*, to be in time behind the others of it."""
+    """Update in *run* when its model must serve for *group*, which *takes_s*, to be in time behind the model's other
+    groups.
+    """
     run[SERVED] += takes_s
     run[LATEST] = min(run[LATEST], due_at(waiting, group) - run[SERVED])
 
 
 @compiled_inline
 def _run_of(runs: NDArray[np.float64], count: int, instance: int) -> tuple[int, int]:
-    """The row of *instance* among so many *runs*, a new one where it has none, and how many there are then."""
+    """Return (row of *instance*, number of runs): its existing row among the first *count* of *runs*, or a new one."""
     for row in range(count):
         if runs[row, INSTANCE] == instance:
             return row, count
@@ -77,7 +83,7 @@ def _runs_behind(
     runs: NDArray[np.float64],
     count: int,
 ) -> int:
-    """Write the models of *queue* that are not among the first *count* of *runs* behind those; how many there are."""
+    """Append the models of *queue* that are not among the first *count* of *runs*; return how many."""
     arrays, total = waiting.groups, count
     group = int(arrays.queues[queue].first)
     while group >= 0:
@@ -109,23 +115,23 @@ def runs_ahead(
     now_s: float,
     runs: NDArray[np.float64],
 ) -> tuple[int, int, float, float, bool]:
-    """What is served before *slot* out of the queue of *instance*, which serves its endpoint and shares its GPUs; -1 for a
-    request that comes behind all others of its model.
+    """Return the work ahead of *slot* in the shared queue of *instance*, which serves its endpoint.
 
-    Written into *runs* (runs x RUN_COLUMNS): first who has the GPUs, then the models that come up before that of *slot*,
-    each with all that waits for it, since it is put first while it has the GPUs (`scaling.swapping`); then *instance*
-    with what stands before *slot* of its own model. That row alone where it has the GPUs and its groups stand first; the
-    first row has no requests where they do not. Behind these the models whose groups all stand behind: they may take the
-    GPUs from it.
-    (rows of what is served before, of what stands behind, seconds until the first serves, what it runs, whether its groups
-    stand first).
+    A *slot* of -1 is a request behind all others of its model. *runs* (runs x RUN_COLUMNS) receives first the holder of
+    the GPUs, then the models that come up before that of *slot*, each with all its waiting groups, since these are put
+    first while it has the GPUs (`scaling.swapping`), then *instance* with the requests of its own model before *slot*.
+    If *instance* has the GPUs and its groups are first, that is the only row; the first row has no requests if the
+    holder's groups are not first. Models with all groups behind *slot* follow: they may take the GPUs.
+
+    The result is (rows ahead, rows behind, seconds until the first row serves, its running requests, whether its groups
+    are first).
     """
     arrays, queue, endpoint = waiting.groups, int(waiting.groups.queue_of[instance]), int(fleet.endpoint[instance])
     began, until_s, running = having(fleet, arrays, queue, now_s)
     count = 0 if began == NONE else _run_of(runs, 0, began)[1]
     own, group = NONE if slot < 0 else int(arrays.members[slot].group), int(arrays.queues[queue].first)
-    first = seen = False  # whether the groups of who has the GPUs stand first; whether one was seen
-    met = behind = False  # one of its own model; its own
+    first = seen = False  # whether the holder's groups are first; whether a group was seen
+    met = behind = False  # whether a group of the same model was met; whether its own was
     while group >= 0:
         this, following = arrays.groups[group], int(arrays.groups[group].following)
         member = member_of(endpoints, arrays, queue, int(this.endpoint))
@@ -169,9 +175,9 @@ def runs_ahead(
 def ahead_in_queue(
     arrays: GroupArrays, expected: NDArray[np.float64], slot: int, now_s: float
 ) -> tuple[float, float, float, float]:
-    """As `waiting_time.ahead`, for *slot*, whose group stands in a virtual queue.
+    """Like `waiting_time.ahead`, for *slot*, whose group is in a virtual queue.
 
-    All of the groups before its own count that are not held at *now_s*, and of its own group the members before it.
+    Counts all earlier groups that are not held at *now_s*, and the earlier members of its own group.
     """
     requests, mean, variance, error = 0.0, 0.0, 0.0, 0.0
     own = int(arrays.members[slot].group)
@@ -200,7 +206,7 @@ def ahead_in_queue(
 
 
 def warm_up() -> None:
-    """Compile what runs live, or load it."""
+    """Compile or load the kernels that run live."""
     arrays = allocate_groups(1, 1, 1)
     arrays.members["group"][0] = arrays.groups["first"][0] = arrays.groups["queue"][0] = arrays.queues["first"][0] = 0
     ahead_in_queue(arrays, np.zeros((1, EXPECTED_COLUMNS)), 0, 0.0)

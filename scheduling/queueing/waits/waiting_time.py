@@ -1,19 +1,20 @@
-"""How long a request that waits now will wait: the request waiting time (RWT) estimator of QLM (section 6, appendix A.1).
+"""The request waiting time (RWT) estimator of QLM (section 6, appendix A.1).
 
-An endpoint, or an instance, produces `Theta = B / (d eps)` output tokens a second (equation 15) with a batch of
-`B = KV capacity / (mean prompt + mean output)` sequences (16), at most its `max_num_seqs`; *d* is the decode step of its
-profile at that batch, *eps* what prefills add to it. A request waits until the tokens ahead of it are produced (2), whose
-sum is normally distributed (3, 19). Beyond the paper:
+An endpoint or instance produces `Theta = B / (d eps)` output tokens a second (equation 15) with a batch of `B = KV
+capacity / (mean prompt + mean output)` sequences (16), at most its `max_num_seqs`; *d* is the decode step of its
+profile at that batch, *eps* the factor by which prefills lengthen it. A request waits until the tokens ahead of it are
+produced (2); their sum is normally distributed (3, 19). Beyond the paper:
 
-- What runs when a request is given out is not produced yet. Those tokens, `E[O^2] / 2 E[O]` a sequence, do not count, once
-  so many requests wait that the batch forgets what it was; in a shorter queue equation 2 stands, which is never too low.
-- One with fewer ahead than run waits for as many of these to end, and not for all: an order statistic of what is left to
-  them, where that is sooner. Equation 2 is its 99th percentile then, at least.
-- The mean output is itself estimated from m requests: its variance, `q^2 sigma^2 / m`, is carried alongside `q sigma^2`, and
-  outweighs it once q > m.
-- Quantiles of parts of a queue do not add up: means and variances do, and a quantile is taken once, of their sum.
-- Where memory limits the batch, each request ahead counts by the memory that its own prompt takes (`Lengths.weight`).
-- Throughput is corrected by what requests then waited (`Correction`), and what is left of its error is carried too.
+- Requests that still run at dispatch have not produced all their tokens. These, `E[O^2] / 2 E[O]` a sequence, do not
+  count once so many requests wait that the batch forgets its start; in a shorter queue equation 2 holds, which is never
+  too low.
+- A request with fewer ahead than run waits for as many of these to end, not for all: an order statistic of their
+  remaining time, if that is sooner. Equation 2 is then at least its 99th percentile.
+- The mean output is estimated from m requests: its variance, `q^2 sigma^2 / m`, is added to `q sigma^2`, and exceeds it
+  for q > m.
+- Quantiles of parts of a queue do not add up. Means and variances do, and a quantile is taken once, of their sum.
+- If memory limits the batch, each request ahead counts by the memory of its own prompt (`Lengths.weight`).
+- Throughput is corrected by actual waits (`Correction`), and the remaining error is carried too.
 """
 
 import math
@@ -29,19 +30,24 @@ from scheduling.fleet.profile import Profile
 
 Z_P99: Final = 2.326
 EXACT: Final = 1024
-"""Requests of a heap that are looked at one by one; of a longer one so many, evenly, stand for all."""
+"""Most requests of a heap that are counted one by one; a longer heap is sampled evenly with as many."""
 MEAN, VARIANCE, ERROR = range(3)
-"""Columns of what is expected of a waiting request: output tokens, and the standard error of their mean."""
+"""Columns of the expected output of a waiting request: mean and variance in tokens, and the standard error of the mean.
+"""
 EXPECTED_COLUMNS: Final = 3
 FORGOTTEN_BATCHES: Final = 2.0
-"""Batches after which a queue has forgotten most (1 - 1/e) of how far the first one was; measured in the simulator."""
+"""Batches after which a queue has forgotten most (1 - 1/e) of its first one; measured in the simulator."""
 MOST_SHAPE: Final = 0.4
-"""Of the generalised Pareto distribution: outputs end somewhere, so that none is as wide as its variance may say."""
+"""Upper bound on the shape of the generalised Pareto distribution: outputs are bounded, so none is as wide as its
+variance may say.
+"""
 
 
 @compiled
 def shape_of(squared: float) -> float:
-    """Shape of the generalised Pareto distribution whose variance is *squared* times the square of its mean; never 0."""
+    """Return the shape of the generalised Pareto distribution whose variance is *squared* times its squared mean; never
+    0.
+    """
     shape = min((1.0 - 1.0 / squared) / 2.0, MOST_SHAPE) if squared > 1e-3 else -500.0
     return shape if abs(shape) > 1e-7 else 1e-7
 
@@ -55,10 +61,11 @@ def ahead(
     expected: NDArray[np.float64],
     slot: int,
 ) -> tuple[float, float, float, float]:
-    """(requests, mean, variance, error of the mean) of the output tokens that wait before *slot*; before nobody if -1.
+    """Return (requests, mean, variance, error of the mean) of the output tokens ahead of *slot*, or of all that wait if
+    it is -1.
 
-    *heap* are the slots that wait, the first *size* of it; *key*, *sequence* and *expected* (slots x EXPECTED_COLUMNS) are
-    by slot. Errors of means are taken as wholly dependent, as those of one class are.
+    The first *size* entries of *heap* are the waiting slots; *key*, *sequence* and *expected* (slots x
+    EXPECTED_COLUMNS) are by slot. Errors of means count as fully dependent, as those of one class are.
     """
     looked_at = min(size, EXACT)
     requests, mean, variance, error = 0.0, 0.0, 0.0, 0.0
@@ -90,10 +97,12 @@ def waiting_time(
     tokens_per_s: float,
     relative_variance: float,
 ) -> tuple[float, float]:
-    """(mean, variance) of the seconds until a request with *requests* ahead of it is given out: (2) and (3), corrected.
+    """Return (mean, variance) of the seconds until a request with *requests* ahead is dispatched: (2) and (3),
+    corrected.
 
-    *in_flight_tokens* are to be produced of the *sequences* that run; *relative_variance* is that of *tokens_per_s*. The
-    correction grows to its whole with the queue, so slowly that nobody is expected to wait longer than one behind it.
+    *in_flight_tokens* are still to be produced by the *sequences* that run; *relative_variance* is that of
+    *tokens_per_s*. The correction grows to its full size with the queue, slowly enough that no request is expected to
+    wait longer than one behind it.
     """
     residual = (output_mean + output_variance / output_mean) / 2.0
     forgotten = FORGOTTEN_BATCHES * batch * max(1.0, residual / output_mean)
@@ -102,14 +111,14 @@ def waiting_time(
     mean_s = tokens / tokens_per_s
     variance_s2 = (variance_tokens + error_tokens * error_tokens) / (tokens_per_s * tokens_per_s)
     if requests + 1.0 <= sequences:
-        # The generalised Pareto distribution keeps its shape with the age, and what is left has a scale by its mean.
+        # The generalised Pareto distribution keeps its shape with age, and the remaining time has a scale by its mean.
         shape = shape_of(output_variance / (output_mean * output_mean))
         scale_s = in_flight_tokens / tokens_per_s * (1.0 - shape)
         ended = (requests + 1.0) / (sequences + 1.0)
         first_s = scale_s * ((1.0 - ended) ** -shape - 1.0) / shape
         if first_s < mean_s:
             slope_s = scale_s * (1.0 - ended) ** (-shape - 1.0)
-            # A batch that began at once ends later than one that is anywhere; never later than equation 2 has it.
+            # A batch that started at once ends later than one at a random point, but never later than equation 2.
             most_s = (mean_s - first_s) / Z_P99
             variance_s2 = max(slope_s * slope_s * ended * (1.0 - ended) / (sequences + 2.0), most_s * most_s)
             mean_s = first_s
@@ -118,29 +127,29 @@ def waiting_time(
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A time as a normal distribution. Add up what comes one after the other, then ask for a quantile."""
+    """A time as a normal distribution. Add consecutive times, then ask for a quantile."""
 
     mean_s: float = 0.0
     variance_s2: float = 0.0
 
     def then(self, other: "Wait") -> "Wait":
-        """This wait and *other* after it, which are independent."""
+        """Return this wait followed by *other*, which is independent."""
         return Wait(self.mean_s + other.mean_s, self.variance_s2 + other.variance_s2)
 
     def or_else(self, other: "Wait", share: float) -> "Wait":
-        """This wait, or with a likelihood of *share* the *other*."""
+        """Return the mixture of this wait and, with probability *share*, *other*."""
         gap_s = other.mean_s - self.mean_s
         variance = (1.0 - share) * self.variance_s2 + share * other.variance_s2 + share * (1.0 - share) * gap_s**2
         return Wait(self.mean_s + share * gap_s, variance)
 
     def quantile_s(self, z: float = Z_P99) -> float:
-        """Not below nothing; *z* is the standard normal quantile."""
+        """Return the quantile of the standard normal quantile *z*, at least 0."""
         return max(0.0, self.mean_s + z * math.sqrt(self.variance_s2))
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of the requests of a (model, SLO class), estimated from *samples* of them."""
+    """Token lengths of the requests of a (model, SLO class), estimated from *samples* of them."""
 
     prompt_mean: float
     output_mean: float
@@ -150,14 +159,14 @@ class Lengths:
 
     @property
     def residual(self) -> float:
-        """Mean output tokens left to a sequence that is seen at any moment, `E[O^2] / 2 E[O]`."""
+        """Return the mean output tokens left of a sequence at a random time, `E[O^2] / 2 E[O]`."""
         return (self.output_mean + self.output_variance / self.output_mean) / 2.0
 
     @property
     def growth(self) -> float:
-        """By how much a token already produced changes the mean of those left: -1 for equal outputs, 0 for exponential ones.
+        """Return the change of the mean tokens left per token produced: -1 for equal outputs, 0 for exponential ones.
 
-        The mean residual life is taken as a line in the age, as that of the generalised Pareto distribution with the same
+        The mean residual life is taken as linear in the age, as for the generalised Pareto distribution with the same
         mean and variance.
         """
         squared = self.output_variance / self.output_mean**2
@@ -165,43 +174,45 @@ class Lengths:
 
     @property
     def overrun(self) -> float:
-        """Tokens that a sequence seen at any moment has beyond `output_mean`, the mean of that distribution.
+        """Return the tokens of a sequence at a random time beyond `output_mean`, the mean of that distribution.
 
-        An instance is given requests by what they are expected to hold, and holds so much more.
+        Instances are given requests by their expected length, and hold that much more.
         """
         shape = uncompiled(shape_of)(self.output_variance / self.output_mean**2)
         return self.output_mean * math.pow(1.0 - shape, (1.0 - shape) / shape) / (1.0 - 2.0 * shape)
 
     def held(self, prompt_tokens: float) -> float:
-        """Tokens in memory of a sequence with a prompt of *prompt_tokens*, seen at any moment."""
+        """Return the tokens in memory of a sequence with a prompt of *prompt_tokens*, at a random time."""
         return prompt_tokens + self.output_mean + self.overrun
 
     def weight(self, prompt_tokens: float) -> float:
-        """The memory of a request with such a prompt, by that of the usual one.
+        """Return the memory of a request with such a prompt, relative to the usual one.
 
-        Where memory limits the batch, it keeps so many out: equation 16 has the mean of those in the queue, whose prompts
-        are known. Its tokens count so many times.
+        If memory limits the batch, the request displaces that many usual ones, so its tokens are multiplied by this.
+        Equation 16 uses the mean of the queue, but its prompts are known.
         """
         return self.held(prompt_tokens) / self.held(self.prompt_mean)
 
     @property
     def error(self) -> float:
-        """Standard error of `output_mean`, widened as Student's t is at 99 %, since the variance is estimated too."""
+        """Return the standard error of `output_mean`, widened as Student's t at 99%, because the variance is estimated
+        too.
+        """
         widened = 1.0 + (Z_P99**2 + 1.0) / (4.0 * max(self.samples - 1.0, 1.0))
         return math.sqrt(self.output_variance / max(self.samples, 1.0)) * widened
 
     def in_flight(self, sequences: int, produced_tokens: int) -> float:
-        """Tokens left to *sequences* that run and have so far *produced_tokens* together."""
+        """Return the tokens left of *sequences* that run and have together produced *produced_tokens*."""
         return max(0.0, sequences * self.output_mean + self.growth * produced_tokens)
 
 
 UNKNOWN: Final = Lengths(256.0, 256.0, 256.0**2, 1.0)
-"""Before the first request has ended: as wide as exponential."""
+"""Lengths before the first request has ended: as wide as an exponential distribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """How fast an instance of a model on a GPU type, or several together, works on requests of given lengths."""
+    """Speed of one or several instances of a model on a GPU type for requests of given lengths."""
 
     batch: float
     """B."""
@@ -212,16 +223,18 @@ class Throughput:
     prefill_s: float
     """P."""
     relative_variance: float = 0.0
-    """Of `tokens_per_s`: its variance over its square."""
+    """Variance of `tokens_per_s` over its square."""
 
     @classmethod
     def of(cls, profile: Profile, kv_capacity_tokens: int, max_num_seqs: int, lengths: Lengths) -> Self:
-        """Equations 15 and 16. The step is that of the profile at batch B, each sequence where it is at any moment."""
+        """Return the throughput by equations 15 and 16, with the profile's step at batch B and sequences at random
+        points.
+        """
         held = lengths.held(lengths.prompt_mean)
         batch = min(float(max_num_seqs), max(1.0, kv_capacity_tokens / held)) if kv_capacity_tokens else max_num_seqs
         context = batch * (lengths.prompt_mean + lengths.residual)
         decode_s = profile.step_time_s(0, max(1, round(batch)), round(context))
-        # A batch loses a share of its sequences a step, and as many prompts come in, in as few steps as chance has it.
+        # A batch loses a share of its sequences per step, and as many prompts enter, spread over steps at random.
         prompts = batch / max(lengths.output_mean, 1.0)
         share = 1.0 - math.exp(-prompts)
         tokens = max(1, round(lengths.prompt_mean * prompts / share))
@@ -232,13 +245,13 @@ class Throughput:
         return cls(batch, batch / step_s, step_s, profile.step_time_s(max(1, round(lengths.prompt_mean)), 0, 0))
 
     def corrected(self, factor: float, relative_variance: float) -> "Throughput":
-        """Where requests waited *factor* times as long as was estimated."""
+        """Return the throughput if requests waited *factor* times as long as estimated."""
         return Throughput(
             self.batch, self.tokens_per_s / factor, self.step_s * factor, self.prefill_s * factor, relative_variance
         )
 
     def beside(self, other: "Throughput") -> "Throughput":
-        """This one and *other* on one queue."""
+        """Return the combined throughput with *other* on one queue."""
         rate = self.tokens_per_s + other.tokens_per_s
         share = self.tokens_per_s / rate
         return Throughput(
@@ -250,23 +263,25 @@ class Throughput:
         )
 
     def group(self, requests: int, lengths: Lengths) -> Wait:
-        """For how long *requests* of a request group keep those behind them waiting, n mu / Theta, and its variance."""
+        """Return how long *requests* of a group delay those behind them: n mu / Theta, with its variance."""
         mean_s = requests * lengths.output_mean / self.tokens_per_s
         variance = requests * lengths.output_variance + (requests * lengths.error) ** 2
         return Wait(mean_s, variance / self.tokens_per_s**2 + mean_s**2 * self.relative_variance)
 
     def own(self, requests: int, lengths: Lengths) -> Wait:
-        """For how long a group's own requests keep its last one waiting: all but the last batch, which runs at once."""
+        """Return how long a group delays its own last request: all but the last batch, which runs at once."""
         whole = self.group(requests, lengths)
         share = max(0.0, 1.0 - self.batch / requests) if requests else 0.0
         return Wait(share * whole.mean_s, share**2 * whole.variance_s2)
 
     def drain_s(self, most_output_tokens: int) -> float:
-        """P + D with the longest output that there may be (equation 4): until what was begun last has ended."""
+        """Return P + D with the longest possible output (equation 4): the time until a batch that just started has
+        ended.
+        """
         return self.prefill_s + most_output_tokens * self.step_s
 
     def completion(self, last: Wait, most_output_tokens: int) -> Wait:
-        """When a group is complete whose last request waits for *last*: equations 1 and 5, an upper bound."""
+        """Return when a group whose last request waits for *last* is complete: equations 1 and 5, an upper bound."""
         return last.then(Wait(self.drain_s(most_output_tokens)))
 
 
@@ -295,17 +310,17 @@ class _Moments:
 
     @property
     def bias(self) -> float:
-        """How much longer outputs are than predicted."""
+        """Return the ratio of actual to predicted outputs."""
         return self.output / self.predicted if self.predicted > 0 else 1.0
 
     @property
     def samples(self) -> float:
-        """Equally weighted requests that would say as much."""
+        """Return the equivalent number of equally weighted requests."""
         return self.weight**2 / self.weight2 if self.weight2 else 0.0
 
 
 class History:
-    """What requests came to, by (model, SLO class) or any other *key*; and how well their lengths were predicted."""
+    """Lengths of finished requests by (model, SLO class) or any other *key*, and the accuracy of their predictions."""
 
     FEW: Final = 8.0
 
@@ -313,14 +328,14 @@ class History:
         self._moments: dict[Hashable, _Moments] = {}
 
     def learn(self, key: Hashable, prompt_tokens: int, output_tokens: int, predicted_tokens: float) -> None:
-        """A request of *key* came to *output_tokens*, all its sequences together, where *predicted_tokens* were expected."""
+        """Learn that a request of *key* had *output_tokens*, over all its sequences, with *predicted_tokens* expected."""
         moments = self._moments.get(key)
         if moments is None:
             moments = self._moments[key] = _Moments()
         moments.add(prompt_tokens, output_tokens, predicted_tokens)
 
     def lengths(self, key: Hashable) -> Lengths:
-        """Of the requests of *key*; with few of them, between those and `UNKNOWN`."""
+        """Return the lengths of requests of *key*; with few of them, a value between those and `UNKNOWN`."""
         moments = self._moments.get(key)
         if moments is None:
             return UNKNOWN
@@ -336,9 +351,9 @@ class History:
         )
 
     def expected(self, key: Hashable, predicted_tokens: float) -> tuple[float, float, float]:
-        """(mean, variance, error of the mean) of the output tokens of a request for which *predicted_tokens* were predicted.
+        """Return (mean, variance, error of the mean) of a request's output tokens, given *predicted_tokens*.
 
-        By the mean of its class, or by the prediction, put right by the mean of those before it, if that errs less.
+        By the mean of its class, or by the prediction corrected by the mean of earlier ones, whichever errs less.
         """
         moments = self._moments.get(key)
         if moments is None or moments.samples < self.FEW:
@@ -352,7 +367,7 @@ class History:
 
 
 def warm_up() -> None:
-    """Compile what runs live, or load it."""
+    """Compile or load the kernels that run live."""
     heap, numbers, integers = np.zeros(1, np.int32), np.zeros(1), np.zeros(1, np.int64)
     ahead(heap, 1, numbers, integers, np.zeros((1, EXPECTED_COLUMNS)), 0)
     waiting_time(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0)

@@ -1,6 +1,6 @@
-"""What the compiled engine remembers: one record an instance, one record a request that an instance holds.
+"""State of the compiled engine: one record per instance, and one per request that an instance holds.
 
-Records rather than one array a field: an event touches most fields of one instance and of one or two requests, so a
+Records rather than one array per field: an event touches most fields of one instance and of one or two requests, so a
 record is two or three cache lines where arrays would be thirty. (The numbers below are compiled into kernels: naming
 @compiled here makes this file part of the digest that keeps their cache fresh.)
 """
@@ -20,38 +20,39 @@ from scheduling.struct_of_arrays import struct_of_arrays
 
 NONE: Final = -1
 
-# What an instance is doing.
+# States of an instance.
 IDLE: Final = 0
-STEP: Final = 1  # one iteration with prefill, or with a part of the batch only
-SEGMENT: Final = 2  # iterations that decode one and the same batch
+STEP: Final = 1  # one iteration with prefill, or with only a part of the batch
+SEGMENT: Final = 2  # iterations that decode the same batch
 
-# Places in EngineArrays.counters.
+# Indices into EngineArrays.counters.
 FREE_SEQUENCES: Final = 0
 ITERATIONS: Final = 1
 PREEMPTIONS: Final = 2
 GIVEN: Final = 3
 PREFIX_QUERIED_TOKENS: Final = 4
 PREFIX_HIT_TOKENS: Final = 5
-LEAVING: Final = 6  # sequences that are to leave at the end of an iteration
+LEAVING: Final = 6  # sequences to leave at the end of an iteration
 COUNTERS: Final = 7
 
 
 INSTANCE = record(
     [
-        # What decisions look at, in one cache line. The work in progress: k iterations end at
+        # Read by decisions, in one cache line. The work in progress: k iterations end at started_s +
+        # linear_s * k + quadratic_s * k * k.
         # started_s + linear_s * k + quadratic_s * k * k.
         ("next_s", np.float64),  # end of the first iteration not known to the fleet arrays; infinity in a step
         ("started_s", np.float64),
-        ("most_per_s", np.float64),  # iterations that end in a second: as many as at the start of the segment,
-        ("least_per_s", np.float64),  # as few as at its end
+        ("most_per_s", np.float64),  # iterations per second: at most, as at the start of the segment,
+        ("least_per_s", np.float64),  # and at least, as at its end
         ("steps", np.int64),  # iterations until the next event
-        ("counted", np.int64),  # of those, what the fleet arrays know of
+        ("counted", np.int64),  # of those, the ones that the fleet arrays include
         ("step_decodes", np.int64),  # decoding sequences that get a token in each of these iterations
-        ("step_within", np.int64),  # of those, the ones still within the tokens expected of them
+        ("step_within", np.int64),  # of those, the ones within their expected tokens
         ("linear_s", np.float64),
         ("quadratic_s", np.float64),
         ("phase", np.int8),
-        # What the sums of its endpoint have of it.
+        # Its part of the sums of its endpoint.
         ("summed_running", np.int64),
         ("summed_kv_tokens", np.int64),
         ("summed_growth_per_s", np.int64),
@@ -60,7 +61,7 @@ INSTANCE = record(
         ("max_num_seqs", np.int64),
         ("budget_tokens", np.int64),
         ("block_size_tokens", np.int64),
-        ("block_shift", np.int64),  # which power of two that is, -1 if it is none
+        ("block_shift", np.int64),  # exponent if that is a power of two, else -1
         ("kv_blocks", np.int64),
         ("by_priority", np.uint8),
         ("prefix_caching", np.uint8),
@@ -74,19 +75,19 @@ INSTANCE = record(
         ("requests_per_s", np.float64),  # of the front end, infinity for no limit
         ("tokens_per_s", np.float64),
         ("arrived", np.int64),  # requests that ever reached it,
-        ("read_idle", np.int64),  # and of those, the first ones, which came while nothing ran
+        ("read_idle", np.int64),  # and the first of those, which arrived while nothing ran
         # The batch.
         ("iteration", np.int64),  # iterations ended since the start
         ("decoding", np.int64),  # sequences that decode
-        ("within", np.int64),  # of those, the ones still within the tokens expected of them
-        ("context_tokens", np.int64),  # prompt and output so far, summed over those that decode
+        ("within", np.int64),  # of those, the ones within their expected tokens
+        ("context_tokens", np.int64),  # prompt and output so far, summed over the decoding sequences
         ("free_blocks", np.int64),
         ("running", np.int64),
         ("waiting", np.int64),
         ("admissions", np.int64),
-        ("leaving", np.int64),  # of those that it has or are on their way, the ones to leave at the end of an iteration
-        ("partial", np.int32),  # the one sequence whose prefill is under way, the last admitted; NONE
-        ("joining", np.int32),  # first of those that get a token at the end of this step without being among `decoding`
+        ("leaving", np.int64),  # of those here or in transit, the ones to leave at the end of an iteration
+        ("partial", np.int32),  # the one sequence in prefill, the last admitted; NONE
+        ("joining", np.int32),  # first of those that get a token at the end of this step without being in `decoding`
         ("last_joining", np.int32),
         ("first_running", np.int32),  # in order of admission
         ("last_running", np.int32),
@@ -94,10 +95,10 @@ INSTANCE = record(
         ("last_waiting", np.int32),
         # The prefix cache.
         ("idle_blocks", np.int64),  # of the free blocks, those that still hold something
-        ("oldest_idle", np.int32),  # first of their records in the order of reuse
+        ("oldest_idle", np.int32),  # first of their records in order of reuse
         ("newest_idle", np.int32),
-        ("spare_record", np.int32),  # first of the records that were used before
-        ("used_records", np.int32),  # records from here on never were
+        ("spare_record", np.int32),  # first of the records used before
+        ("used_records", np.int32),  # records from here on are unused
     ]
 )
 """One engine."""
@@ -108,23 +109,23 @@ TOTAL = record(
         ("kv_capacity_tokens", np.int64),
         ("running", np.int64),
         ("max_num_seqs", np.int64),
-        # KV tokens that have come since and are not in `kv_tokens` are at most growth_per_s * now_s + growth, in 1/PARTS.
+        # KV tokens since then that are not in `kv_tokens` are at most growth_per_s * now_s + growth, in 1/PARTS.
         ("growth_per_s", np.int64),
         ("growth", np.int64),
         ("open", np.int64),  # instances that accept work
     ]
 )
-"""Sums over the instances of an endpoint that accept work: of the fleet arrays, and a bound. `totals` keeps them."""
+"""Sums over the accepting instances of an endpoint: of the fleet arrays, and a bound. `totals` maintains them."""
 
 BLOCK = record(
     [
-        ("number", np.int64),  # the hash of a shared block; the place of another in its request
-        ("owner", np.int32),  # the request that alone can find it, -1 for a shared one
-        ("count", np.int32),  # blocks it stands for: several only where they cannot be found
-        ("holders", np.int32),  # -1 where it cannot be found
+        ("number", np.int64),  # hash of a shared block; index of another one in its request
+        ("owner", np.int32),  # the only request that can find it, -1 for a shared one
+        ("count", np.int32),  # number of blocks it represents: several only if they cannot be found
+        ("holders", np.int32),  # -1 if it cannot be found
         ("older", np.int32),  # its neighbours among those without a holder
         ("newer", np.int32),
-        ("copy_before", np.int32),  # in the ring of blocks that hold the same
+        ("copy_before", np.int32),  # in the ring of blocks with the same content
         ("copy_after", np.int32),
     ]
 )
@@ -135,28 +136,28 @@ SEQUENCE = record(
         ("request", np.int32),
         ("prompt_tokens", np.int32),
         ("output_tokens", np.int32),
-        ("expected_prompt", np.int32),  # of `expected_tokens`, its prompt
-        ("expected_tokens", np.int64),  # prompt and output as the dispatcher reserved them
-        ("produced_tokens", np.int32),  # true while it does not decode
-        ("computed_tokens", np.int32),  # true while it does not decode
+        ("expected_prompt", np.int32),  # prompt part of `expected_tokens`
+        ("expected_tokens", np.int64),  # prompt and output as reserved by the dispatcher
+        ("produced_tokens", np.int32),  # valid while it does not decode
+        ("computed_tokens", np.int32),  # valid while it does not decode
         ("offset", np.int64),  # while it decodes: produced tokens less iterations of its instance
-        ("origin_s", np.float64),  # arrival, less the way back to the caller: what its latencies are counted from
-        ("previous", np.int32),  # in the list that it is in, of running or of waiting
+        ("origin_s", np.float64),  # arrival less the way back to the caller: latencies count from here
+        ("previous", np.int32),  # in its list, of running or of waiting sequences
         ("next", np.int32),
         ("next_joining", np.int32),
         ("decoding", np.uint8),
-        ("streaming", np.uint8),  # its first token has come out
+        ("streaming", np.uint8),  # its first token was emitted
         ("again", np.uint8),  # it was preempted, and may have left blocks in the prefix cache
-        ("evicted", np.uint8),  # it is to leave at the end of an iteration, or just has
-        # A cache line to here; what follows decides between sequences, or is for those that share prefixes.
+        ("evicted", np.uint8),  # it leaves at the end of an iteration, or just has
+        # End of the cache line; the rest decides between sequences, or is for sharing prefixes.
         ("instance", np.int32),
-        ("published", np.int32),  # its leading blocks that have records in the prefix cache
+        ("published", np.int32),  # its leading blocks with records in the prefix cache
         ("admission", np.int64),  # order of admission on its instance
         ("priority", np.int64),
         ("number", np.int64),  # order of dispatch
-        ("step_tokens", np.int32),  # scratch of a step that runs short of blocks
-        ("arrival", np.int64),  # how many requests reached its instance before it
-        ("reaches_s", np.float64),  # its instance, while it is on its way there
+        ("step_tokens", np.int32),  # scratch of a step that is short of blocks
+        ("arrival", np.int64),  # number of requests that reached its instance earlier
+        ("reaches_s", np.float64),  # its instance; set while it is in transit
     ]
 )
 """One request on an instance."""
@@ -164,16 +165,17 @@ SEQUENCE = record(
 
 @struct_of_arrays
 class CacheArrays(NamedTuple):
-    """Every instance's prefix cache; of next to nothing when no instance has one."""
+    """Prefix caches of all instances; almost empty if no instance has one."""
 
     blocks: NDArray[np.void]
     """BLOCK records, instances x blocks."""
     table: NDArray[np.int32]
-    """instances x places, a power of two: one more than the record that is looked for there, 0 for none."""
+    """instances x places, a power of two: one more than the record found there, 0 for none."""
     held: NDArray[np.int32]
-    """sequences x blocks: the records of the `published` blocks of each."""
+    """sequences x blocks: records of the `published` blocks of each."""
     first: NDArray[np.int64]
-    """`hashes[first[r]:first[r + 1]]` stand for the leading full blocks of request r; one element if none share any."""
+    """`hashes[first[r]:first[r + 1]]` are those of the leading full blocks of request r; one element if none share any.
+    """
     hashes: NDArray[np.int64]
 
 
@@ -186,23 +188,24 @@ class EngineArrays(NamedTuple):
     totals: NDArray[np.void]
     """TOTAL records, by endpoint."""
     open: NDArray[np.int32]
-    """As `EndpointArrays.members`, the `open` instances of each endpoint that accept work: the rest is left over."""
+    """Like `EndpointArrays.members`: the `open` accepting instances of each endpoint; the rest is unused."""
     sequences: NDArray[np.void]
-    """SEQUENCE records; those not in use are in `free_sequences`."""
+    """SEQUENCE records; unused ones are in `free_sequences`."""
     due: NDArray[np.int64]
-    """A heap for each instance, `decoding` high: the iteration after which a sequence ends or exceeds what was expected."""
+    """A heap for each instance, `decoding` high: the iteration at which a sequence ends or exceeds its expected tokens.
+    """
     due_sequence: NDArray[np.int32]
     residues: NDArray[np.int32]
-    """instances x block size: how many decoding sequences have (prompt + offset - 1) modulo the block size."""
+    """instances x block size: number of decoding sequences with (prompt + offset - 1) modulo the block size."""
     exceeding: NDArray[np.uint8]
-    """By instance: whether a segment is in progress in which sequences are beyond the tokens expected of them."""
+    """By instance: whether the current segment has sequences beyond their expected tokens."""
     free_sequences: NDArray[np.int32]
     done: NDArray[np.int32]
-    """Scratch: sequences that end or leave at one moment."""
+    """Scratch: sequences that end or leave at the same time."""
     counters: NDArray[np.int64]
     cache: CacheArrays
     ahead: LookAhead
-    """Look-ahead maps, with sequences as slots; of nothing where no router asks for them."""
+    """Look-ahead maps, with sequences as slots; empty if no router reads them."""
 
 
 def _allocate_cache(
@@ -216,7 +219,7 @@ def _allocate_cache(
     row = min(blocks, -(-longest_tokens // min(config.block_size_tokens for config in caching)))
     hashes = requests.prefix_hashes if requests.prefix_hashes.size else np.zeros(1, np.int64)
     first = requests.prefix_first if requests.prefix_hashes.size else np.zeros(1, np.int64)
-    # Zeros take no memory before something is written there: a row is as long as its request needs.
+    # Zeros take no memory until written: a row is as long as its request needs.
     return CacheArrays(
         blocks=np.zeros((instances, blocks), BLOCK),
         table=np.zeros((instances, 1 << (2 * blocks - 1).bit_length()), np.int32),
@@ -235,9 +238,9 @@ def allocate_engines(
     *,
     anticipate: bool = False,
 ) -> EngineArrays:
-    """Idle engines with the settings of *configs*, and room for *sequences* of *requests* over all of them.
+    """Return idle engines with the settings of *configs*, and room for *sequences* of *requests* over all of them.
 
-    Each could take the settings of any of *configs* and *later* as well. *anticipate*: keep look-ahead maps.
+    Each could take the settings of any of *configs* and *later*. *anticipate*: keep look-ahead maps.
     """
     count = len(configs)
     batch = min(max(config.max_num_seqs for config in (*configs, *later)), sequences)
@@ -304,7 +307,7 @@ def configure(engines: EngineArrays, instance: int, config: EngineConfig) -> Non
 
 
 def sequences_in_use(engines: EngineArrays) -> NDArray[np.int64]:
-    """Those of `sequences` that an instance holds, or that are on their way to one."""
+    """Return those of `sequences` that an instance holds, or that are in transit to one."""
     used = np.ones(engines.sequences.size, np.bool_)
     used[engines.free_sequences[: engines.counters[FREE_SEQUENCES]]] = False
     return np.flatnonzero(used)

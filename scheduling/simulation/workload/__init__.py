@@ -1,1 +1,1 @@
-"""The requests of a simulation: from traces, or made."""
+"""The requests of a simulation, from traces or synthetic."""

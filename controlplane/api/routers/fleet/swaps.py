@@ -24,7 +24,7 @@ class SwapOut(RowSchema):
     """Instance that was awake; null for none."""
     state: SwapState
     tier: Tier
-    """Where the weights came from."""
+    """Former location of the weights."""
 
     @staticmethod
     def resolve_gave_way(row: Swap) -> str | None:
@@ -36,7 +36,7 @@ class SwapMemberOut(Described):
     model: str = Field(alias="instance.deployment.model.name")
     state: InstanceState = Field(alias="instance.state")
     tier: Tier
-    """Where its weights are."""
+    """Location of its weights."""
     swap_s: float = Field(alias="seconds")
     """Duration of a swap to it once the awake instance is drained."""
     measured: bool = Field(alias="is_measured")

@@ -1,4 +1,4 @@
-"""Events: one stream with filters, a permalink for each, paged by cursor."""
+"""Events: the list and the page of one event."""
 
 import json
 

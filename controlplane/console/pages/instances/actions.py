@@ -67,7 +67,7 @@ ROLLOUT_ACTIONS = {"start": rollouts.start, "cancel": rollouts.cancel}
 @require_POST
 @fleet_role(Role.OPERATOR)
 def act_on_rollout(request: HttpRequest, pk: int, action: str) -> HttpResponse:
-    """Start or cancel the rollout of a deployment, with a reason that is kept with the event."""
+    """Start or cancel the rollout of a deployment, with a reason."""
     deployment = get_object_or_404(Deployment.objects.select_related("model", "region", "gpu_type"), pk=pk)
     if action not in ROLLOUT_ACTIONS:
         raise Http404(f"There is no action {action}.")
@@ -86,7 +86,7 @@ def act_on_rollout(request: HttpRequest, pk: int, action: str) -> HttpResponse:
 @require_POST
 @fleet_role(Role.OPERATOR)
 def swap(request: HttpRequest, name: str) -> HttpResponse:
-    """Have the instance *name* take the GPUs that it shares, with a reason that is kept with the event."""
+    """Swap the shared GPUs to the instance *name*, with a reason."""
     row = get_object_or_404(Instance, name=name)
 
     def carry_out(reason: str) -> str:

@@ -141,7 +141,7 @@ def timeline(instance: Instance, now: datetime | None = None) -> list[Segment]:
         ).order_by("-pk")[:MOVES_READ]
     )[::-1]
     start = max(now - SPAN, min(instance.created_at, now))
-    # Before the first known move it was in the state which that move left.
+    # Before its first known move, an instance was in the state that the move left.
     state = moves[0].before.get("state", "") if moves else str(instance.state)
     points: list[tuple[datetime, str, str]] = [(start, state, "")]
     for move in moves:

@@ -1,4 +1,4 @@
-"""Instances: the list, one instance, and what an operator does to it."""
+"""Instances: the list, one instance, and its actions."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ from controlplane.resources.instances import INSTANCES
 
 REQUESTS_SHOWN = 10
 LOG_LINES_SHOWN = 100
-# What each action does, for its dialog; and whether it is one to think about.
+# Effect of each action, for its dialog; and whether the dialog warns.
 ACTION_TEXTS = {
     Action.DRAIN: (
         "It finishes the requests it runs and is given no new ones. Resume takes it back into service.",
@@ -99,7 +99,7 @@ def instance(request: HttpRequest, name: str) -> HttpResponseBase:
 
 
 def _log(row: Instance) -> dict[str, Any] | None:
-    """The end of its log, for operators: it may hold what tenants sent. None for a server that is no process of ours."""
+    """Return the end of the log, which may contain prompts; None if Pilothouse did not start the server as a process."""
     path = engine_logs.path_of(row)
     if path is None:
         return None
@@ -108,7 +108,7 @@ def _log(row: Instance) -> dict[str, Any] | None:
 
 
 def _actions(row: Instance) -> list[dict[str, Any]]:
-    """Buttons for what may be asked of *row* now; draining and resuming first, stopping last."""
+    """Return buttons of the actions allowed now; drain and resume first, stop last."""
     actions = sorted(possible_actions(row), key=lambda action: (action == Action.STOP, list(Action).index(action)))
     return [
         {"name": action.value, "label": action.label, "text": ACTION_TEXTS[action][0], "grave": ACTION_TEXTS[action][1]}
@@ -119,7 +119,7 @@ def _actions(row: Instance) -> list[dict[str, Any]]:
 @require_POST
 @fleet_role(Role.OPERATOR)
 def act(request: HttpRequest, name: str, action: str) -> HttpResponse:
-    """Carry out one action with its reason; the service records the event."""
+    """Carry out one action; the service records the event with its reason."""
     row = get_object_or_404(Instance, name=name)
     if action not in Action.values:
         raise Http404(f"There is no action {action}.")

@@ -29,7 +29,7 @@ from controlplane.resources.keys import KEYS
 @signed_in
 @sensitive_variables("secret")
 def keys(request: HttpRequest) -> HttpResponseBase:
-    """The list; a POST makes a key and leads to the page that shows its secret once."""
+    """Show the list; a POST creates a key and redirects to the page that shows its secret once."""
     managed = list(tenants_with_managed_keys(request.user).filter(active=True))
     errors: dict[str, list[str]] = {}
     if request.method == "POST":
@@ -65,7 +65,7 @@ def keys(request: HttpRequest) -> HttpResponseBase:
 @signed_in
 @sensitive_variables("secret", "context")
 def created(request: HttpRequest, pk: int) -> HttpResponse:
-    """The secret of a new key, the first time that its maker's browser asks; from then on, that it was shown."""
+    """Show the secret of a new key once, to the browser that created it."""
     key = get_object_or_404(manageable_api_keys(request.user), pk=pk)
     secret = handover.take(request)
     context: dict[str, object] = {"key": key, "secret": secret}

@@ -89,7 +89,7 @@ def _logarithmic(low: float, high: float) -> Axis:
 
 
 def predicted_against_actual(pairs: Sequence[LengthSample], of: int) -> Chart:
-    """One point a request on logarithmic axes; on the diagonal the prediction was right."""
+    """Return a point for each request on logarithmic axes; on the diagonal, predictions are exact."""
     by_source: dict[str, list[LengthSample]] = defaultdict(list)
     for pair in pairs:
         by_source[pair.predicted_by].append(pair)
@@ -142,7 +142,7 @@ def predicted_against_actual(pairs: Sequence[LengthSample], of: int) -> Chart:
 
 
 def calibration(by_predictor: dict[str, Measures]) -> Chart:
-    """Share of requests at most as long as the predicted quantile, and what the quantile promises."""
+    """Return the share of requests at most as long as the predicted quantile, next to the quantile."""
     names = [name for name in sorted(by_predictor, key=source_order) if by_predictor[name].requests][: len(STYLES)]
     statement = "nothing was predicted in this range"
     if names:
@@ -181,16 +181,16 @@ def calibration(by_predictor: dict[str, Measures]) -> Chart:
 
 
 def bucket_title(tokens: int) -> str:
-    """The lengths of a bucket that begins at *tokens*: `64 to 127`."""
+    """Return the range of the bucket that starts at *tokens*: `64 to 127`."""
     last = max(1, 2 * tokens - 1)
     return f"{tokens}" if last <= tokens else f"{tokens:,} to {last:,}"
 
 
 def error_by_length(by_bucket: dict[int, Measures]) -> Chart:
-    """Absolute error and bias against the length that came, in tokens."""
+    """Return absolute error and bias by actual length, in tokens."""
     buckets = [tokens for tokens, measures in by_bucket.items() if measures.requests]
     names = [bucket_title(tokens) for tokens in buckets]
-    errors = {tokens: max(0.5, by_bucket[tokens].mae or 0.0) for tokens in buckets}  # logarithms want more than nought
+    errors = {tokens: max(0.5, by_bucket[tokens].mae or 0.0) for tokens in buckets}  # zero has no logarithm
     hover = (
         "%{x} tokens: error %{y:,.0f}, bias %{customdata[1]:+,.0f}<br>of %{customdata[0]:,d} requests<extra></extra>"
     )
@@ -238,7 +238,7 @@ def error_by_length(by_bucket: dict[int, Measures]) -> Chart:
 
 
 def error_over_time(errors: selectors.Series) -> Chart:
-    """Mean absolute error of each predictor, of the busiest ones."""
+    """Return the mean absolute error of the busiest predictors over time."""
     busiest = sorted(sorted(errors.lines, key=source_order), key=lambda n: -sum(w.requests for w in errors.lines[n]))
     named = styles(sorted(busiest[: len(STYLES)], key=source_order))
     series = [

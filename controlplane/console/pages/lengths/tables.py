@@ -14,26 +14,8 @@ from controlplane.fleet.models.serving import LengthModelKind
 from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthTraining, LengthVersion, Measures, VersionState
 from controlplane.lengths.selectors import CACHE, EMBEDDING, LEXICAL, PRIOR, SHADOW, Duel, Scope
-from controlplane.resources.filters import Order
-from controlplane.resources.tables import Columns, sorted_by
 from forecasting.lengths import TEXTLESS, rests
 
-MEASURES = {
-    "Requests": "requests",
-    "Mean length (tokens)": "mean_output",
-    "MAE (tokens)": "mae",
-    "Error of length (ratio)": "relative_error",
-    "Bias (tokens)": "bias",
-    "Within 25 tokens (ratio)": "acc_25",
-    "Within 50 tokens (ratio)": "acc_50",
-    "Within 100 tokens (ratio)": "acc_100",
-    "At most the median (ratio)": "coverage_median",
-    "At most the 0.9 quantile (ratio)": "coverage_upper",
-}
-_MEASURED = {heading: f"measures.{name}" for heading, name in MEASURES.items()}
-SORTED_BY = ("model", "tenant", *MEASURES.values())
-LINES: Columns = {"Model": "model", "Tenant": "tenant", **_MEASURED}
-SOURCES: Columns = {"Predicted by": "name", "Share of requests (ratio)": "share", **_MEASURED}
 VERSIONS_SHOWN = 12
 MEANINGS = {
     CACHE: "a prompt seen before, word for word",
@@ -53,14 +35,12 @@ class Line:
     drifting: bool = False
 
 
-def lines(by_series: Mapping[tuple[str, str], Measures], order: Order, drifting: set[tuple[str, str]]) -> list[Line]:
-    """*by_series* is by model and tenant; sorted by *order*."""
-    rows = [
+def lines(by_series: Mapping[tuple[str, str], Measures], drifting: set[tuple[str, str]]) -> list[Line]:
+    """Return rows of *by_series*, which is by model and tenant."""
+    return [
         Line(model, tenant, measures, (model, tenant) in drifting)
         for (model, tenant), measures in sorted(by_series.items(), key=lambda item: item[0])
     ]
-    path = order.field if order.field in ("model", "tenant") else f"measures.{order.field}"
-    return sorted_by(Order(path, order.descending), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +97,7 @@ def version_rows(by_predictor: Mapping[str, Measures], duels: Mapping[int, Duel]
 
 
 def compare(scope: Scope) -> dict[int, Duel]:
-    """The shadows that predict now against what is active, where both predicted; by number, newest first."""
+    """Compare each shadow with the active version on requests that both predicted; by number, newest first."""
     assigned = services.assigned()
     duels = {
         shadow.number: selectors.duel(str(assigned.active), f"{SHADOW} {shadow}", scope) for shadow in assigned.shadows
@@ -133,7 +113,7 @@ SHOWN_FOR: Final = timedelta(hours=1)
 
 
 def training_rows() -> list[LengthTraining]:
-    """Those that wait, run, or ended a while ago; newest first."""
+    """Return trainings that wait, run or ended within the last hour, newest first."""
     since = timezone.now() - SHOWN_FOR
     rows = selectors.trainings(TRAININGS_SHOWN)
     return [row for row in rows if row.ended_at is None or row.ended_at > since]
@@ -141,16 +121,16 @@ def training_rows() -> list[LengthTraining]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind that can be trained; *missing* is how many samples it still needs."""
+    """A kind that can be trained; *missing* is the number of samples it still needs."""
 
     name: str
     title: str
     samples: int
     missing: int
     text: bool
-    """It reads prompts, so it learns from tenants that keep them alone."""
+    """It reads prompts, so it learns only from tenants that keep them."""
     rests: str
-    """Why it can be neither trained nor asked here."""
+    """Reason why it cannot be trained or used here; empty if it can."""
 
 
 def kinds() -> list[Kind]:

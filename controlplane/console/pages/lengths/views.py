@@ -1,4 +1,4 @@
-"""Lengths: how long answers were predicted to be and how long they came, what predicted them, and its versions."""
+"""Lengths: predicted against actual output lengths, predictors, and versions of the length model."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,8 +29,7 @@ from controlplane.lengths import selectors, services, training
 from controlplane.lengths.models import LengthVersion, Measures
 from controlplane.lengths.selectors import Scope
 from controlplane.resources.filters import Filters, Select, every, last_hours, model_select, sort_by
-from controlplane.resources.lengths import LENGTH_VERSIONS
-from controlplane.resources.tables import table
+from controlplane.resources.lengths import LENGTH_SERIES, LENGTH_SOURCES, LENGTH_VERSIONS
 from controlplane.tuning.selectors import tuned
 from forecasting import models_extra
 
@@ -61,13 +60,13 @@ def asked_of(request: HttpRequest) -> Asked:
         model_select(models),
         Select("tenant", "Tenant", tenants),
         Select("hours", "Time range", last_hours(1, 6, 24, 168), "6"),
-        sort_by(tables.SORTED_BY, "-requests"),
+        sort_by(LENGTH_SERIES.sorting, "-requests"),
     )
     return Asked(filters, own, everything)
 
 
 def charts_of(asked: Asked, now: datetime) -> list[Chart]:
-    """The figures of the page, made once for everybody who asks for the same within a while."""
+    """Return the charts of the page, built once per scope and period."""
     scope = asked.scope(now)
     key = (
         "lengths",
@@ -99,7 +98,8 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
     service = state.lengths() if asked.everything else None
     drifts = (service or {}).get("drift") or []
     drifting = {(drift["model"], drift["tenant"]) for drift in drifts}
-    lines = tables.lines(selectors.by_model_and_tenant(scope), asked.filters.order, drifting)
+    lines = tables.lines(selectors.by_model_and_tenant(scope), drifting)
+    lines = LENGTH_SERIES.arranged(lines, asked.filters)
     by_predictor = selectors.by_predictor(scope)
     duels = tables.compare(scope) if asked.everything else {}
     charts = {chart.key: chart for chart in charts_of(asked, now)}
@@ -112,6 +112,8 @@ def lengths(request: HttpRequest) -> HttpResponseBase:
         "filters": asked.filters,
         "whole": whole,
         "lines": lines,
+        "line_columns": LENGTH_SERIES.named(*LENGTH_SERIES.page),
+        "source_columns": LENGTH_SOURCES.named(*LENGTH_SOURCES.page),
         "charts": charts,
         "every_s": CHARTS_EVERY_S,
         "sources": tables.sources(by_predictor),
@@ -143,16 +145,16 @@ def _csv(
     if name in charts:
         return charts[name].csv(f"lengths-{name}")
     if name == "sources":
-        return table(tables.SOURCES, tables.sources(by_predictor)).csv("lengths-sources")
+        return LENGTH_SOURCES.csv(tables.sources(by_predictor))
     if name == "versions" and asked.everything:
         return LENGTH_VERSIONS.csv(tables.version_rows(by_predictor, {}))
-    return table(tables.LINES, lines).csv("lengths")
+    return LENGTH_SERIES.csv(lines)
 
 
 @require_GET
 @signed_in
 def charts(request: HttpRequest) -> HttpResponse:
-    """`GET /console/api/length-charts?charts=pairs,trend&model=…`: the figures of the page, redrawn."""
+    """`GET /console/api/length-charts?charts=pairs,trend&model=…`: the charts of the page."""
     drawn = charts_of(asked_of(request), timezone.now())
     return redrawn(request, drawn)
 
@@ -166,7 +168,7 @@ UNCHANGED = "Nothing was changed"
 @require_POST
 @fleet_role(Role.OPERATOR)
 def decide(request: HttpRequest, version_number: int, decision: str) -> HttpResponse:
-    """Promote or reject a version that predicts in shadow, or put a rejected one there again."""
+    """Promote or reject a shadow, or put a rejected version back in shadow."""
     version = get_object_or_404(LengthVersion, number=version_number)
 
     def promote(reason: str) -> str:
@@ -191,7 +193,7 @@ def decide(request: HttpRequest, version_number: int, decision: str) -> HttpResp
 @require_POST
 @fleet_role(Role.OPERATOR)
 def roll_back(request: HttpRequest) -> HttpResponse:
-    """Back to the version that was active before."""
+    """Return to the version that was active before."""
 
     def act(reason: str) -> str:
         version = services.rollback(None, user_of(request), reason)

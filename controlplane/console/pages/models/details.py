@@ -1,4 +1,4 @@
-"""What an open row of the models page shows: service by class, and the five parts of its policy with how each does."""
+"""Details of an open row of the models page: service by class, and the five parts of its policy with their health."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -23,7 +23,7 @@ BUDGET_OVER = timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class ClassService:
-    """How a class was served over the last hour and the last day, and what it was promised in words."""
+    """Attainment of a class over the last hour and day, and its promise in words."""
 
     title: str
     promise: str
@@ -32,7 +32,7 @@ class ClassService:
 
 
 def classes_of(model: str, now: datetime) -> list[ClassService]:
-    """Every SLO class, those of which nothing was judged too."""
+    """Return every SLO class, including those without judged requests."""
     hour, day = (
         together(row for by_class in attainments(now - over, model=model).values() for row in by_class.values())
         for over in (SLO_OVER, BUDGET_OVER)
@@ -45,7 +45,7 @@ def classes_of(model: str, now: datetime) -> list[ClassService]:
 
 
 def promise_of(slo_class: SloClass) -> str:
-    """What a class promises, in words: "TTFT 1.00 s, ITL 200 ms"."""
+    """Return the promise of a class in words: "TTFT 1.00 s, ITL 200 ms"."""
     targets = (
         ("TTFT", slo_class.ttft_target_ms),
         ("ITL", slo_class.itl_target_ms),
@@ -62,7 +62,7 @@ def promise_of(slo_class: SloClass) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartNow:
-    """One part as a model has it. *health* says how it does, where anything is known."""
+    """One part of a model's policy. *health* is a sentence, empty if nothing is known."""
 
     part: Part
     choice: Choice
@@ -70,7 +70,7 @@ class PartNow:
 
 
 def parts_of(row: ModelRow, now: datetime) -> list[PartNow]:
-    """The five parts of an open model."""
+    """Return the five parts of an open model."""
     hour = _last_hour(row.name, now)
     health = {
         "routing_policy": _router_health(row, hour),
@@ -84,14 +84,14 @@ def parts_of(row: ModelRow, now: datetime) -> list[PartNow]:
 
 
 def _last_hour(model: str, now: datetime) -> dict[str, int]:
-    """Requests of the last hour: all that ended, those that another region than the caller's served, those that none did."""
+    """Count requests of the last hour: ended, served by another region than the caller's, and unserved."""
     rows = MinuteRow.objects.filter(model=model, generated=False, minute__gte=now - SLO_OVER)
     elsewhere = Sum("requests", filter=Q(own_region__gt=""), default=0)
     return rows.aggregate(ended=Sum("requests", default=0), elsewhere=elsewhere, unserved=Sum("unserved", default=0))
 
 
 def _router_health(row: ModelRow, hour: dict[str, int]) -> str:
-    """How evenly it fills the instances, and how much it gave to other regions."""
+    """Return the spread of use over instances, and the share of requests that other regions took."""
     uses = [use for endpoint in row.there for use in endpoint.uses]
     if not uses:
         return ""
@@ -102,7 +102,7 @@ def _router_health(row: ModelRow, hour: dict[str, int]) -> str:
 
 
 def _order_health(row: ModelRow, hour: dict[str, int]) -> str:
-    """Who waits now, and who waited in vain."""
+    """Return the number of waiting requests, and of those that were not served in the last hour."""
     known = [endpoint.live for endpoint in row.there if endpoint.live]
     if not known:
         return ""

@@ -192,7 +192,7 @@ class ModelRow:
 
     @property
     def about(self) -> str:
-        """What its policy means, or of a custom one which bundle it is nearest to."""
+        """Return the meaning of its policy; for a custom one, the nearest bundle."""
         nearest = self.present.nearest
         if self.present.name != bundles.CUSTOM:
             return nearest.about

@@ -217,7 +217,7 @@ def why_not_judged(row: LedgerRow) -> str:
 
 
 def predicted(row: LedgerRow) -> Predicted | None:
-    """What was predicted of *row*'s length, from the ledger and, where it says so, from its trace."""
+    """Return the predicted length of *row*, from the ledger and, where there is one, its trace."""
     length: dict[str, Any] = next((entry["length"] for entry in row.trace if entry.get("length")), {})
     tokens = row.predicted_output_tokens or length.get("tokens")
     if not tokens:

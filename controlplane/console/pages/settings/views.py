@@ -1,4 +1,4 @@
-"""Settings: what can be changed while Pilothouse runs, which values are in force, and who changed them."""
+"""Settings that can be changed while Pilothouse runs: effective values, changes and their authors."""
 
 from dataclasses import replace
 from itertools import groupby
@@ -25,19 +25,19 @@ from controlplane.tuning.selectors import Described
 
 
 def words(value: Any) -> str:
-    """*value* as pages show it."""
+    """Format *value* for pages."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"{value:,.10g}" if isinstance(value, int | float) else str(value) or "automatic"
 
 
 def _choice(name: str, choice: str) -> str:
-    """What *choice* of the setting *name* is called, with a word where it rests here."""
+    """Return the title of *choice* of the setting *name*; it says so where the choice rests."""
     return f"{choice} (rests: not installed)" if resting({name: choice}) else choice or "automatic"
 
 
 def line(each: Described) -> dict[str, Any]:
-    """One row of the page."""
+    """Return one row of the page."""
     choices = ("on", "off") if each.kind == "boolean" else each.choices
     given = words(each.value) if each.kind == "boolean" else str(each.value)
     return {
@@ -86,7 +86,7 @@ def settings(request: HttpRequest) -> HttpResponseBase:
 @require_POST
 @fleet_role(Role.OPERATOR)
 def change(request: HttpRequest, name: str) -> HttpResponse:
-    """Give a setting another value, or set it back."""
+    """Change or reset a setting."""
     if name not in Tunable.model_fields:
         raise Http404(name)
     given = request.POST

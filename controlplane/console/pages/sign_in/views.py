@@ -16,7 +16,7 @@ BACKEND = "django.contrib.auth.backends.ModelBackend"
 
 
 def wanted(request: HttpRequest) -> str:
-    """Where to go afterwards: `next`, if it is one of our own pages."""
+    """Return the page after sign-in: `next`, if it is on this site."""
     url = request.POST.get("next") or request.GET.get("next") or ""
     safe = url_has_allowed_host_and_scheme(url, allowed_hosts={request.get_host()}, require_https=request.is_secure())
     return url if safe else resolve_url(settings.LOGIN_REDIRECT_URL)
