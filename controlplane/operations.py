@@ -160,7 +160,7 @@ class GatewayCollector:
             "pilothouse_oldest_wait_seconds", "Age of the oldest held.", labels=["model", "region"]
         )
         ready = GaugeMetricFamily("pilothouse_instances_ready", "Instances that take work.", labels=["model", "region"])
-        for endpoint in topology.endpoints:
+        for endpoint in topology.own_endpoints:
             key = [endpoint.model, endpoint.region]
             slots = [replica.slot for replica in topology.members(endpoint)]
             running.add_metric(key, int(topology.fleet.running[slots].sum()))

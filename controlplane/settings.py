@@ -216,6 +216,11 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
         "schedule": 5.0,
         "options": {"expires": 5.0},
     },
+    "advance-pulls": {
+        "task": "workers.tasks.weights.advance_pulls",
+        "schedule": 5.0,
+        "options": {"expires": 5.0},
+    },
     "observe-instances": {
         "task": "workers.tasks.observation.observe_instances",
         "schedule": 5.0,
@@ -254,6 +259,7 @@ CELERY_TASK_ROUTES = {
     "workers.tasks.planning.backtest_ledger": {"queue": "simulation"},
     "workers.tasks.simulation.judge_twin": {"queue": "simulation"},
     "workers.tasks.planning.fit_forecasters": {"queue": "simulation"},
+    "workers.tasks.weights.download": {"queue": "simulation"},
 }
 CELERY_BEAT_SCHEDULE |= {
     "resume-batches": {

@@ -291,6 +291,28 @@ class Floor(Group):
         return out_above
 
 
+class Spot(Group):
+    """Spot pool and weights"""
+
+    SPOT_DONATE: Annotated[bool, PER_MODEL] = False
+    """Donate an instance that scaling lets go, instead of stopping it: it stays loaded and serves opportunistic requests
+    until it is reclaimed (SageServe section 6.5)."""
+    SPOT_REDEPLOY: Annotated[bool, PER_MODEL] = True
+    """Let an endpoint that grows take a donated instance of another model on the same GPUs, once its own are used up."""
+    SPOT_RECLAIM_S: PositiveSeconds = 300.0
+    """Maximum time of a reclaim: a request that has begun an answer which no other instance can continue ends by itself
+    until then, and with an error after it."""
+    SPOT_REDEPLOY_S: PositiveSeconds = 600.0
+    """Time to bring another model up on a donated instance, with its weights in the region, until a start of it has been
+    observed."""
+    SPOT_SAME_ARCHITECTURE_S: PositiveSeconds = 120.0
+    """The same between two models of one architecture, where only the weights change."""
+    WEIGHTS_GB_PER_S: Annotated[float, POSITIVE, Unit("GB/s")] = 0.25
+    """Rate at which weights are pulled into a region that lacks them."""
+    WEIGHTS_USD_PER_GB: Annotated[float, NOT_NEGATIVE] = 0.02
+    """Price of a gigabyte that is pulled from another region."""
+
+
 class Lengths(Group):
     """Output lengths"""
 
@@ -342,10 +364,10 @@ class Lengths(Group):
     """
 
 
-GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, EndpointPolicies, Floor, Lengths)
+GROUPS: Final = (Forecasts, Plans, Capability, Strategies, Marks, Routing, EndpointPolicies, Floor, Spot, Lengths)
 
 
-class Tunable(Lengths, Floor, EndpointPolicies, Routing, Marks, Strategies, Capability, Plans, Forecasts):
+class Tunable(Lengths, Spot, Floor, EndpointPolicies, Routing, Marks, Strategies, Capability, Plans, Forecasts):
     """All settings that can be changed at run time. Pydantic takes fields from the last base first."""
 
 

@@ -27,7 +27,7 @@ from controlplane.api.routers import (
     waiting,
     what_ifs,
 )
-from controlplane.api.routers.fleet import deploy, instances, inventory, swaps
+from controlplane.api.routers.fleet import deploy, instances, inventory, spot, swaps
 
 INFERENCE = Path(__file__).with_name("inference.json")
 """OpenAPI of the gateway's `/v1`: bodies are OpenAI's and pass through to vLLM; only what the gateway reads is described."""
@@ -77,6 +77,7 @@ api = PilothouseApi(
 errors.install(api)
 api.add_router("", instances.router)
 api.add_router("", swaps.router)
+api.add_router("", spot.router)
 api.add_router("", inventory.router)
 api.add_router("", deploy.router)
 api.add_router("", accounts.router)

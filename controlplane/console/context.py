@@ -36,7 +36,7 @@ FLEET = (
 SERVE = (
     Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("queues", "Queues", "queues", "q"),
-    Entry("batches", "Batches", "batches", "b", ("batch", "batch-list", "held-work", "spot")),
+    Entry("batches", "Batches", "batches", "b", ("batch", "batch-list", "held-work", "spot", "donations", "weights")),
 )
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),

@@ -6,6 +6,7 @@ from django.contrib.auth.decorators import login_required
 from django.urls import path, re_path
 from django.views.generic import TemplateView
 
+from controlplane.console.lists import list_view
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
 from controlplane.console.pages.about import views as about
@@ -25,10 +26,12 @@ from controlplane.console.pages.requests import views as requests
 from controlplane.console.pages.scaling import views as scaling
 from controlplane.console.pages.settings import views as settings
 from controlplane.console.pages.sign_in import views as sign_in
+from controlplane.console.pages.spot import views as spot
 from controlplane.console.pages.system import views as system
 from controlplane.console.pages.usage import views as usage
 from controlplane.console.pages.what_if import building
 from controlplane.console.pages.what_if import views as what_if
+from controlplane.resources.spot import DONATIONS, WEIGHTS
 
 app_name = "console"
 urlpatterns = [
@@ -57,6 +60,11 @@ urlpatterns = [
     path("batches/<int:pk>/cancel/", batches.cancel, name="cancel-batch"),
     path("batches/<str:public_id>/", batches.batch, name="batch"),
     path("batches/<str:public_id>/<slug:kind>.jsonl", batches.file, name="batch-file"),
+    path("spot/", spot.spot, name="spot"),
+    path("spot/donations/", list_view(DONATIONS), name="donations"),
+    path("spot/weights/", list_view(WEIGHTS), name="weights"),
+    path("spot/stop/", spot.stop, name="spot-stop"),
+    path("spot/weights/<int:model>/<int:region>/pull/", spot.pull, name="pull-weights"),
     path("requests/", requests.requests, name="requests"),
     path("requests/<int:pk>/", requests.request_detail, name="request"),
     path("forecast/", forecast.forecast, name="forecast"),

@@ -8,7 +8,9 @@ loop, so no lock is needed; every decision is one compiled call on the arrays th
 import math
 from collections.abc import Callable
 
+import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from controlplane.dispatch import port
 from controlplane.dispatch.holding import HeldEstimate, Holding
@@ -135,11 +137,12 @@ class Dispatcher:
             preferred = self.topology.endpoints[int(candidates[0])]
             preferred.count_demand(asked, self.clock())
             own_region = preferred.spec.region
-        endpoint = self.placement.choose_endpoint(candidates)
+        spot = self.topology.spot_with_room(asked, self.queue.count)
+        endpoint = spot or self.placement.choose_endpoint(self._candidates(asked))
         suspect = self.suspects.is_suspect(asked)
         if suspect and (refusal := self.suspects.refusal(asked)) is not None:
             self.deliver(refusal)
-        elif self.holding.holds(asked) and not suspect and candidates.size:
+        elif spot is None and self.holding.holds(asked) and not suspect and candidates.size:
             preferred = self.topology.endpoints[int(candidates[0])]
             request = Request(asked, self._possible(asked), preferred, own_region=own_region)
             self._requests[asked.number] = request
@@ -155,6 +158,9 @@ class Dispatcher:
                 self.suspects.wait_for_trial(request)
             else:
                 self._enqueue(request, endpoint)
+
+    def _candidates(self, asked: port.Submit) -> NDArray[np.int32]:
+        return self.topology.candidates(asked.model, asked.region, asked.opportunistic)
 
     def _enqueue(self, request: Request, endpoint: Endpoint) -> None:
         self.queue.add(request, endpoint)
@@ -326,7 +332,7 @@ class Dispatcher:
             return
         request.output_tokens, request.evicting_s = 0, None
         with self.topology.without(request.failed_at if elsewhere else ()):
-            endpoint = self.placement.choose_endpoint(self.topology.candidates(asked.model, asked.region))
+            endpoint = self.placement.choose_endpoint(self._candidates(asked))
             if endpoint is None:
                 self._drop(request, _none_serves(asked))
                 return
@@ -348,21 +354,27 @@ class Dispatcher:
         waiting = queue.in_order(endpoint)
         if not waiting:
             return
-        candidates = topology.candidates(endpoint.model, endpoint.region)
+        kept = set[bool]()  # whether requests of a kind stay
         spill_above = endpoint.spec.policy.region_threshold
         for request in waiting:
+            opportunistic = request.asked.opportunistic
+            if opportunistic in kept:
+                continue
+            candidates = topology.candidates(endpoint.model, endpoint.region, opportunistic)
             index = better_home(
                 topology.fleet, topology.arrays, candidates, queue.arrays.size, endpoint.index, spill_above, now_s
             )
             if index < 0:
                 others = [topology.endpoints[other] for other in candidates.tolist()]
                 if any(other.can_start or topology.coming(other) for other in others):
-                    break
+                    kept.add(opportunistic)
+                    continue
                 message = f"The last instance of {endpoint.model!r} went away."
                 self._refuse(request, 503, "model_unavailable", message, 15)
                 continue
             if index == endpoint.index:
-                break
+                kept.add(opportunistic)
+                continue
             here = pressure(topology.fleet, topology.arrays, endpoint.index, queue.count(endpoint), now_s)
             target = topology.endpoints[index]
             queue.move(request, target)
@@ -399,12 +411,29 @@ class Dispatcher:
         request = self._requests.get(number)
         if request is None or request.replica is None:
             return None
-        kept = request.asked.evictable and self.queue.grouped(request.endpoint)
+        kept = request.asked.evictable and _keeps_tokens(request.endpoint, self.queue)
         if request.output_tokens and not kept:
             return None
         request.evicting_s = self.clock()
         self.deliver(port.Evict(number))
         return request.asked.prompt_tokens + request.output_tokens
+
+    def reclaim(self, replica: Replica, *, late: bool) -> tuple[int, int]:
+        """Take the requests off *replica*, which is donated and reclaimed; return how many wait again, and how many ended.
+
+        One that has begun an answer which no other instance can continue ends by itself, unless the reclaim is *late*.
+        """
+        evicted = ended = 0
+        for request in list(replica.requests):
+            number = request.asked.number
+            if late or request.asked.ends_on_reclaim:
+                if request.evicting_s != math.inf:
+                    request.evicting_s = math.inf  # it ends
+                    self.deliver(port.Lost(number, reclaimed=True))
+                    ended += 1
+            elif request.evicting_s is None and self.evict(number) is not None:
+                evicted += 1
+        return evicted, ended
 
     # Reading
 
@@ -441,6 +470,11 @@ def _keep(request: Request, kept_tokens: int) -> None:
     request.asked = replace(asked, prompt_tokens=asked.prompt_tokens + more, max_tokens=most)
     request.predicted_tokens = max(1, request.predicted_tokens - more)
     request.kept_tokens = kept_tokens
+
+
+def _keeps_tokens(endpoint: Endpoint, queue: WaitingQueue) -> bool:
+    """Whether requests on instances of *endpoint* may be evicted, so that the ids of their tokens are kept."""
+    return endpoint.is_spot or queue.grouped(endpoint)
 
 
 def _none_serves(asked: port.Submit, own_region: str = "") -> port.Refused:

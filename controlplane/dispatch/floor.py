@@ -349,7 +349,7 @@ class Floor:
         topology, now_s = self.topology, self.clock()
         members: dict[int, list[Replica]] = {}
         for replica in topology.replicas.values():
-            members.setdefault(replica.endpoint.index, []).append(replica)
+            members.setdefault((replica.endpoint.base or replica.endpoint).index, []).append(replica)
         views = {
             endpoint.index: self.observation.view(endpoint, members.get(endpoint.index, []), now_s)
             for endpoint in topology.endpoints

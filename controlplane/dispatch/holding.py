@@ -20,6 +20,7 @@ from scheduling.queueing.release_rule import AT_ONCE
 
 SHOWN_RELEASES: Final = 50
 SIGNAL_EVERY_S: Final = 1.0
+SPOT: Final = "A donated instance has room"
 
 
 class HeldEstimate(NamedTuple):
@@ -55,6 +56,8 @@ class Holding:
         self.by_tenant: Counter[tuple[int, str]] = Counter()
         """Held requests by (tenant, model)."""
         self._requests: dict[int, Request] = {}
+        self._opportunistic: dict[str, dict[int, None]] = {}
+        """Numbers of held opportunistic requests by model, in order of arrival."""
         self._enqueue, self._refuse = enqueue, refuse
         self._signals_s = -math.inf
 
@@ -94,6 +97,8 @@ class Holding:
         )
         self._requests[asked.number] = request
         self.by_tenant[asked.tenant_id, asked.model] += 1
+        if asked.opportunistic:
+            self._opportunistic.setdefault(asked.model, {})[asked.number] = None
         own_region, request.own_region = request.own_region, ""
         reason = self.reason(asked.model)
         self.deliver(
@@ -106,6 +111,7 @@ class Holding:
 
     def _forget(self, number: int) -> Request:
         request = self._requests.pop(number)
+        self._opportunistic.get(request.asked.model, {}).pop(number, None)
         self.by_tenant[request.asked.tenant_id, request.asked.model] -= 1
         return request
 
@@ -132,6 +138,25 @@ class Holding:
                 "priority": request.asked.priority,
             }
             self._enqueue(request, endpoint)
+        self._fill_spot(now_s)
+
+    def _fill_spot(self, now_s: float) -> None:
+        """Give held opportunistic requests to donated instances, for as long as these have room."""
+        for model, numbers in self._opportunistic.items():
+            while numbers:
+                number = next(iter(numbers))
+                asked = self._requests[number].asked
+                endpoint = self.topology.spot_with_room(asked, self.queue.count)
+                if endpoint is None:
+                    break
+                held_s = now_s - asked.arrived_s
+                self.released.append(
+                    (now_s, Release(number, model, endpoint.region, asked.priority, SPOT, 0.0, held_s))
+                )
+                self.work.drop(number)
+                request = self._forget(number)
+                request.release = {"why": SPOT, "use": None, "held_s": round(held_s, 3), "priority": asked.priority}
+                self._enqueue(request, endpoint)
 
     def read_signals(self) -> None:
         """Read the signal of every endpoint that gets requests."""

@@ -86,7 +86,7 @@ class Placement:
                     request.placed_s,
                     why,
                     self._first_token_s(request, instance),
-                    keep_tokens=grouped,
+                    keep_tokens=grouped or endpoint.is_spot,
                     priority=request.asked.priority,
                 )
             )

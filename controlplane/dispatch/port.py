@@ -58,7 +58,8 @@ class Submit(Record, frozen=True):
     deadline_s: float | None = None  # longest hold, after its arrival: of its SLO class
     slo_class: str = ""
     interactive: bool = True  # of its SLO class: scaling strategies see only this demand
-    opportunistic: bool = False  # of its SLO class: released last, and by no deadline
+    opportunistic: bool = False  # of its SLO class: donated instances serve it; else released last, and by no deadline
+    ends_on_reclaim: bool = False  # of its SLO class: it is not queued again when a donated instance is reclaimed
     age_s: float = 0.0  # of its work at its arrival: a line of a batch is older than its request
     evictable: bool = False  # its output can be continued; before its first output every request can be evicted
     fingerprint: int = 0  # of its content, the same when it is resent to this process; 0: unknown
@@ -206,6 +207,7 @@ class Lost(Record, frozen=True):
     """The request's instance was given up, or is another one by now."""
 
     number: int
+    reclaimed: bool = False  # a donated instance was reclaimed, and the request ends
 
 
 class ServedModel(Record, frozen=True):

@@ -33,6 +33,8 @@ CONDITIONS: Final = {
     Lifecycle.LOADING: Condition.LOADING,
     Lifecycle.READY: Condition.READY,
     Lifecycle.DRAINING: Condition.DRAINING,
+    Lifecycle.DONATED: Condition.SPOT,
+    Lifecycle.RECLAIMING: Condition.RECLAIMING,
     Lifecycle.SLEEPING: Condition.ASLEEP,
     Lifecycle.STOPPED: Condition.EMPTY,
     Lifecycle.FAILED: Condition.FAILED,
@@ -75,7 +77,7 @@ class Snapshot:
                 for request in sorted(one.requests, key=_placed)
             ],
             waiting=waiting,
-            endpoints=[self._endpoint(each, numbers, now_s) for each in topology.endpoints],
+            endpoints=[self._endpoint(each, numbers, now_s) for each in topology.own_endpoints],
             groups=self._groups(numbers, places, now_s),
             swept_s=dispatcher.swept_s - now_s,
         )
@@ -210,6 +212,7 @@ class Snapshot:
             for slot, at in numbers.items()
             if slot < arrays.queue_of.size
         }
+        own = {endpoint.index: at for at, endpoint in enumerate(self.dispatcher.topology.own_endpoints)}
         groups = []
         for place in np.flatnonzero(arrays.groups["endpoint"] >= 0).tolist():
             this: Any = arrays.groups[place]
@@ -222,7 +225,7 @@ class Snapshot:
                 before, rank = int(arrays.groups[before]["preceding"]), rank + 1
             groups.append(
                 GroupState(
-                    endpoint=int(this.endpoint),
+                    endpoint=own[int(this.endpoint)],
                     kind=int(this.kind),
                     number=int(this.number),
                     joined=int(this.joined),
@@ -238,18 +241,18 @@ class Snapshot:
                 )
             )
         known, scheduler = int(arrays.counters[KNOWN_CLASSES]), self.dispatcher.reordering.scheduler
-        count, (made, left) = len(self.dispatcher.topology.endpoints), scheduler.tried
+        made, left = scheduler.tried
         return GroupsState(
             groups=groups,
             classes=list(
                 zip(arrays.class_priority[:known].tolist(), arrays.class_due_ms[:known].tolist(), strict=True)
             ),
-            mean_tokens=arrays.mean_tokens[:count].tolist(),
-            mean_output=arrays.mean_output[:count].tolist(),
+            mean_tokens=arrays.mean_tokens[list(own)].tolist(),
+            mean_output=arrays.mean_output[list(own)].tolist(),
             next_number=int(arrays.counters[NEXT_NUMBER]),
             tried=(made, arrays.groups.size - left) if made >= 0 else None,
             tried_s=max(scheduler.tried_s + shift_s, LONG_AGO_S),
-            short_instances=list(scheduler.short_instances.items()),
+            short_instances=[(own[at], short) for at, short in scheduler.short_instances.items()],
         )
 
 

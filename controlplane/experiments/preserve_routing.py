@@ -97,7 +97,7 @@ PAPER: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class AzureLengths:
     """Real prompts with their outputs, and predictions of these by a real predictor."""
 
     prompts: NDArray[np.int64]
@@ -105,7 +105,7 @@ class Lengths:
     predicted: NDArray[np.int64]
 
     @classmethod
-    def read(cls, folder: Path) -> "Lengths":
+    def read(cls, folder: Path) -> "AzureLengths":
         """Read the data in *folder*. Raise ValueError where it is missing."""
         try:
             rows = np.array(proxy_predictions(folder), np.int64)
@@ -149,7 +149,7 @@ def case(model: ServedModel, draw: Callable[[int], Workload], about: Row, router
     return Case(about | {"router": router}, lambda seed: (scenario, draw(seed)))
 
 
-def alone_s(model: ServedModel, lengths: Lengths) -> float:
+def alone_s(model: ServedModel, lengths: AzureLengths) -> float:
     """Return the mean normalised latency of requests that come one at a time."""
     drawn = lengths.requests(model, 0.5, 0)
     far = replace(drawn, arrival_s=np.arange(len(drawn), dtype=np.float64) * 120.0)
@@ -157,7 +157,7 @@ def alone_s(model: ServedModel, lengths: Lengths) -> float:
     return float(np.mean(result.outcomes["e2e_s"] / drawn.output_tokens))
 
 
-def full_per_s(model: ServedModel, lengths: Lengths) -> float:
+def full_per_s(model: ServedModel, lengths: AzureLengths) -> float:
     """Return the requests a second that INSTANCES end while they never run out of work."""
     drawn = lengths.requests(model, BUSY / DURATION_S, 0)
     at_once = replace(drawn, arrival_s=np.zeros(len(drawn)))
@@ -180,7 +180,7 @@ def measured(slo_s: float, run: Simulated) -> Row:
     }
 
 
-def routing(model: ServedModel, lengths: Lengths, full: float, settings: Settings) -> Iterator[Case]:
+def routing(model: ServedModel, lengths: AzureLengths, full: float, settings: Settings) -> Iterator[Case]:
     """Yield *model* at each depth, prediction and load, by each router."""
     for depth, predictions, load in product(DEPTHS, PREDICTIONS, LOADS):
         per_s = round(load * full * settings["scale"], 2)
@@ -257,7 +257,7 @@ COLUMNS: Final = (
 
 def run(settings: Settings, progress: Progress) -> Result:
     """Run both scenes. Raise ValueError where the data is missing."""
-    lengths = Lengths.read(settings["data"])
+    lengths = AzureLengths.read(settings["data"])
     rows: list[Row] = []
     about: dict[str, Any] = {}
     for model in MODELS:

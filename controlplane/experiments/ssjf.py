@@ -326,14 +326,14 @@ LONGEST: Final = 511
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class PredictedLengths:
     """Real outputs and their predictions, in tokens."""
 
     output: NDArray[np.int64]
     predicted: NDArray[np.int64]
 
 
-def read_lengths(folder: Path) -> Lengths:
+def read_lengths(folder: Path) -> PredictedLengths:
     """Return the half of the published rows that requests are drawn from. Raise ValueError for a missing or wrong file."""
     file = folder / LENGTHS
     try:
@@ -353,10 +353,10 @@ def read_lengths(folder: Path) -> Lengths:
     fitted, drawn = slice(0, None, 2), slice(1, None, 2)
     means = {int(each): output[fitted][given[fitted] == each].mean() for each in np.unique(given[fitted])}
     predicted = np.array([round(means[int(each)]) for each in given[drawn]], np.int64)
-    return Lengths(output[drawn], predicted)
+    return PredictedLengths(output[drawn], predicted)
 
 
-def student_lengths(folder: Path) -> Lengths | None:
+def student_lengths(folder: Path) -> PredictedLengths | None:
     """Return answers to prompts that the bundled student has not seen, with its predictions; None without those sets."""
     try:
         samples = [sample for sample in read_sets(folder, FREE, UNSEEN_SHARE).test if sample.output_tokens <= LONGEST]
@@ -364,10 +364,10 @@ def student_lengths(folder: Path) -> Lengths | None:
         return None
     said = bundled().predict([sample.query for sample in samples]).tokens
     output = np.array([sample.output_tokens for sample in samples], np.int64)
-    return Lengths(output, np.maximum(np.rint(said), 1).astype(np.int64))
+    return PredictedLengths(output, np.maximum(np.rint(said), 1).astype(np.int64))
 
 
-def draw_jobs(lengths: Lengths, count: int, seed: int, rounds: int) -> Jobs:
+def draw_jobs(lengths: PredictedLengths, count: int, seed: int, rounds: int) -> Jobs:
     """Return *count* requests of the given conversation round.
 
     A round's prompt is everything before it, prompts and answers. (The published rows do not give the accuracy by round;

@@ -80,6 +80,7 @@ def move(
         reason = _count_failure(row, reason, now)
     row.state, row.state_reason, row.state_changed_at = to, reason[:255], now
     row.save(update_fields=["state", "state_reason", "state_changed_at", "failures", "changed_at"])
+    _follow_up(row, before, to, now)
     record(
         "instance.moved",
         row,
@@ -93,6 +94,22 @@ def move(
     if to == InstanceState.FAILED and row.failures == restarts.CRASH_LOOP:
         record("instance.crash_loop", row, actor=actor, reason=reason, severity=Severity.CRITICAL)
     return _moved(instance, row)
+
+
+def _follow_up(row: Instance, before: str, to: InstanceState, now: datetime) -> None:
+    """Note what a move means for the spot pool and for weights by region."""
+    from controlplane.fleet.spot import services as spot
+    from controlplane.fleet.weights import services as weights
+
+    spot.close(row, to, now)
+    if before == InstanceState.LOADING and to == InstanceState.READY and row.launcher != Launcher.EXTERNAL:
+        weights.note_served(row)
+    if row.takes_over_id is not None and to in (InstanceState.LOADING, InstanceState.STOPPED, InstanceState.FAILED):
+        row.takes_over = None
+        row.save(update_fields=["takes_over"])
+    if to == InstanceState.STOPPED:
+        for command in InstanceCommand.objects.open().filter(instance__takes_over=row):
+            transaction.on_commit(partial(deliver, command))
 
 
 def _count_failure(row: Instance, reason: str, now: datetime) -> str:
@@ -122,6 +139,8 @@ def resume(instance: Instance, actor: User | str, reason: str, withdrawn: Instan
     row = _lock(instance, Action.RESUME)
     if withdrawn is not None:
         _withdraw(withdrawn, "superseded by resume")
+    if taker := Instance.objects.filter(takes_over=row).first():
+        raise ActionError(f"{row.name} cannot resume: {taker.name} gets its GPUs")
     under_way = open_command(row)
     if under_way is not None:
         raise ActionError(f"{row.name} cannot resume: a {under_way.verb} is {under_way.state}")
@@ -181,7 +200,7 @@ def stop(instance: Instance, actor: User | str, reason: str) -> InstanceCommand 
         transaction.on_commit(notify)
         _moved(instance, move(row, InstanceState.STOPPED, actor=actor, reason=reason))
         return None
-    if row.state == InstanceState.READY:
+    if row.state in (InstanceState.READY, InstanceState.DONATED, InstanceState.RECLAIMING):
         row = move(row, InstanceState.DRAINING, actor=actor, reason=f"to be stopped: {reason}")
     _moved(instance, row)
     return _command(row, CommandVerb.STOP, actor, reason)
@@ -283,6 +302,13 @@ def by_whom(actor: User | str, reason: str) -> str:
     return f"{name}{f', {reason}' if reason else ''} ({timezone.now():%d %b %H:%M} UTC)"[:255]
 
 
+def reclaim(instance: Instance, actor: User | str, reason: str) -> Instance:
+    """Take a donated *instance* back for its own model (`spot.services`)."""
+    from controlplane.fleet.spot.services import reclaim as act
+
+    return act(instance, actor, reason)
+
+
 ACTIONS = {
     Action.DRAIN: drain,
     Action.RESUME: resume,
@@ -290,6 +316,7 @@ ACTIONS = {
     Action.STOP: stop,
     Action.SLEEP: sleep,
     Action.WAKE: wake,
+    Action.RECLAIM: reclaim,
 }
 
 

@@ -351,7 +351,7 @@ class Parts:
     def _instances(self) -> Part:
         topology = self.gateway.topology
         fleet, ready, total, below = topology.fleet, 0, 0, []
-        for endpoint in topology.endpoints:
+        for endpoint in topology.own_endpoints:
             slots = [replica.slot for replica in topology.members(endpoint)]
             here = int(fleet.accepting[slots].sum())
             ready, total = ready + here, total + len(slots)

@@ -7,6 +7,8 @@ from django.db import transaction
 from controlplane.fleet.models import Model
 from controlplane.planning.models import PolicyMode, ScalingPolicy
 from controlplane.planning.services import set_policy, switch_bundle
+from controlplane.tuning import services as tuning
+from controlplane.tuning.models import Setting
 from scheduling.bundles import BUNDLES
 
 # Bundles with ARIMA or mLSTM are left out: with one-minute windows they take minutes to fit, delaying the first forecasts.
@@ -23,6 +25,9 @@ GIVEN = {
 def seed() -> Counter[str]:
     """Assign bundles to demo models without a policy; operators' policies stay. Return counts of created rows."""
     created: Counter[str] = Counter()
+    if not Setting.objects.filter(name="SPOT_DONATE").exists():
+        tuning.change("SPOT_DONATE", True, "seed_demo", "the demo shows the spot pool")
+        created["settings"] += 1
     with_policy = set(ScalingPolicy.objects.values_list("model__name", flat=True))
     for model in Model.objects.filter(name__in=GIVEN.keys() - with_policy).order_by("name"):
         bundle, mode = GIVEN[model.name]

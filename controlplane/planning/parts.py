@@ -17,7 +17,7 @@ from scheduling.policy import LIVE_CHOICES
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PolicyChoice:
     """One value of a part. *about* describes its effect; *rests* says why it is unavailable here and replaced by a
     fallback.
     """
@@ -29,7 +29,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PolicyPart:
     """A part named as in `bundles.values_of`; *values* are its choices with titles."""
 
     name: str
@@ -38,15 +38,19 @@ class Part:
     values: Callable[[], Mapping[str, str]]
     rests: Callable[[str], str] = lambda value: ""
 
-    def choices(self) -> list[Choice]:
-        return [Choice(value, title, self.abouts[value], self.rests(value)) for value, title in self.values().items()]
+    def choices(self) -> list[PolicyChoice]:
+        return [
+            PolicyChoice(value, title, self.abouts[value], self.rests(value)) for value, title in self.values().items()
+        ]
 
-    def choice(self, value: Any) -> Choice:
+    def choice(self, value: Any) -> PolicyChoice:
         """Return the choice for *value*; for one that cannot be chosen, such as mixed deployments, the value itself."""
         known = next((choice for choice in self.choices() if choice.value == value), None)
         if known is not None:
             return known
-        return Choice(str(value), OTHERS.get(value, str(value)), self.abouts.get(value, "Its deployments differ."))
+        return PolicyChoice(
+            str(value), OTHERS.get(value, str(value)), self.abouts.get(value, "Its deployments differ.")
+        )
 
 
 OTHERS: Final = {"none": "None"}
@@ -121,17 +125,17 @@ def _forecaster_rests(name: str) -> str:
 
 
 PARTS: Final = (
-    Part("routing_policy", "Router", ROUTERS, lambda: LIVE_CHOICES["routing_policy"]),
-    Part("ordering_policy", "Order", ORDERS, lambda: LIVE_CHOICES["ordering_policy"]),
-    Part("strategy", "Strategy", STRATEGIES, lambda: _titled(strategies.names())),
-    Part(
+    PolicyPart("routing_policy", "Router", ROUTERS, lambda: LIVE_CHOICES["routing_policy"]),
+    PolicyPart("ordering_policy", "Order", ORDERS, lambda: LIVE_CHOICES["ordering_policy"]),
+    PolicyPart("strategy", "Strategy", STRATEGIES, lambda: _titled(strategies.names())),
+    PolicyPart(
         "FORECASTER",
         "Forecaster",
         FORECASTERS,
         lambda: _titled(list(choices_of("FORECASTER")), "Best in backtests"),
         _forecaster_rests,
     ),
-    Part(
+    PolicyPart(
         "length_model",
         "Length model",
         LENGTH_MODELS,

@@ -40,6 +40,7 @@ def approve(plan: ScalingPlan, actor: User, reason: str = "") -> ScalingPlan:
     ):
         plan_rollout.end(old, PlanStatus.SUPERSEDED, timezone.now())
     _decide(row, PlanStatus.APPROVED, actor, reason, asked=plan.pk)
+    plan_rollout.pull_weights(row)
     transaction.on_commit(notify_workers)
     return _shown(plan, row)
 

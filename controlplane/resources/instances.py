@@ -22,6 +22,8 @@ STATUSES = {
     "held": "Held",
     "unreachable": "Unreachable",
     "draining": "Draining",
+    "donated": "Donated",
+    "reclaiming": "Reclaiming",
     "sleeping": "Sleeping",
     "stopped": "Stopped",
     "failed": "Failed",

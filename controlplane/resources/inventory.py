@@ -82,8 +82,9 @@ MODELS = Resource(
     noun="model",
     model=Model,
     rows=lambda viewer: Model.objects.all(),
-    columns=columns(
-        *("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "length_model", "active")
+    columns=(
+        *columns("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens"),
+        *columns("architecture", "length_model", "active"),
     ),
 )
 SLO_CLASSES = Resource(
@@ -93,7 +94,7 @@ SLO_CLASSES = Resource(
     rows=lambda viewer: SloClass.objects.all(),
     columns=(
         *columns("name", "title", "service_tier", "ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile"),
-        *columns("deadline_s", "price_factor", "priority"),
+        *columns("deadline_s", "price_factor", "priority", "on_reclaim"),
         Column("kind", type=SloKind),
     ),
 )

@@ -15,6 +15,8 @@ class Condition(StrEnum):
     LOADING = "LOADING"
     READY = "READY"
     DRAINING = "DRAINING"
+    SPOT = "SPOT"
+    RECLAIMING = "RECLAIMING"
     ASLEEP = "ASLEEP"
     EMPTY = "EMPTY"
     FAILED = "FAILED"

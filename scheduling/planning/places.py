@@ -41,6 +41,8 @@ class Deployed:
     """From asking for an instance until it serves, on GPUs that are there. SageServe's where nothing was measured."""
     machine_s: float = MACHINE_S
     """What GPUs that are acquired again take alongside it."""
+    pull_s: float = 0.0
+    """To pull the weights of the model into the region first; 0 where they are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def problem_of(
     least, most = np.zeros(shape[:2], np.int64), np.zeros(shape[:2], np.int64)
     unbounded = np.zeros(shape[1:], np.int64)
     price, machine_s = np.zeros(shape[2]), np.zeros(shape[2])
-    start_s = np.zeros((shape[0], shape[2]))
+    start_s, pull_s = np.zeros((shape[0], shape[2])), np.zeros(shape[:2])
     buffer = np.zeros(shape[:2])
     for place, row in fleet.deployments.items():
         model, region, gpu_type = place
@@ -145,6 +147,7 @@ def problem_of(
         least[i, j] += row.min_instances
         most[i, j] += row.max_instances
         unbounded[j, k] += row.gpus * max(row.max_instances, row.instances + row.spot)
+        pull_s[i, j] = max(pull_s[i, j], row.pull_s)
         price[k] = row.usd_per_hour * horizon_s / 3600
         start_s[i, k], machine_s[k] = max(start_s[i, k], row.start_s), max(machine_s[k], row.machine_s)
     capacity = np.zeros(shape[1:], np.int64)
@@ -177,6 +180,8 @@ def problem_of(
             gpus=gpus,
             same_spot_s=np.minimum(SAME_SPOT_S, start_s),
             other_spot_s=start_s,
+            # By model alone: the longest pull, where there are several.
+            remote_weights_s=pull_s.max(axis=1, initial=0.0)[:, None],
             new_vm_s=machine_s,
         ),
         min_instances=least,
@@ -184,6 +189,7 @@ def problem_of(
         capacity=capacity,
         spot=spot,
         gpus=gpus,
+        weights_local=pull_s == 0.0,
         epsilon=np.array(epsilon),
         buffer_tokens_per_s=buffer,
     )

@@ -15,7 +15,7 @@ from django.urls import reverse
 from controlplane.console.charts.previews import preview
 from controlplane.console.pages.forecast import charts
 from controlplane.console.pages.forecast import selectors as outlooks
-from controlplane.console.pages.forecast.selectors import Asked
+from controlplane.console.pages.forecast.selectors import OutlookFilter
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, SloClass, SloKind
 from controlplane.gateway.models import MinuteRow
@@ -29,7 +29,7 @@ from tests.console import planning_rows
 
 NOW = datetime(2026, 11, 20, 14, 23, 20, tzinfo=UTC)
 SERIES = ("llama-3.1-8b", "us-east")
-WHOLE = Asked(*SERIES, "tokens", 6, "*")
+WHOLE = OutlookFilter(*SERIES, "tokens", 6, "*")
 furnish = functools.partial(planning_rows.furnish, NOW)
 
 
@@ -106,7 +106,7 @@ def test_a_past_window_has_what_was_said_last_before_it(db):
 def test_accuracy_is_counted_by_hand():
     begin = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
     expected = [
-        selectors.Window(begin + timedelta(minutes=10 * at), 100.0, 90.0, 110.0, 80.0, 120.0) for at in range(5)
+        selectors.ForecastWindow(begin + timedelta(minutes=10 * at), 100.0, 90.0, 110.0, 80.0, 120.0) for at in range(5)
     ]
     actual = dict(zip((window.start for window in expected), [100.0, 125.0, 85.0, 0.0, None], strict=True))
     accuracy = selectors.accuracy(expected, actual)
@@ -225,7 +225,7 @@ def test_the_chart_is_its_table_and_its_file(reader, make_instance):
     rows = table(reader.get(reverse("console:forecast"), query | {"format": "csv"}))
     assert rows[0][:3] == ["Window from (UTC)", "Actual (tok/s)", "Forecast (tok/s)"]
     assert html.count('<th scope="row">20 Nov ') + html.count('<th scope="row">21 Nov ') == len(rows) - 1
-    asked = Asked(*SERIES, "prompt", 6)
+    asked = OutlookFilter(*SERIES, "prompt", 6)
     outlook = outlooks.see(asked, NOW).outlook
     assert [row[1] for row in rows[1:]] == [cell(value) for value in outlook.actual]
     assert [row[2] for row in rows[1:]] == [cell(seen and seen.mean) for seen in outlook.expected]
@@ -297,7 +297,7 @@ def test_the_class_filter_chooses_chart_tiles_and_accuracy(reader, flexible):
 
 
 def test_an_outlook_of_a_class_reads_its_own_rows_alone(flexible):
-    whole, one = (outlooks.see(Asked(*SERIES, "output", 6, name), NOW) for name in ("", "flexible"))
+    whole, one = (outlooks.see(OutlookFilter(*SERIES, "output", 6, name), NOW) for name in ("", "flexible"))
     assert (whole.forecast.slo_class, one.forecast.slo_class) == ("", "flexible")
     pairs = zip(one.outlook.actual, one.outlook.expected, strict=True)
     at = next(place for place, (actual, expected) in enumerate(pairs) if actual and expected)
@@ -322,7 +322,7 @@ def test_an_outlook_of_a_class_reads_its_own_rows_alone(flexible):
 def test_the_file_and_the_redrawn_chart_are_of_the_class_too(reader, flexible):
     query = {"table": "forecast", "class": "flexible"}
     rows = table(reader.get(reverse("console:forecast"), query | {"format": "csv"}))
-    outlook = outlooks.see(Asked(*SERIES, "tokens", 6, "flexible"), NOW).outlook
+    outlook = outlooks.see(OutlookFilter(*SERIES, "tokens", 6, "flexible"), NOW).outlook
     assert [row[2] for row in rows[1:]] == [cell(seen and seen.mean) for seen in outlook.expected]
     assert {row[-1] for row in rows[1:]} == {""}  # capacity
     answer = reader.get(reverse("console:forecast-charts"), {"charts": "forecast", "class": "flexible"})
@@ -345,7 +345,7 @@ def test_a_class_without_demand_says_so(reader, flexible):
 
 
 def test_a_small_demand_is_written_without_a_unit_of_measure(reader, flexible):
-    seen = outlooks.see(Asked(*SERIES, "output", 6, "flexible"), NOW).outlook
+    seen = outlooks.see(OutlookFilter(*SERIES, "output", 6, "flexible"), NOW).outlook
     for level, ticks in ((0.0, "~g"), (0.4, "~g"), (400.0, "~s")):
         windows = [None if row is None else replace(row, mean=level) for row in seen.expected]
         drawn = charts.demand_and_forecast(replace(seen, actual=[level] * len(seen.starts), expected=windows), "")
@@ -527,7 +527,8 @@ def test_the_chart_begins_where_anything_is_known(db):
 def test_bands_are_filled_for_each_run_of_windows_and_not_over_a_gap():
     starts = [NOW + timedelta(minutes=at) for at in range(6)]
     expected = [
-        None if at in (0, 3) else selectors.Window(start, 5.0, 4.0, 6.0, 3.0, 7.0) for at, start in enumerate(starts)
+        None if at in (0, 3) else selectors.ForecastWindow(start, 5.0, 4.0, 6.0, 3.0, 7.0)
+        for at, start in enumerate(starts)
     ]
     nothing = [None] * 6
     outlook = outlooks.Outlook(starts, 60, NOW, nothing, nothing, expected, nothing, None, "output")

@@ -7,7 +7,7 @@ from django.urls import reverse
 
 from controlplane.console.pages.forecast import charts
 from controlplane.console.pages.forecast import selectors as outlooks
-from controlplane.console.pages.forecast.selectors import Asked
+from controlplane.console.pages.forecast.selectors import OutlookFilter
 from controlplane.gateway.models import MinuteRow
 from controlplane.planning.forecasts import selectors
 from controlplane.planning.models import Forecast
@@ -53,7 +53,7 @@ def test_a_generated_past_is_drawn_as_such_and_judges_nothing(deployment, reader
     values = {name: [10.0] * 40 for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95")}
     of = {"model": SERIES[0], "region": SERIES[1], "quantity": "output", "forecaster": "blend", "window_s": 60}
     Forecast.objects.create(made_at=at, start_at=at.replace(second=0), **of, **values)
-    seen = outlooks.see(Asked(*SERIES, "output", 6), NOW)
+    seen = outlooks.see(OutlookFilter(*SERIES, "output", 6), NOW)
     young = seen.outlook.since_known()
     assert [start for start, value in zip(young.starts, young.generated, strict=True) if value] == [
         counted_from - timedelta(minutes=back) for back in range(20, 0, -1)

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from controlplane.console.formats import MINUS, NONE
 from controlplane.console.live.attention import Known, find, of_model
-from controlplane.console.pages.forecast.selectors import Asked, see
+from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, GpuType, Instance
 from controlplane.fleet.models import Model as LanguageModel
@@ -148,7 +148,9 @@ def test_demand_of_the_fleet_is_that_of_its_models(reader, live, two_models):
     planning_rows.furnish(now, hours=2)
     html = page(reader, "overview")
     assert re.search(r'aria-current="true">Tokens/s<', html)
-    outlooks = [see(Asked(model, "", "tokens", 1, "*"), now).outlook for model in ("", "llama-3.1-8b", "mistral-7b")]
+    outlooks = [
+        see(OutlookFilter(model, "", "tokens", 1, "*"), now).outlook for model in ("", "llama-3.1-8b", "mistral-7b")
+    ]
     for name in ("actual", "capacity"):
         whole, *parts = (getattr(outlook, name) for outlook in outlooks)
         assert any(whole)

@@ -5,7 +5,7 @@ from controlplane.simulation.planner import capabilities
 from controlplane.simulation.running import SMALL, warm_up
 from controlplane.simulation.whatif.start import Start, stage_start
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.workload.edits import Factor, Lengths, Scope
+from scheduling.simulation.workload.edits import Factor, LengthFactor, Scope
 from tests.simulation.whatif.test_arrivals import AT, arrivals, stream
 
 
@@ -38,5 +38,5 @@ def test_what_an_instance_serves_is_the_same_for_all_seeds_of_a_fork():
         return capabilities(scenario, stage_start(start, scenario, seed, edits, 1200.0))
 
     assert of_an_instance(1) == of_an_instance(2) == of_an_instance(1, Factor(Scope(), by=2.0))
-    longer = of_an_instance(1, Lengths(Scope(), output=4.0))["m", "g"]
+    longer = of_an_instance(1, LengthFactor(Scope(), output=4.0))["m", "g"]
     assert longer.total_tokens_per_s < of_an_instance(1)["m", "g"].total_tokens_per_s

@@ -24,6 +24,7 @@ from controlplane.fleet.lifecycle.states import ActionError, InstanceState, chec
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
 from controlplane.fleet.rollouts import revisions
 from controlplane.fleet.services import advance_swaps, deliver, move, notify
+from controlplane.fleet.weights import services as weights
 from controlplane.jobs.broker import send_task
 from workers.celery import app
 from workers.vllm.client import VllmClient, VllmError
@@ -58,6 +59,8 @@ def run_command(command_id: int) -> None:
     pending = rows.filter(pk=command_id).first()
     if pending is None:
         return
+    if _waits_for_gpus(pending):
+        return  # delivered again when they are free
     if why := hosts.obstacle(pending.instance):
         _pass_on(pending, why)
         return
@@ -174,6 +177,12 @@ def claim(command_id: int) -> InstanceCommand | None:
     return command if claimed else None
 
 
+def _waits_for_gpus(command: InstanceCommand) -> bool:
+    """Whether *command* starts an instance on the GPUs of a donated one that has not stopped yet."""
+    donated = command.instance.takes_over
+    return command.verb == CommandVerb.START and donated is not None and donated.state != InstanceState.STOPPED
+
+
 def launcher_for(instance: Instance) -> ServerLauncher:
     """Return the launcher of *instance*. Raises LaunchError for one that is started elsewhere."""
     match instance.launcher:
@@ -189,6 +198,8 @@ def _start(instance: Instance, command: InstanceCommand) -> None:
     """Move the instance from provisioning to loading. The gateway makes it ready when it answers."""
     if instance.state != InstanceState.PROVISIONING:
         return  # an earlier delivery of this command got that far
+    deployment = instance.deployment
+    weights.ask(deployment.model.name, deployment.region.name, ACTOR, f"{instance.name} starts there")
     launcher, spec = launcher_for(instance), launch_spec(instance)
 
     async def start() -> tuple[str, int | None]:

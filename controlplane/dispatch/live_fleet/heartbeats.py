@@ -26,8 +26,9 @@ from controlplane.dispatch.live_fleet.inventory import POLLED, InstanceSpec
 from controlplane.dispatch.live_fleet.topology import Replica
 from controlplane.events.services import record
 from controlplane.fleet import services
-from controlplane.fleet.lifecycle.states import ActionError, InstanceState
+from controlplane.fleet.lifecycle.states import SERVING, ActionError, InstanceState
 from controlplane.fleet.models import CommandState, CommandVerb, Instance, Model
+from controlplane.fleet.spot.services import note_evicted
 from controlplane.jobs.record import Job
 from workers.vllm.metrics import VllmMetrics, parse
 
@@ -205,7 +206,7 @@ class Heartbeats:
         """Give *replica* up while its work makes no progress; take it back when it does."""
         still_s = replica.health.still_s(metrics, now_s)
         limit_s = self.topology.tuned.WEDGED_S
-        if still_s >= limit_s and not replica.lost and replica.spec.state in (S.READY, S.DRAINING):
+        if still_s >= limit_s and not replica.lost and replica.spec.state in SERVING:
             replica.lost = replica.wedged = (
                 f"it is wedged: {metrics.running} requests run, and no iteration ended and no token came for {limit_s:g} s"
             )
@@ -256,6 +257,21 @@ class Heartbeats:
                     kv_capacity_tokens=metrics.kv_cache_size_tokens
                 )
             await self._move(replica, InstanceState.READY, "health check passed")
+        elif replica.endpoint.is_spot and state in (S.RECLAIMING, S.DRAINING):
+            await self._reclaim(replica)
+
+    async def _reclaim(self, replica: Replica) -> None:
+        """Take the requests off *replica*, which is reclaimed; it is ready once nothing runs there.
+
+        One that was drained for another model is stopped then (`executor.finish_drain`).
+        """
+        waited_s = time.time() - replica.spec.state_changed_at
+        late = waited_s > self.topology.tuned.SPOT_RECLAIM_S
+        evicted, ended = self.dispatcher.reclaim(replica, late=late)
+        if evicted or ended:
+            await database_sync_to_async(note_evicted)(replica.spec.instance_id, evicted, ended)
+        if replica.spec.state == S.RECLAIMING and not replica.requests:
+            await self._move(replica, S.READY, f"reclaimed from spot in {waited_s:.0f} s")
 
     async def _say_what_is_missing(self, replica: Replica, why: str) -> None:
         """Note on the row of a loading instance, started elsewhere, why it is not considered present."""
@@ -301,7 +317,7 @@ class Heartbeats:
             )
 
     async def _give_up(self, replica: Replica, reason: str, inputs: dict[str, object] | None = None) -> None:
-        if replica.spec.state not in (InstanceState.READY, InstanceState.DRAINING, InstanceState.SLEEPING):
+        if replica.spec.state not in SERVING | {InstanceState.SLEEPING}:
             return  # it is still loading, or known to be gone
         replica.reachable = False
         self.topology.settle(replica)

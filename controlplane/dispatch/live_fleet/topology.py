@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
 from msgspec import Struct
@@ -33,6 +33,8 @@ from workers.vllm.metrics import VllmMetrics
 
 _GONE = EndpointPolicy(ordering="priority", queue_bound=0)
 """Policy of an endpoint whose deployment is not active: it takes no requests."""
+SPOT_POLICY = EndpointPolicy(ordering="priority")
+"""Of donated instances: no request groups, no look-ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class Endpoint:
     largest_kv_tokens: int = 0  # capacity of its largest instance, where known
     running_sequences: int = 0  # of requests given to its instances
     running_output_tokens: int = 0  # streamed so far by those
+    base: Endpoint | None = None  # of a spot endpoint: that of its model and region
     can_start: bool = False  # the floor would start an instance for the requests that wait here
     demand: deque[tuple[int, int]] = field(default_factory=deque)  # (second, tokens asked for), oldest first
 
@@ -108,6 +111,11 @@ class Endpoint:
     @property
     def region(self) -> str:
         return self.spec.region
+
+    @property
+    def is_spot(self) -> bool:
+        """Whether its instances are donated: it serves opportunistic requests alone."""
+        return self.base is not None
 
     def count_demand(self, asked: Submit, now_s: float) -> None:
         """Count the tokens of *asked*, whose caller prefers this endpoint, wherever it is served.
@@ -193,34 +201,72 @@ class Topology:
         """Events to be written."""
         self._active: set[tuple[str, str]] = set()
         self._endpoint_of: dict[tuple[str, str], Endpoint] = {}
-        self._candidates: dict[tuple[str, str], NDArray[np.int32]] = {}
+        self._candidates: dict[tuple[str, str, bool], NDArray[np.int32]] = {}
+        self._spot: dict[int, Endpoint] = {}  # by index of the endpoint that lends
         self._regions: dict[str, int] = {}
         self._models: dict[str, int] = {}
 
     def endpoint(self, model: str, region: str) -> Endpoint | None:
         return self._endpoint_of.get((model, region))
 
-    def candidates(self, model: str, region: str) -> NDArray[np.int32]:
-        """Return the endpoints of *model*, in the order that a caller in *region* prefers."""
-        indices = self._candidates.get((model, region))
+    def candidates(self, model: str, region: str, opportunistic: bool = False) -> NDArray[np.int32]:
+        """Return the endpoints of *model*, in the order that a caller in *region* prefers.
+
+        For *opportunistic* requests the donated instances of each region come before all others.
+        """
+        indices = self._candidates.get((model, region, opportunistic))
         if indices is None:
             of_model = {each.region: each.index for each in self.endpoints if each.model == model and self.serves(each)}
             nearest = by_preference(region, of_model, lambda to: latency_ms(self.latency_ms, region, to))
-            indices = np.array([of_model[to] for to in nearest], np.int32)
+            ordered = [of_model[to] for to in nearest]
+            lent = [self._spot[at].index for at in ordered if at in self._spot] if opportunistic else []
+            indices = np.array([*lent, *ordered], np.int32)
             if len(self._candidates) < 10_000:  # X-Region is the tenant's to choose: bound the cache
-                self._candidates[model, region] = indices
+                self._candidates[model, region, opportunistic] = indices
         return indices
+
+    def spot(self, endpoint: Endpoint) -> Endpoint:
+        """Return the endpoint of the donated instances of *endpoint*: their own queue, which no other request enters."""
+        spot = self._spot.get(endpoint.index)
+        if spot is None:
+            spot = self._append(Endpoint(len(self.endpoints), endpoint.spec, base=endpoint))
+            self._spot[endpoint.index] = spot
+            self._candidates.clear()
+        spot.spec = replace(endpoint.spec, policy=SPOT_POLICY)
+        return spot
 
     def own_region(self, model: str, region: str) -> str:
         """Return the region of the endpoint that a caller in *region* prefers, where its demand counts; "" without any."""
         candidates = self.candidates(model, region)
         return self.endpoints[int(candidates[0])].region if candidates.size else ""
 
+    def spot_with_room(self, asked: Submit, waiting: Callable[[Endpoint], int]) -> Endpoint | None:
+        """Return the nearest donated instances that opportunistic *asked* may go to; None for none.
+
+        Those of a region have room while one accepts work and nothing waits for them (*waiting*).
+        """
+        if not asked.opportunistic or not self._spot:
+            return None
+        for at in self.candidates(asked.model, asked.region, True).tolist():
+            endpoint = self.endpoints[at]
+            if not endpoint.is_spot:
+                return None
+            if not waiting(endpoint) and any(self.fleet.accepting[one.slot] for one in self.members(endpoint)):
+                return endpoint
+        return None
+
+    @property
+    def own_endpoints(self) -> list[Endpoint]:
+        """All endpoints but those of donated instances."""
+        return [endpoint for endpoint in self.endpoints if not endpoint.is_spot]
+
     def members(self, endpoint: Endpoint) -> list[Replica]:
         return [replica for replica in self.replicas.values() if replica.endpoint is endpoint]
 
     def coming(self, endpoint: Endpoint) -> bool:
-        """Whether an instance of *endpoint* is present or starting, or a swap can bring one up."""
+        """Whether an instance of *endpoint* is present or starting, or a swap can bring one up; of no spot endpoint."""
+        if endpoint.is_spot:
+            return False
         return endpoint.spec.shares_gpus or any(one.spec.state in PRESENT for one in self.members(endpoint))
 
     def apply(self, inventory: Inventory) -> list[Replica]:
@@ -259,10 +305,10 @@ class Topology:
     def settle(self, replica: Replica) -> None:
         """Write into the arrays whether *replica* accepts work."""
         accepting = (
-            replica.spec.state == InstanceState.READY
+            replica.spec.state == (InstanceState.DONATED if replica.endpoint.is_spot else InstanceState.READY)
             and replica.reachable
             and not replica.lost
-            and self.serves(replica.endpoint)
+            and self.serves(replica.endpoint.base or replica.endpoint)
             and self.fleet.kv_capacity_tokens[replica.slot] > 0
             and not (replica.metrics and replica.metrics.sleeping)  # a request would hang until it is woken
             and replica.health.takes(len(replica.requests))
@@ -355,15 +401,18 @@ class Topology:
         return int(requests_ahead(self.fleet, replica.slot))
 
     def serves(self, endpoint: Endpoint) -> bool:
-        """Whether its deployment is active, so that it gets requests."""
-        return (endpoint.model, endpoint.region) in self._active
+        """Whether its deployment is active, so that it gets requests; of no spot endpoint."""
+        return not endpoint.is_spot and (endpoint.model, endpoint.region) in self._active
 
     def _add_endpoint(self, spec: EndpointSpec) -> Endpoint:
-        endpoint = Endpoint(index=len(self.endpoints), spec=spec)
+        endpoint = self._append(Endpoint(index=len(self.endpoints), spec=spec))
+        self._endpoint_of[spec.model, spec.region] = endpoint
+        return endpoint
+
+    def _append(self, endpoint: Endpoint) -> Endpoint:
         if endpoint.index >= self.arrays.cursor.size:
             self.arrays = grow_endpoints(self.fleet, self.arrays, 2 * self.arrays.cursor.size)
         self.endpoints.append(endpoint)
-        self._endpoint_of[spec.model, spec.region] = endpoint
         return endpoint
 
     def _take(self, spec: InstanceSpec, lost: list[Replica]) -> None:
@@ -371,6 +420,9 @@ class Topology:
         if endpoint is None:  # its deployment is not active; running requests may finish
             endpoint = self._add_endpoint(EndpointSpec(spec.model, spec.region, _GONE))
         replica = self.replicas.get(spec.instance_id)
+        drains = spec.state == InstanceState.DRAINING and replica is not None and replica.endpoint.is_spot
+        if drains or spec.state in (InstanceState.DONATED, InstanceState.RECLAIMING):
+            endpoint = self.spot(endpoint)
         if replica is not None and replica.spec.url != spec.url:  # nothing known of it holds
             if replica.requests:  # they run, or hang, at the old address
                 lost.append(replica)
@@ -380,9 +432,13 @@ class Topology:
             replica = None
         if replica is None:
             replica = self._add_replica(spec, endpoint)
-        elif replica.endpoint is not endpoint and not replica.requests:  # it serves another model
-            self._forget(replica)
-            replica = self._add_replica(spec, endpoint)
+        elif replica.endpoint is not endpoint and not replica.requests:
+            if replica.spec.model == spec.model:  # it is donated, or reclaimed
+                replica.endpoint = endpoint
+                self.fleet.endpoint[replica.slot] = endpoint.index
+            else:
+                self._forget(replica)
+                replica = self._add_replica(spec, endpoint)
         if spec.state == InstanceState.SLEEPING and replica.requests:
             lost.append(replica)  # they came too late, and would hang there until it wakes
         if replica.spec.state != spec.state and spec.state == InstanceState.READY:

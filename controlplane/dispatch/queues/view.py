@@ -99,7 +99,7 @@ class QueuesView:
         dispatcher, reordering = self.dispatcher, self.dispatcher.reordering
         solved = next((change for change in reversed(reordering.changes) if change.took_ms is not None), None)
         by_region: dict[str, list[Endpoint]] = {}
-        for endpoint in dispatcher.topology.endpoints:
+        for endpoint in dispatcher.topology.own_endpoints:
             by_region.setdefault(endpoint.region, []).append(endpoint)
         fcfs = (
             fcfs_attainment(seen, dispatcher.queue.lost(seen))

@@ -10,7 +10,7 @@ from django_stubs_ext import WithAnnotations
 from controlplane.accounts.admin_actions import AdminAction, reason_action
 from controlplane.fleet import services
 from controlplane.fleet.admin.base import InventoryAdmin
-from controlplane.fleet.models import GpuType, Node, Region, RegionLatency
+from controlplane.fleet.models import GpuType, Node, Region, RegionLatency, Weights
 from controlplane.fleet.models.hardware import NodeQuerySet
 
 GIB = 2**30
@@ -54,6 +54,15 @@ class RegionLatencyAdmin(InventoryAdmin[RegionLatency]):
     list_select_related = ["origin", "target"]
     autocomplete_fields = ["origin", "target"]
     search_fields = ["origin__name", "target__name"]
+
+
+@admin.register(Weights)
+class WeightsAdmin(InventoryAdmin[Weights]):
+    list_display = ["__str__", "state", "since", "ready_at", "actor"]
+    list_filter = ["state", "region"]
+    list_select_related = ["model", "region"]
+    autocomplete_fields = ["model", "region"]
+    search_fields = ["model__name", "region__name"]
 
 
 @admin.register(GpuType)

@@ -35,7 +35,7 @@ class ModelAdmin(InventoryAdmin[LanguageModel]):
         (
             "Size",
             {
-                "fields": ["weights_bytes", "kv_bytes_per_token", "context_tokens"],
+                "fields": ["weights_bytes", "kv_bytes_per_token", "context_tokens", "architecture"],
                 "description": "An empty field is read from the config.json of the source.",
             },
         ),
@@ -200,7 +200,7 @@ class SloClassAdmin(InventoryAdmin[SloClass]):
             "Promise",
             {"fields": ["ttft_target_ms", "itl_target_ms", "e2e_target_ms", "percentile", "deadline_s"]},
         ),
-        ("Worth", {"fields": ["priority", "price_factor"]}),
+        ("Worth", {"fields": ["priority", "price_factor", "on_reclaim"]}),
     ]
 
     @admin.display(ordering="deadline_s")

@@ -16,7 +16,17 @@ from django.db.models.fields import NOT_PROVIDED
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from controlplane.accounts.models import Tenant
-from controlplane.fleet.models import Deployment, GpuType, Instance, Model, Node, Region, RegionLatency, SloClass
+from controlplane.fleet.models import (
+    Deployment,
+    GpuType,
+    Instance,
+    Model,
+    Node,
+    Region,
+    RegionLatency,
+    SloClass,
+    Weights,
+)
 from scheduling.policy import COLUMNS
 
 TYPES: tuple[tuple[type[models.Field[Any, Any]], Any], ...] = (
@@ -172,9 +182,19 @@ NODE = Kind(
 MODEL = Kind(
     "models",
     Model,
-    ("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "length_model", "active"),
+    (
+        "title",
+        "source",
+        "weights_bytes",
+        "kv_bytes_per_token",
+        "context_tokens",
+        "architecture",
+        "length_model",
+        "active",
+    ),
     optional=frozenset({"title", "weights_bytes", "kv_bytes_per_token", "context_tokens"}),
 )
+WEIGHTS = Kind("weights", Weights, ("state",), key=("model", "region"), named={"model": Model, "region": Region})
 SLO_CLASS = Kind(
     "slo_classes",
     SloClass,
@@ -189,6 +209,7 @@ SLO_CLASS = Kind(
         "deadline_s",
         "price_factor",
         "priority",
+        "on_reclaim",
     ),
 )
 TENANT = Kind(
@@ -279,6 +300,17 @@ INSTANCE = InstanceKind(
     named={"node": Node},
 )
 
-KINDS: tuple[Kind, ...] = (REGION, REGION_LATENCY, GPU_TYPE, NODE, MODEL, SLO_CLASS, TENANT, DEPLOYMENT, INSTANCE)
+KINDS: tuple[Kind, ...] = (
+    REGION,
+    REGION_LATENCY,
+    GPU_TYPE,
+    NODE,
+    MODEL,
+    WEIGHTS,
+    SLO_CLASS,
+    TENANT,
+    DEPLOYMENT,
+    INSTANCE,
+)
 """In creation order; rows are deleted in reverse order."""
 BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}

@@ -6,10 +6,12 @@ from django.conf import settings
 
 from controlplane.fleet.models import Deployment, Device, Instance, Launcher, PerformanceProfile, Tier
 from controlplane.fleet.swaps.times import usual_load_s, usual_sleep_s
+from controlplane.fleet.weights.selectors import pull_s
 from workers.vllm.launcher import CHECKED, LaunchError, LaunchSpec
 from workers.vllm.serve import problem_with
 
 EMULATED_STARTUP_S = 2.0  # short on purpose: enough to see an instance load
+LONGEST_STARTUP_S = 3600.0  # that an emulated server takes
 BLOCK_SIZE_TOKENS = 16  # vLLM's default on GPUs
 
 
@@ -41,7 +43,7 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
         front_end=row.front_end(),
         block_size_tokens=BLOCK_SIZE_TOKENS,
         kv_blocks=kv_blocks,
-        startup_s=EMULATED_STARTUP_S,
+        startup_s=min(EMULATED_STARTUP_S + pull_s(deployment.model, deployment.region), LONGEST_STARTUP_S),
         sleep_s=usual_sleep_s(deployment, Tier.CPU),
         wake_s=usual_load_s(deployment, Tier.CPU),
         reload_s=usual_load_s(deployment, Tier.STORAGE),

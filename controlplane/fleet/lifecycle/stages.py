@@ -18,7 +18,7 @@ def stage_of(state: str, for_s: float, takes_work: bool) -> Stage:
             return Stage.COMING if for_s < FIRST_SIGHT_S else Stage.AWAY
         case InstanceState.DRAINING:
             return Stage.DRAINING
-        case InstanceState.SLEEPING:
+        case InstanceState.SLEEPING | InstanceState.DONATED:
             return Stage.SPARE
         case _ if state in COMING and for_s < COMING_LIMIT_S:
             return Stage.COMING

@@ -8,6 +8,8 @@ class InstanceState(models.TextChoices):
     LOADING = "loading", "Loading"  # the server is starting, loading weights or waking up
     READY = "ready", "Ready"  # takes requests
     DRAINING = "draining", "Draining"  # finishes what it runs, takes nothing new
+    DONATED = "donated", "Donated"  # in the spot pool: serves opportunistic requests until it is reclaimed
+    RECLAIMING = "reclaiming", "Reclaiming"  # its opportunistic requests are evicted, then it is ready
     SLEEPING = "sleeping", "Sleeping"  # weights are off the GPU; a request would hang (facts: vLLM's /sleep)
     STOPPED = "stopped", "Stopped"  # no process
     FAILED = "failed", "Failed"  # does not answer, or could not be started
@@ -18,22 +20,26 @@ MOVES: dict[InstanceState, frozenset[InstanceState]] = {
     _S.PROVISIONING: frozenset({_S.LOADING, _S.FAILED, _S.STOPPED}),
     _S.LOADING: frozenset({_S.READY, _S.FAILED, _S.STOPPED}),
     _S.READY: frozenset({_S.DRAINING, _S.SLEEPING, _S.FAILED, _S.STOPPED}),
-    _S.DRAINING: frozenset({_S.READY, _S.SLEEPING, _S.STOPPED, _S.FAILED}),
+    _S.DRAINING: frozenset({_S.READY, _S.DONATED, _S.SLEEPING, _S.STOPPED, _S.FAILED}),
+    _S.DONATED: frozenset({_S.RECLAIMING, _S.DRAINING, _S.STOPPED, _S.FAILED}),
+    _S.RECLAIMING: frozenset({_S.READY, _S.DRAINING, _S.STOPPED, _S.FAILED}),
     _S.SLEEPING: frozenset({_S.LOADING, _S.STOPPED, _S.FAILED}),
     _S.STOPPED: frozenset({_S.PROVISIONING}),
     _S.FAILED: frozenset({_S.PROVISIONING, _S.LOADING, _S.STOPPED}),
 }
 
 # States in which a server process is expected to answer heartbeats.
-ALIVE = frozenset({_S.LOADING, _S.READY, _S.DRAINING, _S.SLEEPING})
+ALIVE = frozenset({_S.LOADING, _S.READY, _S.DRAINING, _S.DONATED, _S.RECLAIMING, _S.SLEEPING})
+SERVING = frozenset({_S.READY, _S.DRAINING, _S.DONATED, _S.RECLAIMING})
+"""States in which requests may run on an instance."""
 
-COMING = frozenset({_S.PROVISIONING, _S.LOADING})
+COMING = frozenset({_S.PROVISIONING, _S.LOADING, _S.RECLAIMING})
 """States on the way to serving."""
 PRESENT = COMING | {_S.READY}
 """States of instances that serve or soon will: what targets and bounds count."""
 
 
-AWAKE = PRESENT | {_S.DRAINING}
+AWAKE = PRESENT | {_S.DRAINING, _S.DONATED}
 """States in which an instance has its GPUs to itself: of those that share theirs, one at most is in them."""
 
 
@@ -65,6 +71,7 @@ class Action(models.TextChoices):
     STOP = "stop", "Stop"
     SLEEP = "sleep", "Sleep"
     WAKE = "wake", "Wake"
+    RECLAIM = "reclaim", "Reclaim"
 
 
 # States in which each action makes sense; a service may refuse for further reasons (a command under way, a launcher).
@@ -75,6 +82,7 @@ ACTION_STATES: dict[Action, frozenset[InstanceState]] = {
     Action.STOP: frozenset(_S) - {_S.STOPPED},
     Action.SLEEP: frozenset({_S.READY, _S.DRAINING}),
     Action.WAKE: frozenset({_S.SLEEPING}),
+    Action.RECLAIM: frozenset({_S.DONATED}),
 }
 
 

@@ -4,20 +4,25 @@ from controlplane.fleet.models.hardware import Device, GpuType, Node, Region, Re
 from controlplane.fleet.models.instances import CommandState, CommandVerb, Instance, InstanceCommand, Launcher
 from controlplane.fleet.models.rollouts import Rollout, RolloutState
 from controlplane.fleet.models.serving import Deployment, Model, PerformanceProfile
-from controlplane.fleet.models.slo import SloClass, SloKind
+from controlplane.fleet.models.slo import OnReclaim, SloClass, SloKind
+from controlplane.fleet.models.spot import Donation, DonationState
 from controlplane.fleet.models.swaps import Swap, SwapGroup, SwapState, Tier
+from controlplane.fleet.models.weights import Weights, WeightsState
 
 __all__ = [
     "CommandState",
     "CommandVerb",
     "Deployment",
     "Device",
+    "Donation",
+    "DonationState",
     "GpuType",
     "Instance",
     "InstanceCommand",
     "Launcher",
     "Model",
     "Node",
+    "OnReclaim",
     "PerformanceProfile",
     "Region",
     "RegionLatency",
@@ -29,4 +34,6 @@ __all__ = [
     "SwapGroup",
     "SwapState",
     "Tier",
+    "Weights",
+    "WeightsState",
 ]

@@ -6,7 +6,7 @@ from django.apps import apps
 from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
-from django.db.models import Exists, F, OuterRef, QuerySet, Subquery, Sum
+from django.db.models import Exists, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.functions import Cast, Coalesce
 
@@ -113,10 +113,12 @@ def gpus_of(path: str = "") -> Coalesce:
 
 
 def _counted_once(instances: "QuerySet[Instance]") -> "QuerySet[Instance]":
-    """Those of *instances* that are not stopped, of each swap group the oldest one: they share their GPUs."""
+    """Those of *instances* that are not stopped: of each swap group the oldest one, for they share their GPUs, and of a
+    redeployment the donated one until it has stopped."""
     living = _instances().exclude(state=InstanceState.STOPPED)
     older = living.filter(swap_group=OuterRef("swap_group"), pk__lt=OuterRef("pk"))
-    return instances.exclude(state=InstanceState.STOPPED).exclude(Exists(older))
+    waits = Q(takes_over__isnull=False) & ~Q(takes_over__state=InstanceState.STOPPED)
+    return instances.exclude(state=InstanceState.STOPPED).exclude(waits).exclude(Exists(older))
 
 
 def _instances() -> "QuerySet[Instance]":
@@ -171,6 +173,8 @@ class Node(models.Model):
             instances = instances.exclude(pk=without.pk)
             if without.swap_group_id is not None:
                 instances = instances.exclude(swap_group=without.swap_group_id)
+            if without.takes_over_id is not None:
+                instances = instances.exclude(pk=without.takes_over_id)
         return self.gpu_count - (_counted_once(instances).aggregate(gpus=Sum(gpus_of()))["gpus"] or 0)
 
     def clean(self) -> None:

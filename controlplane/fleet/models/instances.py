@@ -79,6 +79,15 @@ class Instance(models.Model):
         related_name="instances",
         help_text="Instances that share its GPUs, of which one at most is awake; empty: its GPUs are its own.",
     )
+    takes_over = models.OneToOneField(
+        "self",
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        editable=False,
+        related_name="taken_over_by",
+        help_text="Donated instance whose GPUs it gets: it starts when that one has stopped.",
+    )
     sleep_level = models.PositiveSmallIntegerField(
         null=True, blank=True, help_text="vLLM's, while it sleeps: 1 keeps the weights in CPU memory, 2 discards them."
     )

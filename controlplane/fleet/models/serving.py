@@ -78,6 +78,12 @@ class Model(models.Model):
         validators=[MinValueValidator(1)],
         help_text="Longest prompt with output (vLLM's --max-model-len), in tokens.",
     )
+    architecture = models.CharField(
+        max_length=80,
+        blank=True,
+        help_text="Models of one architecture and size differ in their weights alone, so that an instance changes from one "
+        "to another in less time. Empty: it has none in common with another.",
+    )
     length_model = models.CharField(
         max_length=40,
         blank=True,

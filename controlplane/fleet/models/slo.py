@@ -14,6 +14,13 @@ class SloKind(models.TextChoices):
     OPPORTUNISTIC = "opportunistic", "Opportunistic"
 
 
+class OnReclaim(models.TextChoices):
+    """Policy for a request on a donated instance that is reclaimed."""
+
+    REQUEUE = "requeue", "Queue it again"
+    END = "end", "End it with an error"
+
+
 class SloClass(models.Model):
     """The promise to a request: latency targets at a percentile, a deadline and a price."""
 
@@ -63,6 +70,12 @@ class SloClass(models.Model):
         help_text="Times the normal price.",
     )
     priority = models.SmallIntegerField(default=0, help_text="Priority passed to vLLM: lower runs earlier.")
+    on_reclaim = models.CharField(
+        max_length=8,
+        choices=OnReclaim.choices,
+        default=OnReclaim.REQUEUE,
+        help_text="Of opportunistic requests: what becomes of one that runs on a donated instance when that is reclaimed.",
+    )
 
     class Meta:
         ordering = ["priority", "name"]

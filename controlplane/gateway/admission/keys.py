@@ -12,7 +12,7 @@ from django.db.models import Prefetch
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey
-from controlplane.fleet.models import Region, SloClass, SloKind
+from controlplane.fleet.models import OnReclaim, Region, SloClass, SloKind
 from controlplane.gateway.errors import ApiError, invalid, invalid_key
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ class SloTerms:
     """Share of its requests that must meet its promises."""
     interactive: bool = True
     opportunistic: bool = False
+    ends_on_reclaim: bool = False
 
     @property
     def due_s(self) -> float | None:
@@ -62,6 +63,7 @@ class SloTerms:
             objective=row.percentile / 100,
             interactive=row.kind == SloKind.INTERACTIVE,
             opportunistic=row.kind == SloKind.OPPORTUNISTIC,
+            ends_on_reclaim=row.on_reclaim == OnReclaim.END,
         )
 
     @property

@@ -62,7 +62,7 @@ class Summary:
         present = (one for one in self.topology.replicas.values() if one.spec.state != InstanceState.STOPPED)
         replicas = sorted(present, key=lambda replica: replica.name)
         instances = [self._instance(replica) for replica in replicas]
-        endpoints = [self._endpoint(endpoint, replicas) for endpoint in self.topology.endpoints]
+        endpoints = [self._endpoint(endpoint, replicas) for endpoint in self.topology.own_endpoints]
         endpoints.sort(key=lambda row: (row["model"], row["region"]))
         models = {
             model: self._tile(

@@ -171,6 +171,7 @@ class Completions:
             slo_class=terms.name,
             interactive=terms.interactive,
             opportunistic=terms.opportunistic,
+            ends_on_reclaim=terms.ends_on_reclaim,
             age_s=age_s,
             evictable=evictable(call, streamed=streamed),
             arrived_at=arrived_at,

@@ -60,6 +60,7 @@ class Interrupt(Enum):
 
     DISCONNECT = "the client went away"
     INSTANCE_LOST = "the instance stopped answering"
+    RECLAIMED = "the donated instance was reclaimed"
 
 
 class Ticket(RequestRecord, eq=False, kw_only=True):
@@ -293,7 +294,7 @@ class OpenRequests:
             case port.Evict():
                 ticket.evict()
             case port.Lost():
-                ticket.interrupt(Interrupt.INSTANCE_LOST)
+                ticket.interrupt(Interrupt.RECLAIMED if record.reclaimed else Interrupt.INSTANCE_LOST)
 
 
 def _as_error(refused: port.Refused) -> ApiError:

@@ -66,6 +66,17 @@ class Interrupted(ApiError):
         self.failure, self.reason = failure, reason
 
 
+class Reclaimed(Interrupted):
+    """The donated instance was reclaimed while it served the request, which its class does not have queued again."""
+
+    def __init__(self) -> None:
+        super().__init__("", "the donated instance was reclaimed")
+        self.status, self.code = 503, "spot_reclaimed"
+        self.message = (
+            "The donated instance that served this opportunistic request was reclaimed before the answer was complete."
+        )
+
+
 class EngineFailed(Exception):
     """An instance gave no answer to the request. *reason*: what came instead; *dead*: it will answer no other either."""
 

@@ -161,6 +161,11 @@ class Upstream:
                 if task is not None:
                     task.uncancel()
                 return usage
+            if ticket.interrupted is Interrupt.RECLAIMED:
+                if task is not None:
+                    task.uncancel()
+                ticket.steps[-1]["reclaimed"] = {"tokens_seen": ticket.output_tokens}
+                raise answers.Reclaimed() from None
             if ticket.interrupted is Interrupt.INSTANCE_LOST:
                 if task is not None:
                     task.uncancel()

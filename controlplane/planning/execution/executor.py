@@ -26,12 +26,15 @@ from controlplane.fleet.models import (
     CommandState,
     CommandVerb,
     Deployment,
+    DonationState,
     Instance,
     InstanceCommand,
     Launcher,
     Rollout,
     RolloutState,
 )
+from controlplane.fleet.spot import selectors as spot_selectors
+from controlplane.fleet.spot import services as spot
 from controlplane.planning.execution import contested
 from controlplane.planning.json_values import plain
 from controlplane.planning.models import MoveSource, ScalingMove, ScalingPlan
@@ -106,8 +109,9 @@ def lock(model: str, region: str = "", gpu_type: str = "") -> list[Deployment]:
 def add(model: str, region: str, why: Why, gpu_type: str = "", *, to_minimum: bool = False) -> ScalingMove:
     """Add one instance at an endpoint, on *gpu_type* or (empty) where it is ready soonest, then cheapest.
 
-    Methods by speed: a draining instance is taken back, a sleeping one woken, a stopped one started, a new one created,
-    at last a failed one restarted. Below the minimum a failed one precedes a new one, and is waited for; *to_minimum*
+    Methods by speed (SageServe 6.5): a draining instance is taken back, a donated one reclaimed, a sleeping one woken, a
+    donated one of another model redeployed, a stopped one started, a new one created, at last a failed one restarted.
+    Below the minimum a failed one precedes a new one, and is waited for; *to_minimum*
     adds nothing above it. Raises Refused, naming the obstacle, or Waits.
     """
     obstacles: list[str] = []
@@ -145,7 +149,7 @@ def add(model: str, region: str, why: Why, gpu_type: str = "", *, to_minimum: bo
 def remove(
     model: str, region: str, why: Why, gpu_type: str = "", load: Mapping[str, float] | None = None
 ) -> ScalingMove:
-    """Remove one instance at an endpoint: it drains, and `finish_drains` stops it once nothing runs there.
+    """Remove one instance at an endpoint: it drains, and `finish_drain` donates or stops it once nothing runs there.
 
     `scheduling.scaling.ranking` picks it: *load* is the tokens left by name; among equals the newest goes. Raises
     Refused, also when bounds or the instance's origin forbid it.
@@ -232,7 +236,7 @@ def refuse(delta: int, model: str, region: str, why: Why, obstacle: str) -> None
 
 
 def drained() -> list[Instance]:
-    """Return instances drained by scaling or a rollout without a pending command, to be stopped once idle."""
+    """Return instances drained by scaling, a rollout or for redeployment, without a pending command: done once idle."""
     now = timezone.now()
     rows = Instance.objects.launched().filter(state=InstanceState.DRAINING, state_changed_at__lte=now - DRAIN_SETTLE)
     rows = rows.select_related("deployment__model", "deployment__region")
@@ -240,15 +244,28 @@ def drained() -> list[Instance]:
     rows = rows.exclude(pk__in=tried.values("instance"))
     rollouts = Rollout.objects.filter(state=RolloutState.IN_PROGRESS, draining__isnull=False)
     theirs = set(rollouts.values_list("draining", flat=True))
-    ours = [row for row in rows.order_by("name") if row.pk in theirs or _drained_by_scaling(row)]
+    ours = [
+        row for row in rows.order_by("name") if row.pk in theirs or _leaves_the_pool(row) or _drained_by_scaling(row)
+    ]
     return [row for row in ours if fleet.open_command(row) is None]
 
 
 def finish_drain(instance: Instance, running: int | None, actor: str) -> bool:
-    """Stop a drained *instance* if nothing runs there (None: unknown) or its time is over. Return whether it was stopped."""
+    """Donate or stop a drained *instance* if nothing runs there (None: unknown), or stop it when its time is over.
+
+    Only what scaling let go is donated, by `SPOT_DONATE`. Return whether anything was done.
+    """
     waited = timezone.now() - instance.state_changed_at
     if running != 0 and waited < DRAIN_LIMIT:
         return False
+    donates = running == 0 and tuned(instance.deployment.model.name).SPOT_DONATE and not _leaves_the_pool(instance)
+    if donates and (move := _let_go_by(instance)):
+        try:
+            spot.donate(instance, actor, move.reason)
+        except ActionError as error:
+            logger.info("scaling: %s", error)
+            return False
+        return True
     reason = "drained: nothing runs on it" if running == 0 else f"drained for {DRAIN_LIMIT.seconds // 60} minutes"
     try:
         fleet.stop(instance, actor, reason)
@@ -287,6 +304,10 @@ class _Method:
             case InstanceState.SLEEPING:
                 fleet.wake(row, why.actor, reason)
                 return row, "woken"
+            case InstanceState.DONATED if row.deployment_id != self.deployment.pk:
+                return spot.redeploy(row, self.deployment, why.actor, reason), f"redeployed from {row.name}"
+            case InstanceState.DONATED:
+                return spot.reclaim(row, why.actor, reason), "reclaimed from spot"
             case _:
                 if not places.keeps(row):
                     if row.host:  # its processes may still run there
@@ -312,10 +333,25 @@ def _methods(deployments: Sequence[Deployment]) -> list[_Method]:
             source = _source(row)
             if source is not None:
                 methods.append(_Method(source, deployment, row, missing > 0))
+        if (donated := _other_spot(deployment)) is not None:
+            methods.append(_Method(Source.OTHER_SPOT, deployment, donated, missing > 0))
         if missing > 0 and (_coming_back(rows) >= missing or _looping(rows) >= deployment.max_instances):
             continue  # they will be restarted; another row would probably fail too
         methods.append(_Method(Source.NEW, deployment, None, missing > 0))
     return methods
+
+
+def _other_spot(deployment: Deployment) -> Instance | None:
+    """Return the donated instance of another model that *deployment* would take by redeployment; None for none."""
+    from scheduling.scaling.spot import Donated, first_to_redeploy
+
+    if not tuned(deployment.model.name).SPOT_REDEPLOY or deployment.region.cordoned:
+        return None
+    rows = [row for row in spot_selectors.redeployable(deployment) if not places.cordon_of(row)]
+    if not rows:
+        return None
+    donated = [Donated(_usd(row.deployment), spot_selectors.redeploy_s(deployment, row)) for row in rows]
+    return rows[first_to_redeploy(donated)]
 
 
 def _coming_back(rows: Sequence[Instance]) -> int:
@@ -347,6 +383,8 @@ def _source(row: Instance) -> int | None:
             return Source.TAKEN_BACK if _drained_by_scaling(row) else None
         case InstanceState.SLEEPING:
             return Source.ASLEEP
+        case InstanceState.DONATED:
+            return Source.OWN_SPOT
     if row.launcher == Launcher.EXTERNAL or (row.node is not None and not row.node.active):
         return None
     if row.state == InstanceState.STOPPED:
@@ -360,12 +398,23 @@ def _stop_to_come(row: Instance) -> InstanceCommand | None:
     return ours.first() if row.state == InstanceState.DRAINING else None
 
 
+def _leaves_the_pool(row: Instance) -> bool:
+    """Return whether *row* was donated and drains to be stopped, or so that another model gets its GPUs."""
+    return row.donations.filter(state=DonationState.RECLAIMING).exists()
+
+
 def _drained_by_scaling(row: Instance) -> bool:
     """Return whether the last change of *row* is its removal by scaling."""
+    return _let_go_by(row) is not None
+
+
+def _let_go_by(row: Instance) -> ScalingMove | None:
+    """Return the move by which scaling removed *row*, if that is its last change."""
     last = ScalingMove.objects.filter(instance=row.name).aggregate(last=Max("pk"))["last"]
     move = ScalingMove.objects.filter(pk=last).first()
     # The move's row is written just after the instance's; an operator's later drain is newer than both.
-    return move is not None and move.delta < 0 and move.at >= row.state_changed_at - timedelta(seconds=1)
+    is_last = move is not None and move.delta < 0 and move.at >= row.state_changed_at - timedelta(seconds=1)
+    return move if is_last else None
 
 
 def _usd(deployment: Deployment) -> float:

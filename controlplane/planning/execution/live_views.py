@@ -3,6 +3,7 @@
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,7 +17,9 @@ from controlplane.dispatch.wire import STRATEGIST_KEY, VIEWS_KEY
 from controlplane.fleet import places
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Deployment, Instance
+from controlplane.fleet.spot.selectors import redeployable
 from controlplane.planning.execution import contested
+from controlplane.tuning.selectors import tuned
 
 if TYPE_CHECKING:
     from scheduling.scaling import EndpointView
@@ -82,16 +85,15 @@ def send_heartbeat(models: Iterable[str], for_s: float) -> None:
 
 
 def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
-    """Return the endpoints of *model* in the gateway's summary, by region: counts and bounds from rows, load from *load*.
-
-    No spot of other models: live, an instance keeps its deployment's model.
-    """
+    """Return the endpoints of *model* in the gateway's summary, by region: counts and bounds from rows, load from *load*."""
     from controlplane.fleet.lifecycle.stages import stage_of
     from scheduling.scaling.owner import UNCHANGED
     from scheduling.scaling.view import Load as EndpointLoad
     from scheduling.scaling.view import count_of_one, endpoint_view
 
-    rows = Deployment.objects.filter(model__name=model, active=True, region__active=True).select_related("region")
+    rows = Deployment.objects.filter(model__name=model, active=True, region__active=True).select_related(
+        "region", "model"
+    )
     allowed = places.bounds(rows)
     bounds: dict[str, tuple[int, int]] = {}
     for row in rows:
@@ -104,6 +106,10 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
         "deployment__region__name", "state", "state_changed_at"
     ):
         states.get(region, []).append((changed_at.timestamp(), state))
+    others: Counter[str] = Counter()
+    if tuned(model).SPOT_REDEPLOY and Instance.objects.filter(state=InstanceState.DONATED).exists():
+        for row in rows:
+            others[row.region.name] += redeployable(row).count()
     changes = contested.last_changes(model, now=now)
     now_s, endpoint_views = now.timestamp(), []
     for region in sorted(bounds):
@@ -130,6 +136,7 @@ def views(model: str, load: Load, now: datetime) -> list["EndpointView"]:
                 EndpointLoad(**figures),
                 now_s,
                 now_s - last.age_s if last.by else -math.inf,
+                spot_other=others[region],
                 short_instances=seen["short_instances"],
                 last=last,
             )

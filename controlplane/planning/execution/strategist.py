@@ -28,6 +28,7 @@ TICKED = "ticked at"
 MISSED_TICKS = 3
 """Missed ticks after which the gateway treats the strategies as dead and only its floor scales."""
 AS_SPOT = ", lent out as spot once drained"
+"""End of a reason, left out where instances are stopped instead (`SPOT_DONATE`)."""
 
 
 def run_strategies(now: datetime) -> list[ScalingMove]:
@@ -114,8 +115,8 @@ def _carry_out(
     inputs: dict[str, Any] = {"view": as_inputs(view)}
     if advised is not None:
         inputs["advice"] = advised._asdict()
-    # Live, released instances are stopped once drained, never lent.
-    why = executor.Why(MoveSource(wanted.by), policy.strategy, wanted.reason.replace(AS_SPOT, ""), inputs, plan)
+    reason = wanted.reason if tuned(view.model).SPOT_DONATE else wanted.reason.replace(AS_SPOT, "")
+    why = executor.Why(MoveSource(wanted.by), policy.strategy, reason, inputs, plan)
     made, step = [], 1 if wanted.delta > 0 else -1
     for _ in range(abs(wanted.delta)):
         move = None

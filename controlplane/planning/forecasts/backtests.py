@@ -34,7 +34,7 @@ SETTLED = timedelta(minutes=3)
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class BacktestSource:
     """One source: its name in the stored result, and its series by name, prompt and output separately."""
 
     source: str
@@ -53,7 +53,7 @@ class Judgement:
     """One row per series and quantity: windows fitted, judged and missing."""
 
 
-def read_ledger(window_s: float, model: str = "", region: str = "", *, by_class: bool = False) -> Demand:
+def read_ledger(window_s: float, model: str = "", region: str = "", *, by_class: bool = False) -> BacktestSource:
     """Read demand of every model and caller region (and SLO class) from the ledger's minute rows.
 
     Raises ValueError if the ledger has no minute of *model* and *region* (empty: of any).
@@ -79,7 +79,7 @@ def read_ledger(window_s: float, model: str = "", region: str = "", *, by_class:
     }
     if not series:
         raise ValueError(f"The ledger holds no minute of {' '.join(filter(None, (model, region)))}.")
-    return Demand(source, series)
+    return BacktestSource(source, series)
 
 
 def split(
@@ -102,7 +102,7 @@ def split(
 
 
 def judge(
-    demand: Demand,
+    demand: BacktestSource,
     forecasters: Sequence[str],
     horizon: int,
     quantities: Sequence[str],
@@ -206,7 +206,7 @@ def backtest_ledger(
     for name in sorted(tokens, key=lambda name: -tokens[name]):
         if not tokens[name] or clock() >= until_s:
             break
-        one = Demand(demand.source, {name: demand.series[name]})
+        one = BacktestSource(demand.source, {name: demand.series[name]})
         try:
             rows += judge(
                 one, [name for name in FORECASTERS if not rests(name)], HORIZON, Quantity.values, report=look

@@ -45,7 +45,7 @@ Totals = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class DemandSeries:
     """Tokens per second of series in whole windows, oldest first; NaN where nothing was counted."""
 
     start: datetime
@@ -81,7 +81,7 @@ def last_complete(now: datetime, window_s: int) -> datetime:
     return window_start(now - LAG, window_s)
 
 
-def read(since: datetime, until: datetime, window_s: int) -> Demand:
+def read(since: datetime, until: datetime, window_s: int) -> DemandSeries:
     """Read demand of every endpoint in the whole windows from *since* to *until*, for interactive SLO classes together
     and each class.
 
@@ -126,7 +126,7 @@ def read(since: datetime, until: datetime, window_s: int) -> Demand:
         for (endpoint, slo_class), total in totals.items()
         for quantity, tokens in zip(Quantity, total, strict=True)
     }
-    return Demand(start, window_s, series, int(np.isfinite(known_s).sum()))
+    return DemandSeries(start, window_s, series, int(np.isfinite(known_s).sum()))
 
 
 def _nothing(count: int) -> Totals:

@@ -168,7 +168,7 @@ def minutes_of(
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ForecastWindow:
     """Expected tokens per second of one window, by the last forecast made before its end."""
 
     start: datetime
@@ -179,7 +179,7 @@ class Window:
     upper_95: float
 
 
-def windows_of(forecast: Forecast) -> list[Window]:
+def windows_of(forecast: Forecast) -> list[ForecastWindow]:
     """Return the windows of one forecast, oldest first; a list shorter than the mean ends them."""
     columns = zip(
         forecast.mean, forecast.lower_80, forecast.upper_80, forecast.lower_95, forecast.upper_95, strict=False
@@ -187,7 +187,7 @@ def windows_of(forecast: Forecast) -> list[Window]:
     # A start between two whole windows belongs to the one it lies in, so that forecasts of one series line up.
     first = int(forecast.start_at.timestamp()) // forecast.window_s
     return [
-        Window(datetime.fromtimestamp((first + at) * forecast.window_s, UTC), *values)
+        ForecastWindow(datetime.fromtimestamp((first + at) * forecast.window_s, UTC), *values)
         for at, values in enumerate(columns)
     ]
 
@@ -216,7 +216,7 @@ def forecast_failure(now: datetime) -> Event | None:
     return failed.order_by("-pk").first()
 
 
-def tracks(newest: Sequence[Forecast], since: datetime) -> list[list[Window]]:
+def tracks(newest: Sequence[Forecast], since: datetime) -> list[list[ForecastWindow]]:
     """Return past (since *since*) and future windows, oldest first, of each series of *newest*, whose windows have one
     length.
 
@@ -232,7 +232,7 @@ def tracks(newest: Sequence[Forecast], since: datetime) -> list[list[Window]]:
         region__in={row.region for row in newest}, quantity__in={row.quantity for row in newest},
         slo_class__in={row.slo_class for row in newest},
     )  # fmt: skip
-    by_series: dict[tuple[str, ...], dict[datetime, Window]] = {_series(row): {} for row in newest}
+    by_series: dict[tuple[str, ...], dict[datetime, ForecastWindow]] = {_series(row): {} for row in newest}
     for row in rows.order_by("pk"):
         if (by_start := by_series.get(_series(row))) is not None:
             by_start.update((window.start, window) for window in windows_of(row))
@@ -257,7 +257,7 @@ class Accuracy:
     coverage_95: float | None
 
 
-def accuracy(expected: Iterable[Window], actual: dict[datetime, float | None]) -> Accuracy:
+def accuracy(expected: Iterable[ForecastWindow], actual: dict[datetime, float | None]) -> Accuracy:
     """Judge *expected* against *actual* tokens per second by window start."""
     came, errors, within_80, within_95 = [], [], [], []
     for window in expected:

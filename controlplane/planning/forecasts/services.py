@@ -101,7 +101,7 @@ def _of_classes(
 class _Making:
     """One round of forecasts: known demand and failed forecasters."""
 
-    def __init__(self, known: demand.Demand) -> None:
+    def __init__(self, known: demand.DemandSeries) -> None:
         self.known = known
         self.refit_until_s = time.monotonic() + REFITS_SHARE * tuned().FORECAST_EVERY_S
         self.stood_in: dict[str, Exception] = {}
@@ -213,7 +213,9 @@ class NotFitted(Exception):
 class _Learner:
     """Forecaster of one series, with its file."""
 
-    def __init__(self, key: demand.Key, known: demand.Demand, refit_until_s: float = math.inf, name: str = "") -> None:
+    def __init__(
+        self, key: demand.Key, known: demand.DemandSeries, refit_until_s: float = math.inf, name: str = ""
+    ) -> None:
         from forecasting.workload import Series
 
         self.name = name or forecaster_name(key[0][0])

@@ -8,6 +8,7 @@ from controlplane.fleet import places
 from controlplane.fleet.lifecycle import start_times
 from controlplane.fleet.lifecycle.states import PRESENT, InstanceState
 from controlplane.fleet.models import Deployment, Instance, Node
+from controlplane.fleet.weights.selectors import remote
 
 if TYPE_CHECKING:
     from scheduling.planning.places import Fleet as PlannedFleet
@@ -23,10 +24,12 @@ class Fleet:
     deployments: dict[Place, Deployment]
     present: Counter[Place]
     spare: Counter[Place]
-    """Sleeping instances, which wake in seconds: the live equivalent of spot."""
+    """Donated instances, and sleeping ones, which wake in seconds."""
     units: dict[tuple[str, str], int]
     """GPUs by (region, GPU type) available to planned instances; empty where no hardware is recorded."""
     starts: start_times.StartTimes
+    pulls_s: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Seconds of a pull by (model, region), where the weights are missing."""
     models: tuple[str, ...] = field(default=())
     regions: tuple[str, ...] = field(default=())
 
@@ -45,6 +48,7 @@ class Fleet:
                 usd_per_hour=float(row.gpu_type.on_demand_usd_per_hour),
                 start_s=self.starts.of(place[0], place[2]).seconds,
                 machine_s=0.0,  # included in the measured start
+                pull_s=self.pulls_s.get(place[:2], 0.0),
             )
             for place, row in self.deployments.items()
         }
@@ -81,7 +85,7 @@ def read(models: set[str]) -> Fleet:
         if place in deployments and state in PRESENT:
             present[place] += 1
             planned[region, gpu_type] += gpus
-        elif place in deployments and state == InstanceState.SLEEPING:
+        elif place in deployments and state in (InstanceState.SLEEPING, InstanceState.DONATED):
             spare[place] += 1
             planned[region, gpu_type] += gpus
         elif node is not None and (place not in deployments or state == InstanceState.FAILED):
@@ -96,6 +100,7 @@ def read(models: set[str]) -> Fleet:
         spare,
         free,
         start_times.read(),
+        remote(),
         tuple(sorted({model for model, _, _ in deployments})),
         tuple(sorted({region for _, region, _ in deployments})),
     )

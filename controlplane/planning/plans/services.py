@@ -97,6 +97,7 @@ def _store(policy: ScalingPolicy, solved: Round, now: datetime) -> ScalingPlan:
         carried_out_at=now if status == PlanStatus.CARRIED_OUT else None,
     )
     if status == PlanStatus.IN_FORCE:
+        plan_rollout.pull_weights(row)
         record(
             "plan.in_force",
             row,

@@ -13,7 +13,7 @@ from controlplane.simulation.running import Simulated
 from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import Future, FutureSeed, WhatIf, WhatIfState
 from scheduling.simulation.measures.columns import Counted, by_class, columns, over_time, ttft_counts
-from scheduling.simulation.measures.differences import Difference, Log, Pair, around, differences
+from scheduling.simulation.measures.differences import DecisionPair, Difference, Log, around, differences
 
 MOST_LOGGED: Final = 3_000_000
 """Maximum requests of a run whose decisions are stored for a comparison."""
@@ -99,10 +99,10 @@ class Effect(NamedTuple):
     waiting: float
 
 
-class Compared(NamedTuple):
+class DecisionPairs(NamedTuple):
     """Decisions of A and of another future, of one kind and in one region; that at *marked* is the first that differs."""
 
-    rows: list[Pair]
+    rows: list[DecisionPair]
     marked: int
 
 
@@ -149,7 +149,7 @@ def kept_of(row: WhatIf) -> set[str]:
     return set(kept.values_list("future__letter", flat=True))
 
 
-def compared(row: WhatIf, letter: str) -> dict[tuple[str, str], Compared]:
+def compared(row: WhatIf, letter: str) -> dict[tuple[str, str], DecisionPairs]:
     """Return decisions of A and the future *letter* around each first difference, by (kind, region); empty if none is
     stored.
     """
@@ -158,7 +158,10 @@ def compared(row: WhatIf, letter: str) -> dict[tuple[str, str], Compared]:
     if not blob:
         return {}
     known = json.loads(zlib.decompress(blob))
-    return {(kind, region): Compared([Pair(*row) for row in rows], marked) for kind, region, marked, rows in known}
+    return {
+        (kind, region): DecisionPairs([DecisionPair(*row) for row in rows], marked)
+        for kind, region, marked, rows in known
+    }
 
 
 def _packed(first: Log, other: Log, made: list[Difference]) -> bytes:

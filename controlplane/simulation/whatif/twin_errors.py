@@ -69,7 +69,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Band:
+class TwinBand:
     """Twin errors of the last windows: simulated over measured, less one; of `slo_met` points between 0 and 1."""
 
     windows: int
@@ -81,7 +81,7 @@ class Band:
     to_at: datetime
 
 
-def band_of(rows: list[TwinError]) -> Band | None:
+def band_of(rows: list[TwinError]) -> TwinBand | None:
     """Return the band of *rows*, newest first; None without rows."""
     if not rows:
         return None
@@ -91,15 +91,15 @@ def band_of(rows: list[TwinError]) -> Band | None:
         for name in (*MEASURES, "slo_met")
         if any(name in each for each in errors)
     }
-    return Band(len(rows), sum(row.requests for row in rows), errors[0], within, rows[0].to_at)
+    return TwinBand(len(rows), sum(row.requests for row in rows), errors[0], within, rows[0].to_at)
 
 
-def twin_error(model: str, gpu: str) -> Band | None:
+def twin_error(model: str, gpu: str) -> TwinBand | None:
     """Return the band of *model* on *gpu* (`instance_gpu`); None before the first window."""
     return band_of(list(TwinError.objects.filter(model=model, gpu=gpu).order_by("-pk")[:WINDOWS]))
 
 
-def twin_errors() -> dict[tuple[str, str], Band]:
+def twin_errors() -> dict[tuple[str, str], TwinBand]:
     """Return the bands of recently judged profiles, by (model, GPUs)."""
     known = TwinError.objects.order_by("model", "gpu").values_list("model", "gpu").distinct()
     return {key: band for key in known if (band := twin_error(*key)) is not None}

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.simulation.cluster.world import UNPAID, Outcome
-from scheduling.simulation.measures.results import Names, Price, Promise, kept, latency_s
+from scheduling.simulation.measures.results import Price, Promise, ResultNames, kept, latency_s
 from scheduling.simulation.result import Result
 
 Floats = NDArray[np.float64]
@@ -82,7 +82,9 @@ def columns(
     return rows
 
 
-def by_class(result: Result, names: Names, promises: Sequence[Promise], counted: Counted) -> dict[str, dict[str, Any]]:
+def by_class(
+    result: Result, names: ResultNames, promises: Sequence[Promise], counted: Counted
+) -> dict[str, dict[str, Any]]:
     """Return requests, judged, missed and ttft_p95_ms of each SLO class that had any request."""
     judged, met = kept(result, promises)
     ttft_ms, inside = 1000 * latency_s(result, "ttft"), counted.of(result)

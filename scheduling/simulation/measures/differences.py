@@ -274,7 +274,7 @@ def _waiting(log: Log, region: str, at_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class DecisionPair:
     """One decision as each of the two makes it; empty where one of them makes none."""
 
     at_s: float
@@ -285,7 +285,7 @@ class Pair:
     differs: bool
 
 
-def around(first: Log, other: Log, difference: Difference) -> tuple[list[Pair], int]:
+def around(first: Log, other: Log, difference: Difference) -> tuple[list[DecisionPair], int]:
     """Return at most ROWS decisions of the difference's kind in its region, and the place of the first that differs.
 
     *difference* is one of `differences(first, other)`. Moves and swaps of instances are decisions of one kind here, as
@@ -302,14 +302,14 @@ def around(first: Log, other: Log, difference: Difference) -> tuple[list[Pair], 
     return _requests(first, other, number, difference.at_s)
 
 
-def _scaling(first: Log, other: Log, region: str) -> list[Pair]:
+def _scaling(first: Log, other: Log, region: str) -> list[DecisionPair]:
     """Return changes of instances in *region*: the same change at the same time is one row."""
     rows = []
     ours, theirs = _changes(first, region), _changes(other, region)
     for key in sorted({*ours, *theirs}):
         for at in range(max(len(ours.get(key, ())), len(theirs.get(key, ())))):
             one, two = (own[key][at] if at < len(own.get(key, ())) else "" for own in (ours, theirs))
-            rows.append(Pair(key[0], key[1], one, two, not (one and two)))
+            rows.append(DecisionPair(key[0], key[1], one, two, not (one and two)))
     return rows
 
 
@@ -326,17 +326,17 @@ def _changes(log: Log, region: str) -> dict[tuple[float, str, str], list[str]]:
     return changes
 
 
-def _requests(first: Log, other: Log, number: int, at_s: float) -> tuple[list[Pair], int]:
+def _requests(first: Log, other: Log, number: int, at_s: float) -> tuple[list[DecisionPair], int]:
     """Return requests of the region in order of arrival, with the instance that serves each."""
     own = np.flatnonzero(first.region == number)
     at = int(np.searchsorted(first.arrival_s[own], at_s))
-    rows: list[Pair] = []
+    rows: list[DecisionPair] = []
     begin = max(0, at - BEFORE)
     for request in own[begin : begin + ROWS].tolist():
         said = [_server(log, request, number) for log in (first, other)]
         names = [log.instances[log.instance[request]] if log.instance[request] >= 0 else None for log in (first, other)]
         model = first.models[first.model[request]]
-        rows.append(Pair(float(first.arrival_s[request]), model, said[0], said[1], names[0] != names[1]))
+        rows.append(DecisionPair(float(first.arrival_s[request]), model, said[0], said[1], names[0] != names[1]))
     return rows, next((place for place, row in enumerate(rows) if row.differs and row.at_s >= at_s), at - begin)
 
 
@@ -349,7 +349,7 @@ def _server(log: Log, request: int, number: int) -> str:
     return f"{name}{away}{f', after {_seconds(waited_s)}' if waited_s > 0 else ''}"
 
 
-def _order_rows(first: Log, other: Log, number: int, model: int) -> tuple[list[Pair], int]:
+def _order_rows(first: Log, other: Log, number: int, model: int) -> tuple[list[DecisionPair], int]:
     """Return requests that waited, in the order in which each simulation begins them."""
     ours, theirs = _begun_order(first, other, number, model)
     differ = np.flatnonzero(ours != theirs)
@@ -358,7 +358,7 @@ def _order_rows(first: Log, other: Log, number: int, model: int) -> tuple[list[P
     window = slice(begin, begin + ROWS)
     places = {int(request): place for place, request in enumerate(np.sort(ours).tolist(), 1)}
     rows = [
-        Pair(
+        DecisionPair(
             float(min(first.begin_s[one], other.begin_s[two])),
             first.models[model],
             _begun(first, one, places),

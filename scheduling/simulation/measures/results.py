@@ -73,7 +73,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class ResultNames:
     """Names of the numbers in requests."""
 
     models: Sequence[str]
@@ -90,7 +90,7 @@ class Measures:
     """
 
     result: "Result"
-    names: Names
+    names: ResultNames
     promises: Sequence[Promise] = ()
     prices: Mapping[str, Price] = field(default_factory=dict)
 
@@ -153,7 +153,7 @@ def kept(result: "Result", promises: Sequence[Promise]) -> tuple[npt.NDArray[np.
     return judged, met
 
 
-def _requests(result: "Result", names: Names, promises: Sequence[Promise]) -> Table:
+def _requests(result: "Result", names: ResultNames, promises: Sequence[Promise]) -> Table:
     table = Table(("by", "group", "measure", "statistic", "value"))
     groups = list(_groups(result, names))
     state = result.outcomes["state"]
@@ -190,7 +190,7 @@ def _requests(result: "Result", names: Names, promises: Sequence[Promise]) -> Ta
 Members = npt.NDArray[np.int32] | slice
 
 
-def _groups(result: "Result", names: Names) -> Iterator[tuple[str, str, Members]]:
+def _groups(result: "Result", names: ResultNames) -> Iterator[tuple[str, str, Members]]:
     """Yield (by, name, requests) for all requests, and for each model, caller's region, SLO class and tenant with any."""
     requests = result.requests
     yield "all", "all", slice(None)

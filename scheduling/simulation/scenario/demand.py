@@ -4,11 +4,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size, one_of
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable, Size, one_of
 from scheduling.simulation.workload.traces import FORMATS
 
 
-class TraceOf(Part):
+class TraceOf(ScenarioTable):
     """A recorded trace; values that it lacks are set here."""
 
     file: str
@@ -30,7 +30,7 @@ class TraceOf(Part):
         return one_of(value, FORMATS)
 
 
-class LengthsOf(Part):
+class LengthsOf(ScenarioTable):
     """A lognormal distribution of tokens."""
 
     median: Positive
@@ -47,7 +47,7 @@ class LengthsOf(Part):
         return self
 
 
-class LengthsTrace(Part):
+class LengthsTrace(ScenarioTable):
     """Lengths drawn from a trace."""
 
     file: str
@@ -59,7 +59,7 @@ class LengthsTrace(Part):
         return one_of(value, FORMATS)
 
 
-class ClientOf(Part):
+class ClientOf(ScenarioTable):
     """One tenant's stream of requests; see `scheduling.simulation.workload.generator.Client`."""
 
     tenant: str
@@ -86,21 +86,21 @@ class ClientOf(Part):
         return self
 
 
-class BurstOf(Part):
+class BurstOf(ScenarioTable):
     start_h: AtLeast0
     duration_min: Positive
     factor: AtLeast0 = 8.0
     models: list[str] = []
 
 
-class RandomBursts(Part):
+class RandomBursts(ScenarioTable):
     count: Count
     duration_min: Positive
     factor: AtLeast0 = 8.0
     models: list[str] = []
 
 
-class Demand(Part):
+class DemandOf(ScenarioTable):
     """Synthetic demand as a whole, and the handling of lengths."""
 
     duration_h: Positive | None = None
@@ -109,7 +109,7 @@ class Demand(Part):
     random_bursts: RandomBursts | None = None
 
 
-class PredictionsOf(Part):
+class PredictionsOf(ScenarioTable):
     """Knowledge of output lengths in the dispatcher."""
 
     kind: Literal["exact", "error", "none"] = "exact"

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 
 from scheduling.simulation.scenario.loose_ends import loose_ends
-from scheduling.simulation.scenario.parts import Part
+from scheduling.simulation.scenario.parts import ScenarioTable
 from scheduling.simulation.scenario.scenario import Scenario
 from scheduling.simulation.scenario.toml_lines import Key, ScenarioError, wrong_at
 
@@ -77,9 +77,9 @@ def _words(error: Any) -> str:
     return message if isinstance(value, dict | list) or f"not {value!r}" in message else f"{message}, not {value!r}"
 
 
-def _table(location: tuple[int | str, ...]) -> type[Part]:
+def _table(location: tuple[int | str, ...]) -> type[ScenarioTable]:
     """Return the kind of table at *location*."""
-    table: type[Part] = Scenario
+    table: type[ScenarioTable] = Scenario
     steps = iter(location)
     for step in steps:
         annotation = table.model_fields[str(step)].annotation
@@ -89,7 +89,7 @@ def _table(location: tuple[int | str, ...]) -> type[Part]:
     return table
 
 
-def _part_in(annotation: Any) -> type[Part] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Part):
+def _part_in(annotation: Any) -> type[ScenarioTable] | None:
+    if isinstance(annotation, type) and issubclass(annotation, ScenarioTable):
         return annotation
     return next((part for each in get_args(annotation) if (part := _part_in(each))), None)

@@ -4,10 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable, Size
 
 
-class Gpu(Part):
+class Gpu(ScenarioTable):
     """Hourly prices of one GPU."""
 
     usd_per_hour: AtLeast0 = 0.0
@@ -16,27 +16,27 @@ class Gpu(Part):
     """Known GPU counts by region, for display. Places for instances are the groups'."""
 
 
-class Prefill(Part):
+class Prefill(ScenarioTable):
     t0_s: AtLeast0 = 0.0
     a_s: FiniteFloat
     b_s_per_token: AtLeast0
     c_s_per_token2: AtLeast0 = 0.0
 
 
-class Decode(Part):
+class Decode(ScenarioTable):
     a_s: AtLeast0
     b_s_per_sequence: AtLeast0 = 0.0
     c_s_per_token: AtLeast0 = 0.0
 
 
-class FrontEndOf(Part):
+class FrontEndOf(ScenarioTable):
     """Limits of an instance's API process; default: no known limit."""
 
     requests_per_s: Positive | None = None
     tokens_per_s: Positive | None = None
 
 
-class ProfileOf(Part):
+class ProfileOf(ScenarioTable):
     """Coefficients of a model on a GPU type at a tensor parallel degree."""
 
     model: str
@@ -47,12 +47,12 @@ class ProfileOf(Part):
     front_end: FrontEndOf = FrontEndOf()
 
 
-class RegionOf(Part):
+class RegionOf(ScenarioTable):
     peak_shift_h: FiniteFloat = 0.0
     """Shift of the daily peak against the clients' `peak_h`."""
 
 
-class SharingOf(Part):
+class SharingOf(ScenarioTable):
     """GPU sharing between groups of the fleet: each number in a region is one swap group.
 
     The GPUs of `llama-east-2` are shared with the second instance in east of every `[[fleet]]` with the same `group`.
@@ -67,12 +67,12 @@ class SharingOf(Part):
     weights_gb: AtLeast0 = 0.0
 
 
-class SwapGroupOf(Part):
+class SwapGroupOf(ScenarioTable):
     cpu_memory_gb: AtLeast0
     """In each region and for each number, for the weights of sleeping instances."""
 
 
-class Group(Part):
+class Group(ScenarioTable):
     """Equal instances of a model, in each of some regions."""
 
     model: str

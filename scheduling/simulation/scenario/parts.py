@@ -16,7 +16,7 @@ Size = Annotated[int, Field(ge=1)]
 BundleName = Annotated[str, AfterValidator(lambda name: bundle_named(name).name)]
 
 
-class Part(BaseModel):
+class ScenarioTable(BaseModel):
     """A table of the file: unknown keys and numbers written as text are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

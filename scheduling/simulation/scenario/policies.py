@@ -8,14 +8,14 @@ from scheduling.knob import Declared, Policy, knobs, nested
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.reordering.rules import REORDERINGS, SEARCH
 from scheduling.scaling import make_strategy
-from scheduling.simulation.scenario.parts import AtLeast0, BundleName, Count, Part, Positive, Size, one_of
+from scheduling.simulation.scenario.parts import AtLeast0, BundleName, Count, Positive, ScenarioTable, Size, one_of
 
 Reordering = Annotated[str, AfterValidator(lambda name: one_of(name, REORDERINGS))]
 Parameters = dict[str, FiniteFloat | int]
 DemandLevel = Literal["strategy", "mean", "upper_80"]
 
 
-class PolicyTable(Part):
+class PolicyTable(ScenarioTable):
     """A table whose keys are the knobs of `struct`."""
 
     struct: ClassVar[type[Policy]]
@@ -54,24 +54,24 @@ def _table(struct: type[Policy]) -> type[PolicyTable]:
     return made
 
 
-def _partial(table: type[PolicyTable]) -> type[Part]:
+def _partial(table: type[PolicyTable]) -> type[ScenarioTable]:
     """Return *table* with every key optional."""
     keys: dict[str, Any] = {name: _key(each, partial=True) for name, each in knobs(table.struct).items()}
     for name in nested(table.struct):
         inner: Any = table.model_fields[name].annotation
         keys[name] = inner | None, None
-    return create_model(f"Partial{table.__name__}", __base__=Part, **keys)
+    return create_model(f"Partial{table.__name__}", __base__=ScenarioTable, **keys)
 
 
 if TYPE_CHECKING:
     PolicyKeys = PolicyTable
-    PolicyOverrides = Part
+    PolicyOverrides = ScenarioTable
 else:
     PolicyKeys = _table(EndpointPolicy)
     PolicyOverrides = _partial(PolicyKeys)
 
 
-class SloClassOf(Part):
+class SloClassOf(ScenarioTable):
     kind: Literal["interactive", "non_interactive", "opportunistic"] = "interactive"
     """Plans forecast the interactive classes, keep a share free for the non-interactive ones, and ignore the last."""
     ttft_ms: Positive | None = None
@@ -108,7 +108,7 @@ class EndpointOf(PolicyOverrides):
         return self
 
 
-class ModelOf(Part):
+class ModelOf(ScenarioTable):
     context_tokens: Size
     """Prompt and output together."""
     bundle: BundleName | None = None

@@ -5,13 +5,13 @@ from typing import Annotated, Self
 from pydantic import Field, FiniteFloat, model_validator
 
 from scheduling.scaling import make_strategy
-from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive, Size
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable, Size
 from scheduling.simulation.scenario.policies import DemandLevel, Parameters
 
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
-class ScalingOf(Part):
+class ScalingOf(ScenarioTable):
     """Strategy of all endpoints without another one in `[[endpoints]]`, over the reactive floor."""
 
     strategy: str | None = None
@@ -37,7 +37,7 @@ class ScalingOf(Part):
         return self
 
 
-class PlannerOf(Part):
+class PlannerOf(ScenarioTable):
     """Computation of the plans that strategies follow."""
 
     period_s: Positive | None = None
@@ -57,7 +57,7 @@ class PlannerOf(Part):
     """Limit of the planned throughput per instance in larger fleets, as a multiple of the highest in the simulated ones."""
 
 
-class ForecastOf(Part):
+class ForecastOf(ScenarioTable):
     """Forecast of demand for plans."""
 
     forecaster: str = ""
@@ -71,7 +71,7 @@ class ForecastOf(Part):
     """Time between refits of a forecaster."""
 
 
-class CapabilityOf(Part):
+class CapabilityOf(ScenarioTable):
     """Throughput of an instance, in tokens per second; a missing rate is unlimited."""
 
     model: str

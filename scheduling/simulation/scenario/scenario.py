@@ -6,9 +6,9 @@ from pydantic import Field, FiniteFloat
 
 from scheduling.bundles import BUNDLES
 from scheduling.policy import EndpointPolicy
-from scheduling.simulation.scenario.demand import BurstOf, ClientOf, Demand, PredictionsOf, TraceOf
+from scheduling.simulation.scenario.demand import BurstOf, ClientOf, DemandOf, PredictionsOf, TraceOf
 from scheduling.simulation.scenario.fleet import Gpu, Group, ProfileOf, RegionOf, SwapGroupOf
-from scheduling.simulation.scenario.parts import AtLeast0, Count, Part, Positive
+from scheduling.simulation.scenario.parts import AtLeast0, Count, Positive, ScenarioTable
 from scheduling.simulation.scenario.policies import EndpointOf, ModelOf, Policies, SloClassOf
 from scheduling.simulation.scenario.scaling import CapabilityOf, ForecastOf, PlannerOf, ScalingOf
 from scheduling.simulation.scenario.timed_events import FailureOf, RandomFailures, RedeployOf
@@ -17,7 +17,7 @@ BUNDLED: Final = -1
 """Replaces a number of `[[endpoints]]` for values of a bundle."""
 
 
-class Scenario(Part):
+class Scenario(ScenarioTable):
     """Fleet, demand and policies of a simulation."""
 
     title: str = ""
@@ -48,7 +48,7 @@ class Scenario(Part):
     redeploys: list[RedeployOf] = []
     delays: dict[str, FiniteFloat | int] = {}
     """Fields of `scheduling.simulation.cluster.description.Delays`."""
-    demand: Demand = Demand()
+    demand: DemandOf = DemandOf()
     trace: TraceOf | None = None
     clients: list[ClientOf] = []
     bursts: list[BurstOf] = []
@@ -77,7 +77,7 @@ class Scenario(Part):
             return None
         bundle = BUNDLES[name]
 
-        def left(table: Part | None, **bundled: Any) -> dict[str, Any]:
+        def left(table: ScenarioTable | None, **bundled: Any) -> dict[str, Any]:
             given = table.model_fields_set if table is not None and own is None else set()
             return {key: value for key, value in bundled.items() if key not in given}
 
@@ -103,7 +103,7 @@ class Scenario(Part):
         policy: EndpointPolicy = table.policy()
         return policy
 
-    def at(self, endpoint: tuple[str, str], name: str, usual: Part) -> Any:
+    def at(self, endpoint: tuple[str, str], name: str, usual: ScenarioTable) -> Any:
         """Return *name* at *endpoint*: from the last of `[[endpoints]]` that gives it, else from the table *usual*."""
         given = [value for _, one in self.of_endpoint(*endpoint) if (value := getattr(one, name)) is not None]
         return given[-1] if given else getattr(usual, name)

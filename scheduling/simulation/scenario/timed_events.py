@@ -4,10 +4,10 @@ from typing import Self
 
 from pydantic import model_validator
 
-from scheduling.simulation.scenario.parts import AtLeast0, Part, Positive, Size
+from scheduling.simulation.scenario.parts import AtLeast0, Positive, ScenarioTable, Size
 
 
-class FailureOf(Part):
+class FailureOf(ScenarioTable):
     """One instance, or all of a region, fail at a time."""
 
     at_h: AtLeast0
@@ -28,14 +28,14 @@ class FailureOf(Part):
         return self
 
 
-class RandomFailures(Part):
+class RandomFailures(ScenarioTable):
     """Failures of every instance at random times, with a mean number of hours between two."""
 
     mtbf_h: Positive
     repair_min: AtLeast0 | None = None
 
 
-class RedeployOf(Part):
+class RedeployOf(ScenarioTable):
     """Spot instances of one model in a region are redeployed for another model there."""
 
     at_h: AtLeast0

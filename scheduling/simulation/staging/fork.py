@@ -22,7 +22,7 @@ from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.cluster.world import OUTCOME, Outcome, State
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.scenario import Scenario
-from scheduling.simulation.staging.iterations import Prompt, replay
+from scheduling.simulation.staging.iterations import EnginePrompt, replay
 from scheduling.simulation.staging.requests import requests_of
 from scheduling.simulation.state.placing import (
     Fork,
@@ -229,7 +229,7 @@ class _Forking:
         if seen.iteration_s is not None or not running:
             trip_s = self._round_trip_s(place)
             gone = tuple(
-                Prompt(each.prompt_tokens, each.placed_s + trip_s, each.output_tokens, each.ended_s)
+                EnginePrompt(each.prompt_tokens, each.placed_s + trip_s, each.output_tokens, each.ended_s)
                 for each in seen.ended
             )
             ended_s = -inf if seen.iteration_s is None else seen.iteration_s
@@ -253,8 +253,8 @@ class _Forking:
         step_s = engine.profile.step_time_s(min(left, budget), len(running), context)
         instance.begins_s = float(np.clip(begins_s, -0.999 * step_s, -1e-6))
 
-    def _prompt(self, one: ForkedRequest) -> Prompt:
-        return Prompt(int(self.requests.prompt_tokens[one.request]), one.reaches_s, one.produced_tokens)
+    def _prompt(self, one: ForkedRequest) -> EnginePrompt:
+        return EnginePrompt(int(self.requests.prompt_tokens[one.request]), one.reaches_s, one.produced_tokens)
 
     def _queued(self, one: RequestState, output_tokens: int) -> Queued:
         request, endpoint = self.rows[id(one)], self.endpoint_of[one.model, one.served_in]

@@ -26,7 +26,7 @@ ROUNDS, TRIED = 4, 24
 ALIKE_S = 1e-6
 
 
-class Prompt(NamedTuple):
+class EnginePrompt(NamedTuple):
     """A request at an engine."""
 
     tokens: int
@@ -47,7 +47,7 @@ class Replayed(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Prompt:
+class _InferredPrompt:
     """One whose computed tokens are worked out; the rest is as in `Prompt`."""
 
     tokens: int
@@ -60,9 +60,9 @@ class _Prompt:
 @lru_cache(maxsize=1024)  # all futures and seeds of a what-if begin with the same
 def replay(
     engine: EngineConfig,
-    running: tuple[Prompt, ...],
-    pending: tuple[Prompt, ...],
-    gone: tuple[Prompt, ...],
+    running: tuple[EnginePrompt, ...],
+    pending: tuple[EnginePrompt, ...],
+    gone: tuple[EnginePrompt, ...],
     ended_s: float,
     guessed: bool = False,
 ) -> Replayed:
@@ -73,14 +73,14 @@ def replay(
     the tokens of some are estimated, so no course can agree with all, and the first is as good as any.
     """
     first_s = min((one.reaches_s for one in pending), default=inf)
-    begun, come, left = ([_Prompt(*one) for one in each] for each in (running, pending, gone))
+    begun, come, left = ([_InferredPrompt(*one) for one in each] for each in (running, pending, gone))
     if first_s < ended_s and len(running) < engine.max_num_seqs:
-        _Back(engine, begun, come, left, ended_s).find(1 if guessed else TRIED)
+        _PastIterations(engine, begun, come, left, ended_s).find(1 if guessed else TRIED)
     begins_s = ended_s if running or not pending else _forward(engine, come, ended_s)
     return Replayed(begins_s, tuple(one.computed for one in come))
 
 
-def _forward(engine: EngineConfig, pending: Sequence[_Prompt], ended_s: float) -> float:
+def _forward(engine: EngineConfig, pending: Sequence[_InferredPrompt], ended_s: float) -> float:
     """Replay the iterations after *ended_s*, in which nothing decodes, that are over at 0 s."""
     begins_s = ended_s
     while True:
@@ -119,15 +119,15 @@ class _Course:
         return self.early + (abs(self.off_s) if abs(self.off_s) > ALIKE_S else 0.0)
 
 
-class _Back:
+class _PastIterations:
     """The iterations that ended at *ended_s* and before it; the first of them is the last that ended."""
 
     def __init__(
         self,
         engine: EngineConfig,
-        running: Sequence[_Prompt],
-        pending: Sequence[_Prompt],
-        gone: Sequence[_Prompt],
+        running: Sequence[_InferredPrompt],
+        pending: Sequence[_InferredPrompt],
+        gone: Sequence[_InferredPrompt],
         ended_s: float,
     ) -> None:
         self.engine, self.pending, self.gone, self.ended_s = engine, pending, gone, ended_s
@@ -140,7 +140,7 @@ class _Back:
         self.context = (decodes * (tokens + produced - back)).sum(axis=1)
         self.held = int((tokens + produced).sum())
 
-    def _window(self, running: Sequence[_Prompt]) -> tuple[int, list[_Prompt]]:
+    def _window(self, running: Sequence[_InferredPrompt]) -> tuple[int, list[_InferredPrompt]]:
         """Return the number of iterations to where the prompts of the window began, and those prompts in order."""
         profile = self.engine.profile
         least_s = profile.step_time_s(0, 1, 1)
@@ -231,7 +231,7 @@ class _Back:
                 break
         return _Course(begin_s, at_s - self.ended_s, early, [one.computed for one in self.prompts])
 
-    def _take(self, prompts: list[_Prompt], back: int, until_s: float, decoding: int) -> tuple[int, int]:
+    def _take(self, prompts: list[_InferredPrompt], back: int, until_s: float, decoding: int) -> tuple[int, int]:
         """Give the iteration *back* of *prompts* what it has room for: how many tokens, and whether one ends too early."""
         room, begun, given, early = self.engine.max_num_batched_tokens - decoding, decoding, 0, 0
         capacity = self.engine.kv_capacity_tokens - self.held

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from scheduling.scaling.swapping import LOOK_S
 from scheduling.simulation.cluster.description import Cluster
-from scheduling.simulation.measures.results import Names, Price, Promise
+from scheduling.simulation.measures.results import Price, Promise, ResultNames
 from scheduling.simulation.result import Result
 from scheduling.simulation.scenario import Scenario, wrong_at
 from scheduling.simulation.scenario.file import text_of
@@ -49,7 +49,7 @@ class Stage:
 
     cluster: Cluster
     requests: Requests
-    names: Names
+    names: ResultNames
     promises: tuple[Promise, ...]
     interactive: tuple[bool, ...]
     """Whether each SLO class is."""
@@ -143,7 +143,7 @@ def _staged(scenario: Scenario, folder: Path, seed: int, given: Workload | None)
     return Stage(
         cluster=cluster,
         requests=requests_of(scenario, cluster, workload, seed),
-        names=Names(cluster.models, cluster.regions, list(scenario.classes), workload.tenant.names),
+        names=ResultNames(cluster.models, cluster.regions, list(scenario.classes), workload.tenant.names),
         promises=tuple(promise_of(one) for one in scenario.classes.values()),
         interactive=tuple(one.kind == "interactive" for one in scenario.classes.values()),
         prices=prices_of(scenario),

@@ -83,7 +83,7 @@ class Shift:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class LengthFactor:
     """Prompts and outputs *prompt* and *output* times as long."""
 
     scope: Scope
@@ -114,7 +114,7 @@ class More:
         return merged(workload, self.requests.select(self.requests.arrival_s < horizon_s))
 
 
-Edit = Factor | Shift | Lengths | More
+Edit = Factor | Shift | LengthFactor | More
 
 
 def edited(workload: Workload, edits: Sequence[Edit], *, seed: int, horizon_s: float = np.inf) -> Workload:

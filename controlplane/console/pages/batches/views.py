@@ -5,6 +5,7 @@ from typing import Any, cast
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.accounts.models import Role
@@ -20,8 +21,10 @@ from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import batches as live
 from controlplane.console.live.fragments import fleet_figures, held_panel
 from controlplane.console.live.hub import hub
+from controlplane.console.live.state import LiveState
 from controlplane.console.live.views import live_context
 from controlplane.console.pages.keys.examples import model_to_try
+from controlplane.console.pages.spot.selectors import pool
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError
@@ -66,8 +69,13 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
         brief=ended_shown is not None,
         model=model_to_try(),
         **live.verdict(reading),
-        **(held_panel(state) | {"held_panel": True} if viewer.sees_fleet and ended_shown is not None else {}),
+        **(sections(state) if viewer.sees_fleet and ended_shown is not None else {}),
     )
+
+
+def sections(state: LiveState) -> dict[str, Any]:
+    """Return the context of the sections that stand below the batches."""
+    return {**held_panel(state), **pool(state, timezone.now()), "held_panel": True}
 
 
 @require_safe

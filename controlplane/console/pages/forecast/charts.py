@@ -22,7 +22,7 @@ from controlplane.console.charts.spec import (
 from controlplane.console.formats import count, percent_fine, quantity
 from controlplane.console.pages.forecast.selectors import Outlook, Score
 from controlplane.planning.forecasts.demand import EVERY_CLASS, TOKENS
-from controlplane.planning.forecasts.selectors import Window
+from controlplane.planning.forecasts.selectors import ForecastWindow
 from controlplane.resources.tables import Table
 
 SMALL = 10.0  # tokens a second
@@ -37,7 +37,7 @@ HEADER = (
 GENERATED = "Generated (tok/s)"
 
 
-def _field(expected: Sequence[Window | None], name: str) -> Values:
+def _field(expected: Sequence[ForecastWindow | None], name: str) -> Values:
     return [None if window is None else getattr(window, name) for window in expected]
 
 

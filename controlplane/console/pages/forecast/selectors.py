@@ -10,7 +10,7 @@ from controlplane.console.charts.spec import last
 from controlplane.planning import capacity
 from controlplane.planning import selectors as planning
 from controlplane.planning.forecasts import demand, selectors
-from controlplane.planning.forecasts.selectors import Accuracy, NotServedHere, Series, Window
+from controlplane.planning.forecasts.selectors import Accuracy, ForecastWindow, NotServedHere, Series
 from controlplane.planning.models import Backtest, Forecast, PlanStatus, Quantity, ScalingPlan
 from controlplane.planning.titles import title_of
 
@@ -53,11 +53,11 @@ class Outlook:
     now: datetime
     actual: Series
     generated: Series
-    expected: Sequence[Window | None]
+    expected: Sequence[ForecastWindow | None]
     capacity: Series
     planned: float | None
     unit: str  # "prompt", "output", or both together: "tokens"
-    slo_class: str = ""  # all interactive classes together; "*": all there are
+    slo_class: str = ""  # empty: all interactive classes together; "*": all classes
 
     def since_known(self) -> "Outlook":
         """Return the outlook without the windows before the first known one."""
@@ -69,13 +69,13 @@ class Outlook:
         )
 
     @property
-    def ahead(self) -> list[Window]:
+    def ahead(self) -> list[ForecastWindow]:
         """Return the windows that are not over yet."""
         length = timedelta(seconds=self.window_s)
         return [window for window in self.expected if window is not None and window.start + length > self.now]
 
     @property
-    def peak(self) -> Window | None:
+    def peak(self) -> ForecastWindow | None:
         return max(self.ahead, key=lambda window: window.mean, default=None)
 
     @property
@@ -85,14 +85,14 @@ class Outlook:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """The series that a page is about, and the time range it shows."""
+class OutlookFilter:
+    """Series and time range of a page."""
 
     model: str  # empty: all models together
     region: str  # empty: all regions together
     quantity: str
     hours: float
-    slo_class: str = ""  # all interactive classes together; "*": all there are
+    slo_class: str = ""  # empty: all interactive classes together; "*": all classes
 
     @property
     def one_class(self) -> bool:
@@ -105,15 +105,15 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One series with its newest forecast, and how the forecasts within the range did."""
+class OutlookResult:
+    """One series with its newest forecast, and the accuracy of forecasts within the range."""
 
     outlook: Outlook
     forecast: Forecast | None
     accuracy: Accuracy
 
 
-def see(asked: Asked, now: datetime) -> Seen:
+def see(asked: OutlookFilter, now: datetime) -> OutlookResult:
     forecasts = _forecasts(asked, now)
     newest = forecasts[0] if forecasts else None
     window_s = newest.window_s if newest else DEMAND_WINDOW_S
@@ -144,10 +144,10 @@ def see(asked: Asked, now: datetime) -> Seen:
         unit=asked.quantity,
         slo_class=asked.slo_class,
     )
-    return Seen(outlook, newest, judged)
+    return OutlookResult(outlook, newest, judged)
 
 
-def _forecasts(asked: Asked, now: datetime) -> list[Forecast]:
+def _forecasts(asked: OutlookFilter, now: datetime) -> list[Forecast]:
     """Return the newest forecast of the series, or of each endpoint if several are summed."""
     if asked.model and asked.region and asked.quantity != demand.TOKENS and asked.slo_class != demand.EVERY_CLASS:
         newest = selectors.latest_forecast(asked.model, asked.region, asked.quantity, asked.slo_class)
@@ -160,22 +160,22 @@ def _forecasts(asked: Asked, now: datetime) -> list[Forecast]:
     return [row for key, rows in sorted(everywhere.items()) if key in served for row in rows]
 
 
-def _summed(tracks: Sequence[Sequence[Window]]) -> list[Window]:
+def _summed(tracks: Sequence[Sequence[ForecastWindow]]) -> list[ForecastWindow]:
     """Return sums of the windows that every one of *tracks* has. Ends of bands are summed too: as if all regions erred
     alike, the widest possible band of the sum.
     """
-    by_start: dict[datetime, list[Window]] = defaultdict(list)
+    by_start: dict[datetime, list[ForecastWindow]] = defaultdict(list)
     for track in tracks:
         for window in track:
             by_start[window.start].append(window)
     return [
-        Window(start, *(sum(getattr(window, name) for window in windows) for name in RATES))
+        ForecastWindow(start, *(sum(getattr(window, name) for window in windows) for name in RATES))
         for start, windows in sorted(by_start.items())
         if len(windows) == len(tracks)
     ]
 
 
-def _until_now(starts: Sequence[datetime], window_s: int, now: datetime, asked: Asked) -> Series:
+def _until_now(starts: Sequence[datetime], window_s: int, now: datetime, asked: OutlookFilter) -> Series:
     """Return the demand of complete windows; None for the others, whose requests are still being counted."""
     end = demand.last_complete(now, window_s)
     over = [start for start in starts if start < end]
@@ -191,7 +191,7 @@ def _split(known: Series, starts: Sequence[datetime], past: selectors.GeneratedP
     return actual, generated
 
 
-def _capacity(starts: Sequence[datetime], window_s: int, now: datetime, asked: Asked) -> Series:
+def _capacity(starts: Sequence[datetime], window_s: int, now: datetime, asked: OutlookFilter) -> Series:
     """Return the recorded capacity at the start of each window up to *now*."""
     if not asked.whole:
         return [None] * len(starts)
@@ -201,7 +201,7 @@ def _capacity(starts: Sequence[datetime], window_s: int, now: datetime, asked: A
     return known + [None] * (len(starts) - len(known))
 
 
-def _planned(asked: Asked, now: datetime) -> float:
+def _planned(asked: OutlookFilter, now: datetime) -> float:
     """Return the capacity once every open plan is carried out."""
     plans, able = planning.current_plans(), capacity.capabilities()
     there: dict[str, float] = defaultdict(float)
@@ -239,7 +239,7 @@ def series_rows(
     not_here = selectors.not_served_here(quantity, now, slo_class=slo_class)
     forecasts = selectors.forecasts_in_force(quantity, now - timedelta(days=1), slo_class)
     loads = capacity.endpoint_loads(now)
-    whole = Asked("", "", quantity, 0.0, slo_class).whole
+    whole = OutlookFilter("", "", quantity, 0.0, slo_class).whole
     rows = []
     for model, region in sorted({*loads, *forecasts}):
         load = loads.get((model, region))
@@ -278,7 +278,7 @@ def _expected(forecasts: Sequence[Forecast], now: datetime) -> dict[str, Any]:
     }
 
 
-def _ahead(forecast: Forecast, now: datetime) -> list[Window]:
+def _ahead(forecast: Forecast, now: datetime) -> list[ForecastWindow]:
     length = timedelta(seconds=forecast.window_s)
     return [window for window in selectors.windows_of(forecast) if window.start + length > now]
 

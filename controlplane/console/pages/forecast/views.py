@@ -19,8 +19,8 @@ from controlplane.console.pages.forecast.charts import coverage, demand_and_fore
 from controlplane.console.pages.forecast.selectors import (
     RANGES_H,
     USUAL_RANGE_H,
-    Asked,
-    Seen,
+    OutlookFilter,
+    OutlookResult,
     leader_board,
     scores,
     see,
@@ -97,11 +97,11 @@ def filters_of(request: HttpRequest, endpoints: list[tuple[str, str]], region_ti
     )
 
 
-def asked_of(filters: Filters | None) -> Asked | None:
+def asked_of(filters: Filters | None) -> OutlookFilter | None:
     if filters is None:
         return None
     slo_class = "" if filters["class"] == INTERACTIVE else filters["class"]
-    return Asked(filters["model"], filters["region"], filters["quantity"], int(filters["hours"]), slo_class)
+    return OutlookFilter(filters["model"], filters["region"], filters["quantity"], int(filters["hours"]), slo_class)
 
 
 def chosen_backtest(request: HttpRequest, backtests: list[Backtest]) -> tuple[Backtest | None, str]:
@@ -113,7 +113,9 @@ def chosen_backtest(request: HttpRequest, backtests: list[Backtest]) -> tuple[Ba
     return backtest, Select("of", "Series", named(series_of(backtest))).read(request.GET)
 
 
-def charts_of(asked: Asked | None, seen: Seen | None, backtest: Backtest | None, series: str) -> list[Chart]:
+def charts_of(
+    asked: OutlookFilter | None, seen: OutlookResult | None, backtest: Backtest | None, series: str
+) -> list[Chart]:
     charts = []
     if asked and seen:
         charts.append(demand_and_forecast(seen.outlook, "Nothing is known of this series yet."))
@@ -126,7 +128,7 @@ def charts_of(asked: Asked | None, seen: Seen | None, backtest: Backtest | None,
     return charts
 
 
-def first_forecast(asked: Asked, now: datetime) -> dict[str, Any]:
+def first_forecast(asked: OutlookFilter, now: datetime) -> dict[str, Any]:
     """Describe why a series has no forecast yet, and the time to the first: a full window, then the next forecast."""
     days = tuned().FORECAST_HISTORY_DAYS
     since = now - timedelta(days=days) if asked.one_class else None  # a class without demand since then has no forecast
@@ -153,13 +155,13 @@ def left_out(board: list[dict[str, Any]]) -> list[str]:
     return [reason for name in FORECASTERS if name not in tried and (reason := rests(name))]
 
 
-def is_stale(seen: Seen, one_class: bool, now: datetime) -> bool:
+def is_stale(seen: OutlookResult, one_class: bool, now: datetime) -> bool:
     """Return whether forecasts have stopped. Those of one class may: its demand has ended, or others come first."""
     newest = planning.newest_forecast() if one_class else seen.forecast
     return newest is not None and now - newest.made_at > 2 * timedelta(seconds=tuned().FORECAST_EVERY_S)
 
 
-def failure_of(seen: Seen | None, now: datetime) -> Event | None:
+def failure_of(seen: OutlookResult | None, now: datetime) -> Event | None:
     """Describe why forecasters failed on a series without a new forecast; None without a failure."""
     newest = seen.forecast if seen else None
     if newest is not None and now - newest.made_at <= 2 * timedelta(seconds=tuned().FORECAST_EVERY_S):

@@ -48,6 +48,10 @@ ACTION_TEXTS = {
     ),
     Action.SLEEP: ("It finishes what it runs, then its weights leave the GPU. Waking is faster than starting.", False),
     Action.WAKE: ("Its weights return to the GPU; it is ready once its health check passes.", False),
+    Action.RECLAIM: (
+        "Its opportunistic requests are queued again, or ended with an error, by class; then it serves its own model again.",
+        False,
+    ),
 }
 
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from django.db.models import Q, Sum
 
 from controlplane.console.formats import age, count, duration, milliseconds, percent, percent_fine
-from controlplane.console.pages.forecast.selectors import Asked, see
+from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.console.pages.models.selectors import SLO_OVER, ModelRow, hours_back
 from controlplane.fleet.attainment import Attainment, together
 from controlplane.fleet.models import Model, SloClass
@@ -15,7 +15,7 @@ from controlplane.gateway.selectors import attainments
 from controlplane.lengths.selectors import active_version
 from controlplane.planning import selectors as planning
 from controlplane.planning.models import PolicyMode, Quantity, ScalingPolicy
-from controlplane.planning.parts import PARTS, Choice, Part
+from controlplane.planning.parts import PARTS, PolicyChoice, PolicyPart
 from controlplane.planning.titles import title_of
 
 BUDGET_OVER = timedelta(days=1)
@@ -64,8 +64,8 @@ def promise_of(slo_class: SloClass) -> str:
 class PartNow:
     """One part of a model's policy. *health* is a sentence, empty if nothing is known."""
 
-    part: Part
-    choice: Choice
+    part: PolicyPart
+    choice: PolicyChoice
     health: str = ""
 
 
@@ -127,7 +127,7 @@ def _plan_health(model: Model, now: datetime) -> str:
 
 
 def _forecast_health(model: str, now: datetime) -> str:
-    seen = see(Asked(model, "", Quantity.OUTPUT, hours := hours_back()), now)
+    seen = see(OutlookFilter(model, "", Quantity.OUTPUT, hours := hours_back()), now)
     if seen.forecast is None:
         return "No forecast yet"
     by, error = title_of(seen.forecast.forecaster), seen.accuracy.error

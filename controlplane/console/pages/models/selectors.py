@@ -12,7 +12,7 @@ from controlplane.console.formats import MINUS, percent
 from controlplane.console.live.attention import slo_level
 from controlplane.console.live.state import SATURATED, LiveState
 from controlplane.console.pages.forecast.charts import demand_and_forecast, unit_title
-from controlplane.console.pages.forecast.selectors import Asked, see
+from controlplane.console.pages.forecast.selectors import OutlookFilter, see
 from controlplane.console.pages.scaling.tables import WORDS
 from controlplane.fleet.attainment import Attainment, worst
 from controlplane.fleet.lifecycle.states import COMING, InstanceState
@@ -42,7 +42,9 @@ def demand_and_capacity(model: str, quantity: str, now: datetime) -> Chart:
     """
 
     def build() -> list[Chart]:
-        chart = demand_and_forecast(see(Asked(model, "", quantity, hours_back(), EVERY_CLASS), now).outlook, NO_DEMAND)
+        chart = demand_and_forecast(
+            see(OutlookFilter(model, "", quantity, hours_back(), EVERY_CLASS), now).outlook, NO_DEMAND
+        )
         over = "regions" if model else "endpoints"
         caption = f"{unit_title(quantity)} per second of all classes and regions; bands are summed over {over}"
         return [

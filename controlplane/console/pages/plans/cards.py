@@ -16,7 +16,7 @@ from controlplane.tuning.selectors import tuned
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class InstanceChange:
     """One place whose number of instances a plan changes."""
 
     region: str
@@ -38,7 +38,7 @@ class Card:
 
     plan: ScalingPlan
     strategy: str
-    changes: tuple[Change, ...]
+    changes: tuple[InstanceChange, ...]
     expired: bool
     binding: tuple[str, ...] = field(default=())
     short_rows: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ def _card(
     undone: str,
 ) -> Card:
     changes = [
-        Change(
+        InstanceChange(
             region=titles.get(target["region"], target["region"]),
             gpu_type=titles.get(target["gpu_type"], target["gpu_type"]),
             present=target["present"],

@@ -71,7 +71,7 @@ class Cell(Amounts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line(Amounts):
+class DeploymentLine(Amounts):
     """One row of the matrix: a model on a GPU type, with a cell for each region."""
 
     model: str
@@ -89,7 +89,7 @@ class Matrix(Amounts):
     """Present against planned instances by model x GPU type and region."""
 
     regions: tuple[tuple[str, str], ...]  # name and title
-    lines: tuple[Line, ...]
+    lines: tuple[DeploymentLine, ...]
 
     @property
     def totals(self) -> list[tuple[int, int]]:
@@ -110,7 +110,7 @@ def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, st
         groups.setdefault((row.model.name, row.gpu_type.name), {})[row.region.name] = row
     regions = sorted({region for by_region in groups.values() for region in by_region})
     of_models = Counter(name for name, _ in groups)
-    lines: list[Line] = []
+    lines: list[DeploymentLine] = []
     for (name, gpu_type), by_region in groups.items():
         plan = plans.get(name)
         targets = _targets(plan, gpu_type) if plan and plan.valid_until > now else {}
@@ -126,7 +126,7 @@ def matrix(model: str, plans: Mapping[str, ScalingPlan], titles: Mapping[str, st
         )
         some = next(iter(by_region.values()))
         lines.append(
-            Line(
+            DeploymentLine(
                 model=name,
                 gpu_type=gpu_type,
                 gpu_title=some.gpu_type.title,

@@ -24,7 +24,7 @@ from controlplane.console.charts.cache import once
 from controlplane.console.charts.spec import Chart, Series, local
 from controlplane.console.formats import duration
 from controlplane.console.pages.forecast.charts import demand_and_forecast
-from controlplane.console.pages.forecast.selectors import Asked as Outlook
+from controlplane.console.pages.forecast.selectors import OutlookFilter as Outlook
 from controlplane.console.pages.forecast.selectors import see
 from controlplane.console.pages.models.selectors import EVERY_S, hours_back
 from controlplane.console.pages.what_if import forms

@@ -17,7 +17,7 @@ from controlplane.console.pages.what_if.rows import (
     OF_ALL,
     OF_FLEET,
     TENANT,
-    Column,
+    RowColumn,
     RowKind,
     Values,
     amount,
@@ -277,7 +277,7 @@ def _pair(row: Mapping[str, str]) -> Values:
 NAMES: Final = RowKind(
     "trace-name",
     "Models by other names",
-    (Column("theirs", "Name in the trace"), MODEL),
+    (RowColumn("theirs", "Name in the trace"), MODEL),
     (("Name", {"theirs": "name"}),),
     _pair,
     "None: a model is found by the name that it has here.",

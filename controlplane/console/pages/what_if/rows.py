@@ -21,7 +21,7 @@ EVERY: Final = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class RowColumn:
     """Column of a row: a select with *choices*, made of the present scenario; else a number or a text."""
 
     name: str
@@ -39,7 +39,7 @@ class RowKind:
 
     name: str
     title: str
-    columns: Sequence[Column]
+    columns: Sequence[RowColumn]
     adds: Sequence[tuple[str, Mapping[str, str]]]
     change: Callable[[Mapping[str, str]], Values] = field(compare=False)
     none: str = ""
@@ -144,20 +144,21 @@ def _key(row: Mapping[str, str]) -> Values:
     return {"kind": "key", "path": row["path"], "value": value}
 
 
-def _minutes(name: str, label: str) -> Column:
-    return Column(name, label, unit="min", step="any")
+def _minutes(name: str, label: str) -> RowColumn:
+    return RowColumn(name, label, unit="min", step="any")
 
 
-REGION = Column("region", "Region", _regions)
-MODEL: Final = Column("model", "Model", _one_model)
+REGION = RowColumn("region", "Region", _regions)
+MODEL: Final = RowColumn("model", "Model", _one_model)
+EDITS: Final = (("burst", "Burst"), ("factor", "Factor"), ("shift", "Shift"), ("lengths", "Lengths"))
 DEMAND: Final = RowKind(
     "demand",
     "Demand",
     (
-        Column("edit", "Edit", _fixed(("burst", "Burst"), ("factor", "Factor"), ("shift", "Shift"), ("lengths", "Lengths"))),
+        RowColumn("edit", "Edit", _fixed(*EDITS)),
         REGION,
-        Column("model", "Models", _models),
-        Column("by", "By", unit="x, or min", step="any"),
+        RowColumn("model", "Models", _models),
+        RowColumn("by", "By", unit="x, or min", step="any"),
         _minutes("from", "From"),
         _minutes("until", "To"),
         _minutes("ramp", "Ramp"),
@@ -175,15 +176,15 @@ TENANT: Final = RowKind(
     "tenant",
     "New tenants",
     (
-        Column("tenant", "Tenant"),
+        RowColumn("tenant", "Tenant"),
         MODEL,
-        Column("class", "SLO class", _classes),
+        RowColumn("class", "SLO class", _classes),
         REGION,
-        Column("rate", "Rate", unit="requests/s", step="any"),
-        Column("prompt", "Prompt", unit="tokens, median", step="1"),
-        Column("output", "Output", unit="tokens, median", step="1"),
-        Column("swing", "Daily swing", unit="%", step="any"),
-        Column("peak", "Peak after", unit="h", step="any"),
+        RowColumn("rate", "Rate", unit="requests/s", step="any"),
+        RowColumn("prompt", "Prompt", unit="tokens, median", step="1"),
+        RowColumn("output", "Output", unit="tokens, median", step="1"),
+        RowColumn("swing", "Daily swing", unit="%", step="any"),
+        RowColumn("peak", "Peak after", unit="h", step="any"),
     ),
     (("Tenant", {"tenant": "new", "rate": "0.5", "prompt": "300", "output": "150"}),),
     _tenant,
@@ -194,8 +195,8 @@ BOUNDS: Final = RowKind(
     (
         MODEL,
         REGION,
-        Column("least", "At least", unit="instances", step="1"),
-        Column("most", "At most", unit="instances", step="1"),
+        RowColumn("least", "At least", unit="instances", step="1"),
+        RowColumn("most", "At most", unit="instances", step="1"),
     ),
     (("Bound", {}),),
     _bounds,
@@ -206,11 +207,11 @@ FAILURE: Final = RowKind(
     "failure",
     "Failures",
     (
-        Column("what", "What", _fixed(*LOST)),
+        RowColumn("what", "What", _fixed(*LOST)),
         REGION,
-        Column("node", "Node", _nodes),
-        Column("instance", "Instance", _instances),
-        Column("count", "How many", unit="of spot", step="1"),
+        RowColumn("node", "Node", _nodes),
+        RowColumn("instance", "Instance", _instances),
+        RowColumn("count", "How many", unit="of spot", step="1"),
         _minutes("at", "After"),
         _minutes("for", "For"),
     ),
@@ -222,11 +223,11 @@ SLO: Final = RowKind(
     "slo",
     "SLO targets",
     (
-        Column("class", "SLO class", _classes),
-        Column("ttft", "TTFT", unit="ms", step="any"),
-        Column("itl", "ITL", unit="ms", step="any"),
-        Column("e2e", "E2E", unit="ms", step="any"),
-        Column("deadline", "Deadline", unit="s", step="any"),
+        RowColumn("class", "SLO class", _classes),
+        RowColumn("ttft", "TTFT", unit="ms", step="any"),
+        RowColumn("itl", "ITL", unit="ms", step="any"),
+        RowColumn("e2e", "E2E", unit="ms", step="any"),
+        RowColumn("deadline", "Deadline", unit="s", step="any"),
     ),
     (("SLO target", {}),),
     _slo,
@@ -235,7 +236,7 @@ SLO: Final = RowKind(
 KEY: Final = RowKind(
     "key",
     "Any other key",
-    (Column("path", "Key of the scenario"), Column("value", "Value")),
+    (RowColumn("path", "Key of the scenario"), RowColumn("value", "Value")),
     (("Key", {"path": "planner.epsilon"}),),
     _key,
 )

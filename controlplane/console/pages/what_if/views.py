@@ -35,7 +35,7 @@ from controlplane.simulation.whatif import plan, report, selectors, services, tw
 from controlplane.simulation.whatif.changes.base import region_title
 from controlplane.simulation.whatif.models import LETTERS, Future, WhatIf, WhatIfState
 from controlplane.simulation.whatif.plan import followed, ready_since
-from controlplane.simulation.whatif.results import Compared, compared, kept_of
+from controlplane.simulation.whatif.results import DecisionPairs, compared, kept_of
 from controlplane.simulation.whatif.working import OPEN, edited_time
 
 SHOWN: Final = 100
@@ -98,7 +98,7 @@ def what_if(request: HttpRequest, pk: int) -> HttpResponseBase:
     row = get_object_or_404(WhatIf, pk=pk)
     if row.state == WhatIfState.DRAFT and row.asked:
         return redirect(f"{row.asked}&draft={row.pk}")
-    seen = _Seen(request, row)
+    seen = _ComparisonPage(request, row)
     match request.GET.get("format"), request.GET.get("table"):
         case "csv", "regret":
             return _regret_table(seen).csv(f"what-if-{pk}-regret")
@@ -118,7 +118,7 @@ def what_if(request: HttpRequest, pk: int) -> HttpResponseBase:
 @require_GET
 @fleet_role(Role.VIEWER)
 def charts(request: HttpRequest, pk: int) -> HttpResponse:
-    return redrawn(request, _Seen(request, get_object_or_404(WhatIf, pk=pk)).charts())
+    return redrawn(request, _ComparisonPage(request, get_object_or_404(WhatIf, pk=pk)).charts())
 
 
 @require_safe
@@ -170,7 +170,7 @@ def act(request: HttpRequest, pk: int, action: str) -> HttpResponse:
     return back(request, "console:what-if", pk)
 
 
-class _Seen:
+class _ComparisonPage:
     """One what-if as an address shows it."""
 
     def __init__(self, request: HttpRequest, row: WhatIf) -> None:
@@ -365,7 +365,7 @@ def _why_not(row: WhatIf, chosen: dict[str, Any]) -> str:
     return "" if chosen["whole"] else "It can become the plan once all its seeds are done."
 
 
-def _regret_table(seen: _Seen) -> Table:
+def _regret_table(seen: _ComparisonPage) -> Table:
     regret = seen.compared["regret"]
     if regret is None:
         return Table(("Future",), [])
@@ -515,7 +515,7 @@ def _choices(keys: list[tuple[str, str]], chosen: tuple[str, str] | None) -> lis
     ]
 
 
-def _shown(known: Compared, at: datetime, key: tuple[str, str], about: dict[str, Any]) -> dict[str, Any]:
+def _shown(known: DecisionPairs, at: datetime, key: tuple[str, str], about: dict[str, Any]) -> dict[str, Any]:
     return {
         "title": f"{region_title(key[1])}: {KINDS[key[0]][0].lower()}",
         "caption": KINDS[key[0]][1],
@@ -535,7 +535,7 @@ def _shown(known: Compared, at: datetime, key: tuple[str, str], about: dict[str,
     }
 
 
-def _table(future: Future, known: Compared, at: datetime) -> Table:
+def _table(future: Future, known: DecisionPairs, at: datetime) -> Table:
     header = ("Time (UTC)", "After the start (s)", "Model", "A", str(future), "Differs", "First difference")
     rows = [
         [

@@ -11,7 +11,7 @@ from django.db import DatabaseError
 from rich.console import Console
 
 from controlplane.planning.forecasts import backtests
-from controlplane.planning.forecasts.backtests import FIT_DAYS, HORIZON, Demand
+from controlplane.planning.forecasts.backtests import FIT_DAYS, HORIZON, BacktestSource
 from controlplane.terminal import Column, console, progress, table
 from forecasting.workload import BEST, FORECASTERS, rests
 from forecasting.workload.series import DAY_S, QUANTITIES, Series, aggregate, from_trace
@@ -114,7 +114,7 @@ class Command(BaseCommand):
             show(console(self.stdout), about, made.rows)
 
 
-def read(options: dict[str, Any]) -> Demand:
+def read(options: dict[str, Any]) -> BacktestSource:
     """Read the source named by the options. Raises TraceError for a file, CommandError for other errors."""
     file, window_s = options["file"], options["window"]
     if file is None:
@@ -129,7 +129,9 @@ def read(options: dict[str, Any]) -> Demand:
     if options["format"] == "servegen":
         if options["model"]:
             raise CommandError("--model: a servegen file is one model.")
-        return Demand(file.name, {file.name.removesuffix(".gz").removesuffix(".csv"): read_servegen(file, window_s)})
+        return BacktestSource(
+            file.name, {file.name.removesuffix(".gz").removesuffix(".csv"): read_servegen(file, window_s)}
+        )
     workload = load_trace(file, options["format"])
     if not len(workload.arrival_s):
         raise CommandError(f"{file}: no request in it has a prompt and an output.")
@@ -148,7 +150,7 @@ def read(options: dict[str, Any]) -> Demand:
         }
     if not series:
         raise CommandError(f"{file}: no request is for {options['model']!r}; there are {', '.join(names)}.")
-    return Demand(file.name, series)
+    return BacktestSource(file.name, series)
 
 
 def read_servegen(path: Path, window_s: float) -> dict[str, Series]:

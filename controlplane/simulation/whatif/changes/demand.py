@@ -15,7 +15,7 @@ from controlplane.simulation.whatif.changes.base import (
 )
 from scheduling.simulation.scenario.demand import ClientOf
 from scheduling.simulation.staging.demand import client_of
-from scheduling.simulation.workload.edits import Edit, Factor, Lengths, More, Scope, Shift
+from scheduling.simulation.workload.edits import Edit, Factor, LengthFactor, More, Scope, Shift
 from scheduling.simulation.workload.generator import generate
 
 AtLeast0 = Annotated[FiniteFloat, Field(ge=0)]
@@ -66,7 +66,7 @@ class DemandChange(Change):
             case "shift":
                 return [Shift(scope, self.shift_s)]
             case "lengths":
-                return [Lengths(scope, self.prompt, self.output)]
+                return [LengthFactor(scope, self.prompt, self.output)]
             case _:
                 return [Factor(scope, self.by, self.from_s, until_s, self.ramp_s)]
 

@@ -12,7 +12,7 @@ from scheduling.simulation.measures.differences import (
     REGION,
     ROWS,
     SWAP,
-    Pair,
+    DecisionPair,
     around,
     differences,
 )
@@ -29,10 +29,10 @@ def test_requests_by_who_serves_them():
     rows, marked = side_by_side(first, other, INSTANCE)
     assert marked == 1
     assert rows == [
-        Pair(0.0, "m", "e1", "e1", False),
-        Pair(1.0, "m", "e2", "e1", True),
-        Pair(2.0, "m", "e1, after 250 ms", "w1, in west, after 2.0 s", True),
-        Pair(3.0, "m", "is never begun", "e1", True),
+        DecisionPair(0.0, "m", "e1", "e1", False),
+        DecisionPair(1.0, "m", "e2", "e1", True),
+        DecisionPair(2.0, "m", "e1, after 250 ms", "w1, in west, after 2.0 s", True),
+        DecisionPair(3.0, "m", "is never begun", "e1", True),
     ]
     rows, marked = side_by_side(first, other, REGION)
     assert rows[marked].other == "w1, in west, after 2.0 s"
@@ -44,15 +44,15 @@ def test_changes_of_instances_with_their_reasons():
     rows, marked = side_by_side(first, other, INSTANCES)
     assert marked == 1
     assert rows == [
-        Pair(5.0, "m", "adds 1: use", "adds 1: a plan", False),
-        Pair(60.0, "m", "adds 2: use", "", True),
-        Pair(180.0, "m", "", "takes away 1", True),
+        DecisionPair(5.0, "m", "adds 1: use", "adds 1: a plan", False),
+        DecisionPair(60.0, "m", "adds 2: use", "", True),
+        DecisionPair(180.0, "m", "", "takes away 1", True),
     ]
 
 
 def test_swaps():
     rows, marked = side_by_side(log([0], swaps=[(7.0, "e1", "m", "east")]), log([0]), SWAP)
-    assert (rows, marked) == ([Pair(7.0, "m", "swaps e1 to m", "", True)], 0)
+    assert (rows, marked) == ([DecisionPair(7.0, "m", "swaps e1 to m", "", True)], 0)
 
 
 def test_the_order_of_what_waited():

@@ -14,9 +14,9 @@ from scheduling.simulation.measures.results import (
     PERCENTILES,
     STATISTICS,
     Measures,
-    Names,
     Price,
     Promise,
+    ResultNames,
     latency_s,
     statistics,
 )
@@ -24,7 +24,7 @@ from scheduling.simulation.result import Result
 from scheduling.simulation.workload.requests import make_requests
 
 ENGINE = EngineConfig(8, 512, 16, 100, "fcfs", 1000, Profile(0.0, 0.01, 1e-4, 0.0, 0.01, 0.0, 0.0))
-NAMES = Names(["llama", "bloom"], ["east", "west"], ["iw", "niw"], ["acme", "globex"])
+NAMES = ResultNames(["llama", "bloom"], ["east", "west"], ["iw", "niw"], ["acme", "globex"])
 
 
 def result(outcomes: list[tuple], **values) -> Result:

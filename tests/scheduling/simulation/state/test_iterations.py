@@ -8,7 +8,7 @@ import pytest
 from scheduling.fleet.profile import Profile
 from scheduling.simulation.engine.reference import EngineConfig, EngineRequest, ReferenceEngine
 from scheduling.simulation.staging import iterations
-from scheduling.simulation.staging.iterations import Prompt, replay
+from scheduling.simulation.staging.iterations import EnginePrompt, replay
 
 PROFILE = Profile(0.02, 0.005, 1e-4, 0.0, 0.02, 0.0005, 1e-6)
 SEQUENCES = 8
@@ -58,13 +58,13 @@ class Cut:
                 before[str(at)] = (0, 0)
         self.running, self.pending, self.true = [], [], []
         for name, (computed, produced) in before.items():
-            one = Prompt(left[int(name)][1], arrivals[int(name)] - at_s, produced)
+            one = EnginePrompt(left[int(name)][1], arrivals[int(name)] - at_s, produced)
             (self.running if produced else self.pending).append(one)
             if not produced:
                 self.true.append(computed)
         self.seen_s -= at_s
         self.gone = [
-            Prompt(left[int(name)][1], arrivals[int(name)] - at_s, left[int(name)][2], left_s=moment_s - at_s)
+            EnginePrompt(left[int(name)][1], arrivals[int(name)] - at_s, left[int(name)][2], left_s=moment_s - at_s)
             for name, moment_s in ended_s.items()
             if any(moment_s - at_s > one.reaches_s for one in self.pending)
         ]
@@ -107,10 +107,10 @@ def test_it_is_mostly_known_while_others_end():
 
 def test_where_tokens_are_guessed_nothing_is_searched_for(monkeypatch):
     """No course agrees with them. What is computed lies within the prompts all the same."""
-    courses, course = [], iterations._Back._course
-    monkeypatch.setattr(iterations._Back, "_course", lambda *given: courses.append(1) or course(*given))
-    running = (Prompt(500, -30.0, 300), Prompt(3000, -2.0, 20), Prompt(700, -1.5, 60))
-    pending = (Prompt(3000, -0.4), Prompt(2000, -0.3))
+    courses, course = [], iterations._PastIterations._course
+    monkeypatch.setattr(iterations._PastIterations, "_course", lambda *given: courses.append(1) or course(*given))
+    running = (EnginePrompt(500, -30.0, 300), EnginePrompt(3000, -2.0, 20), EnginePrompt(700, -1.5, 60))
+    pending = (EnginePrompt(3000, -0.4), EnginePrompt(2000, -0.3))
     counts = []
     for guessed in (True, False):
         courses.clear()

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduling.simulation.workload.columns import Coded, Workload
-from scheduling.simulation.workload.edits import Factor, Lengths, More, Scope, Shift, edited, merged
+from scheduling.simulation.workload.edits import Factor, LengthFactor, More, Scope, Shift, edited, merged
 
 HORIZON_S = 3600.0
 EAST = Scope(regions=frozenset({"east"}))
@@ -67,7 +67,7 @@ def test_a_factor_gives_as_many_requests_as_it_says(by, from_s, lasts_s, ramp_s,
 
 def test_outside_its_scope_nothing_changes():
     before = workload()
-    made = edited(before, [Factor(EAST, 3.0), Lengths(EAST, 2.0, 0.5)], seed=1, horizon_s=HORIZON_S)
+    made = edited(before, [Factor(EAST, 3.0), LengthFactor(EAST, 2.0, 0.5)], seed=1, horizon_s=HORIZON_S)
     others = [made.select(made.region.codes == 1), before.select(before.region.codes == 1)]
     assert rows(others[0]) == rows(others[1])
     np.testing.assert_array_equal(others[0].arrival_s, others[1].arrival_s)
@@ -85,7 +85,7 @@ def test_a_shift_keeps_every_request_within_the_horizon(by_s):
 
 
 def test_lengths_are_rounded_and_never_none():
-    made = edited(workload(), [Lengths(Scope(), 0.001, 2.0)], seed=1)
+    made = edited(workload(), [LengthFactor(Scope(), 0.001, 2.0)], seed=1)
     assert set(made.prompt_tokens) == {1}
     assert (made.output_tokens == 2 * workload().output_tokens).all()
 

@@ -1,0 +1,105 @@
+"""`/api`: the spot pool, and weights by region."""
+
+from typing import Any
+
+from django.shortcuts import get_object_or_404
+from django.utils import timezone
+from ninja import Field, Router, Status
+
+from controlplane.accounts.models import Role
+from controlplane.api.callers import VIEWERS, ApiRequest
+from controlplane.api.resources import add_list, schema_of
+from controlplane.api.schemas import ActionIn, Described, Strict
+from controlplane.fleet.models import Model, Region
+from controlplane.fleet.spot import selectors as spot
+from controlplane.fleet.spot import services as spot_services
+from controlplane.fleet.weights import selectors as weights
+from controlplane.fleet.weights import services as weights_services
+from controlplane.resources.spot import DONATIONS, WEIGHTS
+
+router = Router(auth=VIEWERS, tags=["Spot pool"])
+DonationOut = schema_of(DONATIONS, "DonationOut", "The time that an instance spends in the spot pool.")
+WeightsOut = schema_of(WEIGHTS, "WeightsOut", "The weights of a model in a region.")
+
+
+class PoolOut(Described):
+    donated: int
+    """Instances donated, or being reclaimed."""
+    usd_per_hour: float
+    """Earned per hour now: the spot price of each donated instance."""
+    donated_hours_today: float
+    """Instance-hours donated today, in UTC."""
+    earned_usd_today: float
+    reclaims_today: int
+    redeployments_today: int
+    evicted_requests_today: int
+    """Requests queued again by reclaims."""
+    ended_requests_today: int
+    """Requests ended with an error by reclaims."""
+    reclaims_measured: int
+    """Reclaims of the last seven days."""
+    reclaim_median_s: float | None
+    reclaim_max_s: float | None
+
+
+class PullIn(Strict):
+    model: str = Field(max_length=160)
+    region: str = Field(max_length=40)
+    reason: str = Field(min_length=1, max_length=255)
+
+
+class PullOut(Described):
+    gigabytes: float
+    expected_s: float
+    """By size and `WEIGHTS_GB_PER_S`."""
+    usd: float
+    """By size and `WEIGHTS_USD_PER_GB`."""
+    weights: WeightsOut  # type: ignore[valid-type]
+
+
+class StoppedOut(Described):
+    message: str
+    """Result in one sentence."""
+
+
+add_list(router, DONATIONS, DonationOut, "List donated instances, newest first: earnings, reclaims, evicted requests.")
+add_list(router, WEIGHTS, WeightsOut, "List which model's weights are in which region.", paged=False)
+
+
+@router.get("/spot", response=PoolOut)
+def get_spot_pool(request: ApiRequest) -> dict[str, Any]:
+    """Return the spot pool in numbers."""
+    now = timezone.now()
+    today, times = spot.totals(spot.start_of_day(now), now), spot.reclaim_times(now)
+    rows = list(spot.open_donations())
+    return {
+        "donated": len(rows),
+        "usd_per_hour": sum(float(row.spot_usd_per_hour) for row in rows if row.reclaim_at is None),
+        "donated_hours_today": today.donated_hours,
+        "earned_usd_today": today.earned_usd,
+        "reclaims_today": today.reclaims,
+        "redeployments_today": today.redeployments,
+        "evicted_requests_today": today.evicted_requests,
+        "ended_requests_today": today.ended_requests,
+        "reclaims_measured": len(times.seconds),
+        "reclaim_median_s": times.median_s,
+        "reclaim_max_s": times.most_s,
+    }
+
+
+@router.post("/spot/stop", response=StoppedOut)
+def stop_donating(request: ApiRequest, body: ActionIn) -> dict[str, str]:
+    """Switch `SPOT_DONATE` off for all models and stop what is donated. To reclaim one, use its action `reclaim`."""
+    return {"message": spot_services.stop_donating(request.auth.require(Role.OPERATOR), body.reason)}
+
+
+@router.post("/weights/pulls", response={202: PullOut})
+def pull_weights(request: ApiRequest, body: PullIn) -> Status[dict[str, Any]]:
+    """Pull the weights of a model into a region. 409 where they are, or are being pulled."""
+    user = request.auth.require(Role.OPERATOR)
+    model, region = get_object_or_404(Model, name=body.model), get_object_or_404(Region, name=body.region)
+    row = weights_services.pull(model, region, user, body.reason)
+    expected = weights.estimate(model)
+    return Status(
+        202, {"gigabytes": expected.gigabytes, "expected_s": expected.seconds, "usd": expected.usd, "weights": row}
+    )

@@ -1,0 +1,154 @@
+"""The spot pool and weights by region, as their panels show them."""
+
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from controlplane.console.live.state import LiveState
+from controlplane.fleet.models import Donation, Model, Region, Weights, WeightsState
+from controlplane.fleet.spot import selectors as spot
+from controlplane.fleet.spot.selectors import ReclaimTimes
+from controlplane.fleet.weights import selectors as weights
+from controlplane.fleet.weights.selectors import Pull
+from controlplane.tuning.selectors import tuned
+
+BIN_S: Final = 20
+"""Width of a bar of the reclaim histogram, in seconds."""
+WIDTH, HEIGHT = 240, 48
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """A donated instance."""
+
+    donation: Donation
+    running: int | None
+    """Requests there; None while nothing is known live."""
+    reclaim_s: float
+    """Expected time of a reclaim."""
+    reclaiming_s: float | None
+    """Seconds since it was asked for; None while it is not."""
+
+    @property
+    def usd_per_hour(self) -> float:
+        return float(self.donation.spot_usd_per_hour)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    x: float
+    y: float
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Measured reclaims as bars of an image of WIDTH by HEIGHT."""
+
+    bars: list[Bar]
+    limit_x: float
+    limit_s: float
+    last_s: float
+    width: int = WIDTH
+    height: int = HEIGHT
+
+
+def histogram(times: ReclaimTimes, limit_s: float) -> Histogram:
+    """Return the bars of *times* in steps of `BIN_S`, up to *limit_s* and beyond it where a reclaim took longer."""
+    last_s = max(limit_s, times.most_s or 0.0)
+    count = max(1, math.ceil(last_s / BIN_S))
+    counts = [0] * count
+    for seconds in times.seconds:
+        counts[min(count - 1, int(seconds // BIN_S))] += 1
+    step, most = WIDTH / count, max(counts)
+    bars = [
+        Bar(round(at * step + 1, 1), round(HEIGHT - height, 1), round(step - 2, 1), round(height, 1))
+        for at, each in enumerate(counts)
+        if (height := HEIGHT * each / max(most, 1))
+    ]
+    return Histogram(bars, round(WIDTH * limit_s / (count * BIN_S), 1), limit_s, last_s)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsCell:
+    """The weights of a model in a region."""
+
+    model: Model
+    region: Region
+    row: Weights | None
+    left_s: float
+    """Seconds until they are there."""
+
+    @property
+    def dialog(self) -> str:
+        return f"pull-{self.model.pk}-{self.region.pk}"
+
+    @property
+    def may_be_pulled(self) -> bool:
+        return self.row is None or self.row.state == WeightsState.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsRow:
+    model: Model
+    pull: Pull
+    cells: list[WeightsCell]
+
+
+def pool(state: LiveState, now: datetime) -> dict[str, Any]:
+    """Return the context of `console/batches/spot.html`."""
+    times, live = spot.reclaim_times(now), state.instance_rows()
+    limit_s = tuned().SPOT_RECLAIM_S
+    rows = []
+    for donation in spot.open_donations():
+        reading = live.get(donation.instance_id)
+        asked = donation.reclaim_at
+        rows.append(
+            PoolRow(
+                donation,
+                reading.get("running") if reading else None,
+                times.expected_s,
+                (now - asked).total_seconds() if asked else None,
+            )
+        )
+    donating = [model.name for model in Model.objects.filter(active=True) if tuned(model.name).SPOT_DONATE]
+    return {
+        "pool": rows,
+        "pool_usd_per_hour": sum(row.usd_per_hour for row in rows if row.reclaiming_s is None),
+        "pool_today": spot.totals(spot.start_of_day(now), now),
+        "reclaims": times,
+        "histogram": histogram(times, limit_s),
+        "reclaim_limit_s": limit_s,
+        "let_go_at": spot.last_let_go_at(),
+        "donating": donating,
+        "least": minimum_kept(),
+        "weights_regions": list(Region.objects.filter(active=True)),
+        "weights_rows": weights_rows(now),
+    }
+
+
+def minimum_kept() -> str:
+    """Return the least and the greatest minimum of active deployments in words; empty without any."""
+    counts = spot.minimums()
+    if not counts:
+        return ""
+    return f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+
+
+def weights_rows(now: datetime) -> list[WeightsRow]:
+    """Return where the weights of each active model are, by region."""
+    regions = list(Region.objects.filter(active=True))
+    of = {(row.model_id, row.region_id): row for row in weights.weights()}
+    return [
+        WeightsRow(
+            model,
+            weights.estimate(model),
+            [
+                WeightsCell(model, region, of.get((model.pk, region.pk)), weights.pull_s(model, region, now))
+                for region in regions
+            ],
+        )
+        for model in Model.objects.filter(active=True)
+    ]

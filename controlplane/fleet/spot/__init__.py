@@ -1,0 +1,1 @@
+"""The spot pool: instances that are donated, and reclaimed or redeployed (SageServe section 6.5)."""

@@ -1,0 +1,145 @@
+"""Reads of the spot pool: who is donated, what it earns, and how long reclaims take."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from statistics import median
+from typing import Final
+
+from django.db.models import Q, QuerySet
+
+from controlplane.fleet.lifecycle import start_times
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, Donation, DonationState, Instance, Launcher
+from controlplane.fleet.models.spot import OPEN
+from controlplane.fleet.weights.selectors import pull_s
+from controlplane.tuning.selectors import tuned
+
+RECLAIM_S: Final = 60.0
+"""Expected time of a reclaim until one has been measured: SageServe's median (section 7.1)."""
+KEPT: Final = timedelta(days=7)
+"""Period of the reclaims that times are measured from."""
+
+
+def spot_usd_per_hour(deployment: Deployment) -> Decimal:
+    """Return the spot price of one instance an hour; 0 where its GPU type has none."""
+    return (deployment.gpu_type.spot_usd_per_hour or Decimal(0)) * deployment.tensor_parallel
+
+
+def donations() -> QuerySet[Donation]:
+    """Return all donations with what a page or an answer shows."""
+    return Donation.objects.select_related(
+        "instance__deployment__model",
+        "instance__deployment__region",
+        "instance__deployment__gpu_type",
+        "taken_for__model",
+    )
+
+
+def open_donations() -> QuerySet[Donation]:
+    """Return donations that have not ended, the oldest first."""
+    return donations().filter(state__in=OPEN).order_by("pk")
+
+
+def minimums() -> list[int]:
+    """Return the minimum instances of active deployments, ascending, each number once."""
+    rows = Deployment.objects.filter(active=True, model__active=True, region__active=True).order_by("min_instances")
+    return list(rows.values_list("min_instances", flat=True).distinct())
+
+
+def redeployable(deployment: Deployment) -> QuerySet[Instance]:
+    """Return donated instances of other models with the GPUs that *deployment* asks for."""
+    rows = Instance.objects.filter(
+        state=InstanceState.DONATED,
+        deployment__region=deployment.region_id,
+        deployment__gpu_type=deployment.gpu_type_id,
+        deployment__tensor_parallel=deployment.tensor_parallel,
+    )
+    rows = rows.exclude(deployment__model=deployment.model_id).exclude(launcher=Launcher.EXTERNAL)
+    return rows.select_related("deployment__model", "deployment__region", "deployment__gpu_type", "node").order_by("pk")
+
+
+def redeploy_s(deployment: Deployment, donated: Instance) -> float:
+    """Return the expected time to bring *deployment* up on the GPUs of *donated*, in seconds."""
+    from scheduling.scaling.spot import redeploy_s as expected_s
+
+    model = deployment.model
+    seen = start_times.read().seen.get((model.name, deployment.gpu_type.name))
+    same = bool(model.architecture) and model.architecture == donated.deployment.model.architecture
+    values = tuned(model.name)
+    return expected_s(
+        seen.seconds if seen else values.SPOT_REDEPLOY_S,
+        values.SPOT_SAME_ARCHITECTURE_S if same else None,
+        pull_s(model, deployment.region),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimTimes:
+    """Measured reclaims."""
+
+    seconds: tuple[float, ...] = ()
+
+    @property
+    def median_s(self) -> float | None:
+        return median(self.seconds) if self.seconds else None
+
+    @property
+    def most_s(self) -> float | None:
+        return max(self.seconds, default=None)
+
+    @property
+    def expected_s(self) -> float:
+        return self.median_s if self.seconds else RECLAIM_S  # type: ignore[return-value]
+
+
+def reclaim_times(now: datetime) -> ReclaimTimes:
+    """Return the reclaims of the last seven days."""
+    rows = Donation.objects.filter(state=DonationState.RECLAIMED, ended_at__gte=now - KEPT)
+    return ReclaimTimes(tuple(each for row in rows if (each := row.reclaim_s) is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTotals:
+    """Counts of the spot pool over a period."""
+
+    donated_hours: float
+    earned_usd: float
+    reclaims: int
+    redeployments: int
+    evicted_requests: int
+    ended_requests: int
+
+
+def totals(since: datetime, until: datetime) -> PoolTotals:
+    """Return the totals of donations within [since, until)."""
+    rows = list(within(since, until))
+    ended = [row for row in rows if row.ended_at is not None and since <= row.ended_at < until]
+    return PoolTotals(
+        sum(row.donated_s(since, until) for row in rows) / 3600,
+        sum(row.earned_usd(since, until) for row in rows),
+        _count(ended, DonationState.RECLAIMED),
+        _count(ended, DonationState.REDEPLOYED),
+        sum(row.evicted_requests for row in rows),
+        sum(row.ended_requests for row in rows),
+    )
+
+
+def within(since: datetime, until: datetime) -> QuerySet[Donation]:
+    """Return donations with a part in [since, until)."""
+    return Donation.objects.filter(Q(ended_at=None) | Q(ended_at__gt=since), donated_at__lt=until)
+
+
+def last_let_go_at() -> datetime | None:
+    """Return when an instance was donated last; None for never."""
+    return Donation.objects.order_by("-pk").values_list("donated_at", flat=True).first()
+
+
+def start_of_day(now: datetime) -> datetime:
+    """Return the start of the day of *now*, in UTC."""
+    return now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+def _count(rows: Iterable[Donation], state: DonationState) -> int:
+    return sum(row.state == state for row in rows)

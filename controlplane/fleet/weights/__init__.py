@@ -1,0 +1,1 @@
+"""Weights by region: where they are, and pulling them."""

@@ -1,0 +1,107 @@
+"""Donated instances, and weights by region."""
+
+from django.db.models import QuerySet
+
+from controlplane.accounts.models import Role
+from controlplane.fleet.models import Donation, DonationState, Weights, WeightsState
+from controlplane.fleet.spot.selectors import donations
+from controlplane.fleet.weights.selectors import weights
+from controlplane.resources.filters import Select, every, model_select
+from controlplane.resources.names import model_names, region_names
+from controlplane.resources.resource import Column, Filter, Resource, Viewer, in_range
+
+
+def visible_donations(viewer: Viewer) -> QuerySet[Donation]:
+    return donations() if viewer.sees_fleet else Donation.objects.none()
+
+
+def visible_weights(viewer: Viewer) -> QuerySet[Weights]:
+    return weights() if viewer.sees_fleet else Weights.objects.none()
+
+
+DONATIONS = Resource(
+    name="donations",
+    noun="donation",
+    title="Donated instances",
+    least=Role.VIEWER,
+    parent=("console:spot", "Spot pool"),
+    model=Donation,
+    rows=visible_donations,
+    columns=(
+        Column("id"),
+        Column("instance", "Instance", "instance.name", type=str, draw="id", href="console:instance"),
+        Column("model", "Model", "instance.deployment.model.name", type=str),
+        Column("region", "Region", "instance.deployment.region.name", type=str),
+        Column("state", "State", type=DonationState, source="state", draw="console/batches/donation_state_cell.html"),
+        Column(
+            "taken_for",
+            "Taken for",
+            lambda row: row.taken_for.model.name if row.taken_for else None,
+            type=str | None,
+            about="Model that got the instance, or its GPUs.",
+        ),
+        Column("actor", "Let go by"),
+        Column("reason", "Reason", draw="reason"),
+        Column("donated_at", "Donated (UTC)", draw="moment", sorts=True),
+        Column("reclaim_at", "Asked for (UTC)", draw="moment"),
+        Column("ended_at", "Ended (UTC)", draw="moment"),
+        Column(
+            "reclaim_s",
+            "Reclaim (s)",
+            draw="duration",
+            type=float | None,
+            about="Seconds that its own model waited for it; null for another end, or none yet.",
+        ),
+        Column("donated_s", "Donated for (s)", lambda row: row.donated_s(), draw="duration", type=float),
+        Column("earned_usd", "Earned (USD)", lambda row: row.earned_usd(), draw="usd", type=float),
+        Column("spot_usd_per_hour", "Spot price (USD/h)", draw="usd"),
+        Column("evicted_requests", "Evicted", draw="count"),
+        Column("ended_requests", "Ended with an error", draw="count"),
+    ),
+    filters=(
+        Filter("model", "instance__deployment__model__name", control=lambda viewer: model_select(model_names())),
+        Filter(
+            "region",
+            "instance__deployment__region__name",
+            control=lambda viewer: Select("region", "Region", every("regions", region_names())),
+        ),
+        Filter("state", type=DonationState, control=Select("state", "State", every("states", DonationState.choices))),
+        *in_range("donated_at", "Donated", 24, 168),
+    ),
+    page=(
+        *("instance", "model", "region", "state", "taken_for", "donated_at", "donated_s", "reclaim_s"),
+        *("earned_usd", "evicted_requests", "ended_requests", "reason"),
+    ),
+    empty="Scaling donates an instance that it lets go, where the setting SPOT_DONATE is on.",
+)
+WEIGHTS = Resource(
+    name="weights",
+    noun="weights",
+    title="Weights by region",
+    least=Role.VIEWER,
+    parent=("console:spot", "Spot pool"),
+    model=Weights,
+    rows=visible_weights,
+    columns=(
+        Column("model", "Model", "model.name", type=str),
+        Column("region", "Region", "region.name", type=str),
+        Column("state", "State", type=WeightsState, draw="console/batches/weights_state_cell.html"),
+        Column("gigabytes", "Size (GB)", draw="quantity", type=float, about="Size of the weights."),
+        Column("since", "Since (UTC)", draw="moment"),
+        Column("ready_at", "Expected (UTC)", draw="moment", about="Expected end of a pull."),
+        Column("actor", "By"),
+        Column("reason", "Reason", draw="reason"),
+    ),
+    filters=(
+        Filter("model", "model__name", control=lambda viewer: model_select(model_names())),
+        Filter(
+            "region",
+            "region__name",
+            control=lambda viewer: Select("region", "Region", every("regions", region_names())),
+        ),
+        Filter("state", type=WeightsState, control=Select("state", "State", every("states", WeightsState.choices))),
+    ),
+    page=("model", "region", "state", "gigabytes", "since", "ready_at", "actor", "reason"),
+    caption="Newest first",
+    empty="An instance that becomes ready, a pull or a fleet file notes where weights are.",
+)

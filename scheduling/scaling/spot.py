@@ -1,0 +1,37 @@
+"""The spot pool: which instance leaves it for an endpoint that grows, and how long that takes (SageServe, section 6.5).
+
+An endpoint takes its own donated instances first, then those of other models by redeployment, at last new ones
+(`ranking.Source`). The live fleet and simulations ask here alike.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Donated(NamedTuple):
+    """A donated instance of another model that has the GPUs an endpoint asks for."""
+
+    usd_per_hour: float
+    redeploy_s: float
+    """Time until it would serve the endpoint's model (`redeploy_s`)."""
+    running: int = 0
+    """Opportunistic requests there, which would be evicted."""
+
+
+def first_to_redeploy(donated: Sequence[Donated]) -> int:
+    """Return the index of the one to redeploy: soonest there, then the cheapest, then with the fewest requests, then the
+    first. Raises ValueError for none.
+    """
+    if not donated:
+        raise ValueError("no instance is donated that could be redeployed")
+    return min(range(len(donated)), key=lambda at: (donated[at].redeploy_s, *donated[at][::2], at))
+
+
+def redeploy_s(local_weights_s: float, same_architecture_s: float | None = None, pull_s: float = 0.0) -> float:
+    """Return the seconds to bring another model up on a donated instance.
+
+    *local_weights_s* with its weights in the region (SageServe 7.1: 10 minutes); *same_architecture_s* where only the
+    weights of one architecture change, None for another; *pull_s* to pull the weights first (2 hours in all).
+    """
+    load_s = local_weights_s if same_architecture_s is None else min(same_architecture_s, local_weights_s)
+    return pull_s + load_s

@@ -1,0 +1,117 @@
+"""The spot pool's page, lists and REST: what is donated, what it earns, and the actions with their price."""
+
+from datetime import timedelta
+
+import pytest
+from django.urls import reverse
+from django.utils import timezone
+
+from controlplane.events.models import Event
+from controlplane.fleet import services as fleet
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Donation, DonationState, Region, Weights, WeightsState
+from controlplane.fleet.spot import services as spot
+from controlplane.planning.execution import executor
+from controlplane.tuning import services as tuning
+from controlplane.tuning.selectors import tuned
+
+pytestmark = pytest.mark.django_db
+S = InstanceState
+
+
+@pytest.fixture
+def donated(make_instance):
+    make_instance()
+    row = make_instance()
+    fleet.drain(row, "planner", "the plan asks for one fewer")
+    spot.donate(row, "planner", "the plan asks for one fewer")
+    return row
+
+
+def page(client, user, name="spot"):
+    client.force_login(user)
+    return client.get(reverse(f"console:{name}")).content.decode()
+
+
+def test_the_empty_page_says_since_when(client, viewer, donated):
+    tuning.change("SPOT_DONATE", True, actor="test")
+    fleet.move(donated, S.STOPPED, actor="worker", reason="stopped")
+    text = page(client, viewer)
+    assert "Nothing donated; scaling let nothing go since" in text
+    assert "llama-3.1-8b donates" in text
+
+
+def test_a_donated_instance_is_shown_with_price_and_expected_reclaim(client, viewer, operator, donated):
+    Donation.objects.create(
+        instance=donated, actor="planner", spot_usd_per_hour="1.2", state=DonationState.RECLAIMED,
+        donated_at=timezone.now() - timedelta(hours=2), reclaim_at=timezone.now() - timedelta(hours=1),
+        ended_at=timezone.now() - timedelta(hours=1) + timedelta(seconds=54), evicted_requests=7,
+    )  # fmt: skip
+    text = page(client, viewer)
+    assert donated.name in text
+    assert "$1.20" in text
+    assert "54 s" in text
+    assert "Reclaim…" not in text, "a viewer acts on nothing"
+    assert "It stops earning $1.20 an hour" in page(client, operator)
+    assert donated.name in page(client, viewer, "donations")
+
+
+def test_reclaiming_is_an_action_of_the_instance(client, operator, donated):
+    client.force_login(operator)
+    client.post(reverse("console:act", args=[donated.name, "reclaim"]), {"reason": "load"})
+    donated.refresh_from_db()
+    assert donated.state == S.RECLAIMING
+    assert "reclaiming, " in page(client, operator)
+
+
+def test_stop_donating_switches_the_setting_off_and_stops_what_is_donated(client, operator, language_model, donated):
+    tuning.change("SPOT_DONATE", True, actor="test")
+    tuning.change("SPOT_DONATE", True, actor="test", model=language_model)
+    client.force_login(operator)
+    client.post(reverse("console:spot-stop"), {"reason": "a benchmark"})
+    assert not tuned(language_model.name).SPOT_DONATE
+    donated.refresh_from_db()
+    assert (donated.state, donated.held) == (S.DRAINING, "")
+    type(donated).objects.filter(pk=donated.pk).update(state_changed_at=timezone.now() - timedelta(seconds=10))
+    assert [row.pk for row in executor.drained()] == [donated.pk]
+    assert executor.finish_drain(executor.drained()[0], 0, "planner")
+    fleet.move(donated, S.STOPPED, actor="worker", reason="stopped")
+    assert Donation.objects.get().state == DonationState.STOPPED
+
+
+def test_a_pull_shows_its_price_first(client, operator, language_model, region):
+    west = Region.objects.create(name="us-west", title="US West")
+    Weights.objects.create(model=language_model, region=region)
+    text = page(client, operator)
+    assert "16.1 GB in about 1 min for $0.32" in text
+    client.post(reverse("console:pull-weights", args=[language_model.pk, west.pk]), {"reason": "a launch"})
+    assert Weights.objects.get(region=west).state == WeightsState.PULLING
+    assert "Pulling, " in page(client, operator)
+    assert Event.objects.filter(kind="weights.pull_requested").count() == 1
+    assert "us-west" in page(client, operator, "weights")
+
+
+def test_rest(client, viewer, operator, donated, language_model):
+    region = Region.objects.create(name="us-west", title="US West")
+    client.force_login(viewer)
+    summary = client.get("/api/spot").json()
+    assert (summary["donated"], summary["usd_per_hour"], summary["reclaim_median_s"]) == (1, 1.2, None)
+    (row,) = client.get("/api/donations?state=donated").json()["items"]
+    assert (row["instance"], row["state"], row["model"], row["taken_for"]) == (
+        donated.name, "donated", "llama-3.1-8b", None,
+    )  # fmt: skip
+    body = {"model": language_model.name, "region": region.name, "reason": "a launch"}
+    assert client.post("/api/weights/pulls", body, "application/json").status_code == 403
+    client.force_login(operator)
+    answer = client.post("/api/weights/pulls", body, "application/json")
+    assert (answer.status_code, answer.json()["weights"]["state"]) == (202, "pulling")
+    assert client.post("/api/weights/pulls", body, "application/json").status_code == 409
+    assert [each["region"] for each in client.get("/api/weights").json()["items"]] == ["us-west"]
+    reclaimed = client.post(f"/api/instances/{donated.name}/reclaim", {"reason": "load"}, "application/json")
+    assert reclaimed.json()["instance"]["state"] == "reclaiming"
+
+
+def test_tenants_see_nothing_of_it(client, member):
+    client.force_login(member)
+    for name in ("spot", "donations", "weights"):
+        assert client.get(reverse(f"console:{name}")).status_code in (403, 404)

@@ -1,0 +1,211 @@
+"""The spot pool in rows: who is donated, who is taken back first, what becomes of the GPUs, and what is counted."""
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from django.utils import timezone
+
+from controlplane.events.models import Event
+from controlplane.fleet import services as fleet
+from controlplane.fleet.lifecycle.states import ActionError, InstanceState
+from controlplane.fleet.models import (
+    CommandState,
+    Deployment,
+    Donation,
+    DonationState,
+    Instance,
+    InstanceCommand,
+    Model,
+    PerformanceProfile,
+)
+from controlplane.fleet.spot import selectors, services
+from controlplane.planning.execution import executor, live_views
+from controlplane.planning.models import MoveSource
+from controlplane.planning.plans import inventory as planned
+from controlplane.tuning import services as tuning
+from workers.tasks import fleet as tasks
+
+pytestmark = pytest.mark.django_db
+S = InstanceState
+PLACE = ("llama-3.1-8b", "us-east")
+
+
+@pytest.fixture(autouse=True)
+def _donates(db):
+    tuning.change("SPOT_DONATE", True, actor="test")
+
+
+def why(reason="a test asks for it"):
+    return executor.Why(MoveSource.STRATEGY, "reactive", reason)
+
+
+def earlier(instance, **ago):
+    Instance.objects.filter(pk=instance.pk).update(state_changed_at=timezone.now() - timedelta(**ago))
+
+
+def let_go(row) -> Instance:
+    """Remove *row* by scaling, and let it drain."""
+    others = {each.name: 100 for each in Instance.objects.exclude(pk=row.pk)}
+    move = executor.remove(*PLACE, why(), load=others)
+    assert move.instance == row.name
+    assert executor.finish_drain(Instance.objects.get(pk=row.pk), 0, "planner")
+    row.refresh_from_db()
+    return row
+
+
+@pytest.fixture
+def other(inventory, deployment):
+    """Another model on the same GPUs."""
+    model = Model.objects.create(
+        name="other", title="Other", weights_bytes=10**10, kv_bytes_per_token=131_072, context_tokens=8_192
+    )
+    profile = PerformanceProfile.objects.get()
+    profile.pk, profile.model = None, model
+    profile.save()
+    return Deployment.objects.create(
+        model=model, region=deployment.region, gpu_type=deployment.gpu_type, tensor_parallel=2, min_instances=0,
+        max_instances=3,
+    )  # fmt: skip
+
+
+def test_what_scaling_lets_go_is_donated_and_taken_back_first(make_instance, node):
+    stays, gone = make_instance(node=node), make_instance(node=node)
+    asleep = make_instance(state=S.SLEEPING, node=node)
+    assert let_go(gone).state == S.DONATED
+    donation = Donation.objects.get()
+    assert (donation.instance, donation.state, donation.reason) == (gone, "donated", "a test asks for it")
+    assert donation.spot_usd_per_hour == Decimal("1.2")
+    assert not InstanceCommand.objects.exists(), "it stays loaded"
+    assert executor.present(*PLACE) == 1
+    assert planned.read({PLACE[0]}).spare[*PLACE, "a100-80gb"] == 2, "donated and asleep"
+
+    moves = [executor.add(*PLACE, why()) for _ in range(2)]
+    assert [(move.instance, move.inputs["how"]) for move in moves] == [
+        (gone.name, "reclaimed from spot"),
+        (asleep.name, "woken"),
+    ]
+    gone.refresh_from_db()
+    assert gone.state == S.RECLAIMING
+    assert executor.present(*PLACE) == 2, "one that is reclaimed counts, one that wakes not before it loads"
+    fleet.move(gone, S.READY, actor="gateway", reason="reclaimed")
+    donation.refresh_from_db()
+    assert (donation.state, donation.taken_for) == (DonationState.RECLAIMED, stays.deployment)
+    assert donation.reclaim_s == pytest.approx(0, abs=5)
+
+
+def test_without_the_setting_it_is_stopped(make_instance):
+    tuning.change("SPOT_DONATE", False, actor="test")
+    make_instance(), make_instance()
+    move = executor.remove(*PLACE, why())
+    row = Instance.objects.get(name=move.instance)
+    assert executor.finish_drain(row, 0, "planner")
+    assert InstanceCommand.objects.get().verb == "stop"
+    assert not Donation.objects.exists()
+
+
+def test_one_that_an_operator_drains_is_not_donated(make_instance):
+    row = make_instance()
+    fleet.drain(row, "an operator", "maintenance")
+    earlier(row, minutes=1)
+    assert row.pk not in [each.pk for each in executor.drained()]
+    assert executor.finish_drain(row, 0, "rollout")
+    assert not Donation.objects.exists()
+
+
+def test_the_minimum_is_never_donated(make_instance):
+    make_instance()
+    with pytest.raises(executor.Refused, match="1 instances are there, at least 1"):
+        executor.remove(*PLACE, why())
+
+
+def test_another_model_gets_the_gpus_when_it_has_none_of_its_own(make_instance, node, other):
+    make_instance(node=node)
+    donor = let_go(make_instance(node=node))
+    views = {view.region: view for view in live_views.views("other", _load("other"), timezone.now())}
+    assert (views["us-east"].spot, views["us-east"].spot_other) == (0, 1)
+    move = executor.add("other", "us-east", why("load"))
+    assert move.inputs["how"] == f"redeployed from {donor.name}"
+    taker = Instance.objects.get(name=move.instance)
+    donor.refresh_from_db()
+    assert (taker.state, taker.node, taker.takes_over) == (S.PROVISIONING, node, donor)
+    assert donor.state == S.DRAINING
+    assert node.free_gpus() == 8 - 4, "the GPUs of both count once"
+    with pytest.raises(ActionError, match="gets its GPUs"):
+        fleet.resume(donor, "an operator", "back")
+
+    start = InstanceCommand.objects.get(instance=taker)
+    tasks.run_command(start.pk)
+    start.refresh_from_db()
+    assert start.state == CommandState.PENDING, "its GPUs are not free yet"
+    earlier(donor, seconds=10)
+    assert [row.pk for row in executor.drained()] == [donor.pk]
+    assert executor.finish_drain(Instance.objects.get(pk=donor.pk), 0, "planner")
+    assert InstanceCommand.objects.get(instance=donor).verb == "stop", "not donated again"
+    fleet.move(donor, S.STOPPED, actor="a worker", reason="stopped")
+    assert Donation.objects.get().state == DonationState.REDEPLOYED
+    taker.refresh_from_db()
+    assert not tasks._waits_for_gpus(InstanceCommand.objects.select_related("instance__takes_over").get(pk=start.pk))
+    fleet.move(taker, S.LOADING, actor="a worker", reason="started")
+    taker.refresh_from_db()
+    assert taker.takes_over is None
+
+
+def test_redeployment_needs_the_same_gpus_and_the_setting(make_instance, other):
+    make_instance()
+    donor = let_go(make_instance())
+    tuning.change("SPOT_REDEPLOY", False, actor="test", model=other.model)
+    with pytest.raises(executor.Refused):
+        executor.add("other", "us-east", why())
+    other.tensor_parallel = 4
+    with pytest.raises(ActionError, match="has 2 x A100"):
+        services.redeploy(donor, other, "test", "load")
+
+
+def test_a_failed_or_stopped_donation_ends(make_instance):
+    make_instance(), make_instance()
+    rows = [let_go(make_instance()), let_go(make_instance())]
+    fleet.move(rows[0], S.FAILED, actor="gateway", reason="silent")
+    fleet.stop(rows[1], "planner", "no longer")
+    fleet.move(rows[1], S.STOPPED, actor="a worker", reason="stopped")
+    assert [row.state for row in Donation.objects.order_by("pk")] == [DonationState.FAILED, DonationState.STOPPED]
+    assert Event.objects.filter(kind__startswith="spot.").count() == 2
+
+
+def test_hours_earnings_and_reclaims_are_counted(make_instance):
+    now = timezone.now() - timedelta(minutes=5)
+    since = now - timedelta(hours=12)
+    row = make_instance()
+    common = {"instance": row, "actor": "planner", "spot_usd_per_hour": Decimal("1.2")}
+    for number, (hours, reclaim_s) in enumerate(((2, 40), (1, 80))):
+        asked = now - timedelta(hours=number * 3)
+        Donation.objects.create(
+            **common, state=DonationState.RECLAIMED, donated_at=asked - timedelta(hours=hours), reclaim_at=asked,
+            ended_at=asked + timedelta(seconds=reclaim_s), evicted_requests=3, ended_requests=1,
+        )  # fmt: skip
+    Donation.objects.create(**common, donated_at=since - timedelta(hours=1))
+    counted = selectors.totals(since, now + timedelta(minutes=5))
+    assert counted.donated_hours == pytest.approx(2 + 1 + 12 + 5 / 60, abs=0.1)
+    assert counted.earned_usd == pytest.approx(1.2 * counted.donated_hours)
+    assert (counted.reclaims, counted.redeployments) == (2, 0)
+    assert (counted.evicted_requests, counted.ended_requests) == (6, 2)
+    times = selectors.reclaim_times(now + timedelta(minutes=5))
+    assert (times.median_s, times.most_s, times.expected_s) == (60, 80, 60)
+    assert selectors.reclaim_times(now + timedelta(days=9)).expected_s == selectors.RECLAIM_S
+
+
+def test_requests_are_counted_on_the_newest_donation(make_instance):
+    make_instance()
+    row = let_go(make_instance())
+    services.note_evicted(row.pk, 2, 1)
+    services.note_evicted(row.pk, 1, 0)
+    donation = Donation.objects.get()
+    assert (donation.evicted_requests, donation.ended_requests) == (3, 1)
+
+
+def _load(model):
+    figures = {
+        "use": 0.9, "kv_use": 0.9, "waiting": 3, "tokens_per_s": 10.0, "overloaded_instances": 0, "peak_kv_sum": None,
+        "peak_kv_most": None, "ready": 0, "short_instances": 0,
+    }  # fmt: skip
+    return live_views.Load({(model, "us-east"): figures})
