@@ -43,6 +43,7 @@ TILES = (
 FLEET_TILES = (
     *TILES,
     Tile("held", "Held work", "of_announced", empty="no live numbers"),
+    Tile("spot_usd_per_hour", "Spot earnings", "of_today", rule="The spot price for each hour donated"),
     Tile(
         "ttft_p95_ms", "TTFT p95", "milliseconds", over_slo, "Of all classes, 5 min; warns above the SLO of the worst"
     ),

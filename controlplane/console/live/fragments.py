@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from django.template.loader import render_to_string
+from django.utils import timezone
 from django.utils.html import conditional_escape
 
 from controlplane.console.formats import FORMATS
 from controlplane.console.live import attention, batches, held_work, length_service, queues, tiles, what_ifs
 from controlplane.console.live.state import LiveState
 from controlplane.console.selectors.events import latest_events, newest_event_id
+from controlplane.fleet.spot import selectors as spot
 from controlplane.resources.names import place_titles
 
 Html = dict[str, str]
@@ -114,7 +116,14 @@ def fleet_figures(state: LiveState) -> dict[str, Any]:
     """Return the numbers of the fleet that stand among those of batches."""
     tile = state.tile() or {}
     figures = held_work.totals(state.tables) if state.known else {"held": None}
-    return {**figures, "ttft_p95_ms": tile.get("ttft_p95_ms"), "ttft_slo_ms": tile.get("ttft_slo_ms")}
+    now = timezone.now()
+    return {
+        **figures,
+        "ttft_p95_ms": tile.get("ttft_p95_ms"),
+        "ttft_slo_ms": tile.get("ttft_slo_ms"),
+        "spot_usd_per_hour": sum(float(one.spot_usd_per_hour) for one in spot.open_donations()),
+        "today_usd": spot.totals(spot.start_of_day(now), now).earned_usd,
+    }
 
 
 def held_panel(state: LiveState) -> dict[str, Any]:
