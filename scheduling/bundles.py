@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from scheduling.policy import EndpointPolicy
+from scheduling.queueing.release_rule import SLACK, USE
 
 SAID: Final = ("routing", "ordering", "region_threshold", "eviction_limit")
 """Knobs that every bundle sets, so that nothing of the previous bundle stays."""
@@ -27,6 +28,10 @@ class Bundle:
     forecaster: str
     length_model: str = ""
     plan_demand: str = "strategy"
+    release: str = SLACK
+    """Of non-interactive work (`scheduling.queueing.release_rule`)."""
+    niw_share: float = 0.0
+    """Of the last hour's non-interactive load, kept free by plans (SageServe's beta)."""
 
     def __post_init__(self) -> None:
         usual = {name: getattr(EndpointPolicy(), name) for name in SAID}
@@ -44,6 +49,8 @@ BUNDLES: Final = {
             policy={"routing": "join_shortest_queue", "ordering": "priority"},
             strategy="lt_ua",
             forecaster="arima",
+            release=USE,
+            niw_share=0.1,
         ),
         Bundle(
             name="sageserve-reactive",
@@ -52,6 +59,8 @@ BUNDLES: Final = {
             policy={"routing": "join_shortest_queue", "ordering": "priority"},
             strategy="reactive",
             forecaster="blend",
+            release=USE,
+            niw_share=0.1,
         ),
         Bundle(
             name="preserve",

@@ -65,7 +65,7 @@ def test_another_processor_compiles_for_itself(kernel, monkeypatch):
     assert not done()
 
 
-def test_kernels_of_folders_that_nobody_asked_for_do_not_count(source, kernel):
+def test_kernels_of_other_folders_do_not_count(source, kernel):
     os.utime(kernel.parent, (1.0, 1.0))
     assert str(kernel) not in kernels.kept(2.0)
     assert str(kernel) in kernels.kept(0.0)
@@ -83,7 +83,7 @@ def test_every_group_has_parts_and_every_package_a_group():
     assert compiling.group_of("forecasting.lengths.kernels") == "requests"
 
 
-def test_parts_run_in_processes_of_their_own_and_a_failure_is_not_taken_for_done(source, monkeypatch):
+def test_parts_run_in_separate_processes_and_a_failure_is_not_success(source, monkeypatch):
     monkeypatch.setitem(kernels.PARTS, "simulation", {"nothing": lambda: None})
     assert kernels.compile_group("simulation") != 0  # the process that it starts knows no such part
     assert not done()
@@ -132,7 +132,7 @@ def until(condition):
     return now
 
 
-def test_who_compiles_says_how_far_it_is(holder):
+def test_a_compiling_process_reports_its_progress(holder):
     now = until(kernels.progress)
     assert (now.group, now.process_id, now.kernels) == ("requests", holder.pid, 0)
     (kernels.base() / "kernels-new").mkdir()
@@ -144,7 +144,7 @@ def test_who_compiles_says_how_far_it_is(holder):
     assert kernels.progress() is None
 
 
-def test_who_dies_while_it_compiles_holds_up_nobody(holder):
+def test_a_process_that_dies_while_compiling_blocks_no_other(holder):
     until(kernels.progress)
     holder.kill()
     holder.wait()

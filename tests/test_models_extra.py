@@ -166,7 +166,7 @@ class TestSimulations:
         with pytest.raises(ValueError, match="run `make models`"):
             forecaster_named("mlstm")
 
-    def test_for_that_of_a_bundle_the_best_stands_in_as_live(self) -> None:
+    def test_the_best_forecaster_replaces_a_bundles_as_live(self) -> None:
         path = ROOT / "docs/scenarios/preserve.toml"
         wanted = load_scenario(path)
         values = wanted.model_dump(exclude_unset=True)
@@ -272,7 +272,7 @@ def test_sizes_of_a_model_are_asked_for_instead(tmp_path: Path) -> None:
 
 @pytest.mark.django_db
 @pytest.mark.usefixtures("without_models_extra")
-def test_a_fork_of_the_live_fleet_has_what_stands_in(settings, deployment, monkeypatch) -> None:
+def test_a_fork_of_the_live_fleet_uses_the_stand_in_forecaster(settings, deployment, monkeypatch) -> None:
     settings.FORECASTER = "mlstm"
     fleet = type("Fleet", (), {"deployments": {}})()
     made = scenario.scaling(fleet, {"endpoints": [{"model": "llama-3.1-8b", "region": "us-east"}]})

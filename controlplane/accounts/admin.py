@@ -111,7 +111,7 @@ class UserAdmin(AuditedAdmin[User], DjangoUserAdmin[User]):
         return [shown, *super().get_urls()]
 
     def link_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """The link that `sign_in_link` has just made."""
+        """Show the link that `sign_in_link` has created."""
         user = get_object_or_404(User, pk=pk)
         note = "It signs this user in once within 30 minutes, from any browser."
         return secret_page(request, self, title=f"Sign-in link for {user}", note=note)
@@ -283,7 +283,7 @@ class ApiKeyAdmin(AuditedAdmin[ApiKey]):
         return [shown, *super().get_urls()]
 
     def created_view(self, request: HttpRequest, pk: int) -> HttpResponse:
-        """The secret of a key that was just added."""
+        """Show the secret of a new key."""
         key = get_object_or_404(ApiKey, pk=pk)
         note = "Copy it now: only its SHA-256 is stored, and it is not shown again."
         return secret_page(request, self, title=f"API key {key.name} of {key.tenant}", note=note)
@@ -299,7 +299,7 @@ class SignInLinkAdmin(ReadOnlyAdmin[SignInLink]):
 
 
 def secret_page(request: HttpRequest, model_admin: admin.ModelAdmin[Any], *, title: str, note: str) -> HttpResponse:
-    """The page that shows once what was handed over to it. Raises PermissionDenied below the role that makes it."""
+    """Show a secret once. Raises PermissionDenied below the role that creates it."""
     if not model_admin.has_add_permission(request):
         raise PermissionDenied
     context = {

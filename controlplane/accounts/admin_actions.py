@@ -35,7 +35,7 @@ def reason_action(
     act: Callable[[Row, User, str], str],
     permission: str = "operate",
 ) -> "AdminAction[Row]":
-    """The admin action called *verb*: it asks for a reason, then calls *act* for each chosen row.
+    """Return the admin action *verb*: it asks for a reason, then calls *act* for each selected row.
 
     *act* takes the row, the user and the reason, and says what happened; a ValueError's text is shown as the refusal. The
     page posts to the same action again with the reason.

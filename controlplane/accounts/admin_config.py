@@ -1,4 +1,4 @@
-"""Makes `FleetAdminSite` the default admin site; it stands in INSTALLED_APPS where `django.contrib.admin` would.
+"""App that makes `FleetAdminSite` the default admin site, in place of `django.contrib.admin`.
 
 Admin modules stand on everything, so they are read with the URLs that show them (`controlplane/urls.py`), not by commands.
 """
@@ -20,6 +20,6 @@ class FleetAdminConfig(SimpleAdminConfig):
 
 
 def check_discovered(app_configs: Any, **options: Any) -> list[checks.CheckMessage]:
-    """Django's checks of all admin classes, which are read first."""
+    """Run Django's checks of all admin classes, after importing them."""
     autodiscover()
     return check_admin_app(app_configs, **options)

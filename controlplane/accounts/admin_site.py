@@ -1,4 +1,4 @@
-"""The admin site: who may enter it, and what each fleet role may do there.
+"""The admin site, and the rights of each fleet role there.
 
 Rights follow `User.fleet_role` alone, not Django's permission rows: viewers and operators read (operators also act on
 instances), admins edit. Signing in is the console's business.
@@ -26,7 +26,7 @@ Parent = TypeVar("Parent", bound=Model)
 
 
 def has_role(request: HttpRequest, least: Role) -> bool:
-    """Whether the user has at least *least* over the fleet; asked dozens of times a page, read once."""
+    """Return whether the user has at least *least* over the fleet; cached, since pages ask dozens of times."""
     noted = cast(NotedRequest, request)
     if not hasattr(request, "fleet_role"):
         user = request.user
@@ -35,7 +35,7 @@ def has_role(request: HttpRequest, least: Role) -> bool:
 
 
 class FleetAdminSite(admin.AdminSite):
-    """Django's admin for the fleet's people."""
+    """Django's admin for fleet users."""
 
     site_header = site_title = "Pilothouse"
     index_title = "Inventory"
@@ -59,7 +59,7 @@ class FleetAdminSite(admin.AdminSite):
 
 
 class RoleAdmin(admin.ModelAdmin[Row]):
-    """Read by *view_role*, edited by *edit_role*."""
+    """Admin page read by *view_role* and edited by *edit_role*."""
 
     view_role = Role.VIEWER
     edit_role = Role.ADMIN

@@ -1,4 +1,4 @@
-"""A new secret on its way from the form that made it to the page that shows it once.
+"""Hands a new secret from the form that created it to the page that shows it once.
 
 A form answers with a redirect, so that reloading its page makes nothing new. Between the two the session holds the secret
 under a one-time pad that is in a cookie of that page alone: neither of them gives it away, and it is in no URL.
@@ -15,7 +15,7 @@ HELD = 4  # pages of one session that may wait at a time
 
 
 def redirect_with(request: HttpRequest, path: str, secret: str) -> HttpResponse:
-    """A redirect to *path*, whose view may `take` *secret* once."""
+    """Redirect to *path*, whose view may `take` *secret* once."""
     pad = secrets.token_bytes(len(secret.encode()))
     held = request.session.get(NAME, {}) | {path: _xor(secret.encode(), pad).hex()}
     request.session[NAME] = dict(list(held.items())[-HELD:])
@@ -33,7 +33,7 @@ def redirect_with(request: HttpRequest, path: str, secret: str) -> HttpResponse:
 
 
 def take(request: HttpRequest) -> str | None:
-    """The secret that waits for this page; None if it has been taken, or never was for this browser."""
+    """Return the secret for this page; None if it was taken, or is not for this browser."""
     held = dict(request.session.get(NAME, {}))
     if request.method != "GET" or request.path not in held:
         return None
@@ -46,7 +46,7 @@ def take(request: HttpRequest) -> str | None:
 
 
 def forget(request: HttpRequest, response: HttpResponse) -> HttpResponse:
-    """*response*, telling the browser to keep no copy of it and, once the secret was shown, to drop the pad."""
+    """Return *response* with no-store; after the secret was shown, its pad cookie is deleted."""
     if request.method == "GET":
         response.delete_cookie(NAME, path=request.path, samesite="Strict")
     response.headers["Cache-Control"] = "no-store"

@@ -31,7 +31,7 @@ class User(AbstractUser):
     service_role = models.CharField(max_length=16, choices=Role.choices, blank=True, editable=False)
 
     def fleet_role(self) -> Role | None:
-        """The user's highest role over the whole fleet, or None for a user of single tenants."""
+        """Return the user's highest role over the fleet; None for users of single tenants."""
         if self.service_role:
             return Role(self.service_role)
         if self.is_superuser:
@@ -45,7 +45,7 @@ class User(AbstractUser):
 
 
 class Tenant(models.Model):
-    """An organisation that sends requests; its limits, its entitlement to SLO classes, its keys."""
+    """Organisation that sends requests, with limits, SLO classes and keys."""
 
     name = models.SlugField(
         max_length=63, unique=True, help_text="Short name used in tables and metrics, such as acme."
@@ -106,7 +106,7 @@ class Membership(models.Model):
 
 
 def hash_secret(secret: str) -> str:
-    """SHA-256 in hexadecimal: right for 256-bit random secrets on a hot path (Argon2 is for passwords)."""
+    """Return the hexadecimal SHA-256: enough for 256-bit random secrets on a hot path (Argon2 is for passwords)."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

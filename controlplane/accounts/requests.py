@@ -9,7 +9,7 @@ from controlplane.accounts.models import Role, User
 
 
 class NotedRequest(HttpRequest):
-    """A request with what the admin and the console note on it; each attribute exists once it has been set."""
+    """Request with attributes set by the admin and the console."""
 
     fleet_role: Role | None
     audit_before: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Reads of accounts: who sees and manages what.
+"""Reads of accounts, limited to what a user may see and manage.
 
 Members of a tenant that operates the fleet act, by their role, on every tenant; other people on their own tenants.
 """
@@ -12,7 +12,7 @@ KEY_MANAGER = Role.OPERATOR  # the least role, in the tenant or over the fleet, 
 
 
 def tenants_with_role(user: User | AnonymousUser, least: Role = Role.VIEWER) -> QuerySet[Tenant]:
-    """Tenants in which *user* has at least the role *least*, by membership or by a role over the whole fleet."""
+    """Return tenants in which *user* has at least the role *least*, by membership or a fleet role."""
     if not user.is_authenticated or not user.is_active:
         return Tenant.objects.none()
     if user.has_fleet_role(least):
@@ -26,16 +26,16 @@ def visible_tenants(user: User | AnonymousUser) -> QuerySet[Tenant]:
 
 
 def tenants_with_managed_keys(user: User | AnonymousUser) -> QuerySet[Tenant]:
-    """Tenants for which *user* may create and revoke API keys."""
+    """Return tenants for which *user* may create and revoke API keys."""
     return tenants_with_role(user, KEY_MANAGER)
 
 
 def visible_api_keys(user: User | AnonymousUser) -> QuerySet[ApiKey]:
-    """Keys that *user* may see listed: all of them for the fleet's people, else those of the user's tenants."""
+    """Return keys visible to *user*: all for fleet users, else those of the user's tenants."""
     return ApiKey.objects.filter(tenant__in=visible_tenants(user)).select_related("tenant", "created_by", "account")
 
 
 def manageable_api_keys(user: User | AnonymousUser) -> QuerySet[ApiKey]:
-    """Keys that *user* may revoke."""
+    """Return keys that *user* may revoke."""
     managed = tenants_with_managed_keys(user)
     return ApiKey.objects.filter(tenant__in=managed).select_related("tenant", "created_by", "account")

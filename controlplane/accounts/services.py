@@ -20,7 +20,7 @@ SERVICE_KEY_DAYS = 366
 def create_api_key(
     tenant: Tenant, name: str, actor: User | str, *, expires_at: datetime | None = None, role: Role | None = None
 ) -> tuple[ApiKey, str]:
-    """A new key of *tenant* and its secret. The secret is not stored: this return value is its only appearance.
+    """Create a key of *tenant*; return it with its secret, which is not stored.
 
     With a *role* it is a service key: it acts on `/api` with that role over the fleet, as a separate account, so that
     every event names it. Raises ValidationError naming the field for an empty or overlong name, a time in the past, an
@@ -71,7 +71,7 @@ def check_service_key(tenant: Tenant, actor: User | str, expires_at: datetime | 
 
 @transaction.atomic
 def revoke_api_key(key: ApiKey, actor: User | str, reason: str) -> ApiKey:
-    """End *key*. The gateway refuses it within `PILOTHOUSE_KEY_CACHE_S`. Revoking a revoked key changes nothing."""
+    """Revoke *key*; the gateway refuses it within `PILOTHOUSE_KEY_CACHE_S`. Idempotent."""
     row = ApiKey.objects.select_for_update().select_related("tenant").get(pk=key.pk)
     if row.revoked_at is None:
         row.revoked_at = timezone.now()
@@ -94,7 +94,7 @@ def revoke_api_key(key: ApiKey, actor: User | str, reason: str) -> ApiKey:
 def create_sign_in_link(
     user: User, *, lifetime: timedelta = SIGN_IN_LINK_LIFETIME, actor: User | str = "pilothouse"
 ) -> str:
-    """A token that signs *user* in once within *lifetime*, at `/sign-in/<token>/`; only its SHA-256 is stored."""
+    """Return a token that signs *user* in once within *lifetime*, at `/sign-in/<token>/`; only its SHA-256 is stored."""
     token = secrets.token_urlsafe(32)
     expires_at = timezone.now() + lifetime
     SignInLink.objects.create(user=user, sha256=hash_secret(token), expires_at=expires_at)
@@ -104,7 +104,7 @@ def create_sign_in_link(
 
 @transaction.atomic
 def use_sign_in_link(token: str) -> User | None:
-    """The user whom *token* signs in, or None if it is unknown, used, out of date or the user is inactive.
+    """Return the user of *token*; None if it is unknown, used or expired, or the user is inactive.
 
     The row is claimed by one update, so that of two simultaneous uses one alone succeeds.
     """

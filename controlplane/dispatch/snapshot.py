@@ -18,6 +18,7 @@ from scheduling.fleet.state import (
     FleetState,
     GroupsState,
     GroupState,
+    HeldRequest,
     InstanceState,
     RunningRequest,
     WaitingRequest,
@@ -80,6 +81,14 @@ class Snapshot:
             endpoints=[self._endpoint(each, numbers, now_s) for each in topology.own_endpoints],
             groups=self._groups(numbers, places, now_s),
             swept_s=dispatcher.swept_s - now_s,
+            held=[
+                HeldRequest(
+                    **self._request(one, now_s),
+                    expected_prompt=one.asked.prompt_tokens,
+                    expected_output=one.predicted_tokens,
+                )
+                for one in dispatcher.holding.requests()
+            ],
         )
 
     def _instance(self, replica: Replica, heard: Mapping[int, float], now_s: float) -> InstanceState:

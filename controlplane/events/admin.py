@@ -87,7 +87,7 @@ class ReadOnlyAdmin(RoleAdmin[Row]):
 
 
 class KindFilter(admin.SimpleListFilter):
-    """Families of kinds (`instance.`), which stay few however many events there are."""
+    """Filter by families of kinds (`instance.`), which stay few."""
 
     title = parameter_name = "kind"
 

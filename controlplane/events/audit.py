@@ -1,4 +1,4 @@
-"""Events about edited rows: what a row held before and after, without its secrets."""
+"""Events about edited rows: values before and after, without secrets."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -19,7 +19,7 @@ IGNORED_FIELDS = frozenset({"changed_at", "created_at", "last_login", "last_used
 
 
 def snapshot(row: Model) -> dict[str, Any]:
-    """The editable state of *row* as JSON values: related rows by their names, secrets only as marks."""
+    """Return the editable state of *row* as JSON values: related rows by name, secrets as marks."""
     values: dict[str, Any] = {}
     for field in row._meta.concrete_fields:
         if field.primary_key or field.name in IGNORED_FIELDS:
@@ -59,19 +59,19 @@ def record_creation(row: Model, actor: User | str, *, reason: str = "") -> Event
 
 
 def record_deletion(row: Model, actor: User | str, *, reason: str = "") -> Event:
-    """To be called while *row* still has its key."""
+    """Record `<row>.deleted`; call it before *row* is deleted."""
     return record(
         f"{kind_of(row)}.deleted", row, actor=actor, before=snapshot(row), reason=reason, severity=Severity.WARNING
     )
 
 
 def kind_of(row: Model) -> str:
-    """`api_key` for an ApiKey: the first part of an event's kind."""
+    """Return the first part of an event's kind: `api_key` for an ApiKey."""
     return str(row._meta.verbose_name).lower().replace(" ", "_").replace("-", "_")
 
 
 def mark(secret: Any) -> Any:
-    """In the place of a secret: whether it is set, and six digits of a keyed hash. Of a dict, of each of its values."""
+    """Return a mark in place of a secret: whether it is set, and six digits of a keyed hash. Of a dict, for each value."""
     if isinstance(secret, dict):
         return {name: mark(text) for name, text in sorted(secret.items())}
     return f"set ({salted_hmac('audit', str(secret), algorithm='sha256').hexdigest()[:6]})" if secret else "not set"

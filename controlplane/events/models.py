@@ -1,4 +1,4 @@
-"""The append-only record of what happened to the fleet, by whom and why."""
+"""Append-only record of actions and decisions."""
 
 from typing import Any
 

@@ -9,7 +9,7 @@ from controlplane.events.models import Event
 
 
 def visible_events(user: User | AnonymousUser) -> QuerySet[Event]:
-    """Everything for the fleet's people; for others, what happened to the API keys of their tenants."""
+    """Return all events for fleet users; for others, those about API keys of their tenants."""
     if not user.is_authenticated or not user.is_active:
         return Event.objects.none()
     if user.has_fleet_role(Role.VIEWER):
@@ -19,12 +19,12 @@ def visible_events(user: User | AnonymousUser) -> QuerySet[Event]:
 
 
 def event_kinds() -> list[str]:
-    """Every kind that has occurred, for a filter's choices."""
+    """Return every kind that has occurred, for a filter's choices."""
     return list(Event.objects.order_by("kind").values_list("kind", flat=True).distinct())
 
 
 def events_about(subject: Model, limit: int = 20) -> list[Event]:
-    """The newest events about one row, such as an instance's moves."""
+    """Return the newest events about one row, such as an instance's moves."""
     return list(
         Event.objects.filter(subject_type=subject._meta.model_name, subject_id=str(subject.pk)).order_by("-pk")[:limit]
     )

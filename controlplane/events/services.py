@@ -1,4 +1,4 @@
-"""Writing events. Reading them is in `selectors.py`."""
+"""Writes events."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def record(
     inputs: dict[str, Any] | None = None,
     severity: Severity = Severity.INFO,
 ) -> Event:
-    """Append one event about *subject* (a row, or None); *actor* is a user, or the name of the part that acted."""
+    """Record one event about *subject* (a row or None); *actor* is a user or the name of a component."""
     user = actor if isinstance(actor, User) else None
     return Event.objects.create(
         kind=kind,

@@ -88,7 +88,7 @@ class Comparison:
     paper: float
     ours: float | None
     """None: not measured with these settings."""
-    unit: Literal["change", "factor", "share", "tokens"] = "change"
+    unit: Literal["change", "factor", "share", "tokens", "hours"] = "change"
 
 
 class Case(NamedTuple):
@@ -215,6 +215,8 @@ def figure(value: float | None, unit: str) -> str:
     """Format a figure of a `Comparison`."""
     if value is None or not math.isfinite(value):
         return "not measured"
+    if unit == "hours":
+        return f"{value:,.0f} h"
     if unit == "factor":
         return f"x {value:.2f}"
     if unit == "tokens":

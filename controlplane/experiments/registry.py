@@ -9,10 +9,21 @@ from controlplane.experiments.preserve_routing import PRESERVE_ROUTING
 from controlplane.experiments.preserve_scaling import PRESERVE_SCALING
 from controlplane.experiments.qlm.evaluation import QLM
 from controlplane.experiments.sageserve import SAGESERVE
+from controlplane.experiments.sageserve_mixed import SAGESERVE_MIXED
 from controlplane.experiments.shipped_lengths import SHIPPED_LENGTHS
 from controlplane.experiments.ssjf import SSJF
 
 EXPERIMENTS: Final[dict[str, Experiment]] = {
     each.name: each
-    for each in (SAGESERVE, PRESERVE_SCALING, PRESERVE_ROUTING, SSJF, QLM, LENGTH_MODELS, SHIPPED_LENGTHS, BURSTS)
+    for each in (
+        SAGESERVE,
+        SAGESERVE_MIXED,
+        PRESERVE_SCALING,
+        PRESERVE_ROUTING,
+        SSJF,
+        QLM,
+        LENGTH_MODELS,
+        SHIPPED_LENGTHS,
+        BURSTS,
+    )
 }

@@ -12,7 +12,7 @@ LEAST_BUDGET = 0.001  # of a class that promises 100 %: any miss burns it fast, 
 
 
 class Attainment(NamedTuple):
-    """Of one SLO class: requests that met their targets, of those that were judged, and the share that is promised."""
+    """Attainment of one SLO class: requests judged, requests that met their targets, and the promised share."""
 
     slo_class: str
     met: int
@@ -32,7 +32,7 @@ class Attainment(NamedTuple):
 
     @property
     def budget_left(self) -> float | None:
-        """Share of the allowed misses that is left, of the requests judged; 0 when they are used up."""
+        """Return the unused share of the allowed misses; 0 when they are used up."""
         return None if self.burn is None else max(0.0, 1.0 - self.burn)
 
     def as_dict(self) -> dict[str, str | int | float | None]:
@@ -55,7 +55,7 @@ class Attainment(NamedTuple):
 
 
 def together(rows: Iterable[Attainment]) -> dict[str, Attainment]:
-    """*rows* of several endpoints as one for each class."""
+    """Sum *rows* of several endpoints by class."""
     sums: dict[str, Attainment] = {}
     for row in rows:
         before = sums.get(row.slo_class, row._replace(met=0, judged=0))
@@ -64,7 +64,7 @@ def together(rows: Iterable[Attainment]) -> dict[str, Attainment]:
 
 
 def level_of(ratio: float | None, objective: float | None, burn: float | None) -> str:
-    """`"warning"` below the objective, `"critical"` with twice the misses that it allows, or `""`."""
+    """Return `"warning"` below the objective, `"critical"` at twice the allowed misses, else `""`."""
     if ratio is None or objective is None or burn is None or ratio >= objective:
         return ""
     return "critical" if burn >= CRITICAL_BURN - 1e-9 else "warning"

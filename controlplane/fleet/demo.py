@@ -272,7 +272,7 @@ class _Seeder:
         self.created: Counter[str] = Counter()
 
     def row(self, model: type[models.Model], values: dict[str, Any], /, **key: Any) -> Any:
-        """The row of *model* with *key*, made from *values* (and checked as a form would) if it is not there."""
+        """Return the row of *model* with *key*, created from *values* after `full_clean` if it is missing."""
         existing = model._default_manager.filter(**key).first()
         if existing is not None:
             return existing
@@ -375,13 +375,13 @@ class _Seeder:
 
     @staticmethod
     def _free_node(deployment: Deployment) -> Node | None:
-        """The first node that has the GPUs free; None (not placed) if operators have used them otherwise."""
+        """Return the first node with enough free GPUs; None (not placed) if operators use them otherwise."""
         nodes = Node.objects.filter(region=deployment.region, gpu_type=deployment.gpu_type, active=True)
         return next((node for node in nodes if node.free_gpus() >= deployment.tensor_parallel), None)
 
     @staticmethod
     def _gpus_at_most() -> dict[tuple[str, str], int]:
-        """GPUs by (region, GPU type) with which every demo deployment could grow to its maximum."""
+        """Return GPUs by (region, GPU type) that let every demo deployment grow to its maximum."""
         gpus: Counter[tuple[str, str]] = Counter()
         for demo in DEPLOYMENTS:
             for region, gpu_type in zip(REGIONS, demo.gpu_types, strict=True):

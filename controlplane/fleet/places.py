@@ -28,7 +28,7 @@ def obstacle(instance: Instance) -> str:
 
 
 def cordon_of(instance: Instance) -> str:
-    """The obstacle to a start even by an operator; empty for none."""
+    """Return the obstacle to a start by an operator; empty for none."""
     for place in (instance.node, instance.deployment.region):
         if place is not None and place.cordoned:
             return f"{place} is cordoned by {place.cordoned}: uncordon it first"
@@ -36,7 +36,7 @@ def cordon_of(instance: Instance) -> str:
 
 
 def bounds(deployments: Iterable[Deployment]) -> dict[int, tuple[int, int]]:
-    """(least, most) instances that automation may want of each of *deployments*, by their keys, as things are now.
+    """Return (minimum, maximum) instances that automation may plan for each of *deployments*, by key.
 
     A held instance keeps its place, and where it is cordoned nothing is added: floor, strategies, plans, rollouts and
     simulations of what comes go by these, not by the deployment's own bounds.
@@ -64,11 +64,11 @@ def _counts(instances: QuerySet[Instance], deployments: list[Deployment]) -> Cou
 
 
 class NoRoom(ActionError):
-    """No node has the GPUs; the text says what there is."""
+    """Error when no node has the GPUs; the text says what is free."""
 
 
 def lock(deployments: QuerySet[Deployment]) -> list[Deployment]:
-    """*deployments*, and every node that one of them could use, locked until the transaction ends.
+    """Lock *deployments* and every node that one of them could use, until the transaction ends.
 
     Keys never change, so rows that refer to a locked one may still be written by others (`FOR NO KEY UPDATE`).
     """
@@ -83,7 +83,7 @@ def lock(deployments: QuerySet[Deployment]) -> list[Deployment]:
 
 
 def pick(deployment: Deployment, *, by_operator: bool = False) -> Node | None:
-    """The fullest node that still has the GPUs, to keep room in one piece; None where no hardware is kept.
+    """Return the fullest node with enough GPUs, to avoid fragmentation; None without nodes.
 
     Held instances keep theirs, but for what an operator adds. *deployment* is locked. Raises NoRoom when no node has the
     GPUs.
@@ -108,7 +108,7 @@ def pick(deployment: Deployment, *, by_operator: bool = False) -> Node | None:
 
 
 def keeps(instance: Instance) -> bool:
-    """Whether *instance*, whose deployment is locked, could start where it was: no node is asked for, or it has the GPUs."""
+    """Return whether *instance*, whose deployment is locked, can start on its node."""
     node, deployment = instance.node, instance.deployment
     if node is None:
         return True
@@ -139,7 +139,7 @@ def new_instance(deployment: Deployment) -> Instance:
 
 
 def free_name(deployment: Deployment) -> str:
-    """`<model>-<region>-<number>` with the first number that is free."""
+    """Return `<model>-<region>-<number>` with the first free number."""
     model = re.sub(r"[^A-Za-z0-9_-]+", "-", deployment.model.name).strip("-")[:40]
     base = f"{model}-{deployment.region.name}"[:70]
     taken = set(Instance.objects.filter(name__startswith=f"{base}-").values_list("name", flat=True))
@@ -150,7 +150,7 @@ def free_name(deployment: Deployment) -> str:
 
 
 def plannable_gpus(node: Node) -> int:
-    """GPUs of *node* that may have instances: where it is cordoned those that have some, else all but held ones."""
+    """Return the GPUs of *node* for instances: those in use if it is cordoned, else all but held ones."""
     if node.cordoned or node.region.cordoned:
         return node.gpu_count - node.free_gpus()
     return node.gpu_count - _held_gpus(node)

@@ -113,7 +113,7 @@ def _follow_up(row: Instance, before: str, to: InstanceState, now: datetime) -> 
 
 
 def _count_failure(row: Instance, reason: str, now: datetime) -> str:
-    """Count a failure of *row*, which has not moved yet, and say with *reason* what follows from it."""
+    """Count a failure of *row* before it moves; return *reason* with the consequence."""
     ready_for = now - row.state_changed_at if row.state == InstanceState.READY else timedelta(0)
     row.failures = 1 if ready_for >= restarts.SETTLED else row.failures + 1
     if row.failures < restarts.CRASH_LOOP:
@@ -124,7 +124,7 @@ def _count_failure(row: Instance, reason: str, now: datetime) -> str:
 
 @transaction.atomic
 def drain(instance: Instance, actor: User | str, reason: str) -> Instance:
-    """Let *instance* finish what it runs and give it nothing new. Raises ActionError unless it is ready."""
+    """Drain *instance*: it finishes what it runs and gets nothing new. Raises ActionError unless it is ready."""
     row = _lock(instance, Action.DRAIN)
     transaction.on_commit(notify)
     return _moved(instance, move(row, InstanceState.DRAINING, actor=actor, reason=reason))
@@ -208,7 +208,7 @@ def stop(instance: Instance, actor: User | str, reason: str) -> InstanceCommand 
 
 @transaction.atomic
 def sleep(instance: Instance, actor: User | str, reason: str, level: int = 1) -> InstanceCommand:
-    """Have *instance* finish what it runs, then offload its weights; `wake` brings it back faster than a start.
+    """Put *instance* to sleep once it has finished what it runs; waking is faster than starting.
 
     *level* is vLLM's: 1 keeps the weights in CPU memory, 2 discards them.
     """
@@ -221,7 +221,7 @@ def sleep(instance: Instance, actor: User | str, reason: str, level: int = 1) ->
 
 @transaction.atomic
 def wake(instance: Instance, actor: User | str, reason: str) -> InstanceCommand:
-    """Have a sleeping *instance* take its weights back; it loads, then is ready when it answers."""
+    """Wake a sleeping *instance*; it is ready once it answers."""
     _check_gpus_are_free(instance)
     row = _lock(instance, Action.WAKE)
     _check_may_start(row, actor)
@@ -231,13 +231,13 @@ def wake(instance: Instance, actor: User | str, reason: str) -> InstanceCommand:
 
 @transaction.atomic
 def cordon(place: Node | Region, actor: User | str, reason: str) -> str:
-    """Cordon *place*: nothing new is started there, running instances stay. Returns a sentence that says so."""
+    """Cordon *place*: nothing new is started there, running instances stay. Return a sentence for the operator."""
     return _cordon(place, by_whom(actor, reason), "cordoned", actor, reason)
 
 
 @transaction.atomic
 def uncordon(place: Node | Region, actor: User | str, reason: str) -> str:
-    """Let instances be started at *place* again. Says so in one sentence."""
+    """Uncordon *place*. Return a sentence for the operator."""
     return _cordon(place, "", "uncordoned", actor, reason)
 
 
@@ -283,7 +283,7 @@ def undeploy(deployment: Deployment, actor: User | str, reason: str) -> str:
 
 @transaction.atomic
 def retire(model: Model, actor: User | str, reason: str) -> str:
-    """Undeploy *model* everywhere and offer it no more; its requests, plans and moves stay. Says so in one sentence."""
+    """Undeploy *model* everywhere and stop offering it; its history stays. Return a sentence for the operator."""
     row = Model.objects.select_for_update(no_key=True).get(pk=model.pk)
     if not row.active:
         raise ActionError(f"{row} is retired already")
@@ -321,7 +321,7 @@ ACTIONS = {
 
 
 def act(action: Action, instance: Instance, actor: User | str, reason: str) -> str:
-    """Carry out *action* and say in one sentence what happened, for a message or an API answer.
+    """Carry out *action*. Return the result in one sentence.
 
     Raises ActionError with a sentence to show when the instance's state does not allow it.
     """
@@ -334,12 +334,12 @@ def act(action: Action, instance: Instance, actor: User | str, reason: str) -> s
 
 
 def open_command(instance: Instance) -> InstanceCommand | None:
-    """The oldest command for *instance* that is pending or running."""
+    """Return the oldest pending or running command for *instance*."""
     return instance.commands.open().first()
 
 
 def deliver(command: InstanceCommand) -> bool:
-    """Notify the Celery workers of *command* now; False, in under a second, if the broker does not answer.
+    """Notify the Celery workers of *command*; False, in under a second, if the broker does not answer.
 
     Where another host acts for its instance, the worker of that host's queue is notified.
     """
@@ -384,7 +384,7 @@ def _check_may_start(row: Instance, actor: User | str) -> None:
 
 
 def _check_gpus_are_free(instance: Instance) -> None:
-    """Lock its swap group; raise ActionError if another one has the GPUs that *instance* shares, or is to have them."""
+    """Lock its swap group. Raise ActionError if another member has the shared GPUs or is about to."""
     if instance.swap_group_id is None:
         return
     SwapGroup.objects.select_for_update().get(pk=instance.swap_group_id)
@@ -423,7 +423,7 @@ def _withdraw(command: InstanceCommand, why: str) -> None:
 def _command(
     instance: Instance, verb: CommandVerb, actor: User | str, reason: str, sleep_level: int = 1
 ) -> InstanceCommand:
-    """The open command of *verb* for *instance*, or a new one; delivered when the transaction commits."""
+    """Return the open command *verb* for *instance*, or a new one, delivered on commit."""
     for other in instance.commands.open():
         if other.verb == verb:
             transaction.on_commit(partial(deliver, other))

@@ -14,7 +14,7 @@ from scheduling.policy import KNOBS
 HELD: Final = {name: KNOBS[name].knob for name in SAID}
 COLUMNS: Final = {knob.column.name: name for name, knob in HELD.items() if knob.column is not None}
 KNOB_SETTINGS: Final = {knob.setting: name for name, knob in HELD.items() if knob.setting}
-SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", *KNOB_SETTINGS)
+SETTINGS: Final = ("FORECASTER", "PLAN_DEMAND", "NIW_RELEASE", "PLAN_NIW_BUFFER", *KNOB_SETTINGS)
 """Settings that a bundle sets per model."""
 NONE: Final = "none"
 
@@ -28,6 +28,8 @@ def values_of(bundle: Bundle) -> dict[str, Any]:
         "length_model": bundle.length_model,
         "FORECASTER": bundle.forecaster,
         "PLAN_DEMAND": bundle.plan_demand,
+        "NIW_RELEASE": bundle.release,
+        "PLAN_NIW_BUFFER": bundle.niw_share,
         **{setting: bundle.policy[name] for setting, name in KNOB_SETTINGS.items()},
     }
 

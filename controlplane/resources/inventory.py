@@ -1,9 +1,11 @@
 """Rows of the inventory: regions and their latencies, GPU types, nodes, models, SLO classes, deployments."""
 
+from typing import Any
+
 from controlplane.accounts.models import Role
 from controlplane.fleet import selectors
 from controlplane.fleet.models import Deployment, Device, GpuType, Model, Node, Region, RegionLatency, SloClass, SloKind
-from controlplane.resources.filters import Search
+from controlplane.resources.filters import Hidden, Search
 from controlplane.resources.instances import region_control
 from controlplane.resources.resource import Column, Filter, Resource, search_in
 from scheduling.policy import COLUMNS as POLICY
@@ -14,6 +16,15 @@ STARTS = "console/instances/starts_cell.html"
 def columns(*names: str) -> tuple[Column, ...]:
     """Columns that only REST has, as the model's fields describe them."""
     return tuple(Column(name) for name in names)
+
+
+def shown(name: str, heading: str, source: str = "", *, sorts: bool = False) -> Column:
+    """A column of the page and the file alone."""
+    return Column(name, heading, source, sorts=sorts, rest=False)
+
+
+def by_name(rows: Any, text: str) -> list[Any]:
+    return [row for row in rows if text.lower() in row.name.lower()]
 
 
 REGIONS = Resource(
@@ -82,10 +93,33 @@ MODELS = Resource(
     noun="model",
     model=Model,
     rows=lambda viewer: Model.objects.all(),
+    least=Role.VIEWER,
     columns=(
-        *columns("name", "title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens"),
-        *columns("architecture", "length_model", "active"),
+        Column("name", "Model", sorts=True),
+        *columns("title", "source", "weights_bytes", "kv_bytes_per_token", "context_tokens", "architecture"),
+        *columns("length_model", "active"),
+        shown("hardware", "Hardware of an instance"),
+        shown("ready", "Ready (instances)", sorts=True),
+        shown("most", "Limit (instances)"),
+        shown("demand", "Demand, last 10 min (tok/s)", sorts=True),
+        shown("capacity", "Capacity (tok/s)"),
+        shown("load", "Load (ratio)"),
+        shown("output_tokens_per_s", "Output (tok/s)", "live.output_tokens_per_s"),
+        shown("slo_class", "SLO class, the worst", "live.slo_class"),
+        shown("slo_met", "SLO met, 5 min (ratio)", sorts=True),
+        shown("slo_objective_ratio", "SLO promised (ratio)", "live.slo_objective_ratio"),
+        shown("slo_burn", "Error budget burn, 5 min (times)", "live.slo_burn"),
+        shown("ttft_p95_ms", "TTFT p95 (ms)", sorts=True),
+        shown("usd_per_hour", "Cost (USD/h)", sorts=True),
+        shown("policy", "Policy", sorts=True),
+        shown("about", "Policy means"),
     ),
+    filters=(
+        Filter("q", by_name, rest=False, shown=True, control=Search("q", "Search by name")),
+        Filter("open", lambda rows, name: rows, rest=False, shown=True, control=Hidden("open", length=160)),
+    ),
+    row_template="console/models/row.html",
+    whole=500,
 )
 SLO_CLASSES = Resource(
     name="slo-classes",

@@ -127,7 +127,7 @@ class _Expected:
         self._endpoints, self._follows = cluster.endpoints, follows
         self._window_s = float(scenario.forecast.window_s)
         self._count = max(1, ceil(scenario.planner.horizon_s / self._window_s))
-        self._share = scenario.planner.niw_share
+        self._shares = [float(scenario.at(key, "niw_share", scenario.planner)) for key in cluster.endpoints]
         kinds = [one.kind for one in scenario.classes.values()]
         shown, other = (
             [at for at, kind in enumerate(kinds) if kind == wanted] for wanted in ("interactive", "non_interactive")
@@ -139,7 +139,7 @@ class _Expected:
             before, asked, others = _after(staged.past, asked, others, self._window_s)
             self._before_s = before * MINUTE_S
         self._asked, self._other = asked, others
-        self._seen = _seen(asked.digest() + others.digest() + repr(self._share).encode())
+        self._seen = _seen(asked.digest() + others.digest() + repr(self._shares).encode())
         past = [np.zeros((len(cluster.endpoints), 0))] * 2
         if scenario.forecast.history_days and not {ORACLE, RECENT} >= set(forecasters.values()):
             past = _past(scenario, path, staged, shown)
@@ -164,7 +164,7 @@ class _Expected:
     def _buffer_and_cv(self, endpoint: int, known_s: float) -> tuple[float, float]:
         """Return the buffer of *endpoint* for non-interactive work (tokens per second), and the CV of arrivals."""
         if (endpoint, known_s) not in self._seen:
-            beta = float(niw_buffer(self._other.rate(endpoint, known_s), 1.0, self._share))
+            beta = float(niw_buffer(self._other.rate(endpoint, known_s), 1.0, self._shares[endpoint]))
             self._seen[endpoint, known_s] = beta, self._asked.arrival_cv(endpoint, known_s)
         return self._seen[endpoint, known_s]
 

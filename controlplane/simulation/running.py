@@ -181,7 +181,7 @@ SMALL: Final[dict[str, Any]] = {
         }
     ],
     "fleet": [{"model": "m", "regions": ["here", "there"], "gpu": "g", "instances": 1, "empty": 3, "kv_tokens": 8192}],
-    "classes": {"interactive": {"ttft_ms": 2000.0}},
+    "classes": {"interactive": {"ttft_ms": 2000.0}, "other": {"kind": "non_interactive", "deadline_s": 3600.0}},
     "policies": {"routing": "preserve", "ordering": "qlm"},
     "scaling": {"strategy": "pilothouse", "min_instances": 1, "max_instances": 4},
     "planner": {"period_s": 600.0, "capability_instances": 1},
@@ -189,11 +189,12 @@ SMALL: Final[dict[str, Any]] = {
         {
             "tenant": "some",
             "model": "m",
-            "slo_class": "interactive",
+            "slo_class": slo_class,
             "requests_per_s": 1.0,
             "prompt": {"median": 200.0, "p95": 400.0, "maximum": 800},
             "output": {"median": 50.0, "p95": 100.0, "maximum": 200},
         }
+        for slo_class in ("interactive", "other")
     ],
     "demand": {"duration_h": 0.4},
 }

@@ -79,6 +79,12 @@ class WaitingRequest(RequestState, kw_only=True):
     expected_output: int
 
 
+class HeldRequest(RequestState, kw_only=True):
+    """Held by the queue manager for non-interactive work; `served_in` is the region that its caller prefers."""
+
+    expected_output: int
+
+
 class RunningRequest(RequestState, kw_only=True):
     expected_tokens: int
     """Prompt and output tokens that the dispatcher reserved."""
@@ -165,5 +171,12 @@ class FleetState(Struct):
     """The time of the state, in epoch seconds."""
     lengths: dict[str, list[float]] = {}
     """By model: actual over predicted output of recent requests, from which unknown outputs are drawn."""
+    held: list[HeldRequest] = []
+    """In order of arrival."""
     memory: dict[str, float] = {}
     """Memory of the scaling strategies."""
+
+    @property
+    def requests(self) -> list[RequestState]:
+        """Return the requests that run, wait or are held."""
+        return [*self.running, *self.waiting, *self.held]

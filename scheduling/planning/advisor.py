@@ -1,9 +1,10 @@
-"""The planner that strategies follow: forecasts with bands, the fleet and its capability become advice for each endpoint.
+"""The planner that strategies follow: forecasts with bands, the fleet and its capability
+become advice for each endpoint.
 
-Live planning, the comparison of strategies and the experiments call `make_plan` for the models whose plans are due, each at
-the period of its strategy (`PlansFor.period_s`), and `EndpointPlan.advice` at every tick. What differs between them is where
-forecasts and instances are read. A plan is in force until its successor is there; one that has none at `valid_until_s` is
-stale, and strategies go by use alone.
+Live planning, the comparison of strategies and the experiments call `make_plan` for the models whose plans are due,
+each at the period of its strategy (`PlansFor.period_s`), and `EndpointPlan.advice` at every tick. They differ only in
+where they read forecasts and instances. A plan is in force until its successor exists; one that has none at
+`valid_until_s` is stale, and strategies then use only the load.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -24,37 +25,37 @@ from scheduling.scaling.endpoint import Advice, EndpointView, PlansFor
 
 Floats = NDArray[np.float64]
 STALE_PERIODS = 2.0
-"""A plan is followed at least so many periods: its successor may come a whole period late."""
+"""Periods for which a plan is valid at least: its successor may be a whole period late."""
 
 
 class Band(NamedTuple):
-    """A forecast of one series: tokens a second by window."""
+    """A forecast of one series: tokens per second by window."""
 
     mean: Floats
     upper: Floats
-    """The upper end of its band."""
+    """Upper end of its band."""
 
     def level(self, towards_upper: float) -> Floats:
-        """What lies between: 0 is the mean, 1 the upper end. Never below 0."""
+        """Return the forecast at a level between: 0 is the mean, 1 the upper end. Never below 0."""
         return np.maximum(0.0, self.mean + towards_upper * (self.upper - self.mean))
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointDemand:
-    """Tokens a second that the callers of an endpoint are expected to ask for, by window."""
+    """Expected demand of the callers of an endpoint, in tokens per second by window."""
 
     kept: Floats
-    """As instances are kept for it (`PlansFor`)."""
+    """Level for which instances are kept (`PlansFor`)."""
     soon: Floats
-    """As instances are added for it."""
+    """Level for which instances are added."""
     prompt: Floats
-    """The part of `kept` that is prompts."""
+    """Prompt part of `kept`."""
     beta_tokens_per_s: float = 0.0
-    """Kept free alongside it for non-interactive work (`capacity.niw_buffer`)."""
+    """Additional room for non-interactive work (`capacity.niw_buffer`)."""
     cv: float = POISSON_CV
-    """Of its arrivals (`bursts.arrival_cv`)."""
+    """CV of its arrivals (`bursts.arrival_cv`)."""
     mean: Floats | None = None
-    """Of the forecast; what is kept and added for lies above it, in case it is wrong. None: nothing is in doubt."""
+    """Mean forecast; the margin of `kept` and `soon` above it covers forecast error. None: no margin."""
 
     @property
     def expected(self) -> Floats:
@@ -69,7 +70,7 @@ class EndpointDemand:
         beta_tokens_per_s: float = 0.0,
         cv: float = POISSON_CV,
     ) -> "EndpointDemand":
-        """What a strategy that has plans made for *plans_for* takes of the forecasts of prompt and output tokens."""
+        """Return the demand that a strategy with *plans_for* plans for, from the forecasts of prompt and output tokens."""
         kept, soon = (prompt.level(towards) + output.level(towards) for towards in (plans_for.kept, plans_for.soon))
         mean = prompt.level(0.0) + output.level(0.0)
         return cls(kept, soon, prompt.level(plans_for.kept), beta_tokens_per_s, cv, mean)
@@ -77,7 +78,7 @@ class EndpointDemand:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Demand of all endpoints in windows of the same length, from the one in which the plan is made."""
+    """Demand of all endpoints in windows of equal length, from the one in which the plan is made."""
 
     start_s: float
     window_s: float
@@ -95,7 +96,7 @@ class Demand:
         return replace(self, of={endpoint: each for endpoint, each in self.of.items() if endpoint[0] in models})
 
     def prompt_share(self, model: str) -> float:
-        """Share of the model's tokens that are prompts; a half where none are expected."""
+        """Return the prompt share of the model's tokens; a half if none are expected."""
         rows = [each for (name, _), each in self.of.items() if name == model]
         total, prompt = float(sum(row.kept.sum() for row in rows)), float(sum(row.prompt.sum() for row in rows))
         return min(1.0, prompt / total) if total > 0 else 0.5
@@ -103,10 +104,10 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """How plans are made."""
+    """Settings of planning."""
 
     period_s: float | None = None
-    """From one plan to the next; None: as each strategy says."""
+    """Time from one plan to the next; None: that of each strategy."""
     epsilon: float = 0.8
     """Share of its own demand that a region must be able to serve."""
     time_limit_s: float = 10.0
@@ -119,15 +120,16 @@ class PlanSettings:
 
 @dataclass(frozen=True, slots=True)
 class EndpointPlan:
-    """What a plan would have one endpoint be. Plain numbers, so that it can be kept as a row. Times are seconds."""
+    """Plan of one endpoint, in plain numbers, so that it can be stored in a row. Times are seconds."""
 
     target_instances: int
-    """To be kept."""
+    """Instances to keep."""
     soon_instances: Sequence[int]
-    """To be added up to, by the window in which that is asked; empty where nothing but the target is planned. Each window
-    is planned when it is first looked at."""
+    """Instances to add up to, by window of demand; empty if only the target is planned. Each
+    window is planned when first needed.
+    """
     forecast_tokens_per_s: float
-    """The highest rate of interactive work that is planned for."""
+    """Highest planned rate of interactive work."""
     start_s: float
     window_s: float
     made_at_s: float
@@ -135,7 +137,7 @@ class EndpointPlan:
     valid_until_s: float
 
     def advice(self, now_s: float) -> Advice:
-        """The advice at *now_s*."""
+        """Return the advice at *now_s*."""
         soon = None
         if self.soon_instances:
             at = int((now_s - self.start_s) // self.window_s)
@@ -152,18 +154,20 @@ class EndpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """A plan for all endpoints together: the problem, its solution and what follows of it for each endpoint."""
+    """A plan for all endpoints together: the problem, its solution and the result for each endpoint."""
 
     demand: Demand
     planned: Planned
     plan: Plan
     endpoints: Mapping[Endpoint, EndpointPlan]
     reserve_tokens_per_s: Mapping[Endpoint, float]
-    """What is had beyond the highest rate of each endpoint, so that its bursts keep their promise."""
+    """Reserve beyond the highest rate of each endpoint, with which its bursts keep their SLO."""
 
 
 def valid_until_s(made_at_s: float, period_s: float, forecast_ends_s: float) -> float:
-    """Until when a plan without a successor is followed: to the end of its forecast, and at least two periods."""
+    """Return until when a plan without a successor is followed: to the end of its
+    forecast, and for at least two periods.
+    """
     return max(forecast_ends_s, made_at_s + STALE_PERIODS * period_s)
 
 
@@ -175,9 +179,9 @@ def make_plan(
     follows: Mapping[str, PlansFor],
     settings: PlanSettings,
 ) -> FleetPlan:
-    """Plan *fleet* for *demand*. Capability is by (model, GPU type); *follows* says what each model has plans made for.
+    """Plan *fleet* for *demand*. Capability is by (model, GPU type); *follows* gives the plans of each model.
 
-    Raises what the solver raises, and ValueError for numbers that cannot be.
+    Raises what the solver raises, and ValueError for invalid numbers.
     """
     shares = {model: demand.prompt_share(model) for model in {name for name, _ in (*demand.of, *capability)}}
     theta = {key: each.at(shares[key[0]]) for key, each in capability.items()}
@@ -236,12 +240,12 @@ def _with_reserve(
     capability: Mapping[tuple[str, str], Capability],
     shares: Mapping[str, float],
 ) -> dict[Endpoint, Floats]:
-    """What must be had at `Capability.at` by window, so that the *level* of demand keeps its promise under bursts.
+    """Return the capacity needed at `Capability.at` by window for the *level* of demand to keep its SLO under bursts.
 
-    All regions of a model are one pool, since what one cannot take at once goes to another: each has a share of the pool's
-    reserve (`bursts.pooled_reserve`) by its demand. Of several GPU types the one that needs the most reserve counts. That a
-    forecast is wrong and that arrivals are uneven are independent, so what lies above the mean and the reserve add up as
-    deviations do.
+    All regions of a model are one pool, because one region's overflow goes to another: each has a share of the
+    pool's reserve (`bursts.pooled_reserve`) by its demand. Of several GPU types the one that needs the most
+    reserve counts. Forecast error and burstiness are independent, so the margin above the mean and the reserve
+    add up as standard deviations do.
     """
     needed = {endpoint: level(each) for endpoint, each in demand.of.items()}
     for model in {name for name, _ in demand.of}:
@@ -264,10 +268,11 @@ def _with_reserve(
 
 
 def _windows_ahead(now_s: float, demand: Demand, plans_for: PlansFor, period_s: float) -> slice:
-    """The windows that a plan made at *now_s* is for: those that begin within its horizon, or before its successor is there.
+    """Return the windows of a plan made at *now_s*: those that begin within its
+    horizon, or before its successor exists.
 
-    By Algorithm 2 those that begin before its successor's first. It plans at the start of each window for the next (4.3.2);
-    with a period of several windows, for as many.
+    With Algorithm 2, those that begin before its successor's first. It plans at the start of each window for the next
+    (4.3.2); with a period of several windows, for as many.
     """
     if plans_for.by_capability and demand.windows > 1:
         return slice(1, 1 + ceil(period_s / demand.window_s))
@@ -281,9 +286,9 @@ def _by_capability(
     fleet: Fleet,
     capability: Mapping[tuple[str, str], Capability],
 ) -> int:
-    """N of Algorithm 2 for the windows *ahead*, by the GPU type on which most of the endpoint's instances are.
+    """Return N of Algorithm 2 for the windows *ahead*, by the GPU type of most of the endpoint's instances.
 
-    As many as there may be, where no number could serve it.
+    The maximum if no number could serve it.
     """
     rows = {place: row for place, row in fleet.deployments.items() if place[:2] == endpoint}
     if not rows:
@@ -307,9 +312,9 @@ class SimulatedPlanner:
     """The planner of a simulation: plans each strategy's models at multiples of its period, and advises at every tick."""
 
     demand_at: Callable[[float], Demand]
-    """Demand as it is expected at a time; it must not look at anything that happens after."""
+    """Returns the expected demand at a time; it must not use anything that happens later."""
     fleet_at: Callable[[float, Sequence[EndpointView]], Fleet]
-    """The fleet at a time, with the instances that endpoints are seen to have."""
+    """Returns the fleet at a time, with the observed instances of the endpoints."""
     capability: Mapping[tuple[str, str], Capability]
     follows: Mapping[str, PlansFor]
     settings: PlanSettings
@@ -323,7 +328,7 @@ class SimulatedPlanner:
     """By model."""
 
     def advise(self, now_s: float, views: Sequence[EndpointView]) -> list[Advice | None]:
-        """As `scheduling.simulation.strategies.Advisor`."""
+        """Implement `scheduling.simulation.strategies.Advisor`."""
         due = {model for model in self.follows if now_s >= self._due_s.get(model, -inf)}
         if due:
             self._renew(now_s, due, self.fleet_at(now_s, views).only(due))

@@ -1,12 +1,12 @@
-"""Bursts: how uneven arrivals are, and how many instances beyond their mean load keep a promise under them.
+"""Bursts: the burstiness of arrivals, and the instances beyond their mean load that keep an SLO under it.
 
-Square-root staffing: n instances under one queue keep a promise at a load of R instances' worth while
+Square-root staffing: n instances under one queue keep an SLO at a load worth R instances while
 
-    n - reserve * cv * sqrt(n) >= R
+n - reserve * cv * sqrt(n) >= R
 
-with cv the coefficient of variation of arrivals and *reserve* a number that depends on the promise, its percentile and the
-instance (`scheduling.planning.simulated_capability` measures it). Work that comes in a given time varies by cv times the
-root of its mean, so ten instances need only about three times the reserve of one. Figures are in docs/planner.md.
+with cv the coefficient of variation of arrivals and *reserve* a number that depends on the SLO, its percentile and the
+instance (`scheduling.planning.simulated_capability` measures it). Work that arrives in a given time varies by cv times
+the root of its mean, so ten instances need only about three times the reserve of one. Figures are in docs/planner.md.
 """
 
 import math
@@ -15,21 +15,21 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 LEAST_SHARE = 0.02
-"""Share of an instance's rate below which a few instances are not planned to be used: at the root's end it would be 0."""
+"""Least usable share of an instance's rate for a few instances: the formula would reach 0."""
 LEAST_MINUTES = 20
-"""Pairs of neighbouring minutes with requests from which on their unevenness is believed."""
+"""Pairs of neighbouring minutes with requests from which on their burstiness is used."""
 SPLIT = 0.1
-"""Power of the number of regions by which their reserve grows: 0 if they were one queue, a half if each stood alone."""
+"""Power of the number of regions by which their reserve grows: 0 for one queue, a half for separate ones."""
 POISSON_CV = 1.0
 HIGHEST_CV = 20.0
 
 
 def arrival_cv(counts: ArrayLike) -> float:
-    """CV of the gaps between arrivals, as their *counts* by minute (or any equal step) show it, oldest first; NaN is a gap.
+    """Return the CV of interarrival gaps from *counts* per minute (or any equal step), oldest first; NaN is a gap.
 
-    The root of the index of dispersion: variance of the counts by their mean, which for independent gaps tends to their
-    CV squared, and for others counts also how they follow each other. The variance is half the mean square of the change
-    from one step to the next, so that the course of the day is not taken for bursts. Poisson (1) while few steps are known.
+    It is the root of the index of dispersion, variance over mean of the counts, which for independent gaps tends to
+    their squared CV, and otherwise includes their correlation. The variance is half the mean square of the change
+    between steps, so that the daily cycle is not taken for bursts. 1 (Poisson) while few steps are known.
     """
     count = np.asarray(counts, np.float64)
     pairs = np.stack([count[:-1], count[1:]])
@@ -41,20 +41,24 @@ def arrival_cv(counts: ArrayLike) -> float:
 
 
 def pooled_reserve(reserve: float, shares: ArrayLike) -> float:
-    """*reserve* of instances in several regions, with the *shares* of demand of each: they take each other's bursts, but
-    only once they see them, so together they are not quite one queue."""
+    """Return the *reserve* of instances in several regions, with the *shares* of demand of each.
+
+    Regions absorb each other's bursts only once they notice them, so together they are not quite one queue.
+    """
     share = np.asarray(shares, np.float64)
     return float(reserve * (share.sum() ** 2 / (share**2).sum()) ** SPLIT)
 
 
 def usable_instances(instances: ArrayLike, reserve: float, cv: float = POISSON_CV) -> NDArray[np.float64]:
-    """R: the load, in instances' worth, at which *instances* keep their promise; a small share of them at least."""
+    """Return R, the load in instances at which *instances* keep their SLO; at least a small share of them."""
     n = np.asarray(instances, np.float64)
     return np.asarray(np.maximum(n - reserve * cv * np.sqrt(n), LEAST_SHARE * n))
 
 
 def instances_for(load: ArrayLike, reserve: float, cv: float = POISSON_CV) -> NDArray[np.float64]:
-    """n, not rounded: how many keep their promise at a *load* of so many instances' worth. The inverse of the above."""
+    """Return n, not rounded, the instances that keep their SLO at a *load* worth as many
+    instances: the inverse of the above.
+    """
     r = np.asarray(load, np.float64)
     k = reserve * cv
     n = ((k + np.sqrt(k * k + 4.0 * r)) / 2.0) ** 2
@@ -62,11 +66,11 @@ def instances_for(load: ArrayLike, reserve: float, cv: float = POISSON_CV) -> ND
 
 
 def highest_load_kept(load: ArrayLike, broken: ArrayLike, allowed: ArrayLike, requests: ArrayLike) -> float:
-    """The highest *load* up to which promises are kept, of windows of which *broken* of *requests* broke theirs.
+    """Return the highest *load* up to which SLOs are kept, given windows in which *broken* of *requests* violated them.
 
-    *allowed* may, in the same unit as *broken*. The share that breaks is taken to rise with load (isotonic regression by
-    pooled neighbours, weighted by requests), so a lucky window at a high load does not count alone, as it does where the
-    highest kept window is taken, nor an unlucky one at a low load. 0 where no load keeps them.
+    *allowed* may, in the unit of *broken*. The violated share is assumed to rise with load (isotonic regression by
+    pooled neighbours, weighted by requests), so neither a lucky window at a high load nor an unlucky one at a low load
+    decides alone. 0 if no load keeps them.
     """
     order = np.argsort(np.asarray(load, np.float64), kind="stable")
     loads, excess, weight = (

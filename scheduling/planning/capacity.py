@@ -1,9 +1,9 @@
-"""What one instance can serve (PreServe Algorithm 1), and how many instances a forecast asks for (Algorithm 2).
+"""Capability of one instance (PreServe Algorithm 1), and instances for a forecast (Algorithm 2).
 
-An instance has three limits: prompt tokens a second (prefill is bound by compute), output tokens a second (decoding is bound
-by memory), and both together. They are learnt from windows of the past in which promises were kept. Where too few such
-windows are known, or none that shows a limit, a simulation of the performance profile stands in
-(`simulated_capability`), and that is stated. What bursts leave of n instances is in `bursts`.
+An instance has three limits: prompt tokens per second (prefill is compute-bound), output tokens per second (decoding is
+memory-bound), and both together. They are learned from past windows in which SLOs were kept. With too few such windows,
+or none that shows a limit, a simulation of the performance profile is used (`simulated_capability`), and the result
+says so. The effect of bursts on n instances is in `bursts`.
 """
 
 import math
@@ -15,20 +15,24 @@ from numpy.typing import ArrayLike, NDArray
 from scheduling.planning.bursts import POISSON_CV, highest_load_kept, instances_for, usable_instances
 
 LEAST_WINDOWS = 12
-"""Windows without violation, and with work in them, from which on they are believed: two hours of ten minutes."""
+"""Windows with work and without violation from which on they are used: two hours of ten minutes."""
 LEAST_USABLE = 0.2
-"""Share of an endpoint's instances that must be usable under its bursts, or its windows say little of an instance."""
+"""Share of an endpoint's instances that must be usable under its bursts; otherwise its
+windows say little of one instance.
+"""
 NIW_SHARE = 0.1
-"""SageServe's beta (section 6.4): share of the non-interactive load of the past hour that is kept free for it."""
+"""SageServe's beta (section 6.4): share of the past hour's non-interactive load for which room is kept."""
 
 MEASURED, SIMULATED, UNKNOWN = "measured", "simulated", "unknown"
-"""`Capability.source`: from windows; from a simulation of the performance profile; none is there, so nothing can
-be planned."""
+"""`Capability.source`: from windows; from a simulation of the performance profile; unknown, so nothing can be planned.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """mu of one instance of many, in tokens a second, averaged over a window; n serve as `usable_instances` of them."""
+    """mu of one instance of many, in tokens per second, averaged over a window; n serve as
+    much as `usable_instances` of them.
+    """
 
     prompt_tokens_per_s: float
     output_tokens_per_s: float
@@ -36,22 +40,22 @@ class Capability:
     source: str
     """`MEASURED`, `SIMULATED` or `UNKNOWN`."""
     windows: int = 0
-    """Windows without violation that it was learnt from."""
+    """Windows without violation that it was learned from."""
     note: str = ""
-    """Why it was not measured, or what weakens it."""
+    """Why it was not measured, or its weakness."""
     reserve: float = 0.0
-    """Instances that one instance must have alongside it for each unit of the arrivals' CV, n of them sqrt(n) times that."""
+    """Reserve of one instance per unit of the arrivals' CV; of n instances sqrt(n) times that."""
     percentile: float = 100.0
-    """Of requests that keep their promise, in percent, for which it was taken."""
+    """Percentile of requests within SLO for which it was measured."""
     cv: float = POISSON_CV
-    """Of arrivals, at which it was taken; what it serves at another follows from `reserve`."""
+    """CV of arrivals at which it was measured; `reserve` gives it at others."""
     instances: float = 1.0
-    """Of an endpoint, at which it was taken, on average."""
+    """Mean instances of an endpoint at which it was measured."""
 
     def at(self, prompt_share: float) -> float:
-        """theta: tokens a second, prompt and output together, when *prompt_share* of them are prompt tokens.
+        """Return theta: tokens per second, prompt and output together, when *prompt_share* of them are prompt tokens.
 
-        With it demand / theta is the N of Algorithm 2: the limit that is reached first decides.
+        Demand / theta is then the N of Algorithm 2: the limit that is reached first decides.
         """
         if not 0.0 <= prompt_share <= 1.0:
             raise ValueError(f"prompt_share must be from 0 to 1, not {prompt_share}")
@@ -59,14 +63,14 @@ class Capability:
         return 0.0 if math.isinf(needed) else 1.0 / needed
 
     def with_reserve(self, tokens_per_s: ArrayLike, prompt_share: float, cv: float) -> NDArray[np.float64]:
-        """Tokens a second that must be had at `at`, so that *tokens_per_s* keep their promise under arrivals of *cv*."""
+        """Return the tokens per second needed at `at` for *tokens_per_s* to keep their SLO under arrivals of *cv*."""
         theta = self.at(prompt_share)
         asked = np.asarray(tokens_per_s, np.float64)
         return asked if theta == 0 else theta * instances_for(asked / theta, self.reserve, cv)
 
 
 def _instances_for(capability: Capability, prompt: float, output: float) -> float:
-    """The largest of the three ratios; infinity where there is work that cannot be done."""
+    """Return the largest of the three ratios; infinity if there is work that cannot be done."""
     pairs = (
         (prompt, capability.prompt_tokens_per_s),
         (output, capability.output_tokens_per_s),
@@ -78,16 +82,16 @@ def _instances_for(capability: Capability, prompt: float, output: float) -> floa
 def instances_needed(
     capability: Capability, prompt_tokens_per_s: float, output_tokens_per_s: float, cv: float = POISSON_CV
 ) -> int:
-    """N of Algorithm 2: instances for a forecast of prompt and output tokens a second with arrivals of *cv*, rounded up.
+    """Return N of Algorithm 2: instances for a forecast of prompt and output tokens per second with arrivals of *cv*.
 
-    ValueError for a negative forecast, NaN, or work for an instance that cannot do any.
+    Rounded up. Raise ValueError for a negative forecast, NaN, or work for an instance that cannot do any.
     """
     if not (prompt_tokens_per_s >= 0 and output_tokens_per_s >= 0):
         raise ValueError(f"a forecast must be at least 0, not {prompt_tokens_per_s} and {output_tokens_per_s}")
     needed = _instances_for(capability, prompt_tokens_per_s, output_tokens_per_s)
     if math.isinf(needed):
         raise ValueError(f"no number of instances can serve this: {capability.note or 'the capability is 0'}")
-    # A forecast that is whole but for rounding must not cost an instance.
+    # A forecast that is whole except for rounding must not cost an instance.
     return math.ceil(float(instances_for(needed, capability.reserve, cv)) * (1.0 - 1e-12))
 
 
@@ -104,18 +108,18 @@ def profile_capability(
     cv: float = POISSON_CV,
     least_windows: int = LEAST_WINDOWS,
 ) -> Capability:
-    """Algorithm 1: the most tokens a second that an instance served in a window in which promises were kept.
+    """Return the capability by Algorithm 1: the most tokens per second that an instance served in a window within SLO.
 
-    The windows are those of one model on one GPU type, one element a window, oldest first: tokens and *requests* that
-    its *instances* completed (their mean number where it changed), of which *violations* broke a promise. NaN anywhere is a
-    gap. The paper lets no request of a window break its promise; *violations_allowed* is the share that may, of all windows
-    or of each. Windows count up to the load at which that share is reached (`highest_load_kept`): the highest of them alone
-    would be the luckiest.
+    The windows are those of one model on one GPU type, one element per window, oldest first: tokens and *requests*
+    that its *instances* completed (their mean number if it changed), of which *violations* violated an SLO. NaN
+    anywhere is a gap. The paper allows no violation in a window; *violations_allowed* is the allowed share, for all
+    windows or each. Windows count up to the load at which that share is reached (`highest_load_kept`): the highest of
+    them alone would be the luckiest.
 
-    *expected* is what the performance profile says. It stands in when fewer than *least_windows* windows can be used. It is
-    also a floor while no window has shown a violation, since instances that were never loaded show only how little was
-    asked of them: planned with that, a fleet with too many instances would keep them for ever. Its reserve says how much of
-    the *instances* could be used under arrivals of *cv*, so that windows of endpoints of different sizes are comparable.
+    *expected* is the capability by the performance profile. It is used with fewer than *least_windows* usable windows.
+    It is also a lower bound while no window has a violation, because instances that were never loaded show only the
+    demand: a fleet planned with that would stay too large forever. Its reserve says how much of the *instances* could
+    be used under arrivals of *cv*, so that windows of endpoints of different sizes are comparable.
     """
     prompt, output, broken, count, serving = (
         np.atleast_1d(np.asarray(value, np.float64))
@@ -170,5 +174,5 @@ def profile_capability(
 
 
 def niw_buffer(niw_tokens: ArrayLike, window_s: float = 3600.0, share: float = NIW_SHARE) -> NDArray[np.float64]:
-    """beta in tokens a second, for `Problem.buffer_tokens_per_s`: *share* of *niw_tokens* (l, r) in the past *window_s*."""
+    """Return beta in tokens per second for `Problem.buffer_tokens_per_s`: *share* of *niw_tokens* (l, r) in *window_s*."""
     return np.asarray(share * np.asarray(niw_tokens, np.float64) / window_s)

@@ -1,7 +1,7 @@
-"""The exact model in a subprocess that is killed when its time is over: HiGHS does not always keep its time limit.
+"""The exact model in a subprocess that is killed at its time limit, which HiGHS does not always keep.
 
-`multiprocessing` is no choice: Celery's workers may not have children that way. Run as a program, this module is the
-subprocess.
+`multiprocessing` is not possible: Celery's workers may not have such children. Run as a
+program, this module is the subprocess.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from scheduling.planning.problem import Problem
 from scheduling.planning.programme import OutOfTime, Solved, SolverLost, solve_exact
 
 ASKED_SHARE = 0.7
-"""Share of the time that HiGHS is given as its limit, so that what it has found by then is not lost with the process."""
+"""Share of the time that HiGHS gets as its limit, so that its result by then is not lost with the process."""
 
 
 def solve_in_subprocess(
@@ -28,7 +28,7 @@ def solve_in_subprocess(
     start: NDArray[np.int64] | None = None,
     shortage: bool = False,
 ) -> Solved:
-    """As `solve_exact`, with a time limit that holds. Raises OutOfTime when it had to, SolverLost when the process died."""
+    """Like `solve_exact`, with an enforced time limit. Raise OutOfTime at the limit, SolverLost if the process died."""
     request = pickle.dumps((problem, gap, ASKED_SHARE * time_limit_s, start, shortage))
     process = subprocess.Popen(
         [sys.executable, "-m", "scheduling.planning.exact_subprocess"],
@@ -58,10 +58,10 @@ def solve_in_subprocess(
 
 
 def main() -> None:
-    """Solve what stands on standard input, and write the answer to standard output."""
+    """Solve the problem on standard input, and write the answer to standard output."""
     request = pickle.loads(sys.stdin.buffer.read())  # noqa: S301 - written by our own parent
     answer_to = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a solver prints goes to standard error
+    os.dup2(2, 1)  # solver output goes to standard error
     try:
         result: Solved | SolverLost = solve_exact(*request)
     except SolverLost as lost:

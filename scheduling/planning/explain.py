@@ -1,4 +1,4 @@
-"""Plans in words: which rows bind, which could not hold, and why each number changes."""
+"""Plans in words: binding and violated constraints, and the reason for each change."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ def _count(number: int) -> str:
 
 
 def binding_rows(plan: Plan) -> list[str]:
-    """Rows that bind in whole instances: with one fewer (or, for upper bounds, one more) the row would break."""
+    """Return the rows that bind in whole instances: with one fewer (for upper bounds, one more) the row would break."""
     problem, targets = plan.problem, plan.targets
     theta = problem.capability_tokens_per_s
     counts, served, used = targets.sum(axis=2), problem.served_tokens_per_s(targets), problem.used_units(targets)
@@ -54,7 +54,7 @@ def binding_rows(plan: Plan) -> list[str]:
 
 
 def short_rows(plan: Plan) -> list[str]:
-    """Rows that could not hold, and by how much."""
+    """Return the rows that could not hold, and by how much."""
     problem, missing = plan.problem, plan.problem.shortage(plan.targets)
     served = problem.served_tokens_per_s(plan.targets)
     rows = []
@@ -78,7 +78,7 @@ def short_rows(plan: Plan) -> list[str]:
 
 
 def _cause(plan: Plan, i: int, j: int | None) -> str:
-    """What keeps model i from more instances in region j (None: in any)."""
+    """Return what keeps model i from more instances in region j (None: in any)."""
     problem, targets = plan.problem, plan.targets
     theta = problem.capability_tokens_per_s[i]
     if not np.any(theta > 0):
@@ -102,7 +102,7 @@ def _cause(plan: Plan, i: int, j: int | None) -> str:
 
 
 def reasons(plan: Plan) -> dict[tuple[int, int, int], str]:
-    """Why, by place (i, j, k) whose number of instances changes."""
+    """Return the reasons by place (i, j, k) whose number of instances changes."""
     problem, delta = plan.problem, plan.delta
     served, present = problem.served_tokens_per_s(plan.targets), problem.served_tokens_per_s(problem.instances)
     texts = {}
@@ -114,7 +114,7 @@ def reasons(plan: Plan) -> dict[tuple[int, int, int], str]:
 
 
 def _sources(plan: Plan, i: int, j: int, k: int) -> str:
-    """Where started instances come from, and what the start costs. Acquired units are shared out by units started."""
+    """Return the sources of started instances and the cost of the start. Acquired units are divided by units started."""
     problem = plan.problem
     change = int(plan.delta[i, j, k])
     own = min(change, int(problem.spot[i, j, k]))
@@ -141,7 +141,7 @@ def _sources(plan: Plan, i: int, j: int, k: int) -> str:
 
 
 def _why_more(plan: Plan, i: int, j: int, k: int, present: NDArray[np.float64]) -> str:
-    """*present* (l, r): what present instances serve."""
+    """Return *present* (l, r): what present instances serve."""
     problem = plan.problem
     need, own_region = float(problem.need_tokens_per_s[i, j]), float(present[i, j])
     total = problem.need_total_tokens_per_s[i]

@@ -1,6 +1,6 @@
-"""`solve`: the plan for a problem, by the exact model, or by the rounded relaxation where the model has no time.
+"""`solve`: the plan for a problem, by the exact model, or by the rounded relaxation if the model has no time.
 
-Where rows cannot hold, the least shortage is found first, then the cheapest plan that is no shorter.
+If rows cannot hold, the least shortage is found first, then the cheapest plan that is no shorter.
 """
 
 import time
@@ -22,7 +22,7 @@ AUTO, EXACT, FAST = "auto", "exact", "fast"
 EXACT_UP_TO: Final = {AUTO: 2000, EXACT: np.inf, FAST: 24}
 """Places (l x r x g) up to which the exact model is used. Up to those of `FAST` it takes some milliseconds."""
 HERE_UP_TO = 200
-"""Places up to which the exact model is solved in this process: there HiGHS was seen to keep its time limit."""
+"""Places up to which the exact model is solved in process: there HiGHS keeps its time limit."""
 PULP, ROUNDED = "PuLP model by HiGHS", "HiGHS relaxation, rounded"
 """`Plan.solver`"""
 
@@ -38,10 +38,10 @@ class Draft:
 
 
 def solve(problem: Problem, *, gap: float = GAP, time_limit_s: float = 10.0, solver: str = AUTO) -> Plan:
-    """A plan for *problem* that breaks no hard row, at most *gap* above the best if *time_limit_s* allows.
+    """Return a plan for *problem* that breaks no hard row, at most *gap* above the best if *time_limit_s* allows.
 
-    *solver* is `AUTO`, `EXACT` or `FAST`. The relaxation and its rounding are not cut short: they take 1 s at 50
-    models, 30 regions and 6 GPU types. Raises SolverLost when HiGHS cannot solve the relaxation.
+    *solver* is `AUTO`, `EXACT` or `FAST`. The relaxation and its rounding have no time limit: they take 1 s at 50
+    models, 30 regions and 6 GPU types. Raise SolverLost if HiGHS cannot solve the relaxation.
     """
     began_s = time.monotonic()
     exact = bool(np.prod(problem.shape) <= EXACT_UP_TO[solver])
@@ -86,7 +86,7 @@ def _cheapest(
     exact: bool,
     start: NDArray[np.int64] | None = None,
 ) -> Draft | None:
-    """The cheapest plan found; None if the rows cannot hold together. The plan is only short where *start* is."""
+    """Return the cheapest plan found; None if the rows cannot hold together. It falls short only where *start* does."""
     here, note = np.prod(problem.shape) <= HERE_UP_TO, ""
     if exact and here:
         try:
@@ -111,7 +111,7 @@ def _cheapest(
 
 
 def _least_shortage(problem: Problem, time_limit_s: float, exact: bool) -> Draft:
-    """The plan with the least shortage, whatever it costs."""
+    """Return the plan with the least shortage at any cost."""
     note = ""
     if exact:
         try:
@@ -130,7 +130,9 @@ def _exactly(
     start: NDArray[np.int64] | None = None,
     shortage: bool = False,
 ) -> Solved:
-    """By the exact model, here or in a subprocess. Raises SolverLost for a plan that breaks a row too."""
+    """Return the exact model's plan, solved here or in a subprocess. Raise SolverLost
+    also for a plan that breaks a row.
+    """
     if time_limit_s <= 0.0:
         raise OutOfTime("no time was left for the exact model")
     run = solve_exact if np.prod(problem.shape) <= HERE_UP_TO else solve_in_subprocess

@@ -1,7 +1,7 @@
-"""The problem that a planner solves: SageServe section 5, with the rows that it leaves out.
+"""The planning problem: SageServe section 5, with the rows that it leaves out.
 
-Models are numbered i of l, regions j of r, GPU types k of g, windows of the planning horizon w. The paper's letters stand
-alongside our names. What differs from the paper, and why, is in docs/planner.md.
+Models are numbered i of l, regions j of r, GPU types k of g, windows of the planning horizon w. The paper's letters are
+given alongside our names. Differences from the paper, and reasons, are in docs/planner.md.
 """
 
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 TOLERANCE = 1e-6
-"""Share of a row's need that may be missing through rounding of floats while the row still counts as held."""
+"""Share of a row's need that may be missing by rounding while the row still holds."""
 SAME_SPOT_S, LOCAL_WEIGHTS_S, REMOTE_WEIGHTS_S = 60.0, 600.0, 7200.0
-"""How long a start takes (SageServe 7.1): of an instance taken back from spot, with weights in the region, and elsewhere."""
+"""Start times (SageServe 7.1): of an instance taken back from spot, with weights in the region, and elsewhere."""
 MACHINE_S = 300.0
-"""What GPUs acquired again take alongside it, which SageServe does not state."""
+"""Additional time for newly acquired GPUs, which SageServe does not state."""
 OWN_REGION_SHARE = 0.25
-"""What a token that a region cannot serve itself weighs alongside one that no region can serve."""
+"""Weight of a token that only its own region cannot serve, relative to one that no region can serve."""
 SECOND_HALF_WEIGHT = 4.0
-"""How much more a token weighs once more than half of its row's need is missing, so that a shortage is shared."""
+"""Factor on the weight of a token once more than half of its row's need is missing, so that shortages are shared."""
 
 OF_DEMAND = ("peak_tokens_per_s", "need_tokens_per_s", "need_total_tokens_per_s")
-"""What of a `Problem` is worked out of its demand."""
+"""Fields of a `Problem` derived from its demand."""
 
 
 def _array(name: str, value: ArrayLike, shape: tuple[int, ...], whole: bool = False) -> NDArray[Any]:
-    """*value* spread over *shape*, read-only; ValueError names what is wrong with it."""
+    """Return *value* broadcast to *shape*, read-only. Raise ValueError naming the fault."""
     array = np.asarray(value)
     try:
         spread = np.broadcast_to(array, shape)
@@ -64,7 +64,7 @@ class StartCosts:
     remote_weights: NDArray[np.float64]
     """(l, g)"""
     new_vm: NDArray[np.float64]
-    """(g,): for one unit of `Problem.capacity`."""
+    """(g,): per unit of `Problem.capacity`."""
 
     @staticmethod
     def paid_while_starting(
@@ -77,9 +77,10 @@ class StartCosts:
         remote_weights_s: ArrayLike = REMOTE_WEIGHTS_S,
         new_vm_s: ArrayLike = MACHINE_S,
     ) -> "StartCosts":
-        """Costs of GPUs that are paid while they cannot serve: times by the price of *vm_cost_usd* a *horizon_s*.
+        """Return the costs of GPUs that are paid for while they cannot serve: times at the
+        price *vm_cost_usd* per *horizon_s*.
 
-        Times are numbers, or arrays that spread over (models, GPU types); *new_vm_s* over the GPU types.
+        Times are numbers, or arrays that broadcast over (models, GPU types); *new_vm_s* over the GPU types.
         """
         price = np.asarray(vm_cost_usd, np.float64) / horizon_s
         shape = (models, price.size)
@@ -94,22 +95,22 @@ class StartCosts:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """How many instances are where, what the next horizon asks for, and what may be done. ValueError names a wrong field.
+    """Present instances, demand of the next horizon, and constraints. Raises ValueError naming an invalid field.
 
-    Arrays are copied and spread to their shapes, so a number stands for an array of it.
+    Arrays are copied and broadcast to their shapes, so a number stands for an array of it.
     """
 
     models: Sequence[str]
     regions: Sequence[str]
     gpu_types: Sequence[str]
     instances: NDArray[np.int64]
-    """n (l, r, g): serving now, or on their way to it."""
+    """n (l, r, g): serving now, or starting."""
     capability_tokens_per_s: NDArray[np.float64]
-    """theta (l, g): tokens a second that one instance serves within its promises; 0 where it cannot serve the model."""
+    """theta (l, g): tokens per second that one instance serves within SLO; 0 if it cannot serve the model."""
     demand_tokens_per_s: NDArray[np.float64]
     """rho (l, r, w): interactive demand by window."""
     vm_cost_usd: NDArray[np.float64]
-    """alpha (g,): of one unit of `capacity` for the whole horizon."""
+    """alpha (g,): of one unit of `capacity` over the whole horizon."""
     start_cost_usd: StartCosts
     min_instances: NDArray[np.int64]
     """(l, r)"""
@@ -118,17 +119,17 @@ class Problem:
     capacity: NDArray[np.int64]
     """(r, g): units of each GPU type in a region, serving, lent out as spot or not acquired yet."""
     spot: NDArray[np.int64] = field(default_factory=lambda: np.array(0))
-    """(l, r, g): instances of the model that are lent out as spot and can be taken back."""
+    """(l, r, g): instances of the model lent out as spot that can be reclaimed."""
     gpus: NDArray[np.int64] = field(default_factory=lambda: np.array(1))
-    """(l, g): units of `capacity` that one instance takes. 1 where the unit is a VM, as in the paper."""
+    """(l, g): units of `capacity` per instance. 1 if the unit is a VM, as in the paper."""
     weights_local: NDArray[np.bool_] = field(default_factory=lambda: np.array(True))
-    """(l, r): whether the model's weights lie in the region."""
+    """(l, r): whether the model's weights are in the region."""
     epsilon: NDArray[np.float64] = field(default_factory=lambda: np.array(0.8))
     """(l, r) of (0, 1]: share of its own peak demand that a region must be able to serve."""
     buffer_tokens_per_s: NDArray[np.float64] = field(default_factory=lambda: np.array(0.0))
     """beta (l, r): room for non-interactive work, added to every window. See `capacity.niw_buffer`."""
     waived: "Shortage | None" = None
-    """Shortages that are accepted: the rows ask for that much less."""
+    """Accepted shortages: the rows ask for that much less."""
 
     def __post_init__(self) -> None:
         for name in ("models", "regions", "gpu_types"):
@@ -175,7 +176,7 @@ class Problem:
             raise ValueError("gpus must be at least 1")
 
     def asking(self, demand_tokens_per_s: NDArray[np.float64]) -> "Problem":
-        """The same with another demand (l, r, w); all else is not checked and worked out again."""
+        """Return the same with another demand (l, r, w); the rest is neither validated nor derived again."""
         other = copy(self)
         for name in OF_DEMAND:
             other.__dict__.pop(name, None)
@@ -191,54 +192,54 @@ class Problem:
 
     @cached_property
     def peak_tokens_per_s(self) -> NDArray[np.float64]:
-        """(l, r): the highest window of a region's own demand, buffer included."""
+        """Return (l, r): the highest window of a region's own demand, buffer included."""
         return np.asarray(self.demand_tokens_per_s.max(axis=2) + self.buffer_tokens_per_s)
 
     @cached_property
     def need_tokens_per_s(self) -> NDArray[np.float64]:
-        """(l, r): what a region must be able to serve by itself: epsilon of its peak."""
+        """Return (l, r): what a region must be able to serve itself: epsilon of its peak."""
         need = np.asarray(self.epsilon * self.peak_tokens_per_s)
         return need if self.waived is None else np.maximum(need - self.waived.own_region_tokens_per_s, 0.0)
 
     @cached_property
     def need_total_tokens_per_s(self) -> NDArray[np.float64]:
-        """(l,): what all regions together must be able to serve: the highest window of the sum of their demand."""
+        """Return (l,): what all regions together must be able to serve: the highest window of their total demand."""
         need = np.asarray(self.demand_tokens_per_s.sum(axis=1).max(axis=1) + self.buffer_tokens_per_s.sum(axis=1))
         return need if self.waived is None else np.maximum(need - self.waived.total_tokens_per_s, 0.0)
 
     @cached_property
     def least_instances(self) -> NDArray[np.int64]:
-        """(l, r): the minimum, less what is waived."""
+        """Return (l, r): the minimum, less what is waived."""
         return self.min_instances if self.waived is None else self.min_instances - self.waived.instances
 
     @cached_property
     def instance_cost_usd(self) -> NDArray[np.float64]:
-        """(l, g): of one instance for the horizon."""
+        """Return (l, g): cost of one instance over the horizon."""
         return np.asarray(self.vm_cost_usd * self.gpus)
 
     @cached_property
     def redeploy_cost_usd(self) -> NDArray[np.float64]:
-        """(l, r, g): of starting an instance on GPUs that another model had."""
+        """Return (l, r, g): cost of starting an instance on GPUs that another model had."""
         start = self.start_cost_usd
         remote = np.where(self.weights_local[:, :, None], 0.0, start.remote_weights[:, None, :])
         return np.asarray(start.other_spot[:, None, :] + remote)
 
     @cached_property
     def acquired_units(self) -> NDArray[np.int64]:
-        """(r, g): units that serve now or are lent out as spot; more must be acquired again."""
+        """Return (r, g): units that serve now or are lent out as spot; more must be acquired."""
         held = self.gpus[:, None, :] * (self.instances + self.spot)
         return np.asarray(held.sum(axis=0))
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
-        """(l, r, g): where the model can be served at all."""
+        """Return (l, r, g): where the model can be served at all."""
         return np.broadcast_to(self.capability_tokens_per_s[:, None, :] > 0, self.shape)
 
     @cached_property
     def shortage_weight_usd(self) -> NDArray[np.float64]:
-        """(l,): USD for a token a second that is not served: the cheapest way to serve it would cost this much.
+        """Return (l,): USD per token per second that is not served: the cheapest cost of serving it.
 
-        Shortages are compared by it. 0 for a model that no GPU type can serve, since nothing can be done about it.
+        Shortages are compared by it. 0 for a model that no GPU type can serve, because nothing can be done about it.
         """
         theta = self.capability_tokens_per_s
         rates = np.where(theta > 0, self.instance_cost_usd / np.where(theta > 0, theta, 1.0), np.inf)
@@ -250,15 +251,17 @@ class Problem:
 
     @cached_property
     def instance_weight_usd(self) -> NDArray[np.float64]:
-        """(l,): what an instance below the minimum weighs among shortages: as much as the most that one could serve."""
+        """Return (l,): weight of an instance below the minimum among shortages: as much
+        as the most that one could serve.
+        """
         return np.asarray(self.shortage_weight_usd * self.capability_tokens_per_s.max(axis=1))
 
     def served_tokens_per_s(self, targets: NDArray[np.int64]) -> NDArray[np.float64]:
-        """(l, r): what *targets* (l, r, g) instances serve."""
+        """Return (l, r): what *targets* (l, r, g) instances serve."""
         return np.asarray(np.einsum("ijk,ik->ij", targets, self.capability_tokens_per_s))
 
     def start_usd(self, targets: NDArray[np.int64]) -> float:
-        """mu: what the starts cost that lead from the present instances to *targets* (l, r, g)."""
+        """Return mu: the cost of the starts from the present instances to *targets* (l, r, g)."""
         started = np.maximum(targets - self.instances, 0)
         own = np.minimum(started, self.spot)
         cost = (self.start_cost_usd.same_spot[:, None, :] * own).sum()
@@ -267,14 +270,14 @@ class Problem:
         return float(cost + (self.start_cost_usd.new_vm * anew).sum())
 
     def cost_usd(self, targets: NDArray[np.int64]) -> float:
-        """The objective: all instances of *targets* for the horizon, and the starts that lead there.
+        """Return the objective: the cost of *targets* over the horizon, and of the starts.
 
-        The paper counts only the change of instances. This differs by a constant, so that a relative gap means something.
+        The paper counts only the change of instances. This differs by a constant, so that a relative gap is meaningful.
         """
         return float((self.instance_cost_usd[:, None, :] * targets).sum()) + self.start_usd(targets)
 
     def shortage_usd(self, shortage: "Shortage") -> float:
-        """What *shortage* weighs: at least what GPUs for it would cost. Fewer is better before any cost is looked at."""
+        """Return the weight of *shortage*: at least the cost of GPUs for it. Lower is better, before any cost."""
 
         def weighed(missing: NDArray[np.float64], need: NDArray[np.float64]) -> NDArray[np.float64]:
             return np.asarray(missing + (SECOND_HALF_WEIGHT - 1.0) * np.maximum(missing - need / 2.0, 0.0))
@@ -285,11 +288,11 @@ class Problem:
         return float(tokens + (self.instance_weight_usd * shortage.instances.sum(axis=1)).sum())
 
     def used_units(self, targets: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(r, g): units of capacity that *targets* take."""
+        """Return (r, g): units of capacity that *targets* take."""
         return np.asarray((self.gpus[:, None, :] * targets).sum(axis=0))
 
     def shortage(self, targets: NDArray[np.int64]) -> "Shortage":
-        """What *targets* fall short of."""
+        """Return the shortage of *targets*."""
         served = self.served_tokens_per_s(targets)
         own_region = np.maximum(self.need_tokens_per_s - served, 0.0)
         total = np.maximum(self.need_total_tokens_per_s - served.sum(axis=1), 0.0)
@@ -300,7 +303,7 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class Shortage:
-    """By how much the rows that may give fall short; 0 where they hold."""
+    """Shortage of the soft rows; 0 if they hold."""
 
     own_region_tokens_per_s: NDArray[np.float64]
     """(l, r): below epsilon of a region's peak."""
@@ -315,7 +318,7 @@ class Shortage:
 
 
 def broken_rows(problem: Problem, targets: NDArray[np.int64]) -> list[str]:
-    """Rows that no plan may break and *targets* (l, r, g) do, in words; independent of every planner, to check them."""
+    """Return the hard rows that *targets* (l, r, g) break, in words; independent of every planner, as a check."""
     rows = []
     names = problem.models, problem.regions, problem.gpu_types
     if targets.shape != problem.shape or not np.issubdtype(targets.dtype, np.integer):

@@ -1,6 +1,6 @@
-"""The integer programme of SageServe section 5, written with PuLP and solved by HiGHS: the model to read with the paper.
+"""The integer programme of SageServe section 5 in PuLP, solved by HiGHS: the model to read with the paper.
 
-Values that the solver returns are checked to be whole, and the caller checks all rows with other code.
+Values from the solver are checked to be whole, and the caller checks all rows with other code.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scheduling.planning.problem import OWN_REGION_SHARE, SECOND_HALF_WEIGHT, Problem
 
 WHOLE = 1e-4
-"""Greatest distance of a solver's value from a whole number."""
+"""Largest accepted distance of a solver's value from a whole number."""
 
 
 HEURISTICS_OFF = {
@@ -30,7 +30,7 @@ class SolverLost(Exception):
 
 
 class OutOfTime(SolverLost):
-    """The solver was stopped because it did not keep its time limit."""
+    """The solver was stopped because it exceeded its time limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Written:
 
     model: Any
     columns: Sequence[Any]
-    """Variables that count instances, in the order in which they were added."""
+    """Variables that count instances, in order of addition."""
     places: NDArray[np.int64]
     """Flat index into (l, r, g) of each column."""
 
@@ -51,9 +51,9 @@ class Solved:
     targets: NDArray[np.int64]
     """(l, r, g)"""
     bound: float
-    """No plan has a lower objective; minus infinity where the solver gives none."""
+    """No plan has a lower objective; minus infinity if the solver gives no bound."""
     proved: bool
-    """The gap asked for is reached."""
+    """Whether the requested gap was reached."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +61,15 @@ class Relaxed:
     """An optimum of the linear relaxation."""
 
     shares: NDArray[np.float64]
-    """(l, r, g): instances, not whole."""
+    """(l, r, g): instances, fractional."""
     objective: float
 
 
 def write_model(problem: Problem, shortage: bool = False) -> Written:
-    """*problem* as a PuLP model. With *shortage* rows may be short, and the shortage is minimised instead of the cost.
+    """Return *problem* as a PuLP model. With *shortage*, soft rows may fall short, and
+    shortage is minimised instead of cost.
 
-    The cost of a place is convex in its instances: those present, then the model's own spot, then others. So each of the
+    The cost of a place is convex in its instances: present ones, then the model's own spot, then others. So each of the
     three is a column, and starts need no row. Units that the region has not acquired yet cost extra.
     """
     import pulp  # takes HiGHS with it
@@ -95,7 +96,7 @@ def write_model(problem: Problem, shortage: bool = False) -> Written:
                 cost.append((column, price))
 
     def missing(name: str, weight: float, need: float) -> list[tuple[Any, float]]:
-        """Shortage of a row in two columns; the second half of its need weighs more."""
+        """Return the shortage of a row in two columns; the second half of its need weighs more."""
         if not shortage:
             return []
         halves = [(model.add_variable(f"{name}_{half}", 0, need / 2.0), 1.0) for half in range(2)]
@@ -134,7 +135,7 @@ def write_model(problem: Problem, shortage: bool = False) -> Written:
 
 
 def widths(problem: Problem, i: int, j: int, k: int) -> tuple[int, int, int]:
-    """The most instances of a place that are kept, taken back from the model's own spot, and started otherwise."""
+    """Return the most instances of a place that are kept, taken back from the model's own spot, and started otherwise."""
     if problem.capability_tokens_per_s[i, k] <= 0.0:
         return 0, 0, 0
     most = min(int(problem.max_instances[i, j]), int(problem.capacity[j, k] // problem.gpus[i, k]))
@@ -150,10 +151,10 @@ def solve_exact(
     start: NDArray[np.int64] | None = None,
     shortage: bool = False,
 ) -> Solved:
-    """A plan within *gap* of the best; *start* (l, r, g) is a plan to begin from.
+    """Return a plan within *gap* of the best; *start* (l, r, g) is a plan to start from.
 
-    The time limit is only asked for: HiGHS was seen to take four times as long. `exact_subprocess` has one that holds.
-    Raises SolverLost when HiGHS fails or finds no plan.
+    HiGHS may exceed the time limit by a factor of four; `exact_subprocess` enforces one. Raise SolverLost
+    if HiGHS fails or finds no plan.
     """
     written = write_model(problem, shortage)
     if not written.columns:
@@ -168,9 +169,9 @@ def solve_exact(
 
 
 def relax(problem: Problem, shortage: bool = False, time_limit_s: float = 60.0) -> Relaxed | None:
-    """The optimum where instances may be split, a bound for every plan; None if the rows cannot hold together.
+    """Return the optimum with fractional instances, a bound for every plan; None if the rows cannot hold together.
 
-    Raises SolverLost when HiGHS ends in any other way.
+    Raise SolverLost if HiGHS ends in any other way.
     """
     written = write_model(problem, shortage)
     highs = _run(written, None, mip=False, presolve="off", timeLimit=time_limit_s)
@@ -186,7 +187,7 @@ def relax(problem: Problem, shortage: bool = False, time_limit_s: float = 60.0) 
 
 
 def _run(written: Written, start: NDArray[np.float64] | None, **options: Any) -> Any:
-    """HiGHS after its run; PuLP's own `solve` takes no start that is not of all columns."""
+    """Return HiGHS after its run; PuLP's own `solve` accepts only starts with all columns."""
     import pulp  # takes HiGHS with it
 
     solver, model = pulp.HiGHS(msg=False, threads=1, **options), written.model
@@ -203,7 +204,7 @@ def _run(written: Written, start: NDArray[np.float64] | None, **options: Any) ->
 
 
 def _column_values(problem: Problem, written: Written, targets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The plan *targets* column by column: a place's columns are filled in the order in which they were added."""
+    """Return the plan *targets* column by column: a place's columns are filled in order of addition."""
     left, values = targets.ravel().copy(), np.zeros(written.places.size)
     for at, (place, column) in enumerate(zip(written.places.tolist(), written.columns, strict=True)):
         values[at] = min(left[place], column.upBound)
@@ -218,7 +219,7 @@ def _by_place(problem: Problem, written: Written, highs: Any) -> NDArray[np.floa
 
 
 def whole_numbers(values: NDArray[np.float64]) -> NDArray[np.int64]:
-    """*values*, which are whole but for rounding. Raises SolverLost if they are not."""
+    """Return *values*, which are whole except for rounding. Raise SolverLost if they are not."""
     if not np.all(np.abs(values - np.rint(values)) <= WHOLE):  # NaN fails too
         raise SolverLost("HiGHS returned fractions of instances")
     return np.asarray(np.rint(values), np.int64)

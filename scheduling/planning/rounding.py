@@ -1,4 +1,4 @@
-"""The rounded relaxation: whole plans from instances that may be split, filled up and thinned out instance by instance."""
+"""The rounded relaxation: whole plans from fractional ones, filled up and thinned out instance by instance."""
 
 from collections.abc import Sequence
 
@@ -8,23 +8,23 @@ from numpy.typing import NDArray
 from scheduling.planning.problem import OWN_REGION_SHARE, SECOND_HALF_WEIGHT, Problem
 
 THRESHOLDS = (0.02, 0.2, 0.4, 0.6, 0.8, 1.0)
-"""Fractions from which on a share is rounded up; 1 rounds every one down."""
+"""Fractions from which on a share is rounded up; 1 rounds all down."""
 SHORTAGE_PRICE = 1e6
-"""USD by USD of shortage: no saving is worth a shortage of a thousandth of an instance."""
+"""USD per USD of shortage: no saving is worth a shortage of a thousandth of an instance."""
 LEAST_GAIN = 1e-7
-"""Share of an instance's cost that a change must save, so that rounding of floats cannot keep the search going."""
+"""Share of an instance's cost that a change must save, so that rounding errors cannot keep the search running."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 def price_usd(problem: Problem, targets: Ints) -> float:
-    """What rounding makes small: the cost, and shortages at a price that goes before it."""
+    """Objective of the rounding: the cost, and shortages at a prohibitive price."""
     return problem.cost_usd(targets) + SHORTAGE_PRICE * problem.shortage_usd(problem.shortage(targets))
 
 
 def round_shares(problem: Problem, starts: Sequence[Floats]) -> Ints:
-    """The cheapest whole plan (l, r, g) made of *starts*, plans of which instances may be split."""
+    """Return the cheapest whole plan (l, r, g) from *starts*, fractional plans."""
     made: dict[bytes, Ints] = {}
     for shares in starts:
         for threshold in THRESHOLDS:
@@ -35,7 +35,7 @@ def round_shares(problem: Problem, starts: Sequence[Floats]) -> Ints:
 
 
 class _Rounding:
-    """A whole plan that is changed one model at a time, and the sums that rows are made of."""
+    """A whole plan that is changed one model at a time, and the sums that rows consist of."""
 
     def __init__(self, problem: Problem, targets: Ints) -> None:
         self.problem, self.targets = problem, targets
@@ -44,7 +44,7 @@ class _Rounding:
         self.served, self.used = problem.served_tokens_per_s(targets), problem.used_units(targets)
 
     def _fit(self) -> None:
-        """Take instances away, the dearest by token first, until maxima and capacity hold."""
+        """Remove instances, the most expensive per token first, until maxima and capacity hold."""
         problem, targets = self.problem, self.targets
         theta = problem.capability_tokens_per_s
         rate = np.where(theta > 0, problem.instance_cost_usd / np.where(theta > 0, theta, 1.0), np.inf)
@@ -52,12 +52,12 @@ class _Rounding:
             while targets[i, j].sum() > problem.max_instances[i, j]:
                 targets[i, j, np.argmax(np.where(targets[i, j] > 0, rate[i], -np.inf))] -= 1
         for j, k in np.argwhere(problem.used_units(targets) > problem.capacity):
-            # One by one, from the model with most there, so that no model loses all of its instances first.
+            # One by one, from the model with the most, so that no model loses all of its instances first.
             while (problem.gpus[:, k] * targets[:, j, k]).sum() > problem.capacity[j, k]:
                 targets[np.argmax(targets[:, j, k]), j, k] -= 1
 
     def improved(self) -> Ints:
-        """The plan after adding what is short, then taking away what is not needed."""
+        """Return the plan after adding what is short, then removing what is not needed."""
         for by in (1, -1):
             for i in range(len(self.problem.models)):
                 while self._change(i, by):
@@ -65,7 +65,7 @@ class _Rounding:
         return self.targets
 
     def _prices(self, i: int, by: int) -> Floats:
-        """(r, g): by how much the price changes with *by* more instances of model i; infinity: not allowed."""
+        """Return (r, g): change of the price with *by* more instances of model i; infinity: not allowed."""
         problem = self.problem
         theta, start = problem.capability_tokens_per_s[i], problem.start_cost_usd
         targets, counts = self.targets[i], self.targets[i].sum(axis=1)[:, None]
@@ -93,7 +93,7 @@ class _Rounding:
         return np.where(fits if by > 0 else after >= 0, price, np.inf)
 
     def _change(self, i: int, by: int) -> bool:
-        """Make the best change of model i by *by* instances; False when none makes the plan better."""
+        """Make the best change of model i by *by* instances; return False if none improves the plan."""
         prices = self._prices(i, by)
         j, k = np.unravel_index(int(prices.argmin()), prices.shape)
         if prices[j, k] >= -self.least_gain:
@@ -105,7 +105,7 @@ class _Rounding:
 
 
 def _missing(need: Floats | float, served: Floats | float) -> Floats:
-    """What is missing of *need*, the second half weighing more. 0 but for rounding."""
+    """Return the shortage of *need*, the second half weighing more. 0 except for rounding."""
     short = need - served
     weighed = short + (SECOND_HALF_WEIGHT - 1.0) * np.maximum(short - 0.5 * need, 0.0)
     return np.where(short <= 1e-9 * np.asarray(need), 0.0, weighed)

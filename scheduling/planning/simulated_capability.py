@@ -1,8 +1,8 @@
-"""What instances serve within a promise under bursts, measured by simulation: PreServe's Algorithm 1 at several sizes.
+"""Capability of instances within an SLO under bursts, by simulation: PreServe's Algorithm 1 at several fleet sizes.
 
-The paper learns an instance's capability from windows of the past. Here the windows are simulated: fleets of several sizes
-under a rising rate, whose arrivals have the coefficient of variation that was seen. That shows what windows of a fleet
-of one size do not: how much of it fewer or more instances may use (`scheduling.planning.bursts`).
+The paper learns an instance's capability from past windows. Here the windows are simulated: fleets of several sizes
+under a rising rate, with the observed coefficient of variation of arrivals. That shows what windows of one fleet size
+do not: the usable share of fewer or more instances (`scheduling.planning.bursts`).
 """
 
 from collections.abc import Sequence
@@ -19,30 +19,30 @@ from scheduling.simulation.simulator import Simulation
 from scheduling.simulation.workload.requests import make_requests
 
 SIZES = (1, 2, 4, 8)
-"""Instances of the fleets that are tried."""
+"""Instances of the simulated fleets."""
 WINDOWS = 40
 FROM, TO = 0.03, 1.3
 """The rate rises from this to this share of a rough estimate, by equal steps of its root."""
 WINDOW_S, LEAST_REQUESTS, MOST_REQUESTS = 300.0, 1000, 10_000
-"""Length of a window, and how many requests may come in it at the highest rate, or it is made longer or shorter."""
+"""Length of a window, and the most requests in it at the highest rate, by which it is lengthened or shortened."""
 ALONE = 300
-"""Requests that are served one by one, to see what breaks whatever the load."""
+"""Requests served one by one, to find those that violate the SLO at any load."""
 ALONE_EVERY_S = 3600.0
 MOST_ABOVE = 1.1
-"""How far above the highest limit that was found an instance of very many may serve."""
+"""Most that an instance of very many may serve, relative to the highest limit found."""
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 SETTLE_S = 3600.0
-"""After the last request came, until when it may be served."""
+"""Time after the last arrival within which it may be served."""
 
 
 def fleet_sizes(most: int) -> list[int]:
-    """Sizes of fleets to be tried, of which *most* instances is the largest: each twice as large as the one before."""
+    """Return the fleet sizes to simulate, up to *most* instances: each twice the previous one."""
     return sorted({*(1 << power for power in range(most.bit_length())), most})
 
 
 def rough_requests_per_s(engine: EngineConfig, prompt_tokens: float, output_tokens: float) -> float:
-    """What an instance might serve, from its profile: prefills one by one, decoding in full batches."""
+    """Return a rough estimate of an instance's rate from its profile: prefills one by one, decoding in full batches."""
     profile = engine.profile
     batch = min(engine.max_num_seqs, engine.kv_capacity_tokens / (prompt_tokens + output_tokens))
     context = batch * (prompt_tokens + output_tokens / 2)
@@ -65,12 +65,11 @@ def simulated_capability(
     most_above: float = MOST_ABOVE,
     seed: int = 0,
 ) -> Capability:
-    """What *engine* serves of requests drawn from the pairs of lengths, *percentile* of which keep *promise* (and
-    *normalised_s* an output token), under arrivals of *cv*.
+    """Return the capability of *engine* for requests drawn from the pairs of lengths under arrivals of *cv*.
 
-    *sizes* are those of the fleets that are tried, *most_above* says how many times the highest limit of theirs an instance
-    of very many may serve. Lengths are cut to what the engine takes. ValueError without lengths or for a percentile that is
-    none.
+    *percentile* of the requests must keep *promise* (and *normalised_s* per output token). *sizes* are those of the
+    simulated fleets; *most_above* is the most that an instance of very many may serve, relative to their highest limit.
+    Lengths are cut to what the engine accepts. Raise ValueError without lengths or for an invalid percentile.
     """
     random = np.random.default_rng([seed, 3])
     prompts, outputs = np.asarray(prompt_tokens, np.int64), np.asarray(output_tokens, np.int64)
@@ -95,7 +94,7 @@ def simulated_capability(
     idle = float(broken(1, ALONE_EVERY_S * np.arange(ALONE, dtype=np.float64), alone).mean())
     allowed = 1.0 - percentile / 100.0
     note = "from a simulation of the performance profile"
-    if idle > allowed:  # no number of instances would help: what is left to plan for is that no more of them break
+    if idle > allowed:  # no number of instances would help: plan so that no more of them are violated
         note += f"; {idle:.0%} of requests break their promise on an idle instance, {idle + allowed:.0%} may"
         allowed += idle
     fleets = [(size, each) for each in sorted({POISSON_CV, cv}) for size in sizes]
@@ -104,7 +103,7 @@ def simulated_capability(
         rates, arrival_s, window = _arrivals(size, rough, of_cv, random)
         late = broken(size, arrival_s, random.integers(0, prompts.size, arrival_s.size))
         count = np.bincount(window, minlength=WINDOWS)
-        # By the rate that was meant, as a plan has it, not by what came of it.
+        # By the intended rate, as in a plan, not the one that was drawn.
         limits.append(highest_load_kept(rates, np.bincount(window, late, WINDOWS), allowed * count, count))
     requests_per_s, reserve = _fitted(fleets, limits, most_above)
     tokens = requests_per_s * np.array([prompts.mean(), outputs.mean()])
@@ -124,12 +123,12 @@ def simulated_capability(
 
 
 def _arrivals(size: int, rough: float, cv: float, random: np.random.Generator) -> tuple[Floats, Floats, Ints]:
-    """Requests a second an instance by window, arrivals and their windows, for *size* instances."""
+    """Return requests per second and instance by window, arrivals and their windows, for *size* instances."""
     rates = rough * np.linspace(FROM**0.5, TO**0.5, WINDOWS) ** 2
     most_per_s = float(size * rates[-1])
     window_s = min(max(WINDOW_S, LEAST_REQUESTS / most_per_s), MOST_REQUESTS / most_per_s)
     due = np.concatenate([[0.0], np.cumsum(size * rates * window_s)])
-    # A renewal process in the time in which one request is due each second, carried to the clock.
+    # A renewal process in operational time (one request due each second), mapped to the clock.
     shape = cv**-2
     moments = np.cumsum(random.standard_gamma(shape, int(due[-1] + 6 * cv * np.sqrt(due[-1])) + 1) / shape)
     arrival_s = np.interp(moments[moments < due[-1]], due, np.arange(WINDOWS + 1) * window_s)
@@ -137,10 +136,12 @@ def _arrivals(size: int, rough: float, cv: float, random: np.random.Generator) -
 
 
 def _fitted(fleets: Sequence[tuple[int, float]], limits: Sequence[float], most_above: float) -> tuple[float, float]:
-    """What one instance of many serves, and `Capability.reserve`: of the *limits* of *fleets* (size, cv), by least squares.
+    """Return the rate of one instance of many, and `Capability.reserve`, by least squares from the
+    *limits* of *fleets* (size, cv).
 
-    The limit falls from the first by the second times cv / sqrt(size). The first is at most *most_above* times the highest
-    limit, since many instances saturate. Fleets that keep the promise at no load say no more than that, and are left out.
+    The limit falls from the first by the second times cv / sqrt(size). The first is at most *most_above*
+    times the highest limit, since many instances saturate. Fleets that keep the SLO at no load say no
+    more than that, and are left out.
     """
     limit = np.array(limits)
     highest, able = float(limit.max()), limit > 0

@@ -1,4 +1,4 @@
-"""Instances that are to be had soon: the second of two plans, window by window, each made when it is looked at."""
+"""Instances needed soon: the second of two plans, window by window, each computed when needed."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +12,16 @@ from scheduling.planning.planner import solve
 
 Floats = NDArray[np.float64]
 STARTS_AHEAD = 2.0
-"""What is added soon is what is asked in the time of so many starts: one that is asked for now, and some to spare."""
+"""Starts whose time the plan for adding covers: one that is requested now, and some to spare."""
 
 
 @dataclass(slots=True)
 class Soon:
-    """Instances for what is *asked* from a window until `STARTS_AHEAD` starts after, by window.
+    """Instances for the demand *asked* from a window until `STARTS_AHEAD` starts after it, by window.
 
-    Never more than *targets*, which are kept: what comes for more would only go again. Models that do not have two plans
-    take part with all of what is asked, since they take GPUs. A window is worked out once it is asked for: the next plan
-    mostly comes before the second.
+    Never more than *targets*, which are kept: more would only be removed again. Models without two plans take
+    part with all of their demand, since they take GPUs. A window is computed when needed: the next plan
+    usually arrives before the second.
     """
 
     asked: Mapping[Endpoint, Floats]
@@ -29,10 +29,10 @@ class Soon:
     fixed: Collection[Endpoint]
     targets: NDArray[np.int64]
     after: Mapping[str, int]
-    """Windows beyond the first, by model; models with two plans alone."""
+    """Windows beyond the first, by model; only models with two plans."""
     steps: int
     time_limit_s: float
-    """Of one window."""
+    """Return the instances of one window."""
     solver: str
     _by_need: dict[bytes, NDArray[np.int64]] = field(default_factory=dict, init=False)
     _by_window: dict[int, NDArray[np.int64]] = field(default_factory=dict, init=False)
@@ -60,7 +60,7 @@ class Soon:
 
 @dataclass(frozen=True, slots=True)
 class SoonAt(Sequence[int]):
-    """Those of one endpoint."""
+    """Return those of one endpoint."""
 
     soon: Soon
     at: tuple[int, int]

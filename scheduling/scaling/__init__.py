@@ -1,7 +1,7 @@
-"""How many instances an endpoint should have: triggers and strategies. Decisions only; who carries them out is elsewhere.
+"""Scaling strategies: how many instances an endpoint should have. Decisions only; other code carries them out.
 
-A strategy is given a view of every endpoint at its ticks and answers with moves, each with its reason. The same object
-runs live and in simulations (`scheduling.simulation.strategies`). `docs/scaling.md` describes each.
+A strategy gets a view of every endpoint at its ticks and returns moves, each with its reason. The same object runs live
+and in simulations (`scheduling.simulation.strategies`). `docs/scaling.md` describes each.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,11 +41,13 @@ STRATEGIES: Final[dict[str, Callable[..., ByEndpoint]]] = {
 }
 """Strategies by the name that policies use; each is called with its parameters as keywords."""
 NO_STRATEGY: Final = "floor"
-"""Name of what a scenario gives to an endpoint that has none of them live: the floor alone."""
+"""Name in a scenario for an endpoint that has no strategy live: the floor alone."""
 
 
 def make_strategy(name: str, parameters: Mapping[str, Any] | None = None) -> ByEndpoint:
-    """The strategy called *name* with *parameters*. ValueError says which name or parameter is wrong, and what there is."""
+    """Return the strategy *name* with *parameters*. Raise ValueError naming an invalid name
+    or parameter, and the valid ones.
+    """
     makers = {**STRATEGIES, NO_STRATEGY: FloorAlone}
     if name not in makers:
         raise ValueError(f"there is no strategy {name!r}; there is {', '.join(makers)}")

@@ -1,4 +1,4 @@
-"""Several strategies as one: each endpoint is scaled by its own."""
+"""Several strategies as one, assigned by endpoint."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ class Assigned:
         self.looks_ahead = any(each.looks_ahead for each in self._all)
 
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
-        """As `Strategy.decide`."""
+        """Implement `Strategy.decide`."""
         moves: list[Move] = []
         places: dict[int, list[int]] = {id(strategy): [] for strategy in self._all}
         for at, view in enumerate(views):

@@ -1,4 +1,4 @@
-"""What all strategies share: endpoints are judged one by one, within their bounds, by use when there is no advice."""
+"""Base of all strategies: endpoints are judged one by one, within their bounds, by use if there is no advice."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,32 +11,32 @@ from scheduling.scaling.owner import Mover
 from scheduling.scaling.reactive import PATIENCE_S, Reactive, is_easy, reactive_wish
 
 _reactive = lru_cache(maxsize=1024)(Reactive)
-"""A rule is checked once, not at every endpoint and tick."""
+"""Return the rule, validated once rather than at every endpoint and tick."""
 
 
 @dataclass(kw_only=True)
 class ByEndpoint(ABC):
-    """A strategy that looks at one endpoint at a time.
+    """A strategy that judges one endpoint at a time.
 
-    Marks and cooldown are SageServe's reactive heuristic (section 4), which every strategy falls back on while no valid
-    advice is there: a planner that is down costs look-ahead, not scaling.
+    Thresholds and cooldown are SageServe's reactive heuristic (section 4), the fallback of every strategy without valid
+    advice: a failed planner costs look-ahead, not scaling.
     """
 
     plans_for: ClassVar[PlansFor] = PlansFor()
     by: ClassVar[str] = Mover.STRATEGY
-    """As whose moves they count (`owner`)."""
+    """Mover that its moves count as (`owner`)."""
     name: str = field(default="", init=False)
     uses_advice: bool = field(default=True, init=False)
     looks_ahead: bool = field(default=False, init=False)
-    """Whether it reads the look-ahead figures of a view, which cost something to make."""
+    """Whether it reads the look-ahead figures of a view, which are costly to compute."""
     tick_s: float = 15.0
     out_above: float = 0.7
     in_below: float = 0.3
     cooldown_s: float = 15.0
     patience_s: float = PATIENCE_S
-    """Of the heuristic, where it decides alone (`Reactive.patience_s`)."""
+    """Patience of the heuristic where it decides alone (`Reactive.patience_s`)."""
     memory: dict[str, float] = field(default_factory=dict)
-    """What it remembers between ticks: plain numbers, so that a caller may keep them elsewhere."""
+    """Its memory between ticks: plain numbers, so that a caller may keep them elsewhere."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.in_below < self.out_above:
@@ -53,7 +53,7 @@ class ByEndpoint(ABC):
         return "moves an instance when load asks for it"
 
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
-        """As `Strategy.decide`."""
+        """Implement `Strategy.decide`."""
         moves = []
         for at, (view, advised) in enumerate(zip(views, advice, strict=True)):
             delta, why = self._bounds(view) or self._unless_new(now_s, view, advised)
@@ -63,7 +63,9 @@ class ByEndpoint(ABC):
 
     @staticmethod
     def _bounds(view: EndpointView) -> Wish | None:
-        """An endpoint outside its bounds, as after an operator changed them, goes back within, whatever else holds."""
+        """Return the move that brings an endpoint back within its bounds, as after an
+        operator changed them; it comes first.
+        """
         if view.instances < view.min_instances:
             return view.min_instances - view.instances, f"Below its minimum of {view.min_instances}"
         if view.instances > view.max_instances:
@@ -71,8 +73,11 @@ class ByEndpoint(ABC):
         return None
 
     def _unless_new(self, now_s: float, view: EndpointView, advice: Advice | None) -> Wish:
-        """What to do, but take none away while its newest instance is in its grace period or another owns the endpoint; the
-        wish is made again then."""
+        """Return the move, but no removal while the newest instance is in its grace
+        period or another owns the endpoint.
+
+        A refused wish is made again later.
+        """
         remembered = dict(self.memory)
         delta, why = self._judge(now_s, view, advice)
         if delta >= 0 or (view.since_ready_s >= GRACE_S and view.owner in ("", self.by)):
@@ -89,10 +94,10 @@ class ByEndpoint(ABC):
 
     @abstractmethod
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
-        """What to do with *advice* that is valid. A wish of 0 is none."""
+        """Return the wish, given valid *advice*; 0 for none."""
 
     def _by_use(self, view: EndpointView) -> Wish:
-        """The paper's marks: one out above the one, one in below the other, never within the cooldown."""
+        """Return the paper's move: one out above the one threshold, one in below the other, never within the cooldown."""
         return reactive_wish(view, self._marks(view, 0.0), 0.0)
 
     def _marks(self, view: EndpointView, patience_s: float) -> Reactive:
@@ -100,7 +105,7 @@ class ByEndpoint(ABC):
         return _reactive(self.out_above, self.in_below, self.cooldown_s, *bounds, patience_s)
 
     def _patient(self, now_s: float, view: EndpointView) -> Wish:
-        """The same with patience, where use decides alone."""
+        """Return the same with patience, where use decides alone."""
         marks = self._marks(view, self.patience_s)
         key = f"{view.key}|easy_since_s"
         if not is_easy(view, marks):
@@ -109,7 +114,7 @@ class ByEndpoint(ABC):
         return reactive_wish(view, marks, now_s - self.memory.setdefault(key, now_s))
 
     def _first_sight(self, what: str, view: EndpointView, advice: Advice) -> bool:
-        """Whether *what* is yet to be done once for this *advice*; after this call it no longer is."""
+        """Whether *what* is still to be done once for this *advice*; marks it as done."""
         key = f"{view.key}|{what}"
         if self.memory.get(key, float("-inf")) >= advice.made_at_s:
             return False

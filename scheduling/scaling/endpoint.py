@@ -19,16 +19,17 @@ class EndpointView(NamedTuple):
     ready: int
     """Instances that take work."""
     coming: int
-    """Instances on the way: provisioning, loading, being reclaimed or redeployed."""
+    """Instances that are starting: provisioning, loading, being reclaimed or redeployed."""
     draining: int
     spot: int
-    """Instances of this model that are lent out here as spot, to be reclaimed in about a minute."""
+    """Instances of this model lent out here as spot, which can be reclaimed in about a minute."""
     spot_other: int
-    """Spot instances of other models in this region that could be redeployed to this one in about ten."""
+    """Spot instances of other models in this region, which can be redeployed to this one in about ten."""
     min_instances: int
     max_instances: int
     use: float
-    """`scheduling.routing.regions.pressure`: 0 idle, 1 full, more with requests waiting, infinity when nothing is ready."""
+    """`scheduling.routing.regions.pressure`: 0 idle, 1 full, more with requests waiting, infinity if nothing is ready.
+    """
     waiting: int
     """Requests held for it."""
     kv_use: float
@@ -36,30 +37,31 @@ class EndpointView(NamedTuple):
     tokens_per_s: float
     """Interactive demand of its callers over the last minute: prompt and (predicted) output tokens."""
     since_change_s: float
-    """Since scaling last changed it; infinity for never."""
+    """Seconds since scaling last changed it; infinity for never."""
     overloaded_instances: int = 0
     """By the look-ahead map: more than 95 % KV use in more than 10 % of the next 100 iterations (`LookAheadRule`)."""
     peak_kv_sum: float = nan
-    """Sum over the ready instances of their highest KV use in those iterations; nan where no map is kept."""
+    """Sum over the ready instances of their peak KV use in those iterations; nan without maps."""
     peak_kv_most: float = nan
-    """The highest of those."""
+    """The highest of those peaks."""
     since_ready_s: float = inf
-    """Since the last of its instances became ready; infinity for never."""
+    """Seconds since the last of its instances became ready; infinity for never."""
     short_instances: int = 0
-    """Instances without which no order of its virtual queues keeps in time what waits (`queueing.global_scheduler`)."""
+    """Missing instances, without which no order of its virtual queues is in time (`queueing.global_scheduler`)."""
 
     changed_by: str = ""
-    """Who scaled it last (`owner`); empty where none is known."""
+    """Last mover (`owner`); empty if unknown."""
     changed_delta: int = 0
     holds_s: float = 0.0
-    """Remaining validity of the approved plan that did."""
+    """Remaining validity of the approved plan that moved it."""
     owner: str = ""
-    """Mover whose addition others do not take away yet; empty for none. Set where floor and strategy are put
-    together (`floor.Floored`)."""
+    """Mover whose additions others may not remove yet; empty for none. Set where floor and
+    strategy are combined (`floor.Floored`).
+    """
 
     @property
     def instances(self) -> int:
-        """Those that serve it or soon will."""
+        """Instances that serve it or soon will."""
         return self.ready + self.coming
 
     @property
@@ -68,7 +70,7 @@ class EndpointView(NamedTuple):
 
     @property
     def last(self) -> Change:
-        """The last move here."""
+        """The last move at the endpoint."""
         return Change(self.changed_by, self.changed_delta, self.since_change_s, self.holds_s)
 
 
@@ -77,13 +79,13 @@ class Advice(NamedTuple):
 
     target_instances: int
     forecast_tokens_per_s: float
-    """The highest rate of interactive work that is expected while the advice is valid."""
+    """Highest expected rate of interactive work while the advice is valid."""
     made_at_s: float
     valid_until_s: float
     soon_instances: int | None = None
-    """For what is asked while instances start (`advisor.STARTS_AHEAD`), where the planner separates it from the rest."""
+    """Target for demand while instances start (`advisor.STARTS_AHEAD`), if the planner separates it."""
     next_plan_s: float | None = None
-    """When the next plan is due, where this one is valid for longer, in case the next is late."""
+    """When the next plan is due, if this one is valid for longer in case the next is late."""
 
     @property
     def window_ends_s(self) -> float:
@@ -92,19 +94,18 @@ class Advice(NamedTuple):
 
 
 class PlansFor(NamedTuple):
-    """What of a forecast a strategy would have plans made for: 0 is the mean, 1 the upper end of the 80 % band; how, how
-    often, and with which horizon."""
+    """Forecast level, period and horizon of a strategy's plans. Levels: 0 is the mean, 1 the upper end of the 80% band."""
 
     soon: float = 0.0
-    """For what is added: the next minutes, twice as long as a start takes."""
+    """Level for adding, over the next minutes: twice the time of a start."""
     kept: float = 0.0
-    """For what is kept: all the time of the plan. Not below `soon`, or instances would come and go."""
+    """Level for keeping, over the whole plan. Not below `soon`, or instances would come and go."""
     two_plans: bool = False
-    """Whether what is added has a separate plan from that for what is kept."""
+    """Whether adding has a separate plan from keeping."""
     by_capability: bool = False
-    """Whether instances are PreServe's N (Algorithm 2) for the windows to come, instead of SageServe's programme."""
+    """Whether instances are PreServe's N (Algorithm 2) for the coming windows, instead of SageServe's programme."""
     period_s: float = 3600.0
-    """From one plan to the next: an hour, as SageServe's."""
+    """Time from one plan to the next: an hour, as in SageServe."""
     horizon_s: float = 3600.0
     """Horizon of the plan for what is kept."""
 
@@ -132,7 +133,7 @@ class Strategy(Protocol):
     """Time between two calls of `decide`."""
     uses_advice: bool
     looks_ahead: bool
-    """Whether it reads the look-ahead figures of the views, which cost something to make."""
+    """Whether it reads the look-ahead figures of the views, which are costly to compute."""
 
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
         """Return at most one move per endpoint, within its bounds. *advice* matches *views*; None if there is none yet."""
@@ -140,7 +141,7 @@ class Strategy(Protocol):
 
 
 class Sources(NamedTuple):
-    """Where instances that are added come from, the quickest first (SageServe 6.5)."""
+    """Sources of added instances, quickest first (SageServe 6.5)."""
 
     draining: int
     own_spot: int
@@ -173,7 +174,7 @@ def bounded(view: EndpointView, delta: int) -> int:
 
 
 def move(at: int, view: EndpointView, delta: int, why: str, by: str = Mover.STRATEGY) -> Move | None:
-    """The move by *delta*, cut to the bounds, with *why* made a sentence; None if nothing is left of it."""
+    """Return the move by *delta*, cut to the bounds, with *why* as a sentence; None if nothing is left of it."""
     delta = bounded(view, delta)
     if not delta:
         return None
@@ -192,7 +193,7 @@ def percent(share: float) -> str:
 
 
 def use_words(view: EndpointView) -> str:
-    """Such as `Use is 82% with 3 waiting`."""
+    """Return a text such as `Use is 82% with 3 waiting`."""
     if view.use == inf:
         return f"Nothing is ready, {view.waiting} waiting"
     return f"Use is {percent(view.use)}" + (f" with {view.waiting} waiting" if view.waiting else "")

@@ -36,11 +36,11 @@ class Floor:
 
 FLOOR: Final = Floor()
 Floors: TypeAlias = Floor | Mapping[tuple[str, str], Floor]
-"""Of all endpoints, or by (model, region)."""
+"""For all endpoints, or by (model, region)."""
 
 
 def floor_of(floors: Floors, endpoint: tuple[str, str]) -> Floor:
-    """That of *endpoint*, (model, region)."""
+    """Return the rule of *endpoint*, (model, region)."""
     return floors[endpoint] if isinstance(floors, Mapping) else floors
 
 
@@ -76,7 +76,7 @@ def floor_move(at: int, view: EndpointView, floor: Floor = FLOOR, *, served_else
 
 
 def floor_moves(views: Sequence[EndpointView], floors: Floors) -> list[Move]:
-    """`floor_move` of each of *views*."""
+    """Return `floor_move` of each of *views*."""
     served = {view.model for view in views if view.ready}
     wanted = (
         floor_move(at, view, floor_of(floors, (view.model, view.region)), served_elsewhere=view.model in served)
@@ -86,10 +86,11 @@ def floor_moves(views: Sequence[EndpointView], floors: Floors) -> list[Move]:
 
 
 def alone_move(at: int, view: EndpointView, rule: Reactive, easy_s: float) -> Move | None:
-    """What the floor wants of *view*, at place *at*, by *rule* where no strategy is alive and an instance is ready.
+    """Return the floor's move for *view*, at index *at*: that of *rule* if no strategy
+    is alive and an instance is ready.
 
-    *easy_s* is for how long `is_easy` has held. None goes while the newest instance is in its grace period, or another owns
-    the endpoint.
+    *easy_s* is for how long `is_easy` has held. No instance is removed while the newest is in its grace period, or
+    another mover owns the endpoint.
     """
     delta, why = reactive_wish(view, rule.within(view), easy_s)
     if delta < 0 and (view.since_ready_s < GRACE_S or waits(view.last, Mover.FLOOR, rule.cooldown_s)):
@@ -99,7 +100,7 @@ def alone_move(at: int, view: EndpointView, rule: Reactive, easy_s: float) -> Mo
 
 @dataclass(kw_only=True)
 class FloorAlone(ByEndpoint):
-    """The floor where no strategy is alive, as a strategy: what a model without one has live. It looks every second."""
+    """The floor as a strategy, when none is alive: live, models without a strategy have it. It checks every second."""
 
     by: ClassVar[str] = Mover.FLOOR
     name: str = field(default="floor", init=False)
@@ -107,7 +108,7 @@ class FloorAlone(ByEndpoint):
     tick_s: float = FLOOR.period_s
 
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
-        """As `Strategy.decide`. Where nothing is ready, or some are missing, `Floored` acts."""
+        """Implement `Strategy.decide`. If nothing is ready, or instances are missing, `Floored` acts."""
         rule = Reactive(self.out_above, self.in_below, self.cooldown_s, 0, patience_s=self.patience_s)
         moves = []
         for at, view in enumerate(views):
@@ -127,10 +128,10 @@ class FloorAlone(ByEndpoint):
 
 
 class Floored:
-    """*strategy* with the floor under it: where the floor wants more, the strategy does not get less, and what one of them
-    added the other leaves for a cooldown (`owner`).
+    """*strategy* with the floor beneath it: if the floor adds, the strategy adds no less, and what one of them added
+    the other leaves for a cooldown (`owner`).
 
-    Between the strategy's ticks the floor looks alone (`floor_moves`).
+    Between the strategy's ticks only the floor is checked (`floor_moves`).
     """
 
     def __init__(self, strategy: Strategy, floor: Floors = FLOOR) -> None:
@@ -139,7 +140,7 @@ class Floored:
         self.looks_ahead = strategy.looks_ahead
 
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
-        """As `Strategy.decide`."""
+        """Implement `Strategy.decide`."""
         views = [
             view._replace(owner=view.last.owner(floor_of(self.floor, (view.model, view.region)).cooldown_s))
             for view in views

@@ -1,11 +1,11 @@
-"""Our own strategy: capacity for the next minutes by plan, corrected by what all regions of a model show together.
+"""Our own strategy: capacity for the next minutes by plan, corrected by the pooled load of all regions of a model.
 
-From SageServe it takes the plan over regions, from PreServe the short window and the answer in proportion. Its own:
-the plan looks little further than an instance takes to come, so nothing is held for the peak of an hour. An instance goes
-when no plan for the next 50 minutes wants it, even towards the upper end of the forecast's band, so that it is not soon
-back. And load is read over all regions of a model, smoothed over a minute: the router sends what one region cannot take
-to another, so a burst in one region is no shortage. Where QLM's global scheduler finds that no order of what waits keeps it
-in time, as many instances are added as are missing.
+From SageServe it takes the plan over regions, from PreServe the short window and the proportional response. Its
+additions: the plan looks little further ahead than an instance takes to start, so nothing is held for the peak of an
+hour. An instance is removed when no plan for the next 50 minutes needs it, even towards the upper end of the forecast's
+band, so it is unlikely to be needed again soon. Load is read over all regions of a model, smoothed over a minute: the
+router sends one region's overflow to another, so a burst in one region is no shortage. If QLM's global scheduler finds
+that no order of the waiting requests is in time, as many instances are added as are missing.
 """
 
 from collections.abc import Sequence
@@ -21,23 +21,23 @@ from scheduling.scaling.endpoint import Advice, EndpointView, Move, PlansFor, Wi
 class Pilothouse(ByEndpoint):
     """Plan and pooled load together, for each endpoint.
 
-    Instances are added for what advice asks for soon, and kept for what it asks for at any time.
+    Instances are added for the advice's soon target, and kept for its highest.
     """
 
     plans_for: ClassVar[PlansFor] = PlansFor(soon=0.5, kept=0.7, two_plans=True, period_s=1200.0, horizon_s=3000.0)
     """An instance that comes late costs answers, so more than the mean is planned for."""
     name: str = field(default="pilothouse", init=False)
     out_above: float = 0.9
-    """Smoothed use, at the endpoint and over all regions, above which there are too few, whatever the plan."""
+    """Smoothed use, at the endpoint and over all regions, above which instances are added whatever the plan."""
     aim: float = 0.75
-    """Use that instances are added for then, and that the rest must stay below when some go."""
+    """Target use when adding for that reason, and the use that the rest must stay below when some are removed."""
     confirm_above: float = 0.5
-    """Use, at the endpoint or over all regions, below which a plan's wish for more is not believed yet."""
+    """Use, at the endpoint or over all regions, below which a plan's increase is not followed yet."""
     smooth_s: float = 60.0
     hold_s: float = 120.0
-    """Least time between a change and letting instances go."""
+    """Least time between a change and a removal."""
     _pools: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)
-    """By model: instances' worth of smoothed load, and instances, over all regions."""
+    """By model, over all regions: smoothed load in instances, and the number of instances."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +50,7 @@ class Pilothouse(ByEndpoint):
                 raise ValueError(f"{what} must be a number above 0, not {getattr(self, what)}")
 
     def decide(self, now_s: float, views: Sequence[EndpointView], advice: Sequence[Advice | None]) -> list[Move]:
-        """As `Strategy.decide`."""
+        """Implement `Strategy.decide`."""
         self._pools = {}
         for view in views:
             pool = self._pools.setdefault(view.model, [0.0, 0.0])
@@ -67,8 +67,10 @@ class Pilothouse(ByEndpoint):
         return super()._judge(now_s, view, advice)
 
     def _missing(self, view: EndpointView) -> int:
-        """Instances that the global scheduler misses at two ticks one after the other, less those on the way: what is over
-        by the next tick is over before an instance can come."""
+        """Return the instances that the global scheduler misses at two successive ticks, less those that are starting.
+
+        A shortage that ends by the next tick ends before an instance could start.
+        """
         key = f"{view.key}|short"
         short = min(self.memory.get(key, 0.0), view.short_instances if view.waiting else 0)
         self.memory[key] = float(view.short_instances if view.waiting else 0)
@@ -76,7 +78,7 @@ class Pilothouse(ByEndpoint):
 
     def _advised(self, now_s: float, view: EndpointView, advice: Advice) -> Wish:
         if not view.ready or view.use == inf:
-            return 0, ""  # what is on the way decides, and the floor
+            return 0, ""  # starting instances decide, and the floor
         busy, instances = self.memory[f"{view.key}|busy"], view.instances
         pool_busy, pool_instances = self._pools[view.model]
         own, pool = busy / instances, pool_busy / pool_instances
@@ -109,7 +111,7 @@ class Pilothouse(ByEndpoint):
         return -spare, (f"{forecast_words(advice).capitalize()} needs {needed}, and current load equals {busy:.1f}")
 
     def _smoothed(self, now_s: float, view: EndpointView) -> float:
-        """The load of *view* in instances' worth, smoothed; remembered."""
+        """Return the load of *view* in instances, smoothed; remembers it."""
         key, when = f"{view.key}|busy", f"{view.key}|at"
         busy = view.use * view.ready if view.ready and view.use < inf else float(view.instances)
         since_s = max(0.0, now_s - self.memory.get(when, now_s))

@@ -1,4 +1,4 @@
-"""PreServe's scaler (section 4.3.2) and what it is compared with (5.3): the plan alone, and the plan with reactive marks.
+"""PreServe's scaler (section 4.3.2) and its baselines (5.3): the plan alone, and the plan with reactive thresholds.
 
 Advice is for the next window of ten minutes, made at the start of each (tier 1).
 """
@@ -15,7 +15,7 @@ WINDOW_S = 600.0
 
 @dataclass(kw_only=True)
 class Proactive(ByEndpoint):
-    """Tier 1 alone: the number that the forecast of the next window asks for, applied at the start of each window."""
+    """Tier 1 alone: the number for the forecast of the next window, applied at the start of each window."""
 
     plans_for: ClassVar[PlansFor] = PlansFor(by_capability=True, period_s=WINDOW_S, horizon_s=2 * WINDOW_S)
     name: str = field(default="proactive", init=False)
@@ -30,7 +30,7 @@ class Proactive(ByEndpoint):
 
 @dataclass(kw_only=True)
 class Hybrid(Proactive):
-    """The plan at the start of each window, and the reactive marks within it."""
+    """The plan at the start of each window, and the reactive thresholds within it."""
 
     name: str = field(default="hybrid", init=False)
 
@@ -41,13 +41,13 @@ class Hybrid(Proactive):
 
 @dataclass(kw_only=True)
 class PreServe(Proactive):
-    """Tier 1, and tier 2 between: one instance up for each that its look-ahead map shows overloaded; down once a window.
+    """Tier 1, and tier 2 in between: one out per instance that its look-ahead map shows overloaded; in once a window.
 
-    An instance on the way answers for one that is overloaded, so that a cold start does not count again at every tick.
-    Down goes what is not needed to keep the peaks of the maps at *ease_below*, when all of them have lain below it for
-    *ease_after_s*, but never below the plan. The paper's rule has neither the time nor the plan for a bound. But maps know
-    of memory only: where computing is what runs short, as with long prompts, memory is all but empty at the moment before
-    an overload, and a single look would let five of six instances go.
+    A starting instance answers for an overloaded one, so that a cold start does not count again at every tick.
+    Instances are removed that are not needed to keep the peaks of the maps at *ease_below*, once all of them have been
+    below it for *ease_after_s*, but never below the plan. The paper's rule has neither this time nor the plan as a
+    bound. But maps know only memory: if compute is the bottleneck, as with long prompts, memory is almost empty just
+    before an overload, and a single look would remove five of six instances.
     """
 
     name: str = field(default="preserve", init=False)
@@ -70,7 +70,7 @@ class PreServe(Proactive):
             delta, why = self._advised(now_s, view, advice)
             least = advice.target_instances
         else:
-            # The map needs no plan, only a window to ease once in.
+            # The map needs no plan, only a window to scale in once.
             window_s, least = now_s // WINDOW_S * WINDOW_S, view.min_instances
             advice = Advice(least, 0.0, window_s, window_s + WINDOW_S)
         more = view.overloaded_instances - view.coming
@@ -90,9 +90,11 @@ class PreServe(Proactive):
         )
 
     def _low(self, now_s: float, view: EndpointView) -> tuple[float, float]:
-        """For how long nothing was wanted and all maps lay below *ease_below*, -1 if not; the highest sum of peaks since."""
+        """Return (seconds without a wish and with all maps below *ease_below*, -1 if not;
+        the highest sum of peaks since).
+        """
         peaks, highest = view.peak_kv_sum, view.peak_kv_most
-        if isnan(peaks):  # no map: what is held now
+        if isnan(peaks):  # without a map: the current KV use
             peaks, highest = view.kv_use * view.ready, view.kv_use
         since, most = f"{view.key}|low_since_s", f"{view.key}|low_peaks"
         if view.waiting or view.coming or not highest < self.ease_below:
@@ -104,5 +106,5 @@ class PreServe(Proactive):
 
 
 def bounded_by_least(view: EndpointView, spare: int) -> int:
-    """How many of *spare* could go."""
+    """Return how many of *spare* could be removed."""
     return min(spare, view.ready - view.min_instances)

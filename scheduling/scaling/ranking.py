@@ -1,6 +1,6 @@
-"""Which instance is added and which drains: one ranking under every clock. Lower ranks come first.
+"""Ranking of instances to add and to drain, the same under every clock. Lower ranks come first.
 
-What exists differs: a fleet of rows has stopped and failed instances, a simulated one has spot. Each is a `Source`.
+Sources differ: a fleet of rows has stopped and failed instances, a simulated one has spot. Each is a `Source`.
 """
 
 from enum import IntEnum
@@ -10,7 +10,7 @@ from scheduling.compiled import compiled
 
 
 class Source(IntEnum):
-    """Where an instance that is added comes from, the quickest first (SageServe 6.5)."""
+    """Source of an added instance, quickest first (SageServe 6.5)."""
 
     TAKEN_BACK = 0
     """It still drains."""
@@ -21,7 +21,7 @@ class Source(IntEnum):
     STOPPED = 4
     NEW = 5
     FAILED = 6
-    """It may fail again: the last resort, unless the minimum is not there."""
+    """It may fail again: the last resort, unless the deployment is below its minimum."""
 
 
 FAILED: Final = int(Source.FAILED)
@@ -30,9 +30,9 @@ STOPPED: Final = int(Source.STOPPED)
 
 @compiled
 def addition_rank(source: int, usd_per_hour: float, below_minimum: bool) -> tuple[int, float]:
-    """Rank of an instance from *source* among those that could be added: the quickest, of these the cheapest.
+    """Return the rank of an instance from *source* among those that could be added: the quickest, then the cheapest.
 
-    *below_minimum*: the deployment has fewer than it must have. One that failed is then as near as one that was stopped.
+    *below_minimum*: the deployment is below its minimum. A failed instance is then as near as a stopped one.
     """
     if below_minimum and source == FAILED:
         return STOPPED, usd_per_hour
@@ -41,5 +41,7 @@ def addition_rank(source: int, usd_per_hour: float, below_minimum: bool) -> tupl
 
 @compiled
 def drain_rank(usd_per_hour: float, left_tokens: float) -> tuple[float, float]:
-    """Rank of a ready instance among those that could go: the dearest, of these the one with the least left to do."""
+    """Return the rank of a ready instance among those to remove: the most expensive, then
+    the one with the least work left.
+    """
     return -usd_per_hour, left_tokens

@@ -1,7 +1,8 @@
-"""SageServe's reactive heuristic (section 4): out above one mark of use, in below another; with patience where that helps.
+"""SageServe's reactive heuristic (section 4): out above one threshold of use, in below
+another; optionally with patience.
 
-The paper decides at every arrival and without patience, which the simulator's compiled trigger does (`Reactive` with its
-standard values). What looks at endpoints at ticks, the strategies and the gateway's floor, has patience.
+The paper decides at every arrival and without patience, as does the simulator's compiled trigger (`Reactive` with its
+defaults). Strategies and the gateway's floor, which decide at ticks, have patience.
 """
 
 from dataclasses import dataclass, replace
@@ -27,8 +28,9 @@ class Reactive:
     min_instances: int = 2
     max_instances: int = 20
     patience_s: float = 0.0
-    """For so long use stays below the mark, and nothing changes, before one goes. 0 is the paper's: those on the way and the
-    room that the rest would have are not looked at either."""
+    """Time of low use without a change before an instance is removed. 0 is the paper's rule: starting instances and the
+    room of the rest are ignored too.
+    """
 
     def __post_init__(self) -> None:
         if not 0 <= self.in_below < self.out_above:
@@ -42,7 +44,7 @@ class Reactive:
             )
 
     def within(self, view: EndpointView) -> "Reactive":
-        """The same with the bounds of *view*."""
+        """Return the rule with the bounds of *view*."""
         return replace(self, min_instances=view.min_instances, max_instances=view.max_instances)
 
 
@@ -61,10 +63,10 @@ def reactive_move(
     max_instances: int,
     patience_s: float,
 ) -> int:
-    """1 to add an instance, -1 to take one away, else 0. The last parameters are those of `Reactive`.
+    """Return 1 to add an instance, -1 to remove one, else 0. The last parameters are those of `Reactive`.
 
-    *easy_s*: for how long *use* has been below the lower mark with nothing waiting. Without patience neither that nor what
-    is *draining* counts, and *coming* may be counted as *ready*.
+    *easy_s*: for how long *use* has been below the lower threshold with nothing waiting. Without patience neither that
+    nor *draining* counts, and *coming* may be counted as *ready*.
     """
     if since_change_s < cooldown_s:
         return 0
@@ -73,20 +75,20 @@ def reactive_move(
         return 1
     if use > out_above and instances < max_instances:
         if patience_s > 0 and coming > 0 and (ready == 0 or use * ready / instances <= out_above):
-            return 0  # what is on the way is enough
+            return 0  # starting instances suffice
         return 1
     if use < in_below and instances > min_instances:
         if patience_s > 0:
             if coming > 0 or draining > 0 or min(easy_s, since_change_s) < patience_s:
                 return 0
             if use * ready / max(ready - 1, 1) > out_above:
-                return 0  # the others have no room for what runs on it
+                return 0  # the others have no room for its requests
         return -1
     return 0
 
 
 def reactive_wish(view: EndpointView, rule: Reactive, easy_s: float) -> Wish:
-    """What *rule* wants of *view*, within the bounds of *rule*, and why. *easy_s* as in `reactive_move`."""
+    """Return the move of *rule* for *view*, within the bounds of *rule*, and why. *easy_s* as in `reactive_move`."""
     delta = reactive_move(
         float(view.use),
         view.ready,
@@ -113,10 +115,10 @@ def reactive_wish(view: EndpointView, rule: Reactive, easy_s: float) -> Wish:
 
 
 def is_easy(view: EndpointView, rule: Reactive) -> bool:
-    """Whether one could go by *rule* if this lasts."""
+    """Whether one could be removed by *rule* if this lasts."""
     return view.use < rule.in_below and not view.waiting
 
 
 def soon_words(view: EndpointView) -> str:
-    """Such as `70% with the 1 on the way`."""
+    """Return a text such as `70% with the 1 on the way`."""
     return f"{percent(view.use * view.ready / view.instances)} with the {view.coming} on the way"

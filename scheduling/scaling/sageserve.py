@@ -10,10 +10,10 @@ from scheduling.scaling.reactive import Reactive
 
 @dataclass(kw_only=True)
 class Unified(ByEndpoint):
-    """Reactive over one pool of all models and classes: one out above 70 %, one in below 30 %, at most every 15 s.
+    """Reactive over one pool of all models and classes: one out above 70%, one in below 30%, at most every 15 s.
 
-    Called at ticks it sees less than the paper's, which decides at every arrival and without patience; `per_arrival` is the
-    trigger that does.
+    Called at ticks it sees less than the paper's, which decides at every arrival and without
+    patience, as `per_arrival` does.
     """
 
     name: str = field(default="reactive", init=False)
@@ -25,13 +25,13 @@ class Unified(ByEndpoint):
         return self._patient(now_s, view)
 
     def per_arrival(self, min_instances: int, max_instances: int) -> Reactive:
-        """The paper's form: the same marks for the kernel that the dispatcher calls on every arrival."""
+        """Return the paper's form: the same thresholds for the kernel that the dispatcher calls on every arrival."""
         return Reactive(self.out_above, self.in_below, self.cooldown_s, min_instances, max_instances)
 
 
 @dataclass(kw_only=True)
 class Siloed(Unified):
-    """Reactive in silos: interactive and other work have their own pools (two endpoints), and so has each model."""
+    """Reactive in silos: interactive and other work have separate pools (two endpoints), and so has each model."""
 
     name: str = field(default="siloed", init=False)
     shares_spot: bool = field(default=False, init=False)
@@ -57,7 +57,7 @@ class LongTermImmediate(ByEndpoint):
 
 @dataclass(kw_only=True)
 class LongTermByUse(ByEndpoint):
-    """LT-U: go to the planned number one by one, out only while use is above 70 %, in only while it is below 30 %."""
+    """LT-U: go to the planned number one by one, out only while use is above 70%, in only while it is below 30%."""
 
     name: str = field(default="lt_u", init=False)
 
@@ -75,11 +75,11 @@ class LongTermByUse(ByEndpoint):
 
 @dataclass(kw_only=True)
 class LongTermByUseAndGap(LongTermByUse):
-    """LT-UA: as LT-U; once there, in the last 20 minutes of a plan, traffic far off the forecast moves it further.
+    """LT-UA: like LT-U; once there, in the last 20 minutes of a plan, traffic far from the forecast moves it further.
 
     Out at 5 times the forecast or more, in at half of it or less, one by one. The paper's 20 minutes are a third of its
-    decision window, an hour; of a shorter window it is a third too. Alongside the paper: no such move is made that use would
-    have taken back at the next tick, as when half of the forecast is still more than one instance fewer could serve.
+    decision window, an hour; of a shorter window it is a third too. Not in the paper: no such move is made that use
+    would undo at the next tick, as when half of the forecast is still more than one instance fewer could serve.
     """
 
     name: str = field(default="lt_ua", init=False)
@@ -112,7 +112,7 @@ class LongTermByUseAndGap(LongTermByUse):
 
     @staticmethod
     def _use_with(view: EndpointView, delta: int) -> float:
-        """Use of the endpoint if the same load ran on *delta* instances more."""
+        """Return the use of the endpoint if the same load ran on *delta* instances more."""
         ready = view.ready + delta
         if not isfinite(view.use) or ready < 1:
             return inf if view.use > 0 else 0.0

@@ -1,13 +1,13 @@
-"""When the GPUs that several models share are given to another one. The same rules under both clocks.
+"""When the GPUs shared by several models are given to another one. The same rules apply under both clocks.
 
-*On demand*, as llama-swap does: who is at rest and has requests waiting wakes as soon as who is awake is idle. While that
-one is busy it keeps the GPUs until swaps take a tenth of the time at most.
+*On demand*, as in llama-swap: a sleeping instance with requests waiting wakes as soon as the awake one is idle. A busy
+one keeps the GPUs until swaps take at most a tenth of the time.
 
-*By queue*, where what waits is in request groups (QLM section 5): instances that share their GPUs have one virtual queue,
-and the model of its first group is the next. So the global scheduler decides about swaps, whose times it counts. Who is
-busy keeps the GPUs as long as no group of its model waits behind and the others have time for one more stay of it. That
-tenth of the time bounds all of it, or two tight classes would pass the GPUs to and fro and neither be served: until then the
-groups of who is awake go first.
+*By queue*, for request groups (QLM section 5): instances that share their GPUs have one virtual queue, and the model of
+its first group is next. So the global scheduler decides about swaps, whose times it counts. A busy instance keeps the
+GPUs while no group of its model waits behind the first and the others have time for one more stay of it. The tenth of
+the time bounds all swaps; otherwise two tight classes would pass the GPUs back and forth and neither would be served.
+Until then the groups of the awake instance go first.
 """
 
 import math
@@ -26,14 +26,14 @@ from scheduling.queueing.virtual_queues import head
 from scheduling.queueing.waiting_set import WaitingArrays
 
 SWAPPING_SHARE: Final = 0.1
-"""Of the time, that swaps may take where several models have work."""
+"""Share of the time that swaps may take while several models have work."""
 LOOK_S: Final = 1.0
 MOST_EXPONENT: Final = 50.0
 
 
 @dataclass(frozen=True, slots=True)
 class Resting:
-    """An instance at rest, for whose model requests wait that nothing else will serve."""
+    """A sleeping instance with requests waiting for its model that nothing else will serve."""
 
     instance: int
     name: str
@@ -56,9 +56,9 @@ class Holder:
 
 
 def swap_wanted(resting: Iterable[Resting], holder: Holder | None) -> tuple[int, str] | None:
-    """The instance of a swap group that is to have the GPUs now, and why; None to leave them where they are.
+    """Return the instance of a swap group that should get the GPUs now, and why; None to leave them where they are.
 
-    The one for which most requests wait, of these the first.
+    It is the one for which most requests wait, the first of equals.
     """
     target = max(resting, key=lambda one: one.waiting, default=None)
     if target is None or (holder is not None and not holder.is_ready):
@@ -83,12 +83,12 @@ def swap_by_queue(
     resting: Callable[[int], Resting | None],
     now_s: float,
 ) -> tuple[int, str] | None:
-    """As `swap_wanted`, for instances that share the virtual *queue*: the one whose model its first group is of.
+    """Like `swap_wanted`, for instances that share the virtual *queue*: the one whose model its first group is of.
 
-    *serves* is the endpoint that has the GPUs, or will once the swap in progress is done; -1 for none. *resting* gives
-    the instance at rest that serves an endpoint, None where there is none. The groups of *serves* go first while it comes
-    up, and where the GPUs are to stay, as they are also for what is still to come (`kept_queues`). An operator's pin of the
-    first group is an order to swap.
+    *serves* is the endpoint that has the GPUs, or will after the swap in progress; -1 for none. *resting*
+    returns the sleeping instance that serves an endpoint, None if there is none. The groups of *serves* go first
+    while it starts, and if the GPUs should stay, also for requests still to come (`kept_queues`). An operator's
+    pin of the first group forces the swap.
     """
     arrays = waiting.groups
     group = head(arrays, queue, now_s)
@@ -109,9 +109,11 @@ def swap_by_queue(
 
 
 def slack_s(fleet: FleetArrays, waiting: WaitingArrays, queue: int, serves: int, now_s: float) -> float:
-    """How much later a swap to the model of the first group of *queue* may begin, in seconds, until a group of that model
-    is late which stands there before any other model's; negative where one is already. Who has the GPUs, of the endpoint
-    *serves*, ends what it runs before."""
+    """Return how many seconds later a swap to the model of the first group of *queue* may start.
+
+    Until then no group of that model becomes late that is before any other model's; negative if one is late already.
+    The holder of the GPUs, of the endpoint *serves*, completes its requests before.
+    """
     arrays, least_s = waiting.groups, math.inf
     group = head(arrays, queue, now_s)
     endpoint = int(arrays.groups[group]["endpoint"])
@@ -126,17 +128,19 @@ def slack_s(fleet: FleetArrays, waiting: WaitingArrays, queue: int, serves: int,
 
 
 class Leaving(NamedTuple):
-    """When who has the GPUs leaves them for another model, as `swap_by_queue` has it."""
+    """Time until the holder of the GPUs leaves them for another model, as decided by `swap_by_queue`."""
 
     mean_s: float
     variance_s2: float
     runs: float
-    """How likely it is that something runs there by then, so that it drains."""
+    """Probability that requests run there by then, so that it drains."""
 
 
 def leaving(given_s: float, limit_s: float, busy_s: float) -> Leaving:
-    """What waits for it is given out in *given_s*. Then it stays while it is busy, as it will be for *busy_s* on average
-    (exponentially distributed), and until *limit_s* at most."""
+    """Return when the holder leaves, if its waiting requests are dispatched within *given_s*.
+
+    It then stays while it is busy, for *busy_s* on average (exponentially distributed), and at most until *limit_s*.
+    """
     rest_s = max(0.0, limit_s - given_s)
     if busy_s <= 0.0 or rest_s == 0.0:
         return Leaving(given_s, 0.0, 1.0 if busy_s > 0.0 else 0.0)
@@ -149,8 +153,11 @@ def leaving(given_s: float, limit_s: float, busy_s: float) -> Leaving:
 
 
 def busy_spell_s(per_s: float, lasts_s: float, running: float = 1.0) -> float:
-    """For how long something runs, on average, from when *running* requests do, where others come *per_s* a second and each
-    runs for *lasts_s*, exponentially distributed, at once (M/M/infinity): until one less runs, and so on to none."""
+    """Return the mean length of a busy spell that starts with *running* requests (M/M/infinity).
+
+    Others arrive *per_s* a second and each runs for *lasts_s*, exponentially distributed: the time until
+    one fewer runs, and so on to none.
+    """
     load = per_s * lasts_s
     if load > MOST_EXPONENT:
         return math.inf
@@ -167,13 +174,13 @@ def busy_spell_s(per_s: float, lasts_s: float, running: float = 1.0) -> float:
 
 
 def _member(fleet: FleetArrays, arrays: GroupArrays, queue: int, endpoint: int) -> int:
-    """The instance that serves *endpoint* out of the virtual *queue*; -1 for none."""
+    """Return the instance that serves *endpoint* from the virtual *queue*; -1 for none."""
     count = fleet.endpoint.size
     at = np.flatnonzero((arrays.queue_of[:count] == queue) & (fleet.endpoint == endpoint))
     return int(at[0]) if at.size and endpoint != NONE else NONE
 
 
 def has_groups(arrays: GroupArrays, queue: int, endpoint: int) -> bool:
-    """Whether a group of *endpoint* stands in the virtual *queue*."""
+    """Whether a group of *endpoint* is in the virtual *queue*."""
     groups: Any = arrays.groups
     return bool(((groups["queue"] == queue) & (groups["endpoint"] == endpoint)).any())

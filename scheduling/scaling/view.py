@@ -1,7 +1,7 @@
-"""The view of an endpoint, built alike under every clock: from stages of its instances, figures of its load, and times.
+"""The view of an endpoint, built the same way under every clock: from stages of its instances, its load, and times.
 
-The gateway builds it from its fleet arrays, the strategies in workers from rows and the gateway's figures, a simulation
-from the state of its world. What each of them knows in its own words is said here in the same ones.
+The gateway builds it from its fleet arrays, the strategies in workers from rows and the gateway's figures, a
+simulation from the state of its world.
 """
 
 from enum import IntEnum
@@ -19,21 +19,21 @@ from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.scaling.reactive import reactive_move
 
 DEMAND_WINDOW_S: Final = 60
-"""Over which demand is a rate."""
+"""Window of the demand rate."""
 LEAST_DEMAND_S: Final = 5
-"""Least time for a rate, where less than the window has passed."""
+"""Least time for a rate, if less than the window has passed."""
 
 
 class Stage(IntEnum):
-    """What an instance is to its endpoint."""
+    """Role of an instance at its endpoint."""
 
     AWAY = 0
-    """Neither serves nor is on the way: no machine, failed, or unreachable."""
+    """Neither serves nor starts: no machine, failed, or unreachable."""
     COMING = 1
     READY = 2
     DRAINING = 3
     SPARE = 4
-    """Lent out as spot, or asleep: quickly back."""
+    """Lent out as spot, or asleep: back soon."""
 
 
 class Instances(NamedTuple):
@@ -44,11 +44,11 @@ class Instances(NamedTuple):
     draining: int
     spare: int
     ready_s: float
-    """When the last of those that are ready became so; minus infinity for never."""
+    """When the last of the ready ones became ready; minus infinity for never."""
 
 
 class Load(NamedTuple):
-    """What is asked of an endpoint now. See `EndpointView` for each."""
+    """Load of an endpoint now. See `EndpointView` for each."""
 
     use: float
     kv_use: float
@@ -62,7 +62,8 @@ class Load(NamedTuple):
 def count_instances(
     endpoint: NDArray[np.integer], stage: NDArray[np.integer], since_s: NDArray[np.float64], endpoints: int
 ) -> list[Instances]:
-    """Count by each of *endpoints*. The arrays have one element an instance: its endpoint, its `Stage` and since when.
+    """Return the counts of each of *endpoints*. The arrays have one element per instance:
+    endpoint, `Stage` and since when.
 
     An instance that was ready before time began has minus infinity in *since_s*.
     """
@@ -79,7 +80,7 @@ def count_instances(
 
 
 def count_of_one(stage: ArrayLike, since_s: ArrayLike) -> Instances:
-    """`count_instances` of a single endpoint."""
+    """Return `count_instances` of a single endpoint."""
     stages = np.array(stage, np.int64).reshape(-1)
     (counted,) = count_instances(np.zeros_like(stages), stages, np.array(since_s, np.float64).reshape(-1), 1)
     return counted
@@ -97,12 +98,11 @@ def endpoint_view(
     short_instances: int = 0,
     last: Change = UNCHANGED,
 ) -> EndpointView:
-    """The view of an endpoint at *now_s*.
+    """Return the view of an endpoint at *now_s*.
 
-    *bounds*: least and most instances. *changed_s*: when scaling last changed it, minus infinity for never; of the clock of
-    *now_s*, as is `Instances.ready_s`. *last*: who did, as far as that is known. *spot_other*: spot
-    instances of other models that could be redeployed to it.
-    *short_instances*: how many the global scheduler misses.
+    *bounds*: minimum and maximum instances. *changed_s*: when scaling last changed it, minus infinity for never, on the
+    clock of *now_s*, as is `Instances.ready_s`. *last*: the last move, if known. *spot_other*: spot instances of other
+    models that could be redeployed to it. *short_instances*: those that the global scheduler misses.
     """
     return EndpointView(
         model=model,
@@ -134,7 +134,7 @@ def endpoint_view(
 def use_now(
     fleet: FleetArrays, endpoints: EndpointArrays, endpoint: int, waiting: int, now_s: float
 ) -> tuple[float, float]:
-    """`EndpointView.use` and `.kv_use` of *endpoint*, for which *waiting* requests are held."""
+    """Return `EndpointView.use` and `.kv_use` of *endpoint*, for which *waiting* requests are held."""
     held, capacity = 0, 0
     for at in range(endpoints.first[endpoint], endpoints.first[endpoint + 1]):
         instance = endpoints.members[at]
@@ -145,16 +145,16 @@ def use_now(
 
 
 def demand_seconds(now_s: float) -> tuple[int, int]:
-    """The first second that the demand at *now_s* is summed over, and the one after the last: whole ones that are over."""
+    """Return (first, end) of the whole, completed seconds over which the demand at *now_s* is summed."""
     return max(0, int(now_s) - DEMAND_WINDOW_S), int(now_s)
 
 
 def demand_rate(tokens: ArrayLike, passed_s: float) -> NDArray[np.float64]:
-    """Tokens a second, of *tokens* that were asked for in `demand_seconds`, *passed_s* after counting began."""
+    """Return tokens per second, of *tokens* requested in `demand_seconds`, *passed_s* after counting began."""
     return np.asarray(tokens, np.float64) / max(min(int(passed_s), DEMAND_WINDOW_S), LEAST_DEMAND_S)
 
 
 def warm_up() -> None:
-    """Load what the live floor calls from the cache, or compile it: before serving, so that nothing stops the event loop."""
+    """Load or compile the kernels of the live floor, before serving, so that nothing blocks the event loop."""
     use_now(allocate_fleet(1), allocate_endpoints(1, 1), 0, 0, 0.0)
     reactive_move(0.5, 1, 0, 0, 0.0, 0.0, 0.7, 0.3, 15.0, 0, 20, 60.0)

@@ -32,6 +32,7 @@ from scheduling.simulation.engine.state import (
     sequences_in_use,
 )
 from scheduling.simulation.global_scheduling import Scheduling
+from scheduling.simulation.holding import Holding
 from scheduling.simulation.measures.samples import Samples
 from scheduling.simulation.result import Result
 from scheduling.simulation.state.placing import Fork, place, resume_scheduler
@@ -88,6 +89,9 @@ class Simulation:
         self.scheduling = Scheduling(cluster.reordering) if (world.policies["ordering"] == QLM).any() else None
         """Global scheduler, if any endpoint has request groups."""
         self.looked_s = 0.0  # last look at the virtual queues
+        begun, held = (0, ()) if state is None else (state.requests.count, state.held)
+        self.holding = Holding(cluster, requests, begun, held) if requests.held.any() else None
+        """Queue manager for non-interactive work, if any request is held."""
         if state is not None:
             self._begin(state)
         self.control()  # compiles everything before time is measured
@@ -141,7 +145,8 @@ class Simulation:
                 # Without further arrivals or events, waiting requests wait for ever, in any order.
                 comes = self._arrived.item() < count or self.world.events.time_s.item(1) < np.inf
                 look_s = self.looked_s + GlobalScheduler.EVERY_S if comes else np.inf
-            stop_s = min(until_s, sample_s, look_s)
+            held_s = self.holding.next_s(self.world, self.now_s) if self.holding is not None else np.inf
+            stop_s = min(until_s, sample_s, look_s, held_s)
             reason = self._enter(self.world, float(stop_s), NONE, NONE, loop.TIME, NOTHING, NONE, NONE)
             if reason == loop.FULL:
                 self._grow()
@@ -149,6 +154,8 @@ class Simulation:
                 self.lives.settle(int(self._run_state.called_instance))
             elif reason == loop.SCALE:
                 self._reach_out(int(self._run_state.called_endpoint))
+            elif reason == loop.UNTIL and self.holding is not None and held_s < np.inf and stop_s == held_s:
+                self.holding.look(self.world, self.now_s, self.control)
             elif reason == loop.UNTIL and look_s < np.inf and stop_s == look_s:
                 self.looked_s = look_s
                 if self.scheduling is not None:
@@ -364,7 +371,7 @@ class Simulation:
         return bool(slots.size and rekey(self.world.waiting, int(slots[0]), float(key)))
 
     def control(self, endpoint: int = -1, request: int = -1, source: int = loop.CONTROL) -> int:
-        """Update the fleet arrays to the present, as *source* sees it, then requeue *request* or pump *endpoint*.
+        """Update the fleet arrays as *source* sees the present, then pump *endpoint*, or queue *request* there or again.
 
         Returns the endpoint, -1 for none.
         """
@@ -418,6 +425,7 @@ class Simulation:
                 "redeploys": self.lives.redeploys,
                 "swaps": self.lives.swaps,
                 "reorderings": self.scheduling.reorderings if self.scheduling else 0,
+                "released": self.holding.released if self.holding else 0,
             },
             series=self._samples.series(),
             decisions=world.decisions[: run_state.decisions].copy() if self._decisions else None,

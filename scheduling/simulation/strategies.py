@@ -207,7 +207,7 @@ class Control:
             done = act(move.endpoint, abs(move.delta)) * (1 if move.delta > 0 else -1)
             last = self._last[move.endpoint]._replace(age_s=now_s - float(self._changed_s[move.endpoint]))
             if done:
-                self._changed_s[move.endpoint] = now_s
+                self._changed_s[move.endpoint] = simulation.world.policies["scaled_s"][move.endpoint] = now_s
                 self._last[move.endpoint] = Change(move.by, move.delta)
             reason = undoing(move.reason, last, move.by, move.delta)
             self.moves.append(MadeMove(now_s, move.endpoint, move.delta, done, reason, move.by))

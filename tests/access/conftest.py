@@ -13,7 +13,7 @@ from tests.console.conftest import *  # noqa: F403 (fixtures: a live state under
 
 
 def waiting_of_all() -> dict:
-    """A request of each tenant that waits, named after it."""
+    """A waiting request of each tenant, named after it."""
     rows = [
         {
             "request_id": f"waits-{tenant.name}", "tenant_id": tenant.pk, "model": "m", "region": "us-east",
@@ -26,13 +26,13 @@ def waiting_of_all() -> dict:
 
 
 def group_is_gone(command, **values):
-    """What the gateway says of a request group that was given out."""
+    """A request group that was dispatched, as the gateway publishes it."""
     raise ActionError("Group 7 has left the queue")
 
 
 @pytest.fixture
 def world(inventory, live, monkeypatch):
-    """The standing one, or one of this test's own; nothing of it is asked of Redis."""
+    """Return the running one, or one for this test; nothing is read from Redis."""
     from controlplane.planning import services
 
     monkeypatch.setattr(services, "notify_workers", lambda *args: True)
@@ -48,7 +48,7 @@ def world(inventory, live, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _refusals_are_no_news():
-    """Hundreds are expected, and each would be written into the log with its traceback."""
+    """Hundreds are expected, and each would log a traceback."""
     logger = logging.getLogger("django.request")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -58,7 +58,7 @@ def _refusals_are_no_news():
 
 @pytest.fixture
 def sign_in(request, make_user, globex):
-    """`sign_in(role)`: a client with the session of that role."""
+    """`sign_in(role)`: return a client with a session of that role."""
 
     def as_role(role: str) -> Client:
         client = Client(headers={"host": "testserver"})

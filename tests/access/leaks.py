@@ -15,6 +15,6 @@ def forbidden(world: World, role: str) -> tuple[str, ...]:
 
 
 def check(world: World, role: str, what: str, text: str) -> list[str]:
-    """What *role* may not read and does, in the answer *text*; that it repeats the address is no fault."""
+    """Return what *role* may not read but finds in the answer *text*; repeating the address is allowed."""
     text = text.replace(what.rpartition(" ")[2].partition("?")[0], "")
     return [f"{what}: shows {word!r}" for word in forbidden(world, role) if word in text]

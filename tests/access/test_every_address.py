@@ -79,7 +79,7 @@ def asks(role: str, reach: Reach, everything: bool) -> bool:
 
 
 def addresses(patterns, before: str = "", space: str = "") -> Iterator[tuple[str, str, URLPattern]]:
-    """Namespace, path and pattern of everything that Django's URL configuration leads to."""
+    """Yield namespace, path and pattern of every route in Django's URL configuration."""
     for pattern in patterns:
         if isinstance(pattern, URLResolver):
             yield from addresses(pattern.url_patterns, before + str(pattern.pattern), pattern.namespace or space)
@@ -126,7 +126,7 @@ def what_should(role: str, reach: Reach, rest: bool = False) -> str:
 
 
 def ask(client: Client, method: str, path: str, values: dict | None, as_json: bool = False, **headers: str):
-    """The answer, with what it wrote taken back; the client stays signed in."""
+    """Return the answer and roll back what it wrote; the client stays signed in."""
     used = Client(headers=headers)
     used.cookies = copy.deepcopy(client.cookies)
     with transaction.atomic():
@@ -169,7 +169,7 @@ def test_every_address_has_an_expectation():
 
 @pytest.mark.parametrize(("roles", "everything"), CHOICES)
 def test_the_console_and_its_exports(world, sign_in, roles, everything):
-    """Every page, every CSV that the pages of an admin link to, and every page with `format=csv`."""
+    """Return every page, every CSV that an admin's pages link to, and every page with `format=csv`."""
     clients, wrong, files = {role: sign_in(role) for role in roles}, [], Counter()
     for name, reach in expected.CONSOLE.items():
         path, links = reverse(f"console:{name}", kwargs=filled(reach, world)), {}
@@ -215,7 +215,7 @@ def linked(path: str, text: str) -> set[str]:
 
 
 def faults_of_file(text: str) -> list[str]:
-    """Figures without a unit in the name of their column, and more digits than anything here is measured to."""
+    """Return figures whose column names no unit, and those with more digits than anything here is measured to."""
     header, *rows = csv.reader(io.StringIO(text.partition("[('")[0]))
     faults = []
     for title, values in zip(header, zip(*rows, strict=True), strict=False):
@@ -262,7 +262,7 @@ def faults_of_the_rest_api(world: World, client: Client, role: str, everything: 
 
 @pytest.mark.parametrize(("tenant", "like"), [("acme", "member"), ("globex", "stranger")])
 def test_the_rest_api_with_a_tenants_key(world, tenant, like):
-    """A key reads what its tenant's people read, and changes nothing."""
+    """A key reads what its tenant's members read, and changes nothing."""
     wrong, bearer = [], f"Bearer {world.key_secrets[tenant]}"
     for name, reach in expected.REST.items():
         method, _ = OPERATIONS[name]
@@ -277,7 +277,7 @@ def test_the_rest_api_with_a_tenants_key(world, tenant, like):
 
 @pytest.mark.parametrize("role", ["viewer", "operator", "admin", ""])
 def test_the_rest_api_with_a_service_key(world, operations, role):
-    """A service key does what its role does, and makes and revokes no keys; another key of its tenant reads as a viewer."""
+    """A service key does what its role may, but neither makes nor revokes keys; another key of its tenant is a viewer."""
     service = {"role": Role(role), "expires_at": timezone.now() + timedelta(days=1)} if role else {}
     _, secret = create_api_key(operations, f"service {role}", "test", **service)
     rank, wrong = RANKS[{"admin": "fleet_admin", "": "viewer"}.get(role, role)], []
@@ -294,7 +294,7 @@ def test_the_rest_api_with_a_service_key(world, operations, role):
 
 
 def test_rights_in_the_admin(world, sign_in, rf):
-    """What the pages of the admin ask, of each model as every role."""
+    """Return the admin's requests for each model, for every role."""
     wrong = []
     for role in ROLES:
         request = rf.get("/admin/")
@@ -327,17 +327,14 @@ def test_rights_in_the_admin(world, sign_in, rf):
     ],
 )
 def test_the_admin(world, sign_in, member, no_sidebar, roles, everything):
-    """What the pages of a model allow to whom is `test_rights_in_the_admin`."""
+    """`test_rights_in_the_admin` checks what each role may do there."""
     world.sign_in_token(member)
     wrong = [fault for role in roles for fault in faults_of_the_admin(world, sign_in(role), role, everything)]
     assert not wrong, "\n".join(wrong)
 
 
 def faults_of_the_admin(world: World, client: Client, role: str, everything: bool) -> list[str]:
-    """At night every page of every model; else what an admin may do, lists that are closed, and pages alongside models.
-
-    Lists that are open: tests/accounts/test_admin_lists.py.
-    """
+    """In the nightly run every page of every model; otherwise an admin's actions, closed lists, and extra pages."""
     wrong: list[str] = []
 
     def visit(name: str, least: int, *args, values: dict | None = None, query: str = "") -> None:
@@ -385,7 +382,7 @@ def faults_of_the_admin(world: World, client: Client, role: str, everything: boo
 
 
 def against_the_policy(answer) -> list[str]:
-    """What the Content-Security-Policy forbids on a page."""
+    """Return violations of the Content-Security-Policy on a page."""
     faults = [f"has {tag.decode()}" for tag in (b"<script>", b"<style") if tag in answer.content]
     return faults + ["has no policy"] * ("script-src 'self'" not in answer.headers["Content-Security-Policy"])
 
@@ -403,7 +400,7 @@ async def test_operations_from_afar(path, status):
 
 
 def test_roles_see_different_things():
-    """The expectations themselves: nothing of the fleet is open to tenants, and nothing is written by readers."""
+    """Check the expectations themselves: nothing of the fleet is open to tenants, and readers write nothing."""
     for reach in (*expected.CONSOLE.values(), *expected.REST.values()):
         if reach.send is not None and reach.least > RANKS["anonymous"]:
             assert reach.least >= expected.MANAGER

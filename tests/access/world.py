@@ -148,7 +148,7 @@ class World:
         return create_sign_in_link(user)
 
     def values(self) -> dict[str, Any]:
-        """What stands for the words in capitals of `expected.py`."""
+        """Return the values of the words in capitals in `expected.py`."""
         return {
             "INSTANCE": self.instances[0].name,
             "SHARING": self.sharing.name,
@@ -171,11 +171,11 @@ class World:
         return ("zephyr", "node-1", *(row.url for row in self.instances if row.url), *LOAD, "lt_ua")
 
     def of_others(self, tenant: str) -> tuple[str, ...]:
-        """What only *tenant* and the fleet's people read."""
+        """Return what only *tenant* and the fleet's people may read."""
         prefix = self.keys[tenant].prefix
         words = {"acme": ("atlas", "Acme"), "globex": ("globex-tuned-7b", "chatcmpl-of-globex", "borealis", "Globex")}
         return (*words[tenant], f"key of {tenant}", prefix)
 
     def hidden_from_all(self) -> tuple[str, ...]:
-        """What nobody reads: secrets and their hashes."""
+        """Return what no role may read: secrets and their hashes."""
         return (*self.secrets, *(key.sha256 for key in self.keys.values()))

@@ -40,7 +40,7 @@ def test_every_model_of_the_project_is_registered():
     assert ours - shown_elsewhere == set(MODELS)
 
 
-def test_the_list_beside_a_page_is_that_of_the_index(as_admin):
+def test_the_side_list_of_a_page_is_the_index(as_admin):
     page, index = as_admin.get(url_of(Region, "changelist")), as_admin.get(reverse("admin:index"))
     assert b"<script>" not in page.content
     assert page.context["is_nav_sidebar_enabled"]
@@ -210,7 +210,7 @@ class TestKeys:
         assert secret not in as_admin.get(url_of(ApiKey, "change", key.pk)).content.decode()
         assert Event.objects.get(kind="api_key.created").after["prefix"] == key.prefix
 
-    def test_a_date_in_the_past_is_refused_beside_its_field(self, as_admin, acme):
+    def test_a_date_in_the_past_is_refused_at_its_field(self, as_admin, acme):
         values = {"tenant": acme.pk, "name": "laptop", "expires_at_0": "2020-01-01", "expires_at_1": "00:00"}
         response = as_admin.post(url_of(ApiKey, "add"), values)
         assert "expires_at" in response.context["adminform"].form.errors

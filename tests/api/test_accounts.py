@@ -189,7 +189,7 @@ class TestServiceKeys:
         assert caller.get("instances").status_code == 401
         assert not User.objects.get(pk=caller.key.account.pk).is_active
 
-    def test_nobody_signs_in_as_its_account(self, service):
+    def test_its_account_cannot_sign_in(self, service):
         account = service("admin").key.account
         assert not account.has_usable_password()
         assert use_sign_in_link(create_sign_in_link(account)) is None

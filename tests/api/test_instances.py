@@ -36,7 +36,7 @@ class TestWhoSees:
         assert response.headers["WWW-Authenticate"] == "Bearer"
         assert error(response)["code"] == "not_authenticated"
 
-    def test_an_inactive_user_is_nobody(self, sign_in, operator):
+    def test_an_inactive_user_has_no_rights(self, sign_in, operator):
         caller = sign_in("operator")
         operator.is_active = False
         operator.save()

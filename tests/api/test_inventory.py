@@ -155,7 +155,7 @@ class TestChange:
 
 
 class TestDelete:
-    def test_what_nobody_uses(self, sign_in, region):
+    def test_unused_names(self, sign_in, region):
         assert delete(sign_in("fleet_admin"), "regions/us-east?reason=closed").status_code == 204
         assert not Region.objects.exists()
         assert Event.objects.get(kind="region.deleted").reason == "closed"

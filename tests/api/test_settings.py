@@ -34,7 +34,7 @@ def test_a_value_is_changed_and_set_back(sign_in, operator):
     assert caller.client.delete("/api/settings/PLAN_EPSILON").status_code == 200
 
 
-def test_one_model_has_a_value_of_its_own(sign_in, language_model):
+def test_a_value_can_be_overridden_for_one_model(sign_in, language_model):
     caller = sign_in("operator")
     caller.send("PUT", "settings/FORECASTER", {"value": "arima"})
     body = {"value": "ets", "model": language_model.name}

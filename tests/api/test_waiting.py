@@ -52,7 +52,7 @@ def test_without_a_gateway_it_says_so(sign_in, settings):
 
 
 @pytest.mark.sql
-def test_estimates_are_compared_with_what_was_waited(acme, sign_in, with_key):
+def test_estimates_are_compared_with_actual_waits(acme, sign_in, with_key):
     for number in range(1, 11):
         ledger_row(
             acme, number, queue_position=number, estimated_wait_s=number + 0.5, estimated_wait_p99_s=float(number),

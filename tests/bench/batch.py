@@ -87,9 +87,8 @@ def start(client: openai.OpenAI, options: argparse.Namespace) -> Any:
 
 
 def watch(stack: Stack, ended: Any, most_s: float) -> dict[str, float]:
-    """Watch until *ended* or *most_s*: mean use of the fleet, TTFT of interactive requests, memory of the web process.
-
-    Use is that of sequences or of KV memory, whichever is fuller.
+    """Watch until *ended* or *most_s*. Return mean use of the fleet (of sequences or of KV memory, whichever is fuller), TTFT
+    of interactive requests, and memory of the web process.
     """
     began_at, uses, sizes = time.time(), [], []
     while time.time() < began_at + most_s and not ended():

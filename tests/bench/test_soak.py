@@ -68,7 +68,7 @@ def test_a_request_is_accounted_for_by_a_row_that_agrees(one, rows, expected):
     assert judged(one, *rows) == expected
 
 
-def test_who_left_at_once_may_have_been_refused_in_an_outage():
+def test_a_client_that_left_at_once_may_have_been_refused_in_an_outage():
     refused, kills = row("rejected", 503, "model_unavailable"), (Kill("emulator", 99.5, 100.5),)
     assert judged(seen(End.LEFT), refused, kills=kills) == (0, 0)
     assert judged(seen(End.LEFT), refused, kills=(Kill("beat", 99.5, 100.5),)) == (1, 0)

@@ -73,7 +73,7 @@ class Seen:
 
 
 def simulate(requests: Requests, profile: Profile, kv_tokens: int, most: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(begin, end) of each request, seconds."""
+    """Return (begin, end) of each request in seconds."""
     engine = EngineConfig(
         max_num_seqs=most,
         max_num_batched_tokens=8192,

@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def demo_hour() -> dict[str, Any]:
-    """Two regions, the load of six models on a fleet of the demo's size: 24 requests a second."""
+    """Return two regions with the load of six models on a fleet of the demo's size: 24 requests a second."""
     values = tomllib.loads((ROOT / "docs/scenarios/reactive.toml").read_text())
     return scaled(values, 24.0, 12)
 

@@ -52,7 +52,7 @@ def test_a_tenants_people_see_their_own_pages(client, member):
             assert f'href="{url(hidden)}" data-go' not in text
 
 
-def test_somebody_without_a_role_reads_why(client, make_user):
+def test_a_user_without_a_role_reads_why(client, make_user):
     client.force_login(make_user("newcomer"))
     answer = client.get(url("keys"))
     assert answer.status_code == 403

@@ -56,7 +56,7 @@ def test_one_post_does_all_and_the_page_follows(acting):
     assert "estimated until it is measured" in html
 
 
-def test_an_error_stands_at_its_field(acting):
+def test_an_error_is_shown_at_its_field(acting):
     answer = acting.post(reverse("console:deploy"), FORM | {"parameters_billion": "180"})
     assert answer.status_code == 422
     html = answer.content.decode()

@@ -44,7 +44,7 @@ def test_a_start_under_way_has_no_time_yet(make_instance):
     assert "took" not in start
 
 
-def test_moves_that_follow_each_other_are_rows_of_their_own(make_instance):
+def test_successive_moves_are_separate_rows(make_instance):
     moved(make_instance(), "stopped", "provisioning", "loading", "ready", "draining", "stopped")
     assert [row["title"].partition(": ")[2] for row in rows()] == ["ready to stopped", "stopped to ready"]
 
@@ -57,7 +57,7 @@ def test_a_failure_is_seen_though_it_is_the_last_step(make_instance):
     assert start["severity"] == Severity.CRITICAL
 
 
-def test_a_later_decision_is_a_row_of_its_own(make_instance):
+def test_a_later_decision_is_a_separate_row(make_instance):
     row = make_instance()
     record("scaling.added", row, actor="floor", reason="full")
     moved(row, "stopped", "provisioning", "loading", "ready")

@@ -65,7 +65,7 @@ def minute(
 # Reading
 
 
-def test_a_quiet_minute_has_no_demand_and_one_that_nobody_counted_is_unknown(db):
+def test_a_quiet_minute_has_no_demand_and_an_uncounted_one_is_unknown(db):
     begin = datetime(2026, 11, 20, 14, 0, tzinfo=UTC)
     minute(begin, 600)
     minute(begin + timedelta(minutes=1), 1200)

@@ -101,7 +101,7 @@ def test_a_redis_that_is_not_there_is_said_at_once(make_hub):
     assert time.monotonic() - began < 10
 
 
-def test_what_nobody_expects_does_not_end_it(make_hub, monkeypatch, caplog):
+def test_unexpected_replies_do_not_end_it(make_hub, monkeypatch, caplog):
     def fail():
         raise RuntimeError("nobody expected this")
 

@@ -314,7 +314,7 @@ def test_lengths_of_no_tokens_have_a_place(now):
     assert "<ellipse" in preview(chart.figure)
 
 
-def test_calibration_stands_beside_what_is_promised():
+def test_calibration_is_shown_next_to_the_target():
     by_predictor = {
         "prior": Measures(10, 1, 1, 1, below_median=4, below_upper=9),
         "shadow student 3": Measures(5, 1, 1),

@@ -56,7 +56,7 @@ def test_an_operator_cordons_and_uncordons(client, operator, node, kind):
         assert bool(place.cordoned) is (action == "cordon")
 
 
-def test_who_may_not_cannot(client, viewer, operator, node, deployment):
+def test_the_unauthorised_cannot(client, viewer, operator, node, deployment):
     client.force_login(viewer)
     assert "Cordon…" not in text_of(client.get(reverse("console:places")))
     assert client.post(reverse("console:place", args=["node", node.pk, "cordon"]), {"reason": "x"}).status_code == 403

@@ -16,7 +16,7 @@ from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.filters import Select
 from controlplane.resources.instances import INSTANCES
-from controlplane.resources.inventory import NODES
+from controlplane.resources.inventory import MODELS, NODES
 from controlplane.resources.jobs import JOBS
 from controlplane.resources.keys import KEYS
 from controlplane.resources.plans import MOVES, PLANS
@@ -36,6 +36,7 @@ PAGES = {
     "places": NODES,
     "system": JOBS,
     "settings": SETTINGS,
+    "models": MODELS,
 }
 of_pages = pytest.mark.parametrize(("address", "resource"), PAGES.items(), ids=list(PAGES))
 

@@ -208,7 +208,7 @@ def test_approving_is_kept_with_its_reason(acting, two_places, now, operator):
     assert f'id="approve-{plan.pk}"' not in page(acting)
 
 
-def test_a_dialog_that_was_open_while_plans_were_made_anew(acting, two_places, now):
+def test_a_dialog_that_was_open_while_new_plans_were_made(acting, two_places, now):
     """Repeated parts of a newer plan are approved there; for another one the answer lists the changes."""
     model = two_places[0].model
     old = planning_rows.plan(model, now - timedelta(minutes=2), "superseded", (1, -1))
@@ -470,7 +470,7 @@ def test_a_comparison_without_a_result_says_why(reader, now):
         ("", ""),
     ],
 )
-def test_a_reason_is_shown_without_the_place_that_stands_beside_it(reason, shown):
+def test_a_reason_is_shown_without_the_place_next_to_it(reason, shown):
     assert cards.without_place(reason, "llama-3.1-8b") == shown
 
 

@@ -36,7 +36,7 @@ def test_nothing_is_said_where_no_gpus_are_shared(client, operator, make_instanc
     assert "Shares its GPUs" not in html_of(client, "instance", row.name)
 
 
-def test_who_shares_is_awake_and_what_a_swap_takes(client, operator, shared):
+def test_members_of_a_group_their_state_and_the_duration_of_a_swap(client, operator, shared):
     client.force_login(operator)
     page = html_of(client, "instances")
     assert "<strong>first</strong> is awake" in page

@@ -133,7 +133,7 @@ def test_the_floor_sees_the_demand_that_the_simulator_sees(trace, simulated):
 
 
 def test_what_scales_sees_interactive_demand_alone(trace):
-    """As forecasts do, which it is held against (SageServe 6.4, 6.5.1): a burst of opportunistic work is no surge."""
+    """Like the forecasts it is compared with (SageServe 6.4, 6.5.1): a burst of opportunistic work is no surge."""
     arrived_s, model, region, prompt, predicted = trace
     other = np.arange(REQUESTS) % 3 == 0
     cluster = Cluster([SimulatedInstance(name, place, ENGINE) for name, place in PLACES])

@@ -90,7 +90,7 @@ async def test_both_clocks_evict_alike(routing, policies):
 
 
 async def test_eviction_keeps_in_time_what_would_be_late():
-    """The same trace with and without: more first tokens in time, and every request is served."""
+    """The same trace with and without evictions: more first tokens are in time, and every request is served."""
     shares = []
     for limit in (0, 2):
         random = np.random.default_rng(5)

@@ -58,7 +58,7 @@ class FakeLauncher:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Periods and waits of a test's length."""
+    """Shorten periods and waits for tests."""
     monkeypatch.setattr(process, "FLOOR", Floor(period_s=0.05))
     monkeypatch.setattr(module, "OWN_COMMANDS_S", 0.1)
     monkeypatch.setattr(settings, "FLOOR_EASE_S", 0.3)
@@ -102,7 +102,7 @@ def end_of_floors() -> None:
 
 @pytest.fixture
 async def managed(quick, launcher, served, monkeypatch):
-    """The served gateway, with instances that Pilothouse itself has started."""
+    """The served gateway, with instances started by Pilothouse."""
 
     def make() -> None:
         instance = Instance.objects.select_related("deployment").get()
@@ -227,7 +227,7 @@ class TestAlone:
         assert "m-east-1" not in launcher.backends, f"the launcher is not slow: {time.monotonic() - began:.1f} s"
 
     async def test_what_a_worker_takes_it_leaves_to_the_worker(self, managed, launcher, monkeypatch):
-        """A worker claims the command before the floor's patience is over."""
+        """A worker claims the command before the floor's patience ends."""
         monkeypatch.setattr(settings, "FLOOR_PATIENCE_S", 60.0)
         sent = await fill(managed, 5)
 
@@ -252,8 +252,8 @@ class TestAlone:
         assert await of(ScalingMove.objects, "pk") == []
         await release(managed, sent)
 
-    async def test_a_model_that_nobody_serves_is_started_when_it_is_asked_for(self, managed, launcher, monkeypatch):
-        """Who asks is held until it is there."""
+    async def test_a_model_without_instances_is_started_when_requested(self, managed, launcher, monkeypatch):
+        """A request is held until the instance is ready."""
         await database_sync_to_async(Deployment.objects.update)(min_instances=0)
         await database_sync_to_async(Instance.objects.update)(state="stopped", url="")
         await until(lambda: not managed.gateway.topology.replicas)
@@ -262,7 +262,7 @@ class TestAlone:
             assert (await managed.chat()).status == 200
         assert "m-0" in launcher.backends  # the stopped one is the nearest way
 
-    async def test_what_cannot_be_started_is_not_held_for_ever(self, managed, launcher, monkeypatch):
+    async def test_requests_for_what_cannot_start_are_not_held_forever(self, managed, launcher, monkeypatch):
         monkeypatch.setattr(module, "REFUSED_HOLD_S", 0.5)
         monkeypatch.setattr(launcher, "start", refuse)
         looping = {"state": "failed", "url": "", "failures": 12}
@@ -342,7 +342,7 @@ class TestTheMinimum:
         await until(lambda: len(starts) >= 6 and len(names) >= 2, 2 * WITHIN_S)
         assert await database_sync_to_async(Instance.objects.count)() <= 1 + 4
 
-    async def test_stopping_the_last_one_under_load_refuses_nobody(self, managed, launcher):
+    async def test_stopping_the_last_one_under_load_refuses_no_request(self, managed, launcher):
         answers = []
 
         async def go_on() -> None:
@@ -405,7 +405,7 @@ class TestWithoutTheDatabase:
 class TestBeneathAStrategy:
     @pytest.fixture(autouse=True)
     def alive(self, monkeypatch):
-        """The strategies of model "m" are alive, as Redis would say."""
+        """Publish that the strategies of model "m" are alive, as Redis would."""
 
         async def exchange(self, message) -> None:
             self.strategists = frozenset({"m"})

@@ -52,7 +52,7 @@ def fleet(ordering: str, stretch: float) -> simulated.Cluster:
 
 
 async def begins(ordering: str, stretch: float, requests, predictions) -> list[float]:
-    """When each request was given out."""
+    """Return when each request was dispatched."""
     cluster = fleet(ordering, stretch)
     live = Live(cluster, max_tokens=MOST)
     live.run(cluster, requests, predictions)
@@ -65,7 +65,7 @@ async def begins(ordering: str, stretch: float, requests, predictions) -> list[f
 
 @pytest.mark.parametrize("sick", at_night_but(("killed", "turned round", "anything"), SICK))
 @pytest.mark.parametrize("stretch", at_night_but([5.0], [1.0, 5.0]))
-async def test_no_prediction_delays_anybody_beyond_the_bound(sick, stretch):
+async def test_no_prediction_delays_a_request_beyond_the_bound(sick, stretch):
     random = np.random.default_rng([len(sick), int(stretch)])
     count = 60
     output = np.clip(random.geometric(1 / 15, count), 1, MOST)
@@ -132,7 +132,7 @@ def asked(predicted, *, max_tokens=None, prompt=100, sequences=1) -> Submit:
     st.integers(1, 2000),
     st.integers(1, 4),
 )
-def test_what_is_reckoned_with_is_possible(predicted, max_tokens, prompt, sequences):
+def test_planned_numbers_are_possible(predicted, max_tokens, prompt, sequences):
     possible = dispatcher()._possible(asked(predicted, max_tokens=max_tokens, prompt=prompt, sequences=sequences))
     assert isinstance(possible, int)
     room = 1000 - prompt if prompt < 1000 else 1000  # a guessed prompt that leaves no room says nothing of the answer

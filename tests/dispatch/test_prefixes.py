@@ -20,7 +20,7 @@ def by(policy: str) -> Inventory:
 
 
 def waiting(*submitted):
-    """A dispatcher without instances in which *submitted* wait, and the list of what it delivers from then on."""
+    """Return a dispatcher without instances, in which *submitted* wait, and the list of its later deliveries."""
     topology, delivered = Topology(), []
     topology.apply(INVENTORY)
     topology.endpoints[0].can_start = True
@@ -33,7 +33,7 @@ def waiting(*submitted):
 
 
 def noted(dispatcher):
-    """(hashes, tokens of a block) by number of the request."""
+    """Return (hashes, tokens per block) by number of the request."""
     queue = dispatcher.queue
     return {
         request.asked.number: (
@@ -63,7 +63,7 @@ def test_it_is_asked_once_for_each_change():
 
 
 def test_those_that_are_known_already_are_not_asked_for():
-    """Where the model has a router by delay in another region."""
+    """Requests of a model with a router by delay in another region."""
     dispatcher, delivered = waiting(structs.replace(asked(40), prefix_hashes=(7,), block_tokens=32))
     dispatcher.topology.apply(by("least_delay"))
     dispatcher.pump_all()

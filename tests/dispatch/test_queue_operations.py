@@ -16,7 +16,7 @@ from tests.dispatch.test_reordering import Served
 
 @pytest.fixture
 def served():
-    """One instance that runs one request; three kinds of groups wait for it, the first due first."""
+    """One instance that runs one request; groups of three kinds wait for it, the first due first."""
     served = Served(instances=(1,))
     served.ask(60.0)
     for due_s, count in ((100.0, 2), (200.0, 3), (4000.0, 4)):
@@ -80,7 +80,7 @@ def test_a_price_changes_nothing(served):
     assert not (groups["hold_until_s"] > 0).any()
 
 
-def test_a_bump_goes_first_stays_there_and_its_price_is_what_comes(served):
+def test_a_bump_stays_first_and_its_price_is_the_outcome(served):
     operations = QueueOperations(served.dispatcher)
     first, second, last = order(served)
     price = operations.price(last[0], GroupAction.BUMP)
@@ -135,7 +135,7 @@ def test_undo_sets_a_group_back_for_half_a_minute(served):
         operations.act(before[1][0], GroupAction.UNDO, "olga")
 
 
-def test_evicting_asks_for_what_runs_of_the_group_and_puts_it_last(served):
+def test_evicting_removes_the_groups_running_requests_and_puts_it_last(served):
     operations = QueueOperations(served.dispatcher)
     first = order(served)[0]
     assert GroupAction.EVICT not in operations.possible(first[0])

@@ -82,7 +82,7 @@ class Served:
         return self.number
 
     def finish(self):
-        """The instance that was given work first is done with it."""
+        """The instance that got work first completes it."""
         self.dispatcher.take(Finished(self.placed.pop(0).number))
 
     def drain(self):
@@ -98,7 +98,7 @@ class Served:
 
 
 def served_late():
-    """Long answers that are due a little before many short ones: by due time all would be late."""
+    """Long answers are due shortly before many short ones: sorted by due time all would be late."""
     served = Served()
     for _ in range(8):
         served.ask(10.0, output=400)
@@ -123,7 +123,7 @@ def test_requests_go_by_groups_and_the_trace_says_so():
     assert served.placed[-1].number == relaxed
 
 
-def test_another_order_holds_at_once_for_what_waits():
+def test_another_order_applies_at_once_to_waiting_requests():
     served = Served("fcfs", instances=(1,))
     served.ask(60.0)
     relaxed, urgent = served.ask(60.0), served.ask(1.0)
@@ -147,7 +147,7 @@ def test_requests_that_waited_when_the_order_changed_know_their_group():
     assert {request.group for request in served.dispatcher.queue.of(endpoint)} == {0}
 
 
-def test_a_few_groups_are_put_in_order_here_and_nobody_is_lost(late):
+def test_a_few_groups_are_ordered_in_process_and_no_request_is_lost(late):
     late.dispatcher.sweep()
     reordered = late.dispatcher.reordering.recent[-1]
     assert reordered.moved > 0
@@ -186,7 +186,7 @@ def test_an_instance_that_goes_leaves_its_groups_to_the_other(late):
     assert sorted(late.drain()) == list(range(1, 25))
 
 
-def test_many_groups_are_given_to_a_worker_whose_answer_may_be_late_or_never_come(late, monkeypatch):
+def test_many_groups_go_to_a_worker_whose_answer_may_be_late_or_missing(late, monkeypatch):
     monkeypatch.setattr(reordering, "IN_PROCESS_GROUPS", 1)
     asked = []
     late.dispatcher.reordering.ask = lambda seen, by, answered: asked.append((seen, answered))
@@ -215,7 +215,7 @@ def test_many_groups_are_given_to_a_worker_whose_answer_may_be_late_or_never_com
 WITHIN_HOLD_S = (599.0, 5.0, 300.0, 0.0, 600.0, 6.0)
 
 
-def test_a_clock_that_jumps_changes_no_order_where_nobody_is_late():
+def test_a_clock_jump_changes_no_order_when_no_group_is_late():
     drained = []
     for jumps_s in (WITHIN_HOLD_S, ()):
         served = Served(instances=(1,))
@@ -255,7 +255,7 @@ def test_a_clock_that_jumps_beyond_what_requests_are_held_refuses_or_places_each
     assert len(late.dispatcher.queue) == late.dispatcher.queue.group_count == 0
 
 
-def test_a_clock_that_is_put_back_keeps_nobody_from_looking(late, monkeypatch):
+def test_a_clock_set_back_does_not_stop_the_checks(late, monkeypatch):
     late.now_s = 9.0
     late.dispatcher.sweep()
     scheduler, waiting = late.dispatcher.reordering.scheduler, late.dispatcher.queue.arrays
@@ -338,7 +338,7 @@ def test_an_eviction_is_an_event_with_its_price():
 
 
 def answering(late):
-    """What is asked of a worker, answered at once by what a worker calls, as text."""
+    """A worker's task answered at once by the worker's code, as text."""
     asked = []
 
     def ask(seen, by, answered):
@@ -350,7 +350,7 @@ def answering(late):
     return asked
 
 
-def test_the_gap_of_what_the_search_found_is_proved_beside_it_now_and_then(late):
+def test_the_gap_of_the_search_is_proved_occasionally(late):
     reordering_, asked = late.dispatcher.reordering, answering(late)
     (row,) = rows_of(QueuesView(late.dispatcher)()["queues"])
     assert row["gap_ratio"] is None

@@ -62,7 +62,7 @@ async def test_a_limit_of_0_keeps_the_order_strict(served):
 
 
 async def test_a_round_trip_is_from_the_decision_to_the_headers(served):
-    """A stream's headers come before its first token: what computes between them is no part of it."""
+    """A stream's headers arrive before its first token, so computing is not part of the round trip."""
     (backend,) = served.backends
     (replica,) = served.gateway.topology.replicas.values()
     backend.script.first_token_s = 0.4

@@ -63,7 +63,7 @@ def test_an_instance_that_others_use_as_well_is_not_measured_by_its_metrics():
     assert measured.round_trip_s == pytest.approx(0.004)
 
 
-def test_a_restart_begins_anew():
+def test_a_restart_starts_over():
     measured = Measured()
     measured.pass_time(12)
     measured.served = measured.inside_s = 0.0

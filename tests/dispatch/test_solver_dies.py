@@ -41,7 +41,7 @@ class Mailbox:
 
 
 def with_order(seen, queues, **replaced) -> bytes:
-    """A sound answer but for its order, or for what is *replaced* in it."""
+    """Return a valid answer with an order and fields *replaced*."""
     answer = solve(seen, moves=1_000)._replace(changed=True, **replaced)
     return pack_answer(answer if queues is None else answer._replace(order=Order.of(queues))).encode()
 
@@ -81,7 +81,7 @@ LETTERS = {
 
 @pytest.mark.parametrize("name", LETTERS)
 async def test_an_answer_that_cannot_be_carried_out_is_none(late, monkeypatch, name):  # noqa: F811
-    """Compiled code would follow it without looking, and destroy the queues."""
+    """Compiled code would follow it without checks and corrupt the queues."""
     monkeypatch.setattr(reordering, "IN_PROCESS_GROUPS", 1)
     monkeypatch.setattr(solving, "send_task", lambda *args, **options: True)
     solver = CelerySolver("redis://127.0.0.1:1/0")
@@ -101,7 +101,7 @@ async def test_an_answer_that_cannot_be_carried_out_is_none(late, monkeypatch, n
 
 @contextmanager
 def worker(url: str, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """A Celery worker of one process, in its own process group, killed in the end."""
+    """Run a Celery worker of one process in a separate process group, which is killed at the end."""
     process = subprocess.Popen(
         [sys.executable, "-m", "celery", "-q", "-A", "workers.celery", "worker", "--queues", "control",
          "--concurrency", "1", "--without-gossip", "--without-mingle"],
@@ -124,13 +124,13 @@ def kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def solvers(process: "subprocess.Popen[bytes]") -> list[int]:
-    """Processes of the pool: the ones that solve, not the one that started them."""
+    """Return the pool's processes, which solve, without the one that started them."""
     children = (Path("/proc") / str(process.pid) / "task" / str(process.pid) / "children").read_text()
     return [int(child) for child in children.split()]
 
 
 def spent_s(process: "subprocess.Popen[bytes]") -> float:
-    """Processor time of the pool, in seconds."""
+    """Return the pool's processor time in seconds."""
     stats = [(Path("/proc") / str(one) / "stat").read_text().rpartition(")")[2].split() for one in solvers(process)]
     return sum(int(each[11]) for each in stats) / os.sysconf("SC_CLK_TCK")
 
@@ -186,6 +186,6 @@ async def test_a_worker_is_killed_while_it_solves(late, redis_server, monkeypatc
 
 
 def look(late) -> bool:  # noqa: F811
-    """What the gateway does every second; whether an answer has come."""
+    """Do the gateway's periodic work; return whether an answer has arrived."""
     late.dispatcher.sweep()
     return bool(late.dispatcher.reordering.recent)

@@ -41,7 +41,7 @@ def world() -> World:
     return World()
 
 
-def test_the_one_on_trial_is_refused_and_who_ran_beside_it_is_not(world):
+def test_the_one_on_trial_is_refused_and_those_that_ran_with_it_are_not(world):
     killer, beside = world.request(KILLER), world.request(BESIDE)
     world.suspects.died(world.instance("a"), [KILLER, BESIDE])
     assert not world.refused(KILLER)

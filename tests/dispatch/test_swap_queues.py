@@ -142,7 +142,7 @@ def test_the_instance_swaps_when_the_head_is_of_the_other_model_and_back(pair):
     assert pair.placed[-1].number == waits
 
 
-def test_who_was_swapped_to_a_moment_ago_goes_on_with_its_own(pair):
+def test_a_model_just_swapped_in_serves_its_own_requests(pair):
     pair.since_s[1] = pair.now_s
     pair.apply()
     pair.ask("a", 600.0)
@@ -154,7 +154,7 @@ def test_who_was_swapped_to_a_moment_ago_goes_on_with_its_own(pair):
     assert pair.placed[-1].number == own
 
 
-def test_a_swap_that_cannot_be_made_does_not_hold_up_who_is_awake(pair):
+def test_an_impossible_swap_does_not_block_the_awake_instance(pair):
     pair.ask("a", 600.0)
     pair.ask("b", 0.5)
     own = pair.ask("a", 600.0)
@@ -169,7 +169,7 @@ def test_a_swap_that_cannot_be_made_does_not_hold_up_who_is_awake(pair):
 
 @pytest.mark.parametrize("ordering", ["qlm", "fcfs"])
 def test_a_swap_that_is_over_before_the_next_look_was_made(ordering):
-    """It is neither refused nor waited for: the next one is asked for as soon as it is wanted."""
+    """The swap is neither refused nor waited for: the next one is requested as soon as it is needed."""
     pair = Pair(ordering)
     other = pair.ask("b", 600.0)
     assert pair.look()[0][0] == 2
@@ -182,7 +182,7 @@ def test_a_swap_that_is_over_before_the_next_look_was_made(ordering):
     assert pair.placed[-1].number == waits
 
 
-def test_where_no_swap_can_be_asked_for_who_is_awake_goes_on(pair):
+def test_the_awake_instance_continues_while_no_swap_is_possible(pair):
     pair.ask("a", 600.0)
     pair.ask("b", 0.5)
     own = pair.ask("a", 600.0)

@@ -57,7 +57,7 @@ class Sharing(Live):
         self.dispatcher.pump_all()
 
     def load_s(self, number):
-        """In which *number* comes up: one that is stopped starts, and sleeps from then on."""
+        """Return the state in which *number* comes up: a stopped one starts, and sleeps from then on."""
         spec = self.fleet.instances[number]
         return self.fleet.delays.local_weights_s if self.states[number] == S.STOPPED else spec.sharing.wake_s
 
@@ -86,7 +86,7 @@ class Sharing(Live):
             self.settle()
 
     def settle(self):
-        """Who drains and runs nothing more falls asleep."""
+        """Put draining instances without requests to sleep."""
         holder = self.holder()
         drained = self.target is not None and self.states[holder] == S.DRAINING
         if drained and self.changes_s == NEVER and not self.topology.replicas[holder].requests:
@@ -112,8 +112,9 @@ class Sharing(Live):
 
 
 def fleet_of(*, alone=False, stopped=False, **policies):
-    """Two models on the same GPUs; with *alone* the first also has its own instance, with *stopped* the second one's
-    server is to be started first."""
+    """Two models on the same GPUs. With *alone* the first also has a separate instance, with
+    *stopped* the second one's is stopped.
+    """
     engine = EngineConfig(
         max_num_seqs=8, max_num_batched_tokens=64, block_size_tokens=BLOCK_TOKENS, kv_blocks=600, policy="priority",
         max_model_len=400, profile=Profile(0.02, 0.01, 2e-4, 0.0, 0.04, 0.002, 1e-5),
@@ -135,7 +136,7 @@ def fleet_of(*, alone=False, stopped=False, **policies):
 
 
 def mixed(random, per_s, due_s, for_s=FOR_S):
-    """Poisson arrivals of both models for *for_s*, each due within its *due_s* or, one in ten, at any time."""
+    """Return Poisson arrivals of both models for *for_s*, each due within its *due_s* or, one in ten, at any time."""
     arrival_s = [random.uniform(0.0, for_s, random.poisson(rate * for_s)) for rate in per_s]
     model = np.repeat([0, 1], [each.size for each in arrival_s])
     arrival_s = np.concatenate(arrival_s)
@@ -162,7 +163,7 @@ SWAPS = {
 
 
 def changes_of(result):
-    """(moment, instance, state) as the live rows have them: one that falls asleep is said to drain."""
+    """Return (moment, instance, state) as in live rows: one that falls asleep counts as draining."""
     rows = [
         (float(one["time_s"]), int(one["instance"]), SWAPS[State(int(one["after"]))])
         for one in result.changes

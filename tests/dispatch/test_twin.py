@@ -6,6 +6,7 @@ Every request must go to the same instance, in the same order, at the same momen
 
 from collections import deque
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,7 +19,9 @@ from controlplane.gateway.upstream.client import upstream_priority
 from scheduling.fleet.profile import Profile
 from scheduling.policy import EndpointPolicy
 from scheduling.queueing.global_scheduler import GlobalScheduler
+from scheduling.queueing.held_work import LOOK_S
 from scheduling.queueing.ordering import ORDERINGS, hold_s
+from scheduling.queueing.release_rule import ReleaseRule
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.scaling import make_strategy
@@ -51,7 +54,7 @@ class RecordingDispatcher(Dispatcher):
 
 
 def inventory_of(fleet: simulated.Cluster) -> Inventory:
-    """*fleet* as the rows would have it, with every instance ready."""
+    """Return *fleet* as inventory rows, with every instance ready."""
     return Inventory(
         models={model: ModelSpec(model, 4096, 0) for model in fleet.models},
         endpoints=tuple(
@@ -108,11 +111,11 @@ class Live:
         """When what waits is looked at next; as in the simulator that is due once anything waits."""
 
     def looks(self):
-        """What is done at a look at the queues, once a second."""
+        """Do the check of the queues that runs once a second."""
         self.dispatcher.reorder()
 
     def change_s(self) -> float:
-        """When the state of an instance changes next."""
+        """Return when the state of an instance changes next."""
         return NEVER
 
     def change(self):
@@ -130,6 +133,7 @@ class Live:
         due,
         end_s,
         deadline_s,
+        held=0,
     ):
         hashes = self.hashes.get(number, ())
         self.output[number], self.came[number] = output, 0
@@ -156,12 +160,14 @@ class Live:
                 deadline_s=deadline_s,
                 slo_class=str(priority),
                 evictable=True,
+                interactive=not held,
+                opportunistic=held == 2,
             )
         )
         self.give()
 
     def take(self, record):
-        """What the gateway hears."""
+        """Record a delivery to the gateway."""
         if isinstance(record, Refused):
             self.refused.append((record.number, record.code))
         elif isinstance(record, Moved):
@@ -172,7 +178,7 @@ class Live:
             self.leaving.add(record.number)
 
     def give(self):
-        """Hand what was decided to the engines."""
+        """Pass decisions to the engines."""
         for _, decided, _, slot in self.dispatcher.decided[self.given :]:
             asked = decided.asked
             placed = self.placed[asked.number]
@@ -210,7 +216,7 @@ class Live:
         self.events_s[slot] = NEVER if self.steps[slot] is None else self.steps[slot].ends_s
 
     def evict(self, number: int, engine: ReferenceEngine):
-        """The gateway has closed the connection of that request, and says so."""
+        """Report that the gateway has closed the connection of that request."""
         self.leaving.discard(number)
         self.evicted += 1
         engine.abort(str(number))
@@ -231,6 +237,13 @@ class Live:
             next_s = min(arrival_s, event_s, change_s, sent_s)
             if any(fleet.policy(key).ordering == "qlm" for key in fleet.endpoints) and len(self.dispatcher.queue):
                 look_s = self.now_s // GlobalScheduler.EVERY_S + GlobalScheduler.EVERY_S
+            if len(self.dispatcher.holding):
+                held_s = (self.now_s // LOOK_S + 1) * LOOK_S
+                if held_s <= min(next_s, look_s, self.sweep_s):
+                    self.now_s = held_s
+                    self.dispatcher.holding.look()
+                    self.give()
+                    continue
             if look_s < NEVER and look_s <= min(next_s, self.sweep_s):
                 self.now_s = look_s
                 self.looks()
@@ -259,6 +272,7 @@ class Live:
                     int(requests.deadline_s[arrived]) if requests.deadline_s[arrived] < NEVER else None,
                     float(requests.end_s[arrived]) if requests.end_s[arrived] < NEVER else None,
                     None if deadlines is None else deadlines[arrived],
+                    int(requests.held[arrived]),
                 )
                 arrived += 1
             elif event_s == next_s:
@@ -375,7 +389,7 @@ async def test_the_dispatcher_and_the_simulator_decide_alike(routing, ordering, 
 
 
 async def test_the_threshold_of_a_model_decides_where_its_requests_go():
-    """Two models alike; that of the lower threshold spills sooner."""
+    """Two models alike: the one with the lower threshold spills sooner."""
     requests = make_requests(
         np.repeat(np.arange(1, REQUESTS // 2 + 1) / 20, 2),
         np.full(REQUESTS, 30),
@@ -425,7 +439,7 @@ async def test_both_clocks_see_alike_what_is_coming(at_s):
 @pytest.mark.parametrize("routing", ["join_shortest_queue", "least_delay"])
 @pytest.mark.parametrize("ordering", at_night_but(["slack"], ["priority", "slack"]))
 async def test_both_clocks_hold_and_rehome_alike(routing, ordering):
-    """All callers are in one region, and classes with a deadline are held until it, others for half a second."""
+    """All callers are in one region; requests of classes with a deadline are held until it, others for half a second."""
     random = np.random.default_rng([3, len(routing), len(ordering)])
     fleet = simulated_fleet(random, routing, ordering, sweeps=True)
     output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
@@ -455,3 +469,50 @@ async def test_both_clocks_hold_and_rehome_alike(routing, ordering):
     assert any(deadlines[number] is None for number in expired)
     promised = [each is not None for each in deadlines]
     assert np.nanmax(result.outcomes["queue_s"][promised]) > 1.0, "one with a deadline is held for longer"
+
+
+HOLDING = [
+    (by, ordering, routing)
+    for by in ("slack", "use", "at_once")
+    for ordering in ("priority", "ssjf", "fcfs")
+    for routing in ("join_shortest_queue", "least_request")
+]
+
+
+@pytest.mark.parametrize(
+    ("by", "ordering", "routing"),
+    at_night_but([("slack", "priority", "join_shortest_queue"), ("use", "fcfs", "join_shortest_queue")], HOLDING),
+)
+async def test_both_clocks_hold_non_interactive_work_and_release_it_alike(by, ordering, routing):
+    """Four of ten requests are held: some until there is room, some until their slack is used up, some opportunistic."""
+    random = np.random.default_rng([11, len(by), len(ordering)])
+    fleet = simulated_fleet(random, routing, ordering, sweeps=True)
+    fleet.policies = msgspec.structs.replace(fleet.policies, niw=ReleaseRule(by=by))
+    output = np.clip(random.geometric(1 / 20, REQUESTS), 1, 60)
+    kinds = random.choice([0, 1, 2], REQUESTS, p=[0.6, 0.3, 0.1])
+    deadlines = [float(random.integers(61, 68)) if kind else None for kind in kinds]
+    due_s = np.array([NEVER if each is None else each for each in deadlines])
+    requests = make_requests(
+        np.cumsum(random.exponential(1 / 40, REQUESTS)),
+        random.integers(1, 55, REQUESTS),
+        output,
+        predicted_tokens=np.clip(output + random.integers(-15, 15, REQUESTS), 1, None),
+        model=random.integers(0, 2, REQUESTS),
+        region=random.integers(0, 3, REQUESTS),
+        priority=np.minimum(kinds, 1),
+        end_s=due_s,
+        hold_s=due_s,
+        held=kinds if by != "at_once" else 0,
+    )
+    live = Live(fleet)
+    live.run(fleet, requests, deadlines=deadlines)
+    result = Simulation(fleet, requests, decisions=True).run()
+
+    live_decisions = [(each.asked.number, endpoint, slot) for _, each, endpoint, slot in live.dispatcher.decided]
+    assert result.decisions[["request", "endpoint", "instance"]].tolist() == live_decisions
+    np.testing.assert_allclose(result.decisions["time_s"], [row[0] for row in live.dispatcher.decided], atol=1e-6)
+    assert len(live_decisions) == REQUESTS
+    assert result.counters["released"] == (np.count_nonzero(kinds) if by != "at_once" else 0)
+    if by == "slack":
+        whys = {release.why for _, release in live.dispatcher.holding.released}
+        assert whys >= {"trough", "slack"}, "or the rules were hardly tried"

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.parametrize("gateway_options", [{"max_num_seqs": 2, "qu
 
 
 async def fill(served, requests: int) -> list[asyncio.Task]:
-    """*requests* calls, as many of which wait as do not run."""
+    """Return *requests* calls; those that do not run wait."""
     dispatcher, tasks = served.gateway.dispatcher, []
     for number in range(requests):
         tasks.append(asyncio.create_task(served.chat(max_tokens=50)))
@@ -78,7 +78,7 @@ async def test_nothing_is_said_before_anything_is_known(served):
 
 
 async def test_nothing_is_learned_from_waits_before_lengths_are_known(served):
-    """Answers count with 256 tokens at first, and have three: the waits would say that all is eighty times as fast."""
+    """Answers count with 256 tokens at first, but have three: their waits would suggest eighty times the speed."""
     backend = served.backends[0]
     (endpoint,) = served.gateway.topology.endpoints
     backend.script.hold = asyncio.Event()
@@ -90,7 +90,7 @@ async def test_nothing_is_learned_from_waits_before_lengths_are_known(served):
 
 
 async def test_what_was_waited_corrects_what_is_said_next(served):
-    """No profile was measured: the usual one says some seconds, and what is waited is far less."""
+    """Without a measured profile the usual one estimates some seconds, but the actual wait is far shorter."""
     await warm(served, 20)
     backend, dispatcher = served.backends[0], served.gateway.dispatcher
     (endpoint,) = served.gateway.topology.endpoints

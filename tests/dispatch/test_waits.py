@@ -50,7 +50,7 @@ class Listening:
         super().take(record)
 
     def compared(self, requests, counts):
-        """(estimated, measured) waits of the requests with an estimate for which *counts*, and their numbers."""
+        """Return (estimated, measured) waits of the requests with an estimate for which *counts*, and their numbers."""
         given_s = {}
         for time_s, request, _, _ in self.dispatcher.decided:
             given_s.setdefault(request.asked.number, time_s)
@@ -90,7 +90,7 @@ def lengths_of(random, count):
 
 
 def served(ordering, instances):
-    """Estimated and measured waits of the last of several bursts, and which requests are interactive."""
+    """Return estimated and measured waits of the last of several bursts, and which requests are interactive."""
     random = np.random.default_rng(3)
     fleet, count = fleet_of(ordering, instances), BURST * instances
     output = lengths_of(random, BURSTS * count)
@@ -152,7 +152,7 @@ class Starting(Listening, Live):
 
 
 def served_at_start(ordering, due_s, *, counted, last_s=LAST_S):
-    """Estimated and measured waits of requests that came while the instance started."""
+    """Return estimated and measured waits of requests that arrived while the instance started."""
     random = np.random.default_rng(11)
     fleet = fleet_of(ordering, 2)
     first = np.sort(random.uniform(0.0, 3.0, 500))
@@ -210,7 +210,7 @@ async def test_where_nothing_serves_yet_the_start_is_what_is_waited_for():
 @pytest.mark.parametrize(
     ("state", "least_s", "most_s"), [("out of reach", 0.5, 3.0), ("rests", 4.0, 8.0), ("lost", 90, 120)]
 )
-async def test_who_is_ready_and_takes_nothing_for_a_moment_is_soon_back(served, state, least_s, most_s):
+async def test_a_ready_instance_that_takes_nothing_for_a_moment_is_soon_back(served, state, least_s, most_s):
     """In the demo, on a busy machine, estimates had been 112 s, the start of another instance; what was waited was 2 s."""
     await warm(served, 6)
     topology, times, clock = served.gateway.topology, served.gateway.dispatcher.waits, served.gateway.clock
@@ -289,7 +289,7 @@ async def test_drains_take_what_they_are_expected_to(seeds):
         [((1.0, 1.0), (20.0, 60.0), 0.5), ((1.5, 1.5), (20.0, 60.0), 0.2), ((2.0, 2.0), (30.0, 120.0), 0.3)],
     ),
 )
-async def test_swaps_and_drains_are_in_what_is_said(per_s, due_s, least_r2):
+async def test_swaps_and_drains_are_in_the_estimate(per_s, due_s, least_r2):
     random = np.random.default_rng([23, int(10 * sum(per_s))])
     fleet, requests = sharing_fleet(), mixed(random, per_s, due_s)
     live = Swapping(fleet)
@@ -306,7 +306,7 @@ async def test_swaps_and_drains_are_in_what_is_said(per_s, due_s, least_r2):
 
 
 async def test_a_request_for_a_model_that_sleeps_is_said_to_wait_for_the_swap():
-    """The profile is known, and nothing else: nothing was served, and nobody waits."""
+    """Only the profile is known: nothing was served, and no request waits."""
     fleet = sharing_fleet()
     live = Swapping(fleet)
     awake, asleep = live.topology.endpoints

@@ -61,7 +61,7 @@ def database(django_test_environment, django_db_blocker):
 
 @pytest.fixture(scope="session")
 def empty_database(database, tmp_path_factory):
-    """A copy with people and nothing else, made before the fleet is written."""
+    """A copy of the database with people only, made before the fleet is written."""
     from django.db import connection
 
     seed.people()
@@ -83,7 +83,7 @@ def console(tools, empty_database, database, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def furnished(console):
-    """The console with demand, forecasts, plans, moves and comparisons, taken away again; deployments as before."""
+    """The console with demand, forecasts, plans, moves and comparisons, removed afterwards; deployments as before."""
     from django.utils import timezone
 
     from controlplane.fleet.models import Deployment
@@ -153,7 +153,9 @@ def complaints():
 
 @pytest.fixture(scope="session")
 def sessions():
-    """Cookies of who has signed in, by console and name: the form and the Overview behind it are opened once for each."""
+    """Return cookies of signed-in users by console and name; the form and the Overview
+    behind it are opened once for each.
+    """
     return {}
 
 
@@ -197,6 +199,6 @@ def sign_in(page, user: str) -> None:
 
 
 def keep(page, name: str) -> None:
-    """A screenshot among the artefacts of the run."""
+    """Save a screenshot among the artefacts of the run."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=RESULTS / f"{name}.png", full_page=True)

@@ -173,17 +173,13 @@ class ConsoleServer:
 
 
 def chromium() -> str | None:
-    """The browser: `$CHROMIUM`, or the first one on PATH.
-
-    The headless shell has the same engine and draws no its own windows, which takes two thirds of the processor time of
-    a page that is opened, looked at and closed.
-    """
+    """Return the browser: `$CHROMIUM`, or the first one on PATH."""
     names = ("chromium-headless-shell", "chromium", "chromium-browser")
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
 
 
 def missing_tools() -> str:
-    """What these tests need and this machine does not have; empty when nothing is missing."""
+    """Return what these tests need and the machine lacks; empty if nothing is missing."""
     missing = [] if chromium() else ["Chromium"]
     if shutil.which("redis-server") is None:
         missing.append("redis-server")

@@ -47,7 +47,7 @@ def people() -> None:
 
 
 def fleet() -> list[dict[str, Any]]:
-    """The demonstration fleet, started, with something wrong here and there; returns what the feed says of it."""
+    """Write the demonstration fleet, started, with some faults; return the feed's view of it."""
     call_command("seed_demo", past_hours=0, verbosity=0)
     operator = User.objects.get(username="operator")
     for row in Instance.objects.all():
@@ -143,7 +143,7 @@ TOP_TENANT = "globex"
 
 
 def usage(hours: int = 30) -> None:
-    """Two tenants that use four models by day, and what is idle at night."""
+    """Write two tenants that use four models by day, and idle instances at night."""
     dice = random.Random(5)
     now = timezone.now().replace(minute=0, second=0, microsecond=0)
     keys = {key.tenant.name: key for key in ApiKey.objects.select_related("tenant")}

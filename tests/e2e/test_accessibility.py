@@ -63,7 +63,7 @@ def address(name: str) -> str:
 
 
 def settle(page) -> None:
-    """Until every chart has been in view and drawn, and no transition runs."""
+    """Wait until every chart has been in view and drawn, and no transition runs."""
     for plot in page.locator("[data-plot]").all():
         plot.scroll_into_view_if_needed()
         expect(plot.locator(".main-svg").first).to_be_visible()
@@ -94,7 +94,7 @@ def test_planning(furnished, open_page, name, theme):
 
 
 def look(page, name: str) -> None:
-    """On a desktop and on a phone, where nothing is wider than the window."""
+    """On a desktop, and on a phone, where nothing is wider than the window."""
     settle(page)
     assert violations(page) == []
     keep(page, f"{name}-1440")
@@ -116,7 +116,7 @@ def test_without_data(empty_console, open_page, name, theme):
 
 @pytest.fixture
 def silent(console):
-    """The console while its gateway says nothing, long enough for pages to say so."""
+    """The console while its gateway is silent, long enough for pages to say so."""
     console.speaker.stop()
     yield console
     console.speaker.start()

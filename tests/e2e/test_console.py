@@ -29,7 +29,7 @@ def expect_live(page, timeout=15_000):
 
 
 def expect_drawn(page, *charts):
-    """Plotly has drawn these charts."""
+    """Wait until Plotly has drawn these charts."""
     for chart in charts:
         expect(page.locator(f"#chart-{chart} .main-svg").first).to_be_visible()
 
@@ -270,7 +270,7 @@ def test_draining_asks_and_is_an_event(console, open_page):
 
 
 def test_the_overview_of_one_model_stays_so(console, open_page):
-    """What the live connection pushes is of all models: the lists of this page keep to theirs."""
+    """The live connection pushes all models: this page's lists show only theirs."""
     model = "llama-3.1-8b"
     page = open_page(console, f"/?model={model}")
     number = page.locator("[data-tile=output_tokens_per_s] b")
@@ -466,7 +466,7 @@ def test_an_empty_console_says_what_to_do(empty_console, open_page):
 
 
 def test_events_come_folded_and_opened_steps_stay_open(console, open_page):
-    """The page is drawn again at each event: what someone reads is not closed under their eyes."""
+    """The page is redrawn at each event, but what a reader has open stays open."""
     from controlplane.events.services import record
 
     row = Instance.objects.get(name="llama-3-2-3b-us-east-1")

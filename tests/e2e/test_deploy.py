@@ -107,7 +107,7 @@ def fill(page) -> None:
 
 
 @pytest.mark.gate
-def test_errors_stand_at_their_fields(console, open_page, complaints):
+def test_errors_are_shown_at_their_fields(console, open_page, complaints):
     complaints.allowed = ("status of 422",)
     page = open_page(console, "/models/deploy/", theme="light")
     fill(page)
@@ -143,7 +143,7 @@ def test_one_form_to_the_first_token(stack, open_page):
 
 @pytest.mark.gate
 def test_a_plan_of_a_what_if_moves_an_instance(stack, open_page):
-    """From the page over the gateway's fork and Celery to an emulated server that starts, with no row written by hand."""
+    """From the page through the gateway's fork and Celery to an emulated server that starts; no row is written by hand."""
     page = signed_in(stack, open_page)
     page.goto("/what-if/new?horizon=600&seeds=1&chosen=yes&fleet-name=One%20more")
     page.get_by_role("button", name="+ Tenant").click()

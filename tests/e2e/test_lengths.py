@@ -20,7 +20,7 @@ CHARTS = ("pairs", "calibration", "buckets", "trend")
 
 @pytest.fixture(scope="module")
 def furnished(console):
-    """The console with measures, samples and versions, and a drift that the gateway publishes; taken away again."""
+    """The console with metrics, samples and versions, and a published drift, removed afterwards."""
     length_rows.furnish(timezone.now(), ("acme",))
     for number, kind in ((9, "student"), (10, "student")):
         LengthVersion.objects.create(number=number, kind=kind, measures={"mae": 60.0}, note="for a test to decide on")
@@ -35,7 +35,7 @@ def furnished(console):
 
 @pytest.fixture
 def explained(console):
-    """A request whose trace says why, taken away again."""
+    """A request whose trace explains its length, removed afterwards."""
     row = LedgerRow.objects.exclude(trace=[]).first()
     before = row.trace
     row.trace = [DELAY]

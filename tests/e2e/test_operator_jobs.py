@@ -21,7 +21,7 @@ COUNT_PRESSES = """addEventListener("pointerdown", () => {
 
 @pytest.fixture
 def begin(furnished, open_page):
-    """`begin(path)`: a page on which presses of the pointer are counted from now on."""
+    """`begin(path)`: return a page that counts clicks from then on."""
 
     def begin_(path, **options):
         page = open_page(furnished, path, **options)

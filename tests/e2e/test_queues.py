@@ -65,7 +65,7 @@ class QueueGateway(threading.Thread):
 
 @pytest.fixture(scope="module")
 def full_queues(console):
-    """The console, with what a gateway has in its queues."""
+    """The console with the queues of a gateway."""
     gateway, feed = QueueGateway(console.redis.url), console.speaker.feed
     summary = feed.summary
     feed.summary = lambda ts: summary(ts) | {"queues": gateway.tables}

@@ -33,7 +33,7 @@ def test_the_headline_is_the_worst_class(furnished, open_page, theme):
     keep(page, f"overview-{theme}")
 
 
-def test_the_overview_stands_still(furnished, open_page):
+def test_the_overview_does_not_move(furnished, open_page):
     """For a minute, with numbers that change twice a second."""
     page = open_page(furnished, "/")
     expect_live(page)
@@ -61,7 +61,7 @@ def test_rows_do_not_move_under_the_pointer(console, open_page):
 
 
 def test_a_socket_that_is_silent_is_left_for_another(console, open_page):
-    """Half-open: nothing comes, and nothing closes. Numbers are polled until another socket is open."""
+    """A half-open connection: nothing arrives and nothing closes. Numbers are polled until another socket is open."""
     page = open_page(console, "/events/", user="operator")
     held: list = []
     opened: list = []

@@ -52,7 +52,7 @@ def asks(page, console):
 
 
 def follows(page):
-    """What comes of the plan is on its page, without loading it again."""
+    """Results of the plan appear on its page without a reload."""
     came = page.locator("#what-if-followed")
     # Its requests are few: it has fewer instances than there are. A worker would move them once this is approved.
     expect(came).to_contain_text(re.compile(r"Plans that it proposed: \d+ waits? for approval"))
@@ -80,7 +80,7 @@ def follows(page):
 
 
 def hides(page):
-    """A future is hidden by a key or a link, stays so in the address, and A and one other always stay."""
+    """A future is hidden by a key or a link and stays hidden in the address; A and one other always stay."""
     table, drawn = page.get_by_role("region", name="Futures, table"), page.locator("[data-chart^='what-if-over-']")
     expect(page.locator("[data-help]").first).to_be_visible()
     page.keyboard.press("3")
@@ -103,7 +103,7 @@ def hides(page):
 
 
 def compares_decisions(page):
-    """Side by side, from what decides and back, and by keys from one difference to the next."""
+    """From the decisive figures side by side and back, and by keys from one difference to the next."""
     # What a quiet quarter of an hour decides is little: some differences are put in its place.
     rows = [[1.0 * at, "m", f"adds {at}", "" if at > 3 else f"adds {at}", at > 3] for at in range(9)]
     differ = [("instances", "us-east"), ("order", "us-west")]

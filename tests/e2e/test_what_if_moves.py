@@ -18,7 +18,7 @@ PRESENT = ("provisioning", "loading", "ready")
 
 @pytest.fixture
 def page(tools, browser, complaints):
-    """The Overview of a demo that is started for this, as its operator sees it."""
+    """The Overview of a demo started for this, as its operator sees it."""
     with demo() as stack:
         time.sleep(SEEN_S)
         context = browser.new_context(viewport=DESKTOP, color_scheme="dark")
@@ -32,7 +32,7 @@ def page(tools, browser, complaints):
 
 
 def instances(page: Page) -> Counter:
-    """How many there are by model and region, those on their way too."""
+    """Return instances by model and region, including starting ones."""
     rows = page.request.get(re.match(r"\w+://[^/]+", page.url)[0] + "/api/instances").json()
     return Counter((row["model"], row["region"]) for row in rows["items"] if row["state"] in PRESENT)
 

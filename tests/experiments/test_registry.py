@@ -11,7 +11,8 @@ from controlplane.experiments.registry import EXPERIMENTS
 
 def test_every_experiment_says_what_it_is():
     assert list(EXPERIMENTS) == [
-        "sageserve", "preserve-scaling", "preserve-routing", "ssjf", "qlm", "lengths", "lengths-shipped", "bursts",
+        "sageserve", "sageserve-mixed", "preserve-scaling", "preserve-routing", "ssjf", "qlm", "lengths",
+        "lengths-shipped", "bursts",
     ]  # fmt: skip
     for experiment in EXPERIMENTS.values():
         assert all((experiment.paper, experiment.section, experiment.measures, experiment.results))

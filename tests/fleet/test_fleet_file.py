@@ -147,7 +147,7 @@ def test_secrets_are_never_shown(run, monkeypatch):
     assert Deployment.objects.get().api_key == "another-secret"
 
 
-def test_without_anybody_to_ask_nothing_is_done(run):
+def test_without_a_callee_nothing_is_done(run):
     with pytest.raises(CommandError, match="add --yes"):
         run(FLEET)
     assert counts() == [0] * len(KINDS)

@@ -32,8 +32,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Address:
 
 @pytest.fixture(scope="module")
 def stack(address: Address) -> Iterator[RunningStack]:
-    """The emulated fleet, in which two models share the GPUs of one instance; memory holds no weights, so that loading them
-    takes seconds."""
+    """The emulated fleet, in which two models share the GPUs of one instance; memory holds
+    no weights, so loading takes long.
+    """
     environment = {
         **address.environment,
         "DJANGO_SETTINGS_MODULE": "controlplane.settings",
@@ -48,7 +49,7 @@ def stack(address: Address) -> Iterator[RunningStack]:
 
 
 def shell(address: Address, code: str) -> Any:
-    """What *code* prints as JSON in a process alongside the stack."""
+    """Return what *code* prints as JSON in a process next to the stack."""
     said = address.manage("shell", "--no-imports", "-c", "import json\n" + textwrap.dedent(code))
     assert said.returncode == 0, said.stderr
     return json.loads(said.stdout.strip().splitlines()[-1])
@@ -80,7 +81,7 @@ def secret(stack: RunningStack, address: Address) -> str:
 
 
 def rows(address: Address) -> dict[str, Any]:
-    """States of the pair, and of the swap that was asked for last."""
+    """Return the states of the pair, and of the last requested swap."""
     answer: dict[str, Any] = shell(
         address,
         f"""
@@ -213,7 +214,7 @@ def swap_to_and_kill(asleep: str, name: str, state: str, gateway: int) -> str:
 
 
 def ledger(answers: list[str]) -> str:
-    """How many of *answers* the ledger has, and has twice; and what became of the swap."""
+    """Return how many of *answers* the ledger has, and has twice, and the outcome of the swap."""
     return f"""
         from collections import Counter
         from controlplane.fleet.models import Swap, InstanceCommand

@@ -11,7 +11,7 @@ from controlplane.fleet.models import Instance, Launcher
 
 @pytest.fixture
 def ready(make_instance):
-    """(An instance that is ready, as the gateway sees it)."""
+    """A ready instance, as the gateway sees it."""
     instance = make_instance(name="m-1", state=InstanceState.READY, launcher=Launcher.EMULATED)
     [seen] = inventory.read().instances
     return instance, seen
@@ -27,7 +27,7 @@ def test_one_that_is_silent_fails(ready):
 
 @pytest.mark.django_db
 def test_one_that_is_started_again_does_not_fail_for_its_last_server(ready):
-    """Else its start is done with a failed instance, which then waits for its next one as long as a crash loop asks."""
+    """Otherwise its start ends with a failed instance, which then waits as long as a crash loop requires."""
     instance, seen = ready
     services.move(instance, InstanceState.STOPPED, actor="test", reason="its server ended")
     services.start(instance, "test", "the stack starts")
@@ -38,7 +38,7 @@ def test_one_that_is_started_again_does_not_fail_for_its_last_server(ready):
 
 
 @pytest.mark.django_db
-def test_one_that_is_ready_anew_does_not_either(ready):
+def test_one_that_is_ready_again_does_not_either(ready):
     instance, seen = ready
     for state in (InstanceState.STOPPED, InstanceState.PROVISIONING, InstanceState.LOADING, InstanceState.READY):
         services.move(instance, state, actor="test", reason="it was started again")

@@ -27,7 +27,7 @@ WHY = executor.Why(MoveSource.FLOOR, "floor", "one fewer than the minimum")
 
 @pytest.fixture
 def two(make_instance, deployment):
-    """Both instances of a deployment that must have two and may have two."""
+    """Both instances of a deployment with a minimum and maximum of two."""
     Deployment.objects.filter(pk=deployment.pk).update(min_instances=2, max_instances=2)
     return [make_instance(state=S.READY, launcher=Launcher.EMULATED) for _ in range(2)]
 
@@ -54,7 +54,7 @@ def test_the_floor_starts_none_that_an_operator_stopped(two, operator):
 
 
 @pytest.mark.parametrize("actor", ["reactive floor", "strategy pilothouse", "planner", "swap", "rollout"])
-def test_nobody_but_an_operator_starts_it(two, operator, actor):
+def test_only_an_operator_starts_it(two, operator, actor):
     stop_by_hand(two[0], operator)
     with pytest.raises(ActionError, match=r"is held by .*do not start"):
         services.start(two[0], actor, "more is needed")
@@ -94,7 +94,7 @@ def test_nothing_is_started_where_it_is_cordoned(make_instance, deployment, node
     assert kinds == [f"{what}.cordoned", f"{what}.uncordoned"]
 
 
-def test_what_runs_on_a_cordoned_node_goes_on_and_plans_count_no_more_than_that(make_instance, node, operator):
+def test_instances_on_a_cordoned_node_continue_and_plans_count_no_more(make_instance, node, operator):
     make_instance(state=S.READY, launcher=Launcher.EMULATED, node=node)
     before = planned.read({PLACE[0]}).units
     services.cordon(node, operator, "cooling fails")
@@ -105,7 +105,7 @@ def test_what_runs_on_a_cordoned_node_goes_on_and_plans_count_no_more_than_that(
 
 
 def test_simulations_of_what_comes_have_no_place_there_either(make_instance, deployment, profile, node, operator):
-    """Comparison, what-ifs, counterfactuals and exports all begin with this scenario."""
+    """Comparison, what-ifs, counterfactuals and exports all start from this scenario."""
     Deployment.objects.filter(pk=deployment.pk).update(min_instances=1, max_instances=4)
     rows = [make_instance(state=S.READY, launcher=Launcher.EMULATED, node=node) for _ in range(2)]
 

@@ -127,7 +127,7 @@ def test_one_started_elsewhere_has_what_it_answers_itself(make_instance):
     assert "arguments" not in instance.engine
 
 
-def test_a_new_start_forgets_what_was_measured(process):
+def test_a_new_start_forgets_measurements(process):
     instance = process(S.STOPPED, engine={"version": "0.31.0"}, startup="Ready")
     services.start(instance, "test", "again")
     instance.refresh_from_db()

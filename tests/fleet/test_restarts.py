@@ -48,7 +48,7 @@ def test_each_failure_counts_and_the_third_is_a_crash_loop(make_instance):
     assert instance.state_reason.startswith("Crash loop: failed 4 times in a row, the next start waits 40 s.")
 
 
-def test_a_settled_life_counts_anew(make_instance):
+def test_a_settled_instance_resets_the_count(make_instance):
     instance = make_instance(failures=5)
     again(instance, restarts.SETTLED)
     fail(instance)
@@ -62,7 +62,7 @@ def test_loading_for_long_is_no_settled_life(make_instance):
     assert instance.failures == 2
 
 
-def test_an_operators_start_counts_anew(make_instance, operator):
+def test_an_operators_start_resets_the_count(make_instance, operator):
     by_hand, by_floor = make_instance(state=S.FAILED, failures=5), make_instance(state=S.FAILED, failures=5)
     services.start(by_hand, operator, "the driver is replaced")
     services.start(by_floor, "reactive floor", "below the minimum")

@@ -36,7 +36,7 @@ S = InstanceState
 
 
 def test_what_a_server_is_started_with_is_json_that_databases_take(make_instance):
-    """Limits that are not known are infinite in a profile, which JSON does not have."""
+    """Unknown limits are infinite in a profile, which JSON does not have."""
     row = make_instance()
     spec = replace(launch_spec(row), front_end=FrontEnd(requests_per_s=63.0))
     held = revisions.settings_of(spec)
@@ -61,7 +61,7 @@ class World:
         self.deployment.refresh_from_db()
 
     def work(self):
-        """What workers and gateway do between two looks of a rollout."""
+        """Do the work of workers and gateway between two steps of a rollout."""
         for command in InstanceCommand.objects.filter(state=CommandState.PENDING).order_by("pk"):
             tasks.run_command(command.pk)
         specs = {spec.name: spec for spec in self.launcher.specs}
@@ -82,7 +82,7 @@ class World:
         self.work()
 
     def run(self, most=60):
-        """Until the rollout ends."""
+        """Step until the rollout ends."""
         for _ in range(most):
             self.step()
             if self.newest().ended_at:
@@ -102,7 +102,7 @@ class World:
 
 @pytest.fixture
 def world(deployment, node, make_instance, monkeypatch):
-    """Two instances that were started by a worker, on a node that has GPUs for four."""
+    """Two instances started by a worker, on a node with GPUs for four."""
     launcher = FakeLauncher()
     monkeypatch.setattr(tasks, "launcher_for", lambda instance: launcher)
     monkeypatch.setattr(tasks, "EMULATOR_PATIENCE_S", 0.0)
@@ -285,7 +285,7 @@ class TestOneByOne:
 
     @pytest.mark.sql
     def test_floor_and_rollout_do_not_start_the_same_twice(self, world):
-        """The floor keeps the minimum while a rollout is one below it; what the rollout drains is not taken back."""
+        """The floor keeps the minimum while a rollout is one below it; the rollout's drains are not undone."""
         world.begin(max_num_seqs=7, max_instances=2, min_instances=2)
         Node.objects.update(gpu_count=4)
         for _ in range(40):
@@ -335,7 +335,7 @@ class TestFailure:
         assert "out of memory" in world.newest().message
         assert world.seqs() == [256]
 
-    def test_with_the_settings_back_nothing_needs_attention_and_the_next_one_goes_on(self, world):
+    def test_with_the_settings_back_nothing_needs_attention_and_the_next_one_continues(self, world):
         world.broken = lambda spec: spec.max_num_seqs == 7
         world.begin()
         world.run()
@@ -400,7 +400,7 @@ class TestCancelAndChange:
         assert world.seqs() == [7, 256]
         assert not selectors.open_rollouts()
 
-    def test_it_waits_for_gpus_that_somebody_else_has_taken(self, world, make_instance, node):
+    def test_it_waits_for_gpus_that_others_have_taken(self, world, make_instance, node):
         Node.objects.update(gpu_count=4)
         world.begin()
         while states(world)["a"] != "stopped":
@@ -460,7 +460,7 @@ class TestCancelAndChange:
 class TestCutOff:
     @pytest.mark.parametrize("at", at_night_but((4,), range(1, 12)))
     def test_a_worker_that_dies_in_the_middle_of_a_move_costs_nothing(self, world, monkeypatch, at):
-        """The transaction of one look is lost after its moves were made, and the look is made again later."""
+        """The transaction of one step is lost after its moves were made, and the step is repeated later."""
         world.begin()
         for _ in range(at):
             world.step()

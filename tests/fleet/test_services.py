@@ -14,7 +14,7 @@ S = InstanceState
 
 @pytest.fixture
 def committed(django_capture_on_commit_callbacks):
-    """`with committed():` runs what the services leave for the commit."""
+    """`with committed():` run what services defer to the commit."""
     return lambda: django_capture_on_commit_callbacks(execute=True)
 
 
@@ -169,7 +169,7 @@ class TestWords:
     @pytest.mark.parametrize("action", Action)
     @pytest.mark.parametrize("state", S)
     def test_buttons_are_never_refused(self, action, state, make_instance, operator):
-        """Whatever `possible_actions` offers, the service does; whatever it does not offer, the service refuses."""
+        """Every action in `possible_actions` is accepted by the service, and every other one is refused."""
         instance = make_instance(state=state)
         if action in selectors.possible_actions(instance):
             services.act(action, instance, operator, "x")

@@ -114,7 +114,7 @@ def verbs() -> list[tuple[str, str]]:
 
 
 class TestSwap:
-    def test_who_is_awake_sleeps_and_the_other_wakes(self, world):
+    def test_the_awake_one_sleeps_and_the_other_wakes(self, world):
         swap = world.swap_to("b")
         assert (swap.state, swap.tier, swap.sleep_tier) == (SwapState.SUCCEEDED, Tier.CPU, Tier.CPU)
         assert world.states() == {"a": S.SLEEPING, "b": S.READY, "c": S.STOPPED}
@@ -158,7 +158,7 @@ class TestSwap:
         with pytest.raises(ActionError, match="shares its GPUs with no other"):
             swaps.request(make_instance(), "test", "x")
 
-    def test_who_is_on_its_way_up_comes_up_first(self, world):
+    def test_a_starting_model_comes_up_first(self, world):
         Instance.objects.filter(name="a").update(state=S.LOADING)
         world.answers = lambda row: False
         swaps.request(world.rows["b"], "test", "x")
@@ -167,7 +167,7 @@ class TestSwap:
         world.answers = lambda row: True
         assert world.run().state == SwapState.SUCCEEDED
 
-    def test_nobody_awake(self, world):
+    def test_none_awake(self, world):
         services.move(world.rows["a"], S.FAILED, actor="gateway", reason="silent")
         swap = world.swap_to("b")
         assert (swap.state, swap.gave_way, swap.sleep_s) == (SwapState.SUCCEEDED, None, None)
@@ -223,7 +223,7 @@ class TestFailures:
         advance_swaps()
         assert Swap.objects.get().state == SwapState.FAILED
 
-    def test_who_sleeps_by_hand_is_found_asleep(self, world):
+    def test_a_manually_sleeping_instance_is_found_asleep(self, world):
         tasks.run_command(services.sleep(world.rows["a"], "test", "night").pk)
         swap = world.swap_to("c")
         assert (swap.gave_way, swap.state) == (None, SwapState.SUCCEEDED)
@@ -278,7 +278,7 @@ class TestOneAwake:
 
 
 class TestScaling:
-    def test_who_shares_gpus_is_there_and_not_scaled(self, world):
+    def test_instances_that_share_gpus_exist_and_are_not_scaled(self, world):
         why = executor.Why("floor", "floor", "x")
         for name, region in (("model-b", "us-east"), ("model-c", "us-east")):
             assert executor.present(name, region) == 1
@@ -297,7 +297,7 @@ class TestScaling:
 
 
 def queue_of(topology: Topology, waiting: Callable[[Endpoint], int]) -> WaitingQueue:
-    """A queue in which *waiting* requests wait for an endpoint."""
+    """Return a queue in which *waiting* requests wait for an endpoint."""
     queue = WaitingQueue(topology, lambda: 0.0)
     queue.count = waiting
     return queue
@@ -340,7 +340,7 @@ class TestGateway:
         assert wanted == [(world.rows["c"].pk, "3 requests wait for model-c, and a is idle.")]
         assert self.floor(topology, llama_3_1_8b=1) == []
 
-    def test_who_is_busy_keeps_them_until_swaps_take_a_tenth_of_the_time(self, world, topology):
+    def test_a_busy_model_keeps_them_until_swaps_take_a_tenth_of_the_time(self, world, topology):
         load = {"llama_3.1_8b": 5, "model_b": 2}
         assert self.floor(topology, **load) == []
         Instance.objects.filter(name="a").update(state_changed_at=timezone.now() - timedelta(seconds=100))
@@ -354,7 +354,7 @@ class TestGateway:
         assert self.floor(topology, model_b=2) == []
 
     def test_requests_that_reach_one_that_sleeps_go_elsewhere(self, world, topology):
-        """They were on their way when it fell asleep, and would hang there until it wakes."""
+        """They were in transit when it fell asleep, and would hang there until it wakes."""
         (replica,) = [one for one in topology.replicas.values() if one.name == "a"]
         replica.requests.add("late")
         assert topology.apply(inventory.read()) == []
@@ -363,7 +363,7 @@ class TestGateway:
         replica.requests.clear()
         assert topology.apply(inventory.read()) == []
 
-    def test_who_sleeps_is_no_spare_one_to_the_floor(self, world, topology):
+    def test_a_sleeping_instance_is_no_spare_to_the_floor(self, world, topology):
         observation = Observation(topology, lambda endpoint: 1, lambda endpoint: (0, None, None), time.monotonic)
         spare = {}
         for endpoint in topology.endpoints:

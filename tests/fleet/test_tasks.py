@@ -184,7 +184,7 @@ class TestStop:
 
 
 class TestSleepAndWake:
-    def test_sleep_waits_for_what_runs(self, make_instance, client):
+    def test_sleep_waits_for_running_requests(self, make_instance, client):
         instance = make_instance()
         tasks.run_command(services.sleep(instance, "test", "night").pk)
         assert now(instance) == S.SLEEPING
@@ -207,7 +207,7 @@ class TestSleepAndWake:
         assert "still runs 1 requests" in command.error
         assert client.calls == []
 
-    def test_weights_that_were_discarded_are_loaded_anew(self, make_instance, client):
+    def test_discarded_weights_are_loaded_again(self, make_instance, client):
         instance = make_instance()
         tasks.run_command(services.sleep(instance, "test", "night", level=2).pk)
         assert client.calls == [("sleep", instance.url, 2, "wait")]
@@ -234,7 +234,7 @@ class TestSleepAndWake:
 
     @pytest.mark.parametrize(("verb", "state"), [("sleep", S.READY), ("wake", S.SLEEPING)])
     def test_an_answer_is_no_proof(self, verb, state, make_instance, client, monkeypatch):
-        """The server answers 200 and does not do it: `is_sleeping` says so."""
+        """The server answers 200 without doing it: `is_sleeping` shows it."""
         monkeypatch.setattr(tasks, "SLEEP_PROOF_S", 0.0)
         client.obeys = False
         instance = make_instance(state=state)
@@ -316,7 +316,7 @@ class TestSpec:
         assert spec.extra_args == ("--enforce-eager", "--kv-cache-dtype", "fp8")
         assert (spec.source, spec.host, spec.tensor_parallel) == ("meta-llama/Llama-3.1-8B", "127.0.0.9", 2)
 
-    def test_nobody_starts_what_is_started_elsewhere(self, make_instance):
+    def test_servers_started_elsewhere_are_never_started(self, make_instance):
         with pytest.raises(LaunchError, match="started elsewhere"):
             tasks.launcher_for(make_instance(launcher=Launcher.EXTERNAL))
 

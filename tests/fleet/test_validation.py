@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 
 
 def errors(row):
-    """The fields at fault; empty when *row* is fine, "__all__" for a refusal that names no field."""
+    """Return the invalid fields; empty if *row* is valid, "__all__" for an error without a field."""
     try:
         row.full_clean()
     except ValidationError as error:
@@ -303,7 +303,7 @@ case "$2" in *--bad*) echo '{{"error": "unrecognized arguments: --bad"}}';; *) e
         assert (tmp_path / "count").read_text().count("asked") == 1
 
     def test_a_start_is_refused_too(self, make_instance, deployment):
-        """Where the console has no vLLM, the worker has."""
+        """The worker has vLLM, even if the console does not."""
         Deployment.objects.update(vllm_args="--bad")
         command = services.start(make_instance(state=InstanceState.STOPPED, launcher=Launcher.PROCESS), "test", "x")
         tasks.run_command(command.pk)
@@ -312,7 +312,7 @@ case "$2" in *--bad*) echo '{{"error": "unrecognized arguments: --bad"}}';; *) e
         assert Instance.objects.get().state == InstanceState.FAILED
 
 
-def test_cpus_have_a_cache_of_their_own_size_and_no_gpus(make_instance, deployment, node, gpu_type, settings):
+def test_cpus_have_a_separate_cache_size_and_no_gpus(make_instance, deployment, node, gpu_type, settings):
     gpu_type.device = "cpu"
     gpu_type.save()
     Deployment.objects.update(environment={"A": "1"}, secrets={"B": "2"}, api_key="token")

@@ -151,7 +151,7 @@ def test_the_life_of_an_emulated_instance(redis_url, emulator, make_instance):
 def test_a_changed_deployment_is_rolled_out_over_emulated_instances(
     redis_url, emulator, make_instance, deployment, node
 ):
-    """Every part is the real one but for the gateway, which makes ready what answers."""
+    """Every part is real except the gateway, which makes answering servers ready."""
 
     def health(row):
         async def once():
@@ -205,7 +205,7 @@ def test_an_emulator_that_is_gone_fails_the_instance(redis_url, monkeypatch, mak
 
 
 def test_a_process_that_ends_while_loading_is_noticed(redis_url, settings, tmp_path, make_instance):
-    """A Python without vLLM: the server ends at once, which to heartbeats looks like slow loading."""
+    """A Python without vLLM: the server exits at once, which looks like slow loading to heartbeats."""
     settings.VLLM_PYTHON, settings.STATE_DIR = sys.executable, tmp_path
     instance = make_instance(state=S.PROVISIONING, launcher=Launcher.PROCESS)
     tasks.run_command(services.start(instance, "test", "x").pk)

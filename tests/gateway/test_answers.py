@@ -282,7 +282,7 @@ async def test_python_s_own_json_is_read_as_every_client_reads_it(served):
 @pytest.mark.parametrize(
     "options", [{}, {"continuous_usage_stats": True}, {"continuous_usage_stats": True, "include_usage": False}]
 )
-async def test_no_event_has_a_usage_that_nobody_asked_for(served, options):
+async def test_no_event_has_a_usage_that_was_not_requested(served, options):
     """From a server that sends it with each event, or with the last one that has a choice."""
     plays(served, stream(*(event | {"usage": USAGE} for event in TOKENS), DONE))
     async with await served.chat(stream=True, stream_options=options) as response:

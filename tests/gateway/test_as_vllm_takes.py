@@ -153,7 +153,7 @@ async def test_schemas_of_tools_may_be_deep(served, endpoint):
         assert served.backends[0].bodies[-1]["tools"] == [tool]
 
 
-async def test_images_have_a_limit_of_their_own(served):
+async def test_images_have_a_separate_limit(served):
     async def status(kind: str, image_bytes: int, text: str = "what is it?") -> int:
         url = "data:image/png;base64," + "A" * (image_bytes // 6)
         image = (
@@ -184,7 +184,7 @@ async def test_what_an_unknown_tier_of_openai_means(served):
     assert (await served.rows())[-1].slo_class == "interactive"
 
 
-async def test_a_trace_goes_on_at_the_instance(served):
+async def test_a_trace_continues_at_the_instance(served):
     parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     await served.chat(headers={"traceparent": parent, "tracestate": "vendor=1"})
     await served.chat(headers={"traceparent": "00-none", "tracestate": "vendor=1"})

@@ -139,7 +139,7 @@ def test_an_answer_that_is_cut_off(run, part):
     run(test())
 
 
-def test_silence_ends_a_stream_but_not_while_nobody_takes(run):
+def test_silence_ends_a_stream_but_not_while_the_consumer_pauses(run):
     async def stall(reader, writer):
         writer.write(CHUNKED + b"1\r\na\r\n")
         await asyncio.sleep(0.4)

@@ -132,7 +132,7 @@ async def test_an_evicted_answer_is_the_one_that_was_not_evicted(served, path):
     assert 0 < row.ttft_ms < row.e2e_ms / 2
 
 
-async def test_an_answer_that_is_not_streamed_begins_anew(served):
+async def test_an_answer_that_is_not_streamed_starts_over(served):
     asking = asyncio.create_task(ask(served, "chat/completions"))
     await until(lambda: served.gateway.topology.fleet.running.sum() == 1)
     request = request_of(served)

@@ -66,7 +66,7 @@ async def test_one_call_of_an_sdk_ends_two_engines_at_most(served, kind):
 
 @SIX
 @pytest.mark.parametrize("kind", ["engine", "server"])
-async def test_who_ran_beside_it_is_served(served, kind):
+async def test_requests_that_ran_with_it_are_served(served, kind):
     """A dying engine ends all its requests: only one that ends a second engine alone is refused."""
     for backend in served.backends:
         backend.script.first_token_s = 0.3
@@ -83,7 +83,7 @@ async def test_who_ran_beside_it_is_served(served, kind):
 
 
 @TWO
-async def test_a_network_that_is_away_quarantines_nobody(served):
+async def test_a_network_outage_quarantines_no_request(served):
     """Connections break, but the servers behind them keep running: nothing ended."""
     for backend in served.backends:
         backend.script.die = "at_once"
@@ -192,7 +192,7 @@ async def test_one_that_fails_requests_rests_and_is_tried_again(served, script):
 
 @TWO
 @pytest.mark.parametrize("status", [400, 404, 422])
-async def test_refusals_of_a_tenants_making_rest_nobody(served, status):
+async def test_refusals_caused_by_a_tenant_make_no_instance_rest(served, status):
     for backend in served.backends:
         backend.script.status = status
     for _ in range(10):
@@ -203,7 +203,7 @@ async def test_refusals_of_a_tenants_making_rest_nobody(served, status):
 
 
 @TWO
-async def test_a_request_that_fails_everywhere_rests_nobody(served):
+async def test_a_request_that_fails_everywhere_makes_no_instance_rest(served):
     """A tenant's own request may get 500 from every server: that is no instance's fault."""
     for backend in served.backends:
         backend.script.status = 500

@@ -121,7 +121,7 @@ async def test_what_cannot_be_written_at_a_stop_is_there_at_the_next_start(entri
     assert [row.request_id for row in await database_sync_to_async(rows)()] == ["r0", "r1", "r2", "r3"]
 
 
-async def test_memory_is_bounded_and_says_what_it_gave_up(entries, tmp_path, monkeypatch):
+async def test_memory_is_bounded_and_dropped_entries_are_reported(entries, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "HELD_ROWS", 3)
 
     def fail(batch, **_):

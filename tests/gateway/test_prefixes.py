@@ -44,7 +44,7 @@ def test_prompts_that_begin_alike_share_hashes_as_far_as_they_do():
     assert hashes(chat(SYSTEM, "What is a ship? " * 90))[0] == one
 
 
-def test_a_longer_conversation_goes_on_from_the_shorter_one():
+def test_a_longer_conversation_extends_the_shorter_one():
     short, _ = hashes(chat(SYSTEM, "Hello. " * 100))
     long, _ = hashes(chat(SYSTEM, "Hello. " * 100, "Good day! " * 100, "And now? " * 100))
     assert long[: len(short)] == short

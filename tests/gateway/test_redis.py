@@ -121,7 +121,7 @@ class TestWithRedis:
             async with served.http.post(f"{url}/v1/chat/completions", json=body, headers=served.headers) as response:
                 assert response.status == 200
 
-    async def test_serving_goes_on_without_redis_and_publishing_resumes(self, served, redis_server):
+    async def test_serving_continues_without_redis_and_publishing_resumes(self, served, redis_server):
         await until(lambda: served.gateway.publisher.job.ok)
         redis_server.stop()
         await until(lambda: not served.gateway.publisher.job.ok)

@@ -49,7 +49,7 @@ async def test_priority_follows_the_class_and_only_steps_back(served):
     assert [body["priority"] for body in served.backends[0].bodies] == [5000, 5007, 499]
 
 
-async def test_who_leaves_with_the_whole_answer_has_not_gone_away(served):
+async def test_a_client_that_leaves_with_the_whole_answer_has_not_disconnected(served):
     """SDKs close at the last event, just before the instance ends the stream."""
     served.backends[0].script.lingers_s = 30.0
     response = await served.chat(stream=True)
@@ -229,7 +229,7 @@ async def test_requests_are_held_while_the_model_loads(served):
     assert (await served.instance()).state == "ready"
 
 
-async def test_draining_finishes_what_runs_and_takes_nothing_new(served):
+async def test_draining_finishes_running_requests_and_accepts_none(served):
     backend = served.backends[0]
     backend.script.hold = asyncio.Event()
     running = asyncio.create_task(served.chat())

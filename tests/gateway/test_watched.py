@@ -48,7 +48,7 @@ async def test_every_job_of_the_process_is_known_and_runs(served):
     assert {record.name for record in served.gateway.jobs.records()} == OWN
 
 
-async def test_without_redis_the_part_is_down_and_serving_goes_on(served):
+async def test_without_redis_the_part_is_down_and_serving_continues(served):
     await until(lambda: not served.gateway.publisher.job.ok)
     body = await ready(served)
     assert body["status_code"] == 200

@@ -233,7 +233,7 @@ class TestTwo:
     def gateway_options(self):
         return {"regions": ["east", "east"]}
 
-    async def test_it_begins_anew_on_another_instance_at_any_time(self, served):
+    async def test_it_may_start_over_on_another_instance_at_any_time(self, served):
         """Nothing was sent yet: the tenant sees one answer, made entirely by the second, with its times."""
         script = served.backends[0].script
         for each in served.backends:

@@ -19,7 +19,7 @@ def test_without_a_broker_it_raises_at_once():
         assert time.monotonic() - began < 5
 
 
-def test_a_queue_that_nobody_reads_does_not_grow(monkeypatch):
+def test_an_unread_queue_does_not_grow(monkeypatch):
     monkeypatch.setattr(broker, "_unread", lambda queue: broker.MOST_UNREAD)
     monkeypatch.setattr(broker.celery_app, "send_task", lambda *a, **k: pytest.fail("one more was sent"))
     assert broker.send_task("a.task", queue="node.gone")

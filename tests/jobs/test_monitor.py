@@ -102,7 +102,7 @@ async def test_a_restarted_process_does_not_say_it_again(watched):
     assert await watched.events() == [("job.failing", "floor")]
 
 
-async def test_jobs_that_celery_does_not_run_are_late_without_anybody_writing(watched):
+async def test_jobs_that_celery_does_not_run_are_late_without_a_writer(watched):
     """The workers answer and run nothing, as when beat sends to a queue that nobody reads."""
     await watched.pass_s(10)
     await watched.pass_s(70, celery=False)

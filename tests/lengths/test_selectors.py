@@ -100,7 +100,7 @@ def test_a_scope_narrows(counted, now, scope, requests):
     assert whole(scope_of(now, **scope)).requests == requests
 
 
-def test_groups_add_up_to_the_whole_and_shadows_stand_beside(counted, now):
+def test_groups_add_up_to_the_whole_and_shadows_are_separate(counted, now):
     scope = scope_of(now, 24)
     expected = whole(scope)
     for groups in (selectors.by_model_and_tenant(scope), selectors.by_bucket(scope)):

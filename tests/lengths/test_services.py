@@ -110,7 +110,7 @@ def test_training_learns_from_features_alone_and_stays_in_the_shadow(acme, monke
     assert states() in ({1: "rejected", 2: "shadow"}, {1: "shadow", 2: "rejected"})
 
 
-def test_the_error_beside_a_student_s_is_that_of_the_active_version(acme, monkeypatch):
+def test_the_error_next_to_a_students_is_the_active_versions(acme, monkeypatch):
     """Also where another kind is active, and the student continues from the bundled one."""
     monkeypatch.setattr(settings, "LENGTH_TRAIN_SAMPLES", 50)
     monkeypatch.setattr(student_training, "LEAST_STEPS", 1)
@@ -312,7 +312,7 @@ def test_a_shadow_that_is_late_is_rejected_however_exact(late, state):
     assert ("20.0% of 3,000 answers came later than requests wait" in note) == (state == "rejected")
 
 
-def test_nobody_is_judged_unless_that_is_wanted(monkeypatch):
+def test_nothing_is_judged_unless_requested(monkeypatch):
     monkeypatch.setattr(settings, "LENGTH_PROMOTE", False)
     made(1, trained_at=timezone.now() - timedelta(hours=1))
     measured("student 0", 100, 6000)

@@ -173,7 +173,7 @@ async def test_subprocess_a_killed_process_is_down_and_comes_back(subprocess):
 
 
 @pytest.mark.parametrize("word", ["die", "hang"])
-async def test_subprocess_a_process_that_dies_or_hangs_takes_nobody_along(subprocess, word):
+async def test_subprocess_that_dies_or_hangs_fails_no_request(subprocess, word):
     predictor = await subprocess("at_word")
     replies = await asyncio.gather(*(predictor.ask(query(text), BUDGET_S) for text in ("well", word, "well")))
     assert replies[1] is Unanswered.DOWN

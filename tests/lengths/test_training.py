@@ -70,7 +70,7 @@ def test_a_paper_s_model_is_trained_stored_and_served_by_name(kind, keeps, langu
     assert str(versions.in_use()) == f"{kind} 1"
 
 
-def test_shadows_of_several_kinds_stand_side_by_side(keeps):
+def test_shadows_of_several_kinds_coexist(keeps):
     samples(keeps, 60)
     first = trained("class-mean")
     second = trained("prompt-buckets")
@@ -168,7 +168,7 @@ def test_what_was_asked_for_waits_for_other_long_work(monkeypatch):
     assert again == [(((7,),), {"countdown": tasks.AGAIN_S})]
 
 
-def test_a_training_says_how_far_it_is_and_what_came_of_it(keeps, language_model, monkeypatch, settings):
+def test_a_training_reports_its_progress_and_result(keeps, language_model, monkeypatch, settings):
     monkeypatch.setattr(training, "FITTING", SMALL)
     settings.LENGTH_ENCODER_SAMPLES = 32
     monkeypatch.setattr(training, "REPORT_S", 0.0)
@@ -190,7 +190,7 @@ def test_a_training_says_how_far_it_is_and_what_came_of_it(keeps, language_model
     assert LengthVersion.objects.count() == 1
 
 
-def test_trainings_that_nobody_runs_end_with_a_word(monkeypatch):
+def test_abandoned_trainings_end_with_a_reason(monkeypatch):
     now = timezone.now()
     lost = training.queue("student", "olga", "now")
     LengthTraining.objects.update(state="running", seen_at=now - timedelta(minutes=16))
@@ -208,7 +208,7 @@ def test_trainings_that_nobody_runs_end_with_a_word(monkeypatch):
     )
 
 
-def test_one_whose_message_was_lost_is_asked_for_again(monkeypatch):
+def test_one_with_a_lost_message_is_requested_again(monkeypatch):
     sent = []
     monkeypatch.setattr(training, "send_task", lambda task, pk, expires_s: sent.append(pk) or True)
     now = timezone.now()

@@ -46,7 +46,7 @@ class PlainInstance:
         return self.accepting and tokens <= self.kv_capacity_tokens and with_it.requests_ahead() <= self.ahead_open
 
     def requests_ahead(self) -> int:
-        """Requests over the limit: by sequences, or by memory if all have the same size."""
+        """Return the requests over the limit: by sequences, or by memory if all have the same size."""
         by_memory = 0
         if self.kv_tokens > self.kv_capacity_tokens:
             beyond = Fraction(self.kv_tokens - self.kv_capacity_tokens)
@@ -54,7 +54,7 @@ class PlainInstance:
         return max(self.running - self.max_num_seqs, by_memory, 0)
 
     def allowance(self) -> int:
-        """Allowed requests ahead: as many as end within a round trip."""
+        """Return the allowed requests ahead: as many as end within a round trip."""
         if self.round_trip_s <= 0:
             return 0
         limit = self.max_num_seqs if self.ahead_limit < 0 else min(self.ahead_limit, self.max_num_seqs)

@@ -220,7 +220,7 @@ class ReferenceFleet:
         return None if instance < 0 else self.lives.servers[instance]
 
     def _hashes(self, number: int) -> tuple[int, ...]:
-        """Hashes of the leading blocks of the request's prompt, where they are used."""
+        """Return the hashes of the leading blocks of the request's prompt, if they are used."""
         if not self.requests.prefix_first.size:
             return ()
         first, last = self.requests.prefix_first[number : number + 2]

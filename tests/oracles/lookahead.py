@@ -42,12 +42,12 @@ class PlainMap:
                     each[2] = self.clock + -(-(self.clock - each[1]) // 5)
 
     def tokens(self, i: int = 0) -> int:
-        """KV tokens *i* iterations from now."""
+        """Return the KV tokens *i* iterations from now."""
         now = self.clock + i
         return sum(prompt + now - began for prompt, began, expected in self.requests.values() if now < expected)
 
     def peak(self, prompt_tokens: int, output_tokens: int, iterations: int) -> int:
-        """Peak over the next *iterations*, with one more request."""
+        """Return the peak over the next *iterations*, with one more request."""
         more = [prompt_tokens + i if i < output_tokens else 0 for i in range(iterations)]
         return max(self.tokens(i) + more[i] for i in range(iterations))
 
@@ -133,7 +133,7 @@ def excess_tokens(fleet: PlainFleet, sight: Sight, instance: int, prompt_tokens:
 def load_tokens(
     fleet: PlainFleet, sight: Sight, instance: int, prompt_tokens: int, output_tokens: int, cached: int
 ) -> float:
-    """PreServe's load of *instance*, less its *cached* tokens."""
+    """Return PreServe's load of *instance*, less its *cached* tokens."""
     this = fleet.instances[instance]
     prefill = float(this.queued_prompt_tokens + prompt_tokens - cached)
     decode = float(this.remaining_tokens - this.queued_prompt_tokens + output_tokens)
@@ -143,7 +143,7 @@ def load_tokens(
 def delay_s(
     fleet: PlainFleet, sight: Sight, instance: int, prompt_tokens: int, output_tokens: int, cached: int
 ) -> float:
-    """Estimated seconds of the request and of the others (docs/routing.md)."""
+    """Return the estimated seconds of the request and of the others (docs/routing.md)."""
     this, map_ = fleet.instances[instance], sight.maps[instance]
     t0, a, b, c, fixed, by_sequence, by_token = this.profile
     room, held, active = float(memory(fleet, instance)), float(map_.tokens()), float(len(map_.requests))
@@ -192,7 +192,7 @@ PREDICTIVE: dict[str, Callable[[PlainFleet, Sight, int, int, int], int]] = {
 
 
 def projected_tokens(ahead: LookAhead, instance: int, iterations: int) -> NDArray[np.int64]:
-    """KV tokens of *instance* in this and the coming *iterations*, as the compiled map *ahead* expects them."""
+    """Return the KV tokens of *instance* in this and the coming *iterations*, as the compiled map *ahead* expects them."""
     tokens = np.zeros(iterations, np.int64)
     project(ahead, instance, tokens)
     return tokens

@@ -13,14 +13,14 @@ PLACE = ("llama-3.1-8b", "us-east")
 
 @pytest.fixture
 def minute_windows(settings, tmp_path):
-    """Five windows of a minute are forecast, by the simplest forecaster, whose files are of this test alone."""
+    """Five windows of a minute are forecast by the simplest forecaster, with files only of this test."""
     settings.FORECAST_WINDOW_S, settings.FORECAST_WINDOWS, settings.FORECASTER = 60, 5, "seasonal_naive"
     settings.STATE_DIR = tmp_path
 
 
 @pytest.fixture
 def make_minutes(deployment, slo_class):
-    """`make_minutes(30, prompt=6000, …)`: so many minutes before NOW, each with that many tokens."""
+    """`make_minutes(30, prompt=6000, …)`: write that many minutes before NOW, each with that many tokens."""
 
     def make(count, prompt=60_000, output=12_000, until=NOW, **values):
         until = until.replace(second=0, microsecond=0)

@@ -73,7 +73,7 @@ def test_admins_edit_policies_and_mistakes_are_shown(client, fleet_admin, langua
     assert Event.objects.get(kind="scaling_policy.created").user == fleet_admin
 
 
-def test_a_policy_changed_here_begins_anew_too(client, fleet_admin, language_model, plan):
+def test_a_policy_changed_here_starts_over_too(client, fleet_admin, language_model, plan):
     row = services.set_policy(language_model, "lt_u", "ask", {}, "a test")
     ScalingPolicy.objects.update(memory={"x": 1.0})
     client.force_login(fleet_admin)

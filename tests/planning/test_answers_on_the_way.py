@@ -44,7 +44,7 @@ def gateway(monkeypatch) -> Redis:
 
 @pytest.fixture
 def drained(make_instance, monkeypatch) -> Instance:
-    """An instance on which vLLM has finished everything."""
+    """An instance on which vLLM has finished all requests."""
     make_instance()
     make_instance()
     move = executor.remove("llama-3.1-8b", "us-east", executor.Why(MoveSource.STRATEGY, "reactive", "use is low"))

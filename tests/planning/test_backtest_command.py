@@ -29,7 +29,7 @@ def run(*arguments):
 
 
 def bins(path, days=4, header="t_s,requests,prompt_tokens,output_tokens", change=None):
-    """A servegen file of hourly steps in ten-minute bins; *change* edits its rows."""
+    """Return a servegen file of hourly steps in ten-minute bins; *change* edits its rows."""
     random = np.random.default_rng(0)
     rows = []
     for index in range(round(days * 144)):

@@ -72,7 +72,7 @@ def stack(address: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def shell(address: Address, code: str) -> str:
-    """What *code* prints in a process alongside the stack."""
+    """Return what *code* prints in a process next to the stack."""
     said = address.manage("shell", "--no-imports", "-c", textwrap.dedent(code))
     assert said.returncode == 0, said.stderr
     return said.stdout.strip().splitlines()[-1]
@@ -91,7 +91,7 @@ def secret(stack: RunningStack, address: Address) -> str:
 
 
 def moves(address: Address, model: str) -> list[dict]:
-    """Moves of *model*, oldest first, each with the state of its instance."""
+    """Return moves of *model*, oldest first, each with the state of its instance."""
     return json.loads(
         shell(
             address,
@@ -108,7 +108,7 @@ def moves(address: Address, model: str) -> list[dict]:
 
 
 def parents() -> dict[int, int]:
-    """The parent of every process."""
+    """Return the parent of every process."""
     parent_of = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -117,7 +117,9 @@ def parents() -> dict[int, int]:
 
 
 def processes_called(stack: RunningStack, word: str) -> list[int]:
-    """Processes of *stack* with *word* in their command line; Redis writes over its environment, so descent decides."""
+    """Return processes of *stack* with *word* in their command line; Redis overwrites its
+    environment, so descent decides.
+    """
     parent, keys = parents(), []
     for process in parent:
         at = process
@@ -131,7 +133,7 @@ def processes_called(stack: RunningStack, word: str) -> list[int]:
 
 @contextmanager
 def hanging(stack: RunningStack, word: str) -> Iterator[None]:
-    """Every process of the stack that is called *word* stands still meanwhile."""
+    """Suspend every process of the stack called *word* for the block."""
     stopped = processes_called(stack, word)
     assert stopped, f"nothing of the stack is called {word}"
     for process in stopped:
@@ -164,7 +166,7 @@ async def surge(
 
 
 def added_and_ready(address: Address, model: str, before: int):
-    """Waits until the floor has added an instance of *model* since there were *before* moves, and it is ready."""
+    """Wait until the floor has added an instance of *model* beyond *before* moves, and it is ready."""
 
     async def wait() -> None:
         async with asyncio.timeout(WITHIN_S):
@@ -191,13 +193,12 @@ async def test_a_surge_is_served_and_the_floor_adds_an_instance(stack, address, 
 
 
 async def test_all_of_it_was_with_a_solver_that_fails_and_says_so(stack, address, secret):
-    """A plan is due every minute once demand of two minutes is known; each fails, which is one event, and there is none.
-
-    Both surges may have been in one minute, so some demand continues.
+    """A plan is due every minute once two minutes of demand are known; each fails, which
+    is one event, and no plan is made.
     """
 
     async def moved() -> None:
-        """The surge is all that is asked for."""
+        """The surge is all that is requested."""
 
     async def failed() -> bool:
         said = await asyncio.to_thread(
@@ -218,8 +219,8 @@ async def test_all_of_it_was_with_a_solver_that_fails_and_says_so(stack, address
             await asyncio.sleep(5.0)
 
 
-def test_what_stood_still_goes_on(stack: RunningStack, address: Address) -> None:
-    """The workers are back: they find no command left over, and the stack stops as it should."""
+def test_a_stalled_instance_continues(stack: RunningStack, address: Address) -> None:
+    """The returning workers find no command left, and the stack stops normally."""
     left = shell(
         address,
         """

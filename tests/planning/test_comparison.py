@@ -37,7 +37,7 @@ def pace(settings):
 
 @pytest.fixture
 def ledger(acme, deployment):
-    """Twenty minutes with a request a second, and a surge of four a second in the middle."""
+    """Write twenty minutes with a request a second, and a surge of four a second in the middle."""
     Deployment.objects.update(max_num_seqs=8)
     database.write(write_ledger)
     return list(LedgerRow.objects.order_by("pk"))
@@ -88,7 +88,7 @@ def advisor_of(last_hours):
 
 
 def test_too_little_says_what_is_missing(ledger, make_instance, monkeypatch):
-    """Many requests of a young ledger lack time, not requests."""
+    """Many requests of a young ledger span too little time."""
     make_instance()
     LedgerRow.objects.filter(arrived_at__lt=NOW - timedelta(seconds=180)).delete()
     note = services.compare_strategies(1.0, NOW).note
@@ -246,7 +246,7 @@ def test_instances_that_share_gpus_are_as_they_are_now(ledger, make_instance):
     assert cluster.swap_memory_bytes == {"pair-us-east-1": 20e9}
 
 
-def test_requests_for_what_is_not_deployed_any_more_are_left_out(ledger, make_instance):
+def test_requests_for_undeployed_models_are_left_out(ledger, make_instance):
     LedgerRow.objects.filter(pk__gt=ledger[100].pk or 0).update(model="gone")
     Deployment.objects.update(active=False)
     assert Replay.read(LedgerRow.objects.all(), inventory.read({PLACE[0]}), NOW) is None
@@ -279,7 +279,7 @@ class TestAdvice:
     def test_the_advice_is_that_of_the_plan_that_would_be_made_live(
         self, ledger, make_instance, language_model, settings, name, buffer
     ):
-        """Same demand level, same room for non-interactive work, same bounds, same validity."""
+        """The same demand level, room for non-interactive work, bounds and validity."""
         settings.PLAN_NIW_BUFFER, settings.FORECAST_WINDOW_S, settings.PLAN_EVERY_S = buffer, 600, 900.0
         SloClass.objects.create(name="flexible", title="Flexible", kind="non_interactive", deadline_s=60, priority=5)
         MinuteRow.objects.create(

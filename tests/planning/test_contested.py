@@ -62,7 +62,7 @@ def test_what_a_plan_added_stays_as_long_as_the_plan_holds(three, language_model
     assert executor.move(-1, *PLACE, why(MoveSource.FLOOR)).delta == -1
 
 
-def test_it_is_said_who_undid_whose_move(client, viewer, three, language_model):
+def test_a_reverted_move_names_both_movers(client, viewer, three, language_model):
     plan = planning_rows.plan(language_model, timezone.now(), "carried_out", (-1,))
     moved(-1, MoveSource.PLAN, 100, plan)
     moved(1, MoveSource.FLOOR, 84)

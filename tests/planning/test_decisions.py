@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def notified(monkeypatch):
-    """What would be sent to the workers."""
+    """Return the messages that would be sent to the workers."""
     sent = []
     monkeypatch.setattr(services, "notify_workers", lambda: sent.append("apply") or True)
     return sent
@@ -61,7 +61,7 @@ class TestPlans:
 
     @pytest.mark.parametrize("decide", [services.approve, services.reject])
     def test_advice_that_a_newer_plan_repeats_is_decided_about_there(self, make_plan, operator, decide):
-        """A dialog that was open while plans were made again."""
+        """A dialog that was open while new plans were made."""
         target = {"region": "us-east", "gpu_type": "a100-80gb", "target": 3}
         old = make_plan(PlanStatus.SUPERSEDED, targets=[target | {"present": 1}])
         new = make_plan(targets=[target | {"present": 2}])

@@ -24,7 +24,7 @@ class TestDemand:
         assert series.known == 4
 
     def test_demand_is_of_the_callers_region_and_holds_what_was_not_served(self, make_minutes):
-        """Of old rows the region that served is that of the callers."""
+        """In old rows the caller's region is the region that served."""
         make_minutes(2)
         make_minutes(2, prompt=6_000, output=600, region="us-west", own_region=PLACE[1])
         make_minutes(2, prompt=0, output=0, own_region="us-west", unserved=1, unserved_prompt_tokens=60_000)
@@ -85,7 +85,7 @@ class TestDemand:
             (PLACE, Quantity.PROMPT, "interactive"),
         ]
 
-    def test_a_minute_in_which_nobody_counted_is_a_gap_and_one_with_others_alone_a_zero(self, make_minutes):
+    def test_an_uncounted_minute_is_a_gap_and_one_with_only_other_series_a_zero(self, make_minutes):
         make_minutes(3)
         MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=2)).delete()
         MinuteRow.objects.filter(minute=NOW.replace(second=0) - timedelta(minutes=3)).update(model="another")

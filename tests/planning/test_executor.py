@@ -31,7 +31,7 @@ def long_ago(instance, **ago):
 
 
 class TestAdding:
-    def test_a_new_one_is_made_beside_its_siblings(self, make_instance, node):
+    def test_a_new_one_is_created_next_to_its_siblings(self, make_instance, node):
         make_instance(node=node)
         move = executor.add(*PLACE, why(use=0.9))
         row = Instance.objects.get(name=move.instance)

@@ -41,7 +41,7 @@ MEET_S = 0.5
 
 
 def add(place: tuple[str, str]) -> str:
-    """The instance that was added, or why none was."""
+    """Return the instance that was added, or why none was."""
     try:
         return executor.add(*place, executor.Why(MoveSource.STRATEGY, "reactive", "a test asks for it")).instance
     except executor.Refused as refusal:
@@ -49,7 +49,7 @@ def add(place: tuple[str, str]) -> str:
 
 
 def start(instance: Instance) -> str:
-    """Its name once an operator has started *instance*, or why it was not."""
+    """Return its name once an operator has started *instance*, or why it was not."""
     try:
         fleet.start(Instance.objects.get(pk=instance.pk), "an operator", "by hand")
     except ActionError as refusal:
@@ -58,21 +58,18 @@ def start(instance: Instance) -> str:
 
 
 def all_at_once(*calls: Callable[[], object]) -> list[object]:
-    """What *calls* return, each in a thread and with its own connection."""
+    """Return the results of *calls*, each in a thread with a separate connection."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result() for future in [pool.submit(in_a_thread(call)) for call in calls]]
 
 
 def at_once(*places: tuple[str, str]) -> list[object]:
-    """`add` at all *places*."""
+    """Call `add` at all *places*."""
     return all_at_once(*(partial(add, place) for place in places))
 
 
 def meeting(count: Callable[..., int]) -> Callable[..., int]:
-    """*count*, but its callers wait for each other once they know: both have counted before one of them acts.
-
-    Where the second waits for the first, the first waits here in vain and continues.
-    """
+    """Return *count* with a barrier: both callers have counted before one of them acts."""
     barrier = threading.Barrier(2)
 
     def counted(*args: object, **options: object) -> int:
@@ -112,7 +109,7 @@ def other(deployment, language_model, profile):
 
 @pytest.mark.parametrize("state", [S.STOPPED, S.FAILED], ids=["started again", "new"])
 def test_two_models_do_not_get_the_same_gpus(state, make_instance, deployment, other, node, monkeypatch):
-    """Stopped ones would start again on their node; alongside ones in a crash loop new ones are made."""
+    """Stopped ones would start again on their node; next to ones in a crash loop new ones are created."""
     Node.objects.update(gpu_count=2)  # room for one
     for row in (deployment, other):
         make_instance(
@@ -151,7 +148,7 @@ def test_nor_do_two_operators(make_instance, deployment, node, monkeypatch):
 
 
 def test_an_operator_and_a_strategy_start_the_same_instance_once(make_instance, deployment, node, monkeypatch):
-    """Each wants the node and the instance: taken in two orders they would wait for each other."""
+    """Each needs the node and the instance: locking them in different orders would deadlock."""
     Node.objects.update(gpu_count=2)
     stopped = make_instance(state=S.STOPPED, node=node)
     monkeypatch.setattr(Node, "free_gpus", meeting(Node.free_gpus))
@@ -161,7 +158,7 @@ def test_an_operator_and_a_strategy_start_the_same_instance_once(make_instance, 
 
 
 def test_two_admins_do_not_register_instances_for_the_same_gpus(deployment, node, fleet_admin, monkeypatch):
-    """The form refuses the second: the row would be there before its start is refused."""
+    """The form refuses the second: its row would exist before its start is refused."""
     Node.objects.update(gpu_count=2)
     monkeypatch.setattr(Node, "free_gpus", meeting(Node.free_gpus))
 
@@ -181,7 +178,7 @@ H100 = "h100-80gb"
 
 @pytest.fixture
 def second_type(deployment, profile, node):
-    """The same endpoint on a second GPU type, with its own node; instances that stopped, to be started again."""
+    """The same endpoint on a second GPU type, with a separate node; stopped instances to start again."""
     gpu_type = GpuType.objects.create(name=H100, title="H100", memory_bytes=80 * 2**30, on_demand_usd_per_hour="3.40")
     measured = PerformanceProfile.objects.get(pk=profile.pk)
     measured.pk, measured.gpu_type = None, gpu_type
@@ -194,7 +191,7 @@ def second_type(deployment, profile, node):
 
 
 def approved(model: Model, *gpu_types: str) -> ScalingPlan:
-    """A plan that an operator approved: one instance more of each of *gpu_types*, in that order."""
+    """An approved plan: one instance more of each of *gpu_types*, in that order."""
     targets = [{"region": PLACE[1], "gpu_type": name, "present": 0, "target": 1, "reason": ""} for name in gpu_types]
     until = timezone.now() + timedelta(hours=1)
     return ScalingPlan.objects.create(
@@ -209,7 +206,7 @@ def apply(plan: ScalingPlan) -> int:
 def test_a_plan_over_two_gpu_types_and_the_floor_do_not_block_each_other(
     make_instance, deployment, second_type, language_model, monkeypatch
 ):
-    """The plan moves the second deployment first; the floor, which would take either, looks at the first one first."""
+    """The plan moves the second deployment first; the floor, which may take either, tries the first one first."""
     make_instance(state=S.STOPPED), make_instance(state=S.STOPPED, deployment=second_type)
     plan = approved(language_model, H100, "a100-80gb")
     moved, moved_one = executor._moved, threading.Event()
@@ -235,7 +232,7 @@ def test_a_plan_over_two_gpu_types_and_the_floor_do_not_block_each_other(
 def test_nor_do_two_plans_for_the_same_nodes(
     make_instance, deployment, second_type, other, language_model, profile, monkeypatch
 ):
-    """Of two models that share both GPU types: one begins with the one, one with the other."""
+    """Two models share both GPU types: one begins with the one type, one with the other."""
     model = other.model
     measured = PerformanceProfile.objects.get(gpu_type__name=H100)
     measured.pk, measured.model = None, model
@@ -254,7 +251,7 @@ def test_nor_do_two_plans_for_the_same_nodes(
 def test_a_strategy_that_follows_a_plan_and_the_plan_do_not_block_each_other(
     make_instance, deployment, language_model, monkeypatch
 ):
-    """The strategy's move refers to the plan, whose row is being carried out and waits for the same places."""
+    """The strategy's move refers to the plan, whose row is being executed and waits for the same places."""
     make_instance(state=S.STOPPED), make_instance(state=S.STOPPED)
     plan = approved(language_model, "a100-80gb")
     moved, begun = executor._moved, threading.Event()

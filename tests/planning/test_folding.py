@@ -24,7 +24,7 @@ def pace(settings, monkeypatch):
 
 
 def forecast(minutes_ago, slo_class="", forecaster="blend", window_s=60, **values):
-    """One a minute, each with its own numbers."""
+    """Return one forecast per minute, each with its own numbers."""
     made_at = NOW - timedelta(minutes=minutes_ago)
     bands = {
         name: [1000.0 * minutes_ago + 10 * at + number for at in range(AHEAD)]
@@ -42,7 +42,7 @@ def make(minutes, **values):
 
 
 def shown(hours=72, slo_class=""):
-    """What the page draws and judges: the windows without their rows' keys."""
+    """Return what the page draws and judges: the windows without their rows' keys."""
     newest = selectors.latest_forecast(*SERIES[:3], slo_class)
     (windows,) = selectors.tracks([newest], NOW - timedelta(hours=hours))
     return [(window.start, *(getattr(window, name) for name in compaction.BANDS)) for window in windows]
@@ -75,8 +75,8 @@ def test_each_series_for_itself():
     assert Forecast.objects.exclude(slo_class="").count() == Forecast.objects.filter(slo_class="").count() == 4
 
 
-def test_what_does_not_follow_stays_a_row_of_its_own():
-    """A gap longer than what was foretold, another forecaster, windows of another length."""
+def test_what_does_not_follow_stays_a_separate_row():
+    """A gap longer than the forecast, another forecaster, windows of another length."""
     make(range(310, 315)), make([309], window_s=600), make(range(302, 309))
     make(range(250, 260), forecaster="ets", note="few windows"), make(range(240, 250))
     make([*range(180, 190), *range(210, 220)]), make([5])

@@ -99,7 +99,7 @@ class TestForecasts:
         assert [row.quantity for row in forecasts.make_forecasts(NOW)] == ["output"] * 2  # of all classes, and of one
         assert "no convergence" in caplog.text
 
-    def test_each_class_with_demand_has_rows_of_its_own(self, make_minutes, settings):
+    def test_each_class_with_demand_has_separate_rows(self, make_minutes, settings):
         make_minutes(40)
         make_minutes(40, prompt=6_000, output=0, slo_class="flexible")
         MinuteRow.objects.create(
@@ -119,7 +119,7 @@ class TestForecasts:
         # Interactive output is all there is of it: it goes without its own file.
         assert len(list((settings.STATE_DIR / "forecasters").rglob("*.npz"))) == 4
 
-    def test_classes_have_files_of_their_own_and_none_that_learned_what_was_served(self, settings):
+    def test_classes_have_separate_files_and_none_learned_from_served_demand(self, settings):
         names = {
             forecasts._file((PLACE, quantity, slo_class), 60, "blend").name
             for quantity in Quantity
@@ -143,7 +143,7 @@ class TestForecasts:
         assert sorted(row.slo_class for row in forecasts.make_forecasts(NOW)) == ["", "", "interactive", "interactive"]
         assert "2 series have no forecast. llama-3.1-8b us-east prompt flexible" in caplog.text
 
-    def test_where_a_forecaster_fails_a_simpler_one_stands_in_and_the_row_says_so(
+    def test_a_failed_forecaster_is_replaced_by_a_simpler_one_and_the_row_says_so(
         self, make_minutes, monkeypatch, settings, caplog
     ):
         from forecasting.workload.blend import BlendModel
@@ -213,7 +213,7 @@ class TestForecasts:
         assert [len(some) for some in made] == [2, 2]
         assert not made[0] & made[1]
 
-    def test_a_model_may_have_a_forecaster_of_its_own(self, make_minutes, deployment):
+    def test_a_model_may_override_the_forecaster(self, make_minutes, deployment):
         make_minutes(40)
         change("FORECASTER", "ets", "test", model=deployment.model)
         assert {row.forecaster for row in forecasts.make_forecasts(NOW)} == {"ets"}

@@ -31,7 +31,7 @@ NAMES = ("llama-3.1-8b", "another")
 
 @pytest.fixture
 def two_models(deployment, profile, make_instance):
-    """Of one GPU type and region, a ready instance and two empty places each."""
+    """A ready instance and two empty places for each model, of one GPU type and region."""
     another = Model.objects.create(name=NAMES[1], title="Another", source="a", weights_bytes=16_060_000_000,
                                    kv_bytes_per_token=131_072, context_tokens=8_192)  # fmt: skip
     profile.pk, profile.model = None, another
@@ -63,7 +63,7 @@ def clusters(two_models, make_request, tmp_path: Path):  # noqa: F811
 
 
 def test_no_simulation_of_the_fleet_lends_what_the_fleet_does_not(clusters, two_models):
-    """One model lets its instance go; the other, which asks for two, starts its own empty places."""
+    """One model releases its instance; the other, which needs two, starts its own empty places."""
     for name, cluster in clusters.items():
         simulation = Simulation(cluster, make_requests([0.0], 10, 10))
         own, others = (cluster.endpoints.index((model, "us-east")) for model in NAMES)
@@ -80,7 +80,7 @@ def test_no_simulation_of_the_fleet_lends_what_the_fleet_does_not(clusters, two_
 
 
 def test_nor_does_the_live_fleet(two_models):
-    """What is added to one model, after another has let an instance go, is its own instance deployment."""
+    """An instance added to one model, after another released one, belongs to its own deployment."""
     two_models[0].instances.update(state="stopped")
     before = set(two_models[0].instances.values_list("pk", flat=True))
     executor.add(NAMES[1], "us-east", Why(MoveSource.FLOOR, "", "one more"))

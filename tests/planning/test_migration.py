@@ -38,7 +38,7 @@ def test_each_applied_plan_gets_the_state_that_it_was_in(language_model):
     assert states_now == expected
 
 
-def test_a_policy_of_silos_goes_on_as_reactive(language_model):
+def test_a_policy_of_silos_continues_as_reactive(language_model):
     row = ScalingPolicy.objects.create(model=language_model, strategy="siloed", memory={"kept": 1.0})
     siloed.to_reactive(apps, None)
     row.refresh_from_db()

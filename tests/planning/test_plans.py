@@ -29,7 +29,7 @@ class TestExpected:
     def make(self, start, values, **more):
         return Forecast(start_at=start, window_s=60, mean=values, upper_80=[2 * value for value in values], **more)
 
-    def test_it_is_read_from_now_on_and_its_last_window_goes_on(self):
+    def test_it_is_read_from_now_on_and_its_last_window_continues(self):
         start = NOW.replace(second=0)
         forecast = self.make(start - timedelta(minutes=2), [1, 2, 3, 4, 5])
         assert plans.ahead(forecast, start, 5).mean.tolist() == [3, 4, 5, 5, 5]
@@ -85,7 +85,7 @@ class TestExpected:
         Forecast.objects.filter(slo_class="").delete()
         assert "no forecast yet" in plans.expect(NOW, {}).notes[PLACE]
 
-    def test_before_the_first_forecast_the_last_minutes_stand_in(self, make_minutes):
+    def test_before_the_first_forecast_the_last_minutes_are_used(self, make_minutes):
         make_minutes(3)
         expected = plans.expect(NOW, {})
         assert expected.of[PLACE].kept.tolist() == [1200.0] * 5
@@ -161,8 +161,8 @@ class TestPlans:
         assert Event.objects.filter(kind="plan.in_force").exists() == (status == PlanStatus.IN_FORCE)
 
     @pytest.mark.parametrize("mode", [PolicyMode.SHADOW, PolicyMode.ASK])
-    def test_what_a_what_if_proposes_stands_beside_it(self, busy, language_model, mode):
-        """Neither replaced by a round, nor counted as one, nor followed as a forecast by a strategy."""
+    def test_a_what_ifs_proposal_is_shown_next_to_it(self, busy, language_model, mode):
+        """It is neither replaced by a round, nor counted as one, nor followed as a forecast by a strategy."""
         policy(language_model, mode, "lt_u")
         proposed = ScalingPlan.objects.create(
             model=language_model, strategy=WHAT_IF, valid_until=NOW + timedelta(hours=1), made_at=NOW,
@@ -186,8 +186,8 @@ class TestPlans:
         wanted = first.targets[0]["target"] - 1
         assert first.note.startswith(f"0 of {wanted} moves made; LT-UA adds only while use is above 70%")
 
-    def test_a_plan_in_force_that_the_next_repeats_goes_on(self, busy, language_model, make_instance, node):
-        """Also when its strategy has added one meanwhile: three are wanted, of which there was one at first."""
+    def test_a_plan_in_force_that_the_next_repeats_continues(self, busy, language_model, make_instance, node):
+        """Also if its strategy has added one meanwhile: three are wanted, and there was one at first."""
         policy(language_model, PolicyMode.AUTO, "lt_ua")
         (first,) = make_plans(NOW)
         assert first.targets[0]["target"] == 3
@@ -212,7 +212,7 @@ class TestPlans:
         assert row.valid_until == NOW + timedelta(minutes=20)
 
     def test_preserves_algorithm_2_plans_for_its_strategies(self, busy, language_model, settings):
-        """Live as in its experiment: N for the window after this one, whatever comes later."""
+        """Live as in its experiment: N for the next window, whatever comes later."""
         settings.PLAN_EVERY_S = 60.0
         policy(language_model, PolicyMode.SHADOW, "preserve")
         theta = make_plans(NOW)[0].inputs["capability_tokens_per_s"]["a100-80gb"]["used"]
@@ -226,7 +226,7 @@ class TestPlans:
         policy(language_model, PolicyMode.SHADOW, "lt_ua")
         assert make_plans(NOW)[0].targets[0]["target"] == 3
 
-    def test_an_approved_plan_that_the_next_repeats_goes_on(self, busy, language_model, operator):
+    def test_an_approved_plan_that_the_next_repeats_continues(self, busy, language_model, operator):
         policy(language_model, PolicyMode.ASK)
         (first,) = make_plans(NOW)
         ScalingPlan.objects.update(status=PlanStatus.IN_PROGRESS)
@@ -269,7 +269,7 @@ class TestPlans:
         assert row.status == PlanStatus.CARRIED_OUT
         assert row.note.startswith("nothing to move")
 
-    def test_what_nobody_can_value_is_not_planned_away(self, busy, language_model, profile, caplog):
+    def test_a_model_without_capability_is_not_planned_away(self, busy, language_model, profile, caplog):
         policy(language_model, PolicyMode.AUTO)
         profile.delete()
         assert make_plans(NOW) == []

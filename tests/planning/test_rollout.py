@@ -24,7 +24,7 @@ def no_load(monkeypatch):
 
 @pytest.fixture
 def approved(language_model, operator):
-    """`approved(3, present=1)`: a plan for that many, approved by the operator."""
+    """`approved(3, present=1)`: return a plan for that many, approved by the operator."""
 
     def make(target, present=1, minutes=60):
         row = {"region": "us-east", "gpu_type": "a100-80gb", "present": present, "target": target, "reason": "a peak"}
@@ -123,7 +123,7 @@ def test_one_of_which_nothing_could_be_done_has_expired(approved, make_instance,
 
 
 def test_what_cannot_be_taken_away_is_not_carried_out_either(approved, make_instance):
-    """All but one are still loading: nothing can drain, and the plan does not say that it was carried out."""
+    """All but one are still loading: nothing can drain, and the plan does not count as carried out."""
     make_instance()
     loading = [make_instance(state=S.LOADING) for _ in range(2)]
     plan = approved(1, present=3)
@@ -190,7 +190,7 @@ def test_a_pass_that_is_cut_off_leaves_nothing_half_done(approved, make_instance
     assert Instance.objects.count() == 3
 
 
-def test_plans_that_nobody_approved_are_left_alone(make_instance, language_model):
+def test_unapproved_plans_are_left_alone(make_instance, language_model):
     make_instance()
     row = {"region": "us-east", "gpu_type": "a100-80gb", "present": 1, "target": 3}
     for status in set(PlanStatus) - set(plan_rollout.TO_CARRY_OUT):

@@ -57,7 +57,7 @@ S = InstanceState
 
 
 def surges(at_s: np.ndarray, region: int) -> np.ndarray:
-    """Requests a second: a swing, and surges that the forecast does not know."""
+    """Return requests per second: a daily swing, and surges that the forecast does not know."""
     swing = 3.0 + 2.0 * np.sin(2 * np.pi * at_s / 3000 + region)
     sudden = (at_s % 1500 > 400) & (at_s % 1500 < 640) if region == 0 else (at_s % 2400 > 1300) & (at_s % 2400 < 1500)
     return np.where(sudden, 16.0, swing)
@@ -93,7 +93,7 @@ def simulated_fleet(ordering: str) -> Cluster:
 
 
 def forecast_rows(requests, until_s: float) -> None:
-    """The demand without its surges, made every window for the windows to come."""
+    """Write forecasts of the demand without its surges, every window for the coming ones."""
     rows = []
     for made_s in range(-WINDOW_S, int(until_s) + 1, WINDOW_S):
         for at, region in enumerate(REGIONS):
@@ -181,7 +181,7 @@ class Live:
     # What happens by itself
 
     def follow(self) -> None:
-        """Instances become ready or have drained when those of the simulation did; requests came."""
+        """Make instances ready or drained when those of the simulation were, and count requests."""
         changes = self.simulation.lives.changes()
         for change in changes[self.seen :].tolist():
             at_s, instance, _, _, after = change
@@ -220,7 +220,7 @@ class Live:
     # What is seen and decided
 
     def views(self):
-        """As the gateway builds them."""
+        """Build the views as the gateway does."""
         topology, simulation = self.topology, self.simulation
         if self.written:
             topology.apply(live_inventory.read())
@@ -244,7 +244,7 @@ class Live:
         return {replica.name: int(left[replica.slot]) for replica in self.topology.replicas.values()}
 
     def tick(self, views) -> list:
-        """The workers' tick: plans that are due, then the strategy."""
+        """Run the workers' tick: plans that are due, then the strategy."""
         if self.strategy.uses_advice and (models := plans.due(self.now(), 0.0, 0.0)):
             plans.make_plans(self.now(), models)
         published = {(MODEL, view.region): as_published(view) for view in views.values()}
@@ -259,7 +259,7 @@ class Live:
         return [strategist.advice(plan, region, self.now()) if plan else None for region in REGIONS]
 
     def look(self, views) -> None:
-        """The gateway's look, beneath the strategy or alone."""
+        """Run the gateway's check, beneath the strategy or alone."""
         for endpoint in self.topology.endpoints:
             view, members = views[self._at(endpoint)], self.topology.members(endpoint)
             memory = self.observation.memory(endpoint.index)
@@ -270,7 +270,7 @@ class Live:
                 floor_rows.move.__wrapped__(delta, MODEL, endpoint.region, why, {}, self.left_tokens)
 
     def decided(self) -> dict[tuple[str, int, str], list[int]]:
-        """What was moved since the last call: instances' rows by region, direction and reason."""
+        """Return the moves since the last call: instances' rows by region, direction and reason."""
         InstanceCommand.objects.all().delete()
         new = ScalingMove.objects.filter(pk__gt=self.moves[-1] if self.moves else 0).order_by("pk")
         made: dict[tuple[str, int, str], list[int]] = {}
@@ -284,7 +284,7 @@ class Live:
         return made
 
     def agree(self, made) -> None:
-        """Of equals either clock may take another: from now on the instances of both are the same ones."""
+        """Of equals either clock may take another: from now on both use the same instances."""
         changes = self.simulation.lives.changes()
         taken: dict[tuple[str, int], list[int]] = {}
         for _, instance, endpoint, _, after in changes[self.seen :].tolist():
@@ -305,15 +305,12 @@ class Live:
 
 
 def words(reason: str) -> str:
-    """*reason* without where instances come from and go to: live, what is let go is stopped and nobody borrows it."""
+    """Return *reason* without sources and destinations: live, removed instances are stopped, and none is borrowed."""
     return re.sub(r"( instances), [^.]*|\.$", r"\1", reason)
 
 
 def comparable(view):
-    """*view* without what a fleet of rows cannot have, and with times as long ago as anybody asks.
-
-    Of equals, either clock may let another go. The gateway knows of others' moves only that they are not its own.
-    """
+    """Return *view* without what a fleet of rows cannot have, with times capped."""
     changed_s, ready_s = min(view.since_change_s, 600.0), min(view.since_ready_s, GRACE_S)
     times = {"since_change_s": round(changed_s, 3), "since_ready_s": round(ready_s, 3)}
     return view._replace(spot=0, changed_by="", changed_delta=0, **times)
@@ -354,7 +351,7 @@ def run(
     due_s: float = np.inf,
     **parameters: float,
 ) -> list[tuple]:
-    """What both clocks did; *own* are settings of the model alone, *parameters* those of the strategy."""
+    """Return the moves under both clocks; *own* are settings of the model alone, *parameters* those of the strategy."""
     settings.FORECAST_WINDOW_S, settings.FORECAST_WINDOWS, settings.FORECAST_EVERY_S = WINDOW_S, WINDOWS, 600.0
     settings.PLAN_EVERY_S = 0.0
     able = Capability(900.0, 450.0, 1300.0, "measured")

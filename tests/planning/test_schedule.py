@@ -44,7 +44,7 @@ class Stack:
         return START + timedelta(seconds=self.now_s)
 
     def work(self, what, now, write):
-        """A task of so many seconds; other looks come meanwhile."""
+        """A task of that many seconds; other triggers arrive meanwhile."""
         until_s = self.now_s + self.random.uniform(*self.takes_s[what])
         if self.random.random() < self.kill_share:
             self.run(self.now_s + self.random.random() * (until_s - self.now_s))

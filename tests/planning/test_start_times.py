@@ -24,7 +24,7 @@ KEY = PLACE[0], "a100-80gb"
 
 
 def moved(instance, **at_s):
-    """The events of *instance*'s moves, at so many seconds by state."""
+    """Write the events of *instance*'s moves, at that many seconds by state."""
     for state, seconds in at_s.items():
         Event.objects.create(
             kind="instance.moved", subject_id=str(instance.pk), actor="x", after={"state": state},

@@ -21,7 +21,7 @@ PLACE = ("llama-3.1-8b", "us-east")
 
 @pytest.fixture
 def load(monkeypatch):
-    """`load(use=0.9, …)`: what the gateway says of the endpoint; `load.alive` is what was published to it."""
+    """`load(use=0.9, …)`: publish the gateway's view of the endpoint; `load.alive` is what was published to it."""
 
     class Published:
         def __init__(self):
@@ -263,7 +263,7 @@ class TestAdvice:
         assert strategist.advice(row, "us-east", row.made_at).next_plan_s == row.made_at.timestamp() + 1200
 
     @pytest.mark.parametrize("status", sorted(set(PlanStatus) - set(selectors.IN_FORCE)))
-    def test_what_nobody_approved_is_none(self, language_model, deployment, automatic, status):
+    def test_an_unapproved_plan_is_not_the_current_one(self, language_model, deployment, automatic, status):
         plan(language_model, 2, status=status)
         assert selectors.plan_in_force(automatic("lt_i").model.name, timezone.now()) is None
 
@@ -291,7 +291,7 @@ class TestAlive:
     def test_an_approved_plan_is_what_the_floor_is_beneath_as_long_as_it_holds(
         self, automatic, load, make_instance, language_model
     ):
-        """Or the floor alone would take back at its own marks what an operator approved."""
+        """Otherwise the floor alone would undo, by its own thresholds, what an operator approved."""
         make_instance()
         automatic("lt_i", PolicyMode.ASK)
         load()

@@ -38,7 +38,7 @@ def state(settings, tmp_path):
 
 @pytest.fixture
 def made(monkeypatch):
-    """What would be made: names in order; `made.error` lets the solver fail."""
+    """Return the plans that would be made: names in order; `made.error` lets the solver fail."""
 
     class Made(list):
         error = models = None
@@ -246,7 +246,7 @@ class TestComparisons:
         settings.COMPARE_EVERY_S = 0.0
         assert not comparison.due(now + timedelta(days=2))
 
-    def test_periodic_work_ends_for_what_somebody_asked_for(self, deployment):
+    def test_periodic_work_ends_for_requested_work(self, deployment):
         assert not tasks.requested_work_waits()
         row = LengthTraining.objects.create(kind="student")
         assert not tasks.requested_work_waits()  # it is periodic itself

@@ -110,7 +110,7 @@ async def test_a_gateway_that_goes_away_and_comes_back(
 
 
 @pytest.mark.django_db
-def test_its_key_is_made_anew_and_the_old_one_ends() -> None:
+def test_its_key_is_replaced_and_the_old_one_ends() -> None:
     slo_class = SloClass.objects.create(name="batch", title="B", kind=SloKind.NON_INTERACTIVE, deadline_s=60)
     tenant = Tenant.objects.create(name="acme", default_slo_class=slo_class)
     first, second = new_key(tenant), new_key(tenant)

@@ -26,7 +26,7 @@ ends = st.lists(st.integers(0, 8).map(lambda drawn: drawn / 4), max_size=8).map(
 
 
 def after(instance: PlainInstance, moments: list[float]) -> PlainInstance:
-    """*instance*, where requests have ended at *moments*."""
+    """Record that requests of *instance* ended at *moments*."""
     for now_s in moments:
         instance.note_end(now_s)
     return instance
@@ -40,7 +40,7 @@ plain_fleets = st.builds(
 
 
 def as_arrays(plain: PlainFleet, endpoint_count: int = ENDPOINTS) -> tuple[FleetArrays, EndpointArrays]:
-    """The arrays that say what *plain* says."""
+    """Return the arrays equivalent to *plain*."""
     fleet = allocate_fleet(len(plain.instances))
     endpoints = allocate_endpoints(endpoint_count, len(plain.instances))
     for slot, instance in enumerate(plain.instances):

@@ -101,7 +101,7 @@ print(sum(kernels.f.stats.cache_misses.values()))
 
 @pytest.mark.nightly
 def test_a_second_checkout_compiles_nothing_again(tmp_path, users):
-    """Other path, other times of files; a change of what a kernel uses is compiled."""
+    """With another path and other file times nothing is compiled; a change of a dependency is."""
 
     def compilations(checkout: Path) -> int:
         command = [sys.executable, "-c", CHECKOUT]
@@ -153,7 +153,7 @@ def test_numbas_setting_is_left_as_it_was():
 
 
 def test_what_only_kernels_call_is_linked_and_not_made_machine_code_of_by_itself():
-    """In another version of Numba it may be: then `scheduling.linking` is to be looked at."""
+    """In another version of Numba it may be: then check `scheduling.linking`."""
     from scheduling.linking import LinkedLibrary
 
     @compiled.compiled_inline
@@ -179,7 +179,7 @@ def test_what_only_kernels_call_is_linked_and_not_made_machine_code_of_by_itself
 
 
 def test_only_what_is_to_be_inlined_is_even_if_an_inlined_function_calls_it_first():
-    """Numba hands the option down to what it compiles for a caller, and a large function would be copied to each."""
+    """Numba passes the option on to what it compiles for a caller, and a large function would be copied into each."""
 
     @compiled.compiled_internal
     def one_more(x):

@@ -15,7 +15,7 @@ from scheduling.routing.routers import JOIN_SHORTEST_QUEUE, release
 
 @compiled
 def total(numbers: np.ndarray, factor: float) -> float:
-    """The sum of *numbers*, times *factor*."""
+    """Return the sum of *numbers*, times *factor*."""
     sum_ = 0.0
     for at in range(numbers.shape[0]):
         sum_ += numbers[at]
@@ -36,7 +36,9 @@ calls = st.lists(
 
 
 def played(steps, enqueue, dispatch, release, free_slot):
-    """What *steps* (endpoint, prompt, output, whether one ends first) come to; the waiting set grows on the way."""
+    """Return the result of *steps* (endpoint, prompt, output, whether one ends first);
+    the waiting set grows on the way.
+    """
     fleet, endpoints, waiting = world()
     seen, running = [], []
     for number, (endpoint, prompt, output, ends) in enumerate(steps):

@@ -104,7 +104,7 @@ def total(struct):
     return whole, struct.turned.size, struct.scale
 
 
-def test_a_copy_and_what_another_process_unpickles_have_tables_of_their_own():
+def test_a_copy_and_an_unpickled_object_have_separate_tables():
     struct = outer()
     read(struct, 0, 0)  # makes its table
     for twin in (

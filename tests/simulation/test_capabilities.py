@@ -30,7 +30,7 @@ def wanted() -> dict[str, Measurement]:
 
 @pytest.fixture
 def made(monkeypatch) -> list[float]:
-    """The CV of each that was measured here."""
+    """Return the CV of each capability that was measured here."""
     cvs: list[float] = []
     original = Measurement.made
     monkeypatch.setattr(Measurement, "made", lambda self: cvs.append(self.cv) or original(self))
@@ -83,7 +83,7 @@ def test_files_of_an_hour_ago_go(tmp_path, wanted):
 
 
 def test_what_another_is_at_is_left_to_it_and_read_in_the_end(tmp_path, wanted, made):
-    """Another process has the first of them in hand, and writes it while this one measures the others."""
+    """Another process measures the first of them, and writes it while this one measures the others."""
     first, *others = wanted
     answer = measured({first: wanted[first]}, tmp_path)
     text = (tmp_path / first).read_text()

@@ -27,7 +27,7 @@ def demo(db):
 
 
 def splitwise(folder: Path, model: str = "llama2-70b", gpu: str = "h100-80gb", slower: float = 1.0) -> Path:
-    """Rows of the published form, made from TRUE."""
+    """Return rows of the published form, made from TRUE."""
     path = folder / "perf.csv"
     lines = ["model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,e2e_time,tensor_parallel"]
     for prompt, batch in [(size, 1) for size in (128, 512, 1024, 2048, 4096, 8192)] + [(512, n) for n in (2, 8, 32)]:
@@ -100,7 +100,7 @@ def test_names_of_publications(demo) -> None:
 
 
 def ledger(instance: str, rows: int = 120, noise: float = 0.03) -> None:
-    """Requests as the gateway writes them, served by an instance with the profile TRUE."""
+    """Write requests as the gateway does, served by an instance with the profile TRUE."""
     random = np.random.default_rng(1)
     tenant = Tenant.objects.first()
     written = []

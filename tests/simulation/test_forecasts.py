@@ -25,7 +25,7 @@ def test_what_comes_later_changes_no_forecast(name: str) -> None:
     assert not np.array_equal(one.ahead(later, 3).mean, two.ahead(later, 3).mean)
 
 
-def test_within_a_window_nothing_is_forecast_anew() -> None:
+def test_within_a_window_nothing_is_forecast_again() -> None:
     one = series("ets", 50 + 20 * np.sin(np.arange(240) / 20))
     before = one.ahead(1200.0, 3)
     assert one.ahead(1799.0, 3) is before
@@ -47,7 +47,7 @@ class Counting:
         return self.one.predict(steps)
 
 
-def test_what_another_run_asked_is_known_and_the_rest_is_forecast_as_if_nobody_had_asked(monkeypatch) -> None:
+def test_another_runs_windows_are_reused_and_the_rest_is_forecast_independently(monkeypatch) -> None:
     asked: list[Counting] = []
     monkeypatch.setitem(FORECASTERS, "counting", lambda: asked.append(Counting()) or asked[-1])
     minutes = 50 + 20 * np.sin(np.arange(600) / 20)

@@ -36,7 +36,7 @@ def forget() -> None:
 
 
 def example(folder: Path, name: str, **values: str) -> Path:
-    """The example *name*, shorter, with other *values* of keys."""
+    """Return the example *name*, shorter, with other *values* of keys."""
     text = (EXAMPLES / f"{name}.toml").read_text()
     for key, value in {"duration_h": "0.75", "history_days": "1", **values}.items():
         text = re.sub(rf"(?m)^{key} = .*$", f"{key} = {value}", text)
@@ -148,7 +148,7 @@ def test_a_region_that_fails_loses_its_instances(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("strategy", ["reactive", "siloed"])
 def test_nothing_serves_in_a_lost_region_before_it_is_back(tmp_path: Path, strategy: str) -> None:
-    """Its empty places are lost with it: no scaler fills them, and what was empty is empty again afterwards."""
+    """Its empty places fail with it: no scaler fills them, and they are empty again afterwards."""
     failure = "[[failures]]\nat_h = 0.05\nregion = 'east'\nrepair_min = 1\n\n[demand]"
     path = changed(tmp_path, "[demand]", failure)
     text = path.read_text().replace('strategy = "reactive"', f'strategy = "{strategy}"')
@@ -257,7 +257,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, message: str
 
 
 def test_a_bundle_has_its_strategy_and_forecaster(tmp_path: Path) -> None:
-    """As the same keys one by one, and a forecaster of a model alone is named where it is unknown."""
+    """The same as individual keys; an unknown forecaster of one model is named."""
     text = RIGHT.replace('strategy = "reactive"\n', "").replace(
         "context_tokens = 1000", "context_tokens = 1000\nbundle = 'SageServe LT-UA'"
     )

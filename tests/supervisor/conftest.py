@@ -20,7 +20,7 @@ PATIENCE_S = 20.0  # of waits for what must happen; generous, for busy machines
 
 
 def program(source: str, *arguments: str) -> list[str]:
-    """The command line of a Python program."""
+    """Return the command line of a Python program."""
     return [sys.executable, "-I", "-c", textwrap.dedent(source), *arguments]
 
 
@@ -47,7 +47,7 @@ def screen() -> Screen:
 
 @pytest.fixture
 def said(screen: Screen) -> Callable[[], str]:
-    """Everything on the screen so far."""
+    """Return everything on the screen so far."""
     assert isinstance(screen.stream, io.StringIO)
     return screen.stream.getvalue
 

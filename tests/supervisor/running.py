@@ -59,7 +59,9 @@ class RunningStack:
         return "\n".join(self.lines)
 
     def wait_for(self, what: str, condition: Callable[[], Any], within_s: float = UP_WITHIN_S) -> Any:
-        """The first true value of *condition*. Raises AssertionError with the stack's output when there is none in time."""
+        """Return the first true value of *condition*. Raise AssertionError with the stack's
+        output if there is none in time.
+        """
         deadline = time.monotonic() + within_s
         while True:
             try:
@@ -72,7 +74,7 @@ class RunningStack:
             time.sleep(0.2)
 
     def wait_until_up(self) -> str:
-        """The sign-in link that it prints at last."""
+        """Return the sign-in link that it prints last."""
         link = self.wait_for("sign-in link", lambda: SIGN_IN.search(self.text))
         self.wait_for("API line", lambda: re.search(r"\n  API ", self.text))
         return str(link[1])
@@ -89,11 +91,11 @@ class RunningStack:
         self._browser.open(request, timeout=10).close()
 
     def summary(self, url: str) -> dict[str, Any]:
-        """The newest live summary."""
+        """Return the newest live summary."""
         return dict(json.loads(self.get(f"{url}/api/summary")))
 
     def processes(self) -> list[str]:
-        """Every process that this stack's environment was handed down to."""
+        """Return every process that inherited this stack's environment."""
         listed = []
         for folder in Path("/proc").glob("[0-9]*"):
             try:
@@ -105,7 +107,7 @@ class RunningStack:
         return listed
 
     def interrupt(self) -> int:
-        """Press Ctrl-C; returns the exit status of `make run`."""
+        """Press Ctrl-C; return the exit status of `make run`."""
         os.killpg(self.process.pid, signal.SIGINT)
         return self.wait_for_end()
 
@@ -124,7 +126,7 @@ class RunningStack:
 
 
 def moving(stack: RunningStack, url: str) -> Callable[[], bool]:
-    """True once the output tokens per second of each of three regions were seen above 0 at two different values."""
+    """Whether the output tokens per second of each of three regions were seen above 0 at two different values."""
     seen: dict[str, set[float]] = {}
 
     def condition() -> bool:

@@ -126,7 +126,7 @@ async def test_a_failing_hook_after_a_restart_is_said_and_tried_again(
 async def test_a_probe_that_raises_says_not_ready_and_why(
     keeper: Keeper, said: Callable[[], str], tmp_path: Path
 ) -> None:
-    """As the Celery probe does while Redis is away."""
+    """Like the Celery probe while Redis is away."""
     broken = [True]
 
     async def probe() -> str | None:
@@ -151,7 +151,7 @@ async def test_a_probe_that_raises_says_not_ready_and_why(
 async def test_parts_killed_one_by_one_together_and_again_while_they_start(
     keeper: Keeper, said: Callable[[], str], tmp_path: Path
 ) -> None:
-    """As kill -9 of Redis, then of Celery, whose probe needs Redis: nothing that can be started again ends the stack."""
+    """Like kill -9 of Redis, then of Celery, whose probe needs Redis: nothing that can be restarted ends the stack."""
     names = ("redis", "celery", "web")
     published: list[dict[str, dict[str, object]]] = []
     keeper._publish = lambda parts: published.append({str(part["name"]): part for part in parts})
@@ -234,8 +234,8 @@ async def test_those_that_do_not_obey_are_killed_and_named(keeper: Keeper, tmp_p
     assert await keeper.stop([["web"]]) == ["web"]
 
 
-async def test_a_server_in_a_session_of_its_own_does_not_stay_behind(keeper: Keeper, tmp_path: Path) -> None:
-    """As a vLLM server that a Celery worker started: neither a child of ours nor in a group of ours."""
+async def test_a_server_in_a_separate_session_does_not_stay_behind(keeper: Keeper, tmp_path: Path) -> None:
+    """Like a vLLM server started by a Celery worker: neither our child nor in a group of ours."""
     source = f"""
         import subprocess, sys, pathlib, time
         child = subprocess.Popen([sys.executable, "-c", {SLEEP!r}], start_new_session=True)
@@ -251,7 +251,7 @@ async def test_a_server_in_a_session_of_its_own_does_not_stay_behind(keeper: Kee
 
 
 async def test_killing_the_supervisor_leaves_no_process(tmp_path: Path) -> None:
-    """`kill -9`: the guard ends the children, those in their own sessions too."""
+    """`kill -9`: the guard ends the children, including those in their own sessions."""
     source = f"""
         import asyncio, os, sys
         from controlplane.supervisor.keeper import Keeper, Part

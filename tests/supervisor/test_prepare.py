@@ -45,9 +45,7 @@ def test_every_emulated_instance_that_was_to_stay_is_started_again(instance, mes
     assert moved.severity == "info"  # an expected end, not a failure
 
 
-def test_a_command_whose_worker_is_gone_is_taken_up_again(
-    instance, messages, django_capture_on_commit_callbacks
-) -> None:
+def test_a_command_of_a_dead_worker_is_taken_up_again(instance, messages, django_capture_on_commit_callbacks) -> None:
     row = instance("emulated-1", Launcher.EMULATED, InstanceState.PROVISIONING)
     InstanceCommand.objects.create(instance=row, verb=CommandVerb.START, state=CommandState.RUNNING, actor="test")
     with django_capture_on_commit_callbacks(execute=True):
@@ -57,7 +55,7 @@ def test_a_command_whose_worker_is_gone_is_taken_up_again(
     assert command.pk in messages
 
 
-def test_what_cannot_start_is_said_and_the_rest_goes_on(instance, messages) -> None:
+def test_a_failed_start_is_reported_and_the_rest_continues(instance, messages) -> None:
     stuck = instance("emulated-1", Launcher.EMULATED, InstanceState.FAILED)
     InstanceCommand.objects.create(instance=stuck, verb=CommandVerb.SLEEP, actor="test")
     instance("emulated-2", Launcher.EMULATED, InstanceState.READY)

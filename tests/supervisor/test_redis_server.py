@@ -27,7 +27,7 @@ def empty_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def command_lines() -> str:
-    """What `ps` would show of all processes."""
+    """Return what `ps` would show of all processes."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def test_the_wheels_binary_is_the_fallback(empty_path: Path) -> None:
 
 
 def test_its_port_is_none_that_an_outgoing_connection_is_given() -> None:
-    """A client that tries to connect to a port where nobody listens may be given that port and take it."""
+    """A client that connects to a free port may be given that port itself and take it."""
     first = int(redis_server.EPHEMERAL_PORTS.read_text().split()[0])
     ports = [redis_server.free_port() for _ in range(50)]
     assert all(redis_server.LOWEST_PORT <= port < first for port in ports)

@@ -68,14 +68,14 @@ def test_a_supervisor_that_was_killed_holds_nothing(tmp_path: Path) -> None:
 
 
 def manage(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """`manage.py` as a user runs it, without the settings of the test run."""
+    """Run `manage.py` as a user does, without the settings of the test run."""
     environment = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
     command = [sys.executable, "manage.py", *arguments]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_settings_load_with_the_key_that_was_made() -> None:
-    """What `manage.py up` does before Django: without the file, settings would refuse to load."""
+    """Do what `manage.py up` does before Django: without the file, settings refuse to load."""
     said = manage("up", "--help")
     assert said.returncode == 0, said.stderr
     assert "--no-demo" in said.stdout

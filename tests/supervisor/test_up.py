@@ -61,7 +61,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Address:
 
 @pytest.fixture(scope="module")
 def stack(address: Address) -> Iterator[RunningStack]:
-    """One stack for the tests below, in their order; the last one stops it."""
+    """One stack for the tests below, in order; the last one stops it."""
     environment = {**address.environment, "DJANGO_SETTINGS_MODULE": "controlplane.settings"}
     stack = RunningStack(f"--port {address.port}", **environment)
     yield stack
@@ -109,7 +109,7 @@ def test_a_second_one_says_who_runs(stack: RunningStack, address: Address) -> No
     assert re.fullmatch(rf"Pilothouse already runs in \S+: process \d+, {address.url}, since .*\n", said.stdout)
 
 
-def test_a_replay_beside_it_balances_with_the_ledger(stack: RunningStack, address: Address, tmp_path: Path) -> None:
+def test_a_concurrent_replay_balances_with_the_ledger(stack: RunningStack, address: Address, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text(TRACE)
     said = address.manage(
@@ -130,7 +130,7 @@ def test_a_killed_web_process_comes_back(stack: RunningStack, address: Address) 
     assert "ok" in stack.get(f"{address.url}/healthz").lower()
 
 
-def test_after_the_emulator_died_its_instances_are_started_anew(stack: RunningStack, address: Address) -> None:
+def test_instances_are_restarted_after_the_emulator_died(stack: RunningStack, address: Address) -> None:
     os.kill(process_id(stack, "workers.emulator"), signal.SIGKILL)
     stack.wait_for("restart", lambda: "emulator is back after" in stack.text)
     stack.wait_for("revival", lambda: stack.text.count("asked to start") == 2)
@@ -148,13 +148,13 @@ def assert_no_traceback(stack: RunningStack) -> None:
 
 
 def part(address: Address, name: str) -> dict[str, Any]:
-    """What the supervisor says of a part, in the file that the web process reads."""
+    """Return the supervisor's status of a part, from the file that the web process reads."""
     written = json.loads((Path(address.environment["PILOTHOUSE_STATE_DIR"]) / "parts.json").read_text())
     return next(row for row in written["parts"] if row["name"] == name)
 
 
 def test_no_part_ends_it_whichever_dies_with_which(stack: RunningStack, address: Address) -> None:
-    """Redis with Celery, whose probe needs it; three at a time; the same one again."""
+    """Kill Redis with Celery, whose probe needs it; three at a time; the same one again."""
     names = ("redis", "web", "celery", "beat", "emulator", "traffic")
 
     def running() -> bool:

@@ -67,7 +67,7 @@ def test_an_hour_is_shared_by_kv_token_seconds(ran, acme, globex):
     assert hours[None]["requests"] == hours[None]["charged_usd"] == 0
 
 
-def test_keys_models_and_classes_have_rows_of_their_own(ran, acme):
+def test_keys_models_and_classes_have_separate_rows(ran, acme):
     key, _ = create_api_key(acme, "first", "a test")
     ran(0, 1, api_key=key)
     ran(0, 1)
@@ -153,7 +153,7 @@ def test_a_ledger_of_many_rows_is_counted_in_chunks(ran, monkeypatch):
     assert total("cost_usd") == pytest.approx(3 * USD_PER_INSTANCE_HOUR)
 
 
-def test_who_counts_at_once_with_another_leaves_it_to_the_faster(ran, monkeypatch):
+def test_concurrent_counters_leave_it_to_the_faster(ran, monkeypatch):
     ran(0, 30)
     count_usage(at(40))
     counted = counting.count_hours

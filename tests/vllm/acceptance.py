@@ -110,7 +110,7 @@ MORE: list[tuple[str, dict[str, Any]]] = [
 
 
 def cases() -> list[tuple[str, dict[str, Any]]]:
-    """(kind, body): one field of a plain body at a time, and some together."""
+    """Return (kind, body): one field of a plain body at a time, and some together."""
     single = [(kind, {name: value}) for kind, of in FIELDS.items() for name, values in of.items() for value in values]
     return [(kind, BASES[kind] | fields) for kind, fields in (*single, *MORE)]
 

@@ -52,7 +52,7 @@ async def generate(http: aiohttp.ClientSession, server: Server, tokens: int, **f
 
 
 async def begun(http: aiohttp.ClientSession, server: Server, tokens: int) -> aiohttp.ClientResponse:
-    """A streamed answer that is under way: its first event has come."""
+    """Start a streamed answer, up to its first event."""
     body = {**COMPLETION, "max_tokens": tokens, "stream": True, **USAGE}
     response = await http.post(f"{server.url}/v1/completions", json=body)
     assert (await response.content.readline()).startswith(b"data: ")
@@ -60,7 +60,7 @@ async def begun(http: aiohttp.ClientSession, server: Server, tokens: int) -> aio
 
 
 async def rest(response: aiohttp.ClientResponse) -> list[dict[str, Any]]:
-    """The events that are left."""
+    """Return the remaining events."""
     lines = [line.removeprefix("data: ") for line in (await response.text()).splitlines() if line]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]

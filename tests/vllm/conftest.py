@@ -217,7 +217,9 @@ def servers_of(vllm_python: str, run_folder: Path, model: Path) -> Iterator[Vllm
 
 @contextmanager
 def slow_server(vllm_python: str, folder: Path, *options: str, **spec: Any) -> Iterator[str]:
-    """The address of a server of a larger model (*options* of `tiny_model`), whose steps take most of a request's time."""
+    """Return the address of a server of a larger model (*options* of `tiny_model`), whose
+    steps dominate a request's time.
+    """
     write_tiny_model(vllm_python, folder / "model", *options)
     with servers_of(vllm_python, folder / "run", folder / "model") as fleet:
         url = fleet.start(folder.name, **spec)
@@ -246,7 +248,9 @@ def profile(t0_s: float, prefill_s: float, decode_s: float, decode_s_per_sequenc
 
 
 def emulated(**changes: Any) -> "tuple[subprocess.Popen[str], str]":
-    """An emulator process with one server like the real one, but for *changes* of its settings, and its address."""
+    """Run an emulator process with one server like the real one, except for *changes* of
+    its settings; yield its address.
+    """
     command = [sys.executable, "-m", "workers.emulator", "--port", "0"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -272,7 +276,7 @@ def emulated(**changes: Any) -> "tuple[subprocess.Popen[str], str]":
 
 @pytest.fixture(scope="session")
 def vllm_server(vllm_fleet: VllmFleet, adapter: Path) -> Server:
-    """The one real server that the gate starts: every test that can do with one shares it."""
+    """The one real server of the gate, shared by every test that does not need another."""
     flags = ("--enable-lora", "--max-lora-rank", "8", *TOOLS)
     url = vllm_fleet.start(CONTRACT, max_num_queued_reqs=MAX_NUM_QUEUED_REQS, extra_args=flags)
     vllm_fleet.wait(CONTRACT, url)
@@ -281,7 +285,7 @@ def vllm_server(vllm_fleet: VllmFleet, adapter: Path) -> Server:
 
 @pytest.fixture(scope="session", params=["emulator", pytest.param("vllm", marks=pytest.mark.vllm)])
 def server(request: pytest.FixtureRequest, adapter: Path) -> Iterator[Server]:
-    """A server that should behave as vLLM does: the emulated one, and vLLM itself."""
+    """A server that should behave like vLLM: the emulated one, and vLLM itself."""
     if request.param == "vllm":
         yield request.getfixturevalue("vllm_server")
         return

@@ -22,11 +22,7 @@ from workers.vllm.launcher import ProcessLauncher
 
 @asynccontextmanager
 async def gateway_before(servers: Mapping[str, str], max_num_seqs: int, **options: Any) -> AsyncIterator[ServedGateway]:
-    """A gateway before *servers*, addresses by name, once all of them are up.
-
-    *options* are those of `make_rows`. Connections of its session end before the gateway or a server would close them: one
-    that idles may be closed in the moment in which it is used again.
-    """
+    """Run a gateway before *servers*, addresses by name, once all of them are up."""
     backends = [SimpleNamespace(name=name, url=url) for name, url in servers.items()]
     options = {"queue_bound": 1000, "model_name": MODEL, "max_num_seqs": max_num_seqs, **options}
     await database_sync_to_async(make_rows)(backends, regions=["here"] * len(backends), **options)
@@ -38,7 +34,7 @@ async def gateway_before(servers: Mapping[str, str], max_num_seqs: int, **option
 
 @asynccontextmanager
 async def serving_gateway(backends: Sequence[Any] = ()) -> AsyncIterator[ServedGateway]:
-    """A gateway on the rows that there are."""
+    """Run a gateway on the existing rows."""
     async with AsyncExitStack() as stack:
         gateway = Gateway(floor_rows)
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2)
@@ -52,7 +48,7 @@ async def serving_gateway(backends: Sequence[Any] = ()) -> AsyncIterator[ServedG
 def workers_launcher(
     vllm_python: str, folder: Path, monkeypatch: pytest.MonkeyPatch, names: Sequence[str], **variables: str
 ) -> Iterator[ProcessLauncher]:
-    """The launcher that the workers' tasks will use; the servers *names* end with the test, also by SIGTERM."""
+    """The launcher that the workers' tasks will use; the servers *names* end with the test, also on SIGTERM."""
     monkeypatch.setattr(settings, "VLLM_PYTHON", vllm_python)
     monkeypatch.setattr(settings, "STATE_DIR", folder)
     for name, value in {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", **variables}.items():
@@ -65,7 +61,7 @@ def workers_launcher(
 
 
 def make_stopped_fleet(source: Path, names: Sequence[str], max_num_seqs: int, gpus: int, **deployment: Any) -> None:
-    """A deployment on a node of *gpus* GPUs, and its stopped instances *names*; no policy."""
+    """Write a deployment on a node of *gpus* GPUs, and its stopped instances *names*, without a policy."""
     backends = [SimpleNamespace(name=name, url=f"http://127.0.0.1:{at}") for at, name in enumerate(names, 1)]
     regions = ["here"] * len(names)
     make_rows(backends, regions=regions, max_num_seqs=max_num_seqs, queue_bound=100, model_name=MODEL)

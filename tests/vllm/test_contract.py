@@ -33,7 +33,7 @@ async def sdk(server: Server) -> AsyncIterator[openai.AsyncOpenAI]:
 
 
 def shape(value: Any) -> Any:
-    """Keys and types at every depth; a list by its first element."""
+    """Return keys and types at every depth; a list by its first element."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in sorted(value.items())}
     if isinstance(value, list):
@@ -78,9 +78,8 @@ async def test_shape_of_bodies(server: Server, http: aiohttp.ClientSession, name
     ],
 )
 async def test_shape_of_events(server: Server, http: aiohttp.ClientSession, name: str, path: str, body: Any) -> None:
-    """The first, the middle and the last events; equal shapes in a row count once, for tokens may share an event.
-
-    Not of tokens drawn by chance: now and then the last one ends within a character, and its event has no text.
+    """Return the first, the middle and the last events; equal shapes in a row count once,
+    because tokens may share an event.
     """
     shapes: list[Any] = []
     for event in await events(http, server, path, {**body, "temperature": 0}):

@@ -67,10 +67,7 @@ async def test_prefix_cache_counters(server: Server, http: aiohttp.ClientSession
 
 
 async def test_priority_order_under_load(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
-    """All slots are taken and become free one after another; who waits is taken by priority, lower first.
-
-    The requests arrive while scheduling is stopped, so that the order does not hang on how fast this machine is.
-    """
+    """All slots are taken and free up one after another; waiting requests are taken by priority, lower first."""
     order: list[int] = []
 
     async def one(priority: int, tokens: int) -> None:
@@ -155,7 +152,7 @@ async def test_a_request_hangs_while_the_server_sleeps(
 async def test_the_head_of_a_stream_comes_at_once(
     server: Server, http: aiohttp.ClientSession, control: VllmClient
 ) -> None:
-    """Status 200 says nothing about the request having run: the gateway must not take it for the first token."""
+    """Status 200 does not mean that the request has run: the gateway must not take it for the first token."""
     await control.sleep(level=0)
     async with http.post(f"{server.url}/v1/completions", json={**COMPLETION, "stream": True}) as response:
         assert response.status == 200
@@ -166,7 +163,7 @@ async def test_the_head_of_a_stream_comes_at_once(
         assert b"data: " in await response.content.readany()
 
 
-async def test_sleep_aborts_what_runs(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
+async def test_sleep_aborts_running_requests(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
     before = await control.metrics()
     response = await begun(http, server, 4000)
     await control.sleep(level=1, mode="abort")
@@ -177,7 +174,9 @@ async def test_sleep_aborts_what_runs(server: Server, http: aiohttp.ClientSessio
     assert after.success_total["abort"] - before.success_total["abort"] == 1
 
 
-async def test_sleep_waits_for_what_runs(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
+async def test_sleep_waits_for_running_requests(
+    server: Server, http: aiohttp.ClientSession, control: VllmClient
+) -> None:
     response = await begun(http, server, 400)
     await control.sleep(level=1, mode="wait")
     chunks = await rest(response)
@@ -186,7 +185,7 @@ async def test_sleep_waits_for_what_runs(server: Server, http: aiohttp.ClientSes
     assert await control.is_sleeping()
 
 
-async def test_sleep_keeps_what_runs(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
+async def test_sleep_keeps_running_requests(server: Server, http: aiohttp.ClientSession, control: VllmClient) -> None:
     response = await begun(http, server, 2000)
     await control.sleep(level=0, mode="keep")
     produced = (await control.metrics()).generation_tokens_total

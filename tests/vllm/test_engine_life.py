@@ -53,7 +53,7 @@ async def served(
 
 
 def parts_of(leader: int) -> dict[int, str]:
-    """The processes of the session that *leader* began, with their titles; one that is dead counts no more."""
+    """Return the live processes of the session that *leader* began, with their titles."""
     parts = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -69,7 +69,7 @@ def part(leader: int, title: str) -> int:
 
 
 def shared_memory_of(leader: int) -> set[Path]:
-    """What the processes of the session that *leader* began have mapped of `/dev/shm`."""
+    """Return what the processes of the session that *leader* began have mapped of `/dev/shm`."""
     segments = set()
     for process_id in parts_of(leader):
         with suppress(OSError):

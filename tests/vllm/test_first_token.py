@@ -30,7 +30,7 @@ def blocks(language: str) -> list[str]:
 
 
 def commands() -> list[str]:
-    """The documented `manage.py` commands, in order."""
+    """Return the documented `manage.py` commands, in order."""
     text = "\n".join(blocks("sh"))
     return [line.strip(" )") for line in re.findall(r"manage\.py ([^#\n]+)", text)]
 
@@ -60,7 +60,7 @@ class Here:
 
 @pytest.fixture
 def here(vllm_python: str, tmp_path: Path) -> Iterator[Here]:
-    """`manage.py up --no-demo` in a new folder; whatever it started ends with it."""
+    """Run `manage.py up --no-demo` in a new folder; everything it started ends with it."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("PILOTHOUSE_", "DJANGO_"))}
     for name in ("DATABASE_URL", "REDIS_URL"):
         ours.pop(name, None)
@@ -98,7 +98,7 @@ def answers(url: str) -> bool:
 
 
 def stream(key: str) -> list[dict[str, Any]]:
-    """The events of the documented request, until its end."""
+    """Return the events of the documented request, until its end."""
     body = re.search(r"-d '(.*?)'", SECTION, re.DOTALL)
     assert body is not None
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}

@@ -100,7 +100,7 @@ WEATHER = {
 
 
 async def test_a_named_tool_is_called_through_the_gateway(served, client):
-    """vLLM needs a parser even for a tool that is named (this server has one). Random weights make odd arguments."""
+    """vLLM needs a parser even for a named tool (this server has one). Random weights give odd arguments."""
     named = {"type": "function", "function": {"name": "weather"}}
     asked = {"model": MODEL, "messages": MESSAGES, "tools": [WEATHER], "tool_choice": named, "max_tokens": 200}
     plain = await client.chat.completions.create(**asked)
@@ -135,7 +135,7 @@ async def test_metrics_are_read(served, client):
     assert row.kv_capacity_tokens == replicas[0].metrics.kv_cache_size_tokens
 
 
-async def test_priority_decides_who_is_served_first_under_load(served, client, vllm_fleet):
+async def test_priority_decides_the_order_of_service_under_load(served, client, vllm_fleet):
     async def ask(slo_class: str, tokens: int) -> None:
         headers = {"X-SLO-Class": slo_class}
         await client.chat.completions.create(model=MODEL, messages=MESSAGES, extra_headers=headers, **exactly(tokens))
@@ -169,7 +169,7 @@ async def test_a_disconnect_frees_the_request_upstream(served, client):
     assert row.output_tokens < 16 * 900
 
 
-async def test_draining_finishes_what_runs(served, client):
+async def test_draining_finishes_running_requests(served, client):
     stream = await client.completions.create(model=MODEL, prompt=[9, 9], stream=True, n=8, **exactly(800))
     await anext(stream)
 

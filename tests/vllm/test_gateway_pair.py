@@ -50,7 +50,7 @@ async def test_draining_one_gives_the_rest_to_the_other(served, client):  # noqa
 
 
 async def test_a_killed_instance_is_noticed_and_its_requests_go_to_the_other(served, client, vllm_fleet: VllmFleet):  # noqa: F811
-    """Both servers are frozen while requests are given to them and queue up; then one is killed, and the other continues."""
+    """Both servers are frozen while requests are dispatched to them; then one is killed, and the other resumes."""
     with frozen(vllm_fleet, *NAMES):
         asked = [
             asyncio.create_task(client.completions.create(model=MODEL, prompt=[index + 1], **exactly(20)))

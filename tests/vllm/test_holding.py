@@ -34,7 +34,7 @@ SLOWED = ("--hidden-size", "768", "--layers", "8")
 
 @pytest.fixture
 def vllm_server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server whose steps take long, and whose engine leaves the cores to HTTP: as on a GPU, the engine is the limit."""
+    """A server with long steps whose engine leaves the cores to HTTP: as on a GPU, the engine is the bottleneck."""
     folder, sizes = tmp_path_factory.mktemp("holding"), {"max_model_len": 512, "max_num_batched_tokens": 2048}
     with slow_server(vllm_python, folder, *SLOWED, max_num_seqs=SLOTS, **sizes) as url:
         yield url
@@ -96,7 +96,7 @@ async def load(url: str, seed: int, requests: int) -> dict:
 
 
 async def compare(server: str, paths: Sequence[str], requests: int, rounds: int) -> list[dict]:
-    """By round, what each of *paths* gives: direct, gateway (as many requests ahead as is measured), strict (none)."""
+    """Return results of *paths* by round: direct, gateway (requests ahead as measured), strict (none)."""
     async with gateway_before({"holding": server}, SLOTS, requests_ahead_limit=None) as served:
         gateway, url, topology = served.gateway, served.url, served.gateway.topology
         (replica,) = topology.replicas.values()
@@ -124,7 +124,7 @@ async def compare(server: str, paths: Sequence[str], requests: int, rounds: int)
 
 
 def ratio(measured_rounds: list[dict], name: str, path: str = "gateway") -> float:
-    """The median of what *path* has by what direct has."""
+    """Return the median of *path* relative to direct."""
     return statistics.median(row[path][name] / row["direct"][name] for row in measured_rounds)
 
 
@@ -155,8 +155,8 @@ async def test_holding_the_queue_costs_no_throughput(transactional_db, vllm_serv
 
 
 @pytest.mark.nightly
-async def test_over_a_long_link_no_place_stands_empty(transactional_db, emulated_server, monkeypatch):
-    """0.3 s there and back, while a request takes 1 s: what is measured, and what it wins back."""
+async def test_over_a_long_link_no_slot_is_idle(transactional_db, emulated_server, monkeypatch):
+    """0.3 s there and back, with requests of 1 s: the measured round trip, and its effect."""
     monkeypatch.setattr(settings, "FLEET_REFRESH_S", 0.2)
     async with long_link(emulated_server) as server:
         measured_rounds = await compare(server, ("direct", "gateway", "strict"), 96, 1)

@@ -61,7 +61,7 @@ def foretell(served: ServedGateway, predicted: dict[str, Any]) -> None:
 
 
 async def ask(served: ServedGateway, request_id: str, tokens: int) -> float:
-    """One request; seconds until its last byte."""
+    """Send one request; return seconds until its last byte."""
     body = {"model": MODEL, "prompt": [7, 8, 9, 10], "max_tokens": tokens, "ignore_eos": True}
     began_s = time.monotonic()
     async with served.http.post(
@@ -150,7 +150,9 @@ class Predictor:
     predicted: np.ndarray
 
     def work(self, count: int, seed: int, burst: int) -> Work:
-        """*count* requests, *burst* at a time: what queues then hardly hangs on how well the server's pace is known."""
+        """Return *count* requests in bursts of *burst*: queueing then hardly depends on how
+        well the server's pace is known.
+        """
         random = np.random.default_rng(seed)
         at = random.integers(0, self.output.size, count)
         gaps = np.where(np.arange(count) % burst == 0, burst * random.exponential(1.0, count), 0.0)
@@ -182,7 +184,7 @@ def predictors() -> list[Predictor]:
 
 
 async def drive(served: ServedGateway, work: Work, per_s: float, predicted: np.ndarray, run: str) -> np.ndarray:
-    """JCT of every request of *work*, sent at *per_s* requests a second."""
+    """Return the JCT of every request of *work*, sent at *per_s* requests a second."""
     foretell(served, {f"{run}-{number}": int(tokens) for number, tokens in enumerate(predicted)})
     began_s = time.monotonic() + 0.2
 
@@ -194,7 +196,7 @@ async def drive(served: ServedGateway, work: Work, per_s: float, predicted: np.n
 
 
 async def capacity_per_s(served: ServedGateway, predictor: Predictor) -> float:
-    """Requests a second that the server does when all are there at once. The first ones also load code."""
+    """Return the server's requests per second when all arrive at once. The first ones also load code."""
     work = predictor.work(WARM, 99, 1)
     at_once = Work(np.zeros(WARM), work.output, work.predicted)
     await drive(served, at_once, 1.0, work.output, "warm")
@@ -265,7 +267,7 @@ async def test_mean_jct_on_real_vllm(transactional_db, quiet_server, monkeypatch
 
 
 async def slower(url: str) -> str:
-    """Another instance of the emulator at *url*, with steps of 10 ms, so that the time of everything else is small."""
+    """Return another instance of the emulator at *url*, with steps of 10 ms, so that other overheads are small."""
     body = {"model": MODEL, "max_num_seqs": MAX_NUM_SEQS, "profile": profile(0.01, 0.01, 0.01, 1e-4)}
     address = f"{url.rpartition('/')[0]}/emulator/instances/jct"
     async with aiohttp.ClientSession() as http, http.put(address, json=body) as response:

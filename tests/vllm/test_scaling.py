@@ -53,7 +53,7 @@ def launcher(vllm_python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @in_a_thread
 def run_tasks() -> None:
-    """What falls due in the workers now."""
+    """Run what is due in the workers now."""
     pending = InstanceCommand.objects.filter(state=CommandState.PENDING).order_by("pk")
     for key in list(pending.values_list("pk", flat=True)):
         fleet_tasks.run_command(key)
@@ -64,7 +64,7 @@ def run_tasks() -> None:
 
 @asynccontextmanager
 async def working() -> AsyncIterator[asyncio.Task[None]]:
-    """What workers do, again and again; what one of them raises is raised at the end."""
+    """Run the workers' tasks repeatedly; raise their errors at the end."""
     leave = asyncio.Event()
 
     async def work() -> None:
@@ -129,7 +129,9 @@ async def row_of(name: str) -> Instance:
 
 
 async def becomes(launcher: ProcessLauncher, name: str, state: str, limit_s: float) -> Instance:
-    """The row of *name* when it is *state*; fails with the end of its log when that takes too long or it has failed."""
+    """Return the row of *name* once it is *state*; fail with the end of its log if that
+    takes too long or it has failed.
+    """
     deadline = time.monotonic() + limit_s
     while (row := await row_of(name)).state != state:
         if row.state == "failed" or time.monotonic() > deadline:
@@ -145,7 +147,7 @@ async def values_of(queryset: Any, *fields: str) -> list[tuple[Any, ...]]:
 
 
 def group(leader: int) -> list[int]:
-    """The processes of the session that *leader* began; one that is dead and waits for its parent counts no more."""
+    """Return the processes of the session that *leader* began, without zombies."""
     process_ids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -54,7 +54,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def pair(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """Two servers of a model large enough that its steps, not the HTTP around them, take the time; a core for each."""
+    """Two servers of a model large enough that steps, not HTTP, dominate; a core for each."""
     folder = tmp_path_factory.mktemp("truth")
     write_tiny_model(vllm_python, folder / "model", "--hidden-size", "256", "--layers", "4")
     sizes = {"max_model_len": CONTEXT_TOKENS, "max_num_batched_tokens": BATCHED_TOKENS, "max_num_seqs": SEQUENCES}
@@ -76,7 +76,7 @@ async def served(transactional_db, pair, monkeypatch):
 
 
 async def ask(served: ServedGateway, url: str, prompt: list[int], output_tokens: int) -> Seen:
-    """One streamed request to the server at *url*, to its last byte."""
+    """Send one streamed request to the server at *url*, to its last byte."""
     body = {"model": MODEL, "prompt": prompt, "max_tokens": output_tokens, "ignore_eos": True, "stream": True}
     sent_s = time.monotonic()
     async with served.http.post(f"{url}/v1/completions", json=body, headers=served.headers) as response:
@@ -108,7 +108,7 @@ class Points:
 
 
 async def calibrate(served: ServedGateway) -> Measurements:
-    """Waves of equal requests on both servers at once, so that what they cost each other is in the figures."""
+    """Send waves of equal requests to both servers at once, so that their mutual cost is in the figures."""
     points = Points()
 
     async def server(url: str, seed: int) -> None:
@@ -164,7 +164,7 @@ async def drive(served: ServedGateway, load: Load) -> list[Seen]:
 
 
 def simulate(profile, load: Load, seen: list[Seen], predicted_tokens: list[int]) -> dict[str, np.ndarray]:
-    """The same arrivals (when they were really sent), lengths and predictions, on two simulated servers."""
+    """Simulate the same arrivals (as actually sent), lengths and predictions on two servers."""
     engine = EngineConfig(
         max_num_seqs=SEQUENCES,
         max_num_batched_tokens=BATCHED_TOKENS,

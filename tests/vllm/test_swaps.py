@@ -42,7 +42,7 @@ AT_ONCE = 4
 
 @pytest.fixture(scope="module")
 def emulator() -> Iterator[tuple[str, dict]]:
-    """The address of a process of emulated servers, and what one of them is like."""
+    """The address of a process of emulated servers, and the spec of one of them."""
     process, url = emulated(sleep_s=0.05, wake_s=0.1, reload_s=0.2)
     root = url.rpartition("/")[0]
     with process:
@@ -175,7 +175,7 @@ async def test_models_that_share_gpus_serve_all_that_comes(
 
 
 def session() -> aiohttp.ClientSession:
-    """Each request opens a connection: one that idles may be closed in the moment in which it is used again."""
+    """Send each request on a new connection: an idle one may be closed at the moment of its next use."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=300), connector=aiohttp.TCPConnector(limit=0, force_close=True)
     )
@@ -191,7 +191,7 @@ async def reading_of(url: str) -> VllmMetrics:
 
 
 def check(cpu_memory_bytes: int | None, requests: int) -> None:
-    """What the rows say of it."""
+    """Return what its rows say."""
     made = list(Swap.objects.order_by("pk"))
     for swap in made:
         print(swap.instance.name, swap.state, swap.tier, swap.sleep_tier, swap.drain_s, swap.sleep_s, swap.load_s)

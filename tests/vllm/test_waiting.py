@@ -32,7 +32,7 @@ UNKNOWN_LENGTH = {"min_tokens": 20, "max_tokens": 200, "stop_token_ids": STOPS, 
 
 @pytest.fixture(scope="module")
 def server(vllm_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server whose steps take long compared with a request's cost here: else a burst is served before it is there."""
+    """A server with steps that are long compared with a request's cost here: otherwise a burst is served as it arrives."""
     folder = tmp_path_factory.mktemp("waiting")
     with slow_server(vllm_python, folder, *SLOWED, max_num_seqs=SLOTS, max_model_len=1024) as url:
         yield url
@@ -81,7 +81,7 @@ async def burst(served: ServedGateway, requests: int) -> None:
     indirect=["served"],
 )
 async def test_waits_are_estimated_as_they_come(served, least):
-    """Outputs of unknown length; two bursts to learn from, one of five groups to be judged by."""
+    """Outputs of unknown length: two bursts to learn from, one of five groups to judge."""
     burst_size = GROUPS * GROUP_BATCHES * SLOTS + SLOTS
     await burst(served, burst_size)  # what is learned of waits holds for the mean length known then
     await burst(served, burst_size)
@@ -147,7 +147,7 @@ async def test_the_same_on_an_emulated_server(served):
 
 
 async def first_tokens_behind_a_backlog(served: ServedGateway) -> None:
-    """TTFT of interactive requests behind a backlog of three batches, without eviction and with it."""
+    """TTFT of interactive requests behind a backlog of three batches, without and with eviction."""
     await database_sync_to_async(Deployment.objects.update)(ordering_policy="qlm")
     limits = (0, 2)
     seen = {}
@@ -181,7 +181,7 @@ async def first_tokens_behind_a_backlog(served: ServedGateway) -> None:
 
 
 async def streamed(served: ServedGateway, tokens: int, tier: str) -> tuple[float, int]:
-    """Seconds to the first event of a stream of *tokens*, and the tokens that its usage counts."""
+    """Return seconds to the first event of a stream of *tokens*, and the tokens in its usage."""
     began_s = time.monotonic()
     options = {"max_tokens": tokens, "ignore_eos": True, "service_tier": tier}
     async with await ask(served, "completions", stream_options={"include_usage": True}, **options) as response:

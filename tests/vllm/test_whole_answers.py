@@ -77,7 +77,7 @@ def plain(value: Any) -> Any:
 
 
 async def both(served: ServedGateway, server: Server, path: str, body: dict) -> tuple[tuple, tuple]:  # noqa: F811
-    """Status and answer of the server, and through the gateway."""
+    """Return status and answer of the server, and through the gateway."""
     body = {"model": MODEL, **PROMPT[path], LIMIT[path]: 12, "temperature": 0, **body}
     answers = []
     for url, headers in ((server.url, {}), (served.url, served.headers)):

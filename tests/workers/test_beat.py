@@ -25,7 +25,7 @@ def scheduler(tmp_path, monkeypatch):
     made.close()
 
 
-def test_a_broker_that_is_away_is_said_once_and_what_was_not_sent_is_counted(scheduler, caplog, monkeypatch):
+def test_a_missing_broker_is_logged_once_and_unsent_messages_are_counted(scheduler, caplog, monkeypatch):
     entry = scheduler.schedule["often"]
     for _ in range(3):
         scheduler.apply_entry(entry)
@@ -40,7 +40,7 @@ def test_a_broker_that_is_away_is_said_once_and_what_was_not_sent_is_counted(sch
     ]
 
 
-def test_a_schedule_file_cut_off_by_a_crash_is_made_anew(tmp_path, caplog):
+def test_a_schedule_file_cut_off_by_a_crash_is_rebuilt(tmp_path, caplog):
     for suffix in ("", ".dir", ".dat", ".bak", ".db"):
         (tmp_path / f"schedule{suffix}").write_bytes(b"'entries', (0, 9")
     app = Celery("test", broker="redis://127.0.0.1:1/0")

@@ -9,7 +9,7 @@ from tests.workers.conftest import Emulator, eventually
 from workers.vllm.client import VllmClient, VllmError
 
 
-async def test_nobody_there(unused_tcp_port: int) -> None:
+async def test_nothing_there(unused_tcp_port: int) -> None:
     async with VllmClient(f"http://127.0.0.1:{unused_tcp_port}") as client:
         assert not await client.health()
         with pytest.raises(VllmError, match="cannot be reached") as caught:

@@ -127,7 +127,7 @@ def test_most_texts_ask_for_nothing(prompt: str) -> None:
     assert requested_length.read(prompt, 10) is None
 
 
-def test_a_prompt_has_a_length_of_its_own_and_answers_differ_a_little() -> None:
+def test_each_prompt_has_a_length_and_its_answers_differ_a_little() -> None:
     length = requested_length.read("Explain tides.", 4)
     assert length is not None
     of_prompts = [requested_length.draw(length, text.mixed(1, prompt), text.mixed(2, prompt)) for prompt in range(400)]

@@ -104,7 +104,7 @@ async def test_sleep_waits(emulator: Emulator) -> None:
     assert (await late)[0] == 200
 
 
-async def test_sleep_that_nobody_waits_for_any_more_does_not_happen(emulator: Emulator) -> None:
+async def test_an_abandoned_sleep_does_not_happen(emulator: Emulator) -> None:
     instance = await emulator.ready(profile=SLOW)
     streamed = await running_stream(emulator, 15)
     sleeping = asyncio.create_task(emulator.call("POST", "/one/sleep?mode=wait"))

@@ -103,7 +103,7 @@ def test_the_error_of_real_failures(name: str, error: str) -> None:
     assert root_error(log(name)).startswith(error)
 
 
-def test_the_cause_is_quoted_and_not_who_waited_for_it() -> None:
+def test_the_cause_is_quoted_and_not_the_waiter() -> None:
     assert root_error(FAILED_ENGINE) == "ValueError: To serve at least one request, 1.0 GiB is needed."
 
 
@@ -134,7 +134,7 @@ def test_last_lines_are_what_a_terminal_shows(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "none.log", 2) == []
 
 
-def test_each_start_has_a_log_of_its_own_and_two_earlier_ones_stay(tmp_path: Path) -> None:
+def test_each_start_has_a_separate_log_and_two_earlier_ones_stay(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     for number in range(4):
         rotate_log(path)

@@ -32,7 +32,7 @@ async def test_no_answer_until_started(emulator: Emulator) -> None:
     assert (await emulator.call("GET", "/one/health"))[0] == 200
 
 
-async def test_no_answer_from_what_is_not_there(emulator: Emulator) -> None:
+async def test_nothing_answers_for_a_missing_server(emulator: Emulator) -> None:
     await cut(emulator, "GET", "/nobody/health")
 
 
@@ -40,7 +40,7 @@ async def fault(emulator: Emulator, **fields: object) -> None:
     assert (await emulator.call("POST", "/emulator/instances/one/fault", fields))[0] == 200
 
 
-async def test_crash_cuts_and_put_starts_anew(emulator: Emulator) -> None:
+async def test_crash_cuts_and_put_restarts(emulator: Emulator) -> None:
     instance = await emulator.ready(profile=SLOW)
     plain = asyncio.create_task(emulator.complete(max_tokens=900))
     streamed = await emulator.session.post(
@@ -169,7 +169,7 @@ async def test_wrong_names(emulator: Emulator, name: str) -> None:
     assert (await emulator.call("PUT", f"/emulator/instances/{name}", body()))[0] == 400
 
 
-async def test_delete_cuts_what_runs(emulator: Emulator) -> None:
+async def test_delete_cuts_running_requests(emulator: Emulator) -> None:
     await emulator.ready(profile=SLOW)
     task = asyncio.create_task(emulator.complete(max_tokens=900))
     await emulator.in_work(1, 0)

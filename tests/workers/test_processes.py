@@ -136,7 +136,7 @@ async def test_after_a_part_was_killed_the_others_go_too(launcher: ProcessLaunch
     assert not await launcher.end_failed("a", seen)  # nothing is left to end
 
 
-async def test_what_was_started_anew_since_is_left_alone(launcher: ProcessLauncher) -> None:
+async def test_an_instance_restarted_since_is_left_alone(launcher: ProcessLauncher) -> None:
     parts = await started(launcher)
     seen = launcher.record("a")
     assert seen is not None
@@ -148,7 +148,7 @@ async def test_what_was_started_anew_since_is_left_alone(launcher: ProcessLaunch
     assert again.left() == ["api", "engine", "worker"]
 
 
-async def test_shared_memory_that_its_tracker_cannot_remove_any_more(launcher: ProcessLauncher) -> None:
+async def test_shared_memory_that_its_tracker_can_no_longer_remove(launcher: ProcessLauncher) -> None:
     parts = await started(launcher)
     record = launcher.record("a")
     assert record is not None
@@ -159,7 +159,7 @@ async def test_shared_memory_that_its_tracker_cannot_remove_any_more(launcher: P
     assert not parts.segment.exists()
 
 
-async def test_shared_memory_that_somebody_else_uses_stays(launcher: ProcessLauncher) -> None:
+async def test_shared_memory_in_use_by_others_stays(launcher: ProcessLauncher) -> None:
     parts = await started(launcher)
     record = launcher.record("a")
     assert record is not None

@@ -125,7 +125,7 @@ def main():
 """
 
 
-def test_the_version_of_the_cpu_build_stands_for_vllms(tmp_path: Path) -> None:
+def test_the_version_of_the_cpu_build_counts_as_vllms(tmp_path: Path) -> None:
     package = tmp_path / "vllm" / "entrypoints" / "cli"
     package.mkdir(parents=True)
     (package / "main.py").write_text(MAIN)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scheduling.fleet.profile import Profile
+from scheduling.queueing.release_rule import AT_ONCE
 from scheduling.simulation.engine.reference import EngineConfig
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
@@ -146,9 +147,9 @@ class Scene:
         """Return the requests of *days* from midnight before a Monday."""
         return generate(self.clients, days * DAY_S, shifts_h=self.regions, bursts=bursts, seed=seed)
 
-    def scenario(self, siloed: bool = False, deep: bool = False, **tables: Any) -> Scenario:
+    def scenario(self, siloed: bool = False, deep: bool = False, release: str = AT_ONCE, **tables: Any) -> Scenario:
         """Return the fleet as a scenario with *tables*; *siloed*: separate pools for work that is not interactive;
-        *deep* as in `scenario_of`, with PreServe's router.
+        *deep* as in `scenario_of`, with PreServe's router; *release*: rule of the queue manager for that work.
         """
         groups = []
         for model in self.models:
@@ -164,9 +165,11 @@ class Scene:
         latency_ms = {
             name: {to: ms for to, ms in LATENCY_MS.get(name, {}).items() if to in self.regions} for name in self.regions
         }
-        classes = {INTERACTIVE: {}, OTHER: {"kind": "non_interactive", "priority": 1}}
+        other = {"kind": "non_interactive", "priority": 1} | ({} if release == AT_ONCE else {"deadline_s": DAY_S})
+        classes = {INTERACTIVE: {}, OTHER: other}
+        policies = {"ordering": "priority", "niw": {"by": release}} | ({"routing": "preserve"} if deep else {})
         return scenario_of(
-            groups, deep=deep, policies={"ordering": "priority"} | ({"routing": "preserve"} if deep else {}),
+            groups, deep=deep, policies=policies,
             latency_ms=latency_ms, delays=dict(self.delays), classes=classes, **tables,
         )  # fmt: skip
 
@@ -215,6 +218,8 @@ USD_PER_HOUR = 98.32
 REGIONS = {"us-east": 0.0, "us-central": 1.0, "us-west": 3.0}
 LATENCY_MS = {"us-east": {"us-central": 30.0, "us-west": 60.0}, "us-central": {"us-west": 35.0}}
 """One way; the same back."""
+MIXED_A_DAY = {INTERACTIVE: 1_400_000, OTHER: 200_000}
+"""Requests of section 4."""
 SHARES = {"us-east": 0.42, "us-central": 0.25, "us-west": 0.33}
 
 
@@ -254,6 +259,26 @@ def sageserve(scale: float = 1.0) -> Scene:
         prediction_error=0.4,
     )
     return scene.scaled(scale)
+
+
+def mixed(scale: float = 1.0) -> Scene:
+    """Section 4: a weekday of 1.4 million interactive and 0.2 million other requests, the latter at a stable rate."""
+    scene = sageserve()
+    asked = dict.fromkeys(MIXED_A_DAY, 0.0)
+    for one in scene.clients:
+        asked[one.slo_class] += (
+            DAY_S * one.requests_per_s * (1.0 if one.slo_class == OTHER else 7 / (5 + 2 * one.weekend))
+        )
+    clients = [
+        replace(
+            one,
+            requests_per_s=one.requests_per_s * MIXED_A_DAY[one.slo_class] / asked[one.slo_class],
+            daily_swing=0.0 if one.slo_class == OTHER else one.daily_swing,
+            weekend=1.0 if one.slo_class == OTHER else one.weekend,
+        )
+        for one in scene.clients
+    ]
+    return replace(scene, clients=clients, max_instances=scene.instances).scaled(scale)
 
 
 def two_models(scale: float = 1.0) -> Scene:

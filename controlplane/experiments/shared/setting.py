@@ -128,16 +128,16 @@ class Expected:
     interactive: DemandMinutes
     other: DemandMinutes
 
-    def demand(self, streams: Sequence[Endpoint], plans_for: PlansFor, now_s: float) -> Demand:
+    def demand(self, streams: Sequence[Endpoint], plans_for: PlansFor, now_s: float, niw_share: float = 1.0) -> Demand:
         """Return the expected demand of *streams*, which are the rows of the forecasts.
 
-        Room is kept for all of the other work of the past hour (beta), as live, since nothing holds that back.
+        Room is kept for *niw_share* of the other work of the past hour (beta): all of it where nothing holds that back.
         """
         now, known_s = self.prompt.at(now_s), BEFORE_S + now_s
         of = {}
         for at, stream in enumerate(streams):
             prompt, output = (Band(each.mean[now, at], each.upper_80[now, at]) for each in (self.prompt, self.output))
-            beta, cv = self.other.rate(at, known_s), self.interactive.arrival_cv(at, known_s, BEFORE_S)
+            beta, cv = niw_share * self.other.rate(at, known_s), self.interactive.arrival_cv(at, known_s, BEFORE_S)
             of[stream] = EndpointDemand.of(prompt, output, plans_for, beta, cv)
         return Demand(now * self.prompt.window_s, self.prompt.window_s, of)
 
@@ -149,8 +149,10 @@ def planner(
     capability: Mapping[str, Capability],
     capacity: int,
     usd_per_hour: float,
+    niw_share: float = 1.0,
 ) -> SimulatedPlanner:
-    """Return the planner of a strategy that follows plans made for *plans_for*, each at its period.
+    """Return the planner of a strategy that follows plans made for *plans_for*, each at its period; *niw_share* as in
+    `Expected.demand`.
 
     Capability is by model; *capacity* is the number of machines of a region, lent out or not, all of one type.
     """
@@ -166,7 +168,7 @@ def planner(
         return Fleet(deployments, units)
 
     return SimulatedPlanner(
-        demand_at=lambda now_s: expected.demand(streams, plans_for, now_s),
+        demand_at=lambda now_s: expected.demand(streams, plans_for, now_s, niw_share),
         fleet_at=fleet_at,
         capability={(model, MACHINE): one for model, one in capability.items()},
         follows=dict.fromkeys((model for model, _ in streams), plans_for),
@@ -207,15 +209,18 @@ class Setting:
     def until_s(self) -> float:
         return self.days * DAY_S
 
-    def planner(self, plans_for: PlansFor, usd_per_hour: float, foreknown: bool = False) -> SimulatedPlanner:
+    def planner(
+        self, plans_for: PlansFor, usd_per_hour: float, foreknown: bool = False, niw_share: float = 1.0
+    ) -> SimulatedPlanner:
         """Return the planner of a strategy that follows plans made for *plans_for*; *foreknown*: one that plans every
-        window for its actual demand.
+        window for its actual demand; *niw_share* as in `Expected.demand`.
         """
         expected = self.expected
         if foreknown:
             plans_for, expected = PlansFor(period_s=WINDOW_S, horizon_s=WINDOW_S), self.foreknown
         capacity = self.scene.instances * len(self.scene.models)
-        return planner(self.scene.streams, expected, plans_for, self.capability, capacity, usd_per_hour)
+        streams = self.scene.streams
+        return planner(streams, expected, plans_for, self.capability, capacity, usd_per_hour, niw_share)
 
 
 def prepare(

@@ -12,7 +12,7 @@ Deleted = tuple[list[str], dict[str, int], set[str], list[str]]
 
 
 class InventoryAdmin(AuditedAdmin[Row]):
-    """Every change is felt by the gateways at once."""
+    """Base of inventory pages: every change notifies the gateways."""
 
     def after_write(self, request: HttpRequest, row: Row, *, created: bool) -> None:
         transaction.on_commit(services.notify)

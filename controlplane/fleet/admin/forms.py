@@ -1,4 +1,4 @@
-"""Forms of the admin whose fields are more than a row's."""
+"""Admin forms with fields beyond those of their rows."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from controlplane.fleet.models import Deployment, Instance, Model
 
 
 class LanguageModelForm(ModelForm[Model]):
-    """Sizes may be left empty where the source has them."""
+    """Form of a model; sizes may be left empty if the source has them."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -25,7 +25,7 @@ class LanguageModelForm(ModelForm[Model]):
 
 
 class DeploymentForm(ModelForm[Deployment]):
-    """Secrets are written and not read: an empty field keeps what is there."""
+    """Form of a deployment; secrets are write-only, and an empty field keeps the stored value."""
 
     secrets = JSONField(
         required=False,
@@ -63,7 +63,7 @@ class DeploymentForm(ModelForm[Deployment]):
 
 
 class InstanceForm(ModelForm[Instance]):
-    """Looks for free GPUs as everybody does: under the locks that saving holds until it is done."""
+    """Form of an instance; it checks for free GPUs under the locks that saving holds."""
 
     def clean(self) -> dict[str, Any]:
         super().clean()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def operator_action(action: Action, question: str) -> "AdminAction[Instance]":
-    """*action* through `fleet.services.act`, for a reason."""
+    """Return the admin action that calls `fleet.services.act` with a reason."""
     return reason_action(
         str(action), action.label, f"{action.label} instances", question, partial(services.act, action)
     )

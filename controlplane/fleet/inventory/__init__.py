@@ -1,1 +1,1 @@
-"""The inventory as values with names: what `/api` takes and what a fleet file holds, checked by one and the same rules."""
+"""The inventory as named values, for `/api` and fleet files, checked by the same rules."""

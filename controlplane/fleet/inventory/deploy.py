@@ -122,7 +122,7 @@ class DeployRequest(BaseModel):
 
     @property
     def kv_bytes_per_token(self) -> int | None:
-        """Keys and values of every layer, as `workers.vllm.model_shape` counts them."""
+        """Bytes of keys and values of every layer, as in `workers.vllm.model_shape`."""
         if self.kv_kib_per_token:
             return round(self.kv_kib_per_token * KIB)
         if self.layers and self.kv_heads and self.head_dim:

@@ -43,7 +43,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A row that is created, changed or deleted; `values` has (before, after) of each field that differs, for showing."""
+    """Row that is created, changed or deleted; `values` has (before, after) of each field that differs."""
 
     verb: Literal["create", "change", "delete"]
     kind: Kind

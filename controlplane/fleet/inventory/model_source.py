@@ -1,4 +1,4 @@
-"""Sizes of a model from its own `config.json`, where an operator gives a source and no sizes."""
+"""Sizes of a model from the `config.json` of its source."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ SIZES = ("weights_bytes", "kv_bytes_per_token", "context_tokens")
 
 
 def completed(row: Model, values: Mapping[str, Any]) -> dict[str, Any]:
-    """*values* for *row*, with the sizes that are missing, or null, read from its source.
+    """Return *values* for *row*, with missing or null sizes read from its source.
 
     Raises ValidationError naming a size when there is no source, and the source when it does not have the sizes.
     """

@@ -1,1 +1,1 @@
-"""The life of an instance: its states, how and where its server is started, when it is started again."""
+"""Lifecycle of an instance: states, launching and restarts."""

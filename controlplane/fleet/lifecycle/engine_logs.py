@@ -1,4 +1,4 @@
-"""The logs of servers that were started as processes, where this machine has them.
+"""Logs of servers started as processes on this machine.
 
 They are on the machine whose worker started the server. Another machine finds no file, and says so.
 """
@@ -19,12 +19,12 @@ def path_of(instance: Instance) -> Path | None:
 
 
 def last_lines(instance: Instance, count: int) -> list[str]:
-    """The last lines of its log; none where there is no log."""
+    """Return the last lines of its log; none without a log."""
     path = path_of(instance)
     return engine_log.last_lines(path, count) if path else []
 
 
 def root_error(instance: Instance) -> str:
-    """The error that ended the server of *instance*, as its log names it; "" if it does not."""
+    """Return the error in the log that ended the server of *instance*; "" if there is none."""
     path = path_of(instance)
     return engine_log.root_error(engine_log.tail(path)) if path else ""

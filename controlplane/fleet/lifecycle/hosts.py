@@ -13,7 +13,7 @@ from controlplane.fleet.models import Instance, Launcher
 
 
 def obstacle(instance: Instance) -> str:
-    """Why this host does not act for *instance*, in a sentence; empty if it does."""
+    """Return a sentence on why this host does not act for *instance*; empty if it does."""
     if instance.launcher != Launcher.PROCESS:
         return ""
     if instance.host:
@@ -33,12 +33,12 @@ def obstacle(instance: Instance) -> str:
 
 
 def queue_of(instance: Instance) -> str:
-    """The Celery queue of the host of *instance*: its node's, or the host's own where no node is kept."""
+    """Return the Celery queue of the host of *instance*: its node's, else the host's."""
     return f"node.{instance.node.name if instance.node else instance.host}"
 
 
 def is_here(address: str) -> bool:
-    """Whether servers of this machine can be reached at *address*."""
+    """Return whether servers of this machine are reachable at *address*."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:

@@ -16,7 +16,7 @@ BLOCK_SIZE_TOKENS = 16  # vLLM's default on GPUs
 
 
 def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -> LaunchSpec:
-    """The server to start for *instance*, from its deployment's row and, if emulated, the *profile* measured for it.
+    """Return the launch specification of *instance*, with *profile* if it is emulated.
 
     Raises LaunchError when an emulated instance has no profile or its KV cache would be empty.
     """
@@ -51,7 +51,7 @@ def launch_spec(instance: Instance, profile: PerformanceProfile | None = None) -
 
 
 def process_spec(deployment: Deployment, instance: Instance | None = None) -> LaunchSpec:
-    """The command that the process launcher runs for *instance*, or for any instance without one."""
+    """Return the command that the process launcher runs for *instance*."""
     node = instance.node if instance else None
     on_cpu = deployment.gpu_type.device == Device.CPU
     shares = instance is not None and instance.swap_group_id is not None
@@ -77,7 +77,7 @@ def process_spec(deployment: Deployment, instance: Instance | None = None) -> La
 
 
 def _sharing(instance: Instance) -> tuple[str, ...]:
-    """Names of the others of its swap group."""
+    """Return the names of other instances of its swap group."""
     if instance.swap_group_id is None:
         return ()
     others = Instance.objects.filter(swap_group=instance.swap_group_id).exclude(pk=instance.pk)
@@ -85,7 +85,7 @@ def _sharing(instance: Instance) -> tuple[str, ...]:
 
 
 def arguments_problem(deployment: Deployment) -> str:
-    """The error of vLLM's parser for the further flags of *deployment*; "" also where vLLM is not installed."""
+    """Return the error of vLLM's parser for the extra flags of *deployment*; "" for none or without vLLM."""
     if not settings.VLLM_PYTHON or not deployment.vllm_args:
         return ""
     cache = settings.STATE_DIR / "instances" / CHECKED

@@ -1,4 +1,4 @@
-"""When an instance that failed is started again: at once at first, then ever later, as Kubernetes does with containers."""
+"""Back-off of restarts of failed instances, as Kubernetes does with containers."""
 
 from datetime import datetime, timedelta
 
@@ -16,12 +16,12 @@ CRASH_LOOP = 3
 
 
 def backoff(failures: int) -> timedelta:
-    """The wait before the next start after so many *failures* in a row: doubled by each."""
+    """Return the wait before the next start after *failures* in a row; it doubles with each."""
     return min(LONGEST, FIRST * (1 << min(max(failures - 1, 0), 16)))
 
 
 def due_at(instance: Instance) -> datetime:
-    """When *instance*, which has failed, may be started again."""
+    """Return the time from which the failed *instance* may be started again."""
     return instance.state_changed_at + backoff(instance.failures)
 
 
@@ -30,5 +30,5 @@ def is_due(instance: Instance) -> bool:
 
 
 def loops(instance: Instance) -> bool:
-    """Whether *instance* is in a crash loop, so that its next start is not counted on."""
+    """Return whether *instance* is in a crash loop, so that its next start does not count."""
     return instance.failures >= CRASH_LOOP

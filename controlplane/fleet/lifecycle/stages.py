@@ -1,4 +1,4 @@
-"""The stage in which scaling counts an instance's state (`scheduling.scaling.view`)."""
+"""Stages of instances in scaling (`scheduling.scaling.view`)."""
 
 from controlplane.fleet.lifecycle.states import COMING, InstanceState
 from scheduling.scaling.view import Stage
@@ -10,7 +10,7 @@ FIRST_SIGHT_S = 15.0
 
 
 def stage_of(state: str, for_s: float, takes_work: bool) -> Stage:
-    """The stage of an instance that has been in *state* *for_s*; *takes_work*: whether the gateway gives it requests."""
+    """Return the stage of an instance in *state* for *for_s*; *takes_work*: whether it gets requests."""
     match state:
         case InstanceState.READY if takes_work:
             return Stage.READY

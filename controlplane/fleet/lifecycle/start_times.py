@@ -24,7 +24,7 @@ LONGEST_S = 7200.0
 
 @dataclass(frozen=True, slots=True)
 class StartTime:
-    """The median of the last *starts* of a model on a GPU type; of none, the usual one."""
+    """Return the median of the last *starts* of a model on a GPU type; by default the usual one."""
 
     seconds: float
     starts: int = 0
@@ -32,7 +32,7 @@ class StartTime:
 
 @dataclass(frozen=True, slots=True)
 class StartTimes:
-    """By (model, GPU type) as far as any was seen to start; the usual one for all others."""
+    """Start times by (model, GPU type); the usual one where none was measured."""
 
     seen: Mapping[Key, StartTime]
     begun: Mapping[str, datetime] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class StartTimes:
 
 
 def read() -> StartTimes:
-    """From the events of the last moves. A start that failed on its way says nothing of how long one takes."""
+    """Read start times from the events of the last moves, without failed starts."""
     instances = Instance.objects.order_by().values_list("pk", "deployment__model__name", "deployment__gpu_type__name")
     keys = {str(pk): (model, gpu_type) for pk, model, gpu_type in instances}
     moves = Event.objects.filter(kind="instance.moved").order_by("-pk").values_list("subject_id", "at", "after")

@@ -1,4 +1,4 @@
-"""The life of an instance as a small explicit machine. `fleet.services.move` makes the changes and records them."""
+"""State machine of an instance. `fleet.services.move` makes and records the changes."""
 
 from django.db import models
 
@@ -44,11 +44,11 @@ AWAKE = PRESENT | {_S.DRAINING, _S.DONATED}
 
 
 class ActionError(ValueError):
-    """An operator's action does not fit the instance's present state; the text says why and can be shown."""
+    """Action that does not fit the current state; the text says why and can be shown."""
 
 
 class IllegalMove(ActionError):
-    """An instance was asked to go where its present state does not lead; names both states."""
+    """Move between states that the machine does not have; the text names both."""
 
     def __init__(self, name: str, before: str, after: str) -> None:
         allowed = ", ".join(sorted(MOVES[InstanceState(before)])) or "nothing"

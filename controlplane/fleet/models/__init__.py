@@ -1,4 +1,4 @@
-"""The inventory: where hardware is, what it costs, which models there are, and which instances serve them."""
+"""The inventory: hardware with prices, models, deployments and instances."""
 
 from controlplane.fleet.models.hardware import Device, GpuType, Node, Region, RegionLatency
 from controlplane.fleet.models.instances import CommandState, CommandVerb, Instance, InstanceCommand, Launcher

@@ -107,14 +107,15 @@ class GpuType(models.Model):
 
 
 def gpus_of(path: str = "") -> Coalesce:
-    """GPUs of the instances at *path*: as many as their servers were started with, else as their deployments ask for."""
+    """Return the GPUs of the instances at *path*: those their servers were started with, else their deployments'."""
     started = Cast(KeyTextTransform("tensor_parallel", f"{path}launched_with"), models.IntegerField())
     return Coalesce(started, F(f"{path}deployment__tensor_parallel"), output_field=models.IntegerField())
 
 
 def _counted_once(instances: "QuerySet[Instance]") -> "QuerySet[Instance]":
-    """Those of *instances* that are not stopped: of each swap group the oldest one, for they share their GPUs, and of a
-    redeployment the donated one until it has stopped."""
+    """Narrow to *instances* that are not stopped. Members of a swap group share their GPUs, so only the oldest counts; of a
+    redeployment, the donated instance counts until it has stopped.
+    """
     living = _instances().exclude(state=InstanceState.STOPPED)
     older = living.filter(swap_group=OuterRef("swap_group"), pk__lt=OuterRef("pk"))
     waits = Q(takes_over__isnull=False) & ~Q(takes_over__state=InstanceState.STOPPED)
@@ -122,7 +123,7 @@ def _counted_once(instances: "QuerySet[Instance]") -> "QuerySet[Instance]":
 
 
 def _instances() -> "QuerySet[Instance]":
-    """All instances, without order; their model is defined on top of nodes."""
+    """Return all instances; their model is defined on top of nodes."""
     rows: QuerySet[Instance] = apps.get_model("fleet", "Instance").objects.order_by()
     return rows
 
@@ -167,7 +168,7 @@ class Node(models.Model):
         return self.name
 
     def free_gpus(self, without: "Instance | None" = None) -> int:
-        """GPUs that no instance has, except stopped ones and *without*, with those that it shares them with."""
+        """Return free GPUs; stopped instances and *without*, with its swap group, do not count."""
         instances = self.instances.all()
         if without is not None:
             instances = instances.exclude(pk=without.pk)

@@ -183,7 +183,7 @@ NOT_LIVE = {
 
 
 def _column(declared: Declared) -> Any:
-    """The column that holds a knob of an endpoint's policy."""
+    """Return the column of a knob of an endpoint's policy."""
     knob, column = declared.knob, declared.knob.column
     assert column is not None
     options: dict[str, Any] = {"help_text": knob.help, "default": column.default}
@@ -205,7 +205,7 @@ def _column(declared: Declared) -> Any:
 
 
 class EndpointPolicyColumns(models.Model):
-    """The knobs of `scheduling.policy.EndpointPolicy` that a live deployment holds, as columns."""
+    """Knobs of `scheduling.policy.EndpointPolicy` of a live deployment, as columns."""
 
     class Meta:
         abstract = True
@@ -216,7 +216,7 @@ for _name, _declared in COLUMNS.items():
 
 
 class Deployment(EndpointPolicyColumns):
-    """A model in a region on a GPU type: how its instances are made, bounded and fed."""
+    """Deployment of a model in a region on a GPU type: engine, bounds and policy of its instances."""
 
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="deployments")
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="deployments")

@@ -92,7 +92,7 @@ class SloClass(models.Model):
 
     @property
     def promises(self) -> bool:
-        """Whether there is anything that a request of it could miss."""
+        """Return whether a request of it can miss anything."""
         targets = (self.ttft_target_ms, self.itl_target_ms, self.e2e_target_ms, self.deadline_s)
         return any(target is not None for target in targets)
 

@@ -1,1 +1,1 @@
-"""Rollouts: a changed deployment brought to its instances, one after another."""
+"""Rollouts: bringing a changed deployment to its instances, one by one."""

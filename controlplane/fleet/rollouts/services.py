@@ -1,4 +1,4 @@
-"""A changed deployment rolled out: its instances are started again with the present settings, one after another.
+"""Rollout of a changed deployment: its instances restart with the current settings, one by one.
 
 As in Kubernetes, one instance more is started first where the bounds and the GPUs allow it (maxSurge 1): when it is ready,
 one with other settings drains, is stopped when nothing runs on it, and makes room for the next. Where nothing more can be
@@ -35,7 +35,7 @@ S = InstanceState
 
 @dataclass(slots=True)
 class Fleet:
-    """The instances of a deployment as a rollout sees them."""
+    """Instances of a deployment, as a rollout sees them."""
 
     deployment: Deployment
     present: list[Instance]
@@ -54,7 +54,7 @@ class Fleet:
 
 
 def look(deployment: Deployment) -> Fleet:
-    """Raises LaunchError when the deployment's settings cannot be started at all."""
+    """Read the instances. Raises LaunchError if the deployment's settings cannot be started."""
     rows = list(deployment.instances.select_related("deployment__model", "deployment__gpu_type", "node").order_by("pk"))
     own = [row for row in rows if row.launcher != Launcher.EXTERNAL]
     differ, stale = {}, []
@@ -78,7 +78,7 @@ def look(deployment: Deployment) -> Fleet:
 
 @transaction.atomic
 def start(deployment: Deployment, actor: User | str, reason: str) -> Rollout:
-    """Begin to start the instances of *deployment* again. Raises ActionError when there is nothing to do, or one runs."""
+    """Start a rollout of *deployment*. Raises ActionError if it is up to date or a rollout runs."""
     (deployment,) = places.lock(Deployment.objects.filter(pk=deployment.pk))
     if running := deployment.rollouts.filter(state=RolloutState.IN_PROGRESS).first():
         raise ActionError(
@@ -108,7 +108,7 @@ def start(deployment: Deployment, actor: User | str, reason: str) -> Rollout:
 
 @transaction.atomic
 def cancel(deployment: Deployment, actor: User | str, reason: str) -> Rollout:
-    """End the rollout of *deployment* where it stands: what drains for it serves again. Raises ActionError without one."""
+    """Cancel the rollout of *deployment*; draining instances serve again. Raises ActionError without one."""
     (deployment,) = places.lock(Deployment.objects.filter(pk=deployment.pk))
     rollout = _locked(deployment.rollouts.filter(state=RolloutState.IN_PROGRESS))
     if rollout is None:
@@ -125,7 +125,7 @@ def cancel(deployment: Deployment, actor: User | str, reason: str) -> Rollout:
 
 @transaction.atomic
 def advance(rollout: Rollout) -> Rollout:
-    """The next move of *rollout*, if it can be made now; its row says what it waits for."""
+    """Make the next move of *rollout* if possible; its row says what it waits for."""
     places.lock(Deployment.objects.filter(pk=rollout.deployment_id))
     row = _locked(Rollout.objects.filter(pk=rollout.pk))
     if row is None:
@@ -164,7 +164,7 @@ def _step(rollout: Rollout) -> None:
 
 
 def _starting(rollout: Rollout, seen: Fleet) -> str:
-    """The step that the starting instance waits for; "" when it is ready or no longer part of the rollout."""
+    """Return what the starting instance waits for; "" when it is ready or left the rollout."""
     row = rollout.starting
     if row is None:
         return ""
@@ -183,7 +183,7 @@ def _starting(rollout: Rollout, seen: Fleet) -> str:
 
 
 def _draining(rollout: Rollout, seen: Fleet) -> str:
-    """The same of the instance that drains, until it is stopped and, if one is missing, started again."""
+    """Return what the draining instance waits for, until it is stopped and, if needed, started again."""
     row = rollout.draining
     if row is None:
         return ""
@@ -213,7 +213,7 @@ def _draining(rollout: Rollout, seen: Fleet) -> str:
 
 
 def _next(rollout: Rollout, seen: Fleet) -> str:
-    """Begin with the next instance that has other settings. What is done, or waited for; "" when none is left."""
+    """Take the next outdated instance. Return what is done or waited for; "" when none is left."""
     serves_nobody = next((row for row in seen.stale if row.state in (S.SLEEPING, S.LOADING)), None)
     if serves_nobody is not None:
         asleep = serves_nobody.state == S.SLEEPING
@@ -262,7 +262,7 @@ def _start(rollout: Rollout, row: Instance) -> None:
 
 
 def _startable(deployment: Deployment) -> Instance:
-    """A stopped instance of *deployment* that has a place, else a new one, else one that failed. Raises NoRoom."""
+    """Return a stopped instance of *deployment* with a place, else a new one, else a failed one. Raises NoRoom."""
     rows = deployment.instances.launched().select_related("node", "deployment").order_by("pk")
     idle = [
         row
@@ -325,7 +325,7 @@ def _overdue(row: Instance) -> bool:
 
 
 def _error_of(row: Instance) -> str:
-    """Why *row* failed last, even if it is started again by now."""
+    """Return the reason of the last failure of *row*, even if it has restarted."""
     moves = Event.objects.filter(subject_type="instance", subject_id=str(row.pk), kind="instance.moved")
     failed = moves.filter(after__state=S.FAILED).order_by("-pk").values_list("reason", flat=True).first()
     return failed or row.state_reason

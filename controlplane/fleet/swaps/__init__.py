@@ -1,1 +1,1 @@
-"""Changing which of the instances that share their GPUs is awake: prices, the change itself, and what it took."""
+"""Swaps between instances that share their GPUs: estimated times, the swap, and measured times."""

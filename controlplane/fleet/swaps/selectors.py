@@ -1,4 +1,4 @@
-"""Reads of swap groups: who shares GPUs, who is awake, what a swap would take."""
+"""Reads of swap groups: members, the awake instance, and times of a swap."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ NOTHING = SwapTime(0.0)
 
 
 def open_swaps() -> QuerySet[Swap]:
-    """Swaps in progress, the oldest first."""
+    """Return swaps in progress, oldest first."""
     rows = Swap.objects.filter(state=SwapState.IN_PROGRESS).order_by("pk")
     return rows.select_related("group", "instance", "gave_way")
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """An instance that shares its GPUs, and what it takes to have them."""
+    """Member of a swap group, and the time of a swap to it."""
 
     instance: Instance
     tier: Tier
@@ -41,7 +41,7 @@ class Member:
 
     @property
     def seconds(self) -> float:
-        """Of a swap to it, after the drain."""
+        """Seconds of a swap to it, after the drain."""
         return self.sleep.seconds + self.load.seconds
 
     @property
@@ -67,7 +67,7 @@ class GroupStatus:
 
 
 def statuses(model: str = "", region: str = "", name: str = "") -> list[GroupStatus]:
-    """Of the groups that have an instance of *model* in *region*, each with all of its instances; "" for any."""
+    """Return the status of groups with an instance of *model* in *region*; "" for any."""
     groups = SwapGroup.objects.filter(instances__isnull=False)
     for field, value in (("model__name", model), ("region__name", region)):
         if value:

@@ -39,7 +39,7 @@ LIMIT_S = 1800.0
 
 @transaction.atomic
 def request(instance: Instance, actor: User | str, reason: str) -> Swap:
-    """Have *instance* take the GPUs that it shares. Asking twice gives the same swap.
+    """Request a swap to *instance*. A repeated request returns the same swap.
 
     Raises ActionError when it shares none, is awake already, or another swap of the group is in progress.
     """
@@ -82,7 +82,7 @@ def request(instance: Instance, actor: User | str, reason: str) -> Swap:
 
 @transaction.atomic
 def group_of(instance: Instance, actor: User | str, reason: str) -> SwapGroup:
-    """The swap group of *instance*, whose deployment is locked: a new one, of which it is the first, if it has none."""
+    """Return the swap group of *instance*, whose deployment is locked; a new one if it has none."""
     row = Instance.objects.select_for_update().get(pk=instance.pk)
     if row.swap_group_id is not None:
         return SwapGroup.objects.get(pk=row.swap_group_id)
@@ -97,7 +97,7 @@ def group_of(instance: Instance, actor: User | str, reason: str) -> SwapGroup:
 
 @transaction.atomic
 def advance(swap: Swap) -> Swap:
-    """The next move of *swap*, if it can be made now; its row says what it waits for."""
+    """Make the next move of *swap* if possible; its row says what it waits for."""
     _, members = _lock(swap.instance)
     row = Swap.objects.select_for_update().get(pk=swap.pk)
     if row.state != SwapState.IN_PROGRESS:
@@ -122,7 +122,7 @@ def advance(swap: Swap) -> Swap:
 
 
 def sleep_level(instance: Instance) -> int:
-    """vLLM's level for *instance*, which is to sleep: by the CPU memory that those of its group leave."""
+    """Return vLLM's sleep level for *instance*, by the CPU memory that its group leaves."""
     from scheduling.compiled import uncompiled
     from scheduling.fleet.sleep_level import sleep_level
 
@@ -135,7 +135,7 @@ def sleep_level(instance: Instance) -> int:
 
 
 def _put_to_sleep(swap: Swap, awake: Instance) -> str:
-    """The next move to have *awake* leave the GPUs, and in words what is waited for."""
+    """Make the next move for *awake* to leave the GPUs. Return what is waited for."""
     swap.gave_way = awake
     command = services.open_command(awake)
     if command is not None and command.verb in (CommandVerb.SLEEP, CommandVerb.STOP):
@@ -228,7 +228,7 @@ def _error_of(instance: Instance, verb: CommandVerb) -> str:
 
 
 def _lock(instance: Instance) -> tuple[SwapGroup, dict[int, Instance]]:
-    """The swap group of *instance* and its instances by key, with all that their moves lock. Raises ActionError."""
+    """Lock and return the swap group of *instance* and its instances by key. Raises ActionError."""
     if instance.swap_group_id is None:
         raise ActionError(f"{instance.name} shares its GPUs with no other instance")
     members = Instance.objects.filter(swap_group=instance.swap_group_id)

@@ -28,7 +28,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class SwapTime:
-    """The median of *measured* times; of none, the usual one."""
+    """Return the median of *measured* times; by default the usual one."""
 
     seconds: float
     measured: int = 0
@@ -40,23 +40,23 @@ class SwapTimes:
     loaded: Mapping[Key, SwapTime]
 
     def sleep(self, deployment: Deployment, tier: str) -> SwapTime:
-        """For an instance of *deployment* to leave its GPUs for *tier*, once it is drained."""
+        """Return the time of a drained instance of *deployment* to move its weights to *tier*."""
         key = deployment.model.name, deployment.gpu_type.name, tier
         return self.slept.get(key) or SwapTime(usual_sleep_s(deployment, tier))
 
     def load(self, deployment: Deployment, tier: str) -> SwapTime:
-        """For one to come from *tier* until it answers."""
+        """Return the time from *tier* until it answers."""
         key = deployment.model.name, deployment.gpu_type.name, tier
         return self.loaded.get(key) or SwapTime(usual_load_s(deployment, tier))
 
 
 def usual_sleep_s(deployment: Deployment, tier: str) -> float:
-    """Its weights over PCIe, all GPUs at once; where they are discarded, a moment."""
+    """Return the time to move its weights over PCIe, all GPUs at once; short if they are discarded."""
     return _over_pcie_s(deployment) if tier == Tier.CPU else DISCARD_S
 
 
 def usual_load_s(deployment: Deployment, tier: str) -> float:
-    """Its weights over PCIe, or from the disk; of a server that is stopped, a start."""
+    """Return the time to load its weights over PCIe or from disk, or of a start."""
     match tier:
         case Tier.GPU:
             return 0.0
@@ -73,7 +73,7 @@ def _over_pcie_s(deployment: Deployment) -> float:
 
 
 def read() -> SwapTimes:
-    """From the newest swaps. One that failed on its way says nothing of how long it takes."""
+    """Read times from the newest swaps, without failed ones."""
     rows = Swap.objects.exclude(ended_at=None).select_related(
         *(f"{end}__deployment__{of}" for end in ("instance", "gave_way") for of in ("model", "gpu_type"))
     )

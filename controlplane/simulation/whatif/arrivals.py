@@ -17,7 +17,7 @@ from controlplane.planning.forecasts.demand import other_classes
 from controlplane.planning.forecasts.selectors import latest_forecasts, windows_of
 from controlplane.planning.models import Quantity
 from controlplane.simulation.selectors import asked_rows, own_rows, workload_of
-from scheduling.fleet.state import RunningRequest, WaitingRequest
+from scheduling.fleet.state import RequestState, RunningRequest
 from scheduling.queueing.running import OVERRUN_SHARE
 from scheduling.simulation.workload.columns import NO_REQUESTS, Coded, Workload
 from scheduling.simulation.workload.edits import merged
@@ -36,7 +36,7 @@ FORECAST_AGE: Final = timedelta(hours=2)
 
 
 def forecast_arrivals(
-    at: datetime, horizon_s: float, unfinished: Sequence[RunningRequest | WaitingRequest] = ()
+    at: datetime, horizon_s: float, unfinished: Sequence[RequestState] = ()
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the arrivals in the *horizon_s* after *at*, by forecasts and the recent ledger, as JSON; and remarks.
 
@@ -89,7 +89,7 @@ def forecast_arrivals(
     return {"kind": "forecast", "horizon_s": horizon_s, "streams": streams}, remarks
 
 
-def _unfinished(one: RunningRequest | WaitingRequest, at: datetime) -> tuple[Any, ...]:
+def _unfinished(one: RequestState, at: datetime) -> tuple[Any, ...]:
     """Return WORKLOAD_COLUMNS of an unfinished request: its predicted length, or somewhat more than produced so far."""
     emitted = one.output_tokens if isinstance(one, RunningRequest) else 0
     output = max(one.predicted_tokens, int((1 + OVERRUN_SHARE) * emitted))

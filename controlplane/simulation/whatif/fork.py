@@ -45,7 +45,7 @@ def fork_of(state: FleetState, horizon_s: float) -> Start:
     _complete(state, fleet, at)
     _fit(values, state)
     remarks = _silent_instances(state, at)
-    arrivals, about_arrivals = forecast_arrivals(at, horizon_s, [*state.running, *state.waiting])
+    arrivals, about_arrivals = forecast_arrivals(at, horizon_s, state.requests)
     if shadowed := _shadowed(names):
         remarks.append(f"{', '.join(shadowed)}: in shadow mode now; futures assume the strategy acts.")
     unknown = sorted(names - set(values["models"]))
@@ -73,7 +73,7 @@ def _shadowed(names: set[str]) -> list[str]:
 def _complete(state: FleetState, fleet: inventory.Fleet, at: datetime) -> None:
     """Add to *state* the names of tenants and GPUs, recent lengths, and the memory of strategies."""
     tenants = dict(Tenant.objects.values_list("pk", "name"))
-    for request in (*state.running, *state.waiting):
+    for request in state.requests:
         request.tenant = tenants.get(request.tenant_id, "")
     for one in state.instances:
         row = fleet.deployments.get((one.model, one.region, one.gpu))

@@ -40,6 +40,7 @@ PARTS: Final = {
     "strategy": "strategy",
     "forecaster": "FORECASTER",
     "demand_level": "PLAN_DEMAND",
+    "release": "NIW_RELEASE",
 }
 """Column of each part of a change of policy."""
 SOON_S: Final = 900.0

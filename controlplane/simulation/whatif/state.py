@@ -7,12 +7,12 @@ import msgspec
 from pydantic import PlainSerializer, PlainValidator
 
 from controlplane.gateway.models import LedgerRow, Outcome
-from scheduling.fleet.state import FleetState, RunningRequest, WaitingRequest
+from scheduling.fleet.state import FleetState, HeldRequest, RunningRequest, WaitingRequest
 from scheduling.simulation.scenario import Scenario
 from scheduling.simulation.staging import Stage
 from scheduling.simulation.staging.fork import fork
 
-Request = TypeVar("Request", RunningRequest, WaitingRequest)
+Request = TypeVar("Request", RunningRequest, WaitingRequest, HeldRequest)
 
 
 def _read(value: Any) -> FleetState:
@@ -44,7 +44,7 @@ def with_state(state: FleetState, scenario: Scenario, staged: Stage, seed: int, 
 
 def _as_recorded(state: FleetState) -> FleetState:
     """Return a copy in which requests that have ended since have the lengths of their records."""
-    names = [one.request_id for one in (*state.running, *state.waiting)]
+    names = [one.request_id for one in state.requests]
     rows = LedgerRow.objects.filter(request_id__in=names, outcome=Outcome.DONE)
     lengths = {
         request_id: (prompt, max(1, output))
@@ -58,5 +58,8 @@ def _as_recorded(state: FleetState) -> FleetState:
         return msgspec.structs.replace(one, prompt_tokens=prompt or one.prompt_tokens, true_output=output)
 
     return msgspec.structs.replace(
-        state, running=[recorded(one) for one in state.running], waiting=[recorded(one) for one in state.waiting]
+        state,
+        running=[recorded(one) for one in state.running],
+        waiting=[recorded(one) for one in state.waiting],
+        held=[recorded(one) for one in state.held],
     )

@@ -202,7 +202,10 @@ def _arrivals(requests: Requests) -> Arrivals:
         # Always writable and contiguous: any other kind of array would compile the loop once more.
         return np.require(values[:1].copy() if values.strides == (0,) else values, requirements=["C", "W"])
 
-    return Arrivals(*(column(getattr(requests, name)) for name in Arrivals._fields))  # type: ignore[arg-type]
+    columns = {name: column(getattr(requests, name)) for name in Arrivals._fields}
+    if requests.held.any():  # the queue manager sets the priority of each that it releases
+        columns["priority"] = np.array(requests.priority)
+    return Arrivals(**columns)  # type: ignore[arg-type]
 
 
 def _policies(cluster: Cluster) -> NDArray[np.void]:

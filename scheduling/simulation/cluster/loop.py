@@ -103,7 +103,9 @@ def _step(world: World, until_s: float) -> int:
 
 @compiled_inline
 def _arrive(world: World, request: int, now_s: float) -> int:
-    """Let *request* arrive: queue it at an endpoint, or send it to another region."""
+    """Let *request* arrive: queue it at an endpoint, send it to another region, or leave it to the queue manager."""
+    if column(world.arrivals.held, request) != 0:
+        return RUNS
     endpoint = choose_endpoint(world, request, now_s, ARRIVAL)
     if endpoint < 0:
         refuse(world, request)
@@ -151,7 +153,8 @@ def _reach_region(world: World, link: int, source: int, now_s: float) -> int:
 @compiled_internal
 def _join(world: World, request: int, endpoint: int, now_s: float, source: int) -> None:
     """Queue *request* at *endpoint*, and dispatch there."""
-    queue(world, request, endpoint, column(world.kept_tokens, request) == 0)
+    bounded = column(world.kept_tokens, request) == 0 and column(world.arrivals.held, request) == 0
+    queue(world, request, endpoint, bounded)
     if world.run_state[0].sweep_node >= 0:
         expect_end(world, request, endpoint)
         arm(world, now_s)
@@ -227,10 +230,11 @@ def _sweep(world: World, now_s: float, until_s: float, source: int) -> None:
 
 @compiled_internal
 def _control(world: World, endpoint: int, request: int, source: int) -> int:
-    """Queue *request* again, or pump *endpoint*; return the endpoint, -1 for none."""
+    """Queue *request* at *endpoint*, again at one of its choice, or pump *endpoint*; return the endpoint, -1 for none."""
     now_s = float(world.run_state[0].now_s)
     if request >= 0:
-        endpoint = choose_endpoint(world, request, now_s, source)
+        if endpoint < 0:
+            endpoint = choose_endpoint(world, request, now_s, source)
         if endpoint >= 0:
             _join(world, request, endpoint, now_s, source)
     elif endpoint >= 0:

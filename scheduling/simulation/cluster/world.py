@@ -230,6 +230,7 @@ class Arrivals(NamedTuple):
     deadline_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
     hold_s: NDArray[np.float64]
+    held: NDArray[np.int8]
 
 
 @struct_of_arrays

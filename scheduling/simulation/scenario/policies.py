@@ -98,6 +98,7 @@ class EndpointOf(PolicyOverrides):
     floor_cooldown_s: AtLeast0 | None = None
     forecaster: str | None = None
     demand_level: DemandLevel | None = None
+    niw_share: AtLeast0 | None = None
 
     @model_validator(mode="after")
     def _known(self) -> Self:

@@ -84,11 +84,11 @@ class Scenario(ScenarioTable):
         strategy = left(self.scaling, strategy=bundle.strategy)
         return EndpointOf(
             model=model,
-            **left(self.policies, **bundle.policy),
+            **left(self.policies, **bundle.policy, niw={"by": bundle.release}),
             **strategy,
             parameters=self._marks(model, bundle.strategy) | bundle.parameters if strategy else {},
             **left(self.forecast, forecaster=bundle.forecaster),
-            **left(self.planner, demand_level=bundle.plan_demand),
+            **left(self.planner, demand_level=bundle.plan_demand, niw_share=bundle.niw_share),
         )
 
     def _marks(self, model: str, strategy: str) -> dict[str, Any]:

@@ -53,7 +53,7 @@ class _Forking:
         self.endpoint_of = {key: at for at, key in enumerate(cluster.endpoints)}
         self.place_of = self._places()
         self.random = np.random.default_rng([seed, 3])
-        known = [one for one in (*state.running, *state.waiting) if (one.model, one.served_in) in self.endpoint_of]
+        known = [one for one in state.requests if (one.model, one.served_in) in self.endpoint_of]
         known.sort(key=lambda one: one.arrival_s)
         self.rows = {id(one): at for at, one in enumerate(known)}
         self.requests = self._requests(known, tenants, seed)
@@ -136,6 +136,7 @@ class _Forking:
             swept_s=self.state.swept_s,
             swap_targets=swap_targets,
             asked_tokens=self._asked_tokens(),
+            held=sorted(self.rows[id(one)] for one in self.state.held if id(one) in self.rows),
         )
 
     def _fill_instance(self, instance: ForkedInstance, seen: InstanceState, place: int) -> None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from math import inf
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduling.queueing.ordering import hold_s
+from scheduling.queueing.release_rule import AT_ONCE
 from scheduling.simulation.cluster.description import Cluster
 from scheduling.simulation.measures.results import Promise
 from scheduling.simulation.scenario import Scenario
@@ -14,6 +16,9 @@ from scheduling.simulation.scenario.policies import SloClassOf
 from scheduling.simulation.staging.problem import ScenarioProblem
 from scheduling.simulation.workload.columns import Coded, Workload
 from scheduling.simulation.workload.requests import Requests, make_requests
+
+KINDS: Final = ("interactive", "non_interactive", "opportunistic")
+"""Kinds of classes, in the order of `Requests.held`."""
 
 
 def promise_of(one: SloClassOf) -> Promise:
@@ -46,8 +51,21 @@ def requests_of(scenario: Scenario, cluster: Cluster, workload: Workload, seed: 
         deadline_s=deadline_s[slo_class] if np.unique(deadline_s).size > 1 else float(deadline_s[0]),
         end_s=end_s[slo_class] if np.unique(end_s).size > 1 else float(end_s[0]),
         hold_s=held_s[slo_class] if np.unique(held_s).size > 1 else float(held_s[0]),
+        held=_held(scenario, cluster, workload, slo_class),
     )
     return _with_prefixes(scenario, workload, requests)
+
+
+def _held(
+    scenario: Scenario, cluster: Cluster, workload: Workload, slo_class: NDArray[np.int16]
+) -> NDArray[np.int8] | int:
+    """Return `Requests.held`: of the classes that are not interactive, where the model's first endpoint holds them."""
+    kinds = [KINDS.index(one.kind) for one in scenario.classes.values()]
+    if not any(kinds):
+        return 0
+    first = {model: cluster.policy((model, region)).niw.by != AT_ONCE for model, region in reversed(cluster.endpoints)}
+    holds = np.array([first.get(name, False) for name in workload.model.names])
+    return np.array(kinds, np.int8)[slo_class] * holds[workload.model.codes].astype(np.int8)
 
 
 def _predicted(scenario: Scenario, workload: Workload, seed: int) -> NDArray[np.int32] | None:

@@ -1,6 +1,7 @@
 """Writes a fork, the state of a live fleet on the instances of a cluster, into the arrays of a new simulation."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,7 +17,7 @@ from scheduling.queueing.swapping.sharing import COMES, LEAVES, WAITS, note_phas
 from scheduling.queueing.waiting_set import enqueue
 from scheduling.routing.regions import SWEEP_S
 from scheduling.routing.routers import LEAST_DELAY
-from scheduling.scaling.owner import Change
+from scheduling.scaling.owner import UNCHANGED, Change
 from scheduling.simulation.cluster import loop
 from scheduling.simulation.cluster.event_queue import reset_time
 from scheduling.simulation.cluster.state_changes import BEGIN, COMING, GIVE, SHARING
@@ -141,6 +142,8 @@ class Fork:
     """By swap group: the instance that wakes once the awake one sleeps, -1 for none."""
     asked_tokens: NDArray[np.float64]
     """endpoints x seconds before 0, oldest first."""
+    held: Sequence[int] = ()
+    """Of `requests`, those that the queue manager holds, in order of arrival."""
 
     @property
     def slots(self) -> int:
@@ -164,6 +167,8 @@ def place(world: World, fork: Fork) -> None:
         world.endpoints.cursor[at] = endpoint.cursor
         world.endpoints.asked_work_s[at], world.endpoints.asked_at_s[at] = endpoint.asked_work_s, 0.0
         world.endpoints.clear_at_s[at] = endpoint.backlog_s
+        if endpoint.last != UNCHANGED:
+            world.policies["scaled_s"][at] = endpoint.changed_s
     _Engines(world, fork).place()
     _place_waiting(world, fork)
     if fork.waiting and run_state.sweep_node >= 0:

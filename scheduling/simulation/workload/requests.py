@@ -31,6 +31,8 @@ class Requests(NamedTuple):
     """After arrival, of the last token: end to end, or a deadline; infinity for none."""
     hold_s: NDArray[np.float64]
     """After arrival, for which it is held while no instance has room (`Cluster.sweeps`); infinity for ever."""
+    held: NDArray[np.int8]
+    """Whether the queue manager for non-interactive work holds it on arrival: 0 no, 1 yes, 2 yes and it is opportunistic."""
     prefix_first: NDArray[np.int64]
     """`prefix_hashes[prefix_first[r]:prefix_first[r + 1]]` stand for the leading full blocks of r's prompt, each for all
     tokens up to its end. Empty when no prompts share a prefix."""
@@ -55,6 +57,7 @@ def make_requests(
     deadline_s: ArrayLike = np.inf,
     end_s: ArrayLike = np.inf,
     hold_s: ArrayLike = np.inf,
+    held: ArrayLike = 0,
     prefix_blocks: Sequence[Sequence[int]] | None = None,
 ) -> Requests:
     """Return requests from arrays or scalars; scalars hold for all and take no memory. *predicted_tokens* default to the
@@ -98,6 +101,7 @@ def make_requests(
         "deadline_s": column("deadline_s", deadline_s, np.float64),
         "end_s": column("end_s", end_s, np.float64),
         "hold_s": column("hold_s", hold_s, np.float64),
+        "held": column("held", held, np.int8),
     }
     predicted = columns["output_tokens"]
     if predicted_tokens is not None:
@@ -166,6 +170,7 @@ def check_requests(
         refuse("deadline_s", ~(requests.deadline_s[part] > 0), "a deadline is after arrival")
         refuse("end_s", ~(requests.end_s[part] > 0), "an end is after arrival")
         refuse("hold_s", ~(requests.hold_s[part] >= 0), "a time is not below 0")
+        refuse("held", (requests.held[part] < 0) | (requests.held[part] > 2), "it is 0, 1 or 2")
         model, region = requests.model[part], requests.region[part]
         refuse("model", (model < 0) | (model >= len(models)), f"there are {len(models)} models")
         refuse("region", (region < 0) | (region >= len(regions)), f"there are {len(regions)} regions")

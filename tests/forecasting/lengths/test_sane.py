@@ -59,7 +59,7 @@ def test_a_history_does_not_multiply(student: Student, alone: float, messages: i
         assert quantiles[-1] < 2000
 
 
-def test_what_stands_beside_a_question_does_not_multiply(student: Student, alone: float) -> None:
+def test_the_context_of_a_question_does_not_multiply(student: Student, alone: float) -> None:
     asked = ("user", CAPITAL)
     for query in (
         chat([("system", "You are a helpful assistant."), asked]),
@@ -100,7 +100,7 @@ def test_a_measure_that_never_varied_weighs_nothing(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.nightly
-def test_fitted_again_it_scales_anew_and_keeps_what_it_knew() -> None:
+def test_refitting_rescales_and_keeps_what_was_learned() -> None:
     made = samples(300)
     fitted = Student(networks=1, trees=0).fit(made)
     assert fitted.scaling is not None

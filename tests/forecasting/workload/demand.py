@@ -6,7 +6,7 @@ from forecasting.workload.series import Series
 
 
 def daily(days: float, window_s: float = 3600.0, *, noise: float = 0.05, gaps: float = 0.0, seed: int = 0) -> Series:
-    """A day's wave around 1000 tokens a second, with multiplicative noise and a share of gaps."""
+    """Return a daily wave around 1000 tokens a second, with multiplicative noise and a share of gaps."""
     random = np.random.default_rng(seed)
     season = round(86_400 / window_s)
     index = np.arange(round(days * season))

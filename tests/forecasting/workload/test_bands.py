@@ -9,7 +9,7 @@ from tests.examples import at_night_but
 
 
 def walk(bands, paths, actual):
-    """The ends given before each window."""
+    """Return the bands given before each window."""
     ends = []
     for path, value in zip(paths, actual, strict=True):
         ends.append(bands.ends(path))
@@ -114,7 +114,7 @@ def test_memory_is_bounded_and_state_is_everything():
 
 
 def test_no_end_is_beyond_twice_what_the_series_has_shown():
-    """After hours without a request an error is enormous as a factor; that makes no end enormous."""
+    """After hours without a request an error is enormous as a factor; bands must not follow it."""
     random = np.random.default_rng(6)
     truth = np.where(random.random(900) < 0.05, 500.0 * random.random(900), 0.0)
     paths = np.repeat(np.concatenate([[0.0], truth[:-1]])[:, None], 4, axis=1)
@@ -140,7 +140,7 @@ def test_where_most_windows_are_empty_levels_take_the_place_of_errors():
 
 
 def test_each_end_has_the_mean_of_both_rules_by_their_losses():
-    """Against a plain sum over the past."""
+    """Compare with a plain sum over the past."""
     random = np.random.default_rng(8)
     history, truth = random.uniform(50, 150, 60), random.uniform(50, 150, 40)
     bands = Bands(1, history)

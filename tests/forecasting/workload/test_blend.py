@@ -24,7 +24,7 @@ SEASON, WINDOW_S = 24, 3600.0
 
 
 def pairs(trail, count=12):
-    """Some (origin, horizon) pairs, early ones and late ones."""
+    """Return some early and late (origin, horizon) pairs."""
     origins = np.linspace(0, len(trail) - 1, count).astype(np.int64)
     return np.repeat(origins, 4), np.tile(np.array([1, 3, 24, 40]), count)
 
@@ -60,7 +60,7 @@ def test_nothing_after_the_origin_is_looked_at(seed, origin):
 
 
 def test_days_before_are_the_days_before():
-    """Against a plain loop over days and windows."""
+    """Compare with a plain loop over days and windows."""
     trail = Trail(daily(9, WINDOW_S, gaps=0.03, seed=2).tokens_per_s, SEASON, WINDOW_S)
     z, width = trail.z, trail.widths[2]
 
@@ -108,7 +108,7 @@ def test_walking_at_once_is_walking_step_by_step(days):
 
 
 def test_losses_are_what_the_opinions_earned():
-    """Against a plain sum over the past, for opinions that need no coefficients."""
+    """Compare with a plain sum over the past, for opinions without coefficients."""
     values = daily(9, WINDOW_S, noise=0.2, gaps=0.1, seed=4).tokens_per_s
     model = BlendModel()
     model.fit(values, SEASON)
@@ -129,7 +129,7 @@ def test_losses_are_what_the_opinions_earned():
 
 
 def test_a_later_fit_keeps_losses_and_the_time_of_day():
-    """Also where the oldest windows are dropped, and no whole number of days of them."""
+    """Also if the oldest windows are dropped, and not a whole number of days."""
     values = daily(9, WINDOW_S, noise=0.2, gaps=0.05, seed=4).tokens_per_s
     model = BlendModel()
     model.fit(values[: 5 * SEASON], SEASON)
@@ -189,7 +189,7 @@ def test_trees_are_walked_as_their_library_walks_them(monkeypatch, kind, library
 
 
 def test_boosted_trees_are_not_steered_by_bursts():
-    """They say the median of what came, as forecasts are judged, not the mean."""
+    """They predict the median, as forecasts are judged, not the mean."""
     rng = np.random.default_rng(2)
     table, moves = rng.random((600, 3)).astype(np.float32), np.where(rng.random(600) < 0.2, 3.0, 0.0)
     assert Boosted((1,)).grow(table, moves, np.ones(600)).predict(table).mean() == pytest.approx(0.0, abs=0.1)
@@ -208,7 +208,7 @@ def test_a_forest_without_enough_windows_or_beyond_its_horizons_is_silent():
 
 
 def test_bursts_that_go_are_learned_by_the_forest():
-    """Bursts on a level that wanders: a big move goes back and a small one stays, which no line through both can say."""
+    """Bursts on a wandering level: a big move reverts and a small one stays, which no line through both can express."""
     rng = np.random.default_rng(9)
     level = np.zeros(40 * SEASON)
     for index in range(1, len(level)):
@@ -271,7 +271,7 @@ def test_any_length_and_any_zeros_make_a_forecast(count, share, seed):
 
 
 def test_what_is_right_by_day_is_not_forgotten_by_night():
-    """A series that follows the day before by day and wanders by night: each opinion counts at the hours it is right at."""
+    """A series that follows the previous day by day and wanders by night: each opinion has weight at its good hours."""
     rng = np.random.default_rng(3)
     season, days = 48, 14
     hour = np.arange(season * days) % season
@@ -290,7 +290,7 @@ def test_what_is_right_by_day_is_not_forgotten_by_night():
 
 
 def test_idle_windows_do_not_decide_whose_opinion_counts():
-    """Nearly all windows hold next to nothing: what is next to nothing more is no error, as a share of it, to weigh by."""
+    """Nearly all windows are almost empty: relative errors there must not decide the weights."""
     rng = np.random.default_rng(4)
     busy, idle = rng.lognormal(6, 0.3, 14 * SEASON), rng.lognormal(0, 0.7, 14 * SEASON)
     values = np.where(rng.random(14 * SEASON) < 0.3, busy, idle)

@@ -33,7 +33,7 @@ def test_without_a_failure_it_is_the_forecaster(fallback):
 
 
 @pytest.mark.parametrize("when", ["fit", "append", "path"])
-def test_ets_stands_in_whenever_it_fails(fallback, monkeypatch, when):
+def test_ets_replaces_it_whenever_it_fails(fallback, monkeypatch, when):
     if when == "append":
         fallback.fit(SERIES.part(0, 30))
     monkeypatch.setattr(BlendModel, when, fails)

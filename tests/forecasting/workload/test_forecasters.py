@@ -23,7 +23,7 @@ SHAPES = ["random", "zeros", "constant", "gaps", "begins with a gap", "ends with
 
 
 def check(forecast, horizon):
-    """What holds for any forecast."""
+    """Assert what holds for any forecast."""
     assert len(forecast) == horizon
     for name in ("mean", "lower_80", "upper_80", "lower_95", "upper_95"):
         values = getattr(forecast, name)
@@ -38,7 +38,7 @@ def check(forecast, horizon):
 
 @pytest.fixture(scope="module", autouse=True)
 def soon_done():
-    """Searches and training of these tests are short: what is found is another test's business."""
+    """Searches and training are shortened here; other tests judge their results."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arima, "SEARCH_WINDOWS", 40)
         patch.setattr(arima, "ITERATIONS", 2)
@@ -89,7 +89,7 @@ def test_asked_twice_it_answers_the_same(name, fitted):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_stored_and_loaded_it_goes_on_as_if_nothing_happened(name, fitted, tmp_path):
+def test_stored_and_loaded_it_continues_unchanged(name, fitted, tmp_path):
     forecaster = fitted[1][name]
     path = tmp_path / "state.npz"
     forecaster.save(path)
@@ -120,7 +120,7 @@ def test_windows_one_by_one_or_all_at_once(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_with_few_points_the_simplest_stands_in_and_says_so(name):
+def test_with_few_points_the_simplest_is_used_and_says_so(name):
     forecaster = FORECASTERS[name]()
     forecaster.fit(Series(0.0, 600.0, np.array([10.0, 20.0, np.nan, 30.0])))
     forecast = forecaster.predict(3)
@@ -131,7 +131,7 @@ def test_with_few_points_the_simplest_stands_in_and_says_so(name):
     assert forecast.forecaster == name
 
 
-def test_with_a_day_of_points_the_day_before_stands_in():
+def test_with_a_day_of_points_the_previous_day_is_used():
     forecaster = FORECASTERS["mlstm"]()
     series = daily(2, 1800.0, noise=0.0)
     forecaster.fit(series)
@@ -242,7 +242,7 @@ def test_importing_the_package_imports_nothing_heavy():
 
 
 def values_of(shape, count, seed=0):
-    """*count* rates that look as *shape* says."""
+    """Return *count* rates of the given *shape*."""
     random = np.random.default_rng(seed)
     values = 100.0 * random.random(count)
     match shape:
@@ -289,7 +289,7 @@ FOLLOWING = np.array([1.0, np.nan, 0.0, 30.0])
 
 @pytest.mark.parametrize("name", QUICK)
 def test_no_length_of_one_minute_windows_breaks_it(name):
-    """The demo's windows: in the first hour each number of them may be fitted on."""
+    """The demo's windows: in the first hour any number of them may be fitted on."""
     for count in [*range(0, 64, 1 if name == BEST else 6), 97, 150, LONGEST]:
         forecaster = FORECASTERS[name]()
         forecaster.fit(Series(0.0, 60.0, values_of("random", count)))
@@ -343,7 +343,7 @@ def test_the_costly_ones_at_the_lengths_from_which_they_speak(name, shape, count
 @pytest.mark.parametrize("name", sorted(FORECASTERS))
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_in_the_first_minutes_nothing_is_expected_far_beyond_what_came(name, count):
-    """A plan for the upper end of the band must not ask for thirty times the fleet because two minutes are known."""
+    """A plan for the upper end of the band must not ask for thirty times the fleet because only two minutes are known."""
     forecaster = FORECASTERS[name]()
     forecaster.fit(Series(0.0, 60.0, np.array([3000.0, 2000.0, 2500.0, 2800.0, 2200.0])[:count]))
     forecast = forecaster.predict(60)

@@ -10,7 +10,7 @@ from forecasting.workload.mlstm import WINDOWS, MlstmModel, cell, first_weights,
 
 
 def plain_cell(weights, x, h, c):
-    """The equations of the paper, number by number, for one sequence."""
+    """Compute the equations of the paper, number by number, for one sequence."""
     size = len(h)
 
     def sigmoid(value):
@@ -60,7 +60,7 @@ def wave(count, season=48):
 
 @pytest.fixture(scope="module")
 def taught():
-    """A network that was trained for a moment: enough where only the arithmetic matters."""
+    """Return a briefly trained network: enough if only the arithmetic matters."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mlstm, "EPOCHS", 2)
         model = MlstmModel()

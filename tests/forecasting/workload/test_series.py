@@ -83,7 +83,7 @@ def test_no_token_of_a_trace_is_lost_but_in_the_last_window(requests, window_s):
     assert np.allclose(series.tokens_per_s * window_s, plain)
 
 
-def test_minutes_without_a_row_are_gaps_unless_somebody_watched():
+def test_minutes_without_a_row_are_gaps_unless_others_were_counted():
     series = from_minutes([0.0, 120.0, 120.0, 300.0], [60, 30, 30, 120])
     assert series.tokens_per_s.tolist()[::2] == [1.0, 1.0, pytest.approx(math.nan, nan_ok=True)]
     assert np.isnan(series.tokens_per_s).tolist() == [False, True, False, True, True, False]

@@ -31,7 +31,7 @@ def given_orders(monkeypatch):
 
 
 def series(count=240, seed=0):
-    """A wave by day on a level that wanders."""
+    """Return a daily wave on a wandering level."""
     level = np.cumsum(0.05 * np.random.default_rng(seed + 100).standard_normal(count))
     wander = np.exp(level - 0.5 * level.mean())
     return wander * daily(count / SEASON, 86_400 / SEASON, noise=0.1, seed=seed).tokens_per_s
@@ -49,7 +49,7 @@ def series(count=240, seed=0):
     ],
 )
 def test_arima_forecasts_what_the_state_space_model_does(order, seasonal, intercept, given_orders, monkeypatch):
-    """And continues as it does when windows follow: the filter's gain is constant by then."""
+    """It continues with the next windows, because the filter's gain is constant by then."""
     import pmdarima
 
     monkeypatch.setattr(arima, "ITERATIONS", 4)  # any coefficients will do

@@ -56,7 +56,7 @@ async def test_the_embedding_cache_of_an_encoder_s_process(served, service, monk
     }  # fmt: skip
 
 
-def test_each_model_has_budgets_of_its_own_for_encoders_and_the_others():
+def test_each_model_has_separate_budgets_for_encoders_and_the_others():
     service = LengthService(LengthPrior())
     service.tune(Values({"": {"LENGTH_BUDGET_MS": 20.0}, "m": {"LENGTH_ENCODER_BUDGET_MS": 70.0}}))
     assert service.budget_s("m") == 0.02, "nobody answers yet"

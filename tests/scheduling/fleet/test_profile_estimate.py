@@ -31,7 +31,7 @@ FIRST_TOKENS = ((16, 0.0176), (512, 0.0225), (2_048, 0.055), (8_192, 0.222), (12
 
 @pytest.mark.parametrize(("sizes", "gpu", "tensor_parallel", "clients", "prompt", "output", "seconds"), SERVED)
 def test_tokens_come_as_vllm_was_measured(sizes, gpu, tensor_parallel, clients, prompt, output, seconds):
-    """On as many steps as there are other clients, one of them has its prompt prefilled."""
+    """As many steps as there are other clients include the prefill of one of their prompts."""
     profile = estimate(sizes, GPUS[gpu], tensor_parallel)
     share = (clients - 1) / output
     plain = profile.step_time_s(0, clients, clients * (prompt + output // 2))
@@ -49,7 +49,7 @@ def test_steps_and_first_tokens_are_those_that_we_measured():
 
 @pytest.mark.parametrize("measured", PROFILES, ids=lambda row: f"{row.model}-{row.gpu_type}-{row.tensor_parallel}")
 def test_older_measurements_are_within_a_factor_of_six(measured):
-    """Splitwise's and SageServe's engines of 2023 and 2024 pay more in each step, the more GPUs the more."""
+    """Splitwise's and SageServe's engines of 2023 and 2024 have more overhead per step, which grows with the GPUs."""
     values = {name: value for name, value in measured.values().items() if name in Profile.__dataclass_fields__}
     known, sizes = Profile(**values), MODELS[measured.model]
     of_model = Sizes(sizes["weights_bytes"], sizes["kv_bytes_per_token"])
@@ -69,7 +69,7 @@ def test_more_gpus_are_faster_and_fewer_bits_too():
 
 
 def test_a_mixture_reads_the_experts_that_its_batch_hits():
-    """Of 256 experts with eight for a token: a batch of 4 hits an eighth, one of 64 all but an eighth."""
+    """Of 256 experts with eight per token, a batch of 4 hits an eighth and one of 64 all but an eighth."""
     assert [MINIMAX.read_bytes(batch) / 230e9 for batch in (1, 4, 64)] == pytest.approx([0.043, 0.13, 0.87], rel=0.05)
     few, many = (estimate(MINIMAX, GPUS["h200-141gb"], 8, most) for most in (4, 128))
     assert few.step_time_s(0, 4, 4_096) < many.step_time_s(0, 4, 4_096) < many.step_time_s(0, 128, 4_096)

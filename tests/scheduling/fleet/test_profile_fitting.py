@@ -23,7 +23,7 @@ TRUE = Profile(0.05, 0.016, 8.4e-5, 3.8e-9, 0.029, 2.5e-4, 4e-8)
 def measurements(
     profile: Profile, *, noise: float = 0.0, outliers: int = 0, lengths=(128, 256, 512, 1024, 2048, 4096, 8192)
 ) -> Measurements:
-    """Three repeats of each prompt length and of a grid of batches and contexts."""
+    """Return three repeats of each prompt length and of a grid of batches and contexts."""
     random = np.random.default_rng(1)
     tokens = np.repeat(np.array(lengths, float), 3)
     batch, context = (grid.ravel() for grid in np.meshgrid([1.0, 4, 16, 64], [600.0, 2000, 8000]))
@@ -82,7 +82,7 @@ def test_noise_and_outliers_do_not_carry_it_away() -> None:
 
 
 def test_held_out_error_is_that_of_configurations_not_of_repeats() -> None:
-    """One configuration lies off the curve, in all of its repeats: leaving rows out would not notice."""
+    """One configuration is off the curve in all of its repeats: leaving out rows would not notice."""
     points = measurements(TRUE)
     points.prefill.seconds[points.prefill.tokens == 8192] *= 1.5
     error = fit(points).prefill_error

@@ -9,12 +9,7 @@ HORIZON_S = 3600.0
 
 
 def synthetic(models, regions, gpu_types, seed, room=0.3):
-    """A problem as SageServe's section 7 has them, at any size; nothing in it was measured.
-
-    Some twenty instances for each model and region (lognormal). VMs of 20 to 100 USD an hour; what one serves grows about as
-    its price does, times 0.8 to 1.25; one pair of model and type in seven does not go together. Up to two instances of each
-    kind are lent as spot, weights are missing in one region of five, and units are there for *room* more than is needed.
-    """
+    """Return a problem like SageServe's section 7, at any size; nothing in it was measured."""
     random = np.random.default_rng(seed)
     price = np.sort(random.uniform(20, 100, gpu_types))
     size = random.lognormal(0, 0.6, models)
@@ -56,7 +51,7 @@ def synthetic(models, regions, gpu_types, seed, room=0.3):
 
 @st.composite
 def small_problems(draw, most=(3, 2, 3), most_instances=4):
-    """Problems of up to *most* models, regions and types with few instances; rows may well not hold together."""
+    """Draw problems of up to *most* models, regions and types with few instances; rows may be infeasible together."""
     shape = n, r, g = tuple(draw(st.integers(1, size)) for size in most)
 
     def numbers(size, least, greatest):
@@ -93,7 +88,7 @@ def small_problems(draw, most=(3, 2, 3), most_instances=4):
 
 
 def plain_cost(problem, targets):
-    """The objective, one instance after another."""
+    """Return the objective, instance by instance."""
     n, r, g = problem.shape
     start, cost = problem.start_cost_usd, 0.0
     for j in range(r):

@@ -32,7 +32,7 @@ def band(*values: float) -> Band:
 
 
 def demand(of, start_s: float = 0.0, window_s: float = WINDOW_S) -> Demand:
-    """Prompt tokens alone, by endpoint: what it is planned for and the mean by window."""
+    """Return demand of prompt tokens only, by endpoint: the planned and the mean rate by window."""
     none = {endpoint: band(*[0.0] * len(values)) for endpoint, (_, values) in of.items()}
     return Demand(
         start_s,
@@ -75,7 +75,7 @@ def test_the_highest_window_is_kept_for():
     assert made[LLAMA].advice(0.0).soon_instances is None
 
 
-def test_beta_is_room_beside_the_forecast_once():
+def test_beta_is_added_to_the_forecast_once():
     of = {LLAMA: EndpointDemand.of(band(400.0), band(0.0), MEAN, 60.0)}
     made = make_plan(
         0.0, Demand(0.0, 600.0, of), fleet(llama=1), {("llama", "gpu"): ABLE}, {"llama": MEAN}, PlanSettings()
@@ -86,8 +86,8 @@ def test_beta_is_room_beside_the_forecast_once():
     )  # what is observed is held against it, interactive demand
 
 
-def test_what_is_added_for_has_a_plan_of_its_own_that_moves_on_with_time():
-    """The next twenty minutes and the window in which they are asked for."""
+def test_adding_has_a_separate_plan_that_moves_with_time():
+    """The plan covers the next twenty minutes and the window of the demand."""
     (made,) = planned({LLAMA: (TWO, [100.0, 200.0, 150.0, 400.0, 300.0, 100.0])}, fleet=fleet(llama=1)).values()
     assert (made.target_instances, list(made.soon_instances)) == (4, [2, 4, 4, 4, 3, 1])
     assert [made.advice(at_s).soon_instances for at_s in (-1.0, 0.0, 599.0, 600.0, 2400.0, 99_000.0)] == [
@@ -138,7 +138,7 @@ class TestAlgorithm2:
         made = make_plan(0.0, Demand(0.0, 600.0, of), *given, PlanSettings(period_s=1200.0)).endpoints[LLAMA]
         assert made.target_instances == 9  # its successor comes after both windows
 
-    def test_within_the_bounds_and_beside_models_of_the_programme(self):
+    def test_within_the_bounds_and_with_models_of_the_programme(self):
         of = {LLAMA: (BY_CAPABILITY, [0.0, 400.0]), BLOOM: (MEAN, [300.0, 100.0])}
         made = planned(of)
         assert (made[LLAMA].target_instances, made[BLOOM].target_instances) == (4, 3)
@@ -167,7 +167,7 @@ class TestInForce:
     """A plan is in force until its successor is."""
 
     def planner(self, offset_s: float, period_s: float, windows: int, window_s: float = WINDOW_S) -> SimulatedPlanner:
-        """Windows begin at *offset_s* and every *window_s*: plans are made anywhere in one."""
+        """Windows begin at *offset_s* and every *window_s*: plans are made anywhere within one."""
 
         def demand_at(now_s: float) -> Demand:
             start_s = (now_s - offset_s) // window_s * window_s + offset_s

@@ -68,7 +68,7 @@ def test_windows_of_endpoints_of_different_sizes_show_the_same_instance():
 
 
 def plan(cv: float, regions: int = 1, mean: float = 800.0, level: float = 800.0):
-    """Of 800 tokens a second in all regions together, where an instance serves 100."""
+    """Return the share within SLO at 800 tokens a second over all regions, where an instance serves 100."""
     able = {("m", "gpu"): Capability(1e9, 1e9, 100.0, MEASURED, reserve=0.3)}
     names = [f"region-{at}" for at in range(regions)]
     fleet = Fleet({("m", name, "gpu"): Deployed(1, 0, 1, 50, 1, 1.0) for name in names}, {})
@@ -116,7 +116,7 @@ CODE = EngineConfig(128, 8192, 16, 30_000, "fcfs", 32_768, Profile(0.02, 0.005, 
 @pytest.mark.parametrize("cv", [1.0, 3.0])
 @pytest.mark.parametrize(("regions", "each"), [(1, 2), (3, 2), (1, 6)])
 def test_the_law_keeps_the_promise_in_one_region_and_over_several_small_ones(cv, regions, each):
-    """Long prompts. Regions are one pool to the law: what comes in a burst to one must go to another in time."""
+    """Long prompts. The formula treats regions as one pool: a burst in one must reach another in time."""
     random = np.random.default_rng(5)
 
     def lengths(count):

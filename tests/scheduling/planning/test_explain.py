@@ -82,7 +82,7 @@ def test_rows_that_could_not_hold_say_what_stood_in_the_way():
     assert full.infeasible[0].endswith("; no room on a100 in east, h100 in east, a100 in west, h100 in west")
 
 
-def test_doing_nothing_is_priced_beside_the_plan():
+def test_doing_nothing_is_priced_next_to_the_plan():
     problem = one_model()
     plan = solve(problem, gap=0.0)
     assert problem.cost_usd(problem.instances) == 40.0

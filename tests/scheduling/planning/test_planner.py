@@ -32,7 +32,7 @@ def weight(problem, targets):
 
 
 def every_plan(problem):
-    """All whole plans that break no hard row."""
+    """Yield all whole plans that break no hard row."""
     n, r, g = problem.shape
     ranges = []
     for i, j, k in np.ndindex(n, r, g):
@@ -45,7 +45,7 @@ def every_plan(problem):
 
 @given(small_problems(most=(2, 2, 2), most_instances=3))
 def test_it_finds_the_best_of_all_plans(problem):
-    """The least shortage, and of the plans that are no shorter the cheapest."""
+    """Return the least shortage, and the cheapest of the plans that are no shorter."""
     plans = every_plan(problem)
     plan = solve(problem, gap=0.0, time_limit_s=60.0)
     least = min(weight(problem, targets) for targets in plans)

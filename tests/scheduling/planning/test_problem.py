@@ -162,7 +162,7 @@ def test_missing_more_than_half_weighs_more():
 
 
 @given(small_problems(), st.integers(1, 3), st.integers(0, 2**32 - 1))
-def test_a_problem_that_asks_for_something_else_is_as_if_made_anew(problem, windows, seed):
+def test_a_problem_with_another_demand_equals_a_new_one(problem, windows, seed):
     demand = np.random.default_rng(seed).uniform(0, 300, (*problem.shape[:2], windows))
     _ = problem.need_tokens_per_s, problem.need_total_tokens_per_s  # known of the old demand
     asking, made = problem.asking(demand), replace(problem, demand_tokens_per_s=demand)

@@ -27,7 +27,7 @@ def runs(
 
 
 def situation(rows, dues, *, seqs=4, kv=100_000, output=10, limit=2):
-    """One instance that runs *rows*, and a request for each of *dues* that waits for it; and what is to leave."""
+    """Return the evictions for one instance that runs *rows*, with a waiting request for each of *dues*."""
     fleet, endpoints = fleet_of(1, seqs=seqs, kv=kv)
     running = running_of(rows)
     fleet.running[0], fleet.kv_tokens[0] = len(rows), int(running.expected_tokens.sum())
@@ -76,7 +76,7 @@ def test_one_that_has_emitted_nothing_leaves_first():
         ([runs(n) for n in range(4)], [2.0], {"output": 200_000}),  # has no room at all
     ],
 )
-def test_nobody_leaves(rows, dues, options):
+def test_none_leaves(rows, dues, options):
     assert situation(rows, dues, **options)[4] == []
 
 
@@ -87,7 +87,7 @@ def test_of_several_at_once_a_quarter_leaves():
     assert len({number for eviction in evictions for number in eviction.numbers}) == 4
 
 
-def test_who_leaves_already_makes_room_and_nobody_else_leaves_for_it():
+def test_a_leaving_request_makes_room_and_no_other_leaves_for_it():
     rows = [(*runs(0)[:-1], True), runs(1), runs(2), runs(3)]
     assert situation(rows, [2.0])[4] == []
 
@@ -105,7 +105,7 @@ def test_memory_too_is_made_room_in():
     assert eviction.numbers == (0, 1)
 
 
-def test_groups_begin_when_what_runs_lets_them():
+def test_groups_start_when_running_requests_leave_room():
     rows = [runs(n, emitted=399 - 50 * n) for n in range(4)]
     fleet, endpoints, waiting, running, _ = situation(rows, [900.0])
     seen = snapshot(fleet, endpoints, waiting, 0.0, running=running)

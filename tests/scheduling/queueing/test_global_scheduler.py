@@ -18,7 +18,7 @@ MOVES = 2_000
 
 
 def queues(count, dues, *, limit=1):
-    """*count* instances, and a group for each of *dues*, placed as they come."""
+    """Return *count* instances and a group for each of *dues*, placed in order of arrival."""
     fleet, endpoints = fleet_of(count, seqs=1)
     waiting = allocate_waiting(1, 4 * len(dues) + 4, count)
     waiting.groups.limit[0] = limit
@@ -33,7 +33,7 @@ def numbers(waiting, queue):
 
 
 def reversed_answer(seen):
-    """An answer with each queue reversed."""
+    """Return an answer with each queue reversed."""
     answer = solve(seen, moves=1)
     return answer._replace(changed=True, order=Order.of([groups[::-1] for groups in seen.previous.queues()]))
 

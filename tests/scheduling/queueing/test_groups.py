@@ -69,7 +69,7 @@ def living(waiting):
 
 
 def fleet_of(count, *, seqs=2, kv=1000):
-    """*count* instances of one endpoint."""
+    """Return *count* instances of one endpoint."""
     fleet, endpoints = allocate_fleet(count), allocate_endpoints(1, count)
     fleet.endpoint[:], fleet.accepting[:] = 0, 1
     fleet.max_num_seqs[:], fleet.kv_capacity_tokens[:] = seqs, kv
@@ -145,7 +145,9 @@ class GroupsAgainstLists(RuleBasedStateMachine):
 
     @rule(quiet=st.booleans())
     def make_anew(self, quiet):
-        """All groups from what waits; *quiet*: so many came and went meanwhile that sequences have wide gaps."""
+        """Rebuild all groups from the waiting requests; *quiet*: as many came and left
+        meanwhile, so that sequences have gaps.
+        """
         if quiet:
             self.waiting.counters[NEXT_SEQUENCE] += SPARSE * (len(self.sequence) + 1)
         made = self.plain.made
@@ -179,7 +181,7 @@ def test_a_group_by_length_leaves_shortest_first():
     assert members(waiting, living(waiting)[0]) == [slots[10], slots[20], slots[30]]
 
 
-def test_groups_are_made_anew_from_what_waits_and_given_up():
+def test_groups_are_rebuilt_from_waiting_requests_and_given_up():
     waiting = allocate_waiting(1, 9)
     slots = [ask(waiting, arrival_s=float(at)) for at in range(5)]
     assert not living(waiting)
@@ -200,8 +202,8 @@ def test_groups_are_made_anew_from_what_waits_and_given_up():
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 1), st.booleans()), min_size=3, max_size=3),
     st.integers(1, 2),
 )
-def test_groups_made_anew_are_those_of_requests_that_join_one_after_another(requests, endpoints, times):
-    """Field by field, for each endpoint with its own limit (0: none), order inside groups, and knowledge of times."""
+def test_rebuilt_groups_equal_those_of_requests_joining_one_by_one(requests, endpoints, times):
+    """Compare field by field, for endpoints with different limits (0: none), orders within groups, and known times."""
     one, all_at_once = allocate_waiting(3, len(requests) + 1), allocate_waiting(3, len(requests) + 1)
     for at, (limit, within, timed) in enumerate(endpoints):
         one.groups.limit[at] = limit
@@ -272,7 +274,7 @@ def test_a_tight_class_has_smaller_groups():
     assert list(sizes.values()) == [1, 20, 256, 256]
 
 
-def test_new_groups_stand_by_due_time_where_all_wait_the_least_more():
+def test_new_groups_go_by_due_time_where_they_add_the_least_waiting():
     fleet, endpoints = fleet_of(2)
     waiting = allocate_waiting(1, 20, 2)
     waiting.groups.limit[0] = 4
@@ -297,7 +299,7 @@ def test_instances_pull_from_their_own_queue_what_is_due_first():
     assert (slot, other) == (late, 1 - instance)
 
 
-def test_an_instance_without_work_of_its_own_may_take_what_is_due_first_but_not_what_is_held_or_pinned():
+def test_an_idle_instance_may_take_the_earliest_deadline_but_no_held_or_pinned_group():
     fleet, endpoints = fleet_of(2)
     waiting = allocate_waiting(1, 20, 2)
     waiting.groups.limit[0] = 1
@@ -351,7 +353,7 @@ def test_a_busy_instance_needs_less_for_a_request_than_an_idle_one(prompt, outpu
 
 
 def test_what_is_lost_lets_what_can_be_in_time_go_first():
-    """One that came earlier, of the same class, does not make the next one late as well."""
+    """An earlier late request of the same class does not make the next one late."""
     fleet, endpoints = fleet_of(1)
     waiting = allocate_waiting(1, 20, 1)
     waiting.groups.limit[0] = 4
@@ -368,8 +370,8 @@ def test_what_is_lost_lets_what_can_be_in_time_go_first():
     assert order == [saved, lost, unpromised]
 
 
-def test_nobody_is_put_off_for_ever():
-    """A promise that no instance can keep still comes before those that leave an hour."""
+def test_no_request_is_put_off_forever():
+    """A promise that no instance can keep still precedes those that allow an hour."""
     fleet, endpoints = fleet_of(1)
     waiting = allocate_waiting(1, 20, 1)
     waiting.groups.limit[0] = 4

@@ -179,7 +179,7 @@ def test_the_wait_is_by_the_pace_of_releases_and_at_most_the_slack():
 
 @given(st.data())
 def test_each_request_leaves_once_and_in_the_order_of_a_plain_list(data):
-    """Against a list that is sorted at each pull."""
+    """Compare with a list that is sorted at each pull."""
     by = data.draw(st.sampled_from([USE, "slack"]))
     work, plain, now_s, seen = manager(by=by), {}, 0.0, []
     for number in range(data.draw(st.integers(0, 30))):

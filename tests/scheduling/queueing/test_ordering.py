@@ -92,7 +92,7 @@ def test_service_time_is_the_sum_of_the_steps_of_an_engine_that_has_nothing_else
     assert profile.service_time_s(prompt, output) == pytest.approx(timeline.e2e_s, rel=1e-9)
 
 
-def test_service_time_rises_with_prompt_and_output_where_nobody_has_measured():
+def test_service_time_rises_with_prompt_and_output_without_measurements():
     assert USUAL.service_time_s(100, 10) < USUAL.service_time_s(100, 11)
     assert USUAL.service_time_s(1000, 10) < USUAL.service_time_s(2000, 10)
 
@@ -102,16 +102,13 @@ def test_service_time_rises_with_prompt_and_output_where_nobody_has_measured():
 
 @st.composite
 def queues(draw):
-    """(arrival_s, real service, predicted service) by arrival, and a stretch."""
+    """Draw (arrival_s, actual service, predicted service) in order of arrival, and a stretch."""
     rows = draw(st.lists(st.tuples(moments, services, services), min_size=1, max_size=25))
     return sorted(rows, key=lambda row: row[0]), draw(stretches)
 
 
 def single_server(rows, key_of):
-    """When each of *rows* begins on one server that never idles, takes the lowest key, and is never interrupted.
-
-    The waiting set is that of the kernels.
-    """
+    """Return when each of *rows* starts on one work-conserving, non-preemptive server that takes the lowest key."""
     waiting = allocate_waiting(1, len(rows))
     of_slot, begins, now_s, arrived, served = {}, [0.0] * len(rows), 0.0, 0, []
     while len(served) < len(rows):
@@ -131,7 +128,7 @@ def single_server(rows, key_of):
 
 
 def aged(rows, stretch):
-    """The same server over a queue that ages: each request's rank falls by one every second that it waits."""
+    """The same server over a queue that ages: each request's rank falls by one per second of waiting."""
     begins, now_s, arrived, waiting, served = [0.0] * len(rows), 0.0, 0, [], []
     while len(served) < len(rows):
         if not waiting:
@@ -171,7 +168,7 @@ def test_a_request_is_overtaken_only_by_those_that_come_within_its_stretch(drawn
 
 @given(queues())
 def test_no_request_begins_later_than_by_arrival_plus_the_work_that_comes_within_its_stretch(drawn):
-    """Whatever was predicted: keys come from predictions, time passes by what is real."""
+    """For any predictions: keys come from predictions, time passes by actual service."""
     rows, stretch = drawn
     by_arrival, _ = single_server(rows, lambda row: row[0])
     begins, _ = single_server(rows, ssjf(stretch))
@@ -182,11 +179,7 @@ def test_no_request_begins_later_than_by_arrival_plus_the_work_that_comes_within
 
 
 def with_requests_ahead(rows, key_of, ahead, by_priority):
-    """As `single_server`, which is given up to *ahead* requests beyond the one that it serves.
-
-    It serves what it was given by their keys, or as they were given. Also says of each request how many that came before
-    it, with a higher key, began after it came and before it.
-    """
+    """Like `single_server`, with up to *ahead* requests beyond the one in service."""
 
     def first(numbers):
         return min(numbers, key=lambda each: (key_of(rows[each]), each))

@@ -17,7 +17,7 @@ instances = st.lists(
 
 
 def counted_down(tokens, rate, coming, step_s=0.002):
-    """When none is left; each instance takes its batch off at once when it is there."""
+    """Return when no tokens are left; each instance takes a batch at once when it is ready."""
     time_s, left, here = 0.0, tokens, []
     while True:
         for one in coming:
@@ -38,7 +38,7 @@ def test_a_wait_is_over_when_the_tokens_are_produced(tokens, rate, coming):
 
 
 @given(st.floats(0.0, 200.0), st.floats(0.0, 400.0), instances)
-def test_nobody_waits_longer_for_instances_that_come(mean_s, variance_s2, coming):
+def test_no_request_waits_longer_because_instances_start(mean_s, variance_s2, coming):
     wait = Wait(mean_s, variance_s2)
     assert sooner(wait, 10.0, coming).mean_s <= mean_s + 1e-9
     assert sooner(wait, 10.0, []) == wait

@@ -65,26 +65,26 @@ class Shared:
             self.fleet.accepting[model] = 1
 
     def ask(self, model, due_s, output=50):
-        """A group of one request, which stands in no queue yet."""
+        """Return a group of one request, in no queue yet."""
         slot = enqueue(self.waiting, model, due_s, 0.0, due_s, 0, 10, output, -1, -1, -1, -1)
         return int(self.arrays.members[slot].group)
 
     def put(self, model, due_s, output=50, pinned=False):
-        """The same at the end of the queue."""
+        """Return the same at the end of the queue."""
         group = self.ask(model, due_s, output)
         self.arrays.groups[group].pinned = pinned
         put_before(self.arrays, group, 0, NONE)
         return group
 
     def swap(self, target, leaves=NONE, up_s=0.0):
-        """A swap to *target* is in progress: *leaves* runs its last, or *target* has the GPUs and is up at *up_s*."""
+        """Start a swap to *target*: *leaves* runs its last requests, or *target* has the GPUs and is up at *up_s*."""
         self.wake(NONE)
         note_phase(self.arrays, target, COMES if leaves == NONE else WAITS, up_s)
         if leaves != NONE:
             note_phase(self.arrays, leaves, LEAVES, 0.0)
 
     def gpus(self, now_s):
-        """As the plain twin has them."""
+        """Return the state in the plain twin's form."""
         fleet, arrays, models = self.fleet, self.arrays, range(MODELS)
         up = [model for model in models if fleet.accepting[model]]
         coming = [model for model in models if arrays.phase[model] in (WAITS, COMES)]
@@ -130,7 +130,7 @@ states = st.tuples(
 
 
 def shared_in(state):
-    """Three models on the same GPUs, in that state."""
+    """Return three models on the same GPUs, in that state."""
     phase, (first, second, _), running = state
     shared = Shared(first if phase == "up" else NONE)
     shared.fleet.max_num_seqs[:] = (1, 2, 4)
@@ -255,7 +255,7 @@ def test_the_groups_of_one_model_are_put_first(drawn, model):
 
 @costly(25, many=60)
 @given(drawn_groups, st.integers(NONE, MODELS - 1), st.integers(0, 30))
-def test_the_solver_counts_swaps_and_loses_nobody(drawn, awake, now_s):
+def test_the_solver_counts_swaps_and_loses_no_request(drawn, awake, now_s):
     shared = Shared(awake, alone=True)
     for model, due_s, output, _ in drawn:
         shared.ask(model, due_s, output)
@@ -287,7 +287,7 @@ def test_one_swap_serves_all_that_waits_for_a_model():
     assert shared.models() == [0, 0, 0, 1, 1, 1, 2]
 
 
-def test_who_would_be_late_is_not_passed():
+def test_a_group_that_would_be_late_is_not_overtaken():
     shared = Shared(awake=0)
     for model, due_s in ((1, 4.5), (0, 60.0), (0, 61.0)):
         shared.ask(model, due_s)  # a second each
@@ -296,7 +296,7 @@ def test_who_would_be_late_is_not_passed():
     assert shared.models() == [0, 1, 0]
 
 
-def test_who_is_awake_pulls_its_own_model_and_waits_for_the_swap_else():
+def test_the_awake_instance_pulls_its_model_and_otherwise_waits_for_the_swap():
     shared = Shared(awake=0)
     shared.put(1, 5.0)
     own = shared.put(0, 60.0)
@@ -319,26 +319,26 @@ class TestRule:
         shared.put(0, 5.0)
         assert shared.look(0) is None
 
-    def test_who_is_idle_gives_way(self):
+    def test_an_idle_model_gives_way(self):
         shared = Shared()
         shared.put(2, 5.0)
         assert shared.look(0, Holder("a", True, True, 0.0)) == (2, "7 requests wait for m2, and a is idle.")
 
-    def test_who_had_its_time_gives_way(self):
+    def test_a_model_past_its_time_gives_way(self):
         shared = Shared()
         shared.put(1, 5.0)
         shared.put(0, 60.0)
         assert shared.look(0, Holder("a", True, False, 31.0))[0] == 1
         assert shared.models() == [1, 0], "it is given nothing more"
 
-    def test_who_is_busy_goes_on_while_the_others_have_time_for_one_more_stay(self):
+    def test_a_busy_model_stays_while_the_others_have_time_for_one_more_stay(self):
         shared = Shared()
         shared.put(1, 60.0)
         shared.put(1, 60.0)  # each takes a second, the swap 2.5, a stay 25
         assert shared.look(0, Holder("a", True, False, 99.0), now_s=30.0) is None
         assert shared.look(0, Holder("a", True, False, 99.0), now_s=31.0)[0] == 1
 
-    def test_nobody_is_awake(self):
+    def test_no_instance_is_awake(self):
         shared = Shared(NONE)
         shared.put(1, 5.0)
         assert shared.look(NONE, None) == (1, "7 requests wait for m1, and nothing has the GPUs.")
@@ -452,7 +452,7 @@ def test_gpus_are_kept_only_from_a_model_that_waits_and_has_some_itself():
     assert pair.kept() == {0, 2}
 
 
-def test_an_order_gives_gpus_that_are_kept_to_nobody_and_neither_does_a_swap():
+def test_kept_gpus_are_given_away_by_neither_an_order_nor_a_swap():
     pair = Pair((8, 2), waits=False)
     pair.ask(1, 60.0, queue=0)
     assert pair.kept() == {0}

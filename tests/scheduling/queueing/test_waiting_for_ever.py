@@ -8,7 +8,7 @@ from tests.scheduling.simulation.small import cluster, instance
 
 
 @pytest.mark.parametrize("ordering", ["fcfs", "qlm"])
-def test_it_is_said_that_requests_wait_for_ever(ordering):
+def test_requests_that_wait_forever_are_reported(ordering):
     fleet = cluster(instance(dispatch_max_num_seqs=1), ordering=ordering)
     simulation = Simulation(fleet, make_requests([0.0, 0.125], 10, 50))
     simulation.advance(0.25)

@@ -13,7 +13,7 @@ from tests.scheduling.queueing.test_groups import ask, fleet_of, living, members
 
 
 def plain(waiting, expected, slot, now_s):
-    """As the kernel, from the definition."""
+    """Compute the kernel's result from the definition."""
     group = int(waiting.groups.members["group"][slot])
     ahead = []
     for other in queue_of(waiting, int(waiting.groups.groups["queue"][group])):
@@ -51,7 +51,7 @@ def test_it_is_all_of_the_groups_before_and_the_members_before(asked, limit, ins
             assert counted == pytest.approx(plain(waiting, expected, slot, now_s))
 
 
-def test_the_first_members_of_a_large_group_stand_for_all():
+def test_a_large_group_is_sampled_by_its_first_members():
     fleet, endpoints = fleet_of(1)
     waiting = allocate_waiting(1, 256, 1)
     waiting.groups.limit[0] = 200

@@ -48,7 +48,7 @@ def wait(requests: int, known: Lengths, batch: float, rate: float, relative_vari
 @given(
     st.lists(st.tuples(st.sampled_from((0.0, 1.0, 2.5)), tokens, tokens, tokens), min_size=1, max_size=30), st.data()
 )
-def test_who_is_ahead_is_counted_as_the_plain_twin_counts(requests, data):
+def test_requests_ahead_are_counted_as_by_the_plain_twin(requests, data):
     order = data.draw(st.permutations(range(len(requests))))
     keys = np.array([key for key, *_ in requests])
     sequence = np.arange(len(requests), dtype=np.int64)
@@ -82,7 +82,7 @@ def test_the_mean_is_that_of_the_plain_twin(requests, known, batch, rate):
 
 
 @given(st.integers(0, 3000), lengths(), st.floats(1.0, 500.0), st.floats(1.0, 1e5))
-def test_nobody_waits_longer_than_one_behind_it(requests, known, batch, rate):
+def test_no_request_waits_longer_than_one_behind_it(requests, known, batch, rate):
     first, second = (wait(count, known, batch, rate) for count in (requests, requests + 1))
     assert second.mean_s >= first.mean_s - 1e-9
     if requests >= round(batch):  # fewer wait for some of those that run, and what that varies by is another thing
@@ -109,7 +109,7 @@ def test_the_first_of_a_queue_waits_for_the_first_of_the_batch_that_ends():
 
 @pytest.mark.parametrize("ahead_of_it", [0, 4, 12, 20])
 def test_a_queue_shorter_than_the_batch_in_slots_that_are_never_idle(ahead_of_it):
-    """Against slots that take one output after another: means, and the share below the 99th percentile."""
+    """Compare with slots that take one output after another: means, and the share below the 99th percentile."""
     random, batch, rate = np.random.default_rng(5), 32, 1000.0
     outputs = np.clip(random.lognormal(np.log(180.0), 0.8, (800, batch, 60)), 4, 2048)
     known = Lengths(100.0, float(outputs.mean()), float(outputs.var()), 1e4)
@@ -234,7 +234,7 @@ def test_where_no_profile_was_measured_only_waits_say_anything():
 
 
 def test_a_class_that_others_overtake_has_a_constant():
-    """Half of a burst goes before the other half, wherever it stands in it."""
+    """Half of a burst precedes the other half, wherever it is in the burst."""
     overtaken, through_origin = Correction(overtaken=True), Correction()
     for step in range(400):
         estimated_s = 8.0 * (step % 100) / 100

@@ -48,7 +48,7 @@ few_tokens = st.integers(1, 6)
 
 @st.composite
 def loads(draw):
-    """An instance, and the requests that decode on it: (prompt, predicted, produced)."""
+    """Draw an instance and its decoding requests: (prompt, predicted, produced)."""
     queued = draw(st.integers(0, 5))
     capacity = draw(st.sampled_from([8, 64, 64, 256]))
     requests = draw(st.lists(st.tuples(st.integers(1, 12), st.integers(1, 9), st.integers(0, 12)), max_size=4))
@@ -73,7 +73,7 @@ def loads(draw):
 
 
 def world(drawn):
-    """The plain fleet and what is known of it, and the same in arrays."""
+    """Return the plain fleet with its knowledge, and the same in arrays."""
     plain = PlainFleet([instance for instance, _ in drawn])
     maps, ahead = [], lookahead.allocate(len(drawn), 4 * len(drawn) + 1)
     for number, (_, requests) in enumerate(drawn):
@@ -160,7 +160,7 @@ def idle(count, *, profile=SLOW, kv_capacity_tokens=100_000):
 
 
 def run_on(fleet, endpoints, ahead, instance, requests, prompt_tokens=100, output_tokens=200):
-    """*requests* that decode on *instance*."""
+    """Enter *requests* that decode on *instance*."""
     for _ in range(requests):
         place(fleet, endpoints, instance, prompt_tokens, output_tokens)
         prefilled(fleet, instance, prompt_tokens)

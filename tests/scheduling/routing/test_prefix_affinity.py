@@ -34,7 +34,7 @@ def fleet_of(count=INSTANCES, memory=1000):
 
 
 def known(fleet, affinity, hashes, block_tokens=16, endpoint=0):
-    """Tokens of a prompt that each instance is thought to have."""
+    """Return the tokens of a prompt that each instance is expected to have."""
     note(affinity, 0, np.array(hashes, np.int64), 0, len(hashes), block_tokens)
     touched = match(fleet, affinity, endpoint, 0)
     tokens = [matched_tokens(affinity, instance, 0, PROMPT) for instance in range(fleet.endpoint.size)]

@@ -25,7 +25,7 @@ few_tokens = st.integers(1, 6)
 
 
 def idle_fleet(count, max_num_seqs=4, kv_capacity_tokens=100):
-    """*count* instances of endpoint 0, all accepting and idle."""
+    """Return *count* instances of endpoint 0, all accepting and idle."""
     fleet, endpoints = allocate_fleet(count), allocate_endpoints(1, count)
     fleet.endpoint[:], fleet.accepting[:] = 0, 1
     fleet.max_num_seqs[:], fleet.kv_capacity_tokens[:] = max_num_seqs, kv_capacity_tokens
@@ -35,7 +35,9 @@ def idle_fleet(count, max_num_seqs=4, kv_capacity_tokens=100):
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 4), st.integers(0, 4))))
 def test_the_shortest_queue_is_the_same_by_counts_and_by_bounds_of_them(instances):
-    """(room, tokens, errors of the lower and the upper bound): only those that may have the fewest are counted."""
+    """Places are (room, tokens, errors of the lower and the upper bound); only those that
+    may have the fewest are counted.
+    """
     lower, counted = np.full(len(instances), np.inf), []
 
     def most_left(seen, at, fewest):

@@ -9,7 +9,7 @@ from scheduling.scaling.swapping import busy_spell_s, leaving
 
 
 @pytest.mark.parametrize(("given_s", "limit_s", "busy_s"), [(0.0, 10.0, 5.0), (3.0, 40.0, 5.0), (2.0, 4.0, 30.0)])
-def test_it_goes_on_while_busy_and_at_most_to_the_limit(given_s, limit_s, busy_s):
+def test_it_stays_while_busy_and_at_most_to_the_limit(given_s, limit_s, busy_s):
     spells_s = np.random.default_rng(1).exponential(busy_s, 400_000)
     gone_s = np.minimum(given_s + spells_s, limit_s)
     left = leaving(given_s, limit_s, busy_s)
@@ -32,7 +32,7 @@ def test_at_the_edges(given_s, limit_s, busy_s, expected):
 
 
 def test_a_busy_spell_is_that_of_a_queue_with_servers_for_all():
-    """M/G/infinity from the arrival that ends an idle one, whatever the distribution of service."""
+    """M/G/infinity from the arrival that ends an idle period, whatever the distribution of service."""
     random, spells_s = np.random.default_rng(2), []
     per_s, lasts_s = 0.6, 2.0
     for _ in range(4000):
@@ -47,7 +47,7 @@ def test_a_busy_spell_is_that_of_a_queue_with_servers_for_all():
 
 
 def test_a_spell_from_many_that_run_is_longer():
-    """As draws of it have it, where each lasts for an exponential time."""
+    """Compare with simulated spells with exponential service."""
     random, spells_s = np.random.default_rng(4), []
     per_s, lasts_s, running = 0.9, 2.0, 6
     for _ in range(4000):

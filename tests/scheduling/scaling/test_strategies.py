@@ -16,7 +16,7 @@ BY_PLAN = ["lt_i", "proactive"]
 
 
 def only(name, one, given_advice=None, now_s=100.0, **parameters):
-    """What strategy *name* wants of one endpoint: by how many instances, and why."""
+    """Return the move of strategy *name* at one endpoint: the number of instances, and the reason."""
     moves = make_strategy(name, parameters).decide(now_s, [one], [given_advice])
     return (moves[0].delta, moves[0].reason) if moves else (0, "")
 
@@ -65,7 +65,7 @@ def test_no_change_within_the_cooldown(name, one, advised, now_s):
     st.lists(st.tuples(st.floats(0, 1.5), st.integers(0, 9)), min_size=2, max_size=40),
 )
 def test_no_plan_is_followed_up_and_down_at_a_standstill(name, course):
-    """With one and the same advice and a constant load, no strategy alternates between out and in."""
+    """With constant advice and load, no strategy alternates between out and in."""
     use, target = course[0]
     strategy, instances, since, signs = make_strategy(name), 6, inf, []
     for tick in range(60):
@@ -219,7 +219,7 @@ def test_lt_ua_is_lt_u_before_the_last_twenty_minutes(one, target, now_s):
 
 @pytest.mark.parametrize(("until_s", "next_plan_s"), [(600.0, 60.0), (60.0, None)])
 def test_lt_ua_of_a_short_decision_window_acts_on_the_gap_in_its_last_third(until_s, next_plan_s):
-    """Plans made every minute would otherwise be in their last 20 minutes all the time."""
+    """Otherwise plans made every minute would always be in their last 20 minutes."""
     short = advice(4, until=until_s, next_plan_s=next_plan_s)
     one = view(ready=4, tokens_per_s=100.0, use=0.4)
     assert only("lt_ua", one, short, now_s=39.0)[0] == 0
@@ -227,8 +227,8 @@ def test_lt_ua_of_a_short_decision_window_acts_on_the_gap_in_its_last_third(unti
 
 
 @given(views, st.integers(0, 20), st.floats(0, 1200))
-def test_what_lt_ua_does_about_the_gap_use_does_not_take_back(one, target, left_s):
-    """Unless demand has changed: with the same load on the instances after the move, the next tick lets them be."""
+def test_use_does_not_undo_what_lt_ua_does_about_the_gap(one, target, left_s):
+    """Unless demand changes: with the same load on the instances after the move, the next tick moves none."""
     plan, now_s = advice(target), 3600.0 - left_s
     delta, _ = only("lt_ua", one, plan, now_s)
     if not delta or only("lt_u", one, plan, now_s)[0]:
@@ -240,7 +240,7 @@ def test_what_lt_ua_does_about_the_gap_use_does_not_take_back(one, target, left_
 
 @pytest.mark.parametrize("name", ["lt_u", "lt_ua"])
 def test_at_the_demos_pace_instances_follow_the_day_and_do_not_flap(name):
-    """A day of eight minutes, plans every minute for the ten to come, of which the peak is always one: two instances."""
+    """A day of eight minutes, plans every minute for the next ten, whose peak is always the same: two instances."""
     strategy, each, instances, changed_s, moves = make_strategy(name), 1000.0, 2, -inf, []
     for now_s in range(0, 4 * 480, 15):
         demand = each * (1.1 + 0.6 * sin(2 * pi * now_s / 480))
@@ -285,7 +285,7 @@ LOW = {"ready": 10, "peak_kv_sum": 1.5, "peak_kv_most": 0.29}
 
 
 def eased(strategy, begin_s, advised, **changes):
-    """What *strategy* does at 60 s of ticks from *begin_s* on, the last with *changes* to a low view."""
+    """Return the moves of *strategy* over 60 s of ticks from *begin_s* on, the last ones with *changes* to a low view."""
     deltas = []
     for now_s in (begin_s + 5.0 * tick for tick in range(13)):
         at_end = changes if now_s == begin_s + 60 else {}
@@ -386,7 +386,7 @@ def test_wrong_parameters_are_named(name, parameters, words):
 
 
 def pilothouse(views, advices, at_s=(100.0,)):
-    """The moves of our own strategy at the last of *at_s*, by endpoint."""
+    """Return the moves of our strategy at the last of *at_s*, by endpoint."""
     strategy = make_strategy("pilothouse")
     for now_s in at_s:
         moves = strategy.decide(now_s, views, advices)
@@ -458,7 +458,9 @@ class TestGrace:
 
 
 def short(missing, ticks=2, **changes):
-    """What ours does at the last of so many ticks at which the global scheduler misses so many instances."""
+    """Return our strategy's move at the last of that many ticks at which the global
+    scheduler misses that many instances.
+    """
     strategy = make_strategy("pilothouse")
     for tick in range(ticks):
         one = view(waiting=40, use=0.8, short_instances=missing, **changes)

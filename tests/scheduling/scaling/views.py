@@ -25,7 +25,7 @@ CALM = EndpointView(
 
 
 def view(**changes) -> EndpointView:
-    """An endpoint of four instances, half used, that nothing has happened to, with *changes*."""
+    """Return an endpoint of four instances, half used and never scaled, with *changes*."""
     return CALM._replace(**changes)
 
 

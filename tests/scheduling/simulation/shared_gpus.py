@@ -20,7 +20,9 @@ FOR_S = 400.0
 
 
 def simulated(per_s, slo_s, *, seed, by_queue=True, ordering="qlm"):
-    """Two models, asked for *per_s* times a second, due within *slo_s*: outcomes, who was in time, and swaps."""
+    """Run two models with *per_s* requests per second, due within *slo_s*; return
+    outcomes, which were in time, and swaps.
+    """
     random = np.random.default_rng(seed)
     arrival_s = [random.uniform(0.0, FOR_S, random.poisson(rate * FOR_S)) for rate in per_s]
     model = np.repeat([0, 1], [each.size for each in arrival_s])

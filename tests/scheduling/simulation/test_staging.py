@@ -89,7 +89,7 @@ decode = { a_s = 0.01 }
 
 
 def test_instances_that_share_their_gpus(tmp_path: Path) -> None:
-    """Of every number in every region one of each model; the second's weights do not fit into CPU memory."""
+    """One instance of each model per number and region; the second model's weights do not fit into CPU memory."""
     made = staged(tmp_path, RIGHT.replace("kv_tokens = 16000\n", SHARED))
     groups = made.cluster.swap_groups()
     assert groups == ["pair-east-1", "pair-east-2", "pair-west-1", "pair-west-2"]
@@ -117,7 +117,7 @@ def test_models_on_the_same_gpus_are_swapped_on_demand(tmp_path: Path, scaled: b
     assert run.counters["swaps"] > 2
 
 
-def test_swap_groups_that_nobody_is_of(tmp_path: Path) -> None:
+def test_swap_groups_without_members(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="no group of the fleet shares its GPUs by this name"):
         staged(tmp_path, RIGHT + "[swap_groups.pair]\ncpu_memory_gb = 4\n")
 
@@ -143,7 +143,7 @@ def test_a_bundle_gives_every_policy_of_its_models(tmp_path: Path, given: list[t
         assert scenario.at(key, "forecaster", scenario.forecast) == "mlstm"
 
 
-def test_what_is_said_beside_a_bundle_counts_more(tmp_path: Path) -> None:
+def test_keys_given_with_a_bundle_override_it(tmp_path: Path) -> None:
     text = RIGHT.replace("[classes.iw]", "[policies]\nbundle = 'preserve'\nordering = 'priority'\n[classes.iw]")
     own = "[[endpoints]]\nmodel = 'm'\nregion = 'west'\nrouting = 'round_robin'\n[classes.iw]"
     made = staged(tmp_path, text.replace("[classes.iw]", own))
@@ -301,7 +301,7 @@ def test_the_examples_can_be_staged(name: str) -> None:
     assert made.left_out == 0
 
 
-def test_instances_of_two_gpu_types_have_names_of_their_own_and_those_that_are_ready_the_first(tmp_path: Path) -> None:
+def test_instances_of_two_gpu_types_have_distinct_names_ready_ones_the_first(tmp_path: Path) -> None:
     more = """[gpus.h]
 usd_per_hour = 4
 

@@ -12,7 +12,7 @@ from tests.scheduling.simulation.test_scenario import RIGHT
 
 
 def start(**tables: Any) -> dict[str, Any]:
-    """One model in two regions under reactive scaling, as JSON of a `Start`."""
+    """Return one model in two regions under reactive scaling, as JSON of a `Start`."""
     scenario = tomllib.loads(RIGHT) | {"title": "Small"} | tables
     return {"kind": "synthetic", "at": timezone.now().isoformat(), "scenario": scenario}
 
@@ -31,12 +31,12 @@ def run_all(row: WhatIf) -> WhatIf:
 
 
 def scenario_run(actor: Any, title: str) -> WhatIf:
-    """A scenario that is simulated by itself and waits."""
+    """Write a waiting simulation of a scenario."""
     return services.simulate_scenario(tomllib.loads(RIGHT) | {"title": title}, actor)
 
 
 def furnish(title: str, text: str, now: datetime) -> None:
-    """A row of each kind, with *text* where a user wrote one."""
+    """Write a row of each kind, with *text* where a user wrote one."""
     what_if = WhatIf.objects.create(title=title)
     future = Future.objects.create(what_if=what_if, letter="A", name="As now")
     FutureSeed.objects.create(future=future, seed=1, error=text)

@@ -71,7 +71,7 @@ def test_gaps_keep_their_burstiness():
     assert 0.9 < spread[1] < 1.1
 
 
-def test_what_is_drawn_from_stands_as_it_came():
+def test_the_sampled_requests_are_unchanged():
     workload = recent(arrivals(stream(gaps=[5.0]), stream(model="n", region="west", gaps=[2.0])))
     workload.check()
     assert workload.arrival_s.tolist() == [0.0, 0.0, 2.0, 5.0]

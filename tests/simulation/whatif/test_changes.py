@@ -23,7 +23,7 @@ MODEL = "llama-3.1-8b"
 
 
 def policies(scenario: Scenario) -> dict[str, object]:
-    """What decides at the only endpoint."""
+    """Return the policy of the only endpoint."""
     tables = scenario.of_endpoint(MODEL, "us-east")
     values = {name: value for _, one in tables for name, value in one.model_dump(exclude_none=True).items()}
     follows = [one for _, one in tables if one.strategy is not None][-1]
@@ -34,7 +34,7 @@ def policies(scenario: Scenario) -> dict[str, object]:
 @pytest.mark.parametrize("tuned", [False, True])
 @pytest.mark.parametrize("bundle", at_night_but(["qlm", "pilothouse"], BUNDLES))
 def test_a_bundle_of_a_future_is_the_bundle_of_the_fleet(bundle, tuned, make_instance, operator):
-    """With the marks that settings give its model, too, and they are said."""
+    """Including the parameters that settings give its model, which are stated."""
     instance = make_instance()
     model, before = instance.deployment.model, "pilothouse" if bundle == "qlm" else "qlm"
     set_policy(model, BUNDLES[before].strategy, PolicyMode.AUTO, {}, operator, "it acts")

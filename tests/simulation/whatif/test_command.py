@@ -56,8 +56,8 @@ def test_it_is_cancelled_and_resumed_here(asked):
 
 
 @pytest.mark.parametrize(("every_s", "looks"), [(0.0, 3), (3600.0, 0)])
-def test_who_waits_looks_after_runs_now_and_then(asked, monkeypatch, every_s, looks):
-    """Not at every poll of its progress: each time all that waits is sent for again."""
+def test_a_waiting_process_checks_runs_periodically(asked, monkeypatch, every_s, looks):
+    """Not at every poll of its progress: each time all waiting work is sent for again."""
     states, looked = ["running"] * 3 + ["done"], []
     progress = selectors.progress
     monkeypatch.setattr(selectors, "progress", lambda pk: progress(pk) | {"state": states.pop(0)})

@@ -94,7 +94,7 @@ async def ask(http: aiohttp.ClientSession, url: str, prompt: int, output: int) -
 
 
 async def send(http: aiohttp.ClientSession, url: str, for_s: float, random: np.random.Generator) -> None:
-    """Requests at random moments for *for_s*, of random lengths; waits for all answers."""
+    """Send requests at random times for *for_s*, of random lengths, and wait for all answers."""
     began, at_s = time.monotonic(), 0.0
     async with asyncio.TaskGroup() as tasks:
         while (at_s := at_s + random.exponential(1 / PER_S)) < for_s:

@@ -49,7 +49,7 @@ def make_fleet(routing: str, ordering: str, **deployment: object) -> None:
 
 
 def requests(until_s: float, per_s: float, longest: int = 400) -> list[Asked]:
-    """Those that come before *until_s*, at random moments and of random lengths."""
+    """Return requests before *until_s*, at random times and of random lengths."""
     random = np.random.default_rng(1)
     asked, came_s = [], 0.0
     while (came_s := came_s + random.exponential(1 / per_s)) < until_s:
@@ -82,12 +82,12 @@ class Both:
         return self.result.outcomes[len(self.held) :]
 
     def ttft_off(self, percentile: float) -> float:
-        """How much longer that percentile of TTFT is in the simulation; a share."""
+        """Return the relative difference of that percentile of TTFT in the simulation."""
         real_ms = np.percentile([row.ttft_ms for row in self.rows], percentile)
         return float(1000 * np.percentile(self.outcomes["ttft_s"], percentile) / real_ms - 1)
 
     def decisions_of_the_fleet(self) -> list[tuple[float, int, int]]:
-        """Seconds after the fork, number of the request, and slot of the instance, in order of time."""
+        """Return seconds after the fork, number of the request, and slot of the instance, in order of time."""
         began_s = self.live.forked_s
         return [(at_s - began_s, number, slot) for at_s, number, slot in self.live.decided if at_s >= began_s]
 
@@ -101,7 +101,7 @@ class Both:
 def fork_and_go_on(
     at_s: float = 120.0, per_s: float = 2.2, count_s: float = 0.0, longest: int = 400, after_s: float = AFTER_S
 ) -> Both:
-    """The fleet of the rows, forked at *at_s*, and *after_s* more of it by both."""
+    """Run the fleet of the rows, fork it at *at_s*, and run *after_s* more of both."""
     live, asked = VirtualFleet("m", ROUND_TRIP_S, count_s), requests(at_s + after_s, per_s, longest)
     before = [each for each in asked if each.arrived_s < at_s]
     live.run(before, at_s)
@@ -137,7 +137,7 @@ def fork_and_go_on(
     ],
 )
 def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
-    """Every decision is the same, and at the same time, for three minutes, or for ten."""
+    """Every decision is the same, at the same time, for three minutes, or for ten."""
     options = dict(options)  # a second try has the same
     limits = {"requests_ahead_limit": options.pop("ahead", 0)}
     make_fleet(routing, ordering, **limits)
@@ -159,8 +159,10 @@ def test_a_fork_decides_as_the_fleet_did(db, routing, ordering, options):
     ("ordering", "at_s", "per_s"),
     at_night_but([("qlm", 151.1, 0.9)], [("fcfs", 135.7, 0.9), ("qlm", 151.1, 0.9), ("ssjf", 135.7, 0.9)]),
 )
-def test_prompts_in_several_chunks_go_on_where_they_were(db, ordering, at_s, per_s):
-    """No engine reports their progress: it is inferred from when it gave tokens, and every decision is the same again."""
+def test_prompts_in_several_chunks_continue(db, ordering, at_s, per_s):
+    """Engines do not report their progress: it is inferred from the times of tokens, and
+    every decision is still the same.
+    """
     make_fleet("join_shortest_queue", ordering, requests_ahead_limit=0, max_num_batched_tokens=256)
     Instance.objects.update(kv_capacity_tokens=16 * 4096)
     both = fork_and_go_on(at_s, per_s, longest=1500)
@@ -182,7 +184,7 @@ def test_prompts_in_several_chunks_go_on_where_they_were(db, ordering, at_s, per
     ),
 )
 def test_tokens_that_are_counted_ten_times_a_second_hardly_matter(db, routing, ordering):
-    """As the gateway does: its dispatcher knows a little less than a simulation's, and decides nearly alike."""
+    """As in the gateway: its dispatcher knows a little less than a simulation's, and decides almost alike."""
     make_fleet(routing, ordering, requests_ahead_limit=0)
     Instance.objects.update(kv_capacity_tokens=16 * 1024)
     both = fork_and_go_on(count_s=COUNT_S)

@@ -51,7 +51,7 @@ def test_the_last_hour_by_the_region_of_the_callers():
 
 
 def first_forecast(past, **forecast):
-    """Tokens a second by endpoint of the first plan."""
+    """Return tokens per second by endpoint of the first plan."""
     scenario = rows.start(
         scaling={"strategy": "lt_ua", "min_instances": 1, "max_instances": 4},
         forecast=forecast,

@@ -37,7 +37,7 @@ def sent(monkeypatch) -> None:
 
 @pytest.fixture
 def asked(operator, make_instance, slo_class) -> WhatIf:
-    """One that is done, of the fleet as it is with two requests a second."""
+    """A finished what-if, of the fleet as it is with two requests a second."""
     make_instance()
     length = {"median": 100.0, "p95": 300.0, "maximum": 800}
     client = {
@@ -242,7 +242,7 @@ def test_the_replay_in_a_sentence():
 
 
 def test_what_has_no_profile_is_left_out_of_a_replay_and_named(asked, make_request, settings, monkeypatch):
-    """As every server that was just registered has none."""
+    """Like every server that was just registered."""
     settings.REPLAY_EVERY_S = 600.0
     monkeypatch.setattr(counterfactual, "BUNDLES", {})
     now = timezone.now()

@@ -61,7 +61,7 @@ def test_a_longer_horizon_takes_longer(operator):
     assert selectors.progress(row.pk)["eta_s"] == 40
 
 
-def test_its_own_runs_count_more_than_earlier_ones_and_the_end_is_known_by_how_far_one_is(operator):
+def test_own_runs_count_more_than_earlier_ones_and_progress_gives_the_end(operator):
     row = asked(operator, seeds=2)
     runs = {(run.future.letter, run.seed): run for run in FutureSeed.objects.select_related("future")}
     done(runs["A", 1], 2.0)

@@ -25,7 +25,7 @@ COUNT = 120
 
 @pytest.fixture
 def now(db):
-    """A fleet of one instance, and a ledger of requests that met it idle: one each 10 s, as their profile says."""
+    """Write a fleet of one instance, and a ledger of requests that met it idle: one every 10 s, as by their profile."""
     make_rows([SimpleNamespace(name="m-0", url="http://m-0")], regions=["east"], max_num_seqs=8, queue_bound=100)
     columns = {name: getattr(PROFILE, name) for name in PROFILE.__dataclass_fields__}
     PerformanceProfile.objects.create(
@@ -98,7 +98,7 @@ def test_a_profile_is_taken_over_where_that_is_set(now, settings):
 
 
 def test_there_are_as_many_instances_as_served(now):
-    """Half of the requests on another instance: each is as idle as it was, whatever would scale the fleet now."""
+    """Half of the requests on another instance: each is as idle as before, whatever would scale the fleet now."""
     Instance.objects.create(
         name="m-1", deployment=Deployment.objects.get(), url="http://m-1", state=InstanceState.STOPPED
     )

@@ -23,7 +23,7 @@ BODY = {
 
 
 def runs(where: Place, column: str) -> list[Any]:
-    """*column* of the runs, in their order."""
+    """Return *column* of the runs, in order."""
     with sqlite3.connect(f"file:{where.folder / 'what-if.sqlite3'}?mode=ro", uri=True) as database:
         query = f"SELECT {column} FROM whatif_futureseed ORDER BY future_id, seed"
         return [row[0] for row in database.execute(query)]

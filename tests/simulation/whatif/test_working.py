@@ -26,7 +26,7 @@ QLM = {"name": "QLM", "changes": [{"kind": "policy", "part": "bundle", "value": 
 
 @pytest.fixture(autouse=True)
 def sent(monkeypatch) -> list[str]:
-    """Tasks that workers were sent."""
+    """Return the tasks sent to workers."""
     tasks: list[str] = []
     monkeypatch.setattr(working, "send_task", lambda task, **_: tasks.append(task) or True)
     return tasks
@@ -85,7 +85,7 @@ def test_what_plans_nothing_has_the_first_result_and_is_the_last_to_be_made(oper
     assert order == [(1, letter) for letter in "ADBC"] + [(2, letter) for letter in "ABCD"]
 
 
-def test_each_process_has_later_seeds_of_its_own_and_then_helps(operator, monkeypatch):
+def test_each_process_has_its_later_seeds_and_then_helps(operator, monkeypatch):
     services.submit(rows.draft(operator, {"name": "B", "changes": []}, seeds=3), operator)
     processes = {name: deque(maxlen=64) for name in "xy"}
 
@@ -97,7 +97,7 @@ def test_each_process_has_later_seeds_of_its_own_and_then_helps(operator, monkey
     assert [takes(process) for process in "xyxyxy"] == ["1A", "1B", "2A", "3A", "2B", "3B"]
 
 
-def test_a_process_without_a_seed_of_its_own_takes_what_is_left(operator, monkeypatch):
+def test_a_process_without_a_seed_takes_the_remaining_runs(operator, monkeypatch):
     services.submit(rows.draft(operator, *[{"name": name, "changes": []} for name in "BC"], seeds=2), operator)
     for expected in ("1A", "1B", "1C", "2A"):
         assert (taken := working.take(timezone.now())), expected
@@ -268,7 +268,7 @@ def test_the_comparison(asked):
         assert set(curves[letter]["series"]["ready"]) == {"m east", "m west"}
 
 
-def test_a_fleet_that_nobody_asks_anything_is_refused_before_any_run(operator):
+def test_a_fleet_without_demand_is_refused_before_any_run(operator):
     quiet = rows.start() | {"kind": "fleet", "arrivals": {"kind": "forecast", "horizon_s": 1200.0, "streams": []}}
     with pytest.raises(ValidationError) as refused:
         services.submit(rows.draft(operator, MORE, start=quiet), operator)

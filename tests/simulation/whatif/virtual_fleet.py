@@ -99,7 +99,7 @@ class VirtualFleet:
         return BEGAN_AT.timestamp() + self.now_s
 
     def seen(self) -> FleetState:
-        """The state now, as another process reads it."""
+        """Return the present state, as another process reads it."""
         self.forked_s = self.now_s
         return msgspec.json.decode(msgspec.json.encode(self.snapshot()), type=FleetState)
 
@@ -178,7 +178,7 @@ class VirtualFleet:
         )
 
     def _hear(self, record: object) -> None:
-        """What the gateway hears."""
+        """Record a delivery to the gateway."""
         match record:
             case Placed():
                 course = self.courses[record.number]
@@ -242,7 +242,7 @@ class VirtualFleet:
     # What is written
 
     def write_ledger(self) -> None:
-        """A row for each request that came."""
+        """Return a row for each request that arrived."""
         LedgerRow.objects.bulk_create(self._row(number, course) for number, course in enumerate(self.courses))
 
     def _row(self, number: int, course: Course) -> LedgerRow:
@@ -279,7 +279,7 @@ class VirtualFleet:
 
 
 def _engine(row: Deployment, spec: inventory.InstanceSpec) -> EngineConfig:
-    """The engine of an emulated server of that deployment, with the memory that *spec* says."""
+    """Return the engine of an emulated server of that deployment, with the memory in *spec*."""
     block_tokens = 16
     profile = PerformanceProfile.objects.get().coefficients()
     return EngineConfig(

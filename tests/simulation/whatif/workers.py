@@ -23,7 +23,7 @@ class Place:
 
     @classmethod
     def new(cls, folder: Path, redis_port: int) -> "Place":
-        """With a separate database in *folder*."""
+        """Return the settings with a separate database in *folder*."""
         values = {
             "DJANGO_SETTINGS_MODULE": "controlplane.settings",
             "PILOTHOUSE_STATE_DIR": str(folder),
@@ -37,7 +37,7 @@ class Place:
         return made
 
     def manage(self, *words: str) -> str:
-        """What `manage.py` prints for *words*."""
+        """Return what `manage.py` prints for *words*."""
         done = subprocess.run(
             [sys.executable, "manage.py", *words],
             cwd=ROOT,
@@ -50,7 +50,7 @@ class Place:
         return done.stdout
 
     def asking(self, body: dict[str, Any], *words: str) -> "subprocess.Popen[str]":
-        """`manage.py whatif` of *body*, on its way."""
+        """Start `manage.py whatif` of *body*."""
         file = self.folder / "what-if.json"
         file.write_text(json.dumps(body))
         command = [sys.executable, "manage.py", "whatif", str(file), "--json", *words]
@@ -58,7 +58,7 @@ class Place:
 
     @contextmanager
     def worker(self, name: str, processes: int = 1) -> Iterator["subprocess.Popen[bytes]"]:
-        """A Celery worker that makes runs, in a separate process group."""
+        """Run a Celery worker that makes runs, in a separate process group."""
         command = [sys.executable, "-m", "celery", "-q", "-A", "workers.celery", "worker", "--queues", "simulation"]
         command += ["--concurrency", str(processes), "--hostname", f"{name}@%h", "--loglevel", "WARNING"]
         command += ["--without-mingle", "--without-gossip", "--without-heartbeat"]
@@ -73,7 +73,7 @@ class Place:
 
 @contextmanager
 def place(folder: Path) -> Iterator[Place]:
-    """A new place with a separate Redis, which ends with it."""
+    """Run in a new place with a separate Redis, which ends with it."""
     port = free_port()
     redis = own_redis()
     command = [redis.binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]

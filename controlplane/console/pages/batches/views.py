@@ -57,7 +57,7 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
 
     def show(page: list[Batch]) -> list[Batch]:
         ended = [batch for batch in page if batch.status in ENDED]
-        return ended if "before" in request.GET else [*running(cast("QuerySet[Batch]", rows)), *ended[:ended_shown]]
+        return ended if "before" in request.GET else [*running(rows), *ended[:ended_shown]]
 
     return list_page(
         request,

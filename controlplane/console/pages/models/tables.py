@@ -1,4 +1,4 @@
-"""Tables of the models page as files: models, and the endpoints of one."""
+"""Tables of the models page: endpoints of a model, policies, and tiles."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,24 +11,6 @@ from controlplane.planning.parts import PARTS
 from controlplane.resources.tables import Columns
 from scheduling.bundles import BUNDLES
 
-MODELS: Columns = {
-    "Model": "name",
-    "Hardware of an instance": "hardware",
-    "Ready (instances)": "ready",
-    "Limit (instances)": "most",
-    "Demand, last 10 min (tok/s)": "demand",
-    "Capacity (tok/s)": "capacity",
-    "Load (ratio)": "load",
-    "Output (tok/s)": lambda row: row.live.get("output_tokens_per_s"),
-    "SLO class, the worst": lambda row: row.live.get("slo_class"),
-    "SLO met, 5 min (ratio)": "slo_met",
-    "SLO promised (ratio)": lambda row: row.live.get("slo_objective_ratio"),
-    "Error budget burn, 5 min (times)": lambda row: row.live.get("slo_burn"),
-    "TTFT p95 (ms)": "ttft_p95_ms",
-    "Cost (USD/h)": "usd_per_hour",
-    "Policy": "policy",
-    "Policy means": "about",
-}
 ENDPOINTS: Columns = {
     "Region": "title",
     "Ready (instances)": "ready",
@@ -46,7 +28,6 @@ ENDPOINTS: Columns = {
     "TTFT p95 of the slowest instance (ms)": "ttft_p95_ms",
     "Cost (USD/h)": "usd_per_hour",
 }
-SORTED_BY = ("name", "ready", "demand", "slo_met", "ttft_p95_ms", "usd_per_hour", "policy")
 
 
 def bundle_rows(rows: Sequence[ModelRow]) -> list[dict[str, Any]]:

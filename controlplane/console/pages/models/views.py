@@ -11,11 +11,12 @@ from controlplane.accounts.models import Role
 from controlplane.accounts.requests import user_of
 from controlplane.console.access.roles import fleet_role
 from controlplane.console.actions import act_with_reason, back
+from controlplane.console.lists import viewer_of
 from controlplane.console.live.hub import hub
 from controlplane.console.live.views import live_context, redrawn
 from controlplane.console.pages.models.details import classes_of, parts_of
 from controlplane.console.pages.models.selectors import ModelRow, model_rows, regions
-from controlplane.console.pages.models.tables import ENDPOINTS, MODELS, SORTED_BY, bundle_rows, tiles
+from controlplane.console.pages.models.tables import ENDPOINTS, bundle_rows, tiles
 from controlplane.console.pages.scaling.tables import bundle_choices
 from controlplane.fleet.inventory import services as inventory
 from controlplane.fleet.inventory.kinds import DEPLOYMENT
@@ -23,8 +24,9 @@ from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.fleet.models import Deployment, Model
 from controlplane.planning import services
 from controlplane.planning.parts import PARTS
-from controlplane.resources.filters import Filters, Hidden, Search, number, sort_by
-from controlplane.resources.tables import sorted_by, table
+from controlplane.resources.filters import number
+from controlplane.resources.inventory import MODELS
+from controlplane.resources.tables import table
 
 BOUNDS = ("min_instances", "max_instances")
 
@@ -38,11 +40,9 @@ def opened(request: HttpRequest, rows: list[ModelRow]) -> ModelRow | None:
 @fleet_role(Role.VIEWER)
 def models(request: HttpRequest) -> HttpResponseBase:
     now, state = timezone.now(), hub.state()
-    filters = Filters(
-        request.GET, Search("q", "Search by name"), Hidden("open", length=160), sort_by(SORTED_BY, "name")
-    )
     every = model_rows(state, now)
-    rows = sorted_by(filters.order, [row for row in every if filters["q"].lower() in row.name.lower()])
+    filters, _ = MODELS.listed(viewer_of(request), request.GET, every)
+    rows = MODELS.arranged(every, filters)
     one = opened(request, rows)
     if request.GET.get("format") == "csv":
         return _csv(request.GET.get("table", ""), rows, one)
@@ -70,7 +70,7 @@ def _csv(name: str, rows: list[ModelRow], one: ModelRow | None) -> HttpResponseB
         return one.chart.csv(f"{one.name}-demand")
     if one and name == "endpoints":
         return table(ENDPOINTS, one.there).csv(f"{one.name}-endpoints")
-    return table(MODELS, rows).csv("models")
+    return MODELS.csv(rows)
 
 
 @require_GET

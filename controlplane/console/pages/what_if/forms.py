@@ -43,7 +43,7 @@ MINUTE: Final = "%Y-%m-%dT%H:%M"
 USUAL_SEEDS: Final = 5
 MOST_SEEDS: Final = 20
 USUAL_PRESETS: Final = ("pilothouse",)
-CUSTOM_PARTS: Final = ("routing", "ordering", "strategy", "forecaster")
+CUSTOM_PARTS: Final = ("routing", "ordering", "strategy", "forecaster", "release")
 OWN_FUTURE, ALL_FUTURES, CUSTOM_FUTURE = "own", "all", "custom"
 """Targets of edits of the fleet, besides the name of a preset, whose policies the future then has too."""
 PRICES: Final = {"price:": "usd_per_hour", "spot:": "spot_usd_per_hour"}

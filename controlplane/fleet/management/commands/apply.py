@@ -1,4 +1,4 @@
-"""`manage.py apply FLEET.toml`: make the inventory what one file says."""
+"""`manage.py apply FLEET.toml`: apply a fleet file to the inventory."""
 
 import sys
 from argparse import ArgumentParser

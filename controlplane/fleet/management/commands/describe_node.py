@@ -31,7 +31,7 @@ class Command(BaseCommand):
 
 
 def tables(machine: Machine, *, region: str, node: str, address: str) -> str:
-    """TOML of the GPU types and nodes: one node for each kind of GPU, one of CPUs where there are no GPUs."""
+    """Return TOML of GPU types and nodes: a node for each kind of GPU, or one of CPUs."""
     kinds: dict[str, list[Gpu]] = {}
     for gpu in machine.gpus:
         kinds.setdefault(gpu.name, []).append(gpu)
@@ -49,7 +49,7 @@ def tables(machine: Machine, *, region: str, node: str, address: str) -> str:
 
 
 def type_name(gpu: Gpu) -> str:
-    """A short name such as h100-80gb: that of the demo's types where it is one of them."""
+    """Return a short name such as h100-80gb; for known types, the demo's."""
     words = re.sub(r"^(NVIDIA|Tesla|GeForce|\s)+", "", gpu.name).split()
     short = f"{slug(words[0].partition('-')[0])}-{round(gpu.memory_bytes / GIB)}gb"
     return next((name for name in GPU_TYPES if name.partition("-")[0] == short.partition("-")[0]), short)

@@ -34,7 +34,7 @@ class Command(BaseCommand):
         self.stdout.write(f"Wrote a tiny Llama to {directory}")
 
     def _write_elsewhere(self, directory: Path, seed: int) -> None:
-        """Let the vLLM environment's Python do it."""
+        """Run it with the Python of the vLLM environment."""
         command = [
             settings.VLLM_PYTHON,
             "-m",

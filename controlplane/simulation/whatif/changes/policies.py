@@ -9,6 +9,7 @@ from controlplane.simulation.whatif.changes.base import Change, ChangeError, Val
 from forecasting.workload import FORECASTERS, rests
 from scheduling.bundles import BUNDLES, SAID
 from scheduling.policy import ORDERS, ROUTERS
+from scheduling.queueing.release_rule import RELEASES
 from scheduling.scaling import NO_STRATEGY, STRATEGIES, make_strategy
 
 PARTS: Final = {
@@ -18,12 +19,13 @@ PARTS: Final = {
     "strategy": (*STRATEGIES, NO_STRATEGY),
     "forecaster": ("oracle", "recent", *FORECASTERS),
     "demand_level": ("strategy", "mean", "upper_80"),
+    "release": tuple(RELEASES),
 }
 TITLES: Final = {
     "bundle": "policy", "routing": "router", "ordering": "order", "strategy": "strategy", "forecaster": "forecaster",
-    "demand_level": "planned demand",
+    "demand_level": "planned demand", "release": "release of non-interactive work",
 }  # fmt: skip
-OF_A_BUNDLE: Final = (*SAID, "strategy", "parameters", "forecaster", "demand_level")
+OF_A_BUNDLE: Final = (*SAID, "strategy", "parameters", "forecaster", "demand_level", "niw", "niw_share")
 """Keys of `[[endpoints]]` set by a bundle, replacing the scenario's."""
 
 
@@ -31,7 +33,7 @@ class PolicyChange(Change):
     """Replacement *value* for the bundle, or one part, of *models* (empty: all)."""
 
     kind: Literal["policy"] = "policy"
-    part: Literal["bundle", "routing", "ordering", "strategy", "forecaster", "demand_level"]
+    part: Literal["bundle", "routing", "ordering", "strategy", "forecaster", "demand_level", "release"]
     value: str
     parameters: dict[str, FiniteFloat] = {}
     models: list[str] = []
@@ -45,6 +47,8 @@ class PolicyChange(Change):
                 self._give_bundle(values, model)
                 continue
             entry: Values = {"model": model, self.part: self.value}
+            if self.part == "release":
+                entry = {"model": model, "niw": {**_release(values, model), "by": self.value}}
             if self.part == "strategy":
                 try:
                     make_strategy(self.value, self.parameters)
@@ -89,6 +93,12 @@ class PolicyChange(Change):
             f"{text} ({', '.join(models)})" if len(models) < len(marks) else text for text, models in said.items()
         )
         return f"{words}, with the marks that settings give: {settings}"
+
+
+def _release(values: Values, model: str) -> Values:
+    """Return the release rule of *model* as the scenario has it."""
+    given = [one["niw"] for one in values.get("endpoints", []) if one["model"] == model and one.get("niw")]
+    return dict(given[-1] if given else values.get("policies", {}).get("niw", {}))
 
 
 def _marks(values: Values, model: str, strategy: str) -> dict[str, float]:

@@ -14,13 +14,7 @@ DELTA = 4
 
 
 def synthetic(queues, groups, load, seed, models=4, a10=0.4, horizon_s=None):
-    """Groups of 4 models that wait for a mixed fleet of A100 and A10; no number of it was measured on a GPU.
-
-    Full groups of 440 requests, one in six a part of one. Outputs of 100 to 400 tokens; an A100 makes 1,500 to 3,500 tokens
-    a second of a model, an A10 2.2 to 3.5 times fewer, and cannot load the largest model. Swaps take 5 to 40 s, a drain
-    20 to 50 s. Deadlines are uniform over the horizon, the service of all groups at the fleet's speed over *load*: at load 1
-    as much work falls due in each moment as the fleet does, if it never swaps.
-    """
+    """Return groups of 4 models that wait for a mixed fleet of A100 and A10; nothing was measured on a GPU."""
     random = np.random.default_rng([seed, queues, groups])
     model = random.integers(0, models, groups)
     requests = np.where(random.random(groups) < 1 / 6, random.integers(20, BATCH * DELTA, groups), BATCH * DELTA)

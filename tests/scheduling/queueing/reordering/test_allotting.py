@@ -86,7 +86,7 @@ def test_an_allotment_costs_what_its_models_do_and_the_cheapest_is_kept(seed, qu
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_cheapest_of_all_allotments_is_found(seed):
-    """Of all ways to share six fast queues and six slow ones, where moving one queue alone often makes it worse."""
+    """Over all allotments of six fast and six slow queues; moving a single queue is often worse."""
     _, terms, listing = drawn(seed, 12, 120, 1.0, models=3, a10=0.5)
     allotment = allocate_allotment(terms, usable_queues(terms))
     shares = [row for row in itertools.product(range(7), repeat=3) if sum(row) == 6]

@@ -50,8 +50,8 @@ def test_groups_are_listed_as_the_index_says(seed, queues, groups, load, near, g
     st.integers(0, 2**63),
     st.sampled_from([0.0, 25.0]),
 )
-def test_annealing_knows_the_cost_of_what_it_has_done(problem, seed, kappa_s):
-    """Whatever was moved: the sum of what moves cost is what the order costs, and all kept about it is as if new."""
+def test_annealing_tracks_the_cost_of_its_moves(problem, seed, kappa_s):
+    """After any moves, the sum of their costs equals the cost of the order, and the rows equal freshly built ones."""
     terms = terms_for(problem, kappa_s)
     rows, _ = rows_of(terms, fcfs(terms))
     if terms.movable.size * terms.kind.size < 2:
@@ -90,7 +90,7 @@ def test_a_new_group_goes_where_it_costs_least(problem, kappa_s, new):
     assert group in order_of(rows.length, rows.group).groups
 
 
-def test_groups_of_a_class_stand_by_due_time_where_that_costs_nothing():
+def test_groups_of_a_class_are_sorted_by_due_time_where_that_costs_nothing():
     """All are in time in any order, or all are late by far."""
     for due_s in (np.linspace(9e5, 1e6, 30), np.linspace(-1e6, -9e5, 30)):
         problem = synthetic(3, 30, 1.0, 4, models=1, a10=0.0)._replace(due_s=due_s)

@@ -39,7 +39,7 @@ def test_the_search_finds_the_same_optimum(problem, kappa_s):
 
 @pytest.mark.nightly
 def test_the_search_finds_the_optimum_where_swaps_are_dearer_than_all_else():
-    """Found by drawing cases of up to two queues and seven groups: an earlier search ended at 37, and 36 is the least."""
+    """A random case with two queues and seven groups: an earlier search ended at 37, and the optimum is 36."""
     problem = Problem(
         requests=np.array([1, 1, 16, 1, 1, 1, 1]),
         model=np.array([0, 1, 2, 0, 0, 0, 0]),
@@ -59,7 +59,7 @@ def test_the_search_finds_the_optimum_where_swaps_are_dearer_than_all_else():
 
 @pytest.mark.parametrize(("groups", "seed"), at_night_but([(8, 1)], [(8, 0), (8, 1), (9, 2)]))
 def test_the_search_finds_the_least_of_all_orders_of_two_queues(groups, seed):
-    """More groups than the programme proves in two minutes on each machine, so all orders are gone through here."""
+    """More groups than the programme proves in two minutes on any machine, so all orders are enumerated here."""
     problem = synthetic(2, groups, 1.0, seed, models=3, a10=0.5)
     answer = reorder(problem, moves=100_000, kappa_s=0.0)
     assert broken_rules(problem, answer.order) == []
@@ -75,7 +75,7 @@ def test_the_least_is_the_same_where_dear_orders_are_given_up(problem, kappa_s):
     assert plain.least_below(problem, kappa_s, least / 2) == least / 2
 
 
-def test_read_literally_it_has_no_answer_where_somebody_must_be_late():
+def test_read_literally_it_has_no_answer_if_a_group_must_be_late():
     problem = synthetic(2, 4, 1.0, seed=0, models=2, a10=0.0)
     problem.due_s[:] = 1.0
     with pytest.raises(NoAnswer, match="No Solution"):
@@ -102,7 +102,7 @@ def test_groups_that_are_fixed_come_first():
         solve(problem)
 
 
-def test_a_group_that_nobody_serves_is_named():
+def test_a_group_that_no_instance_serves_is_named():
     problem = synthetic(2, 3, 1.0, seed=2, models=1, a10=0.0)
     problem.service_s[1] = np.inf
     with pytest.raises(NoAnswer, match="group 1"):

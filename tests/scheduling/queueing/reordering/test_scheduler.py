@@ -28,7 +28,7 @@ def test_small_orders_are_the_best_of_all(problem, kappa_s):
 
 @given(small_problems(most_groups=12, most_queues=4), kappas, st.randoms(use_true_random=False))
 def test_no_rule_is_better_also_where_an_order_is_there(problem, kappa_s, random):
-    """Whatever order is there, however few moves are tried."""
+    """For any previous order and any number of moves."""
     groups = list(range(problem.requests.size))
     random.shuffle(groups)
     queues = problem.queue_type.size
@@ -44,7 +44,7 @@ def test_no_rule_is_better_also_where_an_order_is_there(problem, kappa_s, random
 
 @costly(10, many=60)
 @given(small_problems(most_groups=5, most_queues=2), kappas)
-def test_the_programme_proves_how_far_its_order_is_from_the_best(problem, kappa_s):
+def test_the_programme_proves_the_gap_of_its_order(problem, kappa_s):
     sought = reorder(problem, moves=200, kappa_s=kappa_s)
     answer = reorder(problem, moves=200, kappa_s=kappa_s, by=PROGRAMME)
     least = plain.least_objective(problem, kappa_s)
@@ -65,7 +65,7 @@ def test_many_groups_are_the_search_s_alone():
 
 
 def test_a_rule_that_keeps_all_in_time_is_taken_as_it_is():
-    """EDF keeps what slack there is for what comes next; any other order that is as good now need not."""
+    """EDF keeps slack for later arrivals; another order that is as good now need not."""
     problem = synthetic(3, 12, 0.5, 1, models=1)._replace(due_s=np.linspace(1e5, 2e5, 12))
     problem.due_s[11] = problem.free_s.max() + problem.own_s[11].max() + 1.0  # it must go first
     answer = reorder(problem, Order.of([list(range(12)), [], []]), moves=5_000)
@@ -75,7 +75,7 @@ def test_a_rule_that_keeps_all_in_time_is_taken_as_it_is():
 
 
 def test_one_group_alone_goes_where_it_starts_in_time():
-    """Both queues would end at once; it is in time only where no swap comes first."""
+    """Both queues would end at the same time; the group is in time only without a swap before it."""
     problem = Problem(
         requests=np.array([1]),
         model=np.array([1]),
@@ -128,7 +128,7 @@ def test_never_worse_than_its_fallbacks_and_the_same_again(problem, seed):
     assert again.order.queues() == answer.order.queues()
 
 
-def test_nothing_changes_while_nobody_is_late():
+def test_nothing_changes_while_no_group_is_late():
     problem = synthetic(4, 20, 0.5, seed=3)
     problem.due_s[:] = np.inf
     previous = order_by("fcfs", problem)
@@ -210,7 +210,7 @@ def test_wrong_problems_are_refused():
 
 @pytest.mark.parametrize("seed", range(3))
 def test_models_of_the_fleet_that_no_group_is_of_change_nothing(seed):
-    """The gateway knows all models, the simulator those of its requests: from one order both come to the same next one."""
+    """The gateway knows all models, the simulator only those of its requests: both give the same next order."""
     problem = synthetic(4, 60, 1.3, seed)
     before = Order.of([row[: len(row) // 2] for row in order_by("edf-earliest-completion", problem).queues()])
     more = {name: np.hstack([getattr(problem, name), np.full((2, 12), np.inf)]) for name in ("swap_s", "drain_s")}

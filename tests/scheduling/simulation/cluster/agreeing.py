@@ -11,7 +11,7 @@ CLOSE_S = 1e-6
 
 
 def reference(drawn: Drawn) -> tuple[ReferenceFleet, str]:
-    """The reference after its run, and what stopped it."""
+    """Return the reference after its run, and the error that stopped it."""
     fleet = ReferenceFleet(drawn.cluster, drawn.requests, drawn.seed)
     try:
         fleet.run(drawn.commands)
@@ -21,7 +21,7 @@ def reference(drawn: Drawn) -> tuple[ReferenceFleet, str]:
 
 
 def compiled(drawn: Drawn) -> tuple[Simulation, Result, list[int], str]:
-    """The simulation, its result, the commands that it refused, and what stopped it."""
+    """Return the simulation, its result, the commands it refused, and the error that stopped it."""
     simulation = Simulation(drawn.cluster, drawn.requests, seed=drawn.seed, decisions=True)
     refused = []
     for number, command in enumerate(drawn.commands):
@@ -40,7 +40,7 @@ def compiled(drawn: Drawn) -> tuple[Simulation, Result, list[int], str]:
 
 
 def cached_in_order(simulation: Simulation, instance: int) -> list[int | None]:
-    """As `ReferenceEngine.cached_in_order`, of the compiled engine."""
+    """Return `ReferenceEngine.cached_in_order` of the compiled engine."""
     engines = simulation.world.engines
     cache, at = engines.cache, int(engines.instances[instance]["oldest_idle"])
     cached: list[int | None] = []

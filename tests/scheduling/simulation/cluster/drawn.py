@@ -94,7 +94,7 @@ def profiles(exact: bool) -> st.SearchStrategy[Profile]:
 
 @st.composite
 def engines(draw, load: Load, profile: Profile, block: int, over: bool) -> tuple[EngineConfig, int | None, int | None]:
-    """An engine, and what the dispatcher believes of it: more than it runs at once, or more memory than there is."""
+    """Draw an engine and the dispatcher's view of it: more sequences than it runs at once, or more memory than it has."""
     seqs = draw(number(1, 8))
     spare = draw(number(0, 12 if load.chunked else 100))
     blocks = -(-LONGEST // block) + draw(number(0, load.spare_blocks))
@@ -116,7 +116,7 @@ def engines(draw, load: Load, profile: Profile, block: int, over: bool) -> tuple
 
 @st.composite
 def sharing(draw, specs: list[InstanceSpec]) -> list[InstanceSpec]:
-    """*specs*, of which some share their GPUs, two groups a region at most: what would be one awake too many sleeps."""
+    """Let some of *specs* share their GPUs, in at most two groups per region; surplus awake members sleep."""
     made, awake = [], set()
     for spec in specs:
         at = draw(number(0, 2))
@@ -251,7 +251,7 @@ def traces(draw, load: Load, exact: bool, cluster: Cluster, most: int) -> Reques
 
 @st.composite
 def commands(draw, load: Load, cluster: Cluster, requests: Requests, most: int) -> tuple[Command, ...]:
-    """What is done to the fleet up to somewhat after the last arrival, sensible or not."""
+    """Draw commands to the fleet until after the last arrival, valid or not."""
     end_s, evicted = float(requests.arrival_s[-1]), number(0, requests.arrival_s.size - 1)
     instances, endpoints = number(0, len(cluster.instances) - 1), number(0, len(cluster.endpoints) - 1)
     times = number(0, 4 * round(end_s + 2)).map(lambda drawn: drawn / 4)
@@ -274,7 +274,7 @@ def commands(draw, load: Load, cluster: Cluster, requests: Requests, most: int) 
 
 @st.composite
 def scenarios(draw, kind: str, most: int = 40) -> Drawn:
-    """A scenario of *kind*, of at most *most* requests."""
+    """Draw a scenario of *kind* with at most *most* requests."""
     load = LOADS[kind]
     exact = draw(st.booleans())
     cluster = draw(clusters(load, exact))

@@ -13,7 +13,7 @@ ITERATION_S, ROUND_TRIP_S = 0.25, 1.0
 
 
 def test_one_that_is_evicted_on_its_way_leaves_after_the_first_iteration_with_it_there():
-    """The instance has no place for it when it comes, so nothing else would end the iterations that are counted at once."""
+    """The instance has no free sequence for it, so nothing else would end the iterations that are counted at once."""
     engine = EngineConfig(
         max_num_seqs=1, max_num_batched_tokens=64, block_size_tokens=1, kv_blocks=200, policy="fcfs",
         max_model_len=100,

@@ -194,7 +194,7 @@ def test_ways_between_regions_count_both_ways():
 
 
 def waiting_requests(simulation: Simulation, endpoint: int) -> list[int]:
-    """Requests that wait at *endpoint*, in the order in which they would leave."""
+    """Return the requests that wait at *endpoint*, in the order of leaving."""
     return simulation.world.held[in_order(simulation.waiting, endpoint)].tolist()
 
 
@@ -329,7 +329,7 @@ def test_a_holder_that_fails_gives_the_gpus_away_and_ends_stopped():
     assert states(result)[1:] == [(1.0, 0, "FAILED"), (1.0, 1, "WAKING"), (6.0, 1, "READY"), (11.0, 0, "EMPTY")]
 
 
-def test_who_shares_gpus_is_not_scaled():
+def test_instances_that_share_gpus_are_not_scaled():
     fleet = cluster(sharing("a", State.READY), sharing("b"))
     simulation = Simulation(fleet, make_requests([1.0], **SHORT))
     assert simulation.scale_out(1) == 0

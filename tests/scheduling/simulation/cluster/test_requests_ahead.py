@@ -23,7 +23,7 @@ ENGINE = config(
 
 
 def run(round_trip_s: float, limit: int | None, ordering: str = "fcfs"):
-    """All at once for one instance; the result, and output tokens a second."""
+    """Run all requests at once on one instance; return the result, and output tokens per second."""
     random = np.random.default_rng(5)
     output = random.integers(10, 90, COUNT)
     requests = make_requests(np.zeros(COUNT), np.full(COUNT, 8), output, predicted_tokens=output)
@@ -38,7 +38,7 @@ def run(round_trip_s: float, limit: int | None, ordering: str = "fcfs"):
     return result, float(output.sum() / np.nanmax(result.outcomes["e2e_s"]))
 
 
-def test_places_that_stand_empty_for_a_round_trip_cost_throughput_and_requests_ahead_win_it_back():
+def test_slots_idle_for_a_round_trip_cost_throughput_and_requests_ahead_recover_it():
     _, at_once = run(0.0, None)
     _, strict = run(0.3, 0)
     _, one = run(0.3, 1)
@@ -56,7 +56,7 @@ def test_without_a_round_trip_no_request_is_ahead_whatever_the_limit():
 
 
 def test_strict_order_is_that_of_keys_and_requests_ahead_change_nothing_of_the_order_given():
-    """All were there at once: what is given out, strict or ahead, goes by the same keys."""
+    """All arrive at once: dispatch uses the same keys with a strict order and with requests ahead."""
     strict, ahead = (run(0.1, limit, "ssjf")[0].decisions["request"].tolist() for limit in (0, None))
     assert strict == ahead
 

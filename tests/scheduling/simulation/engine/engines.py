@@ -16,7 +16,7 @@ EASY = Profile(
 
 
 def config(**settings) -> EngineConfig:
-    """An engine with plenty of everything, but for *settings*."""
+    """Return an engine with plenty of everything, except for *settings*."""
     plenty = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 1000,

@@ -26,7 +26,7 @@ pytestmark = [
 
 
 def scenario(seed: int) -> dict:
-    """Light or overloaded, roomy or short of KV blocks; arrivals by iteration, so that no clock is needed."""
+    """Return a scenario: light or overloaded, with ample or scarce KV blocks; arrivals by iteration, without a clock."""
     draw = random.Random(seed)
     block_size_tokens = draw.choice([2, 4, 16])
     max_num_seqs = draw.choice([1, 2, 4, 8, 16])
@@ -77,7 +77,7 @@ def run(asked: dict) -> list[dict]:
 
 
 def comparable(step: dict) -> dict:
-    """Without what has no order in both: who was preempted first. KV use to what floats can say."""
+    """Remove what has no order in both engines: which request was preempted first. KV use as floats allow."""
     return step | {"preempted": sorted(step["preempted"]), "kv_usage": round(step["kv_usage"], 9)}
 
 

@@ -96,7 +96,7 @@ class Watch:
         return result
 
     def blocks_are_conserved(self):
-        """Free and held blocks are all the blocks, and every sequence holds what it needs and no more."""
+        """Free and held blocks add up to all blocks, and every sequence holds exactly what it needs."""
         pool = self.engine._pool
         sequences = self.engine._running.values()
         own = sum(sequence.blocks - len(sequence.published) for sequence in sequences)

@@ -19,7 +19,7 @@ def engine_with(*requests, **settings):
 
 
 def steps(engine, count=None):
-    """Results of the next *count* steps, or of all to the end, back to back."""
+    """Return the results of the next *count* steps, or of all steps, back to back."""
     results, now_s = [], 0.0
     while count is None or len(results) < count:
         result = engine.step(now_s)

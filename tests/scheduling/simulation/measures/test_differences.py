@@ -14,7 +14,7 @@ NONE = {"t_s": [0.0, 60.0], "endpoints": [["m", "east"], ["m", "west"]], "waitin
 
 
 def log(served, waited_s=None, region=None, **values) -> Log:
-    """A request each second from the east, on the instance of that number, after so long."""
+    """Return a request per second from the east, on the instance of that number, after that delay."""
     count = len(served)
     arrival_s = np.arange(count, dtype=float)
     made = Log(

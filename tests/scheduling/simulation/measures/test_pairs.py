@@ -24,7 +24,7 @@ def side_by_side(first, other, kind, region="east"):
     return around(first, other, one)
 
 
-def test_requests_by_who_serves_them():
+def test_requests_by_serving_region():
     first, other = log([0, 1, 0, -1], [0, 0, 0.25, 0]), log([0, 0, 2, 0], [0, 0, 2.0, 0])
     rows, marked = side_by_side(first, other, INSTANCE)
     assert marked == 1

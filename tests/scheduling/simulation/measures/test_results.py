@@ -28,7 +28,7 @@ NAMES = ResultNames(["llama", "bloom"], ["east", "west"], ["iw", "niw"], ["acme"
 
 
 def result(outcomes: list[tuple], **values) -> Result:
-    """One request for each (ttft, e2e, queue, preemptions, state)."""
+    """Return one request for each (ttft, e2e, queue, preemptions, state)."""
     records = np.zeros(len(outcomes), OUTCOME)
     for record, (ttft_s, e2e_s, queue_s, preemptions, state) in zip(records, outcomes, strict=True):
         record["ttft_s"], record["e2e_s"], record["queue_s"] = ttft_s, e2e_s, queue_s

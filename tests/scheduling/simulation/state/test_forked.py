@@ -31,9 +31,13 @@ RUNNING = {
     "streamed": False, "output_tokens": 0, "expected_prompt": 200, "expected_tokens": 250, "ahead": 90, "tenant": "acme",
 }  # fmt: skip
 
+WAITING = {
+    name: value for name, value in RUNNING.items() if name not in ("instance", "placed_s", "streamed", "output_tokens")
+} | {"expected_output": 50}  # fmt: skip
+
 
 def forked(scenario, **values):
-    """The stage of *scenario*, and the fleet of *values* on its cluster."""
+    """Return the stage of *scenario*, and the fleet of *values* on its cluster."""
     staged = stage(scenario, SOURCE, 1)
     state = convert({"running": [], "waiting": [], "endpoints": []} | values, FleetState)
     return staged, fork(state, scenario, staged.cluster, list(staged.names.tenants), 1)
@@ -54,12 +58,12 @@ def placed(**values):
     ({"streamed": True, "output_tokens": 7, "ahead": None}, 6),
 ])  # fmt: skip
 def test_a_request_is_in_the_look_ahead_map_once_it_has_a_token(values, ahead):
-    """It enters with its first token: one that stood there before would stand there twice, and the map would not end."""
+    """It enters with its first token: one that was there before would count twice, and its line would never end."""
     assert placed(**values).ahead == ahead
 
 
 def test_answers_that_are_not_streamed_fill_no_batch_beyond_its_size():
-    """On a busy machine they take longer than their profile says: what would have a token by now may still wait."""
+    """On a busy machine they take longer than their profile: one that should have a token by now may still wait."""
     values = tomllib.loads(RIGHT)
     values["fleet"][0]["max_num_seqs"] = 4
     scenario = check_scenario(values, SOURCE)
@@ -73,11 +77,32 @@ def test_answers_that_are_not_streamed_fill_no_batch_beyond_its_size():
     assert (simulation.run().outcomes["state"][:6] == Outcome.DONE).all()
 
 
+def test_held_requests_stay_held_until_there_is_room_and_keep_their_age():
+    """One instance of four sequences, busy with three interactive requests: use is above the mark until they end."""
+    text = RIGHT.replace("[classes.iw]", "[classes.batch]\nkind = 'non_interactive'\ndeadline_s = 3600\n[classes.iw]")
+    values = tomllib.loads(text)
+    values["fleet"][0] |= {"max_num_seqs": 4, "instances": 1, "regions": ["east"]}
+    scenario = check_scenario(values, SOURCE)
+    rows = [RUNNING | {"request_id": str(at)} for at in range(3)]
+    held = [
+        WAITING | {"request_id": f"held {at}", "slo_class": "batch", "arrival_s": -100.0 * at, "served_in": "east"}
+        for at in (2, 1)
+    ]
+    staged, state = forked(scenario, instances=[INSTANCE], running=rows, held=held)
+    assert [float(state.requests.arrival_s[row]) for row in state.held] == [-200.0, -100.0]
+    simulation = Simulation(staged.cluster, staged.requests, state=state)
+    simulation.advance(0.6)
+    assert len(simulation.holding.work) == 2
+    result = simulation.run()
+    assert (result.outcomes["state"][: state.requests.count] == Outcome.DONE).all()
+    waited_s = result.outcomes["queue_s"][list(state.held)]
+    ended_s = max(result.outcomes["e2e_s"][row] for row in range(state.requests.count) if row not in state.held)
+    assert (waited_s > [200.0, 100.0]).all()
+    assert (waited_s - [200.0, 100.0] <= ended_s + 1.0).all()
+
+
 OTHER = INSTANCE | {"name": "other-east-1", "model": "other", "swap_group": "pair"}
 SHARES = INSTANCE | {"swap_group": "pair"}
-WAITING = {
-    name: value for name, value in RUNNING.items() if name not in ("instance", "placed_s", "streamed", "output_tokens")
-} | {"expected_output": 50}  # fmt: skip
 
 
 def forked_pair(m, other, by_queue=True):
@@ -126,7 +151,7 @@ def numbers(simulation, queue):
     return [int(simulation.waiting.groups.groups["number"][group]) for group in queue_of(simulation.waiting, queue)]
 
 
-def test_a_swap_in_progress_goes_on_where_it_was():
+def test_a_swap_in_progress_continues():
     simulation = forked_pair({"state": "DRAINING", "leaves": True}, {"state": "ASLEEP", "waits": True})
     arrays = simulation.waiting.groups
     assert arrays.phase.tolist() == [LEAVES, WAITS]

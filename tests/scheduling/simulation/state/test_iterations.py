@@ -74,7 +74,7 @@ class Cut:
 
 
 def off_by(seed, cuts, outputs, many):
-    """By cut of an engine in the middle of a prompt: the largest error of the replay, in token budgets."""
+    """Return, for each cut of an engine in the middle of a prompt, the largest error of the replay in token budgets."""
     random, off = np.random.default_rng(seed), []
     while len(off) < cuts:
         config = engine_of(int(random.choice([256, 512, 2048])))
@@ -93,20 +93,20 @@ def off_by(seed, cuts, outputs, many):
 
 
 def test_what_is_computed_is_known_while_none_ends():
-    """To the token, but for a few of a hundred."""
+    """Exact to the token, except in a few of a hundred cuts."""
     assert (off_by(3, 100, (9_000, 10_000), SEQUENCES) == 0).mean() > 0.95
 
 
 @pytest.mark.nightly
 def test_it_is_mostly_known_while_others_end():
-    """What was done when the first of them came is not known: seldom it is off by chunks."""
+    """The work when the first of them arrived is unknown: the replay is rarely off by chunks."""
     off = off_by(5, 100, (1, 40), 14)
     assert (off < 0.02).mean() > 0.75
     assert np.quantile(off, 0.9) < 1
 
 
 def test_where_tokens_are_guessed_nothing_is_searched_for(monkeypatch):
-    """No course agrees with them. What is computed lies within the prompts all the same."""
+    """No replay agrees with them; the computed tokens still lie within the prompts."""
     courses, course = [], iterations._PastIterations._course
     monkeypatch.setattr(iterations._PastIterations, "_course", lambda *given: courses.append(1) or course(*given))
     running = (EnginePrompt(500, -30.0, 300), EnginePrompt(3000, -2.0, 20), EnginePrompt(700, -1.5, 60))

@@ -98,7 +98,7 @@ def test_equal_seeds_give_equal_requests_and_others_do_not():
     assert len(one) != len(other) or rows(one) != rows(other)
 
 
-def test_another_tenant_comes_beside():
+def test_another_tenant_is_added():
     other = workload(50, 7)
     other.tenant.names[0] = "new"
     made = edited(workload(), [More(other)], seed=1, horizon_s=HORIZON_S)

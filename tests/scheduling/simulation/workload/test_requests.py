@@ -116,7 +116,7 @@ def test_prefix_hashes_are_checked_where_prefixes_are_cached():
     Simulation(cluster(), make_requests(**GOOD, prefix_blocks=[[], [1, 2], []])).run()
 
 
-def test_requests_that_nobody_will_ever_serve_are_refused_or_reported():
+def test_requests_that_can_never_be_served_are_refused_or_reported():
     asleep = cluster(instance(state=State.ASLEEP))
     result = Simulation(asleep, make_requests(**GOOD)).run()
     assert (result.outcomes["state"] == 4).all()
@@ -124,7 +124,7 @@ def test_requests_that_nobody_will_ever_serve_are_refused_or_reported():
     assert np.isnan(result.outcomes["ttft_s"]).all()
 
 
-def test_waiting_for_ever_is_an_error():
+def test_waiting_forever_is_an_error():
     simulation = Simulation(cluster(), make_requests([0.0, 100.0], 4, 2))
     simulation.advance(50.0)
     simulation.fleet.accepting[0] = 0

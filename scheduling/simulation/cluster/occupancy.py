@@ -1,0 +1,43 @@
+"""What the instances that accept work have and hold, by endpoint and kind of class: the queue manager's signals."""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import compiled
+from scheduling.simulation.cluster.world import World
+from scheduling.simulation.engine.state import FREE_SEQUENCES
+
+COLUMNS: Final = 6
+CAPACITY_TOKENS: Final = 0
+SEQUENCES: Final = 1
+TOKENS: Final = 2
+"""Expected KV tokens of requests that run or wait: of interactive classes, then of others; `REQUESTS` likewise."""
+REQUESTS: Final = 4
+
+
+@compiled
+def occupancy(world: World, other: NDArray[np.bool_], free: NDArray[np.bool_], rows: NDArray[np.int64]) -> None:
+    """Write *rows* (endpoints x `COLUMNS`); *other*, by request: of a class that is not interactive. *free* is scratch."""
+    fleet, waiting, engines = world.fleet, world.waiting, world.engines
+    rows[:] = 0
+    for instance in range(fleet.endpoint.size):
+        if fleet.accepting[instance] != 0:
+            rows[fleet.endpoint[instance], CAPACITY_TOKENS] += fleet.kv_capacity_tokens[instance]
+            rows[fleet.endpoint[instance], SEQUENCES] += fleet.max_num_seqs[instance]
+    free[:] = False
+    for at in range(engines.counters[FREE_SEQUENCES]):
+        free[engines.free_sequences[at]] = True
+    for sequence in range(engines.sequences.size):
+        this = engines.sequences[sequence]
+        if not free[sequence] and fleet.accepting[this.instance] != 0:
+            endpoint, kind = fleet.endpoint[this.instance], int(other[this.request])
+            rows[endpoint, TOKENS + kind] += this.expected_tokens
+            rows[endpoint, REQUESTS + kind] += 1
+    for endpoint in range(rows.shape[0]):
+        for at in range(waiting.size[endpoint]):
+            slot = waiting.heap[endpoint, at]
+            kind = int(other[world.held[slot]])
+            rows[endpoint, TOKENS + kind] += waiting.prompt_tokens[slot] + waiting.output_tokens[slot]
+            rows[endpoint, REQUESTS + kind] += 1

@@ -1,0 +1,120 @@
+"""The queue manager for non-interactive work in a simulation: twice a second it looks at the fleet and releases, as live."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduling.compiled import direct
+from scheduling.queueing.held_work import LOOK_S, Held, HeldWork, Signal, service_s
+from scheduling.simulation.cluster.description import Cluster
+from scheduling.simulation.cluster.occupancy import COLUMNS, occupancy
+from scheduling.simulation.cluster.world import Outcome, World
+from scheduling.simulation.workload.requests import Requests
+
+OPPORTUNISTIC: Final = 2
+"""Value of `Requests.held`."""
+
+
+class Holding:
+    """Call `look` at `next_s`."""
+
+    def __init__(self, cluster: Cluster, requests: Requests, begun: int = 0, held: Sequence[int] = ()) -> None:
+        """*begun*: requests of a fork, of which *held* are held at the start."""
+        self.work = HeldWork()
+        self.released = 0
+        self._cluster, self._requests = cluster, requests
+        self._other = requests.held != 0
+        later = np.flatnonzero(self._other)
+        self._rows: NDArray[np.int64] = np.concatenate([np.array(held, np.int64), later[later >= begun]])
+        self._next = 0
+        self._scaled_s = np.full(len(cluster.endpoints), -np.inf)
+        self._occupancy = direct(occupancy)
+        self._rows_of = np.zeros((len(cluster.endpoints), COLUMNS), np.int64)
+        self._free = np.zeros(0, np.bool_)
+        self._profiles = [cluster.reference_profile(key) for key in cluster.endpoints]
+        self._keys = {key: at for at, key in enumerate(cluster.endpoints)}
+        self._usual = {
+            (model, region): next(iter(cluster.candidates(name, where)), 0)
+            for model, name in enumerate(cluster.models)
+            for region, where in enumerate(cluster.regions)
+        }
+        for model, region in reversed(cluster.endpoints):
+            self.work.follow(model, cluster.policy((model, region)).niw)
+
+    def next_s(self, world: World, now_s: float) -> float:
+        """Return when the next look is due; infinity where nothing would be released for ever."""
+        if not len(self.work):
+            if self._next == self._rows.size:
+                return math.inf
+            arrival_s = float(self._requests.arrival_s[self._rows[self._next]])
+            return max(math.floor(max(arrival_s, 0.0) / LOOK_S), math.floor(now_s / LOOK_S)) * LOOK_S + LOOK_S
+        next_s = (math.floor(now_s / LOOK_S) + 1) * LOOK_S
+        if world.events.time_s.item(1) == np.inf and int(world.run_state["arrived"][0]) == self._requests.count:
+            changes_s = self.work.next_change_s(now_s)
+            return next_s if changes_s < math.inf else math.inf
+        return next_s
+
+    def look(self, world: World, now_s: float, join: Callable[[int, int], object]) -> None:
+        """Hold what arrived, give up what is too late, and *join* what is released, (endpoint, request)."""
+        arrived = int(world.run_state["arrived"][0])
+        while self._next < self._rows.size and (row := int(self._rows[self._next])) < arrived:
+            self.work.hold(self._held(row))
+            self._next += 1
+        run_state: Any = world.run_state[0]
+        for row in self.work.expired(now_s):
+            world.outcomes[row]["state"] = Outcome.REFUSED
+            for count in ("refused", "expired", "ended"):
+                run_state[count] += 1
+        if not len(self.work):
+            return
+        for at in np.flatnonzero(world.policies["scaled_s"] != self._scaled_s).tolist():
+            self._scaled_s[at] = world.policies["scaled_s"][at]
+            self.work.scaled(*self._cluster.endpoints[at], float(self._scaled_s[at]))
+        for release in self.work.pull(self._signals(world), now_s):
+            priority = int(self._requests.priority[release.number])
+            world.arrivals.priority[release.number] = release.priority and max(1, priority)
+            join(self._keys[release.model, release.region], release.number)
+            self.released += 1
+
+    def _held(self, row: int) -> Held:
+        requests, model, region = self._requests, int(self._requests.model[row]), int(self._requests.region[row])
+        at = self._usual[model, region]
+        arrived_s, held_s = float(requests.arrival_s[row]), float(requests.hold_s[row])
+        prompt, output = int(requests.prompt_tokens[row]), int(requests.predicted_tokens[row])
+        return Held(
+            number=row,
+            model=self._cluster.endpoints[at][0],
+            arrived_s=arrived_s,
+            due_s=arrived_s + min(float(requests.end_s[row]), held_s),
+            expires_s=arrived_s + held_s,
+            service_s=service_s(self._profiles[at], prompt, output),
+            tokens=prompt + output,
+            opportunistic=int(requests.held[row]) == OPPORTUNISTIC,
+        )
+
+    def _signals(self, world: World) -> list[Signal]:
+        """Return the signal of every endpoint whose model has held requests."""
+        if self._free.size != world.engines.sequences.size:
+            self._free = np.zeros(world.engines.sequences.size, np.bool_)
+        self._occupancy(world, self._other, self._free, self._rows_of)
+        rows = zip(self._keys, self._rows_of.tolist(), world.waiting.size.tolist(), strict=False)
+        return [
+            Signal(
+                model=model,
+                region=region,
+                capacity_tokens=capacity_tokens,
+                sequences=sequences,
+                interactive_tokens=interactive_tokens,
+                other_tokens=other_tokens,
+                interactive_requests=interactive_requests,
+                other_requests=other_requests,
+                waiting=waiting,
+            )
+            for (model, region), (
+                capacity_tokens, sequences, interactive_tokens, other_tokens, interactive_requests, other_requests,
+            ), waiting in rows
+            if self.work.waiting[model]
+        ]  # fmt: skip
