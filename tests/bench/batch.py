@@ -87,7 +87,7 @@ def start(client: openai.OpenAI, options: argparse.Namespace) -> Any:
 
 
 def watch(stack: Stack, ended: Any, most_s: float) -> dict[str, float]:
-    """Watch until *ended* or *most_s*. Return mean use of the fleet (of sequences or of KV memory, whichever is fuller), TTFT
+    """Watch until *ended* or *most_s*. Return mean use of the fleet (of sequences or of KV memory, the fuller one), TTFT
     of interactive requests, and memory of the web process.
     """
     began_at, uses, sizes = time.time(), [], []
