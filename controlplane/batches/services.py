@@ -151,6 +151,15 @@ def enter(batch_id: int, status: BatchStatus, *, of: Sequence[BatchStatus], **fi
     return True
 
 
+def note_resumed(batch: Batch) -> None:
+    """Record that a new process takes up the lines of *batch* that have no answer."""
+    with transaction.atomic():
+        row = Batch.objects.select_for_update().get(pk=batch.pk)
+        row.moments = {**row.moments, "resumed": int(time.time())}
+        row.save(update_fields=["moments"])
+        record("batch.resumed", row, actor="batches", after={"done": row.ended_lines, "lines": row.total})
+
+
 def cancel_batch(batch: Batch) -> None:
     """Let no further line start. Raises ApiError 409 for one that has ended or is being written."""
     if not enter(
