@@ -1,4 +1,4 @@
-"""A machine's hardware for vLLM: GPUs as `nvidia-smi` lists them, or CPUs; and what processes use of it."""
+"""A machine's hardware for vLLM: GPUs as `nvidia-smi` lists them, or CPUs; and its use by processes."""
 
 import os
 import shutil

@@ -1,8 +1,7 @@
-"""Starting and stopping vLLM servers: as processes on this machine, or as emulated instances.
+"""Launchers of vLLM servers: as processes on this machine, or as emulated instances.
 
-A launcher keeps nothing in memory between calls, so that a Celery task may run one call in `asyncio.run` and the next
-call may come from another process. The instance's name is its identity: starting a name that runs already returns what
-runs.
+A launcher keeps no state between calls, so that a Celery task may run one call in `asyncio.run` and the next call may
+come from another process. The instance's name is its identity: starting a running name returns the running server.
 """
 
 import asyncio

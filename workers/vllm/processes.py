@@ -1,4 +1,4 @@
-"""The processes of a vLLM server on this machine: found however they rename themselves, and ended without a trace.
+"""The processes of a vLLM server on this machine: found under any title, and ended without remains.
 
 A server is an API server with an engine and its workers below it. Each leads a session and has a mark in its
 environment; both are inherited. What is left of a server whose leader died is found by either in `/proc`, since vLLM's

@@ -1,4 +1,4 @@
-"""Starting a vLLM server: command line, environment, and vLLM's verdict on the flags."""
+"""Command line and environment of a vLLM server, and its parser's verdict on flags."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Servers to start."""
+"""The specification of a server to start, a process or an emulated instance."""
 
 import re
 from collections.abc import Mapping
