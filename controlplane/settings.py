@@ -53,6 +53,7 @@ INSTALLED_APPS = [
     "controlplane.lengths",
     "controlplane.gateway",
     "controlplane.batches",
+    "controlplane.applications",
     "controlplane.usage",
     "controlplane.planning",
     "controlplane.experiments",
@@ -262,6 +263,16 @@ CELERY_TASK_ROUTES = {
     "workers.tasks.weights.download": {"queue": "simulation"},
 }
 CELERY_BEAT_SCHEDULE |= {
+    "follow-runs": {
+        "task": "workers.tasks.applications.follow_runs",
+        "schedule": 10.0,
+        "options": {"expires": 10.0},
+    },
+    "prune-runs": {
+        "task": "workers.tasks.applications.prune_runs",
+        "schedule": 3600.0,
+        "options": {"expires": 3600.0},
+    },
     "resume-batches": {
         "task": "workers.tasks.batches.resume",
         "schedule": 30.0,

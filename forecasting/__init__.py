@@ -1,1 +1,1 @@
-"""Predictions: request lengths now; workload series join with the forecasters. Imports nothing above and no Django."""
+"""Predictions of request lengths and of demand. Imports nothing above and no Django."""

@@ -1,4 +1,4 @@
-"""A forecaster's state in one file: NumPy's .npz, with everything that is no array as JSON in a header."""
+"""State of forecasters and length models in one file: NumPy's .npz, with everything but arrays as JSON in a header."""
 
 import json
 import os

@@ -1,7 +1,7 @@
 """The extra `pilothouse[models]`: torch and transformers, for PreServe's mLSTM, length models on encoders, sizes of models.
 
-It is a gigabyte that a first start does not wait for, so nothing imports it before it is needed. What needs it asks here
-first, and says so with the one command that brings it; nothing has to be restarted then.
+It takes a gigabyte, and a first start does not wait for it: nothing imports it before it is needed. Code that needs it
+checks here, and names the one command that installs it; no restart is needed then.
 """
 
 from importlib.util import find_spec

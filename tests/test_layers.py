@@ -24,7 +24,7 @@ APPS = (
     ("lengths",),
     ("dispatch",),
     ("gateway",),
-    ("batches",),
+    ("batches", "applications"),
     ("usage",),
     ("simulation",),
     ("planning",),
@@ -54,8 +54,6 @@ CIRCLES = (
     {f"controlplane.fleet.models.{name}" for name in ("serving", "hardware", "instances")},
     # What begins and orders a simulation is given the simulation.
     {f"scheduling.simulation.{name}" for name in ("global_scheduling", "simulator")},
-    # vLLM's command line is made of what is to be launched.
-    {"workers.vllm.serve", "workers.vllm.launcher"},
 )
 
 TOP = {f"controlplane.{app}" for app in APPS[-1]}

@@ -1,6 +1,6 @@
-"""The scheduler of Celery beat: periods that are settings, and one line for a broker that is away or a broken schedule file.
+"""Celery beat's scheduler: periods from settings, and one log line for an absent broker or a broken schedule file.
 
-Celery's own prints a traceback of a hundred lines for every periodic task that it could not send, several a second.
+Celery's own logs a traceback of a hundred lines for every periodic task that it could not send, several a second.
 """
 
 import logging

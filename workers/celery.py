@@ -1,7 +1,7 @@
 """The Celery application: one broker (Redis), two queues.
 
-`control` carries short work (fleet operations, housekeeping, later forecasts and plans); `simulation` carries long,
-processor-bound work. A node agent is a Celery worker that also listens on its node's own queue, `node.<name>`.
+`control` carries short work (fleet operations, housekeeping); `simulation` carries long, processor-bound work (forecasts,
+plans, what-ifs, training). A node agent is a Celery worker that also listens on its node's queue, `node.<name>`.
 """
 
 import ctypes

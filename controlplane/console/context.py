@@ -37,6 +37,7 @@ SERVE = (
     Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("queues", "Queues", "queues", "q"),
     Entry("batches", "Batches", "batches", "b", ("batch", "batch-list", "spot", "donations", "weights")),
+    Entry("applications", "Applications", "applications", "a", ("application", "run")),
 )
 PLAN = (
     Entry("forecast", "Forecast", "forecast", "f"),
@@ -54,7 +55,7 @@ SYSTEM = (
     Entry("settings", "Settings", "settings", "t"),
     Entry("events", "Events", "events", "e", ("event",)),
     API,
-    Entry("about", "About", "about", "a"),
+    Entry("about", "About", "about", "v"),
 )
 
 
@@ -63,7 +64,7 @@ def navigation(request: HttpRequest) -> list[tuple[str, tuple[Entry, ...]]]:
     if may(request, Role.VIEWER):
         system = SYSTEM if may(request, Role.OPERATOR) else SYSTEM[1:]
         return [("", FLEET), ("Serve", SERVE), ("Plan", PLAN), ("Tenants", TENANTS), ("System", system)]
-    return [("", (TENANTS[0], FLEET[2], SERVE[-1], PLAN[-1], TENANTS[1])), ("System", (API,))]
+    return [("", (TENANTS[0], FLEET[2], *SERVE[-2:], PLAN[-1], TENANTS[1])), ("System", (API,))]
 
 
 BADGES = {

@@ -10,6 +10,7 @@ from controlplane.console.lists import list_view
 from controlplane.console.live.consumers import live as live_connection
 from controlplane.console.live.views import snapshot
 from controlplane.console.pages.about import views as about
+from controlplane.console.pages.applications import views as applications
 from controlplane.console.pages.batches import views as batches
 from controlplane.console.pages.deploy import views as deploy
 from controlplane.console.pages.events import views as events
@@ -59,6 +60,10 @@ urlpatterns = [
     path("batches/<int:pk>/cancel/", batches.cancel, name="cancel-batch"),
     path("batches/<str:public_id>/", batches.batch, name="batch"),
     path("batches/<str:public_id>/<slug:kind>.jsonl", batches.file, name="batch-file"),
+    path("applications/", applications.applications, name="applications"),
+    path("applications/<int:pk>/", applications.application, name="application"),
+    path("applications/<int:pk>/graph.json", applications.export, name="application-graph"),
+    path("applications/runs/<int:pk>/", applications.run, name="run"),
     path("spot/", spot.spot, name="spot"),
     path("spot/donations/", list_view(DONATIONS), name="donations"),
     path("spot/weights/", list_view(WEIGHTS), name="weights"),

@@ -53,7 +53,7 @@ CAPPED_AT: Final = 512  # of the lengths at several temperatures
 
 
 def _fitted(model: LengthModel, samples: Sequence[Sample]) -> tuple[LengthModel, float]:
-    """The model, and the seconds of a core that fitting took (other work on the machine does not count)."""
+    """Return the fitted model and the CPU seconds of its fit."""
     start = time.process_time()
     model.fit(samples)
     return model, time.process_time() - start
@@ -80,7 +80,7 @@ def _row(name: str, fitted: tuple[LengthModel, float], test: Sequence[Sample], e
 
 
 def _milliseconds(model: LengthModel, queries: Sequence[LengthQuery]) -> float:
-    """Milliseconds of a core, the median, of one prediction alone; `ours` has read the prompts already."""
+    """Return the median CPU milliseconds of one prediction; `ours` has read the prompts already."""
     taken = []
     for query in queries[:: max(1, len(queries) // ASKED_ALONE)]:
         start = time.process_time()
@@ -90,7 +90,7 @@ def _milliseconds(model: LengthModel, queries: Sequence[LengthQuery]) -> float:
 
 
 def thinned(samples: Sequence[Sample], most: int, seed: int) -> list[Sample]:
-    """All samples of at most *most* prompts of each set."""
+    """Return all samples of at most *most* prompts of each set."""
     generator = np.random.default_rng(seed)
     kept: set[tuple[str, str]] = set()
     for name in SETS:
@@ -101,7 +101,7 @@ def thinned(samples: Sequence[Sample], most: int, seed: int) -> list[Sample]:
 
 
 def _floor(lengths: Sequence[tuple[int, ...]]) -> dict[str, float]:
-    """The error of a model that knows each prompt's mean: answers to the same prompt at three temperatures.
+    """Return the error of a model that knows each prompt's mean: answers to the same prompt at three temperatures.
 
     The mean is taken over the other two answers; prompts with a capped answer are left out.
     """
@@ -120,7 +120,7 @@ def _floor(lengths: Sequence[tuple[int, ...]]) -> dict[str, float]:
 
 
 def _among_models(samples: Sequence[Sample], edges: Any) -> dict[str, Any]:
-    """The error of the other models' answers to the same prompt: their mean, and the mean corrected for the model.
+    """Return the error of the other models' answers to the same prompt: their mean, and the mean corrected for the model.
 
     The first ignores which model is asked, so a model that knows it can do better, and it is no floor. The second adds, in
     logarithms, how much longer this model's answers to the other prompts are than the others' to the same ones.
@@ -153,7 +153,7 @@ def _among_models(samples: Sequence[Sample], edges: Any) -> dict[str, Any]:
 
 
 def _released(rows: Sequence[tuple[int, int]]) -> dict[str, float]:
-    """How often the class SSJF's released predictions name is right, and how often the commonest would be."""
+    """Return the accuracy of the class in SSJF's released predictions, and that of always naming the commonest."""
     real, named = np.array(rows).T
     edges = class_edges(real)
     truth = np.searchsorted(edges, real)
@@ -166,7 +166,7 @@ def _released(rows: Sequence[tuple[int, int]]) -> dict[str, float]:
 
 
 def _verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Which model is best by each measure, and whether the student is as exact as the best single encoder."""
+    """Return the best model by each measure, and whether the student is as exact as the best single encoder."""
     best = {
         measure: (min if measure == "mae" else max)(rows, key=lambda row: row[measure])["model"]
         for measure in ("mae", "acc_25", "acc_50", "acc_100", "rank_correlation", "five_class_accuracy")
@@ -182,7 +182,7 @@ def _verdict(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _figure(head: str, key: str, template: str, factor: float = 1.0) -> Column:
-    """A measure of ours that papers do not all report."""
+    """Return a column for a measure that not all papers report."""
     return Column(head, lambda row: None if row.get(key) is None else factor * row[key], template)
 
 

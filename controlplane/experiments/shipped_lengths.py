@@ -80,7 +80,7 @@ def predicted(student: Student, groups: Sequence[Sequence[Sample]]) -> dict[str,
 
 
 def _unseen(student: Student, folder: Path, seed: int) -> dict[str, Any]:
-    """On prompts that the bundled student has not seen: of the free sets those kept from it, of the others the test part."""
+    """Measure prompts that the bundled student has not seen: held-out ones of the free sets, the test part of the others."""
     try:
         split = read_sets(folder)
     except DataMissing as missing:
@@ -107,14 +107,14 @@ def _unseen(student: Student, folder: Path, seed: int) -> dict[str, Any]:
 
 
 def _errors(values: Values, samples: Sequence[Sample], mine: Any = slice(None)) -> dict[str, float]:
-    """MAE in tokens, and the median of predicted over real lengths."""
+    """Return MAE in tokens, and the median of predicted over real lengths."""
     real = np.array([sample.output_tokens for sample in samples], float)[mine]
     said = values[mine]
     return {"mae": float(np.abs(said - real).mean()), "median_ratio": float(np.median(said / real))}
 
 
 def read_conversations(file: Path) -> Iterator[list[Sample]]:
-    """The answers of each conversation, in its order. Raises DataMissing."""
+    """Yield the answers of each conversation, in its order. Raise DataMissing."""
     try:
         with gzip.open(file, "rt", encoding="utf-8") as lines:
             for line in lines:
@@ -158,7 +158,7 @@ def _conversations(student: Student, folder: Path, seed: int) -> dict[str, Any]:
 
 
 def _job_completion(samples: Sequence[Sample], said: dict[str, Values], seed: int) -> dict[str, float]:
-    """Mean job completion time by arrival, shortest first by each method's prediction, and by known lengths."""
+    """Return mean job completion time by arrival, shortest first by each method's prediction, and by known lengths."""
     output = np.array([sample.output_tokens for sample in samples], np.int64)
     prompt = np.minimum(
         np.array([max(1, sample.query.prompt_tokens) for sample in samples], np.int64), CONTEXT - output
@@ -185,7 +185,7 @@ def _of_set(name: str) -> Column:
 
 
 def _blank(template: str) -> Callable[[float | None], str]:
-    """Nothing where there is no error: lengths were not predicted."""
+    """Return a format that is empty for None, where lengths were not predicted."""
     return lambda value: "" if value is None else template.format(value)
 
 

@@ -82,6 +82,9 @@ class LedgerRow(models.Model):
             models.Index(fields=["tenant", "-arrived_at"], name="ledger_tenant"),
             models.Index(fields=["instance", "-arrived_at"], name="ledger_instance"),
             models.Index(fields=["arrived_at"], condition=models.Q(e2e_ms__gt=LONG_MS), name="ledger_long"),
+            models.Index(
+                fields=["tenant", "application", "run"], condition=~models.Q(run=""), name="ledger_application_run"
+            ),
         ]
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Versions of the length model that run in a gateway: the active one, those whose kind models name, and shadows.
+"""Versions of the length model that run in a gateway: the active one, those of kinds that models name, and shadows.
 
 A version that cannot be started leaves the previous one in place and is tried again later. Shadows predict the requests
 that the active version answered, off the data path, and steer nothing.

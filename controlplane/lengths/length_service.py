@@ -1,4 +1,4 @@
-"""The length service on the data path: how many tokens a request will produce, within a budget, from what knows best.
+"""The length service on the data path: predicts the tokens of a request, within a budget, from the best source it has.
 
 In this order: a prompt that was seen (exact cache), one much like it (lexical cache), the version of the length model
 that answers, corrected for its (model, tenant) (where it is an encoder, after the embedding cache of its process), and

@@ -1,6 +1,6 @@
-"""Notes of a gateway on predicted lengths, written in batches: measures by the minute, samples, drift alarms.
+"""A gateway's notes on predicted lengths, written in batches: measures by the minute, samples, drift alarms.
 
-A gateway gathers in memory (`Notes`) and hands over every few seconds; all of one batch is written in one transaction.
+A gateway collects them in memory (`Notes`) and writes each batch every few seconds, in one transaction.
 """
 
 import functools

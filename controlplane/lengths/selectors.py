@@ -1,8 +1,8 @@
-"""Errors of length predictions, and versions: everything that pages and the API read of the rows.
+"""Reads of output lengths: errors of predictions, samples, versions and trainings.
 
 Every figure is a sum over `LengthMinute` (one row a minute, model, tenant, predictor and length bucket), so that a week
-costs in memory what an hour costs. A request is counted by what answered it, and once more by the shadow, if there was
-one: whatever counts requests leaves shadows out.
+costs in memory what an hour costs. A shadow counts the requests that another predictor answered, so totals leave shadows
+out.
 """
 
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Training of length models: which samples they learn from, the training itself, and its row with progress and result.
+"""Training of length models: their samples, the training itself, and its row with progress and result.
 
 Models that read no text (`TEXTLESS`, the student among them) learn from every sample; the others need text, which a
 sample has only if its tenant keeps prompts. A fifth of the prompts is held out. The result is a version in shadow, or a

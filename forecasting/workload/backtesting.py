@@ -1,8 +1,7 @@
-"""Errors that forecasters would have made on known data.
+"""Backtests: errors of forecasters on known data.
 
 Rolling origin: each forecaster is fitted on the first windows, then before every further window it forecasts the next
-few, and is given what came. It fits itself again once a day, as it does live. Nothing that lies after an origin is seen
-at it.
+few, and is updated with the actual one. It refits once a day, as it does live. It never sees windows after an origin.
 
 APE is |forecast - actual| / actual, as in PreServe (section 5.2.1, Table 1), over windows in which something was asked
 for: where nothing was, it is not defined. So where a window was empty, what ranks forecasters is WAPE, the sum of

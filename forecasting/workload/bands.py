@@ -1,6 +1,6 @@
-"""Bands around a forecast, learned from how wrong its last forecasts were, and never wider than the series has shown.
+"""Bands around a forecast, learned from its recent errors, and bounded by the range of the series.
 
-Two rules give ends, and each end is the mean of both by the pinball loss that they lately had at that horizon.
+Two rules give ends; each end is their mean, weighted by their recent pinball loss at that horizon.
 
 *Errors*: adaptive conformal intervals. An error is the logarithm of actual over forecast, divided by the size that such
 errors had lately, so that a calm night and a bursty afternoon share one memory of scores. For each horizon the band's

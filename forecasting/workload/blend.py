@@ -1,4 +1,4 @@
-"""Our own forecaster: many simple opinions, each weighted by how wrong it was lately at the very horizon that is asked for.
+"""Our own forecaster: many simple opinions, each weighted by its recent loss at the horizon in question.
 
 One opinion is best on calm nights, another when bursts come and go, a third at the hours at which people start work,
 and which one it is changes with the service and from day to day. So none is chosen: for each horizon of a grid every

@@ -1,4 +1,4 @@
-"""Simple opinions on what a series does next, for many moments and horizons at once.
+"""Simple opinions on the next windows of a series, for many moments and horizons at once.
 
 All work on the logarithm z of the rate: demand grows and falls by factors. An opinion is made of what is true now (the
 last window, exponential means, medians that a single burst does not move), of how earlier days continued from this time

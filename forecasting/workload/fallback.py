@@ -1,4 +1,4 @@
-"""A forecaster with simpler ones behind it: when it fails, the next one stands in, and its forecasts say so."""
+"""A forecaster with simpler ones behind it: if it fails, the next one stands in, and its forecasts say so."""
 
 from collections.abc import Sequence
 from dataclasses import replace

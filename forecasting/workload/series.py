@@ -1,4 +1,4 @@
-"""Demand as a series of windows: how many prompt or output tokens a second were asked for in each.
+"""Demand as a series of windows: the prompt or output tokens requested a second in each.
 
 A window that was not measured is a gap (NaN), which is not the same as a window without demand (0).
 Three things make gaps: minutes in which nothing was written down at all, windows of which too little is known, and

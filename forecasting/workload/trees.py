@@ -1,4 +1,4 @@
-"""Trees that say what a series does over a horizon, where straight lines cannot: a burst goes, a rise in the morning stays.
+"""Trees for the course of a series over a horizon, where lines fail: a burst ends, a rise in the morning stays.
 
 Two kinds, whose errors differ enough for their mean to be better than either: a forest of extremely randomised trees
 (Geurts, Ernst and Wehenkel, "Extremely randomized trees", Machine Learning 63, 2006), where every split is the best of

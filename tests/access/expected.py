@@ -64,9 +64,16 @@ CONSOLE = {
     "upload-trace": Reach(OPERATOR, {}, REASON),
     "queues": Reach(VIEWER),
     "batches": Reach(SIGNED_IN),
+    "batch-list": Reach(SIGNED_IN),
+    "batch": Reach(TENANT, {"public_id": "BATCH_ID"}, owned=True),
+    "batch-file": Reach(TENANT, {"public_id": "BATCH_ID", "kind": "input"}, owned=True),
     "cancel-batch": Reach(MANAGER, {"pk": "BATCH"}, REASON, owned=True),
     "queue-act": Reach(OPERATOR, {"number": 7, "action": "pin"}, REASON),
     "queue-charts": Reach(VIEWER),
+    "applications": Reach(SIGNED_IN),
+    "application": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
+    "application-graph": Reach(TENANT, {"pk": "APPLICATION"}, owned=True),
+    "run": Reach(TENANT, {"pk": "RUN"}, owned=True),
     "requests": Reach(TENANT),
     "request": Reach(TENANT, {"pk": "REQUEST"}, owned=True),
     "forecast": Reach(VIEWER),
@@ -167,6 +174,10 @@ REST = {
     "roll_back_length_version": Reach(OPERATOR, {"number": 2}, DECISION),
     "train_length_model": Reach(OPERATOR, {}, DECISION),
     "list_batches": Reach(SIGNED_IN, key=True),
+    "list_applications": Reach(SIGNED_IN, key=True),
+    "list_runs": Reach(SIGNED_IN, key=True),
+    "get_application_graph": Reach(TENANT, {"application_id": "APPLICATION"}, owned=True, key=True),
+    "import_application_graph": Reach(MANAGER, {}, {"tenant": "acme", "graph": {"version": 0}}, owned=True),
     "list_settings": Reach(VIEWER),
     "change_setting": Reach(OPERATOR, {"name": "PLAN_EPSILON"}, {"value": 0.5} | REASON),
     "reset_setting": Reach(OPERATOR, {"name": "PLAN_EPSILON"}, {}),
@@ -294,7 +305,8 @@ ADMIN_PAGES = {
 
 SOCKETS = {"^ws/live/$"}
 # By the topics of the live connection.
-TOPICS = {"overview:": VIEWER, "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
+TOPICS = {"overview:": VIEWER, "batches": VIEWER,
+          "instances": VIEWER, "instance:1": VIEWER, "queues:us-east": VIEWER, "what-if:1": VIEWER,
           "lengths": VIEWER, "events": VIEWER, "system": OPERATOR}  # fmt: skip
 
 # Outside of Django: status for a client that is not on this machine.

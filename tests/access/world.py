@@ -5,10 +5,12 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from django.core.files.base import ContentFile
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Tenant
 from controlplane.accounts.services import create_api_key, create_sign_in_link
+from controlplane.applications.models import Application
 from controlplane.batches.models import Batch, StoredFile
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout, Swap, SwapGroup
@@ -60,7 +62,8 @@ def trace(names: list[str]) -> list[dict[str, Any]]:
 
 
 def make_batch(tenant: Tenant, key: ApiKey) -> Batch:
-    file = StoredFile.objects.create(tenant=tenant, filename="in.jsonl", purpose="batch", size_bytes=1)
+    file = StoredFile.objects.create(tenant=tenant, filename="in.jsonl", purpose="batch", size_bytes=3)
+    file.content.save("in.jsonl", ContentFile(b"{}\n"))
     return Batch.objects.create(
         tenant=tenant,
         api_key=key,
@@ -113,6 +116,14 @@ class World:
                 cost_usd=2.7, requests=5, prompt_tokens=100, slo_class="interactive" if tenant else "",
             )  # fmt: skip
         self.batches = {tenant.name: make_batch(tenant, self.keys[tenant.name]) for tenant in (acme, globex)}
+        for tenant, name in ((globex, "borealis"), (acme, "atlas")):
+            steps = [{"unit": "write", "input_tokens": 120.0, "output_tokens": 40.0}]
+            application = Application.objects.create(
+                tenant=tenant, name=name, units={"write": {"kind": "llm", "name": "llama-3.1-8b"}}
+            )
+            self.run = application.runs.create(
+                run=f"run of {name}", began_at=now, last_call_at=now, ended_at=now, calls=1, steps=steps
+            )
         self.event = record("instance.moved", self.instances[0], actor="zephyr-bot", reason=FLEET_REASON)
         record("length.drift", actor="lengths", after={"tenant": "globex", "model": "globex-tuned-7b"})
         InstanceCommand.objects.create(instance=self.instances[0], verb="stop", actor="zephyr-bot", reason=FLEET_REASON)
@@ -163,6 +174,9 @@ class World:
             "KEY": self.keys["acme"].pk,
             "EVENT": self.event.pk,
             "BATCH": self.batches["acme"].pk,
+            "BATCH_ID": self.batches["acme"].public_id,
+            "APPLICATION": self.run.application.pk,
+            "RUN": self.run.pk,
         }
 
     @property

@@ -1,4 +1,4 @@
-"""Putting predictions right online, and noticing drift."""
+"""Online correction of predictions, and detection of drift."""
 
 import math
 import random
@@ -17,7 +17,7 @@ def drawn(dice, median, sigma=0.8):
     return max(1.0, median * dice.lognormvariate(0, sigma))
 
 
-def test_nothing_is_put_right_before_anything_was_seen():
+def test_nothing_is_corrected_before_the_first_request():
     assert Calibration().apply(100.0, USUAL) == (100.0, USUAL)
 
 
@@ -37,7 +37,7 @@ def test_a_constant_factor_is_learnt_and_quantiles_keep_their_promise(factor):
     assert [number / count for number in below] == pytest.approx(QUANTILES, abs=0.03)
 
 
-def test_a_factor_of_ten_is_half_made_good_after_ten_requests():
+def test_half_of_a_factor_of_ten_is_corrected_after_ten_requests():
     calibration = Calibration()
     for _ in range(10):
         calibration.learn(100.0, USUAL, 1000.0)

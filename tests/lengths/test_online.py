@@ -34,7 +34,7 @@ def test_no_request_moves_much_and_no_tenant_far() -> None:
     assert math.isfinite(adaptation.correction(row))
 
 
-def test_a_model_that_misses_what_a_tenant_asks_is_put_right() -> None:
+def test_a_model_that_misjudges_a_tenant_is_corrected() -> None:
     online, dice = Online(bundled()), np.random.default_rng(3)
     errors = {"raw": [], "right": []}
     for number in range(600):

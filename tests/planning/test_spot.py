@@ -6,6 +6,7 @@ from decimal import Decimal
 import pytest
 from django.utils import timezone
 
+from controlplane.dispatch.snapshot import CONDITIONS
 from controlplane.events.models import Event
 from controlplane.fleet import services as fleet
 from controlplane.fleet.lifecycle.states import ActionError, InstanceState
@@ -24,6 +25,13 @@ from controlplane.planning.execution import executor, live_views
 from controlplane.planning.models import MoveSource
 from controlplane.planning.plans import inventory as planned
 from controlplane.tuning import services as tuning
+from scheduling.fleet.profile import Profile
+from scheduling.fleet.state import Condition
+from scheduling.simulation.cluster.description import Cluster, InstanceSpec
+from scheduling.simulation.cluster.world import State
+from scheduling.simulation.engine.reference import EngineConfig
+from scheduling.simulation.simulator import Simulation
+from scheduling.simulation.workload.requests import make_requests
 from workers.tasks import fleet as tasks
 
 pytestmark = pytest.mark.django_db
@@ -149,6 +157,36 @@ def test_another_model_gets_the_gpus_when_it_has_none_of_its_own(make_instance, 
     fleet.move(taker, S.LOADING, actor="a worker", reason="started")
     taker.refresh_from_db()
     assert taker.takes_over is None
+
+
+def test_both_clocks_take_instances_in_the_same_order(make_instance, node, deployment, other):
+    """Own donated ones first, then another model's, at last a new one."""
+    Deployment.objects.filter(pk=deployment.pk).update(max_instances=9)
+    make_instance(node=node)
+    own = let_go(make_instance(node=node))
+    theirs = make_instance(deployment=other, node=node, state=S.DRAINING)
+    services.donate(theirs, "planner", "a test")
+    live = []
+    for _ in range(3):
+        move = executor.add(*PLACE, why())
+        live.append(move.inputs["how"].removesuffix(f" from {theirs.name}"))
+    assert live == ["reclaimed from spot", "redeployed", "new"]
+    assert Donation.objects.get(instance=own).taken_for == deployment
+
+    states = [("a", State.READY), ("a", State.SPOT), ("b", State.SPOT), ("a", State.EMPTY), ("b", State.READY)]
+    engine = EngineConfig(4, 2048, 16, 400, "fcfs", 2000, Profile(0.01, 0.0, 1e-4, 0.0, 0.02, 1e-3, 1e-6))
+    specs = [InstanceSpec(model, "east", engine, "a100", state=state) for model, state in states]
+    simulation = Simulation(Cluster(specs, models=["a", "b"], share_spot=True), make_requests([0.0], [10], [10]))
+    for _ in range(3):
+        simulation.scale_out(simulation.cluster.endpoints.index(("a", "east")))
+    changed = [int(one["instance"]) for one in simulation.lives.changes()]
+    assert changed[:3] == [1, 2, 3]
+    assert [State(state) for state in simulation.states[1:4]] == [State.RECLAIMING, State.LOADING, State.STARTING]
+
+
+def test_a_fork_knows_every_state():
+    assert set(CONDITIONS) == set(InstanceState)
+    assert {condition.value for condition in Condition} <= set(State.__members__)
 
 
 def test_redeployment_needs_the_same_gpus_and_the_setting(make_instance, other):

@@ -25,7 +25,7 @@ def program(source: str, *arguments: str) -> list[str]:
 
 
 def alive(process_id: int) -> bool:
-    """Whether the process exists and has not ended (a zombie that nobody collected has)."""
+    """Whether the process exists and has not ended (an uncollected zombie has)."""
     try:
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""One child: its output, its last words, its end and that of its own children."""
+"""One child: its output, its last words, its end and that of its children."""
 
 import os
 from collections.abc import AsyncIterator

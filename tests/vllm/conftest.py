@@ -24,7 +24,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from workers.vllm.launcher import LaunchSpec, ProcessLauncher
+from workers.vllm.launcher import ProcessLauncher
+from workers.vllm.spec import LaunchSpec
 
 ROOT = Path(__file__).parents[2]
 START_LIMIT_S = 400.0

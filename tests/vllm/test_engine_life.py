@@ -108,7 +108,7 @@ async def test_killed_parts_come_back_and_leave_nothing(
     await until(lambda: not any(parts_of(leader) for leader in old), END_LIMIT_S)
     lap("ended_s")
 
-    async def started_anew(name: str) -> Instance:
+    async def restarted(name: str) -> Instance:
         deadline = time.monotonic() + START_LIMIT_S
         while (row := await row_of(name)).process_id in {None, *old} or row.state not in {"loading", "ready"}:
             assert time.monotonic() < deadline, f"{name} is {row.state}: {row.state_reason}"
@@ -116,7 +116,7 @@ async def test_killed_parts_come_back_and_leave_nothing(
         return row
 
     for name in NAMES:
-        await started_anew(name)
+        await restarted(name)
     second = {name: await becomes(launcher, name, "ready", START_LIMIT_S) for name in NAMES}
     await until(lambda: served.gateway.topology.fleet.accepting.sum() == 3)
     lap("minimum_restored_s")
@@ -138,7 +138,7 @@ async def test_killed_parts_come_back_and_leave_nothing(
     os.kill(part(row.process_id, "VLLM::EngineCore"), signal.SIGKILL)
     old = [one.process_id for one in second.values()]
     await until(lambda: not parts_of(row.process_id or 0), END_LIMIT_S)
-    await started_anew("b")
+    await restarted("b")
     lap("with_a_strategy_s")
 
     # A stop leaves nothing: no process, no shared memory.

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from workers.vllm.launcher import LaunchSpec
 from workers.vllm.serve import problem_with
+from workers.vllm.spec import LaunchSpec
 
 pytestmark = pytest.mark.vllm
 

@@ -50,6 +50,14 @@ async def eventually(true: Callable[[], Awaitable[bool] | bool], limit_s: float 
             await asyncio.sleep(0.005)
 
 
+def lives(process_id: int) -> bool:
+    """A zombie is dead: in a container it may wait for a reaper for ever."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
 @dataclass
 class Emulator:
     """A running emulator and a session to call it with."""

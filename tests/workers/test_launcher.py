@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from scheduling.fleet.profile import Profile
-from tests.workers.conftest import FAST, Emulator, eventually
+from tests.workers.conftest import FAST, Emulator, eventually, lives
 from workers.vllm import launcher as module
 from workers.vllm import processes
 from workers.vllm.client import VllmClient
-from workers.vllm.launcher import VISIBLE_GPUS, EmulatedLauncher, LaunchError, LaunchSpec, ProcessLauncher
+from workers.vllm.launcher import VISIBLE_GPUS, EmulatedLauncher, LaunchError, ProcessLauncher
+from workers.vllm.spec import LaunchSpec
 
 # Never answers, has a child in its process group as vLLM has its engine, and logs its command line and environment.
 # Its parser takes every flag but --bad.
@@ -68,14 +69,6 @@ def leader(launcher: ProcessLauncher, name: str = "a") -> int:
     record = launcher.record(name)
     assert record is not None
     return record.process_id
-
-
-def lives(process_id: int) -> bool:
-    """A zombie is dead: in a container it may wait for a reaper for ever."""
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.parametrize(("flags", "grace_s"), [((), 10.0), (("--stubborn",), 0.1)])

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.workers.conftest import eventually
+from tests.workers.conftest import eventually, lives
 from workers.vllm import processes
-from workers.vllm.launcher import LaunchSpec, ProcessLauncher
+from workers.vllm.launcher import ProcessLauncher
+from workers.vllm.spec import LaunchSpec
 
 SERVER = """
 import multiprocessing, os, signal, sys, time
@@ -65,14 +66,6 @@ class Parts:
 
     def left(self) -> list[str]:
         return [name for name, process_id in self.ids.items() if lives(process_id)]
-
-
-def lives(process_id: int) -> bool:
-    """A zombie is dead: in a container it may wait for a reaper for ever."""
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture

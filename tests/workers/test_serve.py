@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from workers.vllm import command_line
-from workers.vllm.launcher import LaunchSpec
 from workers.vllm.serve import arguments, command, environment, problem_with
+from workers.vllm.spec import LaunchSpec
 
 # Stands in for vLLM's Python: its parser knows no --bad, counts how often it is asked, and breaks on --broken.
 PYTHON = """#!/bin/sh

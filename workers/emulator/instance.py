@@ -1,4 +1,4 @@
-"""One emulated server: the reference engine stepped in wall time, and what vLLM does around its engine.
+"""One emulated server: the reference engine stepped in wall time, and vLLM's behaviour around its engine.
 
 A step's tokens are handed out when the step has taken its time: the loop sleeps until then, by the step's planned end and
 not by its length, so that late timers do not add up. A server that falls more than a second behind (the machine is too

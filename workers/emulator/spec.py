@@ -1,7 +1,6 @@
 """Specifications of emulated instances: bodies of `PUT /emulator/instances/<name>`, entries of the configuration file."""
 
 import math
-import re
 from dataclasses import asdict
 from typing import Annotated, Literal, Self
 
@@ -10,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from scheduling.fleet.front_end import NO_LIMIT, FrontEnd
 from scheduling.fleet.profile import Profile
+from workers.vllm.spec import NAME
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 RESERVED_NAMES = frozenset({"emulator"})
 
 # Llama-3.1-8B on one H100, roughly: an instance of `--single` and of tests that do not care.

@@ -1,1 +1,1 @@
-"""Celery tasks, one module a subject."""
+"""Celery tasks, one module per subject."""

@@ -1,4 +1,4 @@
-"""Reading the files of batches before they run, and writing them when they have ended."""
+"""Tasks that read the files of batches before they run, and write them when they have ended."""
 
 import logging
 from collections.abc import Callable

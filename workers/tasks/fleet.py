@@ -1,8 +1,8 @@
-"""Carrying out instance commands: the only place where servers are started, stopped, put to sleep and woken.
+"""Tasks that carry out instance commands: the only place where servers are started, stopped, put to sleep and woken.
 
 A command is claimed by one update of its row, so that a message delivered twice does nothing the second time; commands
-of one instance run one after another, oldest first. `run_pending_commands` (beat) takes up what a message never
-reached, and what a worker that died had claimed.
+of one instance run one after another, oldest first. `run_pending_commands` (beat) delivers commands whose message was
+lost or whose worker died.
 """
 
 import asyncio

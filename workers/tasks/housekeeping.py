@@ -1,4 +1,4 @@
-"""Taking away what has had its time: old ledger rows, sign-in links, sessions. Celery beat runs these every hour."""
+"""Hourly deletion of old ledger rows, sign-in links and sessions."""
 
 import time
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""The length model's life: trained daily and on demand, judged against the active version; old samples are deleted."""
+"""Training of length models, daily and on demand, their judgement, and deletion of old samples."""
 
 from django.utils import timezone
 

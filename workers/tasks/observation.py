@@ -1,4 +1,4 @@
-"""Observing servers in addition to the gateway's heartbeats: phases of starts, engines, logs."""
+"""Observation of servers in addition to the gateway's heartbeats: phases of starts, engines, logs."""
 
 import asyncio
 import logging

@@ -1,7 +1,7 @@
-"""Forecasts, plans and strategies on their schedule: what Celery beat runs, each at most once at a time.
+"""Forecasts, plans and strategies on their schedule, each at most once at a time.
 
-Beat comes often, and a task looks at the newest row whether its work is due: a restart neither skips nor repeats a plan.
-What takes long runs on the queue `simulation`, so that moves of instances never wait for a solver.
+Beat sends tasks often, and a task checks the newest row to see whether its work is due: a restart neither skips nor
+repeats a plan. Long work runs on the queue `simulation`, so that moves of instances never wait for a solver.
 """
 
 import asyncio

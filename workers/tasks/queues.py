@@ -1,4 +1,4 @@
-"""Reordering the virtual queues for a gateway that has too many groups to do it itself (QLM section 7)."""
+"""Reordering of virtual queues for a gateway with too many groups to do it itself (QLM section 7)."""
 
 import redis
 from django.conf import settings

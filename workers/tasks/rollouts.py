@@ -1,4 +1,4 @@
-"""Changed deployments on their way to their instances: what Celery beat runs."""
+"""Rollouts of changed deployments."""
 
 from controlplane.fleet.rollouts import services as rollouts
 from controlplane.fleet.rollouts.selectors import open_rollouts

@@ -1,4 +1,4 @@
-"""Runs of what-ifs, the nightly replay of the ledger, and the judgement of the simulator."""
+"""Runs of what-ifs, the nightly counterfactual replay, and twin errors."""
 
 import contextlib
 import time

@@ -1,4 +1,4 @@
-"""Swaps of models on shared GPUs: what beat, and every change of an instance that shares its GPUs, runs."""
+"""Swaps of models on shared GPUs; sent by beat, and by every change of an instance that shares its GPUs."""
 
 from controlplane.fleet.models import SwapState
 from controlplane.fleet.swaps import services as swaps

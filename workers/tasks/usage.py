@@ -1,4 +1,4 @@
-"""Usage and cost, counted from the ledger: what Celery beat runs."""
+"""Usage and cost, counted from the ledger."""
 
 from celery import shared_task
 from django.utils import timezone

@@ -18,8 +18,8 @@ PULL_LIMIT_S = 4 * 3600
 def advance_pulls() -> int:
     """Advance every pull in progress; return their number.
 
-    Emulated models have no file: their pull is over when size and bandwidth say so. A model in a folder needs none. For one
-    on the Hugging Face hub `download` is started.
+    Emulated models have no file: their pull is over when size and bandwidth say so. A model in a folder needs none. For
+    one on the Hugging Face hub `download` is started.
     """
     pulling = list(selectors.weights().filter(state=WeightsState.PULLING))
     for row in pulling:

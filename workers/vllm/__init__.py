@@ -1,1 +1,1 @@
-"""Talking to vLLM servers and starting them. No Django in here: Celery tasks, the gateway and tests all use it."""
+"""Clients and launchers of vLLM servers. No Django: Celery tasks, the gateway and tests use it."""

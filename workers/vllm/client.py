@@ -1,4 +1,4 @@
-"""The control side of one vLLM server: health, load, sleep, wake, adapters. Tenants' requests go by the gateway."""
+"""Client of the control side of a vLLM server: health, load, sleep, wake, adapters. Tenants' requests use the gateway."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Reading the log of a vLLM server: the phase of its start, the first error; and keeping it within bounds.
+"""The log of a vLLM server: the phase of its start, its first error, and its size.
 
 Lines are those of vLLM 0.32. The log is append-only and belongs to one start: the launcher rotates the last one.
 """

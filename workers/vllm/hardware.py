@@ -1,4 +1,4 @@
-"""A machine's hardware for vLLM: GPUs as `nvidia-smi` lists them, or CPUs; and what processes use of it."""
+"""A machine's hardware for vLLM: GPUs as `nvidia-smi` lists them, or CPUs; and its use by processes."""
 
 import os
 import shutil
@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from workers.vllm import processes
 
 MIB = 2**20
 QUERY_LIMIT_S = 15.0
@@ -37,7 +39,7 @@ class Machine:
 
 def machine() -> Machine:
     """Return this machine. Raises HardwareError if it has `nvidia-smi` and that fails."""
-    return Machine(gpus(), len(os.sched_getaffinity(0)), _memory_bytes(Path("/proc/meminfo").read_text()))
+    return Machine(gpus(), len(os.sched_getaffinity(0)), _kib(Path("/proc/meminfo").read_text(), "MemTotal:"))
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -70,47 +72,32 @@ def parse_processes(text: str) -> dict[int, int]:
     return used
 
 
-def gpu_memory_of(processes: Mapping[int, object]) -> int | None:
-    """Return the bytes of GPU memory that *processes* use; None if unknown."""
+def gpu_memory_of(members: Mapping[int, object]) -> int | None:
+    """Return the bytes of GPU memory that *members* use; None if unknown."""
     try:
         text = _nvidia_smi(PROCESS_QUERY)
     except HardwareError:
         return None
-    return (
-        None if text is None else sum(size for process, size in parse_processes(text).items() if process in processes)
-    )
+    return None if text is None else sum(size for process, size in parse_processes(text).items() if process in members)
 
 
-def processes_of(leader: int, proc: Path = Path("/proc")) -> dict[int, int]:
+def processes_of(leader: int) -> dict[int, int]:
     """Return bytes of memory by process of the session that *leader* began; shared pages count proportionally (PSS)."""
-    memory_bytes = {}
-    for folder in proc.glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[3]) == leader:
-                memory_bytes[int(folder.name)] = _proportional_bytes(folder)
-        except (OSError, ValueError, IndexError):
-            continue  # it has ended meanwhile
-    return memory_bytes
+    ids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+    members = [each for each in ids if (stat := processes.status_of(each)) is not None and stat.session == leader]
+    return {each: _kib(processes.read(each, "smaps_rollup").decode(), "Pss:") for each in members}
 
 
-def command_line_of(process: int, proc: Path = Path("/proc")) -> list[str]:
+def command_line_of(process: int) -> list[str]:
     """Return the arguments of a process; none when it has ended."""
-    with suppress(OSError):
-        return (proc / str(process) / "cmdline").read_text().rstrip("\0").split("\0")
-    return []
+    words = processes.read(process, "cmdline").decode(errors="replace").rstrip("\0")
+    return words.split("\0") if words else []
 
 
-def _proportional_bytes(folder: Path) -> int:
-    for line in (folder / "smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _memory_bytes(meminfo: str) -> int:
-    for line in meminfo.splitlines():
-        if line.startswith("MemTotal:"):
+def _kib(table: str, name: str) -> int:
+    """Return the bytes on the line *name* of a table of KiB in `/proc`; 0 without it."""
+    for line in table.splitlines():
+        if line.startswith(name):
             return int(line.split()[1]) * 1024
     return 0
 

@@ -1,23 +1,21 @@
-"""Starting and stopping vLLM servers: as processes on this machine, or as emulated instances.
+"""Launchers of vLLM servers: as processes on this machine, or as emulated instances.
 
-A launcher keeps nothing in memory between calls, so that a Celery task may run one call in `asyncio.run` and the next
-call may come from another process. The instance's name is its identity: starting a name that runs already returns what
-runs.
+A launcher keeps no state between calls, so that a Celery task may run one call in `asyncio.run` and the next call may
+come from another process. The instance's name is its identity: starting a running name returns the running server.
 """
 
 import asyncio
 import fcntl
 import math
 import os
-import re
 import socket
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Sequence, Set
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Protocol
 
 import aiohttp
 import orjson
@@ -26,12 +24,8 @@ from workers.vllm import processes
 from workers.vllm.engine_log import rotate_log
 from workers.vllm.processes import Record
 from workers.vllm.serve import VISIBLE_GPUS, arguments, environment, problem_with
+from workers.vllm.spec import NAME, LaunchSpec
 
-if TYPE_CHECKING:
-    from scheduling.fleet.front_end import FrontEnd
-    from scheduling.fleet.profile import Profile
-
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
 POLL_S = 0.05
 LOCK_WAIT_S = 60.0
 CHECKED = ".checked"
@@ -42,41 +36,6 @@ PLACES = ".places"
 
 class LaunchError(Exception):
     """A server could not be started or stopped; the text says why in one sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchSpec:
-    """A server to start. Fields are named after vLLM's flags; sizes are in tokens, times in seconds."""
-
-    name: str
-    model: str  # the name in requests: vLLM's --served-model-name
-    source: str = ""  # folder or repository that vLLM loads
-    host: str = "127.0.0.1"
-    port: int = 0  # 0: the process launcher takes a free one
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    max_model_len: int = 8192
-    tensor_parallel: int = 1
-    gpus: int = 0  # of the machine; 0: unknown, and the process launcher leaves the choice to vLLM
-    shares_gpus_with: tuple[str, ...] = ()  # servers of these names have the same GPUs; one at most is awake
-    sleep_mode: bool = False  # whether it can give its GPUs' memory back while it sleeps
-    gpu_memory_utilization: float = 0.9
-    cpu_kv_bytes: int | None = None  # the KV cache on CPUs; None: on GPUs
-    scheduling_policy: Literal["fcfs", "priority"] = "priority"
-    max_num_queued_reqs: int | None = None
-    extra_args: tuple[str, ...] = ()  # further vLLM flags, for a process
-    environment: Mapping[str, str] = field(default_factory=dict)  # further variables, for a process
-    api_key: str = ""  # that it asks for; "": none
-    # For an emulated instance:
-    profile: "Profile | None" = None
-    front_end: "FrontEnd | None" = None
-    block_size_tokens: int = 16
-    kv_blocks: int = 4096
-    prefix_caching: bool = False
-    startup_s: float = 0.0
-    sleep_s: float = 0.0
-    wake_s: float = 0.0
-    reload_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

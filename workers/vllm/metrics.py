@@ -1,4 +1,4 @@
-"""Reading vLLM's `/metrics` page.
+"""Parser of vLLM's `/metrics` page.
 
 The gateway reads sixty pages of about 60 kB every second, so this is one pass over the lines that looks at nothing but
 the series it needs. Names are those of vLLM 0.32 (`vllm/v1/metrics/loggers.py`). Unknown series and broken lines are

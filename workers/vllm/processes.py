@@ -1,4 +1,4 @@
-"""The processes of a vLLM server on this machine: found however they rename themselves, and ended without a trace.
+"""The processes of a vLLM server on this machine: found under any title, and ended without remains.
 
 A server is an API server with an engine and its workers below it. Each leads a session and has a mark in its
 environment; both are inherited. What is left of a server whose leader died is found by either in `/proc`, since vLLM's
@@ -48,13 +48,13 @@ def boot_id() -> str:
 
 
 def started_ticks(process_id: int) -> int:
-    stat = _stat(process_id)
+    stat = status_of(process_id)
     return stat.started_ticks if stat else 0
 
 
 def runs(record: Record) -> bool:
     """Return whether its API server lives. Reaps our own dead child, so that no zombie stays."""
-    stat = _stat(record.process_id)
+    stat = status_of(record.process_id)
     if stat is None or stat.started_ticks != record.started_ticks or record.boot_id != boot_id():
         return False
     if stat.lives:
@@ -68,18 +68,18 @@ def members(record: Record) -> list[int]:
     """Return the ids of the living processes of this server: of its session, its process group, or with its mark."""
     if record.boot_id != boot_id():
         return []
-    leader = _stat(record.process_id)
+    leader = status_of(record.process_id)
     # As long as one of them lives, the kernel does not reuse the session's number.
     ours = leader is None or leader.started_ticks == record.started_ticks
     mark = f"{MARK}={record.mark}".encode() if record.mark else b""
     process_ids = []
     for folder in Path("/proc").glob("[0-9]*"):
         process_id = int(folder.name)
-        stat = _stat(process_id)
+        stat = status_of(process_id)
         if stat is None or not stat.lives:
             continue
         if (ours and record.process_id in (stat.group, stat.session)) or (
-            mark and mark in _read(process_id, "environ").split(b"\0")
+            mark and mark in read(process_id, "environ").split(b"\0")
         ):
             process_ids.append(process_id)
     return process_ids
@@ -101,7 +101,7 @@ async def end(record: Record, grace_s: float) -> list[str]:
         left = members(record)
         segments |= _shared_memory(left)
     # What holds memory goes first. The resource tracker then sees that all are gone, cleans up after them and ends.
-    trackers = {process_id for process_id in left if TRACKER in _read(process_id, "cmdline")}
+    trackers = {process_id for process_id in left if TRACKER in read(process_id, "cmdline")}
     _kill(process_id for process_id in left if process_id not in trackers)
     if trackers:
         await _until(lambda: set(members(record)) <= trackers, KILL_WAIT_S)
@@ -115,7 +115,7 @@ async def end(record: Record, grace_s: float) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stat:
+class Stat:
     state: str
     group: int
     session: int
@@ -126,17 +126,17 @@ class _Stat:
         return self.state not in "ZX"
 
 
-def _stat(process_id: int) -> _Stat | None:
+def status_of(process_id: int) -> Stat | None:
     """Return the kernel's facts on a process (proc(5)), its start in clock ticks since boot; None if there is none."""
     try:
         text = Path(f"/proc/{process_id}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     fields = text[text.rindex(")") + 2 :].split()  # the name before it may hold blanks and brackets
-    return _Stat(fields[0], int(fields[2]), int(fields[3]), int(fields[19]))
+    return Stat(fields[0], int(fields[2]), int(fields[3]), int(fields[19]))
 
 
-def _read(process_id: int, file: str) -> bytes:
+def read(process_id: int, file: str) -> bytes:
     """Return a *file* of the process in `/proc`; empty if it has ended or belongs to another user."""
     with suppress(OSError):
         return Path(f"/proc/{process_id}/{file}").read_bytes()
@@ -163,7 +163,7 @@ def _shared_memory(process_ids: Iterable[int]) -> set[str]:
     """Return paths of the shared memory that *process_ids* have mapped."""
     paths = set()
     for process_id in process_ids:
-        for line in _read(process_id, "maps").decode(errors="replace").splitlines():
+        for line in read(process_id, "maps").decode(errors="replace").splitlines():
             path = line.partition(SHARED_MEMORY)[2]
             if path and not path.endswith(" (deleted)"):
                 paths.add(SHARED_MEMORY + path)

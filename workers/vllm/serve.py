@@ -1,4 +1,4 @@
-"""Starting a vLLM server: command line, environment, and vLLM's verdict on the flags."""
+"""Command line and environment of a vLLM server, and its parser's verdict on flags."""
 
 import hashlib
 import json
@@ -6,10 +6,8 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from workers.vllm.launcher import LaunchSpec
+from workers.vllm.spec import LaunchSpec
 
 MODULE = "vllm.entrypoints.openai.api_server"
 PARSER = Path(__file__).with_name("parse_arguments.py")
@@ -33,13 +31,13 @@ def command(vllm_python: str) -> list[str]:
     return [str(script), "serve"] if known and os.access(script, os.X_OK) else [vllm_python, "-m", MODULE]
 
 
-def arguments(vllm_python: str, spec: "LaunchSpec", port: int) -> list[str]:
+def arguments(vllm_python: str, spec: LaunchSpec, port: int) -> list[str]:
     """Return the whole command line."""
     start = command(vllm_python)
     return [*start, *([spec.source] if start[1] == "serve" else ["--model", spec.source]), *_flags(spec, port)]
 
 
-def environment(spec: "LaunchSpec", gpus: Sequence[str]) -> dict[str, str]:
+def environment(spec: LaunchSpec, gpus: Sequence[str]) -> dict[str, str]:
     """Return our environment, with the variables that every server needs and those of the deployment.
 
     The token is in here and not on the command line, which all users of the machine see.
@@ -58,7 +56,7 @@ def environment(spec: "LaunchSpec", gpus: Sequence[str]) -> dict[str, str]:
     return variables
 
 
-def problem_with(vllm_python: str, spec: "LaunchSpec", cache: Path | None = None) -> str | None:
+def problem_with(vllm_python: str, spec: LaunchSpec, cache: Path | None = None) -> str | None:
     """Return the complaint of vLLM's own parser about *spec*'s further flags, naming the argument; "" if it takes them.
 
     None if the parser cannot be run: no such environment, or no answer. Verdicts are cached in the folder *cache* until
@@ -89,12 +87,12 @@ def problem_with(vllm_python: str, spec: "LaunchSpec", cache: Path | None = None
     return problem
 
 
-def _flags(spec: "LaunchSpec", port: int) -> list[str]:
+def _flags(spec: LaunchSpec, port: int) -> list[str]:
     quiet = [] if any(word.startswith(QUIET) for word in spec.extra_args) else [QUIET, NOT_LOGGED]
     return [*_own_flags(spec, port), *quiet, *spec.extra_args]
 
 
-def _own_flags(spec: "LaunchSpec", port: int) -> list[str]:
+def _own_flags(spec: LaunchSpec, port: int) -> list[str]:
     flags = ["--served-model-name", spec.model, "--host", spec.host, "--port", str(port)]
     flags += ["--max-num-seqs", str(spec.max_num_seqs), "--max-model-len", str(spec.max_model_len)]
     flags += ["--max-num-batched-tokens", str(spec.max_num_batched_tokens)]
@@ -109,7 +107,7 @@ def _own_flags(spec: "LaunchSpec", port: int) -> list[str]:
     return flags
 
 
-def _memory(spec: "LaunchSpec") -> list[str]:
+def _memory(spec: LaunchSpec) -> list[str]:
     """Return the memory flags: a share of each GPU, or the size of the KV cache on CPUs, where a share would be the
     machine's.
     """

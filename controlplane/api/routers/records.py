@@ -1,26 +1,33 @@
 """`/api`: history: events, requests, usage."""
 
+import json
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any, Literal
 
 from django.db.models import QuerySet
-from django.http import HttpResponseBase
+from django.http import HttpResponse, HttpResponseBase
 from django.utils import timezone
 from ninja import Field, Query, Router, Schema
 from pydantic import AwareDatetime
 
-from controlplane.accounts.models import Tenant
-from controlplane.api.callers import PEOPLE_AND_KEYS, ApiRequest, Caller
+from controlplane.accounts.models import Role, Tenant
+from controlplane.accounts.selectors import tenants_with_role
+from controlplane.api.callers import PEOPLE, PEOPLE_AND_KEYS, ApiRequest, Caller
 from controlplane.api.errors import ApiError
 from controlplane.api.resources import add_list, schema_of
 from controlplane.api.schemas import Described, RowSchema
+from controlplane.applications.selectors import graph_of
+from controlplane.applications.services import import_graph
+from controlplane.events.services import record
 from controlplane.gateway import selectors
 from controlplane.gateway.models import MinuteRow
+from controlplane.resources.applications import APPLICATIONS, RUNS, visible_applications
 from controlplane.resources.batches import BATCHES
 from controlplane.resources.events import EVENTS
 from controlplane.resources.requests import REQUESTS
 from controlplane.resources.tables import csv_response
+from scheduling.applications.demand_graph import DemandGraph
 
 router = Router(auth=PEOPLE_AND_KEYS, tags=["Records"])
 
@@ -80,11 +87,62 @@ add_list(
 )
 add_list(
     router,
+    APPLICATIONS,
+    schema_of(APPLICATIONS, "ApplicationOut"),
+    "Applications, newest first.",
+    check=check_tenant,
+)
+add_list(
+    router,
+    RUNS,
+    schema_of(RUNS, "RunOut"),
+    "Runs of applications, newest first.",
+    check=check_tenant,
+)
+add_list(
+    router,
     REQUESTS,
     schema_of(REQUESTS, "RequestOut", "One request of the ledger. Never a prompt, never a completion."),
     "Requests, newest first. A tenant's people and keys see their own, without where in the fleet these ran.",
     check=check_tenant,
 )
+
+
+@router.get("/applications/{application_id}/graph")
+def get_application_graph(request: ApiRequest, application_id: int) -> HttpResponseBase:
+    """Return the demand graph of an application: its units, and records of up to 1,000 runs."""
+    application = visible_applications(request.auth).filter(pk=application_id).first()
+    if application is None:
+        raise ApiError(404, "not_found", "Not found, or no access.")
+    return HttpResponse(graph_of(application).to_json(), content_type="application/json")
+
+
+class ImportIn(Schema):
+    tenant: str
+    graph: dict[str, Any]
+    """As `GET /applications/{application_id}/graph` returns it."""
+
+
+class ImportOut(Schema):
+    id: int
+    records: int
+
+
+@router.post("/applications/import", response=ImportOut, auth=PEOPLE)
+def import_application_graph(request: ApiRequest, body: ImportIn) -> dict[str, int]:
+    """Import a demand graph. Its records replace those that were imported before; runs recorded here stay. Requires the role
+    operator, in the tenant or over the fleet."""
+    person = request.auth.person
+    tenant = tenants_with_role(person, Role.OPERATOR).filter(name=body.tenant).first()
+    if tenant is None:
+        raise ApiError(403, "forbidden", "You do not manage the applications of such a tenant.", "tenant")
+    try:
+        graph = DemandGraph.from_json(json.dumps(body.graph).encode())
+    except ValueError as error:
+        raise ApiError(422, "invalid", str(error), "graph") from error
+    application = import_graph(tenant, graph, timezone.now())
+    record("application.imported", application, actor=person, inputs={"records": len(graph.records)})
+    return {"id": application.pk, "records": len(graph.records)}
 
 
 @router.get("/usage", response=UsageOut)

@@ -37,7 +37,7 @@ class WaitingOut(Described):
     """Mean from now; null while the pace of the queue is unknown."""
     estimated_wait_p99_s: float | None
     """Of a held request, the time until it has to start for its deadline."""
-    reason: str
+    reason: str = ""
     """Why the queue manager holds it; empty if it waits in a queue."""
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from django.db.models import Min, Q
+from django.utils import timezone
 
 from controlplane.fleet import places
 from controlplane.fleet.lifecycle import start_times
@@ -21,6 +22,7 @@ from controlplane.fleet.models import (
     SloKind,
 )
 from controlplane.fleet.selectors import region_latencies_ms
+from controlplane.fleet.spot.selectors import reclaim_times
 from controlplane.fleet.swaps.selectors import statuses
 from controlplane.tunable import Tunable
 from controlplane.tuning import selectors as tuning
@@ -197,10 +199,12 @@ def read() -> Inventory:
                 api_key=row.token,
                 failures=row.failures,
                 swap_group=row.swap_group.name if row.swap_group else "",
-                start_s=starts.of(row.deployment.model.name, row.deployment.gpu_type.name).seconds
-                if row.state in COMING
-                else None,
-                start_began_at=starts.begun.get(str(row.pk), row.state_changed_at).timestamp(),
+                start_s=_start_s(row, starts),
+                start_began_at=(
+                    row.state_changed_at
+                    if row.state == InstanceState.RECLAIMING
+                    else starts.begun.get(str(row.pk), row.state_changed_at)
+                ).timestamp(),
                 profile=_measured(
                     profiles.get((row.deployment.model_id, row.deployment.gpu_type_id, row.deployment.tensor_parallel))
                 ),
@@ -212,6 +216,15 @@ def read() -> Inventory:
         latency_ms=region_latencies_ms(),
         swap_groups=swap_groups,
     )
+
+
+def _start_s(row: Instance, starts: StartTimes) -> float | None:
+    """Return the expected time of the start or reclaim of *row*; None while it is in neither."""
+    if row.state not in COMING:
+        return None
+    if row.state == InstanceState.RECLAIMING:
+        return reclaim_times(timezone.now()).expected_s
+    return starts.of(row.deployment.model.name, row.deployment.gpu_type.name).seconds
 
 
 def _swap_groups() -> tuple[SwapGroupSpec, ...]:

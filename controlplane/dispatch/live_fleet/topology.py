@@ -248,7 +248,7 @@ class Topology:
         if not asked.opportunistic or not self._spot:
             return None
         for at in self.candidates(asked.model, asked.region, True).tolist():
-            endpoint = self.endpoints[at]
+            endpoint: Endpoint = self.endpoints[int(at)]
             if not endpoint.is_spot:
                 return None
             if not waiting(endpoint) and any(self.fleet.accepting[one.slot] for one in self.members(endpoint)):

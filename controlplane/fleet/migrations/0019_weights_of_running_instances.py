@@ -1,7 +1,9 @@
+from typing import Any
+
 from django.db import migrations
 
 
-def note_weights(apps, schema_editor):
+def note_weights(apps: Any, schema_editor: Any) -> None:
     """Weights are in the regions where instances that Pilothouse started serve."""
     instances = apps.get_model("fleet", "Instance").objects.filter(state__in=["ready", "draining"])
     places = instances.exclude(launcher="external").order_by().values_list("deployment__model", "deployment__region")

@@ -14,7 +14,8 @@ import orjson
 from controlplane.fleet.lifecycle.launching import launch_spec
 from controlplane.fleet.lifecycle.states import InstanceState
 from controlplane.fleet.models import Instance, Launcher, PerformanceProfile
-from workers.vllm.launcher import LaunchError, LaunchSpec
+from workers.vllm.launcher import LaunchError
+from workers.vllm.spec import LaunchSpec
 
 OF_ONE_INSTANCE = frozenset({"name", "host", "port", "gpus", "startup_s", "sleep_s", "wake_s", "reload_s"})
 OF_ONE_INSTANCE |= {"shares_gpus_with", "sleep_mode"}

@@ -141,5 +141,17 @@ def start_of_day(now: datetime) -> datetime:
     return now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
+def on_demand_usd(since: datetime, until: datetime) -> float:
+    """Return what the instances donated within [since, until) cost in that time, at the on-demand price."""
+    rows = within(since, until).select_related("instance__deployment__gpu_type")
+    return sum(
+        row.donated_s(since, until)
+        / 3600
+        * row.instance.deployment.tensor_parallel
+        * float(row.instance.deployment.gpu_type.on_demand_usd_per_hour)
+        for row in rows
+    )
+
+
 def _count(rows: Iterable[Donation], state: DonationState) -> int:
     return sum(row.state == state for row in rows)

@@ -1,14 +1,18 @@
 """The live fleet as scenario tables, with measured round trips."""
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
 import numpy as np
 from django.db.models import QuerySet
+from django.utils import timezone
 from msgspec import to_builtins
 
-from controlplane.fleet.models import Deployment, PerformanceProfile, SloClass
+from controlplane.fleet.lifecycle.states import InstanceState
+from controlplane.fleet.models import Deployment, Instance, PerformanceProfile, SloClass
 from controlplane.fleet.selectors import gpus_fitted, region_latencies_ms
+from controlplane.fleet.spot.selectors import reclaim_times
 from controlplane.gateway.models import LedgerRow
 from controlplane.planning.comparison import sharing
 from controlplane.planning.plans import inventory
@@ -38,6 +42,8 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
     """
     from scheduling.routing.regions import latency_ms
 
+    donated = _donated()
+    reclaim_s = reclaim_times(timezone.now()).expected_s
     trips_s, shared, fitted = round_trips_s(rows), sharing.read(), gpus_fitted()
     tables: dict[str, Any] = {name: {} for name in ("models", "gpus", "regions", "latency_ms", "profiles", "fleet")}
     deployments: dict[tuple[str, str], list[Deployment]] = {}
@@ -59,20 +65,24 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
         most = max(0, row.max_instances - len(members))
         least = max(row.min_instances - len(members), 0 if members else 1)
         ready = min(max(fleet.present[place] - shared.present[place], least), most)
+        spot = min(donated[place], most - ready)
         table = {
             "model": model,
             "regions": [region],
             "gpu": gpu,
             "tensor_parallel": row.tensor_parallel,
             "instances": ready,
-            "empty": most - ready,
+            "empty": most - ready - spot,
             "kv_tokens": max(BLOCK_TOKENS, row.expected_kv_tokens),
             "max_num_seqs": row.max_num_seqs,
             "max_num_batched_tokens": max(row.max_num_batched_tokens, row.max_num_seqs),
             "block_size_tokens": BLOCK_TOKENS,
             "queue": row.scheduling_policy,
-            # A released live instance is stopped; it restarts like any other.
+            # A released instance is stopped, and restarts like any other, unless it is donated.
             "start_s": fleet.starts.of(model, gpu).seconds,
+            **({"spot": spot} if spot else {}),
+            **({"reclaim_s": reclaim_s} if tuned(model).SPOT_DONATE else {}),
+            **({"pull_s": pull_s} if (pull_s := fleet.pulls_s.get((model, region), 0.0)) else {}),
         }
         tables["fleet"][place] = [table] if most else []
         tables["fleet"][place] += [table | {"empty": 0} | member for member in members]
@@ -81,8 +91,10 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
     tables["latency_ms"] = {
         origin: {target: float(latency_ms(known_ms, origin, target)) for target in regions} for origin in regions
     }
+    shares_spot = any(tuned(model).SPOT_DONATE and tuned(model).SPOT_REDEPLOY for model, _ in deployments)
     return {
         **tables,
+        **({"delays": {"local_weights_s": tuned().SPOT_REDEPLOY_S}} if shares_spot else {}),
         "profiles": list(tables["profiles"].values()),
         "fleet": [table for of_place in tables["fleet"].values() for table in of_place],
         **({"swap_groups": shared.groups} if shared.groups else {}),
@@ -97,9 +109,16 @@ def live_scenario(fleet: inventory.Fleet, rows: QuerySet[LedgerRow]) -> dict[str
             **to_builtins(live_policy(partial(getattr, tuned()))),
             "max_hold_s": tuned().MAX_HOLD_S,
             "reordering": tuned().REORDER_BY,
-            "share_spot": False,  # live, an instance keeps its deployment's model
+            "share_spot": shares_spot,
         },
     }
+
+
+def _donated() -> Counter[inventory.Place]:
+    """Return the number of donated instances by (model, region, GPU type) name."""
+    rows = Instance.objects.filter(state=InstanceState.DONATED, deployment__active=True).order_by()
+    names = (f"deployment__{name}__name" for name in ("model", "region", "gpu_type"))
+    return Counter(rows.values_list(*names))
 
 
 def _profile(model: str, gpu: str, tensor_parallel: int, row: PerformanceProfile) -> dict[str, Any]:

@@ -146,6 +146,10 @@ def _lives(cluster: Cluster) -> LifeArrays:
         if spec.start_s is not None:
             life.start_s, life.local_weights_s, life.remote_weights_s = 0.0, spec.start_s, spec.start_s
             life.reclaim_times = spec.start_s / delays.spot_median_s if delays.spot_median_s else 1.0
+        if spec.reclaim_s is not None:
+            life.reclaim_times = spec.reclaim_s / delays.spot_median_s if delays.spot_median_s else 1.0
+        if spec.pull_s is not None:
+            life.remote_weights_s = life.local_weights_s + spec.pull_s
     instances["loading_s"] = instances["local_weights_s"]
     instances["usd_per_hour"] = [spec.usd_per_hour for spec in cluster.instances]
     known = cluster.engines()

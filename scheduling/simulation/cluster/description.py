@@ -57,6 +57,10 @@ class InstanceSpec:
     """Measured time from request to serving, machine and weights together (returns from spot are drawn around it); None: by
     the `Delays`.
     """
+    reclaim_s: float | None = None
+    """Measured median time of a reclaim from spot; None: by the `Delays`, or like a start where that is measured."""
+    pull_s: float | None = None
+    """Time to pull the weights into its region before a new machine loads them, 0 where they are; None: by the `Delays`."""
     usd_per_hour: float = 0.0
     """Price of its GPUs: the cheapest candidate is added first, the dearest removed first."""
     sharing: Sharing | None = None

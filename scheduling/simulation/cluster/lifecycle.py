@@ -15,6 +15,7 @@ from scheduling.fleet.arrays import assign_endpoint
 from scheduling.lookahead.maps import leave
 from scheduling.routing.requests_ahead import ROUND_TRIP_S
 from scheduling.routing.routers import prefilled, release
+from scheduling.scaling.spot import Donated, first_to_redeploy, redeploy_s
 from scheduling.simulation.cluster.description import Cluster, Delays
 from scheduling.simulation.cluster.event_queue import reset_time
 from scheduling.simulation.cluster.loop import change
@@ -42,6 +43,10 @@ class Lives:
         self._catalog = cluster.engines()
         self._run_state: Any = world.run_state[0]
         self._random = np.random.default_rng(seed)
+        self._pull_s = [
+            max((spec.pull_s or 0.0 for spec in cluster.instances if (spec.model, spec.region) == key), default=0.0)
+            for key in cluster.endpoints
+        ]
         self.used: list[list[str]] = [[spec.model] for spec in cluster.instances]
         """Models that were on each instance, latest first."""
 
@@ -137,8 +142,13 @@ class Lives:
 
     def redeploy(self, instance: int, endpoint: int, *, remote: bool) -> None:
         self.redeploys += 1
-        weights_s = self.delays.remote_weights_s if remote else self.delays.local_weights_s
-        self.drain(instance, State.LOADING, weights_s, endpoint)
+        self.drain(instance, State.LOADING, self.redeploy_s(endpoint, remote=remote), endpoint)
+
+    def redeploy_s(self, endpoint: int, *, remote: bool = False) -> float:
+        """Return the seconds to load the model of *endpoint* on another's instance; *remote*: its weights are elsewhere."""
+        if remote:
+            return self.delays.remote_weights_s
+        return redeploy_s(self.delays.local_weights_s, pull_s=self._pull_s[endpoint])
 
     def swap(self, instance: int, endpoint: int) -> None:
         self.swaps_in_place += 1
@@ -175,12 +185,16 @@ class Lives:
         return changed != NONE
 
     def reach_out(self, endpoint: int) -> None:
-        """Add the cheapest spot instance of another model in the region of *endpoint* to it, from local weights."""
+        """Redeploy the spot instance of another model in the region of *endpoint* that `first_to_redeploy` picks to it."""
         lives = self.world.lives
         alone = lives.instances["swap_group"] < 0
         lent = np.flatnonzero((lives.fits[endpoint] != 0) & (self.state == State.SPOT) & alone)
-        cheapest = lent[np.argmin(lives.instances["usd_per_hour"][lent])]
-        self.redeploy(int(cheapest), endpoint, remote=False)
+        takes_s = self.redeploy_s(endpoint)
+        donated = [
+            Donated(float(lives.instances["usd_per_hour"][at]), takes_s, int(self.world.fleet.running[at]))
+            for at in lent
+        ]
+        self.redeploy(int(lent[first_to_redeploy(donated)]), endpoint, remote=False)
 
     def scale_in(self, endpoint: int) -> bool:
         """Drain the least loaded ready instance of *endpoint* into spot; return False if there is none."""

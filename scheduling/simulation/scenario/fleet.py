@@ -104,6 +104,12 @@ class Group(ScenarioTable):
     start_s: Positive | None = None
     """Measured time from requesting an instance to serving, machine and weights together; default: the `[delays]`."""
 
+    reclaim_s: AtLeast0 | None = None
+    """Measured median time of a reclaim from spot; default: the `[delays]`, or like a start where `start_s` is given."""
+    pull_s: AtLeast0 | None = None
+    """Time to pull the weights into these regions before a new machine loads them, 0 where they are; default: the
+    `[delays]`."""
+
     @model_validator(mode="after")
     def _some(self) -> Self:
         if not self.instances + self.spot + self.empty + self.asleep:

@@ -102,6 +102,8 @@ def cluster_of(scenario: Scenario) -> Cluster:
                     state,
                     usd_per_hour=scenario.gpus[group.gpu].usd_per_hour * group.tensor_parallel,
                     start_s=group.start_s,
+                    reclaim_s=group.reclaim_s,
+                    pull_s=group.pull_s,
                     sharing=_sharing(group, region, number),
                     **(NO_LIMITS if group.takes_all else {}),
                 )

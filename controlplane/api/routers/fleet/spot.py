@@ -1,10 +1,11 @@
 """`/api`: the spot pool, and weights by region."""
 
+from datetime import timedelta
 from typing import Any
 
 from django.shortcuts import get_object_or_404
 from django.utils import timezone
-from ninja import Field, Router, Status
+from ninja import Field, Query, Router, Status
 
 from controlplane.accounts.models import Role
 from controlplane.api.callers import VIEWERS, ApiRequest
@@ -16,6 +17,7 @@ from controlplane.fleet.spot import services as spot_services
 from controlplane.fleet.weights import selectors as weights
 from controlplane.fleet.weights import services as weights_services
 from controlplane.resources.spot import DONATIONS, WEIGHTS
+from controlplane.usage.by_use import DollarsByUse, dollars_by_use
 
 router = Router(auth=VIEWERS, tags=["Spot pool"])
 DonationOut = schema_of(DONATIONS, "DonationOut", "The time that an instance spends in the spot pool.")
@@ -40,6 +42,15 @@ class PoolOut(Described):
     """Reclaims of the last seven days."""
     reclaim_median_s: float | None
     reclaim_max_s: float | None
+
+
+class DollarsOut(Described):
+    interactive_usd: float
+    non_interactive_usd: float
+    spot_usd: float
+    """Of opportunistic requests, and of donated instances while nothing ran there."""
+    idle_usd: float
+    total_usd: float
 
 
 class PullIn(Strict):
@@ -85,6 +96,13 @@ def get_spot_pool(request: ApiRequest) -> dict[str, Any]:
         "reclaim_median_s": times.median_s,
         "reclaim_max_s": times.most_s,
     }
+
+
+@router.get("/dollars-by-use", response=DollarsOut)
+def get_dollars_by_use(request: ApiRequest, hours: int = Query(24, ge=1, le=8784)) -> DollarsByUse:
+    """Return what the instances cost in the last whole hours, at the on-demand price, by the use that they were put to."""
+    until = timezone.now().replace(minute=0, second=0, microsecond=0)
+    return dollars_by_use(until - timedelta(hours=hours), until)
 
 
 @router.post("/spot/stop", response=StoppedOut)

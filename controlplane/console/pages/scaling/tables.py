@@ -171,6 +171,8 @@ WORDS = {
     "length_model": "length model",
     "FORECASTER": "forecaster",
     "PLAN_DEMAND": "demand planned for",
+    "NIW_RELEASE": "release of held requests",
+    "PLAN_NIW_BUFFER": "reserve for non-interactive work",
     **{name: declared.knob.title for name, declared in SETTINGS.items()},
 }
 """The page's names of the settings in a bundle."""

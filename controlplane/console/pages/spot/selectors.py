@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from controlplane.console.live.state import LiveState
@@ -12,6 +12,7 @@ from controlplane.fleet.spot.selectors import ReclaimTimes
 from controlplane.fleet.weights import selectors as weights
 from controlplane.fleet.weights.selectors import Pull
 from controlplane.tuning.selectors import tuned
+from controlplane.usage.by_use import dollars_by_use
 
 BIN_S: Final = 20
 """Width of a bar of the reclaim histogram, in seconds."""
@@ -126,7 +127,25 @@ def pool(state: LiveState, now: datetime) -> dict[str, Any]:
         "least": minimum_kept(),
         "weights_regions": list(Region.objects.filter(active=True)),
         "weights_rows": weights_rows(now),
+        **works_for(now),
     }
+
+
+USES: Final = (("interactive", "s1"), ("non_interactive", "s2"), ("spot", "s6"), ("idle", "idle"))
+"""Uses of dollars, and the color of each."""
+
+
+def works_for(now: datetime) -> dict[str, Any]:
+    """Return the dollars of the last 24 whole hours by use, with their places in a bar that is 100 wide."""
+    until = now.replace(minute=0, second=0, microsecond=0)
+    dollars = dollars_by_use(until - timedelta(hours=24), until)
+    parts, x = [], 0.0
+    for name, color in USES:
+        usd = getattr(dollars, f"{name}_usd")
+        width = 100 * usd / dollars.total_usd if dollars.total_usd else 0.0
+        parts.append({"name": name.replace("_", "-"), "usd": usd, "x": x, "width": width, "color": color})
+        x += width
+    return {"works_for": parts, "works_for_usd": dollars.total_usd}
 
 
 def minimum_kept() -> str:

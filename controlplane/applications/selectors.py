@@ -1,0 +1,226 @@
+"""Demand graphs of applications, and what their runs are expected to need."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from controlplane.applications.models import Application, ApplicationRun
+from controlplane.applications.services import NO_UNIT, backends, calls_of
+from controlplane.fleet.models import PerformanceProfile
+from controlplane.gateway.models import LedgerRow, Outcome
+from scheduling.applications.demand_graph import (
+    MOST_RECORDS,
+    DemandGraph,
+    RunRecord,
+    ServiceRate,
+    Step,
+    demand,
+    step_service_s,
+)
+from scheduling.applications.gittins import buckets, gittins_ranks
+from scheduling.applications.remaining import (
+    FEWEST_MATCHES,
+    GraphArrays,
+    Position,
+    build,
+    remaining_s,
+    start_of,
+)
+from scheduling.fleet.profile import Profile
+
+SAMPLES = 400
+"""Walks of the graph for one run."""
+LEFT_OUT = 5
+"""One record in so many is left out to judge predictions."""
+JUDGED = 40
+"""Records that predictions are judged by at most."""
+UNKNOWN_RATE = ServiceRate(0.02, 2e-5, 0.02)
+"""Of models without a performance profile."""
+
+
+def graph_of(application: Application) -> DemandGraph:
+    """Return the graph of the latest records, oldest first."""
+    latest = application.runs.exclude(steps=[]).values_list("steps", flat=True)[:MOST_RECORDS]
+    records = [RunRecord(msgspec.convert(steps, tuple[Step, ...])) for steps in reversed(latest)]
+    return DemandGraph(application.name, backends(application), records)
+
+
+def rates_of(graph: DemandGraph) -> dict[str, ServiceRate]:
+    """Return the service rate of each unit: by the profile of its model, and one second a second for other backends."""
+    models = {backend.name for backend in graph.units.values() if backend.kind == "llm"}
+    rates: dict[str, ServiceRate] = {}
+    for row in PerformanceProfile.objects.filter(model__name__in=models).select_related("model").order_by("pk"):
+        names = [each for each in Profile.__dataclass_fields__ if hasattr(row, each)]
+        rates[row.model.name] = ServiceRate.of(Profile(**{name: getattr(row, name) for name in names}))
+    return {
+        unit: rates.get(backend.name, UNKNOWN_RATE) if backend.kind == "llm" else ServiceRate()
+        for unit, backend in graph.units.items()
+    }
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a run is expected to need still, in seconds of service."""
+
+    run: ApplicationRun
+    attained_s: float
+    mean_s: float
+    low_s: float
+    high_s: float
+    """Of the middle 80 % of all samples."""
+    rank: float
+
+
+def predictions(graph: DemandGraph, runs: Sequence[ApplicationRun]) -> list[Prediction]:
+    """Return predictions of *runs* of one application, the lowest Gittins rank first; none with too few records."""
+    if len(graph.records) < FEWEST_MATCHES or not runs:
+        return []
+    rates = rates_of(graph)
+    arrays, random = build(graph, rates), np.random.default_rng(0)
+    attained, samples = np.zeros(len(runs)), []
+    for number, run in enumerate(runs):
+        last, visits, attained[number] = _so_far(graph, rates, run)
+        position = start_of(graph, random) if last is None else _after(graph, last, visits)
+        drawn = remaining_s(arrays, position, SAMPLES, number + 1)
+        if last is not None:  # the step there has been served
+            drawn = drawn - step_service_s(last, graph.units[last.unit], rates[last.unit])
+        samples.append(np.maximum(drawn, 0.0))
+    whole = np.stack([buckets(drawn + had) for drawn, had in zip(samples, attained, strict=True)])
+    rank, refresh = np.empty(len(runs)), np.empty(len(runs))
+    gittins_ranks(whole, attained, np.ones(len(runs)), rank, refresh)
+    ranked = [
+        Prediction(run, float(had), float(drawn.mean()), *np.quantile(drawn, (0.1, 0.9)).tolist(), rank=float(each))
+        for run, had, drawn, each in zip(runs, attained, samples, rank, strict=True)
+    ]
+    return sorted(ranked, key=lambda one: one.rank)
+
+
+def _so_far(
+    graph: DemandGraph, rates: dict[str, ServiceRate], run: ApplicationRun
+) -> tuple[Step | None, np.ndarray, float]:
+    """Return the last step of a run that was served, how often each unit ran before it, and the service so far."""
+    visits, attained_s, last = np.zeros(len(graph.units), np.int64), 0.0, None
+    index = {name: number for number, name in enumerate(graph.units)}
+    for row in _done_calls(run):
+        step = Step(row.unit or NO_UNIT, -1, row.prompt_tokens, row.output_tokens)
+        if step.unit not in index:
+            continue  # a unit that no run before had
+        if last is not None:
+            visits[index[last.unit]] += 1
+        attained_s += step_service_s(step, graph.units[step.unit], rates[step.unit])
+        last = step
+    return last, visits, attained_s
+
+
+def _done_calls(run: ApplicationRun) -> list[LedgerRow]:
+    application = run.application
+    rows = calls_of(application.tenant_id, application.name, run.run).filter(outcome=Outcome.DONE)
+    return list(rows.order_by("arrived_at").only("unit", "prompt_tokens", "output_tokens"))
+
+
+def _after(graph: DemandGraph, step: Step, visits: np.ndarray) -> Position:
+    """Return the position of a run whose *step* was served just now."""
+    index = {name: number for number, name in enumerate(graph.units)}
+    return Position(
+        unit=np.array([index[step.unit]], np.int64),
+        before=np.array([len(index)], np.int64),
+        known=np.array([demand(step, graph.units[step.unit])]),
+        known_before=np.zeros((1, 3)),
+        visits=visits,
+    )
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Mean error of the service still needed, in seconds, at every step of runs that were left out."""
+
+    runs: int
+    mean_s: float
+    """Of what was needed."""
+    refined_s: float
+    marginal_s: float
+    """Without correlations."""
+    total_s: float
+    """Of the simplest rule: the mean of a whole run less what it has had."""
+
+
+def quality(graph: DemandGraph) -> Quality | None:
+    """Judge predictions on records that the graph was not built from; None with too few of them."""
+    judged = graph.records[::LEFT_OUT][-JUDGED:]
+    known = [record for number, record in enumerate(graph.records) if number % LEFT_OUT]
+    if len(known) < 2 * FEWEST_MATCHES:
+        return None
+    rates = rates_of(graph)
+    learned = DemandGraph(graph.application, graph.units, known)
+    refined, marginal = build(learned, rates), build(learned, rates, refined=False)
+    whole_s = float(np.mean([graph.service_s(record, rates) for record in known]))
+    errors = [
+        row
+        for number, record in enumerate(judged)
+        for row in _errors(graph, record, rates, refined, marginal, whole_s, number)
+    ]
+    return Quality(len(judged), *np.mean(errors, axis=0).tolist()) if errors else None
+
+
+def _errors(
+    graph: DemandGraph,
+    record: RunRecord,
+    rates: dict[str, ServiceRate],
+    refined: GraphArrays,
+    marginal: GraphArrays,
+    whole_s: float,
+    seed: int,
+) -> list[tuple[float, float, float, float]]:
+    """(needed, error refined, without correlations, of the mean of a whole run) at each step but the last."""
+    service = [step_service_s(step, graph.units[step.unit], rates[step.unit]) for step in record.steps]
+    visits, rows = np.zeros(len(graph.units), np.int64), []
+    index = {name: number for number, name in enumerate(graph.units)}
+    for at, step in enumerate(record.steps[:-1]):
+        needed = sum(service[at + 1 :])
+        position = _after(graph, step, visits)
+        means = [
+            float(remaining_s(arrays, position, SAMPLES // 2, seed * 1_000 + at).mean()) - service[at]
+            for arrays in (refined, marginal)
+        ]
+        left_s = max(0.0, whole_s - sum(service[: at + 1]))
+        rows.append((needed, abs(means[0] - needed), abs(means[1] - needed), abs(left_s - needed)))
+        visits[index[step.unit]] += 1
+    return rows
+
+
+@dataclass(frozen=True)
+class UnitSummary:
+    name: str
+    backend: str
+    runs: float
+    """Executions by run."""
+    input_tokens: float
+    output_tokens: float
+    parallelism: float
+    share: float
+    """Of the service of all runs."""
+
+
+def unit_summaries(graph: DemandGraph) -> list[UnitSummary]:
+    """Return what each unit takes, by the records."""
+    rates, steps = rates_of(graph), [step for record in graph.records for step in record.steps]
+    total_s = sum(step_service_s(step, graph.units[step.unit], rates[step.unit]) for step in steps) or 1.0
+    rows = []
+    for name, backend in graph.units.items():
+        mine = [step for step in steps if step.unit == name]
+        count = max(1, len(mine))
+        service_s = sum(step_service_s(step, backend, rates[name]) for step in mine)
+        rows.append(
+            UnitSummary(
+                name,
+                backend.name,
+                len(mine) / max(1, len(graph.records)),
+                sum(step.input_tokens for step in mine) / count,
+                sum(step.output_tokens for step in mine) / count,
+                sum(step.parallelism for step in mine) / count,
+                service_s / total_s,
+            )
+        )
+    return rows

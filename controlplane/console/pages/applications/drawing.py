@@ -1,0 +1,141 @@
+"""Drawings of a demand graph and of a run: positions of SVG shapes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from controlplane.gateway.models import LedgerRow
+from scheduling.applications.demand_graph import START, DemandGraph
+
+WIDTH, HEIGHT, GAP_X, GAP_Y, MARGIN = 170, 48, 70, 26, 14
+MOST_UNITS = 40
+"""Units drawn; the table has the others."""
+LEAST_SHARE = 0.02
+"""Branches seldom taken are left out of the drawing."""
+
+
+@dataclass(frozen=True)
+class Edge:
+    before: str
+    """Empty for the start of a run."""
+    after: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Box:
+    name: str
+    x: int
+    y: int
+
+    @property
+    def text_x(self) -> int:
+        return self.x + 12
+
+    @property
+    def text_y(self) -> int:
+        return self.y + HEIGHT // 2 + 5
+
+
+@dataclass(frozen=True)
+class Line:
+    path: str
+    width: float
+    label: str
+    label_x: int
+    label_y: int
+    loops: bool
+
+
+@dataclass(frozen=True)
+class Drawing:
+    width: int
+    height: int
+    boxes: list[Box]
+    lines: list[Line]
+    left_out: int
+    box_width: int = WIDTH
+    box_height: int = HEIGHT
+
+
+def edges_of(graph: DemandGraph) -> list[Edge]:
+    """Return edges with the probability that an execution of the first unit leads to the second, likely ones first."""
+    shares = graph.branch_probabilities() if graph.records else {}
+    edges = [Edge(before, after, share) for (before, after), share in shares.items()]
+    return sorted(edges, key=lambda edge: (list(graph.units).index(edge.before) if edge.before else -1, -edge.share))
+
+
+def _layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
+    """Return the layer of each unit: by the order in which a walk along likely branches first meets them."""
+    layer: dict[str, int] = {}
+    waiting = [(edge.after, 0) for edge in edges if edge.before == START]
+    while waiting:
+        name, depth = waiting.pop(0)
+        if name in layer:
+            continue
+        layer[name] = depth
+        waiting += [(edge.after, depth + 1) for edge in edges if edge.before == name]
+    last = max(layer.values(), default=-1)
+    return {name: layer.get(name, last + 1) for name in names}
+
+
+def layout(graph: DemandGraph) -> Drawing:
+    """Return the drawing of *graph*: layers from left to right, loops below the boxes."""
+    names = list(graph.units)[:MOST_UNITS]
+    edges = [edge for edge in edges_of(graph) if edge.share >= LEAST_SHARE and edge.after in names]
+    layer, rows, boxes = _layers(names, edges), dict[int, int](), dict[str, Box]()
+    for name in sorted(names, key=lambda one: layer[one]):
+        row = rows.get(layer[name], 0)
+        rows[layer[name]] = row + 1
+        boxes[name] = Box(name, MARGIN + layer[name] * (WIDTH + GAP_X), MARGIN + row * (HEIGHT + GAP_Y))
+    width = max(box.x for box in boxes.values()) + WIDTH + MARGIN
+    height = max(box.y for box in boxes.values()) + HEIGHT + MARGIN + GAP_Y
+    lines = [_line(boxes[edge.before], boxes[edge.after], edge.share) for edge in edges if edge.before in boxes]
+    return Drawing(width, height, list(boxes.values()), lines, len(graph.units) - len(names))
+
+
+def _line(before: Box, after: Box, share: float) -> Line:
+    loops = after.x <= before.x
+    if loops:
+        x1, y1, x2, y2 = before.x + WIDTH // 2, before.y + HEIGHT, after.x + WIDTH // 3, after.y + HEIGHT
+        low = max(y1, y2) + GAP_Y - 4
+        path, label_x, label_y = f"M{x1} {y1} C{x1} {low} {x2} {low} {x2} {y2}", (x1 + x2) // 2, low
+    else:
+        x1, y1, x2, y2 = before.x + WIDTH, before.y + HEIGHT // 2, after.x, after.y + HEIGHT // 2
+        middle = (x1 + x2) // 2
+        path, label_x, label_y = f"M{x1} {y1} C{middle} {y1} {middle} {y2} {x2} {y2}", middle, (y1 + y2) // 2 - 5
+    return Line(path, 1 + 4 * share, f"{share:.0%}" if share < 0.995 else "", label_x, label_y, loops)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One call of a run on its time axis of 1,000 units."""
+
+    call: LedgerRow
+    x: float
+    queue: float
+    prefill: float
+    decode: float
+
+    @property
+    def prefill_x(self) -> float:
+        return self.x + self.queue
+
+    @property
+    def decode_x(self) -> float:
+        return self.x + self.queue + self.prefill
+
+
+def waterfall(calls: Sequence[LedgerRow], began_at: datetime, duration_s: float) -> list[Bar]:
+    """Return the bars of *calls*: waiting, until the first token, and from there to the end."""
+    scale = 1.0 / max(duration_s, 1e-3)  # units of the axis by millisecond
+    bars = []
+    for call in calls:
+        queue_ms, e2e_ms = call.queue_ms or 0.0, call.e2e_ms or 0.0
+        first_ms = min(e2e_ms, call.ttft_ms if call.ttft_ms is not None else e2e_ms)
+        queue_ms = min(queue_ms, first_ms)
+        x = (call.arrived_at - began_at).total_seconds() * 1000 * scale
+        bars.append(
+            Bar(call, x, queue_ms * scale, (first_ms - queue_ms) * scale, max(1.5, (e2e_ms - first_ms) * scale))
+        )
+    return bars

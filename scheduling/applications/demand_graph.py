@@ -1,0 +1,174 @@
+"""Probabilistic demand graph of an application (Hermes section 3.2): its units, and records of the runs seen.
+
+A run is a tree of steps. A step is one execution of a unit: how many requests it made at once, how long they were, and
+which units it led to. The graph keeps the latest `MOST_RECORDS` runs; distributions, branch probabilities and correlations
+are read from them and never stored, so a graph in JSON is its units and its records.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Struct, field
+
+from scheduling.fleet.profile import Profile
+
+MOST_RECORDS: Final = 1_000
+"""Runs kept; the oldest goes first."""
+VERSION: Final = 1
+"""Of the JSON form."""
+START: Final = ""
+"""Stands for the unit before the first one."""
+MOST_STEPS: Final = 4_096
+"""Steps of one record, so that a loop that does not end is bounded."""
+
+BackendKind = Literal["llm", "container", "dnn", "tool"]
+
+
+class Backend(Struct, frozen=True, omit_defaults=True):
+    """Where a unit runs."""
+
+    kind: BackendKind
+    name: str
+    """Model, container image, DNN model or tool."""
+    adapter: str = ""
+    """LoRA adapter."""
+    prompt: str = ""
+    """Digest of the system prompt."""
+
+
+class Step(Struct, frozen=True, omit_defaults=True):
+    """One execution of a unit."""
+
+    unit: str
+    parent: int = -1
+    """Index of the step that led to it; -1 for a first one."""
+    input_tokens: float = 0.0
+    """Mean over its parallel requests, as `output_tokens`; 0 unless the backend is an LLM."""
+    output_tokens: float = 0.0
+    duration_s: float = 0.0
+    """0 if the backend is an LLM: the instance's profile gives its time."""
+    parallelism: int = 1
+    """Requests at once."""
+
+
+class RunRecord(Struct, frozen=True):
+    """A run that ended: its steps in the order in which they began."""
+
+    steps: tuple[Step, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.steps) <= MOST_STEPS:
+            raise ValueError(f"a record has 1 to {MOST_STEPS} steps, not {len(self.steps)}")
+        for at, step in enumerate(self.steps):
+            numbers = (step.input_tokens, step.output_tokens, step.duration_s)
+            if not -1 <= step.parent < at:
+                raise ValueError(f"steps[{at}].parent must be from -1 to {at - 1}, not {step.parent}")
+            if not all(0 <= number < np.inf for number in numbers) or step.parallelism < 1:
+                raise ValueError(f"steps[{at}] has a negative demand, or parallelism below 1")
+
+    def children(self) -> list[list[int]]:
+        """Return the steps that each step led to, by index."""
+        led_to: list[list[int]] = [[] for _ in self.steps]
+        for at, step in enumerate(self.steps):
+            if step.parent >= 0:
+                led_to[step.parent].append(at)
+        return led_to
+
+
+class ServiceRate(Struct, frozen=True):
+    """Seconds of service of a request: a constant, by input token and by output token (or second of duration)."""
+
+    base_s: float = 0.0
+    input_s: float = 0.0
+    output_s: float = 1.0
+
+    @classmethod
+    def of(cls, profile: Profile) -> "ServiceRate":
+        """Return the rate of requests on an instance of *profile*: prefill by prompt token, decoding by output token.
+
+        The quadratic terms are left out: a rank compares applications, and prompts of one unit vary little.
+        """
+        step_s = profile.decode_a_s + profile.decode_b_s_per_sequence
+        return cls(max(0.0, profile.prefill_a_s), profile.prefill_b_s_per_token, step_s)
+
+
+class DemandGraph(Struct):
+    """What is known of an application. Raises ValueError for a record that names an unknown unit."""
+
+    application: str
+    units: dict[str, Backend]
+    records: list[RunRecord] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        records, self.records = self.records, []
+        for record in records:
+            self.add(record)
+
+    def add(self, record: RunRecord) -> None:
+        """Learn a run that ended. Raises ValueError if a step's unit is unknown."""
+        for at, step in enumerate(record.steps):
+            if step.unit not in self.units:
+                raise ValueError(f"steps[{at}].unit: {step.unit!r} is no unit of {self.application}")
+        self.records.append(record)
+        del self.records[:-MOST_RECORDS]
+
+    def next_units(self, unit: str = START) -> dict[tuple[str, ...], float]:
+        """Return the probability of each set of units that *unit* leads to at once; () is the end of a branch."""
+        counts: Counter[tuple[str, ...]] = Counter()
+        for record in self.records:
+            if unit == START:
+                counts[tuple(sorted(step.unit for step in record.steps if step.parent < 0))] += 1
+                continue
+            for step, led_to in zip(record.steps, record.children(), strict=True):
+                if step.unit == unit:
+                    counts[tuple(sorted(record.steps[at].unit for at in led_to))] += 1
+        total = sum(counts.values())
+        return {units: count / total for units, count in counts.most_common()}
+
+    def branch_probabilities(self) -> dict[tuple[str, str], float]:
+        """Return for each edge the probability that an execution of its first unit leads to its second one."""
+        return {
+            (unit, after): sum(share for units, share in branches.items() if after in units)
+            for unit, branches in ((unit, self.next_units(unit)) for unit in (START, *self.units))
+            for after in sorted({each for units in branches for each in units})
+        }
+
+    def service_s(self, record: RunRecord, rates: Mapping[str, ServiceRate]) -> float:
+        """Return the service of a run in seconds, summed over its parallel requests."""
+        return sum(step_service_s(step, self.units[step.unit], rates[step.unit]) for step in record.steps)
+
+    def to_json(self) -> bytes:
+        """Return the versioned JSON form."""
+        return msgspec.json.encode({"version": VERSION, **msgspec.to_builtins(self)})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "DemandGraph":
+        """Return the graph of `to_json`. Raises ValueError that says what is wrong and where."""
+        value: Any = msgspec.json.decode(text)
+        if not isinstance(value, dict) or value.pop("version", None) != VERSION:
+            raise ValueError(f"version: must be {VERSION}")
+        return msgspec.convert(value, cls)
+
+
+def demand(step: Step, backend: Backend) -> tuple[float, float, float]:
+    """Return (input, output, parallelism) of *step*; the output of what is not an LLM is its duration in seconds."""
+    return step.input_tokens, step.output_tokens if backend.kind == "llm" else step.duration_s, float(step.parallelism)
+
+
+def step_service_s(step: Step, backend: Backend, rate: ServiceRate) -> float:
+    """Return the service of a step in seconds, summed over its parallel requests."""
+    taken, given, parallelism = demand(step, backend)
+    return parallelism * (rate.base_s + rate.input_s * taken + rate.output_s * given)
+
+
+def executions(records: Iterable[RunRecord]) -> Iterator[tuple[Step, Step | None, tuple[str, ...], int]]:
+    """Yield each step of *records* with its parent, the units it led to, and how often its unit ran before in the run."""
+    for record in records:
+        visits: Counter[str] = Counter()
+        for step, led_to in zip(record.steps, record.children(), strict=True):
+            parent = record.steps[step.parent] if step.parent >= 0 else None
+            yield step, parent, tuple(record.steps[at].unit for at in led_to), visits[step.unit]
+            visits[step.unit] += 1
