@@ -10,6 +10,7 @@ that has no answer in the database again. So a line may be executed twice, and i
 import asyncio
 import json
 import logging
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from msgspec import Struct
 from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchLine, BatchStatus
 from controlplane.batches.services import Answer
+from controlplane.batches.storage import store_errors
 from controlplane.gateway.admission.keys import Grant, SloTerms
 from controlplane.gateway.admission.validation import Kind
 from controlplane.gateway.errors import ApiError
@@ -79,18 +81,22 @@ class Source:
         self._closed = False
 
     def next_lines(self, count: int) -> list[tuple[BatchLine, bytes]]:
-        """At most *count* further lines that have no answer, with their bodies. Reads the database and the file."""
+        """Return at most *count* further lines that have no answer, with their bodies. Reads the database and the file.
+
+        Raises ApiError 404 or 503 if the store of files fails: the same lines come next.
+        """
         rows = list(
             BatchLine.objects.filter(batch_id=self.batch.pk, answer__isnull=True, number__gt=self.cursor)
             .select_related("batch")
             .order_by("number")[:count]
         )
+        with store_errors(f"read {self.batch.input_file_id}"):
+            if self._file is None and rows:
+                self._file = self.batch.input_file.content.open("rb")
+            lines = [(row, self._body(row)) for row in rows]
         self.exhausted = len(rows) < count
         if rows:
             self.cursor = rows[-1].number
-        if self._file is None and rows:
-            self._file = self.batch.input_file.content.open("rb")
-        lines = [(row, self._body(row)) for row in rows]
         if self._closed:  # while this thread read
             self.close()
         return lines
@@ -115,6 +121,7 @@ class Feeder:
         self._open: dict[int, OpenLine] = {}
         self._answers: list[Answer] = []
         self._announced: set[str] = set()
+        self._began_s = time.time()
 
     async def run(self) -> None:
         """Look every `LOOK_S` until cancelled; lines that run then are cut off and tried again by the next process."""
@@ -125,7 +132,7 @@ class Feeder:
                     if self.owns():
                         await self.look()
                     else:
-                        await self._let_go(list(self._open.values()))
+                        await self.close()
         finally:
             await self.close()
 
@@ -134,6 +141,7 @@ class Feeder:
         await self._let_go(list(self._open.values()))
         for source in self._sources.values():
             source.close()
+        self._sources.clear()  # the next ones begin with every line that has no answer
 
     async def look(self) -> None:
         """Write answers, read batches, open lines, announce the others."""
@@ -180,6 +188,8 @@ class Feeder:
                     logger.warning("%s waits: %s", batch.public_id, error.message)
                     continue
                 self._sources[batch.pk] = Source(batch, grant)
+                if batch.moments.get(BatchStatus.IN_PROGRESS, math.inf) < int(self._began_s):
+                    await database_sync_to_async(services.note_resumed)(batch)
 
     async def _finish(self, batch: Batch, ends_as: BatchStatus) -> None:
         of = (BatchStatus.IN_PROGRESS, BatchStatus.CANCELLING)
@@ -191,16 +201,21 @@ class Feeder:
     async def _read_lines(self) -> None:
         """Open lines, those of batches with the earliest deadline first."""
         sources = sorted(self._sources.values(), key=lambda one: one.batch.expires_at)
-        open_lines = Counter(line.row.model for line in self._open.values())
+        # A batch that names several models counts as a model, so that what it has in memory is bounded too.
+        open_lines = Counter(line.row.batch.model for line in self._open.values())
         for source in sources:
             model = source.batch.model
             free = MOST_OPEN - open_lines[model]
             if free <= 0 or source.exhausted or source.batch.status != BatchStatus.IN_PROGRESS:
                 continue
-            lines = await database_sync_to_async(source.next_lines)(free)
+            try:
+                lines = await database_sync_to_async(source.next_lines)(free)
+            except ApiError as error:
+                logger.warning("%s waits: %s", source.batch.public_id, error.message)
+                continue
             for row, raw in lines:
                 self._take(row, raw, source)
-                open_lines[row.model] += 1
+            open_lines[model] += len(lines)
 
     def _announce(self, batches: list[Batch]) -> None:
         """Announce the lines that are not open yet to the queue manager."""

@@ -42,11 +42,12 @@ def create_file(
 ) -> StoredFile:
     """Store *content*.
 
-    Raises ApiError 400 for a purpose that is not ours, 413 for more than `MOST_FILE_BYTES`, 503 if the store fails.
+    Raises ApiError 400 for a purpose that is not ours, 413 for an input of more than `MOST_FILE_BYTES`, 503 if the store
+    fails. Output may be larger: every answer is kept.
     """
     if purpose not in Purpose.values:
         raise invalid(f"purpose must be batch, not {purpose!r}: files are kept for batches alone.", "purpose")
-    if content.size > MOST_FILE_BYTES:
+    if content.size > MOST_FILE_BYTES and purpose == Purpose.BATCH:
         raise ApiError(
             413, f"The file has {content.size:,} bytes; {MOST_FILE_BYTES:,} is the most.", code="file_too_large"
         )
@@ -148,6 +149,15 @@ def enter(batch_id: int, status: BatchStatus, *, of: Sequence[BatchStatus], **fi
             setattr(batch, name, value)
         batch.save(update_fields=["status", "moments", *fields])
     return True
+
+
+def note_resumed(batch: Batch) -> None:
+    """Record that a new process takes up the lines of *batch* that have no answer."""
+    with transaction.atomic():
+        row = Batch.objects.select_for_update().get(pk=batch.pk)
+        row.moments = {**row.moments, "resumed": int(time.time())}
+        row.save(update_fields=["moments"])
+        record("batch.resumed", row, actor="batches", after={"done": row.ended_lines, "lines": row.total})
 
 
 def cancel_batch(batch: Batch) -> None:

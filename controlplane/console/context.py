@@ -36,7 +36,7 @@ FLEET = (
 SERVE = (
     Entry("models", "Models", "models", "d", ("deploy", "deployed")),
     Entry("queues", "Queues", "queues", "q"),
-    Entry("batches", "Batches", "batches", "b", ("batch", "batch-list", "spot", "donations", "weights")),
+    Entry("batches", "Batches", "batches", "b", ("batch", "batch-list", "held-work", "spot", "donations", "weights")),
     Entry("applications", "Applications", "applications", "a", ("application", "run")),
 )
 PLAN = (

@@ -56,6 +56,7 @@ urlpatterns = [
     path("queues/groups/<int:number>/<slug:action>/", queues.act, name="queue-act"),
     path("console/api/queue-charts", queues.charts, name="queue-charts"),
     path("batches/", batches.batches, name="batches"),
+    path("batches/held/", batches.held, name="held-work"),
     path("batches/list/", batches.batch_list, name="batch-list"),
     path("batches/<int:pk>/cancel/", batches.cancel, name="cancel-batch"),
     path("batches/<str:public_id>/", batches.batch, name="batch"),

@@ -30,11 +30,7 @@ JOBS = Resource(
     columns=(
         Column("name", "Job", type=str, draw=TITLE),
         Column(
-            "kind",
-            "Run by",
-            type=str,
-            draw="console/system/run_by_cell.html",
-            about="Runner: `celery` or `gateway`.",
+            "kind", "Run by", type=str, draw="console/system/run_by_cell.html", about="Runner: `celery` or `gateway`."
         ),
         Column(
             "state",
@@ -94,13 +90,7 @@ PARTS = Resource(
             draw="since",
             about="Time of the last state change, epoch seconds.",
         ),
-        Column(
-            "restarts",
-            "Restarts",
-            type=int | None,
-            draw="count",
-            about="Null where Pilothouse does not start it.",
-        ),
+        Column("restarts", "Restarts", type=int | None, draw="count", about="Null where Pilothouse does not start it."),
         Column("process_id", "Process", type=int | None, kind="num id"),
     ),
     page=("name", "state", "since", "restarts", "process_id", "detail"),

@@ -9,11 +9,13 @@ import openai
 import pytest
 from channels.db import database_sync_to_async
 from django.db import OperationalError
+from django.db.models.fields.files import FieldFile
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Tenant, hash_secret
 from controlplane.batches import api, feeder, services
 from controlplane.batches.models import Batch, BatchLine, StoredFile
+from controlplane.events.models import Event
 from controlplane.fleet.models import SloClass
 from tests.gateway.conftest import open_sdk, until
 
@@ -286,6 +288,9 @@ async def test_a_new_process_executes_only_lines_without_an_answer(served, clien
     await again.look()
     assert {line.row.number for line in again._open.values()} == {1, 2, 3, 4}
     await again.close()
+    await again.look()  # as after a lease that was lost and taken again
+    assert {line.row.number for line in again._open.values()} == {1, 2, 3, 4}
+    await again.close()
     served.backends[0].script.hold.set()
     batch = await ended(client, batch)
     assert batch.request_counts.completed == 6
@@ -321,3 +326,58 @@ async def test_files_are_deleted_when_their_time_is_over(served, client):
     await database_sync_to_async(StoredFile.objects.filter(pk=file.id).update)(expires_at=past)
     assert await database_sync_to_async(services.delete_expired_files)() == 1
     assert [one.id for one in (await client.files.list()).data] == [kept.id]
+
+
+async def test_a_batch_of_several_models_has_no_more_lines_in_memory_than_one(served, client, monkeypatch):
+    monkeypatch.setattr(feeder, "MOST_OPEN", 5)
+    served.backends[0].script.hold = asyncio.Event()
+    batch = await run(client, input_of(30))
+    await database_sync_to_async(Batch.objects.filter(public_id=batch.id).update)(model="")
+    again = feeder.Feeder(served.gateway.http.completions, owns=lambda: True, job=served.gateway.jobs.add("again", 1.0))
+    for _ in range(3):
+        await again.look()
+    assert len(again._open) == 5
+    await again.close()
+    served.backends[0].script.hold.set()
+    await ended(client, batch)
+
+
+async def test_lines_wait_while_their_file_cannot_be_read(served, client, monkeypatch):
+    """A store that fails takes no line away: the same ones come when it answers again."""
+    broken = [True]
+    opened = FieldFile.open
+
+    def open_unless_broken(self, mode="rb"):
+        if broken[0]:
+            raise OSError("the store is away")
+        return opened(self, mode)
+
+    served.backends[0].script.hold = asyncio.Event()
+    batch = await run(client, input_of(6))
+    await until(lambda: served.backends[0].running > 0)
+    again = feeder.Feeder(served.gateway.http.completions, owns=lambda: True, job=served.gateway.jobs.add("again", 1.0))
+    monkeypatch.setattr(FieldFile, "open", open_unless_broken)
+    await again.look()
+    assert not again._open
+    broken[0] = False
+    await again.look()
+    assert len(again._open) == 6
+    await again.close()
+    served.backends[0].script.hold.set()
+    assert (await ended(client, batch)).request_counts.completed == 6
+
+
+async def test_a_batch_that_a_new_process_takes_up_says_so(served, client):
+    served.backends[0].script.hold = asyncio.Event()
+    batch = await run(client, input_of(3))
+    await until(lambda: served.backends[0].running > 0)
+    again = feeder.Feeder(served.gateway.http.completions, owns=lambda: True, job=served.gateway.jobs.add("again", 1.0))
+    again._began_s += 10.0
+    await again.look()
+    await again.look()
+    row = await database_sync_to_async(Batch.objects.get)(public_id=batch.id)
+    assert row.resumed_at is not None
+    assert await database_sync_to_async(Event.objects.filter(kind="batch.resumed").count)() == 1
+    await again.close()
+    served.backends[0].script.hold.set()
+    await ended(client, batch)

@@ -4,6 +4,7 @@ import time
 from datetime import timedelta
 
 import pytest
+from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils import timezone
 
@@ -12,8 +13,8 @@ from controlplane.batches import services
 from controlplane.batches.models import Batch, BatchStatus, StoredFile
 from controlplane.console.formats import MINUS
 from controlplane.console.live import batches as live_batches
-from controlplane.console.live import fragments
-from controlplane.console.live.state import LiveState
+from controlplane.console.live import fragments, held_work
+from controlplane.console.live.state import LiveState, tables_of
 from controlplane.console.selectors.attention import batches_at_risk
 from controlplane.events.models import Event
 
@@ -130,6 +131,8 @@ def test_a_fragment_is_what_the_page_draws(client, viewer, make_batch):
     client.force_login(viewer)
     page = client.get(URL).content.decode()
     html = fragments.html_of(LiveState(batches=live_batches.read()), "batches")
+    held = html.pop("batches/held")
+    assert held in page
     assert {f"batch/{batch.pk}/{name}" for name in live_batches.CELLS} <= html.keys()
     for name in html:
         assert f'data-fragment="{name}"' in page
@@ -146,3 +149,55 @@ def test_batches_at_risk_are_on_the_attention_list(make_batch):
     ((severity, title, model),) = batches_at_risk()
     assert (severity, model) == ("critical", "llama-3.1-8b")
     assert title.startswith(f"{late.short_id} will be late by ")
+
+
+def summary_of(gate):
+    return {
+        "held": {
+            "models": {
+                "model": ["llama-3.1-8b"], "count": [120], "announced": [900], "opportunistic": [0], "under_1h": [90],
+                "under_4h": [20], "under_10h": [0], "over_10h": [10], "slack_s": [20.0], "next_s": [0.5],
+                "reason": ["Use 72%, releases below 60%"], "rule": ["use"],
+            },
+            "releases": {
+                "at": [time.time()], "model": ["llama-3.1-8b"], "region": ["us-east"], "count": [2], "why": ["use"],
+                "use_ratio": [0.43], "priority": [1], "held_s": [75.0],
+            },
+            "signals": {
+                "model": ["llama-3.1-8b", "m"], "region": ["us-east", "us-east"], "use_ratio": [0.43, 0.2],
+                "other_ratio": [0.1, 0.0], "one_below": [0.6, 0.6], "two_below": [0.5, 0.5], "quiet_s": [9.0, 0.0],
+                "gate": [gate, "two"],
+            },
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("gate", "words"),
+    [
+        ("two", "pulls 2"),
+        ("one", "pulls 1"),
+        ("closed", "closed"),
+        ("cooldown", "cooldown, 9 s"),
+        ("no_signal", "no signal, closed"),
+    ],
+)
+def test_held_work_says_what_each_endpoint_does(gate, words):
+    tables = tables_of(summary_of(gate))
+    shown = held_work.panel(tables, {"us-east": "US East"}, reported=True)
+    (row, other) = shown["use"]
+    assert row["cells"][0]["words"] == words
+    assert (other["cells"][0]["words"], other["reason"]) == ("room, no work", "Nothing waits")
+    assert [band["width"] for band in shown["held"][0]["bands"]] == [75.0, 16.67, 8.33]
+    assert (shown["releases"][0]["reason"], shown["releases"][0]["where"]) == ("Use 43%, below 50%", "US East")
+    assert shown["pulling"] == (gate in ("one", "two"))
+    assert "10 h and more" in render_to_string("console/batches/held.html", shown)
+
+
+def test_sections_are_pages_for_those_who_see_the_fleet(client, viewer, member):
+    client.force_login(viewer)
+    for name in ("batches", "batch-list", "held-work"):
+        page = client.get(reverse(f"console:{name}")).content.decode()
+        assert page.count('aria-current="page"') == 2 if name == "batches" else 1
+    client.force_login(member)
+    assert client.get(reverse("console:held-work")).status_code == 403

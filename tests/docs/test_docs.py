@@ -10,7 +10,7 @@ from django.core.management import get_commands
 
 import controlplane
 from controlplane.operations import Operations
-from tests.docs import experiments, results
+from tests.docs import experiments, plots, results
 from tests.docs.configuration import BEGIN, END, PAGE, table
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +36,11 @@ def test_the_configuration_table_is_that_of_the_code() -> None:
 def test_the_table_of_experiments_is_that_of_the_registry() -> None:
     written = experiments.PAGE.read_text().partition(experiments.BEGIN)[2].partition(experiments.END)[0].strip()
     assert written == experiments.table().strip(), "run `python -m tests.docs.experiments`"
+
+
+def test_the_plots_are_those_of_the_runs_that_are_kept() -> None:
+    for name in plots.PLOTS:
+        assert (results.KEPT / f"{name}.svg").read_text() == plots.draw(name), "run `python -m tests.docs.plots`"
 
 
 def test_the_tables_of_results_are_those_of_the_runs_that_are_kept() -> None:

@@ -102,6 +102,18 @@ async def test_only_opportunistic_requests_run_on_a_donated_instance(served):
     assert sorted((row.slo_class, row.instance) for row in rows) == [("interactive", "a")] * 2 + [(KEEPS, "b")] * 2
 
 
+async def test_more_than_a_donated_instance_holds_is_held_and_goes_where_room_is(served):
+    await donated(served)
+    asking = [asyncio.create_task(ask(served, KEEPS)) for _ in range(10)]
+    assert [(await one).status for one in asking] == [200] * 10
+    rows = await served.rows()
+    placed = [row.instance for row in rows]
+    assert len(placed) == 10
+    assert placed.count("b") >= 4, "as many as run there at once"
+    arrays = served.gateway.topology.fleet
+    assert (len(served.gateway.dispatcher.holding), arrays.running.sum()) == (0, 0)
+
+
 async def test_a_reclaim_under_load_queues_the_request_again_and_it_ends_elsewhere(served):
     await donated(served)
     whole = text_of(await events_of(await ask(served, KEEPS, stream=True)))

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from controlplane.batches import selectors
 from controlplane.batches.models import AT_RISK, LATE, Batch
-from controlplane.console.live.tiles import Row, Tile, readings
+from controlplane.console.live.tiles import Row, Tile, over_slo, readings
 
 CELLS = ("state", "lines", "errors", "end", "slack")
 
@@ -40,6 +40,14 @@ TILES = (
     ),
     Tile("lines_per_s", "Lines per second", "of_lines_left", empty="none measured"),
 )
+FLEET_TILES = (
+    *TILES,
+    Tile("held", "Held work", "of_announced", empty="no live numbers"),
+    Tile("spot_usd_per_hour", "Spot earnings", "of_today", rule="The spot price for each hour donated"),
+    Tile(
+        "ttft_p95_ms", "TTFT p95", "milliseconds", over_slo, "Of all classes, 5 min; warns above the SLO of the worst"
+    ),
+)
 
 
 class Reading(Struct, frozen=True):
@@ -56,8 +64,10 @@ def read(rows: QuerySet[Batch] | None = None) -> Reading:
     return Reading(running, selectors.figures(rows, running))
 
 
-def tiles(reading: Reading) -> list[dict[str, Any]]:
-    return readings(TILES, reading.figures, "batches")
+def tiles(reading: Reading, fleet: Row | None) -> list[dict[str, Any]]:
+    """Return the tiles; *fleet* has the live numbers of the whole fleet, None for a tenant."""
+    shown = TILES if fleet is None else FLEET_TILES
+    return readings(shown, reading.figures | dict(fleet or {}), "batches")
 
 
 def verdict(reading: Reading) -> dict[str, Any]:
@@ -68,9 +78,9 @@ def verdict(reading: Reading) -> dict[str, Any]:
     return {"figures": figures, "level": level, "worst": known[0] if known else None}
 
 
-def html(reading: Reading) -> dict[str, str]:
+def html(reading: Reading, fleet: Row) -> dict[str, str]:
     """Return the fragments of the page: tiles, verdict and cells."""
-    shown = {each["live"]: each["html"] for each in tiles(reading)}
+    shown = {each["live"]: each["html"] for each in tiles(reading, fleet)}
     shown["batches/verdict"] = render_to_string("console/batches/verdict.html", verdict(reading))
     for batch in reading.running:
         for name in CELLS:

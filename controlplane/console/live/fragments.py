@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from django.template.loader import render_to_string
+from django.utils import timezone
 from django.utils.html import conditional_escape
 
 from controlplane.console.formats import FORMATS
-from controlplane.console.live import attention, batches, length_service, queues, tiles, what_ifs
+from controlplane.console.live import attention, batches, held_work, length_service, queues, tiles, what_ifs
 from controlplane.console.live.state import LiveState
 from controlplane.console.selectors.events import latest_events, newest_event_id
+from controlplane.fleet.spot import selectors as spot
+from controlplane.resources.names import place_titles
 
 Html = dict[str, str]
 EVENTS_SHOWN = 5
@@ -109,8 +112,31 @@ def _lengths(state: LiveState, _: str) -> Html:
     return _tiles(length_service.TILES, row, "lengths") if row else {}
 
 
+def fleet_figures(state: LiveState) -> dict[str, Any]:
+    """Return the numbers of the fleet that stand among those of batches."""
+    tile = state.tile() or {}
+    figures = held_work.totals(state.tables) if state.known else {"held": None}
+    now = timezone.now()
+    return {
+        **figures,
+        "ttft_p95_ms": tile.get("ttft_p95_ms"),
+        "ttft_slo_ms": tile.get("ttft_slo_ms"),
+        "spot_usd_per_hour": sum(float(one.spot_usd_per_hour) for one in spot.open_donations()),
+        "today_usd": spot.totals(spot.start_of_day(now), now).earned_usd,
+    }
+
+
+def held_panel(state: LiveState) -> dict[str, Any]:
+    return held_work.panel(state.tables, place_titles(), reported=state.known)
+
+
 def _batches(state: LiveState, _: str) -> Html:
-    return batches.html(state.batches) if state.batches else {}
+    html = _held(state, _)
+    return html | batches.html(state.batches, fleet_figures(state)) if state.batches else html
+
+
+def _held(state: LiveState, _: str) -> Html:
+    return {"batches/held": render_to_string("console/batches/held.html", held_panel(state))}
 
 
 def _drawn_batches(state: LiveState, _: str) -> Any:
@@ -146,6 +172,7 @@ TOPICS: Final[dict[str, tuple[Callable[[LiveState, str], Html], Drawn]]] = {
     ),
     "queues": (_queues, _drawn_queues),
     "batches": (_batches, _drawn_batches),
+    "held": (_held, _nothing),
     "lengths": (_lengths, _nothing),
     "system": (
         lambda state, _: {},

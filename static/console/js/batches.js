@@ -4,7 +4,7 @@
 export function startBatches() {
   const sections = () => document.querySelectorAll(".tabs a");
   const links = () => [...document.querySelectorAll("a[data-batch]")];
-  if (!document.getElementById("batches-panel")) return undefined;
+  if (!sections().length && !document.getElementById("batches-panel")) return undefined;
   return ({ key, target }) => {
     const section = /^[1-4]$/.test(key) && sections()[Number(key) - 1];
     if (section) { section.click(); return true; }

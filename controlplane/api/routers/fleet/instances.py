@@ -45,10 +45,7 @@ InstanceDetail = schema_of(
     "InstanceDetail",
     "",
     Column(
-        "possible_actions",
-        source=selectors.possible_actions,
-        type=list[Action],
-        about="Actions allowed in its state.",
+        "possible_actions", source=selectors.possible_actions, type=list[Action], about="Actions allowed in its state."
     ),
     Column("commands", source=selectors.recent_commands, type=list[CommandOut], about="Newest ten commands."),
     Column(

@@ -66,15 +66,20 @@ def edges_of(graph: DemandGraph) -> list[Edge]:
 
 
 def _layers(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
-    """Return the layer of each unit: by the order in which a walk along likely branches first meets them."""
+    """Return the layer of each unit: the longest path to it from the start, without the edges that lead back."""
     layer: dict[str, int] = {}
-    waiting = [(edge.after, 0) for edge in edges if edge.before == START]
-    while waiting:
-        name, depth = waiting.pop(0)
-        if name in layer:
-            continue
+
+    def visit(name: str, depth: int, path: frozenset[str]) -> None:
+        if name in path or depth <= layer.get(name, -1):
+            return
         layer[name] = depth
-        waiting += [(edge.after, depth + 1) for edge in edges if edge.before == name]
+        for edge in edges:
+            if edge.before == name and edge.after not in path:
+                visit(edge.after, depth + 1, path | {name})
+
+    for edge in edges:
+        if edge.before == START:
+            visit(edge.after, 0, frozenset())
     last = max(layer.values(), default=-1)
     return {name: layer.get(name, last + 1) for name in names}
 
@@ -99,6 +104,7 @@ def _line(before: Box, after: Box, share: float) -> Line:
     if loops:
         x1, y1, x2, y2 = before.x + WIDTH // 2, before.y + HEIGHT, after.x + WIDTH // 3, after.y + HEIGHT
         low = max(y1, y2) + GAP_Y - 4
+        x1, x2 = (x1 + 20, x2 - 20) if before == after else (x1, x2)
         path, label_x, label_y = f"M{x1} {y1} C{x1} {low} {x2} {low} {x2} {y2}", (x1 + x2) // 2, low
     else:
         x1, y1, x2, y2 = before.x + WIDTH, before.y + HEIGHT // 2, after.x, after.y + HEIGHT // 2

@@ -5,6 +5,7 @@ from typing import Any, cast
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404, render
+from django.utils import timezone
 from django.views.decorators.http import require_POST, require_safe
 
 from controlplane.accounts.models import Role
@@ -14,11 +15,16 @@ from controlplane.batches.api import content_of
 from controlplane.batches.models import ENDED, Batch
 from controlplane.batches.selectors import running
 from controlplane.batches.services import cancel_batch
-from controlplane.console.access.roles import signed_in
+from controlplane.console.access.roles import fleet_role, signed_in
 from controlplane.console.actions import act_with_reason, back
 from controlplane.console.lists import list_page, viewer_of
 from controlplane.console.live import batches as live
+from controlplane.console.live.fragments import fleet_figures, held_panel
+from controlplane.console.live.hub import hub
+from controlplane.console.live.state import LiveState
+from controlplane.console.live.views import live_context
 from controlplane.console.pages.keys.examples import model_to_try
+from controlplane.console.pages.spot.selectors import pool
 from controlplane.events.services import record
 from controlplane.fleet.lifecycle.states import ActionError
 from controlplane.gateway.errors import ApiError
@@ -45,12 +51,13 @@ def batch_list(request: HttpRequest) -> HttpResponseBase:
 def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBase:
     """Return the list: first those that run, the least slack first, then those that ended, newest first."""
     viewer = viewer_of(request)
-    _, rows = BATCHES.listed(viewer, request.GET)
+    state = hub.state()
+    rows = cast(QuerySet[Batch], BATCHES.listed(viewer, request.GET)[1])
     reading = live.read(visible_batches(viewer))
 
     def show(page: list[Batch]) -> list[Batch]:
         ended = [batch for batch in page if batch.status in ENDED]
-        return ended if "before" in request.GET else [*running(cast("QuerySet[Batch]", rows)), *ended[:ended_shown]]
+        return ended if "before" in request.GET else [*running(rows), *ended[:ended_shown]]
 
     return list_page(
         request,
@@ -58,11 +65,25 @@ def _list_page(request: HttpRequest, ended_shown: int | None) -> HttpResponseBas
         show,
         managed=set(tenants_with_role(request.user, Role.OPERATOR).values_list("pk", flat=True)),
         several_tenants=viewer.tenants().count() > 1,
-        tiles=live.tiles(reading),
+        tiles=live.tiles(reading, fleet_figures(state) if viewer.sees_fleet else None),
         brief=ended_shown is not None,
         model=model_to_try(),
         **live.verdict(reading),
+        **(sections(state) if viewer.sees_fleet and ended_shown is not None else {}),
     )
+
+
+def sections(state: LiveState) -> dict[str, Any]:
+    """Return the context of the sections that stand below the batches."""
+    return {**held_panel(state), **pool(state, timezone.now()), "held_panel": True}
+
+
+@require_safe
+@fleet_role(Role.VIEWER)
+def held(request: HttpRequest) -> HttpResponseBase:
+    """What waits in the queue manager, and why."""
+    state = hub.state()
+    return render(request, "console/batches/held_page.html", {**live_context(state, "held"), **held_panel(state)})
 
 
 def batch_of(request: HttpRequest, public_id: str) -> Batch:
