@@ -94,7 +94,7 @@ def test_bounds_are_an_admins(asked, operator, fleet_admin, deployment):
 
 
 @pytest.mark.nightly
-def test_what_is_only_assumed_is_said(asked, operator, deployment):
+def test_assumptions_are_stated(asked, operator, deployment):
     made = plan.make_plan(asked, "D", operator)
     assert made.plan["assumed"] == ["a100-80gb $1.35 to $3.00 an hour"]
     assert present(deployment)["routing_policy"] == "round_robin"
@@ -214,7 +214,7 @@ def test_its_plans_are_approved_carried_out_and_followed(asked, fleet_admin, dep
 
 
 @pytest.mark.nightly
-def test_what_was_approved_and_not_moved_yet_ends_with_the_plan(asked, fleet_admin, monkeypatch):
+def test_approved_moves_not_yet_made_end_with_the_plan(asked, fleet_admin, monkeypatch):
     monkeypatch.setattr(services, "notify_workers", lambda: True)
     made = plan.make_plan(asked, "C", fleet_admin)
     approved = services.approve(ScalingPlan.objects.get(), fleet_admin)
@@ -245,7 +245,7 @@ def test_the_replay_in_a_sentence():
     assert "no other bundle would have been cheaper" in counterfactual.said(every[:1]).sentence
 
 
-def test_what_has_no_profile_is_left_out_of_a_replay_and_named(asked, make_request, settings, monkeypatch):
+def test_models_without_a_profile_are_left_out_of_a_replay_and_named(asked, make_request, settings, monkeypatch):
     """Like every server that was just registered."""
     settings.REPLAY_EVERY_S = 600.0
     monkeypatch.setattr(counterfactual, "BUNDLES", {})
