@@ -284,6 +284,7 @@ ADMIN_MODELS: dict[str, tuple[int, tuple[str, ...]]] = {
     "fleet.sloclass": (VIEWER, EDITED),
     "fleet.swap": (VIEWER, ()),
     "fleet.swapgroup": (VIEWER, EDITED),
+    "fleet.weights": (VIEWER, EDITED),
     "gateway.ledgerrow": (VIEWER, ()),
     "gateway.minuterow": (VIEWER, ()),
     "lengths.lengthminute": (VIEWER, ()),
