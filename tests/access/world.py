@@ -14,6 +14,7 @@ from controlplane.applications.models import Application
 from controlplane.batches.models import Batch, StoredFile
 from controlplane.events.services import record
 from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout, Swap, SwapGroup
+from controlplane.fleet.models.weights import Weights
 from controlplane.lengths import training
 from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
@@ -154,6 +155,7 @@ class World:
         self.plan = planning_rows.plan(deployment.model, now, "advice")
         west = Region.objects.get_or_create(name="us-west", defaults={"title": "US West"})[0]
         RegionLatency.objects.create(origin=deployment.region, target=west, latency_ms=33)
+        Weights.objects.create(model=deployment.model, region=deployment.region)
         self.simulation = what_if_rows.scenario_run("zephyr-bot", "zephyr as it was")
         what_if_rows.furnish("zephyr as it could be", FLEET_REASON, now)
         self.what_if = WhatIf.objects.get(title="zephyr as it could be")
