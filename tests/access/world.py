@@ -13,7 +13,17 @@ from controlplane.accounts.services import create_api_key, create_sign_in_link
 from controlplane.applications.models import Application
 from controlplane.batches.models import Batch, StoredFile
 from controlplane.events.services import record
-from controlplane.fleet.models import Deployment, InstanceCommand, Region, RegionLatency, Rollout, Swap, SwapGroup
+from controlplane.fleet.models import (
+    Deployment,
+    Donation,
+    InstanceCommand,
+    Region,
+    RegionLatency,
+    Rollout,
+    Swap,
+    SwapGroup,
+    Weights,
+)
 from controlplane.lengths import training
 from controlplane.simulation.whatif.models import WhatIf
 from controlplane.tuning.models import Setting
@@ -86,7 +96,7 @@ class World:
         now, make_instance, deployment = inventory.now, inventory.make_instance, inventory.deployment
         acme, globex = inventory.acme, inventory.globex
         make_request = functools.partial(ledger_row, acme)
-        quiet = Region.objects.create(name="eu-zephyr", title="Zephyr")
+        self.far_region = quiet = Region.objects.create(name="eu-zephyr", title="Zephyr")
         far = Deployment.objects.create(
             model=deployment.model, region=quiet, gpu_type=deployment.gpu_type, tensor_parallel=2
         )
@@ -136,6 +146,11 @@ class World:
             group=group, instance=self.instances[0], state="failed", tier="cpu", actor="zephyr-bot",
             message="zephyr-1 did not wake", ended_at=now,
         )  # fmt: skip
+        Donation.objects.create(
+            instance=self.instances[1], state="stopped", actor="zephyr-bot", reason=FLEET_REASON, spot_usd_per_hour=1.1,
+            donated_at=now - timedelta(hours=1), ended_at=now,
+        )  # fmt: skip
+        Weights.objects.create(model=deployment.model, region=deployment.region, actor="zephyr-bot")
         planning_rows.furnish(now, hours=2)
         length_rows.minutes(now, 12, ("acme",), models=("llama-3.1-8b",), each=4)
         length_rows.minutes(now, 12, ("globex",), models=("globex-tuned-7b",), each=4)
@@ -171,6 +186,8 @@ class World:
             "MODEL_ID": self.deployment.model.pk,
             "DEPLOYMENT": self.deployment.pk,
             "REGION_ID": self.deployment.region_id,
+            "FAR_REGION": self.far_region.name,
+            "FAR_REGION_ID": self.far_region.pk,
             "KEY": self.keys["acme"].pk,
             "EVENT": self.event.pk,
             "BATCH": self.batches["acme"].pk,
