@@ -15,6 +15,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from controlplane.accounts.models import ApiKey, Tenant
+from controlplane.batches.budgets import check_lines_budget
 from controlplane.batches.models import ENDED, Batch, BatchLine, BatchStatus, Purpose, StoredFile
 from controlplane.batches.progress import with_sample
 from controlplane.batches.storage import store_errors
@@ -116,7 +117,7 @@ def create_batch(
         raise invalid(f"{input_file.id} has the purpose {input_file.purpose}, not batch.", "input_file_id")
     class_of(key.tenant)
     _expiry(output_expires_after_s)
-    return Batch.objects.create(
+    batch = Batch(
         tenant=key.tenant,
         api_key=key,
         input_file=input_file,
@@ -126,6 +127,10 @@ def create_batch(
         output_expires_after_s=output_expires_after_s,
         expires_at=timezone.now() + timedelta(hours=int(window[1])),
     )
+    with transaction.atomic():
+        check_lines_budget(batch, 1)
+        batch.save()
+    return batch
 
 
 def class_of(tenant: Tenant) -> SloClass:
@@ -200,9 +205,20 @@ def validate_batch(batch_id: int) -> bool:
         return _fail(batch, problems, total)
     model = named.pop() if len(named) == 1 else ""
     samples = [(time.time(), 0)]
-    return enter(
-        batch_id, BatchStatus.IN_PROGRESS, of=(BatchStatus.VALIDATING,), total=total, model=model, samples=samples
-    )
+    batch.model = model
+    try:
+        with transaction.atomic():
+            check_lines_budget(batch, total)
+            return enter(
+                batch_id,
+                BatchStatus.IN_PROGRESS,
+                of=(BatchStatus.VALIDATING,),
+                total=total,
+                model=model,
+                samples=samples,
+            )
+    except ApiError as error:
+        return _fail(batch, [Problem(error.code, error.message)], total)
 
 
 def _store_lines(batch: Batch, lines: Sequence[Line]) -> None:
