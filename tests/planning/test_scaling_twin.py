@@ -479,7 +479,7 @@ def test_in_both_clocks_a_strategy_waits_for_what_the_floor_added_and_says_whose
 
 @pytest.mark.nightly
 def test_both_clocks_add_as_many_as_no_order_can_do_without(monkeypatch, settings):
-    """Use alone adds none: neither the strategy's mark nor the floor's is reached. The maximum leaves room for the first move."""
+    """Use alone adds none: neither the strategy's mark nor the floor's is reached. The maximum leaves room at first."""
     monkeypatch.setitem(globals(), "MOST", 24)
     marks = {"FLOOR_BENEATH_ABOVE": 50.0, "SCALE_COOLDOWN_S": 3600.0}
     log = run("pilothouse", 700.0, monkeypatch, settings, marks, ordering="qlm", due_s=30.0, out_above=50.0)
