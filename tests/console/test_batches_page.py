@@ -131,8 +131,9 @@ def test_a_fragment_is_what_the_page_draws(client, viewer, make_batch):
     client.force_login(viewer)
     page = client.get(URL).content.decode()
     html = fragments.html_of(LiveState(batches=live_batches.read()), "batches")
-    held = html.pop("batches/held")
+    held = html.pop("held-work")
     assert held in page
+    assert "batches/held" in html, "the tile and the panel have names that differ"
     assert {f"batch/{batch.pk}/{name}" for name in live_batches.CELLS} <= html.keys()
     for name in html:
         assert f'data-fragment="{name}"' in page

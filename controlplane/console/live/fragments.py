@@ -136,7 +136,7 @@ def _batches(state: LiveState, _: str) -> Html:
 
 
 def _held(state: LiveState, _: str) -> Html:
-    return {"batches/held": render_to_string("console/batches/held.html", held_panel(state))}
+    return {"held-work": render_to_string("console/batches/held.html", held_panel(state))}
 
 
 def _drawn_batches(state: LiveState, _: str) -> Any:
