@@ -413,7 +413,7 @@ async def test_a_batch_pauses_while_a_budget_of_dollars_is_spent(served, client)
     assert len(served.backends[0].bodies) == running
     await database_sync_to_async(Budget.objects.filter(pk=budget.pk).update)(hard=1_000.0)
     await budgets.refresh()
-    batch = await ended(client, batch)
+    batch = await ended(client, batch, within_s=120.0)
     assert (batch.request_counts.completed, batch.request_counts.failed) == (30, 0)
     answers = await lines_of(client, batch.output_file_id)
     assert sorted(one["custom_id"] for one in answers) == sorted(f"line-{number}" for number in range(30))
